@@ -26,12 +26,26 @@ OPS = re.findall(r"^COT_OP_ENTRY\((\w+)\)", (ROOT / "src/ops/ops.def").read_text
 MARKERS = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.S)
 
 
+# Words of records up to 2026-11-25, and what bench writes since then.
+RENAMED = {r"\bany-order\b": "nondeterministic", r"\bR=(\d+)": r"iterations=\1"}
+
+
+def records(path):
+    """The rows of a file of bench/results, with today's words."""
+    rows = json.loads(path.read_text())
+    for row in rows:
+        for key in row.keys() & {"options", "case"}:
+            for old, new in RENAMED.items():
+                row[key] = re.sub(old, new, row[key])
+    return rows
+
+
 def newest_results(directory):
     """Ours and the peers': {(op, device): (file, rows)}, of the last file by name, which begins with its date."""
     ours, peers = {}, {}
     for path in sorted(directory.glob("*.json")):
         results = peers if path.stem.endswith("-peers") else ours
-        for row in json.loads(path.read_text()):
+        for row in records(path):
             if row.keys() & {"memory", "demo", "trained", "ncu"}:  # of `cotangent profile`, `cotangent demo`, train_lm, ncu
                 continue
             key = row["op"], row["device"]
@@ -45,7 +59,7 @@ def same_work(row):
     """What a row of ours and of a peer must have in common. Dtypes of weights differ, a peer's dropout draws its mask, attention's
     order of sums is ours alone, and a peer's attention may have its rows as it likes them best."""
     if row["op"] == "attention":
-        return row["direction"], row["dtype"], row["shape"], row["options"].removesuffix("+any-order")
+        return row["direction"], row["dtype"], row["shape"], row["options"].removesuffix("+nondeterministic")
     options = row["options"].removesuffix(" drawn")
     if row["op"].startswith("causal_conv1d"):
         options = "silu" in row["options"]
@@ -54,9 +68,9 @@ def same_work(row):
 
 def from_peers_run(row, peer_rows):
     """A row of bench with our kernel's figures from the peers' process, where it was timed there."""
-    nondeterministic = "any-order" in row["options"]
+    nondeterministic = "nondeterministic" in row["options"]
     own = next((own for own in peer_rows if own.get("ours") and same_work(own) == same_work(row)
-                and ("any-order" in own["options"]) == nondeterministic), None)
+                and ("nondeterministic" in own["options"]) == nondeterministic), None)
     if own is None:
         return row
     cycles = {"cycles16": row["cycles16"] * own["ms"] * own["threads"] / (row["ms"] * row["threads"])} if row["threads"] else {}
@@ -74,13 +88,13 @@ def is_entry(row):
     """Of FlashAttention-3's setting: no options but the mask and the order."""
     sizes = re.fullmatch(r"B(\d+) H(\d+)/(\d+) T(\d+)/(\d+) d(\d+)/(\d+)", row["shape"]).groups()
     B, H, Hkv, Tq, Tk, d, dv = map(int, sizes)
-    return (row["dtype"] == "bf16" and row["options"] in ("full", "causal", "full+any-order", "causal+any-order")
+    return (row["dtype"] == "bf16" and row["options"] in ("full", "causal", "full+nondeterministic", "causal+nondeterministic")
             and H == Hkv and Tq == Tk and d == dv and B * Tq == 16384 and H * d == 2048)
 
 
 def rows_with(directory, key):
     """The rows of all files that have this key, in the order of the files' names: [(file, row)]."""
-    return [(path.name, row) for path in sorted(directory.glob("*.json")) for row in json.loads(path.read_text()) if key in row]
+    return [(path.name, row) for path in sorted(directory.glob("*.json")) for row in records(path) if key in row]
 
 
 def newest_with(directory, key, wanted=lambda row: True):
@@ -196,7 +210,7 @@ def short_name(kernel):
 def library_of(row):
     """Whose figures a row has, as the pages and pictures call it."""
     ours = row.get("ours") or "commit" in row
-    return "cotangent" + (", nondeterministic" if "any-order" in row["options"] else "") if ours else short_name(row["kernel"])
+    return "cotangent" + (", nondeterministic" if "nondeterministic" in row["options"] else "") if ours else short_name(row["kernel"])
 
 
 def figure(value):
@@ -219,7 +233,7 @@ def column(title, key, form):
 
 def case_words(text):
     """A shape or options as the pages print them. Delta and merge have no keys and no head dimension of keys."""
-    return re.sub(r"T(\d+)/1 d1/(\d+)", r"T\1 dv\2", text).removesuffix("+any-order").replace("any-order", "nondeterministic")
+    return re.sub(r"T(\d+)/1 d1/(\d+)", r"T\1 dv\2", text).removesuffix("+nondeterministic")
 
 
 def case_columns(rows):
@@ -245,7 +259,7 @@ def case_table(rows):
     columns = case_columns(rows)
     products = [("TFLOP/s", lambda row: figure(row["tflops"])), column("of products", "product_ratio", ".2f")]
     if product_bound(rows[0]):
-        order = [("mode", lambda row: "nondeterministic" if "any-order" in row["options"] else "")]
+        order = [("mode", lambda row: "nondeterministic" if "nondeterministic" in row["options"] else "")]
         return markdown(columns + order + [MS] + products + LOAD_COLUMNS, rows)
     unit, scale = ("TB/s", 1e-3) if rows[0]["backend"] == "cuda" else ("GB/s", 1)
     columns += [("MB", lambda row: f"{1e-6 * row['bytes']:.1f}"), MS,
@@ -381,7 +395,7 @@ def attention_gpu(rows, peer_rows):
         for direction in dict.fromkeys(row["direction"] for row in others):
             rows_of = [row for row in others if row["direction"] == direction]
             lines += [f"{direction.capitalize()}:", ""]
-            if all("any-order" in row["options"] for row in rows_of):
+            if all("nondeterministic" in row["options"] for row in rows_of):
                 lines += ["These times use `allow_nondeterminism`. A default call is deterministic and may be slower: it was not measured for these shapes.", ""]
             lines += case_table(rows_of)
     portable = [row for row in rows if is_entry(row) and row["kernel"].endswith("_mma")]
@@ -401,7 +415,7 @@ def profiled(op, device, directory):
     def share(title, key):
         return title, lambda row: f"{row[key]:.0f} %"
     return ["### Nsight Compute", "", f"{record_link(source)}, commit {rows[0]['commit']}. Utilisation of each unit:", "",
-            *markdown([("case", lambda row: row["case"].removeprefix(op + " ").replace("any-order", "nondeterministic")), ("kernel", lambda row: row["ncu"]),
+            *markdown([("case", lambda row: row["case"].removeprefix(op + " ")), ("kernel", lambda row: row["ncu"]),
                        ("us", lambda row: f"{row['us']:.1f}"), share("busiest pipe", "busiest_pipe"),
                        share("issue slots", "issue_slots"), share("L1 and shared memory", "l1"), share("L2", "l2"),
                        share("L2 hits", "l2_hits"), share("DRAM", "dram"), column("registers", "registers", ".0f"),
@@ -496,7 +510,7 @@ device and op, and draws the pictures.
 | elements with error > 1, < 0.1 | their number |
 
 Case names are those of the headers: B batch, T length (of queries / of keys), D channels, H heads (of queries / of keys), d head
-dimension (of keys / of values), K filter width, n streams, R rows (mhc_sinkhorn: iterations).
+dimension (of keys / of values), K filter width, n streams, R rows.
 
 A commit that ends in *+* had uncommitted changes.
 
@@ -506,7 +520,7 @@ A commit that ends in *+* had uncommitted changes.
 | silu, gelu_tanh, gelu_erf, none | activation |
 | bias, residual, gamma | the call has this optional input |
 | full, causal | attention without a mask, or with a causal mask |
-| windowL,R | a query attends to L keys before it and R keys after it |
+| windowLEFT,RIGHT | a query attends to LEFT keys before it and RIGHT keys after it |
 | softcapC, sink | softcap C; an additional logit of each head |
 | packed | cu_seqlens is given: the B sequences are packed, all of length T |
 | packed+mixed | the same, with lengths that alternate between T/2 and 3T/2 |
@@ -516,7 +530,7 @@ A commit that ends in *+* had uncommitted changes.
 | sinkhorn | mhc_pre computes A too |
 | dh_res, dx_post | the backward has this optional input |
 | A[in,out], A[out,in] | layout of A in mhc_post |
-| R=N | iterations of mhc_sinkhorn |
+| iterations=N | iterations of mhc_sinkhorn |
 
 ## How to reproduce
 
@@ -707,10 +721,10 @@ def front_row(case, direction, nondeterministic, rows, peer_rows):
     op, _, dtype, layout, shape, words = case
 
     def wanted(row):
-        options = row["options"].replace("+residual", "").removesuffix("+any-order")
+        options = row["options"].replace("+residual", "").removesuffix("+nondeterministic")
         return (row["chosen"] and (row["direction"], row["dtype"], row["layout"], row["shape"]) == (direction, dtype, layout, shape)
                 and (options == words if op == "attention" else words in options)
-                and ("any-order" in row["options"]) == nondeterministic)
+                and ("nondeterministic" in row["options"]) == nondeterministic)
     return next((from_peers_run(row, peer_rows) for row in rows if wanted(row)), None)
 
 
@@ -731,7 +745,7 @@ def front_cell(op, row, peer_rows):
         return f"{value:.{1 if value > 1.5 else 2}f}x"
     best = min(same, key=lambda peer: peer["ms"])
     cell = f"{reached}, {ratio(best)} {short_name(best['kernel'])}"
-    if op == "attention" and row["direction"] == "backward" and "any-order" not in row["options"]:
+    if op == "attention" and row["direction"] == "backward" and "nondeterministic" not in row["options"]:
         # A deterministic peer is the equal of our default.
         for peer in same:
             if "deterministic" in peer["kernel"] and peer is not best:

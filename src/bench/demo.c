@@ -348,7 +348,7 @@ static const job jobs_001[] = {
     {"d=64 causal", ATTENTION, "bf16 H=4 T=1024 d=64 causal", NULL},
     {"d=128 full", ATTENTION, "bf16 H=4 T=1024 d=128", NULL},
     {"d=128 causal", ATTENTION, "bf16 H=4 T=1024 d=128 causal", NULL},
-    {"d=128 causal, dq in any order", ATTENTION, "bf16 H=4 T=1024 d=128 causal any-order", NULL},
+    {"d=128 causal, nondeterministic", ATTENTION, "bf16 H=4 T=1024 d=128 causal nondeterministic", NULL},
     {"d=128 causal, 2 of k's heads", ATTENTION, "bf16 H=4 T=1024 d=128 causal Hkv=2", NULL},
     {"d=128 local, 256 keys back", ATTENTION, "bf16 H=4 T=1024 d=128 left=256 right=0", NULL},
     {"d=128 softcap", ATTENTION, "bf16 H=4 T=1024 d=128 causal softcap=20", NULL},

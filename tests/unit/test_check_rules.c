@@ -225,14 +225,14 @@ static void visit_one(cot_case_visitor *v, int direction, unsigned uses, cot_dty
     cot_visit_case(v, &c);
 }
 
-static bool y_in_any_order;
+static bool y_nondeterministic;
 
 static bool (*visit_unordered)(void *context, const cot_case *);
 
 static bool mark_unordered(void *context, const cot_case *c)
 {
     cot_case marked = *c;
-    marked.nondeterministic[1] = c->direction == 0 && y_in_any_order;
+    marked.nondeterministic[1] = c->direction == 0 && y_nondeterministic;
     return visit_unordered(context, &marked);
 }
 
@@ -417,10 +417,10 @@ static void allows_other_bits_where_the_order_is_open(void **state)
     (void)state;
     check_options o = default_options;
     o.only = "strided";
-    y_in_any_order = true;
+    y_nondeterministic = true;
     assert_int_equal(check(&o, THREADS_CHANGE_BITS), 0);
     assert_true(check(&o, WRONG_ELEMENT) > 0);
-    y_in_any_order = false;
+    y_nondeterministic = false;
     assert_int_equal(check(&o, THREADS_CHANGE_BITS), 3); /* the case itself, with a NaN, and with an infinity */
 }
 

@@ -96,7 +96,7 @@ class Case:
             return self.ours.call("attention_backward", "dq dk dv", **self.inputs(), causal=self.causal,
                                   allow_nondeterminism=nondeterministic, lse=self.lse, out=self.out, dout=self.tensors["dout"],
                                   dq=dq, dk=dk, dv=dv)
-        return {"cotangent": backward(0), "cotangent+any-order": backward(1)}
+        return {"cotangent": backward(0), "cotangent+nondeterministic": backward(1)}
 
     def cudnn(self):
         name = f"cuDNN {torch.backends.cudnn.version()} through torch {torch.__version__}"
@@ -163,7 +163,7 @@ def measure_cuda(direction, shape, ours, power, options):
     timings = protocol.interleave({name: [call] for name, call in case.calls.items() if options.peer in name}, "cuda")
     rows = []
     for name, (turn, plain) in timings.items():
-        kernel = name.removesuffix("+any-order")
+        kernel = name.removesuffix("+nondeterministic")
         row = row_of(direction, shape, "cuda", kernel, turn, name.removeprefix(kernel), turn_ms=1e3 * turn)
         row |= {"graph": False} if plain else {}
         if shape[2] >= LOAD_TOKENS and options.load > 0:

@@ -54,7 +54,7 @@ def post(x, f, h_post, A):
 FUNCTIONS = {"mhc_pre": pre, "mhc_sinkhorn": sinkhorn, "mhc_post": post}
 # As bench names what these calls compute.
 OPTIONS = {("mhc_pre", "forward"): "phi~1/nD", ("mhc_pre", "backward"): "phi~1/nD+dh_res",
-           ("mhc_sinkhorn", "forward"): f"R={ITERATIONS}", ("mhc_sinkhorn", "backward"): f"R={ITERATIONS}",
+           ("mhc_sinkhorn", "forward"): f"iterations={ITERATIONS}", ("mhc_sinkhorn", "backward"): f"iterations={ITERATIONS}",
            ("mhc_post", "forward"): "A[in,out]", ("mhc_post", "backward"): "A[in,out]"}
 
 

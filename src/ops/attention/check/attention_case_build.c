@@ -285,7 +285,7 @@ static void describe(const attention_case_params *p, cot_case *c)
                     {p->delta, "+delta"},     {p->accumulate, "+accumulate"},
                     {p->no_dq, "-dq"},        {p->no_dkv, "-dkv"},
                     {p->no_out, "-out"},      {p->no_lse, "-lse"},
-                    {p->low_lse, "+low"},     {p->allow_nondeterminism, "+any-order"}};
+                    {p->low_lse, "+low"},     {p->allow_nondeterminism, "+nondeterministic"}};
     for (size_t i = 0; i < sizeof switches / sizeof *switches; i++)
         if (switches[i].set)
             append(o, size, "%s", switches[i].name);
@@ -321,20 +321,21 @@ static bool set_word(attention_case_params *p, const char *word)
                                             {"scale", offsetof(attention_case_params, scale)},
                                             {"dropout", offsetof(attention_case_params, dropout)},
                                             {0}};
-    static const cot_text_option switches[] = {{"causal", offsetof(attention_case_params, causal)},
-                                               {"sink", offsetof(attention_case_params, sink)},
-                                               {"alibi", offsetof(attention_case_params, alibi)},
-                                               {"bias", offsetof(attention_case_params, bias)},
-                                               {"packed", offsetof(attention_case_params, packed)},
-                                               {"mixed", offsetof(attention_case_params, mixed)},
-                                               {"usedq", offsetof(attention_case_params, seqused_q)},
-                                               {"usedk", offsetof(attention_case_params, seqused_k)},
-                                               {"dlse", offsetof(attention_case_params, dlse)},
-                                               {"delta", offsetof(attention_case_params, delta)},
-                                               {"accumulate", offsetof(attention_case_params, accumulate)},
-                                               {"f32out", offsetof(attention_case_params, f32_out)},
-                                               {"any-order", offsetof(attention_case_params, allow_nondeterminism)},
-                                               {0}};
+    static const cot_text_option switches[] = {
+        {"causal", offsetof(attention_case_params, causal)},
+        {"sink", offsetof(attention_case_params, sink)},
+        {"alibi", offsetof(attention_case_params, alibi)},
+        {"bias", offsetof(attention_case_params, bias)},
+        {"packed", offsetof(attention_case_params, packed)},
+        {"mixed", offsetof(attention_case_params, mixed)},
+        {"usedq", offsetof(attention_case_params, seqused_q)},
+        {"usedk", offsetof(attention_case_params, seqused_k)},
+        {"dlse", offsetof(attention_case_params, dlse)},
+        {"delta", offsetof(attention_case_params, delta)},
+        {"accumulate", offsetof(attention_case_params, accumulate)},
+        {"f32out", offsetof(attention_case_params, f32_out)},
+        {"nondeterministic", offsetof(attention_case_params, allow_nondeterminism)},
+        {0}};
     if (cot_parse_size(p, sizes, word) || cot_parse_real(p, reals, word) || cot_parse_flag(p, switches, word) ||
         cot_parse_float_dtype(&p->dtype, word))
         return true;
@@ -346,7 +347,8 @@ static bool set_word(attention_case_params *p, const char *word)
 
 const char attention_case_help[] =
     "B=1 H=8 Hkv=8 T=2048 (or Tq= Tk=) d=128 dv=128 left=1024 right=0 softcap=30 scale=0.1 dropout=0.1, f32 f16 bf16 f64, "
-    "bthd bhtd slice strided, causal sink alibi bias packed mixed usedq usedk dlse delta accumulate f32out any-order";
+    "bthd bhtd slice strided, causal sink alibi bias packed mixed usedq usedk dlse delta accumulate f32out "
+    "nondeterministic";
 
 const char *attention_case_parse(int direction, int count, char *const words[], cot_case *c)
 {

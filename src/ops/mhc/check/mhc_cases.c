@@ -369,8 +369,8 @@ static void describe(const case_shape *p, cot_case *c)
         c->flops = (backward ? 4 : 2) * n * (n + 2) * x;
         c->flops += p->op == SEAM ? (backward ? (p->saved_y ? 4 : 6) : 2) * (n + 1) * x : 0;
     } else if (p->op == SINKHORN) {
-        snprintf(c->options, sizeof c->options, "R=%lld%s%s%s", (long long)p->iterations, p->wide_logits ? "+wide" : "",
-                 p->peaks ? "+peaks" : "",
+        snprintf(c->options, sizeof c->options, "iterations=%lld%s%s%s", (long long)p->iterations,
+                 p->wide_logits ? "+wide" : "", p->peaks ? "+peaks" : "",
                  p->no_eps      ? "-eps"
                  : p->large_eps ? "+eps"
                                 : "");
@@ -604,9 +604,12 @@ static void visit_cases(int op, bool (*visit)(void *, const cot_case *), void *c
 
 static bool set_option(case_shape *p, const char *word)
 {
-    static const cot_text_option sizes[] = {{"B", offsetof(case_shape, B)},          {"T", offsetof(case_shape, T)},
-                                            {"n", offsetof(case_shape, n)},          {"D", offsetof(case_shape, D)},
-                                            {"R", offsetof(case_shape, iterations)}, {0}};
+    static const cot_text_option sizes[] = {{"B", offsetof(case_shape, B)},
+                                            {"T", offsetof(case_shape, T)},
+                                            {"n", offsetof(case_shape, n)},
+                                            {"D", offsetof(case_shape, D)},
+                                            {"iterations", offsetof(case_shape, iterations)},
+                                            {0}};
     static const cot_text_option pre[] = {
         {"gamma", offsetof(case_shape, gamma)},           {"phi~1", offsetof(case_shape, wide_phi)},
         {"sinkhorn", offsetof(case_shape, fused)},        {"eps", offsetof(case_shape, large_eps)},
@@ -852,9 +855,8 @@ static void seam_options(int direction, const void *args, void *primal_args)
         .primal_options = stem##_options,                                                         \
     };
 
-CASES(pre, PRE, "D=1024 R=20 (iterations), gamma phi~1 sinkhorn eps dh_res dx_post accumulate, f32 f16 bf16",
-      prepare_pre)
-CASES(sinkhorn, SINKHORN, "R=20 (iterations), wide peaks eps, f32", prepare_sinkhorn)
+CASES(pre, PRE, "D=1024 iterations=20, gamma phi~1 sinkhorn eps dh_res dx_post accumulate, f32 f16 bf16", prepare_pre)
+CASES(sinkhorn, SINKHORN, "iterations=20, wide peaks eps, f32", prepare_sinkhorn)
 CASES(post, POST, "D=1024 A[out,in], f32 f16 bf16", NULL)
-CASES(seam, SEAM, "D=1024 R=20 (iterations), gamma phi~1 sinkhorn eps dh_res dy y accumulate A[out,in], f32 f16 bf16",
+CASES(seam, SEAM, "D=1024 iterations=20, gamma phi~1 sinkhorn eps dh_res dy y accumulate A[out,in], f32 f16 bf16",
       prepare_seam)
