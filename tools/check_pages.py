@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the Markdown pages: links, lengths, and the sentences of the README and the guide.
+"""Checks the Markdown pages: links, lengths and sentences.
 
     tools/check_pages.py [ROOT]
 
 A relative link must lead to a file or folder of the repository, and its #anchor to a heading. The README has at most 5000
-bytes, src/ops/*/README.md 150 lines, docs/kernels/*.md 200 lines. A sentence of the README or of docs/guide has at most 35
-words; code, tables and headings are left out. docs/guide/c.md and docs/guide/parallel.md quote their examples word for
+bytes, src/ops/*/README.md 150 lines, docs/kernels/*.md 200 lines. A sentence has at most 35 words; code,
+tables and headings are left out. docs/guide/c.md and docs/guide/parallel.md quote their examples word for
 word.
 """
 import pathlib
@@ -82,8 +82,7 @@ def main():
         most = OP_LINES if name.match("src/ops/*/README.md") else KERNEL_LINES if name.match("docs/kernels/*.md") else None
         if most is not None and lines > most:
             complaints.append(f"{name}: {lines} lines, at most {most} are allowed")
-        if str(name) == "README.md" or name.match("docs/guide/*.md"):
-            complaints += [f"{name}: {sentence}" for sentence in long_sentences(path)]
+        complaints += [f"{name}: {sentence}" for sentence in long_sentences(path)]
     if (root / "README.md").exists() and (size := (root / "README.md").stat().st_size) > README_BYTES:
         complaints.append(f"README.md: {size} bytes, at most {README_BYTES} are allowed")
     for page, source in QUOTES.items():
