@@ -1,6 +1,6 @@
 # Compiler flags of each instruction set, for the kernels (CMakeLists.txt), the ceilings (src/bench) and the tests of
 # src/simd (tests/simd). A source that includes src/simd/simd.h is compiled once for each of them.
-set(COT_FLAGS_scalar "-DCOT_SIMD_SCALAR")
+set(COT_FLAGS_portable "-DCOT_SIMD_PORTABLE")
 set(COT_FLAGS_avx2 "-DCOT_SIMD_AVX2 -mavx2 -mfma -mf16c")
 set(COT_FLAGS_avx512
   "-DCOT_SIMD_AVX512 -mavx2 -mfma -mf16c -mbmi2 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512")

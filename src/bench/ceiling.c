@@ -89,7 +89,7 @@ void copy_streaming(const cot_queue *queue, const copy_ceiling *c)
     copy_in_items(queue, c, STREAM_ITEM_BYTES, stream_item);
 }
 
-double product_flops_scalar(const cot_queue *queue);
+double product_flops_portable(const cot_queue *queue);
 double product_flops_avx2(const cot_queue *queue);
 double product_flops_avx512(const cot_queue *queue);
 double product_flops_amx(const cot_queue *queue);
@@ -99,7 +99,7 @@ double product_flops_amx_split3(const cot_queue *queue);
 double measure_products(const cot_queue *queue, cot_dtype dtype)
 {
     enum { TRIES = 9 };
-    double (*run)(const cot_queue *) = product_flops_scalar;
+    double (*run)(const cot_queue *) = product_flops_portable;
     (void)dtype;
 #if defined(__x86_64__)
     const uint32_t isa = cot_cpu_features();

@@ -52,7 +52,7 @@ static void examine_processor(void)
     device_name(device, sizeof device);
     report(OK, "processor", "%s", device);
     const uint32_t isa = cot_cpu_features();
-    report(OK, "scalar", "plain C, for every layout and dtype");
+    report(OK, cot_isa_name(COT_ISA_PORTABLE), "C for any processor, for every layout and dtype");
     for (uint32_t level = COT_ISA_AVX2; level <= COT_ISA_AVX512; level <<= 1) {
         if (isa & level)
             report(OK, cot_isa_name(level), "this processor and its operating system have it");

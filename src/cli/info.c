@@ -69,9 +69,10 @@ int command_info(int argc, char **argv)
     cot_queue *queue = default_queue();
     const uint32_t isa = cot_cpu_features();
     uint32_t cuda_isa;
-    json_t *info = json_pack("{s:s, s:s, s:s, s:[s], s:i, s:{s:s, s:s}}", "version", cot_version(), "device", device,
-                             "isa", cot_isa_name(isa), "isa_levels", "scalar", "threads", (int)cot_queue_threads(queue),
-                             "backends", "cpu", "available", "cuda", describe_cuda(&cuda_isa));
+    json_t *info =
+        json_pack("{s:s, s:s, s:s, s:[s], s:i, s:{s:s, s:s}}", "version", cot_version(), "device", device, "isa",
+                  cot_isa_name(isa), "isa_levels", cot_isa_name(COT_ISA_PORTABLE), "threads",
+                  (int)cot_queue_threads(queue), "backends", "cpu", "available", "cuda", describe_cuda(&cuda_isa));
     for (uint32_t level = COT_ISA_AVX2; level <= COT_ISA_AMX; level <<= 1)
         if (isa & level)
             json_array_append_new(json_object_get(info, "isa_levels"), json_string(cot_isa_name(level)));

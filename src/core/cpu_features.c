@@ -42,9 +42,9 @@ static uint32_t x86_features(void)
     const uint32_t saved = saved_registers();
     unsigned a, b, c, c1, d;
     if ((saved & YMM) != YMM || !__get_cpuid(1, &a, &b, &c1, &d) || !__get_cpuid_count(7, 0, &a, &b, &c, &d))
-        return COT_ISA_SCALAR;
+        return COT_ISA_PORTABLE;
     if ((c1 & avx2_1) != avx2_1 || !(b & bit_AVX2))
-        return COT_ISA_SCALAR;
+        return COT_ISA_PORTABLE;
     if ((saved & ZMM) != ZMM || (b & avx512_7) != avx512_7)
         return COT_ISA_AVX2;
     const uint32_t avx512 = COT_ISA_AVX2 | COT_ISA_AVX512;             /* a is now the maximum sub-leaf of leaf 7 */
@@ -61,7 +61,7 @@ uint32_t cot_cpu_features(void)
 #if defined(__x86_64__)
     return x86_features();
 #else
-    return COT_ISA_SCALAR;
+    return COT_ISA_PORTABLE;
 #endif
 }
 
@@ -73,5 +73,5 @@ const char *cot_isa_name(uint32_t isa)
         return "avx512bf16";
     if (isa & COT_ISA_AVX512)
         return "avx512";
-    return isa & COT_ISA_AVX2 ? "avx2" : "scalar";
+    return isa & COT_ISA_AVX2 ? "avx2" : "portable";
 }

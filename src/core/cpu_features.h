@@ -7,7 +7,7 @@
 
 /* The instruction sets that a kernel may require. A level is the set of extensions with which src/simd is compiled. */
 enum {
-    COT_ISA_SCALAR = 0,
+    COT_ISA_PORTABLE = 0,        /* C for any processor */
     COT_ISA_AVX2 = 1 << 0,       /* avx2, fma, f16c */
     COT_ISA_AVX512 = 1 << 1,     /* avx512 f, bw, dq, vl, bmi2, and the above */
     COT_ISA_AVX512BF16 = 1 << 2, /* avx512 bf16, and the above */
@@ -21,7 +21,7 @@ enum {
  * refuses, the result has no COT_ISA_AMX. */
 uint32_t cot_cpu_features(void);
 
-/* The name of the highest level in `isa`: "scalar", "avx2", "avx512", "avx512bf16", "amx". */
+/* The name of the highest level in `isa`: "portable", "avx2", "avx512", "avx512bf16", "amx". */
 const char *cot_isa_name(uint32_t isa);
 
 #endif

@@ -3,9 +3,10 @@
  *
  * A `call` is op and direction, for example dropout_forward. Its argument struct is cot_dropout_forward_args.
  *
- * OP_kernels.def lists the kernels of an op, one entry each. The scalar kernels come first.
+ * OP_kernels.def lists the kernels of an op, one entry each. The scalar kernels come first: plain loops for
+ * every layout and dtype.
  *     COT_KERNEL_ENTRY(direction, name, isa, intermediate, admit, cost, workspace [, .plan = function] [, .scratch = function])
- * direction: FORWARD, BACKWARD...; isa: SCALAR, AVX2...; intermediate: F32, F16 or BF16. The other columns are the members of
+ * direction: FORWARD, BACKWARD...; isa: PORTABLE, AVX2...; intermediate: F32, F16 or BF16. The other columns are the members of
  * cot_kernel. Define COT_KERNEL_ENTRY before the list is included, and undefine it afterwards. */
 #ifndef COT_CORE_OP_TABLES_H
 #define COT_CORE_OP_TABLES_H

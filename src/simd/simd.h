@@ -2,7 +2,7 @@
  *
  * simd.h: portable vector operations for CPU kernels.
  *
- * A kernel is written once and compiled once per instruction set: -DCOT_SIMD_SCALAR, -DCOT_SIMD_AVX2 (avx2, fma, f16c)
+ * A kernel is written once and compiled once per instruction set: -DCOT_SIMD_PORTABLE, -DCOT_SIMD_AVX2 (avx2, fma, f16c)
  * or -DCOT_SIMD_AVX512 (also f, bw, dq, vl). The AVX-512 variant is compiled a second time with -mavx512bf16.
  *
  * Types: vf = VW lanes of f32, vi = VW lanes of i32, vm = a mask of VW lanes.
@@ -123,11 +123,11 @@ V_INLINE bool v_philox_keep_if_carry(uint8_t *bits, const v_philox *p, uint64_t 
 #elif defined(COT_SIMD_AVX2)
 #define V_NAME(stem) stem##_avx2
 #include "simd_avx2.h"
-#elif defined(COT_SIMD_SCALAR)
-#define V_NAME(stem) stem##_scalar
-#include "simd_scalar.h"
+#elif defined(COT_SIMD_PORTABLE)
+#define V_NAME(stem) stem##_portable
+#include "simd_portable.h"
 #else
-#error "define COT_SIMD_SCALAR, COT_SIMD_AVX2 or COT_SIMD_AVX512"
+#error "define COT_SIMD_PORTABLE, COT_SIMD_AVX2 or COT_SIMD_AVX512"
 #endif
 
 V_INLINE void v_prefetch_write(const void *p)

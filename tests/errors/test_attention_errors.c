@@ -316,11 +316,11 @@ static void empty_calls(void **state)
 static void forced(void **state)
 {
     (void)state;
-    fixture space, *f = fresh(&space, "attention=attention_fwd_tiled_scalar");
+    fixture space, *f = fresh(&space, "attention=attention_fwd_tiled_portable");
     f->f.q.stride[3] = 2, f->f.q.stride[2] = 2 * DH, f->f.q.stride[1] = 2 * DH * H, f->f.q.stride[0] = 0;
     assert_fails(
         call(f, FORWARD), COT_UNSUPPORTED,
-        "attention_forward: the forced kernel attention_fwd_tiled_scalar refuses: the last axis of a tensor is "
+        "attention_forward: the forced kernel attention_fwd_tiled_portable refuses: the last axis of a tensor is "
         "not contiguous");
     cot_queue_destroy(f->queue);
 }

@@ -611,7 +611,7 @@ int main(void)
 #elif defined(COT_SIMD_AVX2)
     const uint32_t needed = COT_ISA_AVX2;
 #else
-    const uint32_t needed = COT_ISA_SCALAR;
+    const uint32_t needed = COT_ISA_PORTABLE;
 #endif
     if ((cot_cpu_features() & needed) != needed)
         return CTEST_SKIPPED;

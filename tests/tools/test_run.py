@@ -428,7 +428,7 @@ def test_choices():
     save('ones.npy', cast(np.ones((5, 4)), 'f32'))
     before = listing('.')
     result = program('run', 'causal_conv1d', 'forward', '--x', 'nan.npy', '--weight', 'ones.npy', '--kernel',
-                     'causal_conv1d_fwd_im2col_scalar', '--verify', '--out', 'new')
+                     'causal_conv1d_fwd_im2col_portable', '--verify', '--out', 'new')
     check(result.returncode == 1 and 'FAILED' in result.stdout
           and result.stderr == 'cotangent: causal_conv1d_forward: beyond the error rule; nothing is written\n',
           f'--verify of a kernel that is off: {result.returncode} {result.stderr}')
@@ -716,11 +716,11 @@ def test_diff():
     arrays = problem(2, 8, 2048, 4, 'f32', 'f32')
     for name, array in arrays.items():
         save(f'{name}.npy', array)
-    for kernel in ('scalar', 'channel_first_scalar'):
+    for kernel in ('scalar', 'channel_first_portable'):
         run_ok('run', 'causal_conv1d', 'backward', *options(BACKWARD), '--activation', 'silu', '--kernel',
                f'causal_conv1d_bwd_{kernel}', '--out', f'{kernel}.safetensors')
-    agrees(0, ' 0 beyond it', 'channel_first_scalar.safetensors', 'scalar.safetensors', '--terms', 4096)
-    check(content_of('channel_first_scalar.safetensors') != content_of('scalar.safetensors'), 'two kernels, same bits')
+    agrees(0, ' 0 beyond it', 'channel_first_portable.safetensors', 'scalar.safetensors', '--terms', 4096)
+    check(content_of('channel_first_portable.safetensors') != content_of('scalar.safetensors'), 'two kernels, same bits')
     save_safetensors('a.safetensors', {'one': exact, 'two': exact[0]})
     save_safetensors('b.safetensors', {'two': exact[0].astype(np.float32), 'one': exact})
     save_safetensors('c.safetensors', {'one': exact, 'three': exact})

@@ -63,7 +63,7 @@ static void wide_rows_are_as_narrow_ones(void **state)
             if (kernel->backend == COT_BACKEND_CPU && strstr(kernel->name, "_channel_last_") != NULL)
                 supported += check_kernel(kernel->name, strstr(kernel->name, "_bwd_") != NULL);
         }
-    assert_true(supported >= 2); /* forward and backward in plain C are always available */
+    assert_true(supported >= 2); /* the portable forward and backward always run */
 }
 
 int main(void)

@@ -314,7 +314,7 @@ static void explain_gives_every_reason(void **state)
     }
     assert_true(choices[2].cost == 65);
 
-    queue->isa = COT_ISA_SCALAR;
+    queue->isa = COT_ISA_PORTABLE;
     args.size = 20;
     assert_ok(cot_op_explain(forward, queue, &args, choices, &count));
     assert_string_equal(choices[4].refusal, "this processor lacks AVX2, FMA or F16C");
@@ -407,7 +407,7 @@ static void the_callers_workspace_is_checked_and_used(void **state)
 static void isa_names(void **state)
 {
     (void)state;
-    assert_string_equal(cot_isa_name(COT_ISA_SCALAR), "scalar");
+    assert_string_equal(cot_isa_name(COT_ISA_PORTABLE), "portable");
     assert_string_equal(cot_isa_name(COT_ISA_AVX2), "avx2");
     assert_string_equal(cot_isa_name(COT_ISA_AVX2 | COT_ISA_AVX512), "avx512");
     assert_string_equal(cot_isa_name(COT_ISA_AVX2 | COT_ISA_AVX512 | COT_ISA_AVX512BF16), "avx512bf16");

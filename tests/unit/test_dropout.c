@@ -26,9 +26,9 @@ static int kernels_for(const char *direction, cot_dtype dtype, char names[5][64]
         const char *suffix;
         uint32_t isa;
         bool f64;
-    } all[] = {{"scalar_f64", COT_ISA_SCALAR, true},   {"scalar", COT_ISA_SCALAR, false},
-               {"rows_scalar", COT_ISA_SCALAR, false}, {"rows_avx2", COT_ISA_AVX2, false},
-               {"rows_avx512", COT_ISA_AVX512, false}, {"rows_avx512bf16", COT_ISA_AVX512BF16, false}};
+    } all[] = {{"scalar_f64", COT_ISA_PORTABLE, true},     {"scalar", COT_ISA_PORTABLE, false},
+               {"rows_portable", COT_ISA_PORTABLE, false}, {"rows_avx2", COT_ISA_AVX2, false},
+               {"rows_avx512", COT_ISA_AVX512, false},     {"rows_avx512bf16", COT_ISA_AVX512BF16, false}};
     int count = 0;
     for (size_t i = 0; i < COUNT(all); i++)
         if (all[i].f64 == (dtype == COT_F64) && (dtype == COT_BF16 || all[i].isa != COT_ISA_AVX512BF16) &&

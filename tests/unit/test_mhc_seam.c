@@ -190,7 +190,7 @@ static void seam_equals_two_calls(void **state)
         {"tiles_avx2", "rows_avx2"},
         {"tiles_avx512", "rows_avx512"},
 #endif
-        {"tiles_scalar", "rows_scalar"}
+        {"tiles_portable", "rows_portable"}
     };
     int tested = 0;
     for (size_t k = 0; k < sizeof families / sizeof *families; k++) {

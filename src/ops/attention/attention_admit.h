@@ -72,7 +72,7 @@ static inline double attention_cost_rows(const void *problem, double cycles)
     return cycles * (double)z->B * (double)z->Tq * (double)z->H * (10 + (double)z->dv);
 }
 
-static inline double cost_rows_plain(const void *problem)
+static inline double cost_rows_portable(const void *problem)
 {
     return attention_cost_rows(problem, 4);
 }
@@ -216,7 +216,7 @@ COT_WORKSPACES(tiled_amx_split3, 6, false, ATTENTION_FWD_AMX_KEYS(6))
         const attention_sizes *z = problem;                                                       \
         return attention_cost_tiled(problem, (double)(3 * z->d + 2 * z->dv), rate, 20.0 / lanes); \
     }
-COT_COSTS(scalar, 2, 2)
+COT_COSTS(portable, 2, 2)
 COT_COSTS(avx2, 12, 8)
 COT_COSTS(avx512, 24, 16)
 COT_COSTS(amx, 300, 16)

@@ -191,7 +191,7 @@ static inline size_t scratch_im2col(const void *problem)
     return CONV1D_IM2COL_ROWS * CONV1D_IM2COL_COLUMNS * sizeof(float);
 }
 
-/* The cost functions by instruction set. `factor` scales the cycles. The plain C build counts one lane per vector,
+/* The cost functions by instruction set. `factor` scales the cycles. The portable build counts one lane per vector,
  * because the compiler may not vectorise it. */
 #define COT_COSTS(isa, lanes, factor)                                      \
     static inline double cost_fwd_channel_first_##isa(const void *problem) \
@@ -214,7 +214,7 @@ static inline size_t scratch_im2col(const void *problem)
     {                                                                      \
         return (factor)*cost_update(problem, lanes);                       \
     }
-COT_COSTS(scalar, 1, 1.0)
+COT_COSTS(portable, 1, 1.0)
 COT_COSTS(avx2, 8, 1.0)
 COT_COSTS(avx512, 16, 1.0)
 COT_COSTS(avx512bf16, 16, 0.8)

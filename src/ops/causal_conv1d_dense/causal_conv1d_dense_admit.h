@@ -135,7 +135,7 @@ static inline double conv1d_dense_cost_tiled(const conv1d_dense_sizes *sizes, in
     {                                                                                                  \
         return conv1d_dense_cost_tiled(problem, conv1d_dense_backward_products(problem), rate, lanes); \
     }
-COT_COSTS(scalar, 2, 2)
+COT_COSTS(portable, 2, 2)
 COT_COSTS(avx2, 12, 8)
 COT_COSTS(avx512, 24, 16)
 COT_COSTS(amx, 300, 16)

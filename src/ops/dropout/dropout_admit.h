@@ -68,7 +68,7 @@ static inline double cost_bwd_rows(const void *problem, int lanes)
 
 COT_PLAN(plan_bwd_rows, dropout_tiling_plan, dropout_tiling_plan_of(problem))
 
-/* The cost functions of each instruction set. `factor` scales the estimate. A vector of plain C has 1 lane. */
+/* The cost functions of each instruction set. `factor` scales the estimate. The portable build counts one lane per vector. */
 #define COT_COSTS(isa, lanes, factor)                             \
     static inline double cost_fwd_rows_##isa(const void *problem) \
     {                                                             \
@@ -78,7 +78,7 @@ COT_PLAN(plan_bwd_rows, dropout_tiling_plan, dropout_tiling_plan_of(problem))
     {                                                             \
         return factor * cost_bwd_rows(problem, lanes);            \
     }
-COT_COSTS(scalar, 1, 1)
+COT_COSTS(portable, 1, 1)
 COT_COSTS(avx2, 8, 1)
 COT_COSTS(avx512, 16, 1)
 COT_COSTS(avx512bf16, 16, 0.8)

@@ -250,7 +250,7 @@ static inline size_t workspace_sinkhorn_bwd_lanes(const void *problem)
     {                                                                   \
         return cost_seam_scalar(problem) / (2 * (lanes));               \
     }
-COT_COSTS(scalar, 1)
+COT_COSTS(portable, 1)
 COT_COSTS(avx2, 8)
 COT_COSTS(avx512, 16)
 #undef COT_COSTS

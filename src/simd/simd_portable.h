@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * simd_scalar.h: the operations of simd.h in plain C, for any processor. A vector is a GNU C vector of 4 lanes. The
+ * simd_portable.h: the operations of simd.h in plain C, for any processor. A vector is a GNU C vector of 4 lanes. The
  * compiler maps it to the processor's vectors (SSE2, NEON) or to single floats. */
-#ifndef COT_SIMD_SIMD_SCALAR_H
-#define COT_SIMD_SIMD_SCALAR_H
+#ifndef COT_SIMD_SIMD_PORTABLE_H
+#define COT_SIMD_SIMD_PORTABLE_H
 
 enum { VW = 4 };
 typedef float vf __attribute__((vector_size(16)));
