@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_oracle.c: an independent float64 implementation of causal_conv1d as linear algebra, without convolutions. For
+ * test_causal_conv1d_matrices.c: an independent float64 implementation of causal_conv1d as linear algebra, without convolutions. For
  * one channel of one batch row (or packed sequence), let xe be the column of its K-1 states and T inputs. Then
  *
  *     z = A xe + bias          A [T, K-1+T] holds weight[k] at (t, t+k) where position t+k counts for token t
