@@ -17,7 +17,7 @@ static inline double cost_scalar(const void *problem)
     return 20.0 * (double)sizes->K * (double)sizes->B * (double)sizes->D * (double)sizes->T;
 }
 
-/* For every channel: a ring of K values of g, and two levels (block and total) of the K+1 sums of dweight and dbias. */
+/* For every channel: a ring of K values of g, and two levels (chunk and total) of the K+1 sums of dweight and dbias. */
 static inline size_t workspace_bwd_scalar(const void *problem)
 {
     const conv1d_sizes *sizes = problem;

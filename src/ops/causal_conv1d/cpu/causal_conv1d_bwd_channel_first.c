@@ -54,7 +54,7 @@ static void gradient_edge(const gradient_row *row, int64_t begin, int64_t end, i
         const int counted = (int)cot_clamp(halo_begin - i, 0, VW);
         vf x[CONV1D_MAX_K], z = v_set1(row->weight[K]), total = v_zero();
         for (int64_t k = 0; k < K; k++) {
-            conv1d_close_tap_block(k, &z, &total);
+            conv1d_close_tap_chunk(k, &z, &total);
             x[k] = v_load_n(row->x + i + k, n);
             if (row->seq_ids != NULL)
                 x[k] = v_maskz(conv1d_valid_lanes(row->seq_ids, i, k, K - 1), x[k]);
@@ -106,7 +106,7 @@ V_INLINE void gradient_body(const gradient_row *row, int64_t begin, int64_t end,
                 vf z = bias, total = v_zero();
                 V_UNROLL
                 for (int64_t k = 0; k < K; k++) {
-                    conv1d_close_tap_block(k, &z, &total);
+                    conv1d_close_tap_chunk(k, &z, &total);
                     z = v_fma(w[k], v_load(x + i + k), z);
                 }
                 z = conv1d_tap_sum(K, z, total);
@@ -263,14 +263,14 @@ V_INLINE void fused_body(const gradient_row *row, int64_t begin, int64_t end, in
     v_store(row->g_tail + VW, g);
 }
 
-/* blocked_body computes the same where the registers are too few. On AVX2, fused_body had 124 instructions for two
- * vectors, with spills, and the out-of-order window held only four vectors. blocked_body processes SUM_TERMS vectors
+/* buffered_body computes the same where the registers are too few. On AVX2, fused_body had 124 instructions for two
+ * vectors, with spills, and the out-of-order window held only four vectors. buffered_body processes SUM_TERMS vectors
  * (256 tokens) at a time. First it stores their g to a buffer in the L1 cache. Then it computes dx and the
  * sums from unaligned loads of g[t+i]. Reads and writes therefore alternate every 256 elements. */
 enum { FEW_REGISTERS = VW == 8 };
 
-V_INLINE void blocked_gradients(float *g, const float *x, const char *dy, const vf *w, vf bias, int64_t K,
-                                cot_dtype dtype, bool silu)
+V_INLINE void buffered_gradients(float *g, const float *x, const char *dy, const vf *w, vf bias, int64_t K,
+                                 cot_dtype dtype, bool silu)
 {
     enum { COUNT = 2 };
     const int64_t size = conv1d_element_size(dtype);
@@ -291,28 +291,28 @@ V_INLINE void blocked_gradients(float *g, const float *x, const char *dy, const 
     }
 }
 
-V_INLINE void blocked_body(const gradient_row *row, int64_t begin, int64_t end, int64_t K, cot_dtype dtype, bool silu)
+V_INLINE void buffered_body(const gradient_row *row, int64_t begin, int64_t end, int64_t K, cot_dtype dtype, bool silu)
 {
-    enum { BLOCK = SUM_TERMS * VW, TAIL = 2 * VW };
+    enum { STEP_TOKENS = SUM_TERMS * VW, TAIL = 2 * VW };
     const int64_t size = conv1d_element_size(dtype);
     const float *x = row->x;
     const char *dy = row->dy;
     const bool stream = row->stream;
     const uintptr_t prefetch_x = row->prefetch_x.l1 + FUSED_DISTANCE_X,
                     prefetch_dy = row->prefetch_dy.l1 + FUSED_DISTANCE_DY;
-    float g[TAIL + BLOCK + VW] = {0}; /* of tokens i-TAIL .. i+BLOCK-1, then elements that are never used */
+    float g[TAIL + STEP_TOKENS + VW] = {0}; /* of tokens i-TAIL .. i+STEP_TOKENS-1, then elements that are never used */
     vf w[4], sums[5];
     for (int64_t k = 0; k < K; k++)
         w[k] = v_set1(row->weight[k]);
     const vf bias = v_set1(row->weight[K]);
-    for (int64_t i = begin; i < end; i += BLOCK) {
-        const int64_t n = end - i < BLOCK ? end - i : BLOCK;
+    for (int64_t i = begin; i < end; i += STEP_TOKENS) {
+        const int64_t n = end - i < STEP_TOKENS ? end - i : STEP_TOKENS;
         for (int64_t j = 0; j < n; j += 2 * VW) {
             for (int64_t line = 0; line < 2 * VW * size; line += 64) {
                 v_prefetch((const void *)(prefetch_x + (uintptr_t)((i + j) * size + line)));
                 v_prefetch((const void *)(prefetch_dy + (uintptr_t)((i + j) * size + line)));
             }
-            blocked_gradients(g + TAIL + j, x + i + j, dy + (i + j) * size, w, bias, K, dtype, silu);
+            buffered_gradients(g + TAIL + j, x + i + j, dy + (i + j) * size, w, bias, K, dtype, silu);
         }
         if (i == begin)
             v_store(row->g + begin, v_load(g + TAIL));
@@ -364,9 +364,9 @@ V_INLINE void blocked_body(const gradient_row *row, int64_t begin, int64_t end, 
     static void fused_##width##_##dtype(const gradient_row *row, int64_t begin, int64_t end) \
     {                                                                                        \
         if (FEW_REGISTERS && row->silu)                                                      \
-            blocked_body(row, begin, end, width, COT_##dtype, true);                         \
+            buffered_body(row, begin, end, width, COT_##dtype, true);                        \
         else if (FEW_REGISTERS)                                                              \
-            blocked_body(row, begin, end, width, COT_##dtype, false);                        \
+            buffered_body(row, begin, end, width, COT_##dtype, false);                       \
         else if (row->silu)                                                                  \
             fused_body(row, begin, end, width, COT_##dtype, true);                           \
         else                                                                                 \
@@ -388,7 +388,7 @@ static void gradient_unfused(const gradient_row *row, const uint8_t *mixed, int6
 {
     for (int64_t i = 0; i < halo_begin;) {
         const int64_t end = i + conv1d_uniform_length(mixed, i, halo_begin);
-        const int64_t last = mixed != NULL && mixed[i / CONV1D_MIXED_BLOCK] ? i : i + (end - i) / VW * VW;
+        const int64_t last = mixed != NULL && mixed[i / CONV1D_MIXED_TOKENS] ? i : i + (end - i) / VW * VW;
         if (last > i)
             gradient_table[conv1d_instance_index(row->K)][row->dtype - COT_F32](row, i, last);
         if (end > last)
@@ -423,7 +423,8 @@ typedef struct piece_rows {
     int64_t fused_begin, fused_end; /* the fused loop has written dx of these tokens */
     float *g_from_fused_end;        /* g from token fused_end on; `g` holds tokens below fused_begin + VW */
     float g_tail[6 * VW + 2 * CONV1D_MAX_K];
-    uint8_t mixed[CONV1D_PIECE_TOKENS / CONV1D_MIXED_BLOCK + 1], mixed_dx[CONV1D_PIECE_TOKENS / CONV1D_MIXED_BLOCK + 1];
+    uint8_t mixed[CONV1D_PIECE_TOKENS / CONV1D_MIXED_TOKENS + 1],
+        mixed_dx[CONV1D_PIECE_TOKENS / CONV1D_MIXED_TOKENS + 1];
     float inputs[MAX_TOKENS_WITH_HALO + CONV1D_MAX_K + VW];
     float staged_dy[MAX_TOKENS_WITH_HALO], g[MAX_TOKENS_WITH_HALO + CONV1D_MAX_K + 2 * VW],
         outputs[CONV1D_PIECE_TOKENS];
@@ -535,7 +536,7 @@ static void gradient_dispatch(piece_rows *rows, int64_t d, gradient_row *row, in
     const int64_t fused_tokens = halo_begin / (2 * VW) * (2 * VW);
     const bool reaches_end = row_begin + halo_begin == rows->piece->end - rows->piece->begin;
     if (!rows->fuse || !reaches_end || fused_tokens < 4 * VW) {
-        gradient_unfused(row, rows->piece->seq_ids != NULL ? rows->mixed + row_begin / CONV1D_MIXED_BLOCK : NULL,
+        gradient_unfused(row, rows->piece->seq_ids != NULL ? rows->mixed + row_begin / CONV1D_MIXED_TOKENS : NULL,
                          halo_begin, halo_end);
         return;
     }
@@ -632,8 +633,8 @@ static void zero_gradients(const backward_context *context, const conv1d_piece *
 }
 
 /* Channels [d_begin, d_end) of a piece. */
-static void backward_block(const backward_context *context, const conv1d_piece *piece, int64_t d_begin, int64_t d_end,
-                           const float *weights, float *totals, piece_rows *rows)
+static void backward_rows(const backward_context *context, const conv1d_piece *piece, int64_t d_begin, int64_t d_end,
+                          const float *weights, float *totals, piece_rows *rows)
 {
     const int64_t K = context->problem->sizes.K, n = piece->end - piece->begin;
     rows->context = context;
@@ -651,7 +652,7 @@ static void backward_block(const backward_context *context, const conv1d_piece *
         backward_row(rows, d, d + 1 == d_end, weights + (d - d_begin) * (K + 1), totals + (d - d_begin) * (K + 1));
 }
 
-/* Long pieces are processed channel by channel, so that memory is read as one stream. They are split into parts that
+/* Long pieces are processed channel by channel, so that memory is read as one stream. They are split into pieces that
  * fit in the buffers of a row. If the fused loop runs and reads x in place, the buffers hold only the ends of a row. It
  * then takes the whole piece. */
 static void backward_split_piece(const backward_context *context, const conv1d_piece *piece, int64_t d_begin,
@@ -664,16 +665,16 @@ static void backward_split_piece(const backward_context *context, const conv1d_p
     }
     if (piece->end - piece->begin <= CONV1D_PIECE_TOKENS ||
         (context->fuse && context->direct_x && piece->seq_ids == NULL)) {
-        backward_block(context, piece, d_begin, d_end, buffers->weights, buffers->totals, &buffers->rows);
+        backward_rows(context, piece, d_begin, d_end, buffers->weights, buffers->totals, &buffers->rows);
         return;
     }
     for (int64_t d = d_begin; d < d_end; d++)
         for (int64_t t = piece->begin; t < piece->end; t += CONV1D_PIECE_TOKENS) {
-            conv1d_piece part = *piece;
-            part.begin = t;
-            part.end = cot_clamp(t + CONV1D_PIECE_TOKENS, 0, piece->end);
-            backward_block(context, &part, d, d + 1, buffers->weights + (d - d_begin) * (K + 1),
-                           buffers->totals + (d - d_begin) * (K + 1), &buffers->rows);
+            conv1d_piece shorter = *piece;
+            shorter.begin = t;
+            shorter.end = cot_clamp(t + CONV1D_PIECE_TOKENS, 0, piece->end);
+            backward_rows(context, &shorter, d, d + 1, buffers->weights + (d - d_begin) * (K + 1),
+                          buffers->totals + (d - d_begin) * (K + 1), &buffers->rows);
         }
 }
 

@@ -32,7 +32,7 @@ typedef struct tile_args {
     const int32_t *seq_ids;
 } tile_args;
 
-/* Vectors of the state of a column (conv1d_pack_column): K weights and the bias; K-1 of x before step 0;
+/* Vectors of the state of a column (conv1d_pack_vector): K weights and the bias; K-1 of x before step 0;
  * K-1 of g; K+1 sums over the item's tokens; K+1 sums over halo tokens, which are discarded. */
 V_INLINE int64_t column_vector_count(int64_t K)
 {
@@ -94,7 +94,7 @@ static void tile_gradients_edge(const tile_args *tile, int64_t first_channel)
                     g[K - 1] = v_load_n_as(tile->dy + i * tile->dy_stride + channel * size, tile->dtype, lanes);
                 vf z = v_load(vectors.weight + K * VW), total = v_zero();
                 for (int64_t k = 0; tile->silu && k < K; k++) {
-                    conv1d_close_tap_block(k, &z, &total);
+                    conv1d_close_tap_chunk(k, &z, &total);
                     if (seq_ids == NULL || seq_ids[k] == seq_ids[K - 1])
                         z = v_fma(v_load(vectors.weight + k * VW), inputs[k], z);
                 }
@@ -108,7 +108,7 @@ static void tile_gradients_edge(const tile_args *tile, int64_t first_channel)
             }
             vf dx = v_zero(), total = v_zero();
             for (int64_t j = 0; j < K; j++) {
-                conv1d_close_tap_block(j, &dx, &total);
+                conv1d_close_tap_chunk(j, &dx, &total);
                 if (seq_ids == NULL || (seq_ids[j] == seq_ids[0] && seq_ids[0] >= 0))
                     dx = v_fma(v_load(vectors.weight + (K - 1 - j) * VW), g[j], dx);
             }
@@ -146,7 +146,7 @@ V_INLINE void apply_silu_slopes(float *g, const float *inputs, const vf *w, vf b
     V_UNROLL
     for (int64_t k = 0; k < K; k++)
         for (int v = 0; v < count; v++) {
-            conv1d_close_tap_block(k, &z[v], &total[v]);
+            conv1d_close_tap_chunk(k, &z[v], &total[v]);
             z[v] = v_fma(w[k], v_load(inputs + (v + k) * VW), z[v]);
         }
     V_UNROLL
@@ -215,7 +215,7 @@ V_INLINE void column_gradients_buffered(const tile_args *tile, int64_t channel, 
         vf dx_i = v_zero(), total = v_zero();
         V_UNROLL
         for (int64_t k = 0; k < K; k++) {
-            conv1d_close_tap_block(k, &dx_i, &total);
+            conv1d_close_tap_chunk(k, &dx_i, &total);
             sums[k] = v_fma(g_i, v_load(inputs + (i + k) * VW), sums[k]);
             dx_i = v_fma(w[K - 1 - k], v_load(g + (i + k) * VW), dx_i);
         }
@@ -301,7 +301,7 @@ V_INLINE int64_t tile_gradients_in_registers(const tile_args *args, int64_t K, c
                     vf z = bias, total = v_zero();
                     V_UNROLL
                     for (int64_t k = 0; k < K; k++) {
-                        conv1d_close_tap_block(k, &z, &total);
+                        conv1d_close_tap_chunk(k, &z, &total);
                         z = v_fma(w[k], inputs[DELAY + k], z);
                     }
                     g[DELAY + K - 1] = v_mul(g[DELAY + K - 1], v_silu_slope(conv1d_tap_sum(K, z, total)));
@@ -311,7 +311,7 @@ V_INLINE int64_t tile_gradients_in_registers(const tile_args *args, int64_t K, c
                 vf result = v_zero(), total = v_zero();
                 V_UNROLL
                 for (int64_t k = 0; k < K; k++) {
-                    conv1d_close_tap_block(k, &result, &total);
+                    conv1d_close_tap_chunk(k, &result, &total);
                     sums[k] = v_fma(g[K - 1], inputs[k], sums[k]);
                     result = v_fma(w[K - 1 - k], g[k], result);
                 }
@@ -368,15 +368,15 @@ typedef struct backward_context {
 } backward_context;
 
 /* The working state of an item, in the thread's scratch. */
-typedef struct backward_block {
+typedef struct backward_work {
     const backward_context *context;
     int64_t d, channels, ld;
     _Alignas(64) float column_state[CONV1D_BWD_COLUMN_STATE];
     float x[CONV1D_STAGED_TILE], dy[CONV1D_STAGED_TILE], dx[CONV1D_STAGED_TILE];
-} backward_block;
+} backward_work;
 
-_Static_assert(sizeof(backward_block) <= CONV1D_BWD_CHANNEL_LAST_SCRATCH,
-               "backward_block must fit in the thread's scratch");
+_Static_assert(sizeof(backward_work) <= CONV1D_BWD_CHANNEL_LAST_SCRATCH,
+               "backward_work must fit in the thread's scratch");
 
 /* The steps at which the work of a step changes. Steps count from the beginning of the piece; step i loads token i. */
 typedef struct backward_steps {
@@ -387,73 +387,73 @@ typedef struct backward_steps {
 } backward_steps;
 
 /* Whether no tensor receives the dx of the steps from i to the next change. */
-static bool discards_dx(const backward_block *block, const conv1d_piece *piece, int64_t i)
+static bool discards_dx(const backward_work *work, const conv1d_piece *piece, int64_t i)
 {
-    const cot_causal_conv1d_backward_args *a = &block->context->problem->args;
-    if (i >= block->context->problem->sizes.K - 1)
+    const cot_causal_conv1d_backward_args *a = &work->context->problem->args;
+    if (i >= work->context->problem->sizes.K - 1)
         return !cot_is_present(&a->dx);
     return !cot_is_present(&a->dinitial_state) || piece->state < 0 || piece->begin != piece->valid_begin;
 }
 
 /* Adds the dfinal_state terms to the dx that steps [i, i+n) left in the buffer, and stores it to dx or to
  * dinitial_state. */
-static void store_dx(backward_block *block, const conv1d_piece *piece, int64_t i, int64_t n)
+static void store_dx(backward_work *work, const conv1d_piece *piece, int64_t i, int64_t n)
 {
-    const cot_causal_conv1d_backward_args *a = &block->context->problem->args;
-    const int64_t K = block->context->problem->sizes.K;
+    const cot_causal_conv1d_backward_args *a = &work->context->problem->args;
+    const int64_t K = work->context->problem->sizes.K;
     for (int64_t step = 0; step < n; step++) {
         const int64_t position = piece->begin + i + step - (K - 1),
                       state_position = position - piece->valid_end + K - 1;
         const bool is_token = position >= piece->begin;
-        float *values = block->dx + step * block->ld;
+        float *values = work->dx + step * work->ld;
         if (cot_is_present(&a->dfinal_state) && piece->state >= 0 && state_position >= 0 &&
             conv1d_piece_same_sequence(piece, K, position, piece->valid_end - 1))
-            for (int64_t channel = 0; channel < block->channels; channel++)
-                values[channel] += conv1d_load(&a->dfinal_state, piece->state, block->d + channel, state_position);
+            for (int64_t channel = 0; channel < work->channels; channel++)
+                values[channel] += conv1d_load(&a->dfinal_state, piece->state, work->d + channel, state_position);
         if (is_token)
-            conv1d_scatter_tile(values, block->ld, &a->dx, piece->b, block->d, block->channels, position, 1);
+            conv1d_scatter_tile(values, work->ld, &a->dx, piece->b, work->d, work->channels, position, 1);
         else
-            conv1d_scatter_tile(values, block->ld, &a->dinitial_state, piece->state, block->d, block->channels,
+            conv1d_scatter_tile(values, work->ld, &a->dinitial_state, piece->state, work->d, work->channels,
                                 position - piece->valid_begin + K - 1, 1);
     }
 }
 
 /* Steps [i, i+n), which all do the same: next_change and `single_sequence` bound them. */
-static void backward_tile(backward_block *block, const conv1d_piece *piece, const backward_steps *steps, int64_t i,
+static void backward_tile(backward_work *work, const conv1d_piece *piece, const backward_steps *steps, int64_t i,
                           int64_t n, bool single_sequence)
 {
-    const backward_context *context = block->context;
+    const backward_context *context = work->context;
     const cot_causal_conv1d_backward_args *a = &context->problem->args;
     const int64_t K = context->problem->sizes.K, token = piece->begin + i, size = conv1d_element_size(a->x.dtype);
     const bool to_tensor = context->writes_dx && i >= K - 1 && i < steps->dfinal_begin;
-    const bool discarded = discards_dx(block, piece, i);
+    const bool discarded = discards_dx(work, piece, i);
     tile_args tile = {.n = n,
                       .K = K,
-                      .channels = block->channels,
+                      .channels = work->channels,
                       .dtype = COT_F32,
-                      .dx = (char *)block->dx,
-                      .dx_stride = block->ld * 4,
+                      .dx = (char *)work->dx,
+                      .dx_stride = work->ld * 4,
                       .dx_dtype = COT_F32,
-                      .column_state = block->column_state,
+                      .column_state = work->column_state,
                       .first_sum = sums_vector(K, i < steps->n),
                       .silu = a->activation == COT_ACTIVATION_SILU,
                       .stream = to_tensor && context->stream,
                       .seq_ids = single_sequence ? NULL : piece->seq_ids + i};
     if (i < steps->halo_end && context->reads_tensors) {
-        tile.x = conv1d_element(&a->x, piece->b, block->d, token);
-        tile.dy = conv1d_element(&a->dy, piece->b, block->d, token);
+        tile.x = conv1d_element(&a->x, piece->b, work->d, token);
+        tile.dy = conv1d_element(&a->dy, piece->b, work->d, token);
         tile.x_stride = a->x.stride[2] * size;
         tile.dy_stride = a->dy.stride[2] * size;
         tile.dtype = a->x.dtype;
     } else if (i < steps->halo_end) {
-        conv1d_gather_tile(block->x, block->ld, &a->x, piece->b, block->d, block->channels, token, n);
-        conv1d_gather_tile(block->dy, block->ld, &a->dy, piece->b, block->d, block->channels, token, n);
-        tile.x = (const char *)block->x;
-        tile.dy = (const char *)block->dy;
-        tile.x_stride = tile.dy_stride = block->ld * 4;
+        conv1d_gather_tile(work->x, work->ld, &a->x, piece->b, work->d, work->channels, token, n);
+        conv1d_gather_tile(work->dy, work->ld, &a->dy, piece->b, work->d, work->channels, token, n);
+        tile.x = (const char *)work->x;
+        tile.dy = (const char *)work->dy;
+        tile.x_stride = tile.dy_stride = work->ld * 4;
     }
     if (to_tensor) {
-        tile.dx = conv1d_element(&a->dx, piece->b, block->d, token - (K - 1));
+        tile.dx = conv1d_element(&a->dx, piece->b, work->d, token - (K - 1));
         tile.dx_stride = a->dx.stride[2] * size;
         tile.dx_dtype = a->dx.dtype;
     } else if (discarded) {
@@ -462,22 +462,21 @@ static void backward_tile(backward_block *block, const conv1d_piece *piece, cons
     const bool fast = single_sequence && tile.x != NULL && tile.dx_dtype == tile.dtype;
     const int64_t done_channels =
         fast ? tile_gradients_table[conv1d_instance_index(K)][tile.dtype - COT_F32](&tile) : 0;
-    if (done_channels < block->channels)
+    if (done_channels < work->channels)
         tile_gradients_edge(&tile, done_channels);
     if (!to_tensor && !discarded)
-        store_dx(block, piece, i, n);
+        store_dx(work, piece, i, n);
 }
 
-static void zero_gradients(backward_block *block, const conv1d_piece *piece)
+static void zero_gradients(backward_work *work, const conv1d_piece *piece)
 {
-    const cot_causal_conv1d_backward_args *a = &block->context->problem->args;
-    memset(block->dx, 0, (size_t)block->ld * sizeof *block->dx);
+    const cot_causal_conv1d_backward_args *a = &work->context->problem->args;
+    memset(work->dx, 0, (size_t)work->ld * sizeof *work->dx);
     for (int64_t t = piece->begin; cot_is_present(&a->dx) && t < piece->end; t++)
-        conv1d_scatter_tile(block->dx, block->ld, &a->dx, piece->b, block->d, block->channels, t, 1);
+        conv1d_scatter_tile(work->dx, work->ld, &a->dx, piece->b, work->d, work->channels, t, 1);
     if (cot_is_present(&a->dinitial_state) && piece->state >= 0 && piece->begin == piece->valid_begin)
-        for (int64_t i = 0; i < block->context->problem->sizes.K - 1; i++)
-            conv1d_scatter_tile(block->dx, block->ld, &a->dinitial_state, piece->state, block->d, block->channels, i,
-                                1);
+        for (int64_t i = 0; i < work->context->problem->sizes.K - 1; i++)
+            conv1d_scatter_tile(work->dx, work->ld, &a->dinitial_state, piece->state, work->d, work->channels, i, 1);
 }
 
 /* The first step after i where something changes, at most i + max_steps. */
@@ -491,18 +490,18 @@ static int64_t next_change(const backward_steps *steps, int64_t K, int64_t i, in
     return end;
 }
 
-static void backward_piece(backward_block *block, const conv1d_piece *piece)
+static void backward_piece(backward_work *work, const conv1d_piece *piece)
 {
-    const backward_context *context = block->context;
+    const backward_context *context = work->context;
     const cot_causal_conv1d_backward_args *a = &context->problem->args;
     const int64_t K = context->problem->sizes.K;
     if (piece->padding) {
-        zero_gradients(block, piece);
+        zero_gradients(work, piece);
         return;
     }
-    conv1d_pack_history(block->column_state, column_vector_count(K), &a->x, &a->initial_state, piece, K, block->d,
-                        block->channels);
-    conv1d_pack_zeros(block->column_state, column_vector_count(K), g_vector(K), K - 1, block->channels);
+    conv1d_pack_history(work->column_state, column_vector_count(K), &a->x, &a->initial_state, piece, K, work->d,
+                        work->channels);
+    conv1d_pack_zeros(work->column_state, column_vector_count(K), g_vector(K), K - 1, work->channels);
     backward_steps steps = {.n = piece->end - piece->begin};
     const bool outputs = cot_is_present(&a->dx) || cot_is_present(&a->dinitial_state);
     steps.count = steps.n + (outputs ? K - 1 : 0);
@@ -514,9 +513,9 @@ static void backward_piece(backward_block *block, const conv1d_piece *piece)
         bool single_sequence;
         const bool to_tensor = context->writes_dx && i >= K - 1 && i < steps.dfinal_begin + K - 1;
         const int64_t end =
-            next_change(&steps, K, i, to_tensor ? CONV1D_TILE_TOKENS : conv1d_staged_tile_tokens(block->channels));
+            next_change(&steps, K, i, to_tensor ? CONV1D_TILE_TOKENS : conv1d_staged_tile_tokens(work->channels));
         const int64_t n = conv1d_single_sequence_run(piece->seq_ids, i, end, K, &single_sequence);
-        backward_tile(block, piece, &steps, i, n, single_sequence);
+        backward_tile(work, piece, &steps, i, n, single_sequence);
         i += n;
     }
 }
@@ -534,27 +533,26 @@ static void backward_item(void *argument, int64_t index, void *scratch)
         return;
     }
     const conv1d_item item = conv1d_item_channel_last(&context->tiling, sizes, index);
-    backward_block *const block = scratch;
-    block->context = context;
-    block->d = item.d_begin;
-    block->channels = item.d_end - item.d_begin;
-    block->ld = conv1d_ld(block->channels);
-    conv1d_pack_weights(block->column_state, column_vector_count(K), &a->weight, &a->bias, K, block->d,
-                        block->channels);
-    conv1d_pack_zeros(block->column_state, column_vector_count(K), sums_vector(K, true), 2 * (K + 1), block->channels);
+    backward_work *const work = scratch;
+    work->context = context;
+    work->d = item.d_begin;
+    work->channels = item.d_end - item.d_begin;
+    work->ld = conv1d_ld(work->channels);
+    conv1d_pack_weights(work->column_state, column_vector_count(K), &a->weight, &a->bias, K, work->d, work->channels);
+    conv1d_pack_zeros(work->column_state, column_vector_count(K), sums_vector(K, true), 2 * (K + 1), work->channels);
     conv1d_piece_iterator pieces;
     conv1d_piece piece;
     for (int64_t b = item.b_begin; b < item.b_end; b++) {
         conv1d_begin_pieces(&pieces, &context->packing, b, item.t_begin, item.t_end, CONV1D_PIECE_TOKENS);
         while (conv1d_next_piece(&pieces, &piece))
-            backward_piece(block, &piece);
+            backward_piece(work, &piece);
     }
-    float *partials = context->partials + item.partial_index * (K + 1) * sizes->D + block->d;
-    for (int64_t channel = 0; channel < block->channels; channel += VW) {
-        const float *sums = block->column_state + channel * column_vector_count(K) + sums_vector(K, true) * VW;
+    float *partials = context->partials + item.partial_index * (K + 1) * sizes->D + work->d;
+    for (int64_t channel = 0; channel < work->channels; channel += VW) {
+        const float *sums = work->column_state + channel * column_vector_count(K) + sums_vector(K, true) * VW;
         for (int64_t k = 0; k <= K; k++)
             v_store_n(partials + k * sizes->D + channel, v_load(sums + k * VW),
-                      (int)cot_clamp(block->channels - channel, 0, VW));
+                      (int)cot_clamp(work->channels - channel, 0, VW));
     }
     if (context->stream)
         v_fence();

@@ -34,7 +34,7 @@ typedef struct piece_rows {
     const conv1d_piece *piece;
     bool direct_x, direct_y;
     conv1d_row row;
-    uint8_t mixed[CONV1D_PIECE_TOKENS / CONV1D_MIXED_BLOCK + 1];
+    uint8_t mixed[CONV1D_PIECE_TOKENS / CONV1D_MIXED_TOKENS + 1];
     float inputs[CONV1D_PIECE_TOKENS + CONV1D_MAX_K], outputs[CONV1D_PIECE_TOKENS];
 } piece_rows;
 

@@ -10,10 +10,10 @@
 
 cot_status V_NAME(causal_conv1d_fwd_channel_last)(cot_queue *, const void *, void *);
 
-#define DEFINE_CONVOLVE_TILE(width, dtype)                                                       \
-    static int64_t convolve_tile_##width##_##dtype(const conv1d_columns *columns)                \
-    {                                                                                            \
-        return conv1d_convolve_tile_body(columns, width == 0 ? columns->K : width, COT_##dtype); \
+#define DEFINE_CONVOLVE_TILE(width, dtype)                                                 \
+    static int64_t convolve_tile_##width##_##dtype(const conv1d_tile_args *tile)           \
+    {                                                                                      \
+        return conv1d_convolve_tile_body(tile, width == 0 ? tile->K : width, COT_##dtype); \
     }
 #define DEFINE_CONVOLVE_TILES(width) CONV1D_EACH_DTYPE(DEFINE_CONVOLVE_TILE, width)
 CONV1D_EACH_WIDTH(DEFINE_CONVOLVE_TILES)
@@ -22,7 +22,7 @@ CONV1D_EACH_WIDTH(DEFINE_CONVOLVE_TILES)
     {                                                                                          \
         convolve_tile_##width##_F32, convolve_tile_##width##_F16, convolve_tile_##width##_BF16 \
     }
-static int64_t (*const convolve_tile_table[CONV1D_INSTANCES][3])(const conv1d_columns *) =
+static int64_t (*const convolve_tile_table[CONV1D_INSTANCES][3])(const conv1d_tile_args *) =
     CONV1D_TABLE(CONVOLVE_TILE_ENTRY);
 
 typedef struct forward_context {
@@ -34,69 +34,68 @@ typedef struct forward_context {
 } forward_context;
 
 /* The working state of an item, in the thread's scratch. */
-typedef struct forward_block {
+typedef struct forward_work {
     const forward_context *context;
     int64_t d, channels, ld;
     _Alignas(64) float column_state[CONV1D_COLUMN_STATE];
     float x[CONV1D_STAGED_TILE], y[CONV1D_STAGED_TILE];
-} forward_block;
+} forward_work;
 
-_Static_assert(sizeof(forward_block) <= CONV1D_CHANNEL_LAST_SCRATCH, "forward_block must fit in the thread's scratch");
+_Static_assert(sizeof(forward_work) <= CONV1D_CHANNEL_LAST_SCRATCH, "forward_work must fit in the thread's scratch");
 
 /* Tokens [i, i+n) of a piece. conv1d_single_sequence has the same value for all of them. */
-static void forward_tile(forward_block *block, const conv1d_piece *piece, int64_t i, int64_t n, bool single_sequence)
+static void forward_tile(forward_work *work, const conv1d_piece *piece, int64_t i, int64_t n, bool single_sequence)
 {
-    const forward_context *context = block->context;
+    const forward_context *context = work->context;
     const cot_causal_conv1d_forward_args *a = &context->problem->args;
     const int64_t size = conv1d_element_size(a->x.dtype), token = piece->begin + i;
-    conv1d_columns columns = {.n = n,
-                              .K = context->problem->sizes.K,
-                              .channels = block->channels,
-                              .x = (const char *)block->x,
-                              .y = (char *)block->y,
-                              .x_stride = block->ld * 4,
-                              .y_stride = block->ld * 4,
-                              .x_dtype = COT_F32,
-                              .y_dtype = COT_F32,
-                              .column_state = block->column_state,
-                              .silu = a->activation == COT_ACTIVATION_SILU,
-                              .seq_ids = single_sequence ? NULL : piece->seq_ids + i};
+    conv1d_tile_args tile = {.n = n,
+                             .K = context->problem->sizes.K,
+                             .channels = work->channels,
+                             .x = (const char *)work->x,
+                             .y = (char *)work->y,
+                             .x_stride = work->ld * 4,
+                             .y_stride = work->ld * 4,
+                             .x_dtype = COT_F32,
+                             .y_dtype = COT_F32,
+                             .column_state = work->column_state,
+                             .silu = a->activation == COT_ACTIVATION_SILU,
+                             .seq_ids = single_sequence ? NULL : piece->seq_ids + i};
     if (context->direct) {
-        columns.x = conv1d_element(&a->x, piece->b, block->d, token);
-        columns.y = conv1d_element(&a->y, piece->b, block->d, token);
-        columns.x_stride = a->x.stride[2] * size;
-        columns.y_stride = a->y.stride[2] * size;
-        columns.x_dtype = columns.y_dtype = a->x.dtype;
-        columns.stream = context->stream;
+        tile.x = conv1d_element(&a->x, piece->b, work->d, token);
+        tile.y = conv1d_element(&a->y, piece->b, work->d, token);
+        tile.x_stride = a->x.stride[2] * size;
+        tile.y_stride = a->y.stride[2] * size;
+        tile.x_dtype = tile.y_dtype = a->x.dtype;
+        tile.stream = context->stream;
     } else {
-        conv1d_gather_tile(block->x, block->ld, &a->x, piece->b, block->d, block->channels, token, n);
+        conv1d_gather_tile(work->x, work->ld, &a->x, piece->b, work->d, work->channels, token, n);
     }
     const int64_t done_channels =
-        single_sequence ? convolve_tile_table[conv1d_instance_index(columns.K)][columns.x_dtype - COT_F32](&columns)
-                        : 0;
-    if (done_channels < block->channels)
-        conv1d_convolve_tile_edge(&columns, done_channels);
+        single_sequence ? convolve_tile_table[conv1d_instance_index(tile.K)][tile.x_dtype - COT_F32](&tile) : 0;
+    if (done_channels < work->channels)
+        conv1d_convolve_tile_edge(&tile, done_channels);
     if (!context->direct)
-        conv1d_scatter_tile(block->y, block->ld, &a->y, piece->b, block->d, block->channels, token, n);
+        conv1d_scatter_tile(work->y, work->ld, &a->y, piece->b, work->d, work->channels, token, n);
 }
 
-static void forward_piece(forward_block *block, const conv1d_piece *piece)
+static void forward_piece(forward_work *work, const conv1d_piece *piece)
 {
-    const cot_causal_conv1d_forward_args *a = &block->context->problem->args;
-    const int64_t K = block->context->problem->sizes.K, n = piece->end - piece->begin;
-    const int64_t max_tokens = block->context->direct ? CONV1D_TILE_TOKENS : conv1d_staged_tile_tokens(block->channels);
+    const cot_causal_conv1d_forward_args *a = &work->context->problem->args;
+    const int64_t K = work->context->problem->sizes.K, n = piece->end - piece->begin;
+    const int64_t max_tokens = work->context->direct ? CONV1D_TILE_TOKENS : conv1d_staged_tile_tokens(work->channels);
     if (piece->padding) {
-        memset(block->y, 0, (size_t)block->ld * sizeof *block->y);
+        memset(work->y, 0, (size_t)work->ld * sizeof *work->y);
         for (int64_t i = 0; i < n; i++)
-            conv1d_scatter_tile(block->y, block->ld, &a->y, piece->b, block->d, block->channels, piece->begin + i, 1);
+            conv1d_scatter_tile(work->y, work->ld, &a->y, piece->b, work->d, work->channels, piece->begin + i, 1);
         return;
     }
-    conv1d_pack_history(block->column_state, 2 * K, &a->x, &a->initial_state, piece, K, block->d, block->channels);
+    conv1d_pack_history(work->column_state, 2 * K, &a->x, &a->initial_state, piece, K, work->d, work->channels);
     for (int64_t i = 0; i < n;) {
         bool single_sequence;
         const int64_t end = i + max_tokens < n ? i + max_tokens : n;
         const int64_t count = conv1d_single_sequence_run(piece->seq_ids, i, end, K, &single_sequence);
-        forward_tile(block, piece, i, count, single_sequence);
+        forward_tile(work, piece, i, count, single_sequence);
         i += count;
     }
 }
@@ -112,18 +111,18 @@ static void forward_item(void *argument, int64_t index, void *scratch)
         return;
     }
     const conv1d_item item = conv1d_item_channel_last(&context->tiling, sizes, index);
-    forward_block *const block = scratch;
-    block->context = context;
-    block->d = item.d_begin;
-    block->channels = item.d_end - item.d_begin;
-    block->ld = conv1d_ld(block->channels);
-    conv1d_pack_weights(block->column_state, 2 * sizes->K, &a->weight, &a->bias, sizes->K, block->d, block->channels);
+    forward_work *const work = scratch;
+    work->context = context;
+    work->d = item.d_begin;
+    work->channels = item.d_end - item.d_begin;
+    work->ld = conv1d_ld(work->channels);
+    conv1d_pack_weights(work->column_state, 2 * sizes->K, &a->weight, &a->bias, sizes->K, work->d, work->channels);
     conv1d_piece_iterator pieces;
     conv1d_piece piece;
     for (int64_t b = item.b_begin; b < item.b_end; b++) {
         conv1d_begin_pieces(&pieces, &context->packing, b, item.t_begin, item.t_end, CONV1D_PIECE_TOKENS);
         while (conv1d_next_piece(&pieces, &piece))
-            forward_piece(block, &piece);
+            forward_piece(work, &piece);
     }
     if (context->stream)
         v_fence();

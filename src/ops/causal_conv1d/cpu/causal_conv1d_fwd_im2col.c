@@ -19,7 +19,7 @@ enum {
     ROWS = CONV1D_IM2COL_ROWS,
     COLUMNS = CONV1D_IM2COL_COLUMNS,
     TILE_ELEMENTS = TILE * TILE,
-    TERM_BLOCK = 1024 / sizeof(mt)
+    TERMS = 1024 / sizeof(mt)
 };
 _Static_assert((int)TILE == (int)MT, "TILE must be the tile of simd/matmul.h");
 
@@ -34,10 +34,10 @@ typedef struct context {
 static double input_at(const conv1d_forward_problem *p, int64_t b, int64_t d, int64_t t)
 {
     const cot_tensor *from = t >= 0 ? &p->args.x : &p->args.initial_state;
-    const int64_t column = t >= 0 ? t : t + p->sizes.K - 1;
+    const int64_t position = t >= 0 ? t : t + p->sizes.K - 1;
     return !cot_is_present(from) ? 0
                                  : cot_load_f64(from->data, from->dtype,
-                                                b * from->stride[0] + d * from->stride[1] + column * from->stride[2]);
+                                                b * from->stride[0] + d * from->stride[1] + position * from->stride[2]);
 }
 
 /* Loads TILE rows of xe from token t on, TILE channels from d on. t may be negative. */
@@ -96,20 +96,19 @@ static void product_item(void *arg, int64_t index, void *scratch)
     const context *c = arg;
     const cot_causal_conv1d_forward_args *a = &c->p->args;
     const conv1d_sizes *z = &c->p->sizes;
-    const int64_t column_blocks = cot_ceil_div(c->l.D, COLUMNS), row_blocks = cot_ceil_div(c->l.T, ROWS),
+    const int64_t column_items = cot_ceil_div(c->l.D, COLUMNS), row_items = cot_ceil_div(c->l.T, ROWS),
                   terms = c->l.D * z->K;
-    const int64_t n0 = index % column_blocks * COLUMNS, t0 = index / column_blocks % row_blocks * ROWS,
-                  b = index / column_blocks / row_blocks;
+    const int64_t n0 = index % column_items * COLUMNS, t0 = index / column_items % row_items * ROWS,
+                  b = index / column_items / row_items;
     const int64_t rows = cot_min(c->l.T - t0, ROWS), columns = cot_min(c->l.D - n0, COLUMNS);
     const bool silu = a->activation == COT_ACTIVATION_SILU;
     float *const product = scratch; /* [ROWS][COLUMNS], the C form of simd/matmul.h */
     _Alignas(64) float bias[TILE];
     mt_state matmul_state;
     mt_begin(&matmul_state);
-    for (int64_t p = 0; p < terms; p += TERM_BLOCK) /* a panel of the expanded weights stays in the L1 cache */
-        mt_product(rows, columns, cot_min(TERM_BLOCK, terms - p),
-                   c->columns + b * c->l.T * terms + mt_offset(c->l.T, t0, p), c->l.T,
-                   c->expanded + mt_offset(terms, p, n0), terms, product, ROWS, p > 0, NULL);
+    for (int64_t p = 0; p < terms; p += TERMS) /* a panel of the expanded weights stays in the L1 cache */
+        mt_product(rows, columns, cot_min(TERMS, terms - p), c->columns + b * c->l.T * terms + mt_offset(c->l.T, t0, p),
+                   c->l.T, c->expanded + mt_offset(terms, p, n0), terms, product, ROWS, p > 0, NULL);
     mt_end(&matmul_state);
     for (int64_t n = n0; n < n0 + columns; n += TILE) {
         for (int64_t i = 0; i < TILE; i++)

@@ -58,10 +58,10 @@ typedef struct conv1d_row {
     /* NULL, or input i+k contributes to output i only if seq_ids[i+k] == seq_ids[i+output_offset] >= 0 */
     const int32_t *seq_ids;
     int64_t output_offset;
-    const uint8_t *mixed; /* with seq_ids: sequences meet in outputs [i*MIXED_BLOCK, (i+1)*MIXED_BLOCK) */
+    const uint8_t *mixed; /* with seq_ids: sequences meet in outputs [i*MIXED_TOKENS, (i+1)*MIXED_TOKENS) */
 } conv1d_row;
 
-enum { CONV1D_MIXED_BLOCK = 64 };
+enum { CONV1D_MIXED_TOKENS = 64 };
 
 V_INLINE char *conv1d_y_element(const conv1d_row *row, int64_t i)
 {
@@ -80,7 +80,7 @@ static void conv1d_convolve_edge(const conv1d_row *row, int64_t begin, int64_t e
         const int lanes = (int)(end - i < VW ? end - i : VW);
         vf z = v_set1(row->weight[row->K]), total = v_zero();
         for (int64_t k = 0; k < row->K; k++) {
-            conv1d_close_tap_block(k, &z, &total);
+            conv1d_close_tap_chunk(k, &z, &total);
             vf x = v_load_n(row->x + i + k, lanes);
             if (row->seq_ids != NULL)
                 x = v_maskz(conv1d_valid_lanes(row->seq_ids, i, k, row->output_offset), x);
@@ -103,7 +103,7 @@ V_INLINE void conv1d_convolve_two(const float *x, const vf *w, vf bias, int64_t 
     V_UNROLL
     for (int64_t k = 0; k < K; k++)
         for (int v = 0; v < 2; v++) {
-            conv1d_close_tap_block(k, &z[v], &total[v]);
+            conv1d_close_tap_chunk(k, &z[v], &total[v]);
             z[v] = v_fma(w[k], v_load(x + v * VW + k), z[v]);
         }
     for (int v = 0; v < 2; v++)
@@ -164,11 +164,11 @@ static inline int64_t conv1d_uniform_length(const uint8_t *mixed, int64_t i, int
 {
     if (mixed == NULL)
         return end - i;
-    int64_t block = i / CONV1D_MIXED_BLOCK;
-    const uint8_t is_mixed = mixed[block];
-    while (block * CONV1D_MIXED_BLOCK < end && mixed[block] == is_mixed)
-        block++;
-    return (block * CONV1D_MIXED_BLOCK < end ? block * CONV1D_MIXED_BLOCK : end) - i;
+    int64_t index = i / CONV1D_MIXED_TOKENS;
+    const uint8_t is_mixed = mixed[index];
+    while (index * CONV1D_MIXED_TOKENS < end && mixed[index] == is_mixed)
+        index++;
+    return (index * CONV1D_MIXED_TOKENS < end ? index * CONV1D_MIXED_TOKENS : end) - i;
 }
 
 static void conv1d_convolve(const conv1d_row *row)
@@ -181,7 +181,7 @@ static void conv1d_convolve(const conv1d_row *row)
     const int64_t head = -(int64_t)((uintptr_t)row->y / (uintptr_t)size) & (2 * VW - 1);
     for (int64_t i = 0; i < row->n;) {
         int64_t end = i + conv1d_uniform_length(row->mixed, i, row->n);
-        if (row->mixed != NULL && row->mixed[i / CONV1D_MIXED_BLOCK]) {
+        if (row->mixed != NULL && row->mixed[i / CONV1D_MIXED_TOKENS]) {
             conv1d_convolve_edge(row, i, end);
             i = end;
             continue;
@@ -209,14 +209,14 @@ static inline void conv1d_stage_weights(float *rows, const cot_tensor *weight, c
     }
 }
 
-/* Length of the head of a piece: the outputs whose inputs may lie before x. Either 0, or one block of `mixed` (see
+/* Length of the head of a piece: the outputs whose inputs may lie before x. Either 0, or CONV1D_MIXED_TOKENS (see
  * conv1d_row). */
 static inline int64_t conv1d_head_length(const conv1d_piece *piece, int64_t K)
 {
     const int64_t n = piece->end - piece->begin;
     if (piece->begin - (K - 1) >= piece->valid_begin)
         return 0;
-    return n < CONV1D_MIXED_BLOCK ? n : CONV1D_MIXED_BLOCK;
+    return n < CONV1D_MIXED_TOKENS ? n : CONV1D_MIXED_TOKENS;
 }
 
 /* Writes, as f32, the inputs of tokens begin .. end-1 of the piece, and the K-1 inputs before them. */
@@ -231,15 +231,15 @@ static inline void conv1d_stage_inputs(const conv1d_piece *piece, const cot_tens
     conv1d_gather(to, conv1d_element(x, piece->b, d, position), x->dtype, x->stride[2], end - position);
 }
 
-/* Marks the blocks of outputs [0, n) whose inputs are of several sequences, or padding. */
+/* Sets mixed[i] if the inputs of outputs [i*MIXED_TOKENS, (i+1)*MIXED_TOKENS) are of several sequences, or padding. */
 static inline void conv1d_mark_mixed(uint8_t *mixed, const int32_t *seq_ids, int64_t n, int64_t K)
 {
-    for (int64_t i = 0; i < n; i += CONV1D_MIXED_BLOCK) {
-        const int64_t end = (i + CONV1D_MIXED_BLOCK < n ? i + CONV1D_MIXED_BLOCK : n) + K - 1;
+    for (int64_t i = 0; i < n; i += CONV1D_MIXED_TOKENS) {
+        const int64_t end = (i + CONV1D_MIXED_TOKENS < n ? i + CONV1D_MIXED_TOKENS : n) + K - 1;
         int32_t different = 0;
         for (int64_t j = i; j < end; j++)
             different |= seq_ids[j] ^ seq_ids[i];
-        mixed[i / CONV1D_MIXED_BLOCK] = different != 0 || seq_ids[i] < 0;
+        mixed[i / CONV1D_MIXED_TOKENS] = different != 0 || seq_ids[i] < 0;
     }
 }
 

@@ -62,7 +62,7 @@ static inline real activate(cot_activation activation, real z)
     return z;
 }
 
-/* xe at position p: a token, or a column of the initial state for first-K+1 <= p < first. */
+/* xe at position p: a token, or a position of the initial state for first-K+1 <= p < first. */
 static inline real input_at(const conv1d_sizes *sizes, const conv1d_span *span, const cot_tensor *x,
                             const cot_tensor *initial_state, int64_t d, int64_t p)
 {
@@ -71,24 +71,24 @@ static inline real input_at(const conv1d_sizes *sizes, const conv1d_span *span, 
     return cot_is_present(initial_state) ? load3(initial_state, span->state, d, p - span->first + sizes->K - 1) : 0;
 }
 
-/* Long sums are summed in blocks, so that the rounding error grows with the number of blocks, not of terms. Without
- * blocks, a sum of 150 taps was out of the check's tolerance for 1 output in 20000. */
-enum { TAP_BLOCK = 16, TOKEN_BLOCK = 16 };
+/* Long sums are summed in chunks, so that the rounding error grows with the number of chunks, not of terms. Without
+ * chunks, a sum of 150 taps was out of the check's tolerance for 1 output in 20000. */
+enum { TAP_CHUNK = 16, TOKEN_CHUNK = 16 };
 
 static real convolve(const conv1d_sizes *sizes, const conv1d_span *span, const cot_tensor *x,
                      const cot_tensor *initial_state, const cot_tensor *weight, real bias, int64_t d, int64_t t)
 {
-    real z = bias, block = 0;
+    real z = bias, chunk = 0;
     for (int64_t k = 0; k < sizes->K; k++) {
         const int64_t p = t - (sizes->K - 1) + k;
         if (conv1d_same_sequence(span, p, t))
-            block += load2(weight, d, k) * input_at(sizes, span, x, initial_state, d, p);
-        if ((k + 1) % TAP_BLOCK == 0) {
-            z += block;
-            block = 0;
+            chunk += load2(weight, d, k) * input_at(sizes, span, x, initial_state, d, p);
+        if ((k + 1) % TAP_CHUNK == 0) {
+            z += chunk;
+            chunk = 0;
         }
     }
-    return z + block;
+    return z + chunk;
 }
 
 /* ---- forward ------------------------------------------------------------------------------------------ */
@@ -131,17 +131,17 @@ typedef struct backward_context {
     real *workspace; /* [D][3K+2] */
 } backward_context;
 
-/* The sums of one channel, K of dweight and one of dbias: of the current block, and of all finished blocks. */
+/* The sums of one channel, K of dweight and one of dbias: of the current chunk, and of all finished chunks. */
 typedef struct channel_sums {
-    real *block, *total;
+    real *chunk, *total;
     int64_t K, terms;
 } channel_sums;
 
-static void close_block(channel_sums *sums)
+static void close_chunk(channel_sums *sums)
 {
     for (int64_t k = 0; k <= sums->K; k++) {
-        sums->total[k] += sums->block[k];
-        sums->block[k] = 0;
+        sums->total[k] += sums->chunk[k];
+        sums->chunk[k] = 0;
     }
     sums->terms = 0;
 }
@@ -176,27 +176,27 @@ static void backward_span(const conv1d_backward_problem *problem, const conv1d_s
             ring[p % K] = g;
             for (int64_t k = 0; !padding && k < K; k++)
                 if (conv1d_same_sequence(span, p - (K - 1) + k, p))
-                    sums->block[k] += g * input_at(sizes, span, &a->x, &a->initial_state, d, p - (K - 1) + k);
-            sums->block[K] += g;
-            if (++sums->terms == TOKEN_BLOCK)
-                close_block(sums);
+                    sums->chunk[k] += g * input_at(sizes, span, &a->x, &a->initial_state, d, p - (K - 1) + k);
+            sums->chunk[K] += g;
+            if (++sums->terms == TOKEN_CHUNK)
+                close_chunk(sums);
         }
         if (token ? !cot_is_present(&a->dx) : !cot_is_present(&a->dinitial_state) || span->state < 0)
             continue;
-        real gradient = 0, block = 0;
+        real gradient = 0, chunk = 0;
         for (int64_t j = token ? 0 : span->first - p; j < K && p + j < span->end; j++) {
             if (conv1d_same_sequence(span, p, p + j))
-                block += load2(&a->weight, d, K - 1 - j) * ring[(p + j) % K];
-            if ((j + 1) % TAP_BLOCK == 0) {
-                gradient += block;
-                block = 0;
+                chunk += load2(&a->weight, d, K - 1 - j) * ring[(p + j) % K];
+            if ((j + 1) % TAP_CHUNK == 0) {
+                gradient += chunk;
+                chunk = 0;
             }
         }
-        gradient += block;
-        const int64_t column = p - span->end + K - 1;
-        if (cot_is_present(&a->dfinal_state) && span->state >= 0 && column >= 0 &&
+        gradient += chunk;
+        const int64_t state_position = p - span->end + K - 1;
+        if (cot_is_present(&a->dfinal_state) && span->state >= 0 && state_position >= 0 &&
             conv1d_same_sequence(span, p, span->end - 1))
-            gradient += load3(&a->dfinal_state, span->state, d, column);
+            gradient += load3(&a->dfinal_state, span->state, d, state_position);
         if (token)
             store3(&a->dx, span->b, d, p, gradient);
         else
@@ -217,14 +217,14 @@ static void backward_item(void *context, int64_t d)
     const cot_causal_conv1d_backward_args *a = &c->problem->args;
     const int64_t K = c->problem->sizes.K;
     real *ring = c->workspace + d * (3 * K + 2);
-    channel_sums sums = {.block = ring + K, .total = ring + 2 * K + 1, .K = K, .terms = 0};
+    channel_sums sums = {.chunk = ring + K, .total = ring + 2 * K + 1, .K = K, .terms = 0};
     for (int64_t i = 0; i < 3 * K + 2; i++)
         ring[i] = 0;
     const int64_t spans = conv1d_span_count(&c->problem->sizes, &a->cu_seqlens);
     for (int64_t s = 0; s < spans; s++) {
         const conv1d_span span = conv1d_span_at(&c->problem->sizes, &a->seq_idx, &a->cu_seqlens, s);
         backward_span(c->problem, &span, d, ring, &sums);
-        close_block(&sums);
+        close_chunk(&sums);
     }
     for (int64_t k = 0; cot_is_present(&a->dweight) && k < K; k++)
         store_gradient(&a->dweight, d * a->dweight.stride[0] + k * a->dweight.stride[1], a->accumulate, sums.total[k]);
@@ -254,15 +254,15 @@ static void update_item(void *context, int64_t index)
         return;
     }
     const bool is_ring = cot_is_present(&a->cache_seqlens);
-    const int64_t start = is_ring ? conv1d_index(&a->cache_seqlens, b) % S : S; /* the column of x[0] */
+    const int64_t start = is_ring ? conv1d_index(&a->cache_seqlens, b) % S : S; /* the position of x[0] in a state */
     const real bias = load1_or_zero(&a->bias, d);
     for (int64_t t = 0; t < T; t++) {
         real z = bias;
         for (int64_t k = 0; k < K; k++) {
             const int64_t p = t - (K - 1) + k;
-            const int64_t column = start + p; /* of a position before the call, p < 0 */
+            const int64_t position = start + p; /* in the state, for p < 0 */
             const real input =
-                p >= 0 ? load3(&a->x, b, d, p) : load3(&a->conv_state, row, d, column < 0 ? column + S : column);
+                p >= 0 ? load3(&a->x, b, d, p) : load3(&a->conv_state, row, d, position < 0 ? position + S : position);
             z += load2(&a->weight, d, k) * input;
         }
         store3(&a->y, b, d, t, activate(a->activation, z));
@@ -272,9 +272,9 @@ static void update_item(void *context, int64_t index)
             store3(&a->conv_state, row, d, (start + t) % S, load3(&a->x, b, d, t));
         return;
     }
-    for (int64_t column = 0; column < S; column++) {
-        const int64_t source = column + T;
-        store3(&a->conv_state, row, d, column,
+    for (int64_t position = 0; position < S; position++) {
+        const int64_t source = position + T;
+        store3(&a->conv_state, row, d, position,
                source < S ? load3(&a->conv_state, row, d, source) : load3(&a->x, b, d, source - S));
     }
 }

@@ -125,22 +125,22 @@ static inline int conv1d_instance_index(int64_t K)
     return K >= 2 && K <= 8 ? (int)K - 1 : 0;
 }
 
-/* Taps are summed in blocks of 16, as in the scalar kernel: the rounding error then grows with the number of blocks.
- * Call this before tap k is added: at the start of a block it adds the finished block to `total`. conv1d_tap_sum
+/* Taps are summed in chunks of 16, as in the scalar kernel: the rounding error then grows with the number of chunks.
+ * Call this before tap k is added: at the start of a chunk it adds the finished chunk to `total`. conv1d_tap_sum
  * returns the final sum. For a constant K <= 16 both compile to nothing. */
-enum { CONV1D_TAP_BLOCK = 16 };
+enum { CONV1D_TAP_CHUNK = 16 };
 
-V_INLINE void conv1d_close_tap_block(int64_t k, vf *block, vf *total)
+V_INLINE void conv1d_close_tap_chunk(int64_t k, vf *chunk, vf *total)
 {
-    if (k > 0 && k % CONV1D_TAP_BLOCK == 0) {
-        *total = v_add(*total, *block);
-        *block = v_zero();
+    if (k > 0 && k % CONV1D_TAP_CHUNK == 0) {
+        *total = v_add(*total, *chunk);
+        *chunk = v_zero();
     }
 }
 
-V_INLINE vf conv1d_tap_sum(int64_t K, vf block, vf total)
+V_INLINE vf conv1d_tap_sum(int64_t K, vf chunk, vf total)
 {
-    return K > CONV1D_TAP_BLOCK ? v_add(total, block) : block;
+    return K > CONV1D_TAP_CHUNK ? v_add(total, chunk) : chunk;
 }
 
 /* If the large tensors together have at least this many bytes, outputs are written by non-temporal stores. */

@@ -87,7 +87,7 @@ static inline void conv1d_scatter_tile(const float *from, int64_t ld, const cot_
 
 /* Sets vector number `vector` of each column: channel c is from[c * stride], c < n, then zeros up to a whole vector. If
  * `from` is NULL, all elements are zero. */
-static inline void conv1d_pack_column(float *column_state, int64_t vector_count, int64_t vector, const char *from,
+static inline void conv1d_pack_vector(float *column_state, int64_t vector_count, int64_t vector, const char *from,
                                       cot_dtype dtype, int64_t stride, int64_t n)
 {
     const int64_t step = stride * (int64_t)cot_dtype_size(dtype);
@@ -103,7 +103,7 @@ static inline void conv1d_pack_column(float *column_state, int64_t vector_count,
 static inline void conv1d_pack_zeros(float *column_state, int64_t vector_count, int64_t first, int64_t count, int64_t n)
 {
     for (int64_t vector = first; vector < first + count; vector++)
-        conv1d_pack_column(column_state, vector_count, vector, NULL, COT_F32, 1, n);
+        conv1d_pack_vector(column_state, vector_count, vector, NULL, COT_F32, 1, n);
 }
 
 /* Sets vectors 0 .. K: the weights by tap, then the bias. */
@@ -112,11 +112,11 @@ static inline void conv1d_pack_weights(float *column_state, int64_t vector_count
 {
     const char *first = (const char *)weight->data + d * weight->stride[0] * (int64_t)cot_dtype_size(weight->dtype);
     for (int64_t k = 0; k < K; k++)
-        conv1d_pack_column(column_state, vector_count, k,
+        conv1d_pack_vector(column_state, vector_count, k,
                            first + k * weight->stride[1] * (int64_t)cot_dtype_size(weight->dtype), weight->dtype,
                            weight->stride[0], n);
     if (cot_is_present(bias))
-        conv1d_pack_column(column_state, vector_count, K,
+        conv1d_pack_vector(column_state, vector_count, K,
                            (const char *)bias->data + d * bias->stride[0] * (int64_t)cot_dtype_size(bias->dtype),
                            bias->dtype, bias->stride[0], n);
     else
@@ -131,10 +131,10 @@ static inline void conv1d_pack_history(float *column_state, int64_t vector_count
     for (int64_t vector = K + 1; vector < 2 * K; vector++) {
         const int64_t position = piece->begin - 2 * K + vector, state_position = position - piece->valid_begin + K - 1;
         if (position >= piece->valid_begin)
-            conv1d_pack_column(column_state, vector_count, vector, conv1d_element(x, piece->b, d, position), x->dtype,
+            conv1d_pack_vector(column_state, vector_count, vector, conv1d_element(x, piece->b, d, position), x->dtype,
                                x->stride[1], n);
         else if (cot_is_present(initial_state) && piece->state >= 0)
-            conv1d_pack_column(column_state, vector_count, vector,
+            conv1d_pack_vector(column_state, vector_count, vector,
                                conv1d_element(initial_state, piece->state, d, state_position), initial_state->dtype,
                                initial_state->stride[1], n);
         else

@@ -31,7 +31,7 @@ enum {
  * Only filters of K <= 4 have items of CONV1D_WIDE_ITEM_CHANNELS (conv1d_item_channels). */
 enum {
     CONV1D_STAGED_TILE = 4 * (CONV1D_WIDE_ITEM_CHANNELS + 16), /* a tile that passes through a buffer */
-    CONV1D_COLUMN_STATE = 8 * CONV1D_WIDE_ITEM_CHANNELS,       /* 2K vectors per column, see conv1d_pack_column */
+    CONV1D_COLUMN_STATE = 8 * CONV1D_WIDE_ITEM_CHANNELS,       /* 2K vectors per column, see conv1d_pack_vector */
     CONV1D_BWD_COLUMN_STATE = 21 * CONV1D_WIDE_ITEM_CHANNELS,  /* 5K+1 vectors */
     CONV1D_CHANNEL_LAST_SCRATCH = 4 * (CONV1D_COLUMN_STATE + 2 * CONV1D_STAGED_TILE) + 256,
     CONV1D_BWD_CHANNEL_LAST_SCRATCH = 4 * (CONV1D_BWD_COLUMN_STATE + 3 * CONV1D_STAGED_TILE) + 256

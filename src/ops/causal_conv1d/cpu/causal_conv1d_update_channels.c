@@ -10,15 +10,15 @@
 
 cot_status V_NAME(causal_conv1d_update_channels)(cot_queue *, const void *, void *);
 
-#define DEFINE_CONVOLVE_TILE(width)                                                          \
-    static int64_t convolve_tile_##width(const conv1d_columns *columns)                      \
-    {                                                                                        \
-        return conv1d_convolve_tile_body(columns, width == 0 ? columns->K : width, COT_F32); \
+#define DEFINE_CONVOLVE_TILE(width)                                                    \
+    static int64_t convolve_tile_##width(const conv1d_tile_args *tile)                 \
+    {                                                                                  \
+        return conv1d_convolve_tile_body(tile, width == 0 ? tile->K : width, COT_F32); \
     }
 CONV1D_EACH_WIDTH(DEFINE_CONVOLVE_TILE)
 
 #define CONVOLVE_TILE_ENTRY(width) convolve_tile_##width
-static int64_t (*const convolve_tile_table[CONV1D_INSTANCES])(const conv1d_columns *) =
+static int64_t (*const convolve_tile_table[CONV1D_INSTANCES])(const conv1d_tile_args *) =
     CONV1D_TABLE(CONVOLVE_TILE_ENTRY);
 
 typedef struct update_context {
@@ -27,16 +27,16 @@ typedef struct update_context {
 } update_context;
 
 /* The working state of an item, in the thread's scratch. */
-typedef struct update_block {
+typedef struct update_work {
     const conv1d_update_problem *problem;
     int64_t b, d, channels, ld;
     int64_t state_row; /* first index into conv_state */
     int64_t start;     /* the position of x[0] in a ring, else S */
     _Alignas(64) float column_state[CONV1D_COLUMN_STATE];
     float x[CONV1D_STAGED_TILE], y[CONV1D_STAGED_TILE];
-} update_block;
+} update_work;
 
-_Static_assert(sizeof(update_block) <= CONV1D_CHANNEL_LAST_SCRATCH, "update_block must fit in the thread's scratch");
+_Static_assert(sizeof(update_work) <= CONV1D_CHANNEL_LAST_SCRATCH, "update_work must fit in the thread's scratch");
 
 /* Copies position j + count of each channel's state to position j, for j < S - count, in ascending order. */
 V_INLINE void shift_positions(char *state, int64_t size, const cot_tensor *tensor, int64_t channels, int64_t count)
@@ -49,66 +49,66 @@ V_INLINE void shift_positions(char *state, int64_t size, const cot_tensor *tenso
 }
 
 /* Shifts conv_state by T positions, before the new tokens are stored. A ring needs no shift. */
-static void shift_state(const update_block *block)
+static void shift_state(const update_work *work)
 {
-    const cot_tensor *state = &block->problem->args.conv_state;
-    const int64_t T = block->problem->sizes.T;
-    if (cot_is_present(&block->problem->args.cache_seqlens) || T >= block->problem->S)
+    const cot_tensor *state = &work->problem->args.conv_state;
+    const int64_t T = work->problem->sizes.T;
+    if (cot_is_present(&work->problem->args.cache_seqlens) || T >= work->problem->S)
         return;
-    char *first = conv1d_element(state, block->state_row, block->d, 0);
+    char *first = conv1d_element(state, work->state_row, work->d, 0);
     if (state->dtype == COT_F32)
-        shift_positions(first, 4, state, block->channels, T);
+        shift_positions(first, 4, state, work->channels, T);
     else
-        shift_positions(first, 2, state, block->channels, T);
+        shift_positions(first, 2, state, work->channels, T);
 }
 
 /* Stores token t, given as f32 in `values`, to its position in conv_state, if it is one of the last S tokens. */
-static void store_token(const update_block *block, int64_t t, const float *values)
+static void store_token(const update_work *work, int64_t t, const float *values)
 {
-    const cot_tensor *state = &block->problem->args.conv_state;
-    const int64_t S = block->problem->S, T = block->problem->sizes.T;
+    const cot_tensor *state = &work->problem->args.conv_state;
+    const int64_t S = work->problem->S, T = work->problem->sizes.T;
     if (t < T - S)
         return;
     const int64_t state_position =
-        cot_is_present(&block->problem->args.cache_seqlens) ? (block->start + t) % S : S - T + t;
-    conv1d_scatter(conv1d_element(state, block->state_row, block->d, state_position), state->dtype, state->stride[1],
-                   values, block->channels);
+        cot_is_present(&work->problem->args.cache_seqlens) ? (work->start + t) % S : S - T + t;
+    conv1d_scatter(conv1d_element(state, work->state_row, work->d, state_position), state->dtype, state->stride[1],
+                   values, work->channels);
 }
 
-static void pack_state_inputs(update_block *block)
+static void pack_state_inputs(update_work *work)
 {
-    const cot_tensor *state = &block->problem->args.conv_state;
-    const int64_t K = block->problem->sizes.K;
+    const cot_tensor *state = &work->problem->args.conv_state;
+    const int64_t K = work->problem->sizes.K;
     for (int64_t i = 0; i < K - 1; i++) {
-        int64_t state_position = block->start - (K - 1) + i;
-        state_position = state_position < 0 ? state_position + block->problem->S : state_position;
-        conv1d_pack_column(block->column_state, 2 * K, K + 1 + i,
-                           conv1d_element(state, block->state_row, block->d, state_position), state->dtype,
-                           state->stride[1], block->channels);
+        int64_t state_position = work->start - (K - 1) + i;
+        state_position = state_position < 0 ? state_position + work->problem->S : state_position;
+        conv1d_pack_vector(work->column_state, 2 * K, K + 1 + i,
+                           conv1d_element(state, work->state_row, work->d, state_position), state->dtype,
+                           state->stride[1], work->channels);
     }
 }
 
-static void update_tile(update_block *block, int64_t t, int64_t n)
+static void update_tile(update_work *work, int64_t t, int64_t n)
 {
-    const cot_causal_conv1d_update_args *a = &block->problem->args;
-    const conv1d_columns columns = {.n = n,
-                                    .K = block->problem->sizes.K,
-                                    .channels = block->channels,
-                                    .x = (const char *)block->x,
-                                    .y = (char *)block->y,
-                                    .x_stride = block->ld * 4,
-                                    .y_stride = block->ld * 4,
-                                    .x_dtype = COT_F32,
-                                    .y_dtype = COT_F32,
-                                    .column_state = block->column_state,
-                                    .silu = a->activation == COT_ACTIVATION_SILU};
-    conv1d_gather_tile(block->x, block->ld, &a->x, block->b, block->d, block->channels, t, n);
-    const int64_t done_channels = convolve_tile_table[conv1d_instance_index(columns.K)](&columns);
-    if (done_channels < block->channels)
-        conv1d_convolve_tile_edge(&columns, done_channels);
-    conv1d_scatter_tile(block->y, block->ld, &a->y, block->b, block->d, block->channels, t, n);
+    const cot_causal_conv1d_update_args *a = &work->problem->args;
+    const conv1d_tile_args tile = {.n = n,
+                                   .K = work->problem->sizes.K,
+                                   .channels = work->channels,
+                                   .x = (const char *)work->x,
+                                   .y = (char *)work->y,
+                                   .x_stride = work->ld * 4,
+                                   .y_stride = work->ld * 4,
+                                   .x_dtype = COT_F32,
+                                   .y_dtype = COT_F32,
+                                   .column_state = work->column_state,
+                                   .silu = a->activation == COT_ACTIVATION_SILU};
+    conv1d_gather_tile(work->x, work->ld, &a->x, work->b, work->d, work->channels, t, n);
+    const int64_t done_channels = convolve_tile_table[conv1d_instance_index(tile.K)](&tile);
+    if (done_channels < work->channels)
+        conv1d_convolve_tile_edge(&tile, done_channels);
+    conv1d_scatter_tile(work->y, work->ld, &a->y, work->b, work->d, work->channels, t, n);
     for (int64_t i = 0; i < n; i++)
-        store_token(block, t + i, block->x + i * block->ld);
+        store_token(work, t + i, work->x + i * work->ld);
 }
 
 static void update_item(void *argument, int64_t index, void *scratch)
@@ -116,28 +116,27 @@ static void update_item(void *argument, int64_t index, void *scratch)
     const update_context *context = argument;
     const cot_causal_conv1d_update_args *a = &context->problem->args;
     const conv1d_sizes *sizes = &context->problem->sizes;
-    update_block *const block = scratch;
-    block->problem = context->problem;
-    block->b = index / context->blocks;
-    block->d = index % context->blocks * context->block_channels;
-    block->channels = cot_clamp(context->block_channels, 0, sizes->D - block->d);
-    block->ld = cot_round_up(block->channels, VW);
-    block->state_row =
-        cot_is_present(&a->conv_state_indices) ? conv1d_index(&a->conv_state_indices, block->b) : block->b;
-    if (block->state_row < 0) {
-        memset(block->y, 0, (size_t)block->ld * sizeof *block->y);
+    update_work *const work = scratch;
+    work->problem = context->problem;
+    work->b = index / context->blocks;
+    work->d = index % context->blocks * context->block_channels;
+    work->channels = cot_clamp(context->block_channels, 0, sizes->D - work->d);
+    work->ld = cot_round_up(work->channels, VW);
+    work->state_row = cot_is_present(&a->conv_state_indices) ? conv1d_index(&a->conv_state_indices, work->b) : work->b;
+    if (work->state_row < 0) {
+        memset(work->y, 0, (size_t)work->ld * sizeof *work->y);
         for (int64_t t = 0; t < sizes->T; t++)
-            conv1d_scatter_tile(block->y, block->ld, &a->y, block->b, block->d, block->channels, t, 1);
+            conv1d_scatter_tile(work->y, work->ld, &a->y, work->b, work->d, work->channels, t, 1);
         return;
     }
     const int64_t S = context->problem->S;
-    block->start = cot_is_present(&a->cache_seqlens) ? conv1d_index(&a->cache_seqlens, block->b) % S : S;
-    conv1d_pack_weights(block->column_state, 2 * sizes->K, &a->weight, &a->bias, sizes->K, block->d, block->channels);
-    pack_state_inputs(block);
-    shift_state(block);
-    const int64_t tile_tokens = conv1d_staged_tile_tokens(block->channels);
+    work->start = cot_is_present(&a->cache_seqlens) ? conv1d_index(&a->cache_seqlens, work->b) % S : S;
+    conv1d_pack_weights(work->column_state, 2 * sizes->K, &a->weight, &a->bias, sizes->K, work->d, work->channels);
+    pack_state_inputs(work);
+    shift_state(work);
+    const int64_t tile_tokens = conv1d_staged_tile_tokens(work->channels);
     for (int64_t t = 0; t < sizes->T; t += tile_tokens)
-        update_tile(block, t, cot_clamp(tile_tokens, 0, sizes->T - t));
+        update_tile(work, t, cot_clamp(tile_tokens, 0, sizes->T - t));
 }
 
 cot_status V_NAME(causal_conv1d_update_channels)(cot_queue *queue, const void *problem, void *workspace)
