@@ -19,7 +19,7 @@ typedef struct reference {
 const cot_direction *case_direction(const cot_op_cases *cases, const cot_case *c);
 
 /* Returns whether every tensor of the case has at most `max_elements` elements. */
-bool case_is_within(const cot_direction *direction, const cot_case *c, int64_t most);
+bool case_is_within(const cot_direction *direction, const cot_case *c, int64_t max_elements);
 
 /* Fills the inputs with random numbers. reference_run_oracle runs the oracle on them. */
 reference reference_make(const cot_op_cases *cases, const cot_case *c);

@@ -49,7 +49,7 @@ typedef struct shared_results {
 } shared_results;
 
 /* A worker thread. Every worker visits all cases and runs only those whose numbers it took from `next`. */
-typedef struct checker {
+typedef struct worker {
     const check_options *options;
     const cot_op_cases *cases;
     shared_results *results;
@@ -59,7 +59,7 @@ typedef struct checker {
     cot_queue *device_queues[COT_MAX_KERNELS];
     cot_queue *explain_queue; /* explains the calls: the backend under check, without a forced kernel */
     pthread_t thread;
-} checker;
+} worker;
 
 bool kernel_exists(const char *op, cot_backend backend, const char *text)
 {
@@ -82,16 +82,16 @@ void describe_case(const cot_op_cases *cases, const cot_case *c, char *text, siz
                  direction->fields[c->special_field].name);
 }
 
-static bool case_selected(const checker *k, const cot_case *c)
+static bool case_selected(const worker *w, const cot_case *c)
 {
     const unsigned all =
-        k->options->backend == COT_BACKEND_CUDA ? COT_CASE_CHECK | COT_CASE_CHECK_CUDA : COT_CASE_CHECK;
-    const unsigned uses = k->options->quick ? COT_CASE_QUICK : all;
+        w->options->backend == COT_BACKEND_CUDA ? COT_CASE_CHECK | COT_CASE_CHECK_CUDA : COT_CASE_CHECK;
+    const unsigned uses = w->options->quick ? COT_CASE_QUICK : all;
     char text[256];
     if (!(c->uses & uses))
         return false;
-    describe_case(k->cases, c, text, sizeof text);
-    return k->options->only == NULL || strstr(text, k->options->only) != NULL;
+    describe_case(w->cases, c, text, sizeof text);
+    return w->options->only == NULL || strstr(text, w->options->only) != NULL;
 }
 
 /* ---- one kernel, one case ----------------------------------------------------------------------------- */
@@ -109,12 +109,12 @@ static cot_queue *queue_for(const cot_op *op, const cot_kernel *kernel, int thre
     return cot_queue_create(&options, &queue) == COT_OK ? queue : NULL;
 }
 
-static bool run_once(checker *k, const cot_kernel *kernel, const cot_direction *direction, bound_case *b, int threads,
+static bool run_once(worker *w, const cot_kernel *kernel, const cot_direction *direction, bound_case *b, int threads,
                      char *why, size_t size)
 {
     /* A CUDA queue loads the device code when it is created, so one queue per kernel is enough for all cases. */
-    cot_queue **cached = &k->device_queues[kernel - k->cases->op->kernels];
-    cot_queue *queue = *cached != NULL ? *cached : queue_for(k->cases->op, kernel, threads);
+    cot_queue **cached = &w->device_queues[kernel - w->cases->op->kernels];
+    cot_queue *queue = *cached != NULL ? *cached : queue_for(w->cases->op, kernel, threads);
     const cot_status status = queue == NULL ? COT_NO_DEVICE : bound_case_run(b, direction, queue);
     if (status != COT_OK)
         snprintf(why, size, "%s: %s", cot_status_name(status), cot_error_message());
@@ -165,15 +165,15 @@ static bool same_bytes(const cot_case *c, const cot_direction *direction, const 
 }
 
 /* Compares runs 3 to `repeat` with the first run. Each run begins with the initial memory. */
-static bool repeats_agree_on_host(checker *k, const cot_kernel *kernel, const cot_case *c,
+static bool repeats_agree_on_host(worker *w, const cot_kernel *kernel, const cot_case *c,
                                   const cot_direction *direction, const bound_case *first, bound_case *repeated,
                                   const bound_case *initial, char *why, size_t size)
 {
-    for (int run = 3; run <= k->options->repeat; run++) {
+    for (int run = 3; run <= w->options->repeat; run++) {
         for (int f = 0; f < direction->field_count; f++)
             if (repeated->fields[f].memory != NULL)
                 memcpy(repeated->fields[f].memory, initial->fields[f].memory, repeated->fields[f].bytes);
-        if (!run_once(k, kernel, direction, repeated, run % 2 != 0 ? MANY_THREADS : 1, why, size) ||
+        if (!run_once(w, kernel, direction, repeated, run % 2 != 0 ? MANY_THREADS : 1, why, size) ||
             !same_bytes(c, direction, first, repeated, run, why, size))
             return false;
     }
@@ -182,14 +182,14 @@ static bool repeats_agree_on_host(checker *k, const cot_kernel *kernel, const co
 
 /* The same on a GPU. A copy within the device restores the initial memory, and a batch of runs is enqueued before the
  * first is read. Small cases take less time than to allocate, to copy from the host and to wait for each run. */
-static bool repeats_agree_on_device(checker *k, const cot_kernel *kernel, const cot_case *c,
+static bool repeats_agree_on_device(worker *w, const cot_kernel *kernel, const cot_case *c,
                                     const cot_direction *direction, const bound_case *first, bound_case *repeated,
                                     const bound_case *initial, char *why, size_t size)
 {
-    cot_queue *queue = k->device_queues[kernel - k->cases->op->kernels];
+    cot_queue *queue = w->device_queues[kernel - w->cases->op->kernels];
     size_t bytes = 0;
     device_image images[REPEAT_BATCH] = {0}, initial_image = {0};
-    const int repeats = k->options->repeat - 2, batch = repeats < REPEAT_BATCH ? repeats : REPEAT_BATCH;
+    const int repeats = w->options->repeat - 2, batch = repeats < REPEAT_BATCH ? repeats : REPEAT_BATCH;
     bool same = true;
     if (repeats <= 0)
         return true;
@@ -256,7 +256,7 @@ static void compare_outputs(const reference *ref, const cot_kernel *kernel, cons
     }
 }
 
-static outcome check_kernel(checker *k, const reference *ref, const cot_kernel *kernel, double *s[COT_MAX_FIELDS],
+static outcome check_kernel(worker *w, const reference *ref, const cot_kernel *kernel, double *s[COT_MAX_FIELDS],
                             FILE *report)
 {
     const cot_direction *direction = case_direction(ref->cases, ref->c);
@@ -265,15 +265,15 @@ static outcome check_kernel(checker *k, const reference *ref, const cot_kernel *
     bound_case_make(&initial, ref, false);
     bound_case_make(&first, ref, true);
     bound_case_make(&second, ref, false);
-    const bool ran = run_once(k, kernel, direction, &first, MANY_THREADS, out.why, sizeof out.why) &&
-                     run_once(k, kernel, direction, &second, 1, out.why, sizeof out.why);
+    const bool ran = run_once(w, kernel, direction, &first, MANY_THREADS, out.why, sizeof out.why) &&
+                     run_once(w, kernel, direction, &second, 1, out.why, sizeof out.why);
     for (int f = 0; ran && f < direction->field_count; f++)
         if (ref->expected[f] != NULL && s[f] == NULL) /* the scalar kernel is the first to run */
             s[f] = tensor_values(&first.fields[f].view);
     out.failed = !ran || !memory_intact(direction, &first, &initial, out.why, sizeof out.why) ||
                  !same_bytes(ref->c, direction, &first, &second, 2, out.why, sizeof out.why) ||
                  !(kernel->backend == COT_BACKEND_CUDA ? repeats_agree_on_device : repeats_agree_on_host)(
-                     k, kernel, ref->c, direction, &first, &second, &initial, out.why, sizeof out.why);
+                     w, kernel, ref->c, direction, &first, &second, &initial, out.why, sizeof out.why);
     if (ran)
         compare_outputs(ref, kernel, &first, s, report, &out);
     bound_case_free(&initial, direction);
@@ -284,10 +284,10 @@ static outcome check_kernel(checker *k, const reference *ref, const cot_kernel *
 
 /* ---- one case ----------------------------------------------------------------------------------------- */
 
-static bool kernel_selected(const checker *k, const cot_kernel *kernel)
+static bool kernel_selected(const worker *w, const cot_kernel *kernel)
 {
-    return kernel->backend == k->options->backend &&
-           (k->options->kernel == NULL || strstr(kernel->name, k->options->kernel) != NULL);
+    return kernel->backend == w->options->backend &&
+           (w->options->kernel == NULL || strstr(kernel->name, w->options->kernel) != NULL);
 }
 
 /* Returns whether the kernel spreads this NaN or infinity further than the oracle allows, as its documentation says.
@@ -302,10 +302,10 @@ static bool spreads_special(const cot_kernel *kernel, double special)
     return spreads;
 }
 
-static void record(checker *k, const cot_kernel *kernel, const outcome *out, const char *text)
+static void record(worker *w, const cot_kernel *kernel, const outcome *out, const char *text)
 {
-    tally *t = &k->results->tallies[kernel - k->cases->op->kernels];
-    pthread_mutex_lock(&k->results->lock);
+    tally *t = &w->results->tallies[kernel - w->cases->op->kernels];
+    pthread_mutex_lock(&w->results->lock);
     if (!out->failed) {
         t->passed++;
         if (out->worst_ratio > t->worst_ratio) {
@@ -313,22 +313,22 @@ static void record(checker *k, const cot_kernel *kernel, const outcome *out, con
             snprintf(t->worst_case, sizeof t->worst_case, "%s", text);
         }
         t->worst_ulp = out->worst_ulp > t->worst_ulp ? out->worst_ulp : t->worst_ulp;
-    } else if (++t->failed <= MAX_PRINTED_FAILURES || k->options->report)
+    } else if (++t->failed <= MAX_PRINTED_FAILURES || w->options->report)
         printf("FAILED %s, %s: %s\n", t->kernel->name, text, out->why);
     fflush(stdout); /* the process can be stopped before its end */
-    pthread_mutex_unlock(&k->results->lock);
+    pthread_mutex_unlock(&w->results->lock);
 }
 
-static void record_skipped(checker *k, const cot_kernel *kernel)
+static void record_skipped(worker *w, const cot_kernel *kernel)
 {
-    pthread_mutex_lock(&k->results->lock);
-    k->results->tallies[kernel - k->cases->op->kernels].skipped++;
-    pthread_mutex_unlock(&k->results->lock);
+    pthread_mutex_lock(&w->results->lock);
+    w->results->tallies[kernel - w->cases->op->kernels].skipped++;
+    pthread_mutex_unlock(&w->results->lock);
 }
 
-static void record_gradient(checker *k, double error, const char *text)
+static void record_gradient(worker *w, double error, const char *text)
 {
-    shared_results *results = k->results;
+    shared_results *results = w->results;
     const bool failed = !(error <= gradient_tolerance);
     pthread_mutex_lock(&results->lock);
     results->gradients_failed += failed;
@@ -341,7 +341,7 @@ static void record_gradient(checker *k, double error, const char *text)
 
 /* Runs the scalar CPU kernel on the case and keeps its outputs in s. The error rule of another backend's kernels needs
  * them. */
-static bool run_scalar_kernel(checker *k, const reference *ref, double *s[COT_MAX_FIELDS])
+static bool run_scalar_kernel(worker *w, const reference *ref, double *s[COT_MAX_FIELDS])
 {
     cot_queue *cpu = NULL;
     cot_queue_options options;
@@ -351,52 +351,52 @@ static bool run_scalar_kernel(checker *k, const reference *ref, double *s[COT_MA
     int count = 0;
     bool scalar_found = false;
     if (cot_queue_create(&options, &cpu) == COT_OK &&
-        cot_op_explain(case_direction(k->cases, ref->c), cpu, ref->c->args, choices, &count) == COT_OK)
+        cot_op_explain(case_direction(w->cases, ref->c), cpu, ref->c->args, choices, &count) == COT_OK)
         for (int i = 0; i < count && !scalar_found; i++)
             if (choices[i].refusal == NULL) {
-                check_kernel(k, ref, choices[i].kernel, s, NULL);
+                check_kernel(w, ref, choices[i].kernel, s, NULL);
                 scalar_found = true;
             }
     cot_queue_destroy(cpu);
     return scalar_found;
 }
 
-static void check_case_kernels(checker *k, const reference *ref, const char *text)
+static void check_case_kernels(worker *w, const reference *ref, const char *text)
 {
-    const cot_op *op = k->cases->op;
+    const cot_op *op = w->cases->op;
     double *s[COT_MAX_FIELDS] = {0};
     cot_choice choices[COT_MAX_KERNELS];
     int count = 0;
     const cot_status status =
-        cot_op_explain(case_direction(k->cases, ref->c), k->explain_queue, ref->c->args, choices, &count);
-    if (status == COT_UNSUPPORTED && k->options->backend != COT_BACKEND_CPU)
+        cot_op_explain(case_direction(w->cases, ref->c), w->explain_queue, ref->c->args, choices, &count);
+    if (status == COT_UNSUPPORTED && w->options->backend != COT_BACKEND_CPU)
         return; /* f64, which only the CPU supports */
     if (status != COT_OK) {
         outcome out = {.failed = true};
         snprintf(out.why, sizeof out.why, "%s", cot_error_message());
-        record(k, op->kernels, &out, text);
+        record(w, op->kernels, &out, text);
         return;
     }
-    bool scalar_ran = k->options->backend != COT_BACKEND_CPU && run_scalar_kernel(k, ref, s);
+    bool scalar_ran = w->options->backend != COT_BACKEND_CPU && run_scalar_kernel(w, ref, s);
     for (int i = 0; i < count; i++) {
-        const bool selected = kernel_selected(k, choices[i].kernel);
+        const bool selected = kernel_selected(w, choices[i].kernel);
         if (spreads_special(choices[i].kernel, ref->c->special))
             continue;
         if (choices[i].refusal != NULL) {
-            if (selected && (choices[i].kernel->isa & ~k->explain_queue->isa) != 0)
-                record_skipped(k, choices[i].kernel);
+            if (selected && (choices[i].kernel->isa & ~w->explain_queue->isa) != 0)
+                record_skipped(w, choices[i].kernel);
             continue;
         }
         if (!selected && scalar_ran)
             continue;
         scalar_ran = true;
-        const outcome out = check_kernel(k, ref, choices[i].kernel, s, NULL);
+        const outcome out = check_kernel(w, ref, choices[i].kernel, s, NULL);
         if (!selected)
             continue; /* the scalar kernel, which ran only for its values */
-        record(k, choices[i].kernel, &out, text);
-        if (out.failed && k->options->report) {
+        record(w, choices[i].kernel, &out, text);
+        if (out.failed && w->options->report) {
             flockfile(stdout); /* a report has many lines */
-            check_kernel(k, ref, choices[i].kernel, s, stdout);
+            check_kernel(w, ref, choices[i].kernel, s, stdout);
             funlockfile(stdout);
         }
     }
@@ -405,56 +405,56 @@ static void check_case_kernels(checker *k, const reference *ref, const char *tex
 }
 
 /* Returns false if --kernel selects no kernel of the case. Skipping its oracle then saves most of the time. */
-static bool any_kernel_selected(checker *k, const cot_case *c)
+static bool any_kernel_selected(worker *w, const cot_case *c)
 {
     cot_choice choices[COT_MAX_KERNELS];
     int count = 0;
-    if (k->options->kernel == NULL ||
-        cot_op_explain(case_direction(k->cases, c), k->explain_queue, c->args, choices, &count) != COT_OK)
+    if (w->options->kernel == NULL ||
+        cot_op_explain(case_direction(w->cases, c), w->explain_queue, c->args, choices, &count) != COT_OK)
         return true;
     for (int i = 0; i < count; i++)
-        if (kernel_selected(k, choices[i].kernel) &&
-            (choices[i].refusal == NULL || (choices[i].kernel->isa & ~k->explain_queue->isa) != 0))
+        if (kernel_selected(w, choices[i].kernel) &&
+            (choices[i].refusal == NULL || (choices[i].kernel->isa & ~w->explain_queue->isa) != 0))
             return true;
     return false;
 }
 
-static void check_case(checker *k, const cot_case *c)
+static void check_case(worker *w, const cot_case *c)
 {
-    if (!case_selected(k, c) || k->case_number++ != k->next_case)
+    if (!case_selected(w, c) || w->case_number++ != w->next_case)
         return;
     char text[256];
-    describe_case(k->cases, c, text, sizeof text);
-    if (k->reports_progress)
-        k->options->progress(k->options->context, (double)k->next_case / (double)k->results->total, text);
-    if (any_kernel_selected(k, c)) {
-        reference ref = reference_make(k->cases, c);
+    describe_case(w->cases, c, text, sizeof text);
+    if (w->reports_progress)
+        w->options->progress(w->options->context, (double)w->next_case / (double)w->results->total, text);
+    if (any_kernel_selected(w, c)) {
+        reference ref = reference_make(w->cases, c);
         reference_run_oracle(&ref);
-        check_case_kernels(k, &ref, text);
+        check_case_kernels(w, &ref, text);
         reference_free(&ref);
     }
-    if ((c->uses & COT_CASE_GRADIENT) && k->options->backend == COT_BACKEND_CPU)
-        record_gradient(k, check_gradient(k->cases, c), text);
-    k->next_case = atomic_fetch_add(&k->results->next, 1);
+    if ((c->uses & COT_CASE_GRADIENT) && w->options->backend == COT_BACKEND_CPU)
+        record_gradient(w, check_gradient(w->cases, c), text);
+    w->next_case = atomic_fetch_add(&w->results->next, 1);
 }
 
-static void count_case(checker *k, const cot_case *c)
+static void count_case(worker *w, const cot_case *c)
 {
-    k->results->total += case_selected(k, c);
+    w->results->total += case_selected(w, c);
 }
 
 /* Visits the case. A quick case is also visited with a NaN and with an infinity in each float input in turn. With
  * --quick, such a case has only one variant, and the next case has another. */
-static void visit_with_specials(checker *k, const cot_case *c, void (*visit)(checker *, const cot_case *))
+static void visit_with_specials(worker *w, const cot_case *c, void (*visit)(worker *, const cot_case *))
 {
-    const cot_direction *direction = case_direction(k->cases, c);
-    visit(k, c);
+    const cot_direction *direction = case_direction(w->cases, c);
+    visit(w, c);
     if (!(c->uses & COT_CASE_QUICK) || c->special != 0)
         return;
     cot_case special = *c;
     special.uses &= ~(unsigned)COT_CASE_GRADIENT;
     uint64_t state = c->seed;
-    int64_t variant_count = 0, base_number = k->base_count++;
+    int64_t variant_count = 0, base_number = w->base_count++;
     for (int pass = 0; pass < 2; pass++) /* first counts the variants, then visits them */
         for (int f = 0, variant = 0; f < direction->field_count; f++) {
             const cot_tensor *tensor = cot_field_tensor(&direction->fields[f], (void *)c->args);
@@ -464,12 +464,12 @@ static void visit_with_specials(checker *k, const cot_case *c, void (*visit)(che
                 continue;
             for (int value = 0; value < 2; value++, variant++) {
                 variant_count += pass == 0;
-                if (pass == 0 || (k->options->quick && variant != base_number % variant_count))
+                if (pass == 0 || (w->options->quick && variant != base_number % variant_count))
                     continue;
                 special.special = value == 0 ? (double)NAN : cot_draw_bool(&state) ? INFINITY : -INFINITY;
                 special.special_field = f;
                 special.special_element = cot_draw_below(&state, count);
-                visit(k, &special);
+                visit(w, &special);
             }
         }
 }
@@ -486,14 +486,14 @@ static bool count_variants(void *context, const cot_case *c)
     return true;
 }
 
-static void *run_worker(void *worker)
+static void *run_worker(void *argument)
 {
-    checker *k = worker;
-    const int threads_per_job = omp_get_num_procs() / k->options->jobs;
+    worker *w = argument;
+    const int threads_per_job = omp_get_num_procs() / w->options->jobs;
     omp_set_num_threads(threads_per_job > 1 ? threads_per_job : 1); /* for the oracles; kernels use their queue's */
-    k->next_case = atomic_fetch_add(&k->results->next, 1);
-    k->base_count = 0;
-    k->cases->each(check_variants, k);
+    w->next_case = atomic_fetch_add(&w->results->next, 1);
+    w->base_count = 0;
+    w->cases->each(check_variants, w);
     return NULL;
 }
 
@@ -531,7 +531,7 @@ static void print_tallies(const shared_results *results, const cot_op *op, bool 
 static void check_op(const check_options *options, const cot_op_cases *cases, summary *total)
 {
     shared_results results = {.lock = PTHREAD_MUTEX_INITIALIZER};
-    checker *workers = allocate((size_t)options->jobs, sizeof *workers);
+    worker *workers = allocate((size_t)options->jobs, sizeof *workers);
     cot_queue_options queue_options;
     COT_INIT(&queue_options);
     queue_options.backend = options->backend;
@@ -540,7 +540,7 @@ static void check_op(const check_options *options, const cot_op_cases *cases, su
         results.tallies[j].kernel = &cases->op->kernels[j];
     int queue_count = 0, thread_count = 1;
     for (; queue_count < options->jobs; queue_count++) {
-        workers[queue_count] = (checker){.options = options, .cases = cases, .results = &results};
+        workers[queue_count] = (worker){.options = options, .cases = cases, .results = &results};
         if (cot_queue_create(&queue_options, &workers[queue_count].explain_queue) != COT_OK)
             break;
     }
