@@ -30,7 +30,7 @@ static void add_strip(const context *c, const score_context *a, const key_strip 
 {
     const attention_problem *p = c->p;
     const attention_axis queries = {p, false, BLOCK};
-    const int64_t d = c->layout.d, dv = c->layout.dv, first_query = q_block * BLOCK;
+    const int64_t qk_size = c->layout.qk_size, v_size = c->layout.v_size, first_query = q_block * BLOCK;
     const attention_span strips = attention_round_to_strips(
         attention_visible_queries_of_rows(&p->sizes, &a->sequence, first_key, first_key + SCORE_ROWS), first_query,
         BLOCK);
@@ -41,10 +41,10 @@ static void add_strip(const context *c, const score_context *a, const key_strip 
     const int64_t tile_offset = mt_offset(SCORE_ROWS, 0, strips.first);
     const query_forms q = query_forms_at(c, q_slot);
     const float *lse = c->lse + q_slot * BLOCK, *D = c->D + q_slot * BLOCK;
-    mt_product_all_terms(SCORE_ROWS, n, d, keys->k, SCORE_ROWS, q.q_t + mt_offset(d, 0, strips.first), d,
-                         buffers->scores + tile_offset, SCORE_ROWS, false, NULL);
-    mt_product_all_terms(SCORE_ROWS, n, dv, keys->v, SCORE_ROWS, q.dout_t + mt_offset(dv, 0, strips.first), dv,
-                         buffers->dp + tile_offset, SCORE_ROWS, false, NULL);
+    mt_product_all_terms(SCORE_ROWS, n, qk_size, keys->k, SCORE_ROWS, q.q_t + mt_offset(qk_size, 0, strips.first),
+                         qk_size, buffers->scores + tile_offset, SCORE_ROWS, false, NULL);
+    mt_product_all_terms(SCORE_ROWS, n, v_size, keys->v, SCORE_ROWS, q.dout_t + mt_offset(v_size, 0, strips.first),
+                         v_size, buffers->dp + tile_offset, SCORE_ROWS, false, NULL);
     const score_tile tile = {first_query, first_key, true, SCORE_ROWS, strips};
     const strip_options o = {
         .exp_scale = v_set1(scores_exp_scale(p)), .masked = true, .dropout = a->dropout.dropped > 0};

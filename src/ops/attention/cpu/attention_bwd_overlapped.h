@@ -168,15 +168,16 @@ static visible_strips visible_strips_of(const context *c, const score_context *a
 static void queue_products(const context *c, const block_pair *b, const strip_buffers *buffers,
                            const visible_strips *visible, int64_t first_row, pending_products *pending)
 {
-    const int64_t d = c->layout.d, dv = c->layout.dv, buffer_offset = buffers->buffer * SCORE_ROWS * BLOCK;
+    const int64_t qk_size = c->layout.qk_size, v_size = c->layout.v_size,
+                  buffer_offset = buffers->buffer * SCORE_ROWS * BLOCK;
     const mt *prob = buffers->prob + buffer_offset, *ds = buffers->ds + buffer_offset,
              *ds_b = buffers->ds_b + buffer_offset;
-    for (int64_t n = 0; n < dv + d; n += STRIP)
+    for (int64_t n = 0; n < v_size + qk_size; n += STRIP)
         for (int64_t r = 0; r < SCORE_ROWS; r += STRIP) {
             const attention_span span = visible->queries[r / STRIP];
-            const mt *rows = n < dv ? prob : ds, *columns = n < dv ? b->q.dout : b->q.q;
-            float *c_panel = n < dv ? b->dv : b->dk;
-            const int64_t column = n < dv ? n : n - dv;
+            const mt *rows = n < v_size ? prob : ds, *columns = n < v_size ? b->q.dout : b->q.q;
+            float *c_panel = n < v_size ? b->dv : b->dk;
+            const int64_t column = n < v_size ? n : n - v_size;
             if (span.first < span.end)
                 pending->parts[pending->count++] =
                     (pending_part){.a = rows + mt_offset(SCORE_ROWS, r, span.first),
@@ -186,15 +187,16 @@ static void queue_products(const context *c, const block_pair *b, const strip_bu
                                    .n = span.end - span.first,
                                    .accumulate = b->dkv_initialized[(first_row + r) / STRIP]};
         }
-    for (int64_t row_pair = 0; row_pair < d; row_pair += 2 * STRIP)
+    for (int64_t row_pair = 0; row_pair < qk_size; row_pair += 2 * STRIP)
         for (int64_t i = 0; i < BLOCK; i += STRIP) {
             const attention_span span = visible->keys[i / STRIP];
-            for (int64_t row = row_pair; span.first < span.end && row < row_pair + 2 * STRIP && row < d; row += STRIP)
+            for (int64_t row = row_pair; span.first < span.end && row < row_pair + 2 * STRIP && row < qk_size;
+                 row += STRIP)
                 pending->parts[pending->count++] =
-                    (pending_part){.a = b->kt + mt_offset(d, row, first_row + span.first),
-                                   .a_rows = d,
+                    (pending_part){.a = b->kt + mt_offset(qk_size, row, first_row + span.first),
+                                   .a_rows = qk_size,
                                    .b = ds_b + mt_offset(SCORE_ROWS, span.first, i),
-                                   .c = b->dq + mt_offset(d, row, i),
+                                   .c = b->dq + mt_offset(qk_size, row, i),
                                    .n = span.end - span.first,
                                    .accumulate = b->dq_initialized[i / STRIP]};
         }
@@ -223,7 +225,7 @@ static void differentiate_overlapped(const context *c, const score_context *a, c
     /* Parts of S^T and dP^T lie in the buffers that differentiate_blocks uses for whole score tiles. */
     float(*const s)[STRIP * STRIP] = (float(*)[STRIP * STRIP]) buffers->scores;
     float(*const dp)[STRIP * STRIP] = (float(*)[STRIP * STRIP]) buffers->dp;
-    const int64_t d = c->layout.d, dv = c->layout.dv, first_key = b->first_key + first_row;
+    const int64_t qk_size = c->layout.qk_size, v_size = c->layout.v_size, first_key = b->first_key + first_row;
     const visible_strips visible = visible_strips_of(c, a, first_key, b->first_query);
     if (visible.parts == 0)
         return;
@@ -241,11 +243,12 @@ static void differentiate_overlapped(const context *c, const score_context *a, c
         if (queue.count + (queue.rows_left > 0) + n > RING_SIZE)
             drain_scores(&queue, RING_SIZE - n);
         for (int64_t r = keys.first; r < keys.end; r += STRIP)
-            mt_product_part(d, 1, b->k + mt_offset(BLOCK, first_row + r, 0), BLOCK, b->q.q_t + mt_offset(d, 0, i),
-                            s[(ring_slot + (r - keys.first) / STRIP) % RING_SIZE], false, false, overlap_step, &queue);
+            mt_product_part(qk_size, 1, b->k + mt_offset(BLOCK, first_row + r, 0), BLOCK,
+                            b->q.q_t + mt_offset(qk_size, 0, i), s[(ring_slot + (r - keys.first) / STRIP) % RING_SIZE],
+                            false, false, overlap_step, &queue);
         for (int64_t r = keys.first; r < keys.end; r += STRIP, ring_slot = (ring_slot + 1) % RING_SIZE) {
-            mt_product_part(dv, 1, b->v + mt_offset(BLOCK, first_row + r, 0), BLOCK, b->q.dout_t + mt_offset(dv, 0, i),
-                            dp[ring_slot], false, true, overlap_step, &queue);
+            mt_product_part(v_size, 1, b->v + mt_offset(BLOCK, first_row + r, 0), BLOCK,
+                            b->q.dout_t + mt_offset(v_size, 0, i), dp[ring_slot], false, true, overlap_step, &queue);
             if (!all_visible(a, first_key + r, STRIP, b->first_query, queries))
                 apply_mask(a, s[ring_slot], first_key + r, b->first_query + i);
             const int64_t offset = buffer_offset + mt_offset(SCORE_ROWS, r, i);

@@ -15,13 +15,13 @@ typedef struct context {
 
 /* The packed forms of a block of queries. They are adjacent because they are prefetched together. */
 typedef struct query_forms {
-    mt *q_t, *q, *dout_t, *dout; /* q^T [d][BLOCK], q [BLOCK][d]; dout^T, dout likewise. All in B form */
+    mt *q_t, *q, *dout_t, *dout; /* q^T [qk_size][BLOCK], q [BLOCK][qk_size]; dout^T, dout with v_size. All in B form */
 } query_forms;
 
 static query_forms query_forms_at(const context *c, int64_t index)
 {
-    mt *q_t = c->queries + index * c->layout.query_block_elements, *dout_t = q_t + 2 * BLOCK * c->layout.d;
-    return (query_forms){q_t, q_t + BLOCK * c->layout.d, dout_t, dout_t + BLOCK * c->layout.dv};
+    mt *q_t = c->queries + index * c->layout.query_block_elements, *dout_t = q_t + 2 * BLOCK * c->layout.qk_size;
+    return (query_forms){q_t, q_t + BLOCK * c->layout.qk_size, dout_t, dout_t + BLOCK * c->layout.v_size};
 }
 
 /* ---- packing -------------------------------------------------------------------------------------------- */
@@ -33,12 +33,12 @@ static void pack_keys(const context *c, const attention_sequence *s, int64_t hkv
     const attention_problem *p = c->p;
     for (int64_t r = 0; r < rows; r += STRIP) {
         const int64_t used = cot_clamp(s->Tk - j - r, 0, STRIP), row = s->k_row + j + r;
-        load_rows(staging, c->layout.d, &p->k, s->b, row, hkv, used, p->sizes.d);
-        pack_a(k, rows, r, staging, c->layout.d);
+        load_rows(staging, c->layout.qk_size, &p->k, s->b, row, hkv, used, p->sizes.d);
+        pack_a(k, rows, r, staging, c->layout.qk_size);
         if (kt != NULL)
-            pack_transposed(kt, false, r, staging, c->layout.d);
-        load_rows(staging, c->layout.dv, &p->v, s->b, row, hkv, used, p->sizes.dv);
-        pack_a(v, rows, r, staging, c->layout.dv);
+            pack_transposed(kt, false, r, staging, c->layout.qk_size);
+        load_rows(staging, c->layout.v_size, &p->v, s->b, row, hkv, used, p->sizes.dv);
+        pack_a(v, rows, r, staging, c->layout.v_size);
     }
 }
 
@@ -105,15 +105,15 @@ static void pack_queries_item(void *memory, int64_t item, void *scratch)
     float *const staging = scratch, *const out = staging + STRIP * ATTENTION_MAX_D;
     for (int64_t r = 0; block.rows > 0 && r < BLOCK; r += STRIP) {
         const int64_t rows = cot_clamp(block.used - r, 0, STRIP), row = block.sequence.q_row + block.first + r;
-        load_rows(staging, c->layout.d, &p->q, block.sequence.b, row, h, rows, p->sizes.d);
-        pack_transposed(to.q_t, true, r, staging, c->layout.d);
-        pack_b(to.q, BLOCK, r, staging, c->layout.d);
-        load_rows(staging, c->layout.dv, &p->dout, block.sequence.b, row, h, rows, p->sizes.dv);
-        pack_transposed(to.dout_t, true, r, staging, c->layout.dv);
-        pack_b(to.dout, BLOCK, r, staging, c->layout.dv);
+        load_rows(staging, c->layout.qk_size, &p->q, block.sequence.b, row, h, rows, p->sizes.d);
+        pack_transposed(to.q_t, true, r, staging, c->layout.qk_size);
+        pack_b(to.q, BLOCK, r, staging, c->layout.qk_size);
+        load_rows(staging, c->layout.v_size, &p->dout, block.sequence.b, row, h, rows, p->sizes.dv);
+        pack_transposed(to.dout_t, true, r, staging, c->layout.v_size);
+        pack_b(to.dout, BLOCK, r, staging, c->layout.v_size);
         if (!cot_is_present(&p->delta)) {
-            load_rows(out, c->layout.dv, &p->out, block.sequence.b, row, h, rows, p->sizes.dv);
-            sum_dout_out(c->D + first_row + r, staging, out, c->layout.dv);
+            load_rows(out, c->layout.v_size, &p->out, block.sequence.b, row, h, rows, p->sizes.dv);
+            sum_dout_out(c->D + first_row + r, staging, out, c->layout.v_size);
         }
         pack_statistics(p, &block, h, r, c->lse + first_row + r, c->D + first_row + r);
     }
@@ -223,7 +223,7 @@ typedef struct block_pair {
     query_forms q;
     const mt *k, *kt, *v;
     const float *lse, *D;
-    float *dq; /* [d][BLOCK]; dk and dv are [BLOCK][d] and [BLOCK][dv] */
+    float *dq; /* [qk_size][BLOCK]; dk and dv are [BLOCK][qk_size] and [BLOCK][v_size] */
     float *dk, *dv;
     /* Whether the accumulators hold a value, for each strip of dq and of dk and dv. */
     bool *dq_initialized, *dkv_initialized;
@@ -235,13 +235,15 @@ static void differentiate_keys(const context *c, const score_context *a, const b
                                int64_t first_row, int64_t rows, attention_span strips, bool visible)
 {
     const attention_problem *p = c->p;
-    const int64_t d = c->layout.d, dv = c->layout.dv, j = b->first_key + first_row, n = strips.end - strips.first;
+    const int64_t qk_size = c->layout.qk_size, v_size = c->layout.v_size, j = b->first_key + first_row,
+                  n = strips.end - strips.first;
     const int64_t row_offset = mt_offset(BLOCK, first_row, 0);
     const strip_operands operands = strip_operands_at(buffers, first_row);
-    mt_product(rows, n, d, b->k + row_offset, BLOCK, b->q.q_t + mt_offset(d, 0, strips.first), d,
+    mt_product(rows, n, qk_size, b->k + row_offset, BLOCK, b->q.q_t + mt_offset(qk_size, 0, strips.first), qk_size,
                buffers->scores + mt_offset(SCORE_ROWS, 0, strips.first), SCORE_ROWS, false, b->forms_prefetch);
-    mt_product_all_terms(rows, n, dv, b->v + row_offset, BLOCK, b->q.dout_t + mt_offset(dv, 0, strips.first), dv,
-                         buffers->dp + row_offset + mt_offset(BLOCK, 0, strips.first), BLOCK, false, b->forms_prefetch);
+    mt_product_all_terms(rows, n, v_size, b->v + row_offset, BLOCK, b->q.dout_t + mt_offset(v_size, 0, strips.first),
+                         v_size, buffers->dp + row_offset + mt_offset(BLOCK, 0, strips.first), BLOCK, false,
+                         b->forms_prefetch);
     strip_options o = {.exp_scale = v_set1(scores_exp_scale(p)), .masked = true};
     if (a->modified) {
         const score_tile tile = {b->first_query, j, true, rows, strips};
@@ -257,10 +259,10 @@ static void differentiate_keys(const context *c, const score_context *a, const b
     } else {
         differentiate_strip(a, buffers, first_row, rows, j, b->first_query, strips, b->lse, b->D, o);
     }
-    mt_product(rows, dv, n, operands.prob + mt_offset(SCORE_ROWS, 0, strips.first), SCORE_ROWS,
+    mt_product(rows, v_size, n, operands.prob + mt_offset(SCORE_ROWS, 0, strips.first), SCORE_ROWS,
                b->q.dout + mt_offset(BLOCK, strips.first, 0), BLOCK, b->dv + row_offset, BLOCK,
                b->dkv_initialized[first_row / STRIP], b->forms_prefetch);
-    mt_product(rows, d, n, operands.ds + mt_offset(operands.ds_rows, 0, strips.first), operands.ds_rows,
+    mt_product(rows, qk_size, n, operands.ds + mt_offset(operands.ds_rows, 0, strips.first), operands.ds_rows,
                b->q.q + mt_offset(BLOCK, strips.first, 0), BLOCK, b->dk + row_offset, BLOCK,
                b->dkv_initialized[first_row / STRIP], b->forms_prefetch);
     for (int64_t r = first_row; r < first_row + rows; r += STRIP)
@@ -272,7 +274,7 @@ static void differentiate_keys(const context *c, const score_context *a, const b
 static void differentiate_blocks(const context *c, const score_context *a, const block_pair *b, strip_buffers *buffers)
 {
     const attention_sizes *sizes = &c->p->sizes;
-    const int64_t d = c->layout.d;
+    const int64_t qk_size = c->layout.qk_size;
     attention_span keys[BLOCK / STRIP]; /* for each strip of queries: the rows of keys that contributed to it */
     for (int64_t n = 0; n < BLOCK / STRIP; n++)
         keys[n] = (attention_span){BLOCK, 0};
@@ -300,9 +302,9 @@ static void differentiate_blocks(const context *c, const score_context *a, const
         const int64_t n = keys[i].end - keys[i].first;
         if (n <= 0)
             continue;
-        mt_product(d, STRIP, n, b->kt + mt_offset(d, 0, keys[i].first), d,
-                   ds + mt_offset(BLOCK, keys[i].first, i * STRIP), BLOCK, b->dq + mt_offset(d, 0, i * STRIP), d,
-                   b->dq_initialized[i], b->dq_prefetch);
+        mt_product(qk_size, STRIP, n, b->kt + mt_offset(qk_size, 0, keys[i].first), qk_size,
+                   ds + mt_offset(BLOCK, keys[i].first, i * STRIP), BLOCK, b->dq + mt_offset(qk_size, 0, i * STRIP),
+                   qk_size, b->dq_initialized[i], b->dq_prefetch);
         b->dq_initialized[i] = true;
     }
 }

@@ -48,16 +48,16 @@ static void store_dk_dv(const context *c, const attention_sequence *s, int64_t h
     for (int64_t strip = 0; strip < BLOCK / STRIP; strip++) {
         if (initialized[strip])
             continue;
-        for (int64_t n = 0; n < c->layout.d; n += MT)
+        for (int64_t n = 0; n < c->layout.qk_size; n += MT)
             memset(dk + mt_offset(BLOCK, strip * STRIP, n), 0, STRIP * MT * sizeof(float));
-        for (int64_t n = 0; n < c->layout.dv; n += MT)
+        for (int64_t n = 0; n < c->layout.v_size; n += MT)
             memset(dv + mt_offset(BLOCK, strip * STRIP, n), 0, STRIP * MT * sizeof(float));
     }
     /* Keys beyond Tk: their weights are 0, but 0 times a NaN or an infinity of dout or q is NaN. */
     for (int64_t r = cot_clamp(s->Tk - block * BLOCK, 0, rows); r < rows; r++) {
-        for (int64_t n = 0; n < c->layout.d; n += MT)
+        for (int64_t n = 0; n < c->layout.qk_size; n += MT)
             memset(dk + mt_offset(BLOCK, r, n), 0, MT * sizeof(float));
-        for (int64_t n = 0; n < c->layout.dv; n += MT)
+        for (int64_t n = 0; n < c->layout.v_size; n += MT)
             memset(dv + mt_offset(BLOCK, r, n), 0, MT * sizeof(float));
     }
     if (cot_is_present(&p->dk))
@@ -88,13 +88,13 @@ static void differentiate_queries(const context *c, item_keys *g, const score_co
     const attention_axis queries = {p, false, BLOCK};
     const int64_t q_row = ((attention_first_slot(&queries, g->sequence.b) + q_block) * p->sizes.H + a->h) * BLOCK;
     const attention_span visible = visible_key_blocks(p, &g->sequence, q_block);
-    float *dq = c->dq + (g->chunk * c->layout.q_slots * p->sizes.H * BLOCK + q_row) * c->layout.d;
+    float *dq = c->dq + (g->chunk * c->layout.q_slots * p->sizes.H * BLOCK + q_row) * c->layout.qk_size;
     mt_prefetch_range forms_prefetch = {NULL, NULL}, dq_prefetch = {NULL, NULL};
     if (!last) {
         forms_prefetch.next = (const char *)query_forms_at(c, q_row / BLOCK + p->sizes.H).q_t;
         forms_prefetch.end = forms_prefetch.next + c->layout.query_block_elements * (int64_t)sizeof(mt);
-        dq_prefetch.next = (const char *)(dq + p->sizes.H * BLOCK * c->layout.d);
-        dq_prefetch.end = dq_prefetch.next + BLOCK * c->layout.d * (int64_t)sizeof(float);
+        dq_prefetch.next = (const char *)(dq + p->sizes.H * BLOCK * c->layout.qk_size);
+        dq_prefetch.end = dq_prefetch.next + BLOCK * c->layout.qk_size * (int64_t)sizeof(float);
     }
     const attention_span blocks = {g->first > visible.first ? g->first : visible.first,
                                    g->end < visible.end ? g->end : visible.end};
@@ -109,14 +109,14 @@ static void differentiate_queries(const context *c, item_keys *g, const score_co
             .first_key = block * BLOCK,
             .first_query = q_block * BLOCK,
             .q = query_forms_at(c, q_row / BLOCK),
-            .k = g->k + k_row * c->layout.d,
-            .kt = g->kt + k_row * c->layout.d,
-            .v = g->v + k_row * c->layout.dv,
+            .k = g->k + k_row * c->layout.qk_size,
+            .kt = g->kt + k_row * c->layout.qk_size,
+            .v = g->v + k_row * c->layout.v_size,
             .lse = c->lse + q_row,
             .D = c->D + q_row,
             .dq = dq,
-            .dk = g->dk + k_row * c->layout.d,
-            .dv = g->dv + k_row * c->layout.dv,
+            .dk = g->dk + k_row * c->layout.qk_size,
+            .dv = g->dv + k_row * c->layout.v_size,
             .dq_initialized = dq_initialized,
             .dkv_initialized = g->dkv_initialized[block - g->first],
             .forms_prefetch = &forms_prefetch,
@@ -133,7 +133,7 @@ static void differentiate_queries(const context *c, item_keys *g, const score_co
     }
     for (int64_t i = 0; i < BLOCK / STRIP; i++)
         if (!dq_initialized[i])
-            memset(dq + mt_offset(c->layout.d, 0, i * STRIP), 0, (size_t)c->layout.d * STRIP * sizeof *dq);
+            memset(dq + mt_offset(c->layout.qk_size, 0, i * STRIP), 0, (size_t)c->layout.qk_size * STRIP * sizeof *dq);
 }
 
 static void differentiate_item(void *memory, int64_t item, void *scratch)
@@ -147,10 +147,10 @@ static void differentiate_item(void *memory, int64_t item, void *scratch)
                    .hkv = item / c->layout.chunks % sizes->Hkv};
     g.blocks = attention_chunk_blocks(g.chunk, c->layout.chunks, cot_ceil_div(g.sequence.k_rows, BLOCK));
     g.k = c->keys + item * c->layout.key_block_elements;
-    g.kt = g.k + L2_KEY_BLOCKS * BLOCK * c->layout.d;
-    g.v = g.kt + L2_KEY_BLOCKS * BLOCK * c->layout.d;
-    g.dk = c->dk + item * L2_KEY_BLOCKS * BLOCK * (c->layout.d + c->layout.dv);
-    g.dv = g.dk + L2_KEY_BLOCKS * BLOCK * c->layout.d;
+    g.kt = g.k + L2_KEY_BLOCKS * BLOCK * c->layout.qk_size;
+    g.v = g.kt + L2_KEY_BLOCKS * BLOCK * c->layout.qk_size;
+    g.dk = c->dk + item * L2_KEY_BLOCKS * BLOCK * (c->layout.qk_size + c->layout.v_size);
+    g.dv = g.dk + L2_KEY_BLOCKS * BLOCK * c->layout.qk_size;
     strip_buffers *const buffers = scratch;
     mt_state host_tiles;
     buffers->buffer = 0;
@@ -160,8 +160,8 @@ static void differentiate_item(void *memory, int64_t item, void *scratch)
         memset(g.dkv_initialized, 0, sizeof g.dkv_initialized);
         for (int64_t block = g.first; block < g.end; block++) {
             const int64_t row = (block - g.first) * BLOCK;
-            pack_keys(c, &g.sequence, g.hkv, block * BLOCK, BLOCK, g.k + row * c->layout.d, g.kt + row * c->layout.d,
-                      g.v + row * c->layout.dv, buffers->staging[0]);
+            pack_keys(c, &g.sequence, g.hkv, block * BLOCK, BLOCK, g.k + row * c->layout.qk_size,
+                      g.kt + row * c->layout.qk_size, g.v + row * c->layout.v_size, buffers->staging[0]);
         }
         const attention_span rows =
             attention_visible_queries_of_rows(sizes, &g.sequence, g.first * BLOCK, g.end * BLOCK);
@@ -174,8 +174,8 @@ static void differentiate_item(void *memory, int64_t item, void *scratch)
         finish_pending(&g.pending);
 #endif
         for (int64_t block = g.first; block < g.end; block++)
-            store_dk_dv(c, &g.sequence, g.hkv, block, g.dk + (block - g.first) * BLOCK * c->layout.d,
-                        g.dv + (block - g.first) * BLOCK * c->layout.dv, g.dkv_initialized[block - g.first]);
+            store_dk_dv(c, &g.sequence, g.hkv, block, g.dk + (block - g.first) * BLOCK * c->layout.qk_size,
+                        g.dv + (block - g.first) * BLOCK * c->layout.v_size, g.dkv_initialized[block - g.first]);
     }
     mt_end(&host_tiles);
 }
@@ -187,26 +187,26 @@ static void store_dq_item(void *memory, int64_t item, void *scratch)
     const context *c = memory;
     const attention_problem *p = c->p;
     const attention_axis axis = {p, false, BLOCK};
-    const int64_t h = item % p->sizes.H, d = c->layout.d;
+    const int64_t h = item % p->sizes.H, qk_size = c->layout.qk_size;
     const attention_block block = attention_block_at(&axis, item / p->sizes.H);
     if (block.rows == 0)
         return;
     const attention_span visible = visible_key_blocks(p, &block.sequence, block.first / BLOCK);
     const int64_t blocks = cot_ceil_div(block.sequence.k_rows, BLOCK);
-    float *const rows = scratch; /* [STRIP][d] */
+    float *const rows = scratch; /* [STRIP][qk_size] */
     for (int64_t r = 0; r < block.rows; r += STRIP) {
-        memset(rows, 0, (size_t)(STRIP * d) * sizeof *rows);
+        memset(rows, 0, (size_t)(STRIP * qk_size) * sizeof *rows);
         for (int64_t chunk = 0; chunk < c->layout.chunks; chunk++) {
             const attention_span chunk_blocks = attention_chunk_blocks(chunk, c->layout.chunks, blocks);
             if (chunk_blocks.first >= visible.end || chunk_blocks.end <= visible.first ||
                 chunk_blocks.first == chunk_blocks.end)
                 continue;
-            const float *dq = c->dq + (chunk * c->layout.q_slots * p->sizes.H + item) * BLOCK * d;
-            for (int64_t n = 0; n < d; n += VW) {
+            const float *dq = c->dq + (chunk * c->layout.q_slots * p->sizes.H + item) * BLOCK * qk_size;
+            for (int64_t n = 0; n < qk_size; n += VW) {
                 for (int64_t i = 0; i < STRIP; i += VW) {
                     vf v[VW];
                     for (int64_t k = 0; k < VW; k++)
-                        v[k] = v_load(dq + panel_offset(d, n + k, r + i));
+                        v[k] = v_load(dq + panel_offset(qk_size, n + k, r + i));
                     mt_transpose(v);
                     for (int64_t k = 0; k < VW; k++) {
                         float *row = rows + panel_offset(STRIP, i + k, n);
@@ -217,7 +217,7 @@ static void store_dq_item(void *memory, int64_t item, void *scratch)
         }
         /* Queries beyond Tq, for the same reason as in store_dk_dv. */
         for (int64_t i = cot_clamp(block.used - r, 0, STRIP); i < STRIP; i++)
-            for (int64_t n = 0; n < d; n += MT)
+            for (int64_t n = 0; n < qk_size; n += MT)
                 memset(rows + mt_offset(STRIP, i, n), 0, MT * sizeof(float));
         store_rows(&p->dq, block.sequence.b, block.sequence.q_row + block.first + r, h,
                    cot_clamp(block.rows - r, 0, STRIP), p->sizes.d, rows, STRIP, NULL, (float)p->sizes.scale,

@@ -7,8 +7,8 @@
  *                     type (bf16 with AMX), its sum is not
  *     O = O exp(m_before - m) + P V;      out = O / sum,  lse = m + log(sum)
  *
- * The keys of a sequence and key-value head are packed once for all query heads that read them: K^T [d][KEYS] and V
- * [KEYS][dv] of every block, both in B form. Then an item is a block of queries of one head. Its state is in its
+ * The keys of a sequence and key-value head are packed once for all query heads that read them: K^T [qk_size][KEYS] and
+ * V [KEYS][v_size] of every block, both in B form. Then an item is a block of queries of one head. Its state is in its
  * thread's slice of scratch. Key blocks outside the mask of all of a tile's queries are skipped, and so are strips of
  * keys within a block. docs/kernels/attention_cpu.md has a table of these sizes (tile, part, strip, block, panel).
  *
@@ -38,8 +38,8 @@ typedef struct context {
     _Atomic int64_t *next_group; /* the next private group */
 } context;
 
-/* The operands of a sequence and key-value head. Block i begins at element i * block_stride * d of kt and at element
- * i * block_stride * dv of v. */
+/* The operands of a sequence and key-value head. Block i begins at element i * block_stride * qk_size of kt and at element
+ * i * block_stride * v_size of v. */
 typedef struct packed_keys {
     mt *kt, *v;
     int64_t block_stride;
@@ -50,8 +50,8 @@ typedef struct packed_keys {
 /* `index` and `stride` count blocks of one head. */
 static packed_keys packed_keys_at(const context *c, int64_t index, int64_t stride)
 {
-    return (packed_keys){c->kt + index * c->layout.keys * c->layout.d, c->v + index * c->layout.keys * c->layout.dv,
-                         stride * c->layout.keys};
+    return (packed_keys){c->kt + index * c->layout.keys * c->layout.qk_size,
+                         c->v + index * c->layout.keys * c->layout.v_size, stride * c->layout.keys};
 }
 
 /* Every block of every head has its own place; the heads of a block are adjacent. */
@@ -70,10 +70,10 @@ static void pack_block(const context *c, const attention_block *block, int64_t h
     const int64_t row_offset = block->first / c->layout.keys * keys->block_stride;
     for (int64_t r = 0; r < block->used; r += STRIP) {
         const int64_t rows = cot_clamp(block->used - r, 0, STRIP), row = block->sequence.k_row + block->first + r;
-        load_rows(staging, c->layout.d, &p->k, block->sequence.b, row, hkv, rows, p->sizes.d);
-        pack_transposed(keys->kt + row_offset * c->layout.d, true, r, staging, c->layout.d);
-        load_rows(staging, c->layout.dv, &p->v, block->sequence.b, row, hkv, rows, p->sizes.dv);
-        pack_b(keys->v + row_offset * c->layout.dv, c->layout.keys, r, staging, c->layout.dv);
+        load_rows(staging, c->layout.qk_size, &p->k, block->sequence.b, row, hkv, rows, p->sizes.d);
+        pack_transposed(keys->kt + row_offset * c->layout.qk_size, true, r, staging, c->layout.qk_size);
+        load_rows(staging, c->layout.v_size, &p->v, block->sequence.b, row, hkv, rows, p->sizes.dv);
+        pack_b(keys->v + row_offset * c->layout.v_size, c->layout.keys, r, staging, c->layout.v_size);
     }
 }
 
@@ -213,7 +213,7 @@ V_INLINE void softmax_strip(item_state *state, const attention_fwd_layout *layou
                 mt_store_a2(prob + offset, e, f);
             }
             v[i] = v_add(even, odd);
-            for (int64_t c = 0; state->out_initialized[first_row / STRIP] && rescales[i] != 1 && c < layout->dv;
+            for (int64_t c = 0; state->out_initialized[first_row / STRIP] && rescales[i] != 1 && c < layout->v_size;
                  c += VW) {
                 float *out = state->out + panel_offset(layout->rows, first_row + r + i, c);
                 v_store(out, v_mul(v_load(out), v_set1(rescales[i])));
@@ -246,8 +246,8 @@ static void attend_strip(const context *c, const score_context *a, item_state *s
 {
     const int64_t i = first_query + first_row, n = strips.end - strips.first;
     const float exp_scale = scores_exp_scale(c->p);
-    mt_product_all_terms(rows, n, c->layout.d, state->q + mt_offset(c->layout.rows, first_row, 0), c->layout.rows,
-                         b->kt + mt_offset(c->layout.d, 0, strips.first), c->layout.d,
+    mt_product_all_terms(rows, n, c->layout.qk_size, state->q + mt_offset(c->layout.rows, first_row, 0), c->layout.rows,
+                         b->kt + mt_offset(c->layout.qk_size, 0, strips.first), c->layout.qk_size,
                          state->scores + mt_offset(SCORE_ROWS, 0, strips.first), SCORE_ROWS, false, NULL);
     if (a->modified) {
         const score_tile tile = {i, b->first, false, rows, strips};
@@ -262,7 +262,7 @@ static void attend_strip(const context *c, const score_context *a, item_state *s
     else
         softmax_strip(state, &c->layout, first_row, rows, strips, exp_scale, false);
     const mt *prob = prob_buffer(state);
-    mt_product(rows, c->layout.dv, n, prob + mt_offset(SCORE_ROWS, 0, strips.first), SCORE_ROWS,
+    mt_product(rows, c->layout.v_size, n, prob + mt_offset(SCORE_ROWS, 0, strips.first), SCORE_ROWS,
                b->v + mt_offset(c->layout.keys, strips.first, 0), c->layout.keys,
                state->out + mt_offset(c->layout.rows, first_row, 0), c->layout.rows,
                state->out_initialized[first_row / STRIP], NULL);
@@ -432,8 +432,9 @@ V_INLINE bool attend_overlapped(const context *c, const score_context *a, item_s
     softmax_queue queue = {.ring = ring, .exp_scale = v_set1(exp_scale)};
     for (int64_t part = 0, ring_slot = 0, due = 0; part < parts; part++, ring_slot = (ring_slot + 1) % RING_SIZE) {
         const int64_t j = part / PARTS_DOWN * STRIP, i = part % PARTS_DOWN * STRIP;
-        mt_product_part(c->layout.d, 1, state->q + mt_offset(c->layout.rows, first_row + i, 0), c->layout.rows,
-                        b->kt + mt_offset(c->layout.d, 0, strips.first + j), s[ring_slot], false, true, step, &queue);
+        mt_product_part(c->layout.qk_size, 1, state->q + mt_offset(c->layout.rows, first_row + i, 0), c->layout.rows,
+                        b->kt + mt_offset(c->layout.qk_size, 0, strips.first + j), s[ring_slot], false, true, step,
+                        &queue);
         const attention_span keys = {strips.first + j, strips.first + j + STRIP};
         if (!visible && !all_visible(a, i0 + i, STRIP, b->first, keys))
             apply_mask(a, s[ring_slot], STRIP, i0 + i, STRIP, b->first + keys.first, (attention_span){0, STRIP});
@@ -468,7 +469,7 @@ V_INLINE bool attend_overlapped(const context *c, const score_context *a, item_s
                                  .v = b->v + mt_offset(c->layout.keys, strips.first, 0),
                                  .out = state->out + mt_offset(c->layout.rows, first_row, 0),
                                  .keys = n,
-                                 .parts = c->layout.dv / STRIP * PARTS_DOWN,
+                                 .parts = c->layout.v_size / STRIP * PARTS_DOWN,
                                  .accumulate = state->out_initialized[first_row / STRIP]};
     state->out_initialized[first_row / STRIP] = state->out_initialized[first_row / STRIP + 1] = true;
     state->prob_index = 1 - state->prob_index;
@@ -509,13 +510,13 @@ static void attend_block(const context *c, const score_context *a, item_state *s
 {
     for (int64_t first_row = 0; first_row < c->layout.rows; first_row += SCORE_ROWS) {
 #if defined(COT_MATMUL_AMX)
-        if (!a->modified && (c->layout.d + c->layout.dv >= 8 * MT
+        if (!a->modified && (c->layout.qk_size + c->layout.v_size >= 8 * MT
                                  ? attend_overlapped(c, a, state, first_query, first_row, b, softmax_step)
                                  : attend_overlapped(c, a, state, first_query, first_row, b, softmax_step_two_rows)))
             continue;
 #endif
         for (int64_t key = 0; key < c->layout.keys; key += BLOCK) {
-            const key_block narrow = {b->first + key, b->kt + mt_offset(c->layout.d, 0, key),
+            const key_block narrow = {b->first + key, b->kt + mt_offset(c->layout.qk_size, 0, key),
                                       b->v + mt_offset(c->layout.keys, key, 0)};
             attend_running_max(c, a, state, first_query, first_row, &narrow);
         }
@@ -535,7 +536,7 @@ static void finish_block(const context *c, item_state *state, const attention_bl
         if (cot_is_present(&p->lse))
             ((float *)p->lse.data)[attention_lse_offset(&p->lse, queries->sequence.b, h,
                                                         queries->sequence.q_row + queries->first + r)] = lse[r];
-        for (int64_t n = 0; (!state->out_initialized[r / STRIP] || !has_sum) && n < c->layout.dv; n += MT)
+        for (int64_t n = 0; (!state->out_initialized[r / STRIP] || !has_sum) && n < c->layout.v_size; n += MT)
             memset(state->out + mt_offset(c->layout.rows, r, n), 0, MT * sizeof(float));
     }
     if (cot_is_present(&p->out))
@@ -562,17 +563,17 @@ static void attend_query_block(const context *c, const attention_block *queries,
         state->row_sum[r] = sink != -INFINITY ? 1 + (sink - sink) : 0;
     }
     for (int64_t r = 0; r < c->layout.rows; r += STRIP) {
-        load_rows(state->staging, c->layout.d, &p->q, queries->sequence.b, queries->sequence.q_row + queries->first + r,
-                  h, cot_clamp(queries->used - r, 0, STRIP), p->sizes.d);
-        pack_a(state->q, c->layout.rows, r, state->staging, c->layout.d);
+        load_rows(state->staging, c->layout.qk_size, &p->q, queries->sequence.b,
+                  queries->sequence.q_row + queries->first + r, h, cot_clamp(queries->used - r, 0, STRIP), p->sizes.d);
+        pack_a(state->q, c->layout.rows, r, state->staging, c->layout.qk_size);
     }
     const attention_span keys =
         attention_visible_keys_of_rows(&p->sizes, &queries->sequence, queries->first, queries->first + c->layout.rows);
     mt_begin(&host_tiles);
     for (int64_t block = keys.first / c->layout.keys; block * c->layout.keys < keys.end; block++) {
         const int64_t row_offset = block * packed->block_stride;
-        const key_block b = {block * c->layout.keys, packed->kt + row_offset * c->layout.d,
-                             packed->v + row_offset * c->layout.dv};
+        const key_block b = {block * c->layout.keys, packed->kt + row_offset * c->layout.qk_size,
+                             packed->v + row_offset * c->layout.v_size};
         attend_block(c, &a, state, queries->first, &b);
     }
 #if defined(COT_MATMUL_AMX)

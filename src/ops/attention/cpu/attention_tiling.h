@@ -113,26 +113,26 @@ static inline attention_span attention_round_to_strips(attention_span span, int6
 /* Forward: K^T and V of every key block and key-value head. kt and v are byte offsets. `size` is the bytes of an
  * operand's element, `keys` the maximum keys of a block. */
 typedef struct attention_fwd_layout {
-    int64_t d, dv; /* rounded up to multiples of ATTENTION_STRIP */
-    int64_t rows;  /* queries of an item */
-    int64_t keys;  /* keys of a block */
+    int64_t qk_size, v_size; /* d and dv of attention_sizes, rounded up to multiples of ATTENTION_STRIP */
+    int64_t rows;            /* queries of an item */
+    int64_t keys;            /* keys of a block */
     int64_t q_slots, k_slots;
     size_t kt, v, bytes;
 } attention_fwd_layout;
 
 static inline attention_fwd_layout attention_fwd_layout_of(const attention_sizes *sizes, size_t size, int64_t keys)
 {
-    attention_fwd_layout layout = {.d = cot_round_up(sizes->d, ATTENTION_STRIP),
-                                   .dv = cot_round_up(sizes->dv, ATTENTION_STRIP),
+    attention_fwd_layout layout = {.qk_size = cot_round_up(sizes->d, ATTENTION_STRIP),
+                                   .v_size = cot_round_up(sizes->dv, ATTENTION_STRIP),
                                    .keys = cot_round_up(cot_clamp(sizes->Tk, 1, keys), ATTENTION_STRIP)};
     layout.rows =
         sizes->d > ATTENTION_MAX_D / 2 || sizes->dv > ATTENTION_MAX_D / 2 ? ATTENTION_FWD_ROWS / 2 : ATTENTION_FWD_ROWS;
     layout.q_slots = attention_slot_count(sizes, false, layout.rows);
     layout.k_slots = attention_slot_count(sizes, true, layout.keys);
-    layout.kt =
-        cot_workspace_reserve(&layout.bytes, COT_PRODUCT(layout.k_slots, sizes->Hkv, layout.keys, layout.d), size);
+    layout.kt = cot_workspace_reserve(&layout.bytes,
+                                      COT_PRODUCT(layout.k_slots, sizes->Hkv, layout.keys, layout.qk_size), size);
     layout.v =
-        cot_workspace_reserve(&layout.bytes, COT_PRODUCT(layout.k_slots, sizes->Hkv, layout.keys, layout.dv), size);
+        cot_workspace_reserve(&layout.bytes, COT_PRODUCT(layout.k_slots, sizes->Hkv, layout.keys, layout.v_size), size);
     return layout;
 }
 
@@ -143,7 +143,7 @@ static inline attention_fwd_layout attention_fwd_layout_of(const attention_sizes
  *   dq        dq^T of every chunk
  *   k, dk     the operands of each item's current key blocks; their dk and dv */
 typedef struct attention_bwd_layout {
-    int64_t d, dv;
+    int64_t qk_size, v_size; /* d and dv of attention_sizes, rounded up to multiples of ATTENTION_STRIP */
     int64_t q_slots, chunks;
     int64_t query_block_elements; /* elements of a packed query block: q^T, q, dout^T, dout */
     int64_t key_block_elements;   /* elements of an item's packed key blocks: k, k^T, v of each */
@@ -159,23 +159,23 @@ static inline int64_t attention_chunk_count(const attention_sizes *sizes)
 
 static inline attention_bwd_layout attention_bwd_layout_of(const attention_sizes *sizes, size_t size)
 {
-    attention_bwd_layout layout = {.d = cot_round_up(sizes->d, ATTENTION_STRIP),
-                                   .dv = cot_round_up(sizes->dv, ATTENTION_STRIP),
+    attention_bwd_layout layout = {.qk_size = cot_round_up(sizes->d, ATTENTION_STRIP),
+                                   .v_size = cot_round_up(sizes->dv, ATTENTION_STRIP),
                                    .q_slots = attention_slot_count(sizes, false, ATTENTION_BLOCK),
                                    .chunks = attention_chunk_count(sizes)};
     const int64_t q_rows = COT_PRODUCT(layout.q_slots, sizes->H, ATTENTION_BLOCK),
                   items = COT_PRODUCT(sizes->B + sizes->packed, sizes->Hkv, layout.chunks);
-    layout.query_block_elements = COT_PRODUCT(2, ATTENTION_BLOCK, layout.d + layout.dv);
+    layout.query_block_elements = COT_PRODUCT(2, ATTENTION_BLOCK, layout.qk_size + layout.v_size);
     layout.key_block_elements =
-        COT_PRODUCT(ATTENTION_L2_KEY_BLOCKS, ATTENTION_BLOCK, cot_add(layout.d, layout.d + layout.dv));
+        COT_PRODUCT(ATTENTION_L2_KEY_BLOCKS, ATTENTION_BLOCK, cot_add(layout.qk_size, layout.qk_size + layout.v_size));
     layout.queries =
         cot_workspace_reserve(&layout.bytes, COT_PRODUCT(layout.q_slots, sizes->H, layout.query_block_elements), size);
     layout.lse = cot_workspace_reserve(&layout.bytes, q_rows, sizeof(float));
     layout.D = cot_workspace_reserve(&layout.bytes, q_rows, sizeof(float));
-    layout.dq = cot_workspace_reserve(&layout.bytes, COT_PRODUCT(layout.chunks, q_rows, layout.d), sizeof(float));
+    layout.dq = cot_workspace_reserve(&layout.bytes, COT_PRODUCT(layout.chunks, q_rows, layout.qk_size), sizeof(float));
     layout.k = cot_workspace_reserve(&layout.bytes, cot_mul(items, layout.key_block_elements), size);
     layout.dk = cot_workspace_reserve(
-        &layout.bytes, COT_PRODUCT(items, ATTENTION_L2_KEY_BLOCKS, ATTENTION_BLOCK, layout.d + layout.dv),
+        &layout.bytes, COT_PRODUCT(items, ATTENTION_L2_KEY_BLOCKS, ATTENTION_BLOCK, layout.qk_size + layout.v_size),
         sizeof(float));
     return layout;
 }
