@@ -179,6 +179,7 @@ expect fail 'at most 5000 are allowed' page README.md "$(repeat 900 'Words. ')\n
 expect fail '36 words' page README.md "Not $(repeat 34 'too ')long.\n"
 expect pass '0 complaints' page README.md "Just $(repeat 33 'not ')long.\n\n    $(repeat 40 'code ')\n"
 expect fail '151 lines, at most 150' page src/ops/op/README.md "$(repeat 75 'A line.\n\n')A line.\n"
+expect fail '36 words' page src/ops/op/README.md "Not $(repeat 34 'too ')long.\n"
 expect pass '0 complaints' page src/ops/op/README.md '# Op\n'
 expect pass '0 complaints' page docs/guide/c.md "$(printf '```c\\nint other;\\n```\\n```c\\n%s\\n```\\n' "$quote")"
 sed -i 's/args.weight/args.weights/' "$pages/docs/guide/c.md"

@@ -111,20 +111,20 @@ static __device__ float load_input(const conv1d_call &c, const sequence &s, int6
 }
 
 /* Taps per partial sum: a single float32 sum over more than 100 taps would lose accuracy. */
-enum { TAP_BLOCK = 16 };
+enum { TAP_CHUNK = 16 };
 
 /* z of a token that is not padding. */
 static __device__ float preactivation(const conv1d_call &c, const sequence &s, int64_t d, int64_t t)
 {
     float z = is_present(c.bias) ? load3(c.bias, d, 0, 0) : 0.0f;
-    for (int64_t begin = 0; begin < c.K; begin += TAP_BLOCK) {
-        float block_sum = 0.0f;
-        for (int64_t k = begin; k < c.K && k < begin + TAP_BLOCK; k++) {
+    for (int64_t begin = 0; begin < c.K; begin += TAP_CHUNK) {
+        float chunk_sum = 0.0f;
+        for (int64_t k = begin; k < c.K && k < begin + TAP_CHUNK; k++) {
             const int64_t p = t - (c.K - 1) + k;
             if (contributes(c, s, p, t))
-                block_sum = fmaf(load3(c.weight, d, k, 0), load_input(c, s, d, p), block_sum);
+                chunk_sum = fmaf(load3(c.weight, d, k, 0), load_input(c, s, d, p), chunk_sum);
         }
-        z += block_sum;
+        z += chunk_sum;
     }
     return z;
 }
@@ -235,12 +235,12 @@ KERNEL causal_conv1d_dx_generic(const __grid_constant__ conv1d_call c)
         const float *g = c.g + (e.row * c.D + e.d) * c.T;
         float dx = 0.0f;
         if (s.id >= 0) {
-            for (int64_t begin = 0; begin < c.K; begin += TAP_BLOCK) {
-                float block_sum = 0.0f;
-                for (int64_t j = begin; j < c.K && j < begin + TAP_BLOCK && t + j < s.end; j++)
+            for (int64_t begin = 0; begin < c.K; begin += TAP_CHUNK) {
+                float chunk_sum = 0.0f;
+                for (int64_t j = begin; j < c.K && j < begin + TAP_CHUNK && t + j < s.end; j++)
                     if (contributes(c, s, t, t + j))
-                        block_sum = fmaf(load3(c.weight, e.d, c.K - 1 - j, 0), g[t + j], block_sum);
-                dx += block_sum;
+                        chunk_sum = fmaf(load3(c.weight, e.d, c.K - 1 - j, 0), g[t + j], chunk_sum);
+                dx += chunk_sum;
             }
             const int64_t column = t - s.end + c.K - 1;
             if (is_present(c.dfinal_state) && column >= 0 && contributes(c, s, t, s.end - 1))
@@ -259,13 +259,13 @@ KERNEL causal_conv1d_dinitial_state(const __grid_constant__ conv1d_call c)
         const sequence s = sequence_of_state(c, e.row);
         const int64_t i = e.column, length = s.end - s.first, p = s.first - (c.K - 1) + i;
         float sum = 0.0f;
-        for (int64_t begin = 0; begin <= i; begin += TAP_BLOCK) {
-            float block_sum = 0.0f;
-            for (int64_t j = begin; j <= i && j < begin + TAP_BLOCK && j < length; j++)
+        for (int64_t begin = 0; begin <= i; begin += TAP_CHUNK) {
+            float chunk_sum = 0.0f;
+            for (int64_t j = begin; j <= i && j < begin + TAP_CHUNK && j < length; j++)
                 if (contributes(c, s, p, s.first + j))
-                    block_sum =
-                        fmaf(load3(c.weight, e.d, i - j, 0), preactivation_gradient(c, s, e.d, s.first + j), block_sum);
-            sum += block_sum;
+                    chunk_sum =
+                        fmaf(load3(c.weight, e.d, i - j, 0), preactivation_gradient(c, s, e.d, s.first + j), chunk_sum);
+            sum += chunk_sum;
         }
         if (is_present(c.dfinal_state) && i >= length && (length == 0 || contributes(c, s, p, s.end - 1)))
             sum += load3(c.dfinal_state, e.row, e.d, i - length);
