@@ -566,7 +566,7 @@ static cot_status validate_merge(const char *call, const void *args, bool with_d
 #undef COT_KERNEL_ENTRY
 
 #include "attention_admit.h"
-#include "cuda/attention_launch.h"
+#include "cuda/attention_sm90_launch.h"
 #include "cuda/attention_mma_launch.h"
 
 static const cot_kernel kernels[] = {

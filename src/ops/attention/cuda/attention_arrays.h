@@ -3,7 +3,7 @@
 #ifndef COT_ATTENTION_ARRAYS_H
 #define COT_ATTENTION_ARRAYS_H
 
-#include "attention_launch.h"
+#include "attention_sm90_launch.h"
 #include "cuda/device.h"
 
 #include <math.h>

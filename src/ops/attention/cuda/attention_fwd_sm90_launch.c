@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_fwd_launch.c: host code of the forward for Hopper: which kernels a call launches, with which grids. */
+ * attention_fwd_sm90_launch.c: host code of the forward for Hopper: which kernels a call launches, with which grids. */
 #include "attention_arrays.h"
 #include "attention_maps.h"
 

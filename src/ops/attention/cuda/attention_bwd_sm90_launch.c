@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_launch.c: host code of the backward for Hopper: which kernels a call launches, with which grids. */
-#include "attention_launch.h"
+ * attention_bwd_sm90_launch.c: host code of the backward for Hopper: which kernels a call launches, with which grids. */
+#include "attention_sm90_launch.h"
 
 #include "attention_arrays.h"
 #include "attention_maps.h"
