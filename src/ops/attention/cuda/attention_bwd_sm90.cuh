@@ -44,8 +44,9 @@ static __device__ __forceinline__ void set_tiles(attention_work &w, int begin, i
     w.tile_step = reversed ? -1 : 1;
 }
 
-/* Blocks are numbered section by section, a section being c.section key-value heads. In a section the key block is the
- * slower index and the head the faster one. Sections from c.longest_first_section on are longest first:
+/* Blocks are numbered section by section. A section has c.heads_per_section key-value heads, from section_head on. In a
+ * section the key block is the slower index and the head the faster one. Sections from c.longest_first_section on are
+ * longest first:
  *
  *   longest first    key blocks by ascending keys. Under a causal mask the first blocks have the most tiles
  *   shortest first   key blocks by descending keys, each with its tiles in ascending order. Under a causal mask a block
@@ -55,9 +56,11 @@ template <int QUERIES>
 static __device__ __forceinline__ attention_work work_of(const attention_bwd_call &c, unsigned block)
 {
     const unsigned heads = (unsigned)(c.B * c.Hkv), blocks = (unsigned)((c.Tk + KEYS - 1) / KEYS);
-    const unsigned section = block / (blocks * (unsigned)c.section), first_head = section * (unsigned)c.section;
-    const unsigned section_heads = min((unsigned)c.section, heads - first_head), index = block - first_head * blocks;
-    const unsigned head = first_head + index % section_heads;
+    const unsigned section = block / (blocks * (unsigned)c.heads_per_section),
+                   section_head = section * (unsigned)c.heads_per_section;
+    const unsigned section_heads = min((unsigned)c.heads_per_section, heads - section_head),
+                   index = block - section_head * blocks;
+    const unsigned head = section_head + index % section_heads;
     attention_work w;
     w.b = (int)(head / (unsigned)c.Hkv);
     w.kv_head = (int)(head % (unsigned)c.Hkv);
@@ -86,12 +89,12 @@ static __device__ __forceinline__ bool work_of_general(const attention_bwd_call 
     const attention_seqlen_info s = seqlens[sequence];
     const unsigned blocks = (unsigned)(seqlens[sequence + 1].first_block - s.first_block);
     const unsigned block_in_sequence = block - (unsigned)s.first_block * heads;
-    const unsigned section = block_in_sequence / (blocks * (unsigned)c.section),
-                   first_head = section * (unsigned)c.section;
-    const unsigned section_heads = min((unsigned)c.section, heads - first_head),
-                   index = block_in_sequence - first_head * blocks;
+    const unsigned section = block_in_sequence / (blocks * (unsigned)c.heads_per_section),
+                   section_head = section * (unsigned)c.heads_per_section;
+    const unsigned section_heads = min((unsigned)c.heads_per_section, heads - section_head),
+                   index = block_in_sequence - section_head * blocks;
     w.b = c.scheduler.packed ? 0 : sequence;
-    w.kv_head = (int)(first_head + index % section_heads);
+    w.kv_head = (int)(section_head + index % section_heads);
     w.heads = (int)(c.H / c.Hkv);
     w.first_head = w.kv_head * w.heads;
     const unsigned key_block = index / section_heads;

@@ -132,7 +132,7 @@ static attention_bwd_softcap backward_softcap(const attention_sizes *z, bool p_s
 /* The order of blocks and of their additions to dq: see work_of in attention_bwd_sm90.cuh. */
 typedef struct block_order {
     bool deterministic, reversed, stores_dq;
-    int32_t section, longest_first_section;
+    int32_t heads_per_section, longest_first_section;
 } block_order;
 
 /* Chosen by measurements on an H200: docs/experiments/attention.md, "Order of blocks".
@@ -152,21 +152,21 @@ static block_order block_order_of(const attention_problem *p, bool general, int6
                                             (clusters && causal && blocks >= 128) ||
                                             (columns == 128 && !causal && blocks >= 32);
     if (p->allow_nondeterminism && is_nondeterministic_faster)
-        return (block_order){.section = 4, .reversed = causal && grouped};
+        return (block_order){.heads_per_section = 4, .reversed = causal && grouped};
     if (general)
-        return (block_order){.deterministic = true, .section = 4, .longest_first_section = INT32_MAX};
+        return (block_order){.deterministic = true, .heads_per_section = 4, .longest_first_section = INT32_MAX};
     if (!causal)
         return (block_order){.deterministic = true,
-                             .section = clusters ? 8 : (int32_t)cot_clamp(512 / blocks, 4, 32),
+                             .heads_per_section = clusters ? 8 : (int32_t)cot_clamp(512 / blocks, 4, 32),
                              .longest_first_section = INT32_MAX,
                              .stores_dq = columns == 64 && !grouped};
     if (balanced)
-        return (block_order){.deterministic = true, .section = 8, .reversed = true};
+        return (block_order){.deterministic = true, .heads_per_section = 8, .reversed = true};
     const int64_t most = cot_clamp(heads / 2, 1, clusters ? 8 : 32), least = cot_min(most, 2);
-    const int64_t section = cot_clamp((clusters ? 128 : 256) / blocks, least, most);
+    const int64_t heads_per_section = cot_clamp((clusters ? 128 : 256) / blocks, least, most);
     return (block_order){.deterministic = true,
-                         .section = (int32_t)section,
-                         .longest_first_section = (int32_t)(cot_ceil_div(heads, section) - 1),
+                         .heads_per_section = (int32_t)heads_per_section,
+                         .longest_first_section = (int32_t)(cot_ceil_div(heads, heads_per_section) - 1),
                          .reversed = true,
                          .stores_dq = !grouped && (columns == 64 || (columns == 128 && blocks <= 16))};
 }
@@ -215,7 +215,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             .causal = z->right == 0,
             .deterministic = order.deterministic,
             .accumulate = p->accumulate,
-            .section = order.section,
+            .heads_per_section = order.heads_per_section,
             .longest_first_section = order.longest_first_section,
             .reversed = order.reversed,
             .stores_dq = order.stores_dq,

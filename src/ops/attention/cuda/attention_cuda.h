@@ -120,7 +120,7 @@ typedef struct attention_bwd_call {
     int64_t left, right;    /* query i attends to keys i + diagonal - left .. i + diagonal + right */
     int32_t queries;        /* of a tile: ATTENTION_BWD_QUERIES */
     int32_t causal, deterministic, accumulate;
-    int32_t section;               /* key-value heads whose blocks are interleaved */
+    int32_t heads_per_section;     /* key-value heads whose blocks are interleaved */
     int32_t longest_first_section; /* sections from this one on number their blocks by ascending keys */
     int32_t reversed;              /* those sections visit tiles in descending order */
     int32_t stores_dq;             /* the main kernel stores dq: no kernel after it does */
@@ -142,7 +142,7 @@ typedef struct attention_fwd_call {
     int64_t left, right, diagonal; /* query i attends to keys i + diagonal - left .. i + diagonal + right */
     int32_t H, heads_per_kv_head, d, dv;
     int32_t tiles;                  /* of a sequence; packed: not valid */
-    int32_t section;                /* heads whose tiles are interleaved: their K and V fit in the L2 cache together */
+    int32_t heads_per_section;      /* heads whose tiles are interleaved: their K and V fit in the L2 cache together */
     int32_t out_vectorized;         /* rows of out are at multiples of 16 bytes */
     attention_softcap cap;          /* its scores are exponents */
     float scale_log2;               /* of scores, positive: |scale| times log2(e); 1 with softcap */

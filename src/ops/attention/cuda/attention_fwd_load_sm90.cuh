@@ -82,15 +82,16 @@ extern __shared__ __align__(1024) unsigned char attention_memory[];
 /* ---- tiles ----------------------------------------------------------------------------------------------- */
 
 /* Head and query tile of tile number `tile_number` among the tiles of all heads, `tiles` for each head. Tiles are
- * numbered section by section, a section being c.section heads. In a section the tile is the slower index and the head
- * the faster one. Tiles count down: under a causal mask the last queries attend to the most keys. */
+ * numbered section by section. A section has c.heads_per_section heads, from section_head on. In a section the tile is
+ * the slower index and the head the faster one. Tiles count down: under a causal mask the last queries attend to the most keys. */
 static __device__ __forceinline__ void tile_position(const attention_fwd_call &c, uint32_t tile_number, uint32_t tiles,
                                                      int &head, int &tile)
 {
-    const uint32_t section = (uint32_t)c.section, first_head = tile_number / (tiles * section) * section;
-    const uint32_t section_heads = min(section, (uint32_t)c.H - first_head),
-                   position = tile_number - first_head * tiles;
-    head = (int)(first_head + position % section_heads);
+    const uint32_t heads_per_section = (uint32_t)c.heads_per_section,
+                   section_head = tile_number / (tiles * heads_per_section) * heads_per_section;
+    const uint32_t section_heads = min(heads_per_section, (uint32_t)c.H - section_head),
+                   position = tile_number - section_head * tiles;
+    head = (int)(section_head + position % section_heads);
     tile = (int)(tiles - 1 - position / section_heads);
 }
 

@@ -93,7 +93,7 @@ static cot_status forward(cot_queue *queue, const attention_problem *p, void *wo
                                        .d = (int32_t)z->d,
                                        .dv = (int32_t)z->dv,
                                        .tiles = (int32_t)tiles,
-                                       .section = heads_per_section(z),
+                                       .heads_per_section = heads_per_section(z),
                                        .out_vectorized = attention_is_vectorizable(&p->out) && z->dv % 8 == 0,
                                        .out = attention_array_of(&p->out),
                                        .lse = attention_array_of(&p->lse),
