@@ -3,9 +3,10 @@
  * cotangent/parallel.h: attention and convolution of sequences that are cut over the ranks of a group. The functions are
  * in the library libcotangent_parallel, which uses libcotangent.
  *
- * Group: N ranks, each with its own cot_group handle. A rank is a thread of this process (cot_group_create_local) or a
- * process (cot_group_create_mpi). Every rank makes the same calls in the same order: a call of this header is
- * collective. Only one thread may use a handle at a time.
+ * Group: N ranks, each with its own cot_group handle. A rank is a thread of this process (cot_group_create_local), a
+ * process of MPI (cot_group_create_mpi), or whatever the caller's transfers connect (cot_group_create_custom). Every
+ * rank makes the same calls in the same order: a call of this header is collective. Only one thread may use a handle at
+ * a time.
  *
  * Cuts: rank r of N holds these rows of a sequence of T rows, in ascending order. floor(...) makes parts that differ by
  * at most one row, so that T need not be a multiple of N.
@@ -71,6 +72,37 @@ COT_PARALLEL_API cot_status cot_group_create_local(int32_t ranks, const cot_grou
  * Errors: COT_INVALID_ARGUMENT (comm, options, out), COT_OUT_OF_MEMORY, COT_PEER_ERROR (MPI reported an error; the
  * ranks have other options), COT_NO_DEVICE (the library was built without MPI). */
 COT_PARALLEL_API cot_status cot_group_create_mpi(const void *comm, const cot_group_options *options, cot_group **out);
+
+/* Transfers between ranks that the caller implements, for example on UCX, on libfabric or on a framework's process group.
+ * The library calls the functions from the thread that calls the group, one at a time. A function that fails calls
+ * cot_error_set with a message and returns an error status. The group is broken then.
+ *
+ * A send of rank a to rank b matches the receive of rank b from rank a with the same tag. Of several, the first send
+ * matches the first receive. Both have the same number of bytes. Tags are 0 to 2*size + 1. */
+typedef struct cot_group_callbacks {
+    size_t struct_size;
+    void *context; /* the first argument of every function */
+    /* Starts to send `bytes` bytes at `data` to rank `peer`, or to receive them from it. Does not wait for the peer.
+     * Writes a value that stands for the transfer. bytes is a multiple of 64, and at least 64. */
+    cot_status (*start)(void *context, int32_t receive, int32_t peer, int32_t tag, void *data, size_t bytes,
+                        void **transfer);
+    /* Waits until a transfer is done, at most `timeout` seconds. All other started transfers move on meanwhile. */
+    cot_status (*wait)(void *context, void *transfer, double timeout);
+    /* Gives up all transfers that are not done, and tells the other ranks the reason, so that their wait or their next
+     * start fails. Does not wait for them. Returns 1 if nothing touches the memory of these transfers any more, else 0:
+     * the library never frees the memory then. Only destroy is called afterwards. */
+    int32_t (*abort)(void *context, const char *reason);
+    /* Called by cot_group_destroy. */
+    void (*destroy)(void *context);
+} cot_group_callbacks;
+
+/* Creates the handle of rank `rank` in a group of `size` ranks that the caller's functions connect. callbacks is copied;
+ * all of its functions are required. The call is collective. options may be NULL. If the call fails, `destroy` is not
+ * called.
+ * Errors: COT_INVALID_ARGUMENT (callbacks, rank, size, options, out), COT_OUT_OF_MEMORY, COT_PEER_ERROR (a callback
+ * failed; the ranks have other options). */
+COT_PARALLEL_API cot_status cot_group_create_custom(const cot_group_callbacks *callbacks, int32_t rank, int32_t size,
+                                                    const cot_group_options *options, cot_group **out);
 
 /* Destroys a handle. A rank that leaves while others wait for it breaks the group. With MPI the call is collective
  * unless the group is broken. NULL is allowed. */

@@ -22,7 +22,7 @@ typedef struct cot_transfer {
     bool started, done;
     bool copying; /* local engine: the peer reads the data */
     struct cot_transfer *next, *next_posted;
-    uint64_t request[2]; /* MPI engine: the MPI_Request */
+    uint64_t request[2]; /* MPI engine: the MPI_Request; custom engine: the callbacks' value */
 } cot_transfer;
 
 typedef struct cot_engine {

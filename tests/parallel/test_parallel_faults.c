@@ -2,6 +2,8 @@
  * test_parallel_faults.c: faults of a rank. Every rank gets an error in time, and a refused call writes nothing. */
 #include "support.h"
 
+#include "parallel/mailbox.h"
+
 #include <cotangent/parallel.h>
 
 #include <math.h>
@@ -496,6 +498,137 @@ static void cuts_refuse_wrong_arguments(void **state)
     assert_fails(cot_shard_rows(&options, 8, 2, 0, &rows), COT_INVALID_ARGUMENT, NULL);
 }
 
+/* ---- transfers that are functions of the caller ---------------------------------------------------------------- */
+
+static void make_mailboxes(cot_group *groups[RANKS], rank_call calls[RANKS], double timeout, const mailbox_fault *fault)
+{
+    cot_group_options options;
+    COT_INIT(&options);
+    options.timeout = timeout;
+    assert_ok(mailbox_groups(RANKS, &options, fault, groups, NULL));
+    for (int rank = 0; rank < RANKS; rank++) {
+        assert_int_equal(cot_group_rank(groups[rank]), rank);
+        assert_int_equal(cot_group_size(groups[rank]), RANKS);
+        set_up(&calls[rank], rank, groups[rank]);
+    }
+}
+
+/* All ranks fail in time with this text in their messages, and so does the next call. */
+static void expect_failure(rank_call calls[RANKS], const char *text)
+{
+    run_all(calls);
+    for (int rank = 0; rank < RANKS; rank++) {
+        if (!calls[rank].calls)
+            continue;
+        assert_int_equal(calls[rank].status, COT_PEER_ERROR);
+        if (strstr(calls[rank].message, text) == NULL)
+            fail_msg("rank %d: got \"%s\", expected \"%s\"", rank, calls[rank].message, text);
+        assert_true(calls[rank].seconds < 5);
+        assert_int_equal(cot_group_all_reduce(calls[rank].group, &calls[rank].args.q), COT_PEER_ERROR);
+        assert_non_null(strstr(cot_error_message(), "the group is broken: "));
+    }
+}
+
+static void custom_transfers_that_fail_break_the_group(void **state)
+{
+    (void)state;
+    static const struct {
+        mailbox_fault fault;
+        const char *text;
+    } faults[] = {{{1, 5, 0}, "rank 1: a transfer with rank 0 did not start: no cable"},
+                  {{1, 9, 0}, "did not start: no cable"},
+                  {{2, 0, 5}, "rank 2: waited for rank 0: the cable broke"},
+                  {{0, 0, 9}, "the cable broke"}};
+    static rank_call calls[RANKS];
+    cot_group *groups[RANKS];
+    for (size_t n = 0; n < COUNT(faults); n++) {
+        make_mailboxes(groups, calls, 0, &faults[n].fault);
+        expect_failure(calls, faults[n].text);
+        destroy_group(groups);
+        assert_int_equal(mailbox_contexts(), 0);
+    }
+}
+
+static void custom_transfers_that_never_end_break_the_group(void **state)
+{
+    (void)state;
+    static rank_call calls[RANKS];
+    cot_group *groups[RANKS];
+    make_mailboxes(groups, calls, 1, NULL);
+    calls[2].calls = false;
+    expect_failure(calls, "time is up");
+    destroy_group(groups);
+    make_mailboxes(groups, calls, 0, NULL);
+    calls[2].calls = false;
+    assert_ok(cot_group_abort(groups[2], "no data"));
+    expect_failure(calls, "rank 2: no data");
+    destroy_group(groups);
+    assert_int_equal(mailbox_contexts(), 0);
+}
+
+static void custom_groups_that_fail_at_once_keep_the_context(void **state)
+{
+    (void)state;
+    cot_group *groups[RANKS];
+    cot_status statuses[RANKS];
+    assert_int_equal(mailbox_groups(RANKS, NULL, &(mailbox_fault){1, 2, 0}, groups, statuses), COT_PEER_ERROR);
+    for (int rank = 0; rank < RANKS; rank++) {
+        assert_int_equal(statuses[rank], COT_PEER_ERROR);
+        assert_null(groups[rank]);
+    }
+    assert_int_equal(mailbox_contexts(), 0);
+}
+
+static cot_status no_start(void *context, int32_t receive, int32_t peer, int32_t tag, void *data, size_t bytes,
+                           void **transfer)
+{
+    (void)context, (void)receive, (void)peer, (void)tag, (void)data, (void)bytes, (void)transfer;
+    return COT_UNSUPPORTED;
+}
+
+static cot_status no_wait(void *context, void *transfer, double timeout)
+{
+    (void)context, (void)transfer, (void)timeout;
+    return COT_UNSUPPORTED;
+}
+
+static int32_t no_abort(void *context, const char *reason)
+{
+    (void)context, (void)reason;
+    return 1;
+}
+
+static void count_destroy(void *context)
+{
+    ++*(int *)context;
+}
+
+static void custom_groups_check_their_arguments(void **state)
+{
+    (void)state;
+    int destroyed = 0;
+    cot_group *group = NULL;
+    cot_group_callbacks f = {sizeof f, &destroyed, no_start, no_wait, no_abort, count_destroy}, wrong;
+    assert_fails(cot_group_create_custom(NULL, 0, 1, NULL, &group), COT_INVALID_ARGUMENT,
+                 "cot_group_create_custom: callbacks is null");
+    assert_fails(cot_group_create_custom(&f, 0, 1, NULL, NULL), COT_INVALID_ARGUMENT, "cot_group_create_custom: out is null");
+    assert_fails(cot_group_create_custom(&f, 0, 0, NULL, &group), COT_INVALID_ARGUMENT,
+                 "cot_group_create_custom: size is 0, expected 1 to 1048576");
+    assert_fails(cot_group_create_custom(&f, 2, 2, NULL, &group), COT_INVALID_ARGUMENT,
+                 "cot_group_create_custom: rank is 2, expected 0 to 1");
+    wrong = f, wrong.wait = NULL;
+    assert_fails(cot_group_create_custom(&wrong, 0, 1, NULL, &group), COT_INVALID_ARGUMENT,
+                 "cot_group_create_custom: callbacks.wait is null");
+    wrong = f, wrong.struct_size = 0;
+    assert_fails(cot_group_create_custom(&wrong, 0, 1, NULL, &group), COT_INVALID_ARGUMENT,
+                 "cot_group_create_custom: callbacks.struct_size is 0, expected 48 (use COT_INIT)");
+    assert_null(group);
+    assert_int_equal(destroyed, 0);
+    assert_ok(cot_group_create_custom(&f, 0, 1, NULL, &group));
+    cot_group_destroy(group);
+    assert_int_equal(destroyed, 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -507,6 +640,10 @@ int main(void)
         cmocka_unit_test(a_failure_during_the_call_reaches_all_ranks),
         cmocka_unit_test(sums_are_in_the_order_of_the_ranks),
         cmocka_unit_test(groups_refuse_wrong_arguments),
+        cmocka_unit_test(custom_transfers_that_fail_break_the_group),
+        cmocka_unit_test(custom_transfers_that_never_end_break_the_group),
+        cmocka_unit_test(custom_groups_that_fail_at_once_keep_the_context),
+        cmocka_unit_test(custom_groups_check_their_arguments),
         cmocka_unit_test(cuts_cover_every_row_once),
         cmocka_unit_test(cuts_refuse_wrong_arguments),
     };

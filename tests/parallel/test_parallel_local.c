@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  * test_parallel_local.c: every case of the ops that can be cut, on groups of 1, 2, 3, 4 and 8 ranks that are threads of
- * this process. The results meet the error rule of the single call, and two runs give the same bytes.
+ * this process. Of the groups with 2 and 4 ranks, there are also two whose transfers are functions of the test. The
+ * results meet the error rule of the single call, and two runs give the same bytes.
  *
  *   test_parallel_local [TEXT]     only cases whose description contains TEXT */
 #include "support.h"
 
+#include "parallel/mailbox.h"
 #include "parallel/sharded.h"
 
 #include "check/check.h"
@@ -74,7 +76,8 @@ static bool check_ranks(const whole_case *w, cot_group **groups, int ranks, cons
     return good && equal;
 }
 
-static const int sizes[] = {1, 2, 3, 4, 8};
+enum { LOCAL = 5 }; /* the first groups are local, the others custom */
+static const int sizes[] = {1, 2, 3, 4, 8, 2, 4};
 static cot_group *all_groups[COUNT(sizes)][MAX_RANKS];
 static const char *only;
 static int all_calls;
@@ -95,7 +98,7 @@ static bool visit(void *context, const cot_case *c)
     whole_case w;
     if (!whole_case_make(&w, p->op, c))
         fail_msg("%s: %s", text, cot_error_message());
-    /* The cases are many: one or two of the five sizes each. */
+    /* The cases are many: one or two of the groups each. */
     for (int n = 0; n < (c->uses & COT_CASE_QUICK && p->op == &sharded_attention ? 2 : 1); n++) {
         cot_parallel_options options;
         const size_t size = (size_t)cot_draw_below(&p->state, COUNT(sizes));
@@ -134,7 +137,8 @@ static int make_groups(void **state)
 {
     (void)state;
     for (size_t n = 0; n < COUNT(sizes); n++)
-        if (cot_group_create_local(sizes[n], NULL, all_groups[n]) != COT_OK)
+        if ((n < LOCAL ? cot_group_create_local(sizes[n], NULL, all_groups[n])
+                       : mailbox_groups(sizes[n], NULL, NULL, all_groups[n], NULL)) != COT_OK)
             return -1;
     return 0;
 }
