@@ -12,6 +12,10 @@
  *   set_guards(types, forward_ad, is_grad_enabled, guards)  for route
  *   route(arguments, tensors) -> which kernel a call can run directly
  *   time_call(plan, device, repeats, *values) -> seconds of the calling thread per C call; device -1: the CPU
+ *   make_group(transport, rank, size, timeout) -> a rank's handle; transport: see below
+ *   run_group(plan, group, threads, cut, stripe, columns, length, *values)
+ *   all_reduce(group, tensor)            cot_group_all_reduce
+ *   shard_positions(cut, stripe, length, ranks, rank) -> the rank's positions as bytes of int64
  *   calls() -> {call: (member, ...)}     dropout_scale(p)     version
  *
  * An error status becomes an exception with the library's message. */
@@ -39,6 +43,7 @@ typedef struct call {
     const field *fields;
     int field_count;
     cot_status (*run)(cot_queue *, const void *);
+    cot_status (*run_over_group)(cot_group *, cot_queue *, const cot_parallel_options *, const void *); /* or NULL */
 } call;
 
 #include "calls.inc"
@@ -413,6 +418,178 @@ static PyObject *time_call(PyObject *self, PyObject *values)
     return PyFloat_FromDouble(seconds / (double)repeats);
 }
 
+/* ---- groups ---------------------------------------------------------------------------------------------- */
+
+/* A transport is a Python object. Its exceptions become the message of COT_PEER_ERROR.
+ *   start(receive, peer, tag, address, bytes) -> a number that stands for the transfer
+ *   wait(transfer, seconds)      abort(reason) */
+
+static const char group_name[] = "cotangent.group";
+
+/* Moves the message of a Python exception to the library. */
+static cot_status transport_failed(void)
+{
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyObject *text = value != NULL ? PyObject_Str(value) : NULL;
+    PyObject *bytes = text != NULL ? PyUnicode_AsUTF8String(text) : NULL;
+    cot_error_set(COT_PEER_ERROR, bytes != NULL ? PyBytes_AsString(bytes) : "an exception without a message");
+    Py_XDECREF(bytes), Py_XDECREF(text);
+    Py_XDECREF(type), Py_XDECREF(value), Py_XDECREF(traceback);
+    PyErr_Clear();
+    return COT_PEER_ERROR;
+}
+
+static cot_status start_transfer(void *transport, int32_t receive, int32_t peer, int32_t tag, void *data, size_t bytes,
+                                 void **transfer)
+{
+    const PyGILState_STATE state = PyGILState_Ensure();
+    PyObject *number = PyObject_CallMethod(transport, "start", "iiiKK", (int)receive, (int)peer, (int)tag,
+                                           (unsigned long long)(uintptr_t)data, (unsigned long long)bytes);
+    *transfer = number != NULL ? PyLong_AsVoidPtr(number) : NULL;
+    Py_XDECREF(number);
+    const cot_status status = PyErr_Occurred() == NULL ? COT_OK : transport_failed();
+    PyGILState_Release(state);
+    return status;
+}
+
+static cot_status wait_transfer(void *transport, void *transfer, double timeout)
+{
+    const PyGILState_STATE state = PyGILState_Ensure();
+    PyObject *nothing =
+        PyObject_CallMethod(transport, "wait", "Kd", (unsigned long long)(uintptr_t)transfer, timeout);
+    const cot_status status = nothing != NULL ? COT_OK : transport_failed();
+    Py_XDECREF(nothing);
+    PyGILState_Release(state);
+    return status;
+}
+
+/* The result 0 keeps the memory of open transfers: torch may hold more references to them. */
+static int32_t abort_transfers(void *transport, const char *reason)
+{
+    const PyGILState_STATE state = PyGILState_Ensure();
+    PyObject *text = PyUnicode_DecodeUTF8(reason, (Py_ssize_t)strlen(reason), "replace");
+    PyObject *nothing = text != NULL ? PyObject_CallMethod(transport, "abort", "O", text) : NULL;
+    if (nothing == NULL)
+        PyErr_Clear();
+    Py_XDECREF(text), Py_XDECREF(nothing);
+    PyGILState_Release(state);
+    return 0;
+}
+
+static void destroy_transport(void *transport)
+{
+    const PyGILState_STATE state = PyGILState_Ensure();
+    Py_DECREF((PyObject *)transport);
+    PyGILState_Release(state);
+}
+
+static void destroy_group(PyObject *capsule)
+{
+    cot_group_destroy(PyCapsule_GetPointer(capsule, group_name));
+}
+
+static PyObject *make_group(PyObject *self, PyObject *args)
+{
+    (void)self;
+    PyObject *transport;
+    int rank, size;
+    cot_group_options options;
+    COT_INIT(&options);
+    if (!PyArg_ParseTuple(args, "Oiid:make_group", &transport, &rank, &size, &options.timeout))
+        return NULL;
+    cot_group_callbacks callbacks;
+    COT_INIT(&callbacks);
+    callbacks.context = transport;
+    callbacks.start = start_transfer;
+    callbacks.wait = wait_transfer;
+    callbacks.abort = abort_transfers;
+    callbacks.destroy = destroy_transport;
+    cot_group *group;
+    Py_INCREF(transport);
+    const cot_status status = cot_group_create_custom(&callbacks, rank, size, &options, &group);
+    if (status != COT_OK) {
+        Py_DECREF(transport);
+        return raise_status(status);
+    }
+    PyObject *capsule = PyCapsule_New(group, group_name, destroy_group);
+    if (capsule == NULL)
+        cot_group_destroy(group);
+    return capsule;
+}
+
+static PyObject *run_group(PyObject *self, PyObject *values)
+{
+    enum { FIRST = 7 };
+    (void)self;
+    any_args args;
+    cot_parallel_options options;
+    COT_INIT(&options);
+    if (PyTuple_Size(values) < FIRST)
+        return PyErr_Format(PyExc_TypeError, "run_group: expected a plan, a group, a number of threads and four options");
+    cot_group *group = PyCapsule_GetPointer(PyTuple_GetItem(values, 1), group_name);
+    const long threads = PyLong_AsLong(PyTuple_GetItem(values, 2));
+    options.cut = (cot_cut)PyLong_AsLong(PyTuple_GetItem(values, 3));
+    options.stripe = PyLong_AsLongLong(PyTuple_GetItem(values, 4));
+    options.columns = (int32_t)PyLong_AsLong(PyTuple_GetItem(values, 5));
+    options.length = PyLong_AsLongLong(PyTuple_GetItem(values, 6));
+    const plan *p = PyErr_Occurred() == NULL ? read_values(values, FIRST, -1, &args) : NULL;
+    if (p != NULL && p->call->run_over_group == NULL)
+        return PyErr_Format(PyExc_ValueError, "%s has no call over a group", p->call->name);
+    cot_queue *queue = p != NULL ? cpu_queue((int32_t)threads) : NULL;
+    if (queue == NULL)
+        return NULL;
+    PyThreadState *thread = PyEval_SaveThread();
+    const cot_status status = p->call->run_over_group(group, queue, &options, &args);
+    PyEval_RestoreThread(thread);
+    if (status != COT_OK)
+        return raise_status(status);
+    Py_RETURN_NONE;
+}
+
+static PyObject *all_reduce(PyObject *self, PyObject *args)
+{
+    (void)self;
+    PyObject *capsule, *value;
+    cot_tensor tensor = {0};
+    if (!PyArg_ParseTuple(args, "OO:all_reduce", &capsule, &value))
+        return NULL;
+    cot_group *group = PyCapsule_GetPointer(capsule, group_name);
+    if (group == NULL || find_dtypes() != 0 || read_tensor("all_reduce", "tensor", value, -1, &tensor) != 0)
+        return NULL;
+    PyThreadState *thread = PyEval_SaveThread();
+    const cot_status status = cot_group_all_reduce(group, &tensor);
+    PyEval_RestoreThread(thread);
+    if (status != COT_OK)
+        return raise_status(status);
+    Py_RETURN_NONE;
+}
+
+static PyObject *shard_positions(PyObject *self, PyObject *args)
+{
+    (void)self;
+    int cut, ranks, rank;
+    long long stripe, length;
+    int64_t rows;
+    cot_parallel_options options;
+    COT_INIT(&options);
+    if (!PyArg_ParseTuple(args, "iLLii:shard_positions", &cut, &stripe, &length, &ranks, &rank))
+        return NULL;
+    options.cut = (cot_cut)cut;
+    options.stripe = stripe;
+    cot_status status = cot_shard_rows(&options, length, ranks, rank, &rows);
+    if (status != COT_OK)
+        return raise_status(status);
+    PyObject *positions = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)((size_t)rows * sizeof(int64_t)));
+    if (positions == NULL)
+        return NULL;
+    status = cot_shard_positions(&options, length, ranks, rank, (int64_t *)(void *)PyBytes_AsString(positions));
+    if (status == COT_OK)
+        return positions;
+    Py_DECREF(positions);
+    return raise_status(status);
+}
+
 /* ---- the route of a call --------------------------------------------------------------------------------- */
 
 static PyObject *tensor_types, *forward_ad, *is_grad_enabled, *guards;
@@ -582,6 +759,10 @@ static PyMethodDef methods[] = {
     {"time_call", time_call, METH_VARARGS, "time_call(plan, device, repeats, *values): seconds a call"},
     {"set_guards", set_guards, METH_VARARGS, "set_guards(types, forward_ad, is_grad_enabled, guards): for route"},
     {"route", route, METH_VARARGS, "route(arguments, tensors): 0 the dispatcher, 1 CPU, 2 CUDA; + 4 with a gradient"},
+    {"make_group", make_group, METH_VARARGS, "make_group(transport, rank, size, timeout): a rank's handle"},
+    {"run_group", run_group, METH_VARARGS, "run_group(plan, group, threads, cut, stripe, columns, length, *values)"},
+    {"all_reduce", all_reduce, METH_VARARGS, "all_reduce(group, tensor): cot_group_all_reduce"},
+    {"shard_positions", shard_positions, METH_VARARGS, "shard_positions(cut, stripe, length, ranks, rank): bytes of int64"},
     {"calls", list_calls, METH_NOARGS, "calls(): the members of every argument struct, by call"},
     {"dropout_scale", dropout_scale, METH_O, "dropout_scale(p): cot_dropout_scale"},
     {NULL, NULL, 0, NULL}};

@@ -7,7 +7,9 @@
 
 register() adds an attention function and its mask function. The mask function describes a mask by a few numbers where it
 can: causal, window, padding, packed sequences. Kernels then skip masked tiles. Every other mask becomes a bias
-[B,1,Tq,Tk]."""
+[B,1,Tq,Tk].
+
+Inside cotangent.distributed.context_parallel, the model has the rows of one rank, and its attention those of all."""
 from __future__ import annotations
 
 import inspect
@@ -203,6 +205,8 @@ def attention_mask(
     from transformers import masking_utils as masks
 
     mask_function = masks.causal_mask_function if mask_function is None else mask_function
+    if _context() is not None:
+        return _mask_of_a_cut(mask_function, attention_mask, batch_size, q_length, kv_length, device)
     band = None
     dynamic = not isinstance(q_offset, int) or not isinstance(kv_offset, int) or torch.compiler.is_compiling()
     if _recognizer is not None and not use_vmap and not dynamic:
@@ -235,6 +239,49 @@ def attention_mask(
     if mask.padding is None:
         return _with_mask(torch.ones(batch_size, kv_length, dtype=torch.bool, device=device), mask)
     return _with_mask(mask.padding.clone(), mask)
+
+
+# ---- sequences that are cut over the ranks of a group ---------------------------------------------------------
+
+
+def _context() -> Any:
+    """The active context_parallel, or None."""
+    distributed = sys.modules.get("cotangent.distributed")
+    return None if distributed is None else distributed.current_context()
+
+
+def _mask_of_a_cut(
+    mask_function: Any, tokens: Optional[Tensor], batch_size: int, q_length: int, kv_length: int, device: Any
+) -> Tensor:
+    """The mask inside context_parallel: causal, with or without a window. The positions of a cut sequence have gaps, in
+    which transformers sees packed sequences. context_parallel(cu_seqlens=...) has the packed sequences instead."""
+    band = None if _recognizer is None else _recognizer.band(mask_function)
+    if band is None:
+        raise NotImplementedError("context_parallel: this mask is not supported, expected a causal or full mask or a window")
+    if q_length != kv_length:
+        raise NotImplementedError(f"context_parallel: {q_length} queries and {kv_length} keys, expected no cache")
+    if tokens is not None and not tokens.all():
+        raise NotImplementedError("context_parallel: attention_mask has padding, expected none (cu_seqlens packs sequences)")
+    window: Any = tuple(-1 if side == math.inf else int(side) for side in (band.left, band.right))
+    mask = Mask(band.right == 0, None if window in ((-1, -1), (-1, 0)) else window, None, None, None, None)
+    return _with_mask(torch.ones(batch_size, kv_length, dtype=torch.bool, device=device), mask)
+
+
+def _attend_to_all_ranks(context: Any, query: Tensor, key: Tensor, value: Tensor, options: "dict[str, Any]") -> Tensor:
+    """The attention of this rank's queries to the keys of all ranks."""
+    from .. import distributed
+
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    where = dict(group=context.group, cut=context.cut, stripe=context.stripe, columns=context.columns,
+                 q_length=context.length, k_length=context.length)  # fmt: skip
+    if context.cu_seqlens is None:
+        out: Tensor = distributed.attention(q, k, v, **options, **where)
+        return out
+    if q.shape[0] != 1:
+        raise NotImplementedError(f"context_parallel: cu_seqlens with a batch of {q.shape[0]}, expected 1")
+    ends, longest = context.cu_seqlens, context.longest
+    out = distributed.attention_varlen(q[0], k[0], v[0], ends, ends, longest, longest, **options, **where)
+    return out[None]
 
 
 # ---- attention --------------------------------------------------------------------------------------------
@@ -312,12 +359,22 @@ def attention_forward(
     elif mask is not None:
         causal, window = mask.causal, mask.window
     else:
-        if sliding_window is not None and sliding_window < key.shape[2]:
+        if sliding_window is not None and (sliding_window < key.shape[2] or _context() is not None):
             window = (sliding_window - 1, 0 if causal else sliding_window - 1)
         mask = Mask(causal, window, None, None, None, None)
         if attention_mask is not None:  # a copy of a mask [B,Tk], which has lost its attribute
             tokens = attention_mask[:, -key.shape[2] :].bool()
             mask = _with_padding(mask, F.pad(tokens, (0, key.shape[2] - tokens.shape[1])), query.shape[2])
+    sink = s_aux if s_aux is None or torch.float64 not in (s_aux.dtype, query.dtype) else s_aux.to(query.dtype)
+    context = _context()
+    if context is not None:
+        if mask is None or mask.padding is not None or position_bias is not None or query.shape[2] != key.shape[2]:
+            raise NotImplementedError("context_parallel: expected a causal or full mask or a window, no padding, "
+                                      "position_bias or cache")  # fmt: skip
+        given: "dict[str, Any]" = dict(
+            causal=causal, window=window, scale=scaling, softcap=softcap or 0.0, dropout_p=dropout, sink=sink
+        )
+        return _attend_to_all_ranks(context, query, key, value, given), None
     if mask is not None and mask.keys is not None:
         key, value = key[:, :, : mask.keys], value[:, :, : mask.keys]
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
@@ -326,7 +383,6 @@ def attention_forward(
         B = max(B, k.shape[0])
         q, k, v = (x.expand(B, -1, -1, -1) for x in (q, k, v))
 
-    sink = s_aux if s_aux is None or torch.float64 not in (s_aux.dtype, q.dtype) else s_aux.to(q.dtype)
     options: "dict[str, Any]" = dict(
         causal=causal and Tq > 1, window=window, scale=scaling, softcap=softcap or 0.0, dropout_p=dropout, sink=sink
     )

@@ -65,11 +65,11 @@ def _workspace(device: int, size: int) -> Tensor:
 
 
 def _kernels(
-    plan: Any, outputs: Callable[..., Any], result_count: int, prepare: "Optional[Callable[..., tuple[Any, ...]]]"
+    plan: Any, outputs: Callable[..., Any], op: Any, prepare: "Optional[Callable[..., tuple[Any, ...]]]"
 ) -> "tuple[Callable[..., Any], Callable[..., Any]]":
     """The CPU kernel and the CUDA kernel of an op whose results `outputs` allocates."""
     current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # absent in a torch without CUDA
-    get_num_threads = torch.get_num_threads
+    get_num_threads, result_count = torch.get_num_threads, len(op._schema.returns)
 
     def cpu(*arguments: Any) -> Any:
         try:
@@ -453,6 +453,7 @@ def define(
     folds: Callable[..., bool] = lambda *arguments: True,
     prepare: "Optional[Callable[..., tuple[Any, ...]]]" = None,
     function: Optional[str] = None,
+    kernels: Callable[..., Any] = _kernels,
 ) -> Any:
     """Registers an op and returns a function that calls it. The function's attribute `op` is the op.
 
@@ -466,7 +467,8 @@ def define(
     batched                     the arguments and results whose first axis is the batch
     folds(*arguments)           whether vmap may fold its axis into the batch
     prepare(*arguments)         the values that the library gets instead of the arguments
-    function                    the function cot_... of the library, if its name differs from the schema's"""
+    function                    the function cot_... of the library, if its name differs from the schema's
+    kernels                     makes the kernels for the CPU and CUDA"""
     name = schema[: schema.index("(")]
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     op = getattr(registered_ops, name).default
@@ -474,7 +476,7 @@ def define(
     tensors = tuple(i for i, argument in enumerate(op._schema.arguments) if "Tensor" in str(argument.type))
     members = [*names, *[result.name for result in op._schema.returns]]
     plan = _C.plan(function or name, tuple(None if member.startswith("_") else member for member in members))
-    cpu, cuda = _kernels(plan, outputs, len(op._schema.returns), prepare)
+    cpu, cuda = kernels(plan, outputs, op, prepare)
     _library.impl(name, cpu, "CPU")
     _library.impl(name, cuda, "CUDA")
     torch.library.register_fake(f"{NAMESPACE}::{name}", _fake(name, names, outputs), lib=_library)

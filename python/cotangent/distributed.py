@@ -1,0 +1,661 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention and convolution of sequences that are cut over the ranks of a process group (context parallelism).
+
+    import cotangent.distributed as cp
+
+    x = cp.shard(x, dim=1, cut="zigzag")                  # [B, T, ...] -> the rows of this rank
+    out = cp.attention(q, k, v, causal=True, cut="zigzag")
+    cp.all_reduce_gradients(model.parameters())
+
+Arguments that all functions share:
+
+group    a ProcessGroup, a DeviceMesh with one dimension, the name of a group, or None for the default group. It has a
+         backend for the CPU: gloo
+cut      which rows of a sequence of T rows a rank holds, in ascending order: "contiguous": one range; "zigzag": a chunk
+         from the front and its mirror image from the back; "striped": every Nth stripe of `stripe` rows.
+         include/cotangent/parallel.h has the formulas. T need not be a multiple of the number of ranks
+
+Every rank makes the same calls in the same order, forward and backward. Before data travels, all ranks compare their
+arguments. If they differ, every rank gets RuntimeError with the rank and the name of the argument. If one rank's
+arguments are refused, that rank gets the exception of the single call, and the others get RuntimeError. A rank that
+fails, leaves or is silent for longer than the timeout of connect() gives RuntimeError on every rank. The group can then
+make no more calls.
+
+Gradients follow one rule: the loss of the whole is the sum of the losses of the ranks, and the gradient of a tensor that
+all ranks share is the sum of the gradients of the ranks. Rank 0 gets the whole gradient of weight, bias, initial_state
+and sink, and the others get zeros. all_reduce_gradients, DDP and FSDP add the ranks.
+
+Only tensors on the CPU are supported: others raise NotImplementedError."""
+from __future__ import annotations
+
+import re
+import threading
+import weakref
+from contextlib import contextmanager, suppress
+from ctypes import c_uint8
+from datetime import timedelta
+from functools import partial
+from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import distributed_c10d
+
+from . import _C
+from ._namespace import NAMESPACE
+from .ops import attention as _attention, causal_conv1d as _conv
+from .ops._define import _MISSING, _as_tuple, define, gradients_like, registered_ops
+from .ops._options import activation_number, flag, need_tensors, number, pair, random_seed
+
+__all__ = [
+    "all_reduce", "all_reduce_gradients", "attention", "attention_varlen", "causal_conv1d", "connect",
+    "context_parallel", "positions", "shard", "unshard",
+]  # fmt: skip
+
+# cot_cut
+_CUTS = {"contiguous": 0, "zigzag": 1, "striped": 2}
+
+
+# ---- groups -----------------------------------------------------------------------------------------------
+
+
+class _Transport:
+    """The transfers of a group, on the ProcessGroup. The library starts every transfer and waits for it.
+
+    At the start, each rank posts a receive for a notice of every other rank. A rank that fails sends its reason to all.
+    Then it closes its connections: gloo does so when a wait exceeds its timeout. The waits of the other ranks fail at
+    once, and they find the notice."""
+
+    FIRST_TAG = 0x636F7400  # keeps the tags of the user free; the notices have this tag
+
+    def __init__(self, group: Any) -> None:
+        self.group = weakref.ref(group)
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.ranks = dist.get_process_group_ranks(group)
+        self.transfers: "dict[int, tuple[Any, Tensor]]" = {}
+        self.count = 0
+        self.notices = [
+            (torch.zeros(320, dtype=torch.uint8), peer) for peer in range(self.size) if peer != self.rank
+        ]
+        self.receives = [self._start(True, peer, self.FIRST_TAG, notice) for notice, peer in self.notices]
+
+    def _start(self, receive: bool, peer: int, tag: int, memory: Tensor) -> Any:
+        transfer = dist.irecv if receive else dist.isend
+        return transfer(memory, self.ranks[peer], group=self.group(), tag=tag)
+
+    def start(self, receive: int, peer: int, tag: int, address: int, size: int) -> int:
+        memory = torch.frombuffer((c_uint8 * size).from_address(address), dtype=torch.uint8)
+        self.count += 1
+        try:
+            self.transfers[self.count] = self._start(bool(receive), peer, self.FIRST_TAG + 1 + tag, memory), memory
+        except Exception as error:
+            raise self._explained(error) from error
+        return self.count
+
+    def wait(self, transfer: int, seconds: float) -> None:
+        try:
+            self.transfers[transfer][0].wait(timedelta(seconds=seconds))
+        except Exception as error:
+            raise self._explained(error) from error
+        del self.transfers[transfer]
+
+    def _explained(self, error: Exception) -> Exception:
+        """The notice of another rank, or gloo's message without its source line and advice."""
+        for notice, _ in self.notices:
+            if notice[0] != 0:
+                return RuntimeError(bytes(notice.tolist()).rstrip(b"\0").decode(errors="replace"))
+        return RuntimeError(re.sub(r"^\[\S*\] ", "", str(error)).split(". ")[0].split("\n")[0])
+
+    def abort(self, reason: str) -> None:
+        text = reason.encode()[:319]
+        notice = torch.zeros(320, dtype=torch.uint8)
+        notice[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
+        sends = []
+        for _, peer in self.notices:
+            with suppress(Exception):  # the peer has left
+                sends.append(self._start(False, peer, self.FIRST_TAG, notice))
+        for send in sends:
+            with suppress(Exception):
+                send.wait(timedelta(seconds=1))
+        self.transfers.clear()
+        for _, peer in self.notices:
+            with suppress(Exception):  # expected: no rank sends with this tag
+                self._start(True, peer, self.FIRST_TAG - 1, notice).wait(timedelta(milliseconds=1))
+
+
+class _Group(NamedTuple):
+    handle: Any  # of _C.make_group
+    rank: int
+    size: int
+    lock: threading.Lock  # one thread at a time may use the handle
+
+
+_groups: "weakref.WeakKeyDictionary[Any, _Group]" = weakref.WeakKeyDictionary()
+
+
+def _name_of(group: Any) -> str:
+    """The name of a group, for the schemas of ops."""
+    if isinstance(group, str):
+        return group
+    if group is None:
+        group = dist.group.WORLD
+        if group is None:
+            raise ValueError("cotangent.distributed: call torch.distributed.init_process_group first")
+    elif hasattr(group, "get_group"):
+        if group.ndim != 1:
+            raise ValueError(f"cotangent.distributed: the DeviceMesh has {group.ndim} dimensions, expected 1")
+        group = group.get_group()
+    if group is dist.GroupMember.NON_GROUP_MEMBER or not hasattr(group, "group_name"):
+        raise TypeError(f"cotangent.distributed: group is {group!r}, expected a ProcessGroup of this rank, a DeviceMesh "
+                        "with one dimension, or a name")  # fmt: skip
+    return str(group.group_name)
+
+
+def _process_group(name: str) -> Any:
+    return distributed_c10d._resolve_process_group(name)
+
+
+def _group(name: str, timeout: float = 30.0) -> _Group:
+    """The library's handle for a group. The first call is collective."""
+    process_group = _process_group(name)
+    found = _groups.get(process_group)
+    if found is None:
+        backends = str(dist.get_backend_config(process_group))
+        if "cpu" not in backends:
+            raise ValueError(f"cotangent.distributed: the group has the backends {backends}, expected one for the CPU "
+                             "(init_process_group('cpu:gloo,cuda:nccl'))")  # fmt: skip
+        transport = _Transport(process_group)
+        handle = _C.make_group(transport, transport.rank, transport.size, timeout)
+        found = _Group(handle, transport.rank, transport.size, threading.Lock())
+        _groups[process_group] = found
+    return found
+
+
+def connect(group: Any = None, *, timeout: float = 30.0) -> None:
+    """Prepares a group, and sets the seconds that a rank waits for another one without any progress. They must exceed the
+    time that one rank computes between two calls of this module while the others wait for it. Without connect() the
+    first call prepares the group. Collective. Raises ValueError if the group is already prepared."""
+    name = _name_of(group)
+    if _process_group(name) in _groups:
+        raise ValueError("connect: the group is already in use, expected connect() before all other calls")
+    _group(name, float(number("connect", "timeout", timeout)))
+
+
+def _cut_number(call: str, cut: Any) -> int:
+    if cut not in _CUTS:
+        raise ValueError(f"{call}: cut is {cut!r}, expected one of {', '.join(_CUTS)}")
+    return _CUTS[cut]
+
+
+# ---- calls of the library -----------------------------------------------------------------------------------
+
+
+def _group_kernels(
+    parts: "Callable[..., Sequence[str]]", plan: Any, outputs: Callable[..., Any], op: Any, prepare: Any
+) -> "tuple[Callable[..., Any], Callable[..., Any]]":
+    """The kernels of an op over a group. parts(**arguments): the results that the library gives to every rank as a
+    whole. All ranks but the first return zeros."""
+    names = [argument.name for argument in op._schema.arguments]
+    results_names = [result.name for result in op._schema.returns]
+
+    def cpu(*arguments: Any) -> Any:
+        given = dict(zip(names, arguments))
+        group = _group(given["_group"])
+        try:
+            results = outputs(*arguments)
+        except _MISSING:
+            results = (None,) * len(results_names)
+        if prepare is not None:
+            arguments = prepare(*arguments)
+        with group.lock:
+            _C.run_group(
+                plan, group.handle, torch.get_num_threads(), given["_cut"], given["_stripe"], given.get("_columns", 0),
+                given.get("_length", 0), *arguments, *_as_tuple(results),
+            )  # fmt: skip
+        if group.rank > 0:
+            for name in parts(**given):
+                part = _as_tuple(results)[results_names.index(name)]
+                if part is not None:
+                    part.zero_()
+        return results
+
+    def cuda(*arguments: Any) -> Any:
+        raise NotImplementedError(f"{op._schema.name}: the tensors are on a GPU, expected the CPU")
+
+    return cpu, cuda
+
+
+def _parts_of_attention(bias: Any, cu_seqlens_q: Any, **others: Any) -> "Sequence[str]":
+    shared = bias is not None and (cu_seqlens_q is not None or (bias.dim() == 4 and bias.shape[2] == 1))
+    return ("dsink", "dbias") if shared else ("dsink",)
+
+
+def _nothing(**arguments: Any) -> "Sequence[str]":
+    return ()
+
+
+_PLACE = "str _group, int _cut, SymInt _stripe"
+_LENGTHS = f"SymInt q_length, SymInt k_length, {_PLACE}, int _columns"
+
+_attention_backward = define(
+    f"parallel_attention_backward({_attention._INPUTS}, {_attention._OPTIONS}, int allow_nondeterminism, {_LENGTHS}, "
+    "Tensor out, Tensor lse, Tensor dout, Tensor? dlse, bool[] _wanted) "
+    "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink, Tensor dbias)",
+    _attention._gradients,
+    prepare=lambda *arguments: _attention._with_masks(arguments[-1][4], *arguments),
+    function="attention_backward",
+    kernels=partial(_group_kernels, _parts_of_attention),
+)
+
+_attention_forward = define(
+    f"parallel_attention_forward({_attention._INPUTS}, {_attention._OPTIONS}, int _allow_nondeterminism, {_LENGTHS}) "
+    "-> (Tensor out, Tensor lse)",
+    _attention._outputs,
+    _attention_backward,
+    autocast=("q", "k", "v"),
+    prepare=lambda *arguments: _attention._with_masks(False, *arguments),
+    function="attention_forward",
+    kernels=partial(_group_kernels, _nothing),
+)
+
+
+def _whole_state_gradient(*arguments: Any) -> "tuple[Any, ...]":
+    """Every rank has the whole final state, so that the gradient of the state is the sum over the ranks."""
+    x, weight, _, initial_state, _, cu_seqlens, _, with_state, _, group = arguments[:10]
+    if not with_state:
+        return arguments
+    *before, gradient, wanted = arguments
+    if gradient is None:
+        rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        like = x if initial_state is None else initial_state
+        gradient = like.new_zeros((rows, x.shape[1], max(weight.shape[1] - 1, 0)))
+    return (*before, _sum(gradient.contiguous(), group), wanted)
+
+
+_conv_backward = define(
+    "parallel_causal_conv1d_backward(Tensor x, Tensor weight, Tensor? bias, Tensor? initial_state, Tensor? seq_idx, "
+    f"Tensor? cu_seqlens, int activation, bool _final_state, SymInt _length, {_PLACE}, Tensor dy, "
+    "Tensor? dfinal_state, bool[] _wanted) -> (Tensor dx, Tensor dweight, Tensor dbias, Tensor dinitial_state)",
+    lambda x, weight, bias, initial_state, *others: gradients_like((x, weight, bias, initial_state), others[-1]),
+    prepare=_whole_state_gradient,
+    function="causal_conv1d_backward",
+    kernels=partial(_group_kernels, lambda **arguments: ("dweight", "dbias", "dinitial_state")),
+)
+
+_conv_forward = define(
+    "parallel_causal_conv1d_forward(Tensor x, Tensor weight, Tensor? bias, Tensor? initial_state, Tensor? seq_idx, "
+    f"Tensor? cu_seqlens, int activation, bool _final_state, SymInt _length, {_PLACE}) "
+    "-> (Tensor y, Tensor final_state)",
+    lambda *arguments: _conv._outputs(*arguments[:8]),
+    _conv_backward,
+    autocast=("x",),
+    function="causal_conv1d_forward",
+    kernels=partial(_group_kernels, _nothing),
+)
+
+
+# ---- ops that are not calls of the library --------------------------------------------------------------------
+
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")
+_pure = (torch.Tag.pt2_compliant_tag,)
+
+
+def _sum(x: Tensor, group: str) -> Tensor:
+    """The sum of the tensors of all ranks, in their order."""
+    total = x.detach().clone()
+    handle = _group(group)
+    with handle.lock:
+        _C.all_reduce(handle.handle, total)
+    return total
+
+
+def _rows(length: int, group: str, cut: int, stripe: int) -> bytes:
+    process_group = _process_group(group)
+    return _C.shard_positions(cut, stripe, length, dist.get_world_size(process_group), dist.get_rank(process_group))
+
+
+def _rank_positions(length: int, group: str, cut: int, stripe: int) -> Tensor:
+    rows = _rows(length, group, cut, stripe)
+    return torch.frombuffer(bytearray(rows), dtype=torch.int64) if rows else torch.empty(0, dtype=torch.int64)
+
+
+def _rank_positions_fake(length: int, group: str, cut: int, stripe: int) -> Tensor:
+    return torch.empty(len(_rows(int(length), group, cut, int(stripe))) // 8, dtype=torch.int64)
+
+
+def _gather(x: Tensor, axis: int, length: int, group: str, cut: int, stripe: int) -> Tensor:
+    process_group = _process_group(group)
+    size = dist.get_world_size(process_group)
+    rows = [
+        torch.frombuffer(bytearray(part), dtype=torch.int64) if part else torch.empty(0, dtype=torch.int64)
+        for part in (_C.shard_positions(cut, stripe, length, size, rank) for rank in range(size))
+    ]
+    own = len(rows[dist.get_rank(process_group)])
+    if x.shape[axis] != own:
+        raise ValueError(f"unshard: x has {x.shape[axis]} rows, expected {own}, the part of this rank of length {length}")
+    longest = max(len(part) for part in rows)
+    padded = x.new_zeros((longest, *x.movedim(axis, 0).shape[1:]))
+    padded[:own] = x.movedim(axis, 0)
+    received = [torch.empty_like(padded) for _ in range(size)]
+    dist.all_gather(received, padded, group=process_group)
+    whole = x.new_empty((length, *padded.shape[1:]))
+    for part, values in zip(rows, received):
+        whole[part.to(x.device)] = values[: len(part)]
+    return whole.movedim(0, axis).contiguous()
+
+
+def _gather_fake(x: Tensor, axis: int, length: int, group: str, cut: int, stripe: int) -> Tensor:
+    return x.new_empty((*x.shape[:axis], length, *x.shape[axis + 1 :]))
+
+
+def _scatter(whole: Tensor, axis: int, group: str, cut: int, stripe: int) -> Tensor:
+    rows = _rank_positions(whole.shape[axis], group, cut, stripe)
+    return _sum(whole.contiguous(), group).index_select(axis, rows.to(whole.device))
+
+
+def _scatter_fake(whole: Tensor, axis: int, group: str, cut: int, stripe: int) -> Tensor:
+    rows = len(_rows(int(whole.shape[axis]), group, cut, int(stripe))) // 8
+    return whole.new_empty((*whole.shape[:axis], rows, *whole.shape[axis + 1 :]))
+
+
+def _shared_seed(like: Tensor, group: str) -> Tensor:
+    """The seed that rank 0 draws. Every rank draws one, so that all generators move on alike."""
+    seed = random_seed(like.device)
+    first = _group(group).rank == 0
+    return _sum(seed.double() if first else torch.zeros(2, dtype=torch.float64), group).to(torch.int32)
+
+
+def _register(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any], tags: Any = _pure) -> Any:
+    name = schema[: schema.index("(")]
+    _library.define(schema, tags=tags)
+    _library.impl(name, kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
+    return getattr(registered_ops, name).default
+
+
+_positions_op = _register(
+    "parallel_positions(SymInt length, str group, int cut, SymInt stripe) -> Tensor", _rank_positions, _rank_positions_fake
+)
+_gather_op = _register(
+    "parallel_unshard(Tensor x, int axis, SymInt length, str group, int cut, SymInt stripe) -> Tensor",
+    _gather, _gather_fake,
+)  # fmt: skip
+_scatter_op = _register(
+    "parallel_unshard_backward(Tensor whole, int axis, str group, int cut, SymInt stripe) -> Tensor",
+    _scatter, _scatter_fake,
+)  # fmt: skip
+_seed_op = _register(
+    "parallel_seed(Tensor like, str group) -> Tensor", _shared_seed,
+    lambda like, group: like.new_empty(2, dtype=torch.int32), (*_pure, torch.Tag.nondeterministic_seeded),
+)  # fmt: skip
+
+
+def _save_place(ctx: Any, inputs: Any, output: Any) -> None:
+    _, ctx.axis, _, ctx.group, ctx.cut, ctx.stripe = inputs
+
+
+def _gather_backward(ctx: Any, gradient: Tensor) -> Any:
+    return _scatter_op(gradient, ctx.axis, ctx.group, ctx.cut, ctx.stripe), None, None, None, None, None
+
+
+torch.library.register_autograd(
+    f"{NAMESPACE}::parallel_unshard", _gather_backward, setup_context=_save_place, lib=_library
+)
+
+
+# ---- cuts ---------------------------------------------------------------------------------------------------
+
+
+def positions(
+    length: int, *, group: Any = None, cut: str = "contiguous", stripe: int = 0, device: Any = None
+) -> Tensor:
+    """The positions of this rank's rows in the whole sequence of `length` rows: int64 [rows], for rotary embeddings
+    (position_ids) and masks of your own."""
+    rows: Tensor = _positions_op(length, _name_of(group), _cut_number("positions", cut), stripe)
+    return rows if device is None else rows.to(device)
+
+
+def shard(x: Tensor, *, dim: int, group: Any = None, cut: str = "contiguous", stripe: int = 0) -> Tensor:
+    """The rows of this rank of a whole tensor, a copy. Any dtype. No communication. Differentiable."""
+    need_tensors("shard", x=x)
+    return x.index_select(dim, positions(x.shape[dim], group=group, cut=cut, stripe=stripe, device=x.device))
+
+
+def unshard(
+    x: Tensor, *, dim: int, length: Optional[int] = None, group: Any = None, cut: str = "contiguous", stripe: int = 0
+) -> Tensor:
+    """The whole tensor of the rows of all ranks, on every rank: the inverse of shard. length: the rows of the whole, by
+    default this rank's rows times the number of ranks. Any dtype. The backward adds the gradients of all ranks."""
+    need_tensors("unshard", x=x)
+    name, axis = _name_of(group), dim % x.dim()
+    whole: Tensor = _gather_op(x, axis, _whole("unshard", x, axis, length, name), name, _cut_number("unshard", cut), stripe)
+    return whole
+
+
+def _whole(call: str, x: Any, axis: int, length: Optional[int], group: str) -> int:
+    """The rows of the whole sequence."""
+    if length is not None:
+        return length
+    need_tensors(call, x=x)
+    return int(x.shape[axis]) * dist.get_world_size(_process_group(group)) if x.dim() > axis else 0
+
+
+# ---- sums ---------------------------------------------------------------------------------------------------
+
+
+def all_reduce(x: Tensor, *, group: Any = None) -> Tensor:
+    """Replaces x on every rank by the sum over all ranks, x = ((x[0] + x[1]) + x[2]) + ..., and returns it. Sums are
+    float64 and rounded once, so that they have the same bits in every run. x: any float dtype, without a gradient."""
+    need_tensors("all_reduce", x=x)
+    if x.device.type != "cpu":
+        raise NotImplementedError(f"all_reduce: x is on {x.device}, expected the CPU")
+    handle = _group(_name_of(group))
+    with handle.lock:
+        _C.all_reduce(handle.handle, x.detach())
+    return x
+
+
+def all_reduce_gradients(parameters: "Iterable[Tensor]", *, group: Any = None) -> None:
+    """Replaces the gradient of every parameter by the sum over all ranks, in their order. For models that neither DDP nor
+    FSDP wraps. Parameters without a gradient are skipped: they must be the same on every rank."""
+    by_dtype: "dict[torch.dtype, list[Tensor]]" = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            by_dtype.setdefault(parameter.grad.dtype, []).append(parameter.grad)
+    for gradients in by_dtype.values():
+        total = all_reduce(torch.cat([gradient.detach().flatten() for gradient in gradients]), group=group)
+        for gradient, part in zip(gradients, total.split([gradient.numel() for gradient in gradients])):
+            gradient.detach().copy_(part.view(gradient.shape))
+
+
+# ---- attention ------------------------------------------------------------------------------------------------
+
+
+def _run_attention(
+    call: str, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Any, max_seqlens: Any, group: Any, cut: str, stripe: int,
+    columns: int, lengths: Any, causal: bool, window: Any, scale: Any, softcap: float, dropout_p: float, seed: Any,
+    offset: int, seed_memory: Any, offset_memory: Any, seqused: Any, sink: Any, alibi_slopes: Any, bias: Any,
+    deterministic: bool, return_lse: bool,
+) -> Any:  # fmt: skip
+    name, axis = _name_of(group), 0 if cu_seqlens[0] is not None else 1
+    cut_number, return_lse = _cut_number(call, cut), flag(call, "return_lse", return_lse)
+    if scale == 0:
+        raise ValueError(f"{call}: scale is 0, expected None (1/sqrt(d)) or another number")
+    left, right = (0, 0) if window is None else pair(call, "window", window)
+    if number(call, "dropout_p", dropout_p) > 0 and seed is None and seed_memory is None:
+        need_tensors(call, q=q)
+        seed_memory = _seed_op(q, name)
+    q_length, k_length = (_whole(call, x, axis, length, name) for x, length in zip((q, k), lengths))
+    out, lse = _attention_forward(
+        q, k, v, *cu_seqlens, *seqused, sink, alibi_slopes, bias, seed_memory, offset_memory, causal,
+        window is not None, left, right, scale or 0.0, softcap, dropout_p, seed or 0, offset, *max_seqlens,
+        not flag(call, "deterministic", deterministic), q_length, k_length, name, cut_number, stripe, columns,
+    )  # fmt: skip
+    return (out, lse) if return_lse else out
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    group: Any = None,
+    cut: str = "contiguous",
+    stripe: int = 0,
+    columns: int = 1,
+    q_length: Optional[int] = None,
+    k_length: Optional[int] = None,
+    causal: bool = False,
+    window: Optional[Tuple[int, int]] = None,
+    scale: Optional[float] = None,
+    softcap: float = 0.0,
+    dropout_p: float = 0.0,
+    seed: Optional[int] = None,
+    offset: int = 0,
+    seed_memory: Optional[Tensor] = None,
+    offset_memory: Optional[Tensor] = None,
+    seqused_q: Optional[Tensor] = None,
+    seqused_k: Optional[Tensor] = None,
+    sink: Optional[Tensor] = None,
+    alibi_slopes: Optional[Tensor] = None,
+    bias: Optional[Tensor] = None,
+    deterministic: bool = True,
+    return_lse: bool = False,
+) -> Any:
+    """cotangent.attention of the whole sequence. q, k and v have the rows of this rank, and so do out, lse and the gradients.
+
+    columns             the number of ranks that exchange heads; 1: a ring alone, the number of ranks: no ring. See
+                        docs/guide/parallel.md
+    q_length, k_length  the rows of the whole; by default this rank's rows times the number of ranks
+    bias                [B or 1, H or 1, rows of this rank or 1, Tk or 1]: all keys
+    seqused_q, seqused_k, sink, alibi_slopes, seed, offset, seed_memory, offset_memory
+                        those of the whole, the same on every rank. Without a seed, all ranks use that of rank 0. The
+                        dropout mask is that of the single call
+
+    The other arguments are those of cotangent.attention."""
+    return _run_attention(
+        "attention", q, k, v, (None, None), (0, 0), group, cut, stripe, columns, (q_length, k_length), causal, window,
+        scale, softcap, dropout_p, seed, offset, seed_memory, offset_memory, (seqused_q, seqused_k), sink, alibi_slopes,
+        bias, deterministic, return_lse,
+    )  # fmt: skip
+
+
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    group: Any = None,
+    cut: str = "contiguous",
+    stripe: int = 0,
+    columns: int = 1,
+    q_length: Optional[int] = None,
+    k_length: Optional[int] = None,
+    causal: bool = False,
+    window: Optional[Tuple[int, int]] = None,
+    scale: Optional[float] = None,
+    softcap: float = 0.0,
+    dropout_p: float = 0.0,
+    seed: Optional[int] = None,
+    offset: int = 0,
+    seed_memory: Optional[Tensor] = None,
+    offset_memory: Optional[Tensor] = None,
+    seqused_q: Optional[Tensor] = None,
+    seqused_k: Optional[Tensor] = None,
+    sink: Optional[Tensor] = None,
+    alibi_slopes: Optional[Tensor] = None,
+    bias: Optional[Tensor] = None,
+    deterministic: bool = True,
+    return_lse: bool = False,
+) -> Any:
+    """cotangent.attention_varlen of the whole. The total rows are cut, so that a sequence may lie over several ranks. q, k
+    and v have the rows of this rank. cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k and bias are those of the
+    whole, the same on every rank. The other arguments are those of attention."""
+    return _run_attention(
+        "attention_varlen", q, k, v, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), group, cut, stripe,
+        columns, (q_length, k_length), causal, window, scale, softcap, dropout_p, seed, offset, seed_memory,
+        offset_memory, (seqused_q, seqused_k), sink, alibi_slopes, bias, deterministic, return_lse,
+    )  # fmt: skip
+
+
+# ---- causal_conv1d --------------------------------------------------------------------------------------------
+
+
+def causal_conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Optional[Tensor] = None,
+    activation: Optional[str] = None,
+    *,
+    group: Any = None,
+    cut: str = "contiguous",
+    stripe: int = 0,
+    length: Optional[int] = None,
+    initial_state: Optional[Tensor] = None,
+    seq_idx: Optional[Tensor] = None,
+    cu_seqlens: Optional[Tensor] = None,
+    return_final_state: bool = False,
+) -> Any:
+    """cotangent.causal_conv1d of the whole sequence. x and seq_idx have the columns of this rank, and so do y and dx.
+
+    length         the columns of the whole; by default this rank's columns times the number of ranks
+    weight, bias, initial_state, cu_seqlens
+                   those of the whole, the same on every rank
+    final_state    every rank gets the whole. Its gradient is the sum of the gradients of all ranks
+
+    The other arguments are those of cotangent.causal_conv1d."""
+    with_state, name = flag("causal_conv1d", "return_final_state", return_final_state), _name_of(group)
+    y, final_state = _conv_forward(
+        x, weight, bias, initial_state, seq_idx, cu_seqlens, activation_number(activation, ("silu",)), with_state,
+        _whole("causal_conv1d", x, 2, length, name), name, _cut_number("causal_conv1d", cut), stripe,
+    )  # fmt: skip
+    return (y, final_state) if with_state else y
+
+
+# ---- models of transformers -----------------------------------------------------------------------------------
+
+
+class Context(NamedTuple):
+    """The arguments of context_parallel."""
+
+    group: str
+    cut: str
+    stripe: int
+    columns: int
+    length: Optional[int]
+    cu_seqlens: Optional[Tensor]
+    longest: int
+
+
+_contexts: "list[Context]" = []
+
+
+def current_context() -> Optional[Context]:
+    """The innermost context_parallel."""
+    return _contexts[-1] if _contexts else None
+
+
+@contextmanager
+def context_parallel(
+    group: Any = None, *, cut: str = "contiguous", stripe: int = 0, columns: int = 1, length: Optional[int] = None,
+    cu_seqlens: Optional[Tensor] = None,
+) -> "Iterator[None]":  # fmt: skip
+    """Models of transformers with attn_implementation="cotangent" (integrations.transformers.register) attend to the rows
+    of all ranks. Pass input_ids and position_ids through shard and positions, and compute the loss from sharded labels.
+    Run the backward inside too: gradient checkpointing calls the attention again.
+
+    length      rows of the whole; by default this rank's rows times the number of ranks
+    cu_seqlens  int32 [N+1]: packed sequences of the whole, for a batch of 1"""
+    longest = 0 if cu_seqlens is None else int(cu_seqlens.diff().max())
+    _cut_number("context_parallel", cut)
+    context = Context(_name_of(group), cut, stripe, columns, length, cu_seqlens, longest)
+    _contexts.append(context)
+    try:
+        yield
+    finally:
+        _contexts.pop()
