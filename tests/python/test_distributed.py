@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cotangent.distributed on two, three and four processes of the CPU (distributed_ranks.py)."""
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+
+
+def launch(folder, section, ranks):
+    """Runs a section on every rank. Returns their exit statuses and their output."""
+    script = Path(__file__).with_name("distributed_ranks.py")
+    one_thread = dict(os.environ, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", HF_HUB_OFFLINE="1")
+    processes = [
+        subprocess.Popen([sys.executable, str(script), section, str(rank), str(ranks), str(folder)], text=True,
+                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=one_thread)
+        for rank in range(ranks)
+    ]  # fmt: skip
+    deadline = time.monotonic() + 240
+    try:
+        output = [process.communicate(timeout=max(deadline - time.monotonic(), 1))[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [process.returncode for process in processes], "\n".join(output)
+
+
+def check(folder, section, ranks):
+    statuses, output = launch(folder, section, ranks)
+    assert statuses == [0] * ranks and output.count("is done") == ranks, output
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("section", ["attention", "convolution", "cuts"])
+def test_ops(on_cpu, tmp_path, section, ranks):
+    check(tmp_path, section, ranks)
+
+
+def test_compile(on_cpu, tmp_path):
+    check(tmp_path, "compiled", 2)
+
+
+def test_models_of_transformers(on_cpu, tmp_path):
+    pytest.importorskip("transformers")
+    check(tmp_path, "models", 2)
+
+
+def test_fsdp(on_cpu, tmp_path):
+    pytest.importorskip("transformers")
+    pytest.importorskip("torch.distributed.fsdp", reason="no fully_shard").fully_shard
+    check(tmp_path, "fsdp", 2)
+
+
+def test_faults_reach_every_rank(on_cpu, tmp_path):
+    statuses, output = launch(tmp_path, "faults", 3)
+    assert statuses == [0, 0, -9] and output.count("has survived") == 2, output
