@@ -7,6 +7,7 @@ Each layer has a causal convolution or attention, then dropout, and a hyper-conn
     train_torch.py                                 # trains a model and prints a sample
     train_torch.py --compare curve.svg             # both kinds of ops, three seeds each: losses, speed, gnuplot picture
     torchrun --nproc-per-node 2 train_torch.py     # batches divided among processes: gloo on CPUs, NCCL on GPUs
+    torchrun --nproc-per-node 2 train_torch.py --context-parallel    # each sequence divided among processes, on CPUs
 
 Text: --text FILES, by default the licences of /usr/share/common-licenses and the documents and sources of this tree.
 The last 10 % of each file are held out.
@@ -26,6 +27,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import cotangent
+import cotangent.distributed
 
 # ---- the ops: PyTorch's and cotangent's ----------------------------------------------------------------------------
 
@@ -94,11 +96,23 @@ class CotangentOps:
     seam = staticmethod(cotangent.mhc_seam)
 
 
-def ops_for(name, device):
+class ContextParallelOps(CotangentOps):
+    """Each process has its rows of every sequence. The other ops work on single rows."""
+
+    @staticmethod
+    def convolution(x, weight, bias):
+        return cotangent.distributed.causal_conv1d(x, weight, bias, "silu", cut="zigzag")
+
+    @staticmethod
+    def attention(q, k, v):
+        return cotangent.distributed.attention(q, k, v, causal=True, cut="zigzag")
+
+
+def ops_for(name, device, context_parallel=False):
     """The class of ops. If no kernel of the device supports attention, the class has PyTorch's attention, and this is
     printed."""
-    if name == "torch":
-        return TorchOps
+    if name == "torch" or context_parallel:
+        return TorchOps if name == "torch" else ContextParallelOps
     try:
         q = torch.zeros(1, 1, 1, 16, device=device)
         cotangent.attention(q, q, q, causal=True)
@@ -224,18 +238,22 @@ def mean_over_ranks(value):
     return (value / ranks).item()
 
 
-def cross_entropy(model, batch, device, dtype):
-    batch = batch.to(device)
-    with torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bf16"):
-        logits = model(batch[:, :-1])
-    return F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+def cross_entropy(model, batch, device, options):
+    """The mean over the bytes of this process. All processes have the same number of bytes."""
+    text, targets = batch[:, :-1].to(device), batch[:, 1:].to(device)
+    if options.context_parallel:
+        text, targets = (cotangent.distributed.shard(part, dim=1, cut="zigzag") for part in (text, targets))
+    with torch.autocast(device.type, torch.bfloat16, enabled=options.dtype == "bf16"):
+        logits = model(text)
+    return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
 
 def train(options, ops_name, seed, training, held_out, device):
     """Trains one model. Returns [(step, training loss, validation loss)], tokens per second, and the model. The batches
     depend on seed and step alone; each process computes its share of every batch."""
     torch.manual_seed(seed)
-    model = Model(ops_for(ops_name, device), options.width, options.layers, options.streams, options.dropout).to(device)
+    ops = ops_for(ops_name, device, options.context_parallel)
+    model = Model(ops, options.width, options.layers, options.streams, options.dropout).to(device)
     torch.manual_seed(1000 * seed + rank)  # for dropout's masks
     trained = model
     if ranks > 1:
@@ -247,13 +265,15 @@ def train(options, ops_name, seed, training, held_out, device):
     draw, fixed = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(0)
     validation = windows(held_out, 4 * options.batch, options.context, fixed).chunk(4)
     share = slice(rank * options.batch // ranks, (rank + 1) * options.batch // ranks)
+    if options.context_parallel:
+        share = slice(None)
     curve, seconds, tokens = [], 0.0, 0
     for step in range(1, options.steps + 1):
         batch = windows(training, options.batch, options.context, draw)[share]
         if device.type == "cuda":
             torch.cuda.synchronize()
         start = time.perf_counter()
-        loss = cross_entropy(trained, batch, device, options.dtype)
+        loss = cross_entropy(trained, batch, device, options)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -267,7 +287,7 @@ def train(options, ops_name, seed, training, held_out, device):
         if step % options.every == 0 or step == options.steps:
             model.eval()
             with torch.no_grad():
-                held = sum(cross_entropy(model, part[share], device, options.dtype) for part in validation) / 4
+                held = sum(cross_entropy(model, part[share], device, options) for part in validation) / 4
             model.train()
             curve.append((step, mean_over_ranks(loss.detach().clone()), mean_over_ranks(held.clone())))
             losses = f"training {curve[-1][1]:.4f}  validation {curve[-1][2]:.4f}"
@@ -278,6 +298,9 @@ def train(options, ops_name, seed, training, held_out, device):
 def sample(model, device, length=300):
     """Generates text after a newline, one byte at a time."""
     text = torch.full((1, 1), 10, device=device)
+    for module in model.modules():
+        if getattr(module, "ops", None) is ContextParallelOps:
+            module.ops = CotangentOps
     model.eval()
     with torch.no_grad():
         for _ in range(length):
@@ -352,12 +375,18 @@ def main():
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--dtype", choices=("f32", "bf16"), default="f32", help="bf16: autocast")
+    parser.add_argument("--context-parallel", action="store_true", help="divide sequences, not batches, among processes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", metavar="FILE", help="write the curve")
     options = parser.parse_args()
-    if options.batch % ranks != 0 or options.width % 32 != 0:
+    if options.width % 32 != 0 or (options.batch % ranks != 0 and not options.context_parallel):
         parser.error(f"--batch has to be a multiple of the {ranks} processes, --width of 32")
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if options.context_parallel:
+        if ranks == 1 or device.type != "cpu" or options.ops != "cotangent" or options.compare:
+            parser.error("--context-parallel needs several processes (torchrun), --device cpu and --ops cotangent")
+        if options.context % (2 * ranks) != 0:
+            parser.error(f"--context has to be a multiple of {2 * ranks}, two chunks a process")
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
         torch.cuda.set_device(device)

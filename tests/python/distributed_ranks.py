@@ -2,12 +2,15 @@
 """Run by test_distributed.py on several processes, which are the ranks of a gloo group:
 
     distributed_ranks.py SECTION RANK RANKS FOLDER
+    torchrun distributed_ranks.py page
 
 Each rank computes the single call on the whole sequence too, and compares."""
 import os
+import re
 import sys
 import time
 import traceback
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -355,6 +358,31 @@ def fsdp(ranks):
     near({n: p.grad.full_tensor() for n, p in model.named_parameters()}, exact, "fsdp")
 
 
+# ---- docs/guide/parallel.md ------------------------------------------------------------------------------------------
+
+
+def page():
+    """Runs the Python blocks of the page, and compares their results with those of the single calls."""
+    text = (Path(__file__).parents[2] / "docs" / "guide" / "parallel.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, flags=re.M | re.S)
+    assert len(blocks) == 2
+    names = {}
+    for block in blocks:
+        exec(block, names)
+    found = {n: p.grad.clone() for n, p in [*names["project"].named_parameters(), *names["model"].named_parameters()]}
+    names["project"].zero_grad(), names["model"].zero_grad()
+    q, k, v = names["project"](names["x"]).unflatten(-1, (3, 4, 16)).unbind(2)
+    out = cotangent.attention(q, k, v, causal=True)
+    out.square().sum().backward()
+    torch.testing.assert_close(names["whole"], out.detach())
+    near({n: found[n] for n in ("weight", "bias")}, gradients_of(names["project"]), "the page's layer")
+    loss_of(names["model"], names["text"][:, :-1], names["text"][:, 1:]).backward()
+    exact = gradients_of(names["model"])
+    near({n: found[n] for n in exact}, exact, "the page's model")
+    print(f"rank {dist.get_rank()} is done")
+    dist.destroy_process_group()
+
+
 # ---- faults ----------------------------------------------------------------------------------------------------------
 
 
@@ -371,7 +399,7 @@ def faults(ranks):
     if last:
         expect(ValueError, "softcap is -1", lambda: run(None, softcap=-1.0))
     else:
-        expect(RuntimeError, f"rank {ranks - 1} refuses its arguments: parallel_attention_forward: softcap is -1", lambda: run(None))
+        expect(RuntimeError, f"rank {ranks - 1} refuses its arguments: attention_forward: softcap is -1", lambda: run(None))
     expect(RuntimeError, "tensor's shape or dtype", lambda: cp.all_reduce(torch.ones(2 + last)))
     run(None)
 
@@ -412,4 +440,6 @@ def main(section, rank, ranks, folder):
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "page":
+        sys.exit(page())
     main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

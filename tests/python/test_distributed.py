@@ -11,14 +11,15 @@ import torch
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 
+SCRIPT = Path(__file__).with_name("distributed_ranks.py")
+ENVIRONMENT = dict(os.environ, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", HF_HUB_OFFLINE="1")
+
 
 def launch(folder, section, ranks):
     """Runs a section on every rank. Returns their exit statuses and their output."""
-    script = Path(__file__).with_name("distributed_ranks.py")
-    one_thread = dict(os.environ, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", HF_HUB_OFFLINE="1")
     processes = [
-        subprocess.Popen([sys.executable, str(script), section, str(rank), str(ranks), str(folder)], text=True,
-                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=one_thread)
+        subprocess.Popen([sys.executable, str(SCRIPT), section, str(rank), str(ranks), str(folder)], text=True,
+                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=ENVIRONMENT)
         for rank in range(ranks)
     ]  # fmt: skip
     deadline = time.monotonic() + 240
@@ -54,6 +55,13 @@ def test_fsdp(on_cpu, tmp_path):
     pytest.importorskip("transformers")
     pytest.importorskip("torch.distributed.fsdp", reason="no fully_shard").fully_shard
     check(tmp_path, "fsdp", 2)
+
+
+def test_page(on_cpu):
+    pytest.importorskip("transformers")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT), "page"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=ENVIRONMENT)
+    assert done.returncode == 0 and done.stdout.count("is done") == 2, done.stdout + done.stderr
 
 
 def test_faults_reach_every_rank(on_cpu, tmp_path):

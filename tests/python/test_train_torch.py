@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs examples/train_torch.py on the CPU with a small model. The loss falls, plain PyTorch gives the same losses, and
-two processes give the same losses as one."""
+two processes give the same losses as one, by batches or by sequences."""
 import json
 import os
 import subprocess
@@ -36,10 +36,13 @@ def test_learns_alike_with_either_ops_and_on_two_processes(on_cpu, tmp_path):
     same(ours, curve(tmp_path / "plain.json", *options, "--ops", "torch"))
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     same(ours, curve(tmp_path / "two.json", *options, launcher=launcher))
+    same(ours, curve(tmp_path / "cut.json", *options, "--context-parallel", launcher=launcher))
 
 
 def test_refuses_what_cannot_be_shared_out(on_cpu):
     done = subprocess.run([sys.executable, str(EXAMPLE), "--width", "33"], capture_output=True, text=True)
     assert done.returncode == 2 and "--width of 32" in done.stderr
+    done = subprocess.run([sys.executable, str(EXAMPLE), "--context-parallel"], capture_output=True, text=True)
+    assert done.returncode == 2 and "--context-parallel needs several processes" in done.stderr
     done = subprocess.run([sys.executable, str(EXAMPLE), "--text", str(EXAMPLE)], capture_output=True, text=True)
     assert done.returncode == 1 and "bytes of text are too few" in done.stderr

@@ -246,7 +246,7 @@ def attention_mask(
 
 def _context() -> Any:
     """The active context_parallel, or None."""
-    distributed = sys.modules.get("cotangent.distributed")
+    distributed = sys.modules.get(__name__.rpartition(".integrations")[0] + ".distributed")
     return None if distributed is None else distributed.current_context()
 
 
