@@ -456,8 +456,7 @@ static cot_status start_transfer(void *transport, int32_t receive, int32_t peer,
 static cot_status wait_transfer(void *transport, void *transfer, double timeout)
 {
     const PyGILState_STATE state = PyGILState_Ensure();
-    PyObject *nothing =
-        PyObject_CallMethod(transport, "wait", "Kd", (unsigned long long)(uintptr_t)transfer, timeout);
+    PyObject *nothing = PyObject_CallMethod(transport, "wait", "Kd", (unsigned long long)(uintptr_t)transfer, timeout);
     const cot_status status = nothing != NULL ? COT_OK : transport_failed();
     Py_XDECREF(nothing);
     PyGILState_Release(state);
@@ -526,7 +525,8 @@ static PyObject *run_group(PyObject *self, PyObject *values)
     cot_parallel_options options;
     COT_INIT(&options);
     if (PyTuple_Size(values) < FIRST)
-        return PyErr_Format(PyExc_TypeError, "run_group: expected a plan, a group, a number of threads and four options");
+        return PyErr_Format(PyExc_TypeError,
+                            "run_group: expected a plan, a group, a number of threads and four options");
     cot_group *group = PyCapsule_GetPointer(PyTuple_GetItem(values, 1), group_name);
     const long threads = PyLong_AsLong(PyTuple_GetItem(values, 2));
     options.cut = (cot_cut)PyLong_AsLong(PyTuple_GetItem(values, 3));
@@ -762,7 +762,8 @@ static PyMethodDef methods[] = {
     {"make_group", make_group, METH_VARARGS, "make_group(transport, rank, size, timeout): a rank's handle"},
     {"run_group", run_group, METH_VARARGS, "run_group(plan, group, threads, cut, stripe, columns, length, *values)"},
     {"all_reduce", all_reduce, METH_VARARGS, "all_reduce(group, tensor): cot_group_all_reduce"},
-    {"shard_positions", shard_positions, METH_VARARGS, "shard_positions(cut, stripe, length, ranks, rank): bytes of int64"},
+    {"shard_positions", shard_positions, METH_VARARGS,
+     "shard_positions(cut, stripe, length, ranks, rank): bytes of int64"},
     {"calls", list_calls, METH_NOARGS, "calls(): the members of every argument struct, by call"},
     {"dropout_scale", dropout_scale, METH_O, "dropout_scale(p): cot_dropout_scale"},
     {NULL, NULL, 0, NULL}};

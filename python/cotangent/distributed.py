@@ -152,8 +152,12 @@ def _name_of(group: Any) -> str:
     return str(group.group_name)
 
 
-def _process_group(name: str) -> Any:
-    return distributed_c10d._resolve_process_group(name)
+_process_group: Any = getattr(distributed_c10d, "_resolve_process_group")  # by name, as functional collectives do
+
+
+@torch.compiler.assume_constant_result
+def _size_of(group: str) -> int:
+    return int(dist.get_world_size(_process_group(group)))
 
 
 def _group(name: str, timeout: float = 30.0) -> _Group:
@@ -433,12 +437,12 @@ def unshard(
     return whole
 
 
-def _whole(call: str, x: Any, axis: int, length: Optional[int], group: str) -> int:
+def _whole(call: str, x: Any, axis: int, length: Optional[int], group: str) -> Any:
     """The rows of the whole sequence."""
     if length is not None:
         return length
     need_tensors(call, x=x)
-    return int(x.shape[axis]) * dist.get_world_size(_process_group(group)) if x.dim() > axis else 0
+    return x.shape[axis] * _size_of(group) if x.dim() > axis else 0
 
 
 # ---- sums ---------------------------------------------------------------------------------------------------

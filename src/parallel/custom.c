@@ -71,7 +71,8 @@ static void custom_destroy(cot_group *group)
     free(f);
 }
 
-static const cot_engine engine = {custom_start, custom_wait, custom_abort, custom_destroy};
+static const cot_engine engine = {
+    .start = custom_start, .wait = custom_wait, .abort = custom_abort, .destroy = custom_destroy};
 
 static void keep_context(void *context)
 {

@@ -611,7 +611,8 @@ static void custom_groups_check_their_arguments(void **state)
     cot_group_callbacks f = {sizeof f, &destroyed, no_start, no_wait, no_abort, count_destroy}, wrong;
     assert_fails(cot_group_create_custom(NULL, 0, 1, NULL, &group), COT_INVALID_ARGUMENT,
                  "cot_group_create_custom: callbacks is null");
-    assert_fails(cot_group_create_custom(&f, 0, 1, NULL, NULL), COT_INVALID_ARGUMENT, "cot_group_create_custom: out is null");
+    assert_fails(cot_group_create_custom(&f, 0, 1, NULL, NULL), COT_INVALID_ARGUMENT,
+                 "cot_group_create_custom: out is null");
     assert_fails(cot_group_create_custom(&f, 0, 0, NULL, &group), COT_INVALID_ARGUMENT,
                  "cot_group_create_custom: size is 0, expected 1 to 1048576");
     assert_fails(cot_group_create_custom(&f, 2, 2, NULL, &group), COT_INVALID_ARGUMENT,

@@ -258,7 +258,8 @@ def compiled(ranks):
         out = cp.attention(q, k, v, causal=True, cut="zigzag", q_length=T, k_length=T)
         y = cp.causal_conv1d(x, weight, None, "silu", cut="zigzag", length=T)
         whole = cp.unshard(out * 2, dim=1, length=T, cut="zigzag")
-        return (whole.sin() * 1.5).sum() + y.square().sum() + cp.positions(T, cut="zigzag").sum()
+        equal = cp.attention(q[:, :5], k[:, :5], v[:, :5], causal=True)  # the lengths follow from the rows
+        return equal.cos().sum() + (whole.sin() * 1.5).sum() + y.square().sum() + cp.positions(T, cut="zigzag").sum()
 
     shared = dict(cut="zigzag")
     tensors = [cp.shard(t, dim=1, **shared) for t in attention_inputs().values()]
