@@ -155,7 +155,7 @@ def _name_of(group: Any) -> str:
 _process_group: Any = getattr(distributed_c10d, "_resolve_process_group")  # by name, as functional collectives do
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore
 def _size_of(group: str) -> int:
     return int(dist.get_world_size(_process_group(group)))
 
