@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run by test_distributed.py on several processes, which are the ranks of a gloo group:
 
-    distributed_ranks.py SECTION RANK RANKS FOLDER
+    distributed_ranks.py SECTION,SECTION... RANK RANKS FOLDER
     torchrun distributed_ranks.py page
 
 Each rank computes the single call on the whole sequence too, and compares."""
@@ -427,12 +427,13 @@ def faults(ranks):
     os._exit(0)  # without the barrier of a clean end
 
 
-def main(section, rank, ranks, folder):
+def main(sections, rank, ranks, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
-    torch.manual_seed(0)
     try:
-        globals()[section](ranks)
+        for section in sections.split(","):
+            torch.manual_seed(0)
+            globals()[section](ranks)
     except BaseException:
         print(f"rank {rank}:", traceback.format_exc(), file=sys.stderr, flush=True)
         os._exit(1)

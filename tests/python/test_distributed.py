@@ -8,17 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
-
-pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+import torch.distributed.fsdp
 
 SCRIPT = Path(__file__).with_name("distributed_ranks.py")
 ENVIRONMENT = dict(os.environ, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", HF_HUB_OFFLINE="1")
 
 
-def launch(folder, section, ranks):
-    """Runs a section on every rank. Returns their exit statuses and their output."""
+def launch(folder, sections, ranks):
+    """Runs sections on every rank. Returns their exit statuses and their output."""
     processes = [
-        subprocess.Popen([sys.executable, str(SCRIPT), section, str(rank), str(ranks), str(folder)], text=True,
+        subprocess.Popen([sys.executable, str(SCRIPT), sections, str(rank), str(ranks), str(folder)], text=True,
                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=ENVIRONMENT)
         for rank in range(ranks)
     ]  # fmt: skip
@@ -31,30 +30,19 @@ def launch(folder, section, ranks):
     return [process.returncode for process in processes], "\n".join(output)
 
 
-def check(folder, section, ranks):
-    statuses, output = launch(folder, section, ranks)
+def check(folder, sections, ranks):
+    statuses, output = launch(folder, sections, ranks)
     assert statuses == [0] * ranks and output.count("is done") == ranks, output
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("section", ["attention", "convolution", "cuts"])
-def test_ops(on_cpu, tmp_path, section, ranks):
-    check(tmp_path, section, ranks)
+def test_ops(on_cpu, tmp_path, ranks):
+    check(tmp_path, "attention,convolution,cuts" + (",compiled" if ranks == 2 else ""), ranks)
 
 
-def test_compile(on_cpu, tmp_path):
-    check(tmp_path, "compiled", 2)
-
-
-def test_models_of_transformers(on_cpu, tmp_path):
+def test_models_of_transformers_and_fsdp(on_cpu, tmp_path):
     pytest.importorskip("transformers")
-    check(tmp_path, "models", 2)
-
-
-def test_fsdp(on_cpu, tmp_path):
-    pytest.importorskip("transformers")
-    pytest.importorskip("torch.distributed.fsdp", reason="no fully_shard").fully_shard
-    check(tmp_path, "fsdp", 2)
+    check(tmp_path, "models,fsdp" if hasattr(torch.distributed.fsdp, "fully_shard") else "models", 2)
 
 
 def test_page(on_cpu):
