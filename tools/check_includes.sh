@@ -4,7 +4,7 @@
 #
 #   include/cotangent <- src/core <- src/simd, src/cuda <- src/ops/OP <- src/ops                   the library
 #   src/core, src/ops/ops.def <- src/cases; src/ops/OP, src/cases <- src/ops/OP/check <- src/check <- src/bench <- src/cli
-#   src/core <- src/parallel                                                                       its own library
+#   src/core, src/cuda <- src/parallel                                                                    its own library
 #   src/io (may include only include/)                                  <- src/check, src/bench, src/cli
 #   examples/X, python (may include only include/ and src/io); tests may include everything
 #
@@ -99,7 +99,7 @@ BEGIN {
     may_include["core"] = ""
     may_include["simd"] = may_include["cuda"] = "core"
     may_include["io"] = ""
-    may_include["parallel"] = "core"
+    may_include["parallel"] = "core cuda"
     may_include["op"] = "core simd cuda"
     may_include["ops"] = "core op"
     may_include["cases"] = "core ops"

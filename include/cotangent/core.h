@@ -169,6 +169,11 @@ COT_API int32_t cot_queue_threads(const cot_queue *queue);
 /* The backend of a queue; COT_BACKEND_CPU for a null queue. */
 COT_API cot_backend cot_queue_backend(const cot_queue *queue);
 
+/* Writes the CUcontext and the CUstream (NULL = the default stream) of a CUDA queue, for libraries that enqueue work of
+ * their own on it, such as libcotangent_parallel. Both belong to the queue or to its caller.
+ * Errors: COT_INVALID_ARGUMENT (queue; a CPU queue; context, stream). */
+COT_API cot_status cot_queue_cuda(const cot_queue *queue, void **context, void **stream);
+
 /* Grows the queue's pool to at least `bytes`. Calls without a workspace of their own use the pool, and allocate nothing
  * if the pool is large enough. The pool never shrinks. It cannot grow while the stream is being captured.
  * Errors: COT_INVALID_ARGUMENT (queue), COT_OUT_OF_MEMORY, COT_WOULD_ALLOCATE. */

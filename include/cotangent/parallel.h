@@ -29,7 +29,10 @@
  * COT_PEER_ERROR from this call or from its next one. The group is then broken: every later call returns
  * COT_PEER_ERROR at once, and the contents of the outputs are undefined. Open MPI ends the whole job if a process dies.
  *
- * Only CPU queues are supported: a CUDA queue gives COT_UNSUPPORTED.
+ * CUDA queues: tensors are device memory, and a call only enqueues work on the queue's stream, after the host has
+ * exchanged the options and read the index data. Transfers use a stream of the group. A group of threads supports CPU
+ * queues, or CUDA queues of one device, each with a stream of its own; a group of MPI processes supports CPU queues.
+ * A queue that the group does not support gives COT_UNSUPPORTED. A call cannot be captured by a CUDA graph.
  *
  * Errors, for all calls: COT_INVALID_ARGUMENT, COT_INVALID_SHAPE, COT_INVALID_DTYPE, COT_INVALID_LAYOUT,
  * COT_INVALID_DATA and COT_UNSUPPORTED as the op's header says, COT_OUT_OF_MEMORY, COT_PEER_ERROR.
@@ -114,16 +117,21 @@ COT_PARALLEL_API int32_t cot_group_rank(const cot_group *group);
 /* The number of ranks; 0 for a null group. */
 COT_PARALLEL_API int32_t cot_group_size(const cot_group *group);
 
+/* Waits for the work that the last call enqueued on a GPU. Returns at once in a group whose ranks are threads, and on the
+ * CPU. Returns COT_OK, COT_PEER_ERROR if the group is broken, or COT_INVALID_ARGUMENT for a null group. */
+COT_PARALLEL_API cot_status cot_group_check(cot_group *group);
+
 /* Breaks the group, for a caller that cannot go on. The other ranks get COT_PEER_ERROR with the reason, which may be
  * NULL. Returns COT_OK, or COT_INVALID_ARGUMENT for a null group. */
 COT_PARALLEL_API cot_status cot_group_abort(cot_group *group, const char *reason);
 
 /* Replaces the tensor on every rank by the sum over all ranks: x = ((x[0] + x[1]) + x[2]) + ..., in the order of the
  * ranks. Sums are f64, and each result is rounded once to the tensor's dtype. For gradients of parameters, which each
- * rank computes from its own rows. tensor: any float dtype and strides, the same shape on all ranks.
+ * rank computes from its own rows. tensor: any float dtype and strides, the same shape on all ranks, in the memory of
+ * the queue.
  * Errors: COT_INVALID_ARGUMENT, COT_INVALID_SHAPE, COT_INVALID_DTYPE, COT_INVALID_LAYOUT (misaligned data, repeated
  * elements). */
-COT_PARALLEL_API cot_status cot_group_all_reduce(cot_group *group, const cot_tensor *tensor);
+COT_PARALLEL_API cot_status cot_group_all_reduce(cot_group *group, cot_queue *queue, const cot_tensor *tensor);
 
 /* ---- cuts --------------------------------------------------------------------------------------------- */
 

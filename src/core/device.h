@@ -24,6 +24,9 @@ void cot_device_leave(cot_device *device);
  * closed. */
 cot_status cot_device_pool(cot_device *device, size_t bytes, void **pool);
 
+/* The CUcontext and the CUstream of the device. */
+void cot_device_handles(const cot_device *device, void **context, void **stream);
+
 /* The implementation of cot_queue_set_stream. */
 cot_status cot_device_set_stream(cot_device *device, void *stream);
 

@@ -106,6 +106,20 @@ cot_backend cot_queue_backend(const cot_queue *queue)
     return queue != NULL ? queue->backend : COT_BACKEND_CPU;
 }
 
+cot_status cot_queue_cuda(const cot_queue *queue, void **context, void **stream)
+{
+    static const char call[] = "cot_queue_cuda";
+    if (queue == NULL || context == NULL || stream == NULL)
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: %s is null", call,
+                        queue == NULL     ? "queue"
+                        : context == NULL ? "context"
+                                          : "stream");
+    if (queue->device == NULL)
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: queue is of the CPU, expected one of CUDA", call);
+    cot_device_handles(queue->device, context, stream);
+    return COT_OK;
+}
+
 cot_status cot_queue_reserve(cot_queue *queue, size_t bytes)
 {
     void *pool;

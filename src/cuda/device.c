@@ -169,6 +169,12 @@ void cot_device_leave(cot_device *d)
     d->driver.cuCtxPopCurrent(&popped);
 }
 
+void cot_device_handles(const cot_device *d, void **context, void **stream)
+{
+    *context = d->context;
+    *stream = d->stream;
+}
+
 cot_status cot_device_set_stream(cot_device *d, void *stream)
 {
     static const char call[] = "cot_queue_set_stream";

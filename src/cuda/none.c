@@ -29,6 +29,11 @@ void cot_device_leave(cot_device *device)
     (void)device;
 }
 
+void cot_device_handles(const cot_device *device, void **context, void **stream)
+{
+    (void)device, (void)context, (void)stream;
+}
+
 cot_status cot_device_pool(cot_device *device, size_t bytes, void **pool)
 {
     (void)device, (void)bytes, (void)pool;

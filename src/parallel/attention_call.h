@@ -32,12 +32,18 @@ typedef struct block {
 } block;
 
 typedef struct attention_call {
-    const char *name;
-    cot_group *group;
-    cot_queue *queue;
+    cot_group_call base;
+    const cot_parallel_options *given;
+    const void *args;
     cot_parallel_options options;
     bool backward, packed;
-    cot_attention_backward_args a; /* of both directions; the forward leaves the members of the backward absent */
+    cot_attention_backward_args a;   /* of both directions; the forward leaves the members of the backward absent. Its
+                                    * cu_seqlens and seqused are host memory */
+    cot_tensor seqused_q, seqused_k; /* where the queue is */
+    void *index[4];                  /* host copies of cu_seqlens and seqused */
+    int32_t *used;                   /* host: the lengths that calls on single sequences pass as seqused */
+    char *used_data;                 /* the same where the queue is */
+    int64_t used_count;
 
     int64_t B, H, Hkv, d, dv, Tq, Tk; /* of the whole; packed: B sequences, and Tq and Tk rows */
     int64_t batches;                  /* of the tensors: B, or 1 if packed */
@@ -57,10 +63,10 @@ typedef struct attention_call {
 } attention_call;
 
 /* attention_check.c: checks the arguments and fills the call. After an error too, attention_free must follow. */
-cot_status attention_check(attention_call *c);
+cot_status attention_check(void *call);
 /* Adds everything that all ranks must share to the agreement. */
-void attention_words(const attention_call *c);
-void attention_free(attention_call *c);
+cot_status attention_words(const void *call);
+void attention_free(void *call);
 
 /* attention_pieces.c: fills q_lines to needed. False: no memory. */
 bool attention_cut(attention_call *c);
@@ -73,7 +79,6 @@ int64_t attention_index(const cot_tensor *tensor, int64_t i);
 /* The core's arguments for queries of piece q and keys of piece k. */
 typedef struct attention_block {
     int64_t q_begin, q_length, k_begin, k_length;
-    int32_t used[2]; /* the memory of seqused_q and seqused_k, where the call needs its own */
     cot_tensor seqused_q, seqused_k, alibi_slopes, bias;
 } attention_block;
 
@@ -87,6 +92,9 @@ cot_tensor attention_bias_of(const attention_call *c, const cot_tensor *bias, co
 
 /* ---- memory --------------------------------------------------------------------------------------------------- */
 
+/* The memory of c->used, and its contents. */
+void attention_take_used(attention_call *c, cot_arena *memory);
+cot_status attention_fill_used(const attention_call *c);
 cot_tensor attention_take(cot_arena *memory, cot_dtype dtype, int rank, const int64_t *shape);
 /* Keys and values of a line in one message, of this dtype. Absent parts take no memory. */
 block attention_take_block(const attention_call *c, cot_arena *memory, int64_t line, cot_dtype dtype, bool with_k,
@@ -102,20 +110,15 @@ typedef struct head_field {
     bool add; /* back to the rows: adds to local instead of replacing it */
 } head_field;
 
-/* The memory of an exchange: a message to and from each column. */
-typedef struct head_exchange {
-    char **send, **receive; /* [C] */
-    size_t *send_bytes, *receive_bytes;
-} head_exchange;
-
-head_exchange attention_take_exchange(const attention_call *c, cot_arena *memory, const head_field *fields, int count,
-                                      bool to_heads);
-cot_status attention_to_heads(const attention_call *c, head_exchange *x, const head_field *fields, int count);
-cot_status attention_to_rows(const attention_call *c, head_exchange *x, const head_field *fields, int count);
+/* A message to and from each column. */
+cot_messages attention_take_exchange(const attention_call *c, cot_arena *memory, const head_field *fields, int count,
+                                     bool to_heads);
+cot_status attention_to_heads(const attention_call *c, const cot_messages *x, const head_field *fields, int count);
+cot_status attention_to_rows(const attention_call *c, const cot_messages *x, const head_field *fields, int count);
 
 /* ---- attention_ring.c ------------------------------------------------------------------------------------------- */
 
-/* Divides the memory of a call, and runs it. memory->base = NULL: only counts the bytes. */
+/* Divides the memory of a call, and runs it. memory->counting: only counts the bytes. */
 cot_status attention_run_forward(attention_call *c, cot_arena *memory);
 cot_status attention_run_backward(attention_call *c, cot_arena *memory);
 

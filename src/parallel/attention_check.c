@@ -30,7 +30,7 @@ static cot_status check_as_single_call(const attention_call *c, int64_t q_rows, 
             cot_widen(biases[n], 2, q_rows, c->Tq);
     b.q_length = b.k_length = 0;
     if (c->backward)
-        return cot_attention_backward_workspace(c->queue, &b, &bytes);
+        return cot_attention_backward_workspace(c->base.queue, &b, &bytes);
     cot_attention_forward_args f;
     COT_INIT(&f);
     f.causal = b.causal, f.window = b.window, f.window_left = b.window_left, f.window_right = b.window_right;
@@ -40,7 +40,7 @@ static cot_status check_as_single_call(const attention_call *c, int64_t q_rows, 
     f.seqused_q = b.seqused_q, f.seqused_k = b.seqused_k, f.sink = b.sink, f.alibi_slopes = b.alibi_slopes;
     f.bias = b.bias, f.out = b.out, f.lse = b.lse;
     f.dropout_seed_memory = b.dropout_seed_memory, f.dropout_offset_memory = b.dropout_offset_memory;
-    return cot_attention_forward_workspace(c->queue, &f, &bytes);
+    return cot_attention_forward_workspace(c->base.queue, &f, &bytes);
 }
 
 static cot_status check_memory(const attention_call *c)
@@ -69,7 +69,7 @@ static cot_status check_memory(const attention_call *c)
                                         {"dv", &a->dv, true, false},
                                         {"dsink", &a->dsink, true, false},
                                         {"dbias", &a->dbias, true, false}};
-    return cot_check_memory(c->name, tensors, sizeof tensors / sizeof *tensors);
+    return cot_check_memory(c->base.name, tensors, sizeof tensors / sizeof *tensors);
 }
 
 /* ---- index data ----------------------------------------------------------------------------------------------- */
@@ -80,19 +80,20 @@ static cot_status check_cu_seqlens(const attention_call *c, const char *axis, co
     for (int64_t b = 0; b <= c->B; b++) {
         const int64_t at = attention_index(cu, b), length = b > 0 ? at - attention_index(cu, b - 1) : 0;
         if (b == 0 && at != 0)
-            return cot_fail(COT_INVALID_DATA, "%s: cu_seqlens_%s[0] is %" PRId64 ", expected 0", c->name, axis, at);
+            return cot_fail(COT_INVALID_DATA, "%s: cu_seqlens_%s[0] is %" PRId64 ", expected 0", c->base.name, axis,
+                            at);
         if (length < 0)
             return cot_fail(COT_INVALID_DATA,
-                            "%s: cu_seqlens_%s[%" PRId64 "] is %" PRId64 ", less than %" PRId64 " before it", c->name,
-                            axis, b, at, at - length);
+                            "%s: cu_seqlens_%s[%" PRId64 "] is %" PRId64 ", less than %" PRId64 " before it",
+                            c->base.name, axis, b, at, at - length);
         if (length > longest)
             return cot_fail(COT_INVALID_DATA,
                             "%s: cu_seqlens_%s gives sequence %" PRId64 " %" PRId64 " rows, max_seqlen_%s is %" PRId64,
-                            c->name, axis, b - 1, length, axis, longest);
+                            c->base.name, axis, b - 1, length, axis, longest);
     }
     if (attention_index(cu, c->B) > rows)
         return cot_fail(COT_INVALID_DATA, "%s: cu_seqlens_%s ends at %" PRId64 ", the whole %s has %" PRId64 " rows",
-                        c->name, axis, attention_index(cu, c->B), axis, rows);
+                        c->base.name, axis, attention_index(cu, c->B), axis, rows);
     return COT_OK;
 }
 
@@ -104,7 +105,21 @@ static cot_status check_seqused(const attention_call *c, const char *axis, const
         const int64_t longest = c->packed ? attention_index(cu, b + 1) - attention_index(cu, b) : length;
         if (value < 0 || value > longest)
             return cot_fail(COT_INVALID_DATA, "%s: seqused_%s[%" PRId64 "] is %" PRId64 ", expected 0 to %" PRId64,
-                            c->name, axis, b, value, longest);
+                            c->base.name, axis, b, value, longest);
+    }
+    return COT_OK;
+}
+
+/* From here on, the host reads the index data of a. */
+static cot_status read_index_data(attention_call *c)
+{
+    cot_attention_backward_args *a = &c->a;
+    cot_tensor *const tensors[] = {&a->cu_seqlens_q, &a->cu_seqlens_k, &a->seqused_q, &a->seqused_k};
+    c->seqused_q = a->seqused_q, c->seqused_k = a->seqused_k;
+    for (int n = 0; n < 4; n++) {
+        cot_tensor view;
+        CHECK(cot_group_to_host(c->base.group, tensors[n], &view, &c->index[n]));
+        *tensors[n] = view;
     }
     return COT_OK;
 }
@@ -125,15 +140,15 @@ static cot_status check_index_data(const attention_call *c)
 /* Checks the rows that this rank holds of the whole. */
 static cot_status check_rows(const attention_call *c, const char *axis, const cot_tensor *t, int64_t length)
 {
-    const cot_segments s = cot_segments_of(&c->options, length, c->group->size, c->group->rank, 1);
+    const cot_segments s = cot_segments_of(&c->options, length, c->base.group->size, c->base.group->rank, 1);
     if (s.list == NULL)
-        return cot_fail(COT_OUT_OF_MEMORY, "%s: no memory for the cut", c->name);
+        return cot_fail(COT_OUT_OF_MEMORY, "%s: no memory for the cut", c->base.name);
     free(s.list);
     const int64_t rows = t->shape[c->packed ? 0 : 1];
     if (rows != s.rows)
         return cot_fail(COT_INVALID_SHAPE,
                         "%s: %s has %" PRId64 " rows, expected %" PRId64 ", the part of rank %d of %s_length %" PRId64,
-                        c->name, axis, rows, s.rows, c->group->rank, axis, length);
+                        c->base.name, axis, rows, s.rows, c->base.group->rank, axis, length);
     return COT_OK;
 }
 
@@ -141,52 +156,49 @@ static cot_status check_begin(const attention_call *c)
 {
     const cot_attention_backward_args *a = &c->a;
     if (a->q_begin != 0 || a->k_begin != 0)
-        return cot_fail(COT_INVALID_ARGUMENT, "%s: %s_begin is %" PRId64 ", expected 0", c->name,
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: %s_begin is %" PRId64 ", expected 0", c->base.name,
                         a->q_begin != 0 ? "q" : "k", a->q_begin != 0 ? a->q_begin : a->k_begin);
     if (c->options.length != 0)
-        return cot_fail(COT_INVALID_ARGUMENT, "%s: options.length is %" PRId64 ", expected 0", c->name,
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: options.length is %" PRId64 ", expected 0", c->base.name,
                         c->options.length);
-    if (a->workspace != NULL || a->workspace_bytes != 0)
-        return cot_fail(COT_INVALID_ARGUMENT, "%s: workspace is given, expected none (the queue's pool serves it)",
-                        c->name);
-    return COT_OK;
+    return cot_group_no_workspace(c->base.name, a->workspace, a->workspace_bytes);
 }
 
 static cot_status check_columns(attention_call *c)
 {
-    const int64_t size = c->group->size;
+    const int64_t size = c->base.group->size;
     c->C = c->options.columns == 0 ? 1 : c->options.columns;
     if (c->C < 1 || c->C > size || size % c->C != 0)
-        return cot_fail(COT_INVALID_ARGUMENT, "%s: columns is %d, expected a divisor of the group's %d ranks", c->name,
-                        (int)c->options.columns, (int)size);
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: columns is %d, expected a divisor of the group's %d ranks",
+                        c->base.name, (int)c->options.columns, (int)size);
     c->R = size / c->C;
-    c->line = c->group->rank / c->C;
-    c->column = c->group->rank % c->C;
+    c->line = c->base.group->rank / c->C;
+    c->column = c->base.group->rank % c->C;
     return COT_OK;
 }
 
 static cot_status check_heads(attention_call *c)
 {
     if (c->H % c->C != 0)
-        return cot_fail(COT_INVALID_SHAPE, "%s: q has H=%" PRId64 ", expected a multiple of columns %" PRId64, c->name,
-                        c->H, c->C);
+        return cot_fail(COT_INVALID_SHAPE, "%s: q has H=%" PRId64 ", expected a multiple of columns %" PRId64,
+                        c->base.name, c->H, c->C);
     if (c->Hkv % c->C != 0 && c->C % c->Hkv != 0)
         return cot_fail(COT_INVALID_SHAPE,
-                        "%s: k has Hkv=%" PRId64 ", expected a multiple or a divisor of columns %" PRId64, c->name,
+                        "%s: k has Hkv=%" PRId64 ", expected a multiple or a divisor of columns %" PRId64, c->base.name,
                         c->Hkv, c->C);
     c->heads = c->H / c->C;
     c->kv_heads = c->Hkv % c->C == 0 ? c->Hkv / c->C : 1;
     if (c->C == 1)
         return COT_OK;
     if (cot_is_present(&c->a.bias))
-        return cot_fail(COT_UNSUPPORTED, "%s: bias is given with columns %" PRId64 ", expected columns 1", c->name,
+        return cot_fail(COT_UNSUPPORTED, "%s: bias is given with columns %" PRId64 ", expected columns 1", c->base.name,
                         c->C);
     c->single = c->a.dropout_p > 0;
     if (c->single && cot_mul(c->H, cot_mul(c->packed ? 1 : c->B, c->Tq)) > INT32_MAX)
         return cot_fail(COT_UNSUPPORTED,
                         "%s: dropout_p is given with columns %" PRId64
                         ", expected H times the rows of all queries to be less than 2^31",
-                        c->name, c->C);
+                        c->base.name, c->C);
     return COT_OK;
 }
 
@@ -218,32 +230,56 @@ static void name_sizes(attention_call *c)
                                                    : cot_min(a->window_right, COT_HUGE / 4);
 }
 
-cot_status attention_check(attention_call *c)
+/* Copies the arguments of both directions to c->a. */
+static cot_status copy_arguments(attention_call *c)
 {
+    cot_attention_backward_args *b = &c->a;
+    cot_attention_forward_args f;
+    if (c->args == NULL)
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: args is null", c->base.name);
+    CHECK(cot_copy_options(c->base.name, c->given, &c->options));
+    if (c->backward)
+        return cot_copy_args(c->base.name, "struct_size", c->args, sizeof *b, b);
+    CHECK(cot_copy_args(c->base.name, "struct_size", c->args, sizeof f, &f));
+    COT_INIT(b);
+    b->causal = f.causal, b->window = f.window, b->window_left = f.window_left, b->window_right = f.window_right;
+    b->scale = f.scale, b->softcap = f.softcap, b->dropout_p = f.dropout_p;
+    b->dropout_seed = f.dropout_seed, b->dropout_offset = f.dropout_offset;
+    b->max_seqlen_q = f.max_seqlen_q, b->max_seqlen_k = f.max_seqlen_k;
+    b->q_begin = f.q_begin, b->q_length = f.q_length, b->k_begin = f.k_begin, b->k_length = f.k_length;
+    b->q = f.q, b->k = f.k, b->v = f.v, b->cu_seqlens_q = f.cu_seqlens_q, b->cu_seqlens_k = f.cu_seqlens_k;
+    b->seqused_q = f.seqused_q, b->seqused_k = f.seqused_k, b->sink = f.sink;
+    b->alibi_slopes = f.alibi_slopes, b->bias = f.bias, b->out = f.out, b->lse = f.lse;
+    b->dropout_seed_memory = f.dropout_seed_memory, b->dropout_offset_memory = f.dropout_offset_memory;
+    b->workspace = f.workspace, b->workspace_bytes = f.workspace_bytes;
+    return COT_OK;
+}
+
+cot_status attention_check(void *call)
+{
+    attention_call *c = call;
     cot_attention_backward_args *a = &c->a;
-    if (c->queue == NULL)
-        return cot_fail(COT_INVALID_ARGUMENT, "%s: queue is null", c->name);
-    if (cot_queue_backend(c->queue) != COT_BACKEND_CPU)
-        return cot_fail(COT_UNSUPPORTED, "%s: queue is of CUDA, expected one of the CPU", c->name);
+    CHECK(copy_arguments(c));
     c->packed = cot_is_present(&a->cu_seqlens_q);
     c->Tq = a->q_length, c->Tk = a->k_length;
-    CHECK(cot_check_cut(c->name, &c->options, c->Tq));
-    CHECK(cot_check_cut(c->name, &c->options, c->Tk));
+    CHECK(cot_check_cut(c->base.name, &c->options, c->Tq));
+    CHECK(cot_check_cut(c->base.name, &c->options, c->Tk));
     CHECK(check_columns(c));
     CHECK(check_begin(c));
     const int rank = c->packed ? 3 : 4;
-    CHECK(cot_check_required(c->name, "q", &a->q));
-    CHECK(cot_check_tensor(c->name, "q", &a->q, COT_FLOATS, rank, rank));
-    CHECK(cot_check_required(c->name, "k", &a->k));
-    CHECK(cot_check_tensor(c->name, "k", &a->k, COT_FLOATS, rank, rank));
+    CHECK(cot_check_required(c->base.name, "q", &a->q));
+    CHECK(cot_check_tensor(c->base.name, "q", &a->q, COT_FLOATS, rank, rank));
+    CHECK(cot_check_required(c->base.name, "k", &a->k));
+    CHECK(cot_check_tensor(c->base.name, "k", &a->k, COT_FLOATS, rank, rank));
     CHECK(check_rows(c, "q", &a->q, c->Tq));
     CHECK(check_rows(c, "k", &a->k, c->Tk));
     CHECK(check_as_single_call(c, a->q.shape[c->packed ? 0 : 1], a->k.shape[c->packed ? 0 : 1]));
     CHECK(check_memory(c));
     name_sizes(c);
     CHECK(check_heads(c));
+    CHECK(read_index_data(c));
     CHECK(check_index_data(c));
-    return attention_cut(c) ? COT_OK : cot_fail(COT_OUT_OF_MEMORY, "%s: no memory for the cut", c->name);
+    return attention_cut(c) ? COT_OK : cot_fail(COT_OUT_OF_MEMORY, "%s: no memory for the cut", c->base.name);
 }
 
 /* ---- agreement ------------------------------------------------------------------------------------------------ */
@@ -253,10 +289,11 @@ static void word_of_presence(cot_group *group, const char *name, const cot_tenso
     cot_group_word(group, name, tensor->dtype);
 }
 
-void attention_words(const attention_call *c)
+cot_status attention_words(const void *call)
 {
+    const attention_call *c = call;
     const cot_attention_backward_args *a = &c->a;
-    cot_group *g = c->group;
+    cot_group *g = c->base.group;
     const struct {
         const char *name;
         int64_t value;
@@ -285,14 +322,14 @@ void attention_words(const attention_call *c)
     cot_group_number(g, "scale", a->scale);
     cot_group_number(g, "softcap", a->softcap);
     cot_group_number(g, "dropout_p", a->dropout_p);
-    cot_group_values(g, "cu_seqlens_q", &a->cu_seqlens_q);
-    cot_group_values(g, "cu_seqlens_k", &a->cu_seqlens_k);
-    cot_group_values(g, "seqused_q", &a->seqused_q);
-    cot_group_values(g, "seqused_k", &a->seqused_k);
-    cot_group_values(g, "sink", &a->sink);
-    cot_group_values(g, "alibi_slopes", &a->alibi_slopes);
-    cot_group_values(g, "dropout_seed_memory", &a->dropout_seed_memory);
-    cot_group_values(g, "dropout_offset_memory", &a->dropout_offset_memory);
+    cot_group_word(g, "cu_seqlens_q", cot_hash_tensor(&a->cu_seqlens_q));
+    cot_group_word(g, "cu_seqlens_k", cot_hash_tensor(&a->cu_seqlens_k));
+    cot_group_word(g, "seqused_q", cot_hash_tensor(&a->seqused_q));
+    cot_group_word(g, "seqused_k", cot_hash_tensor(&a->seqused_k));
+    CHECK(cot_group_values(g, "sink", &a->sink));
+    CHECK(cot_group_values(g, "alibi_slopes", &a->alibi_slopes));
+    CHECK(cot_group_values(g, "dropout_seed_memory", &a->dropout_seed_memory));
+    CHECK(cot_group_values(g, "dropout_offset_memory", &a->dropout_offset_memory));
     word_of_presence(g, "q", &a->q);
     word_of_presence(g, "out", &a->out);
     word_of_presence(g, "lse", &a->lse);
@@ -309,10 +346,14 @@ void attention_words(const attention_call *c)
     cot_group_word(g, "bias's heads", axes > 0 ? a->bias.shape[1] : 0);
     cot_group_word(g, "bias's queries", axes > 0 && (c->packed || a->bias.shape[2] == 1) ? a->bias.shape[2] : 0);
     cot_group_word(g, "bias's keys", axes > 0 ? a->bias.shape[3] : 0);
+    return COT_OK;
 }
 
-void attention_free(attention_call *c)
+void attention_free(void *call)
 {
+    attention_call *c = call;
+    for (int n = 0; n < 4; n++)
+        free(c->index[n]);
     for (int64_t line = 0; line < c->R; line++) {
         if (c->q_lines != NULL)
             free(c->q_lines[line].list);

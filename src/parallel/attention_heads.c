@@ -38,25 +38,30 @@ static size_t message_bytes(const attention_call *c, const head_field *fields, i
     return message.used;
 }
 
-head_exchange attention_take_exchange(const attention_call *c, cot_arena *memory, const head_field *fields, int count,
-                                      bool to_heads)
+typedef struct exchange_sizes {
+    const attention_call *c;
+    const head_field *fields;
+    int count;
+    bool to_heads;
+} exchange_sizes;
+
+static void sizes_of(void *context, int64_t column, size_t *sent, size_t *received)
 {
-    head_exchange x = {cot_arena_take(memory, c->C, sizeof(char *)), cot_arena_take(memory, c->C, sizeof(char *)),
-                       cot_arena_take(memory, c->C, sizeof(size_t)), cot_arena_take(memory, c->C, sizeof(size_t))};
-    for (int64_t m = 0; m < c->C; m++) {
-        const size_t sent = message_bytes(c, fields, count, to_heads ? c->column : m);
-        const size_t received = message_bytes(c, fields, count, to_heads ? m : c->column);
-        char *const send = cot_arena_take(memory, (int64_t)sent, 1), *const receive =
-                                                                         cot_arena_take(memory, (int64_t)received, 1);
-        if (memory->base != NULL)
-            x.send[m] = send, x.receive[m] = receive, x.send_bytes[m] = sent, x.receive_bytes[m] = received;
-    }
-    return x;
+    const exchange_sizes *s = context;
+    *sent = message_bytes(s->c, s->fields, s->count, s->to_heads ? s->c->column : column);
+    *received = message_bytes(s->c, s->fields, s->count, s->to_heads ? column : s->c->column);
+}
+
+cot_messages attention_take_exchange(const attention_call *c, cot_arena *memory, const head_field *fields, int count,
+                                     bool to_heads)
+{
+    exchange_sizes sizes = {c, fields, count, to_heads};
+    return cot_messages_take(memory, c->C, sizes_of, &sizes);
 }
 
 /* Copies between the rows of a line's tensor and the part that belongs to the rank in `column`. */
-static void copy_rows(const attention_call *c, const head_field *f, int64_t column, const cot_tensor *part,
-                      bool to_part)
+static cot_status copy_rows(const attention_call *c, const head_field *f, int64_t column, const cot_tensor *part,
+                            bool to_part)
 {
     const cot_segments *rank = &(f->keys ? c->k_ranks : c->q_ranks)[column];
     const cot_segments *line = &(f->keys ? c->k_lines : c->q_lines)[c->line];
@@ -65,55 +70,55 @@ static void copy_rows(const attention_call *c, const head_field *f, int64_t colu
         const cot_segment *s = &rank->list[n];
         const cot_tensor in_part = cot_slice(part, axis, s->row, s->rows);
         const cot_tensor in_line = cot_slice(&f->gathered, axis, cot_segments_find(line, s->begin), s->rows);
-        cot_copy_tensor(to_part ? &in_part : &in_line, to_part ? &in_line : &in_part, false);
+        CHECK(cot_group_copy(c->base.group, to_part ? &in_part : &in_line, to_part ? &in_line : &in_part, false));
     }
+    return COT_OK;
 }
 
-static cot_status exchange(const attention_call *c, head_exchange *x)
+static cot_status exchange(const attention_call *c, const cot_messages *x)
 {
-    return cot_group_all_to_all(c->group, (int)(c->line * c->C), (int)c->C, (void *const *)x->send, x->send_bytes,
-                                (void *const *)x->receive, x->receive_bytes);
+    return cot_messages_exchange(c->base.group, (int)(c->line * c->C), (int)c->C, x);
 }
 
-cot_status attention_to_heads(const attention_call *c, head_exchange *x, const head_field *fields, int count)
+cot_status attention_to_heads(const attention_call *c, const cot_messages *x, const head_field *fields, int count)
 {
     for (int64_t m = 0; m < c->C; m++) {
-        cot_arena message = {x->send[m], 0};
+        cot_arena message = {.base = x->send[m]};
         for (int n = 0; n < count; n++) {
             const head_field *f = &fields[n];
             const cot_tensor part = part_of(c, f, &message, c->column, f->gathered.dtype);
             const cot_tensor heads = cot_slice(&f->local, f->statistic ? 1 : 2, first_head(c, f, m), head_count(c, f));
-            cot_copy_tensor(&part, &heads, false);
+            CHECK(cot_group_copy(c->base.group, &part, &heads, false));
         }
     }
     CHECK(exchange(c, x));
     for (int64_t m = 0; m < c->C; m++) {
-        cot_arena message = {x->receive[m], 0};
+        cot_arena message = {.base = x->receive[m]};
         for (int n = 0; n < count; n++) {
             const cot_tensor part = part_of(c, &fields[n], &message, m, fields[n].gathered.dtype);
-            copy_rows(c, &fields[n], m, &part, false);
+            CHECK(copy_rows(c, &fields[n], m, &part, false));
         }
     }
     return COT_OK;
 }
 
-cot_status attention_to_rows(const attention_call *c, head_exchange *x, const head_field *fields, int count)
+cot_status attention_to_rows(const attention_call *c, const cot_messages *x, const head_field *fields, int count)
 {
     for (int64_t m = 0; m < c->C; m++) {
-        cot_arena message = {x->send[m], 0};
+        cot_arena message = {.base = x->send[m]};
         for (int n = 0; n < count; n++) {
             const cot_tensor part = part_of(c, &fields[n], &message, m, fields[n].gathered.dtype);
-            copy_rows(c, &fields[n], m, &part, true);
+            CHECK(copy_rows(c, &fields[n], m, &part, true));
         }
     }
     CHECK(exchange(c, x));
     for (int64_t m = 0; m < c->C; m++) {
-        cot_arena message = {x->receive[m], 0};
+        cot_arena message = {.base = x->receive[m]};
         for (int n = 0; n < count; n++) {
             const head_field *f = &fields[n];
             const cot_tensor part = part_of(c, f, &message, c->column, f->gathered.dtype);
             const cot_tensor heads = cot_slice(&f->local, f->statistic ? 1 : 2, first_head(c, f, m), head_count(c, f));
-            cot_copy_tensor(&heads, &part, f->add);
+            CHECK(cot_group_copy(c->base.group, &heads, &part, f->add));
         }
     }
     return COT_OK;

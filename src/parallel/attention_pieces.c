@@ -94,7 +94,7 @@ static bool line_sees(const attention_call *c, const pieces *q, const pieces *k)
 
 bool attention_cut(attention_call *c)
 {
-    const int64_t size = c->group->size;
+    const int64_t size = c->base.group->size;
     c->q_lines = calloc((size_t)c->R, sizeof *c->q_lines), c->k_lines = calloc((size_t)c->R, sizeof *c->k_lines);
     c->q_ranks = calloc((size_t)c->C, sizeof *c->q_ranks), c->k_ranks = calloc((size_t)c->C, sizeof *c->k_ranks);
     c->q_pieces = calloc((size_t)c->R, sizeof *c->q_pieces), c->k_pieces = calloc((size_t)c->R, sizeof *c->k_pieces);
@@ -158,6 +158,42 @@ static cot_tensor slopes_of(const attention_call *c, int64_t b, int64_t h)
     return b >= 0 && view.rank == 2 ? cot_slice(&view, 0, b, 1) : view;
 }
 
+/* The queries of all sequences. */
+static int64_t rows_of_all(const attention_call *c)
+{
+    return c->packed ? attention_index(&c->a.cu_seqlens_q, c->B) : c->B * c->Tq;
+}
+
+/* `base` of the top of this file, for head h of this rank, or -1 for all. */
+static int64_t base_of(const attention_call *c, int64_t sequence, int64_t h)
+{
+    const int64_t head = h >= 0 ? c->column * c->heads + h : 0;
+    return head * rows_of_all(c) + (c->packed ? row_of(c, false, sequence) : sequence * c->Tq);
+}
+
+static int64_t used_index(const attention_call *c, int64_t sequence, int64_t h)
+{
+    return 2 * (c->single ? sequence * c->heads + h : sequence);
+}
+
+void attention_take_used(attention_call *c, cot_arena *memory)
+{
+    c->used_count = c->packed || c->single ? 2 * c->B * (c->single ? c->heads : 1) : 0;
+    c->used = cot_arena_take_host(memory, c->used_count, sizeof *c->used);
+    c->used_data = cot_arena_take(memory, c->used_count, sizeof *c->used);
+}
+
+cot_status attention_fill_used(const attention_call *c)
+{
+    for (int64_t b = 0; c->used_count > 0 && b < c->B; b++)
+        for (int64_t h = 0; h < (c->single ? c->heads : 1); h++) {
+            int32_t *used = c->used + used_index(c, b, h);
+            used[0] = (int32_t)(base_of(c, b, c->single ? h : -1) + attention_used(c, false, b));
+            used[1] = (int32_t)attention_used(c, true, b);
+        }
+    return cot_group_upload(c->base.group, c->used_data, c->used, (size_t)c->used_count * sizeof *c->used);
+}
+
 void attention_place(const attention_call *c, const piece *q, const piece *k, int64_t b, int64_t h, attention_block *x)
 {
     memset(x, 0, sizeof *x);
@@ -168,18 +204,15 @@ void attention_place(const attention_call *c, const piece *q, const piece *k, in
     x->k_length = c->packed ? c->a.max_seqlen_k : c->Tk;
     if (sequence < 0) {
         x->q_begin = q->begin, x->q_length = c->Tq;
-        x->seqused_q = c->a.seqused_q, x->seqused_k = c->a.seqused_k;
+        x->seqused_q = c->seqused_q, x->seqused_k = c->seqused_k;
         return;
     }
-    const int64_t all = c->packed ? attention_index(&c->a.cu_seqlens_q, c->B) : c->B * c->Tq;
-    const int64_t head = h >= 0 ? c->column * c->heads + h : 0;
-    const int64_t base = head * all + (c->packed ? row_of(c, false, sequence) : sequence * c->Tq);
-    x->q_begin = base + q->begin;
+    const int64_t all = rows_of_all(c);
+    x->q_begin = base_of(c, sequence, h) + q->begin;
     x->q_length = h >= 0 ? c->H * all : all;
-    x->used[0] = (int32_t)(base + attention_used(c, false, sequence));
-    x->used[1] = (int32_t)attention_used(c, true, sequence);
-    x->seqused_q = cot_tensor_contiguous(&x->used[0], COT_I32, 1, (const int64_t[]){1});
-    x->seqused_k = cot_tensor_contiguous(&x->used[1], COT_I32, 1, (const int64_t[]){1});
+    char *const used = c->used_data + used_index(c, sequence, h) * (int64_t)sizeof *c->used;
+    x->seqused_q = cot_tensor_contiguous(used, COT_I32, 1, (const int64_t[]){1});
+    x->seqused_k = cot_tensor_contiguous(used + sizeof *c->used, COT_I32, 1, (const int64_t[]){1});
 }
 
 /* ---- memory --------------------------------------------------------------------------------------------------- */

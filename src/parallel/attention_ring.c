@@ -2,14 +2,14 @@
  *
  * attention_ring.c: the arithmetic and the transfers of attention over a group.
  *
- * Step s of line i works on the keys of line i-s. Every line sends its keys and values at the start to all lines that
- * need them, from one buffer that does not change. Two buffers receive: the transfer of step s+1 runs during the
- * arithmetic of step s. In the backward, the parts of dk and dv go back to the line of the keys after each step. Two
- * buffers send and two receive: a part that arrives in step s is added after the arithmetic of step s+1. */
+ * Step s of line i works on the keys of line i-s. A line sends its keys and values from one buffer that does not change.
+ * Two buffers receive: the transfer of step s+1 runs during the arithmetic of step s. In the backward, the parts of dk
+ * and dv go back to the line of the keys after each step. Two buffers send and two receive: a part that arrives in step
+ * s is added after the arithmetic of step s+1. All ranks start their transfers in the order keys 1, keys 2, parts 1,
+ * keys 3, parts 2, ..., each as one batch. */
 #include "attention_call.h"
 
 #include "core/float16.h"
-#include "core/float_state.h"
 #include "core/front.h"
 #include "core/integers.h"
 #include "core/status.h"
@@ -60,7 +60,7 @@ static int64_t largest_line(const attention_call *c)
 
 static cot_transfer *take_transfers(const attention_call *c, cot_arena *memory)
 {
-    cot_transfer *transfers = cot_arena_take(memory, c->R, sizeof *transfers);
+    cot_transfer *transfers = cot_arena_take_host(memory, c->R, sizeof *transfers);
     if (transfers != NULL)
         memset(transfers, 0, (size_t)c->R * sizeof *transfers);
     return transfers;
@@ -80,43 +80,47 @@ static block block_of_step(const attention_call *c, const ring *r, int64_t s)
 {
     if (s == 0)
         return r->own;
-    cot_arena memory = {r->received[s % 2].data, 0};
+    cot_arena memory = {.base = r->received[s % 2].data};
     return attention_take_block(c, &memory, line_before(c, s), c->dtype, true, true);
 }
 
-static cot_status receive_step(const attention_call *c, ring *r, int64_t s)
+/* Starts the transfers of step s: its keys arrive, and those of this line leave. */
+static cot_status exchange_step(const attention_call *c, ring *r, int64_t s)
 {
-    if (s >= c->R || !is_needed(c, c->line, line_before(c, s)))
+    cot_group *group = c->base.group;
+    const int64_t before = line_before(c, s), after = line_after(c, s);
+    const int tag = (int)(TAG_KEYS + 2 * s);
+    if (s >= c->R)
         return COT_OK;
-    const block b = block_of_step(c, r, s);
-    return cot_group_receive(c->group, &r->receives[s % 2], rank_of(c, line_before(c, s)), (int)(TAG_KEYS + 2 * s),
-                             b.data, b.bytes);
+    if (is_needed(c, c->line, before)) {
+        const block b = block_of_step(c, r, s);
+        CHECK(cot_group_receive(group, &r->receives[s % 2], rank_of(c, before), tag, b.data, b.bytes));
+    }
+    if (is_needed(c, after, c->line))
+        CHECK(cot_group_send(group, &r->sends[s], rank_of(c, after), tag, r->own.data, r->own.bytes));
+    return cot_group_flush(group);
 }
 
 static cot_status start_ring(const attention_call *c, ring *r)
 {
-    cot_copy_tensor(&r->own.k, &c->k, false);
-    cot_copy_tensor(&r->own.v, &c->v, false);
-    CHECK(receive_step(c, r, 1));
-    for (int64_t s = 1; s < c->R; s++)
-        if (is_needed(c, line_after(c, s), c->line))
-            CHECK(cot_group_send(c->group, &r->sends[s], rank_of(c, line_after(c, s)), (int)(TAG_KEYS + 2 * s),
-                                 r->own.data, r->own.bytes));
-    return COT_OK;
+    CHECK(cot_group_copy(c->base.group, &r->own.k, &c->k, false));
+    CHECK(cot_group_copy(c->base.group, &r->own.v, &c->v, false));
+    return exchange_step(c, r, 1);
 }
 
-/* Waits for the keys of step s, and starts the transfer of step s+1. */
+/* Waits for the keys of step s, and starts the transfers of step s+1. */
 static cot_status begin_step(const attention_call *c, ring *r, int64_t s)
 {
-    if (s > 0)
-        CHECK(cot_group_wait(c->group, &r->receives[s % 2], 1));
-    return s > 0 ? receive_step(c, r, s + 1) : COT_OK;
+    if (s == 0)
+        return COT_OK;
+    CHECK(cot_group_wait(c->base.group, &r->receives[s % 2], 1));
+    return exchange_step(c, r, s + 1);
 }
 
 /* The transfers are in the frame of the caller. After an error they are taken back before that frame ends. */
 static cot_status end_ring(const attention_call *c, cot_status status)
 {
-    return status == COT_OK ? COT_OK : cot_group_fail(c->group, c->name, status);
+    return status == COT_OK ? COT_OK : cot_group_fail(c->base.group, c->base.name, status);
 }
 
 /* ---- pairs of pieces ------------------------------------------------------------------------------------------ */
@@ -194,9 +198,9 @@ static cot_status attend(const attention_call *c, void *context, int64_t q_index
     m.lse_b = attention_rows_of(c, &f->block_lse, true, b, q->row, q->rows, h);
     x.out = first ? m.out : m.out_b;
     x.lse = first ? m.lse : m.lse_b;
-    CHECK(cot_attention_forward(c->queue, &x));
+    CHECK(cot_attention_forward(c->base.queue, &x));
     if (!first)
-        CHECK(cot_attention_merge(c->queue, &m));
+        CHECK(cot_attention_merge(c->base.queue, &m));
     if (b < 0 || (b == c->batches - 1 && h == c->heads - 1))
         f->started[q_index] = true;
     return COT_OK;
@@ -218,18 +222,43 @@ static void add_sink(const attention_call *c, const forward *f, int64_t b, int64
         cot_store_f64(out->data, out->dtype, i, weight * cot_load_f64(out->data, out->dtype, i));
 }
 
+/* The first `rows` rows of a piece and batch, without the batch axis: [rows,H,*], or [H,rows] if statistic. */
+static cot_tensor rows_of_piece(const cot_tensor *t, bool statistic, int64_t b, int64_t row, int64_t rows)
+{
+    cot_tensor view = cot_slice(t, 0, b, 1);
+    view = cot_slice(&view, statistic ? 2 : 1, row, rows);
+    memmove(view.shape, view.shape + 1, (size_t)(view.rank - 1) * sizeof *view.shape);
+    memmove(view.stride, view.stride + 1, (size_t)(view.rank - 1) * sizeof *view.stride);
+    view.rank--;
+    return view;
+}
+
+static cot_status add_sinks_on_device(const attention_call *c, const forward *f, const piece *q, int64_t b,
+                                      int64_t rows)
+{
+    const cot_tensor out = rows_of_piece(&f->out, false, b, q->row, rows);
+    const cot_tensor lse = rows_of_piece(&f->lse, true, b, q->row, rows);
+    const cot_tensor sink = cot_slice(&c->a.sink, 0, c->column * c->heads, c->heads);
+    return cot_gpu_add_sink(c->base.group->gpu, &out, &lse, &sink);
+}
+
 /* Rows beyond seqused and beyond the last sequence get no sink. */
-static void add_sinks(const attention_call *c, const forward *f)
+static cot_status add_sinks(const attention_call *c, const forward *f)
 {
     const pieces *p = &c->q_pieces[c->line];
     for (int64_t n = 0; cot_is_present(&c->a.sink) && n < p->first[c->packed ? c->B : 1]; n++)
         for (int64_t b = 0; b < c->batches; b++) {
             const piece *q = &p->list[n];
             const int64_t used = attention_used(c, false, c->packed ? q->b : b);
+            if (c->base.group->on_device) {
+                CHECK(add_sinks_on_device(c, f, q, b, cot_clamp(used - q->begin, 0, q->rows)));
+                continue;
+            }
             for (int64_t i = 0; i < q->rows && q->begin + i < used; i++)
                 for (int64_t h = 0; h < c->heads; h++)
                     add_sink(c, f, b, q->row + i, h);
         }
+    return COT_OK;
 }
 
 /* Takes the tensors of the exchange that both directions have. */
@@ -254,18 +283,32 @@ static cot_status ring_forward(const attention_call *c, forward *f)
         f->current = block_of_step(c, &f->r, s);
         CHECK(each_pair(c, line_before(c, s), attend, f));
     }
-    return cot_group_wait(c->group, f->r.sends, (int)c->R);
+    return cot_group_wait(c->base.group, f->r.sends, (int)c->R);
+}
+
+static cot_status store_forward(const attention_call *c, const forward *f, const cot_messages *after,
+                                const head_field *outputs, int output_count)
+{
+    cot_group *group = c->base.group;
+    if (c->C > 1) {
+        if (cot_is_present(&c->a.out))
+            CHECK(cot_group_copy(group, &outputs[0].gathered, &f->out, false));
+        return attention_to_rows(c, after, outputs, output_count);
+    }
+    CHECK(cot_group_copy(group, &c->a.out, &f->out, false));
+    return cot_group_copy(group, &c->a.lse, &f->lse, false);
 }
 
 cot_status attention_run_forward(attention_call *c, cot_arena *memory)
 {
     forward f = {0};
     head_field inputs[3], outputs[2];
-    head_exchange before, after;
+    cot_messages before = {0}, after = {0};
     int output_count = 0;
     const int64_t rows = c->q_lines[c->line].rows, count = c->q_pieces[c->line].first[c->packed ? c->B : 1];
     const int64_t out[] = {c->batches, rows, c->heads, c->dv}, lse[] = {c->batches, c->heads, rows};
     c->q = c->a.q, c->k = c->a.k, c->v = c->a.v;
+    attention_take_used(c, memory);
     if (c->C > 1) {
         take_inputs(c, memory, inputs);
         before = attention_take_exchange(c, memory, inputs, 3, true);
@@ -273,7 +316,7 @@ cot_status attention_run_forward(attention_call *c, cot_arena *memory)
     take_ring(c, memory, &f.r);
     f.out = attention_take(memory, c->sum, 4, out), f.lse = attention_take(memory, c->sum, 3, lse);
     f.block_out = attention_take(memory, c->sum, 4, out), f.block_lse = attention_take(memory, c->sum, 3, lse);
-    const size_t started = cot_workspace_reserve(&memory->used, count, sizeof *f.started);
+    f.started = cot_arena_take_host(memory, count, sizeof *f.started);
     if (c->C > 1) { /* the results go back to the rows in their own dtypes */
         if (cot_is_present(&c->a.out))
             outputs[output_count++] =
@@ -282,26 +325,18 @@ cot_status attention_run_forward(attention_call *c, cot_arena *memory)
             outputs[output_count++] = (head_field){.local = c->a.lse, .gathered = f.lse, .statistic = true};
         after = attention_take_exchange(c, memory, outputs, output_count, false);
     }
-    if (memory->base == NULL)
+    if (memory->counting)
         return COT_OK;
 
-    f.started = memset(memory->base + started, 0, (size_t)count * sizeof *f.started);
-    cot_fill_tensor(&f.out, 0);
-    cot_fill_tensor(&f.lse, -INFINITY);
+    memset(f.started, 0, (size_t)count * sizeof *f.started);
+    CHECK(attention_fill_used(c));
+    CHECK(cot_group_fill(c->base.group, &f.out, 0));
+    CHECK(cot_group_fill(c->base.group, &f.lse, -INFINITY));
     if (c->C > 1)
         CHECK(attention_to_heads(c, &before, inputs, 3));
     CHECK(end_ring(c, ring_forward(c, &f)));
-    add_sinks(c, &f);
-    if (c->C > 1) {
-        if (cot_is_present(&c->a.out))
-            cot_copy_tensor(&outputs[0].gathered, &f.out, false);
-        return attention_to_rows(c, &after, outputs, output_count);
-    }
-    if (cot_is_present(&c->a.out))
-        cot_copy_tensor(&c->a.out, &f.out, false);
-    if (cot_is_present(&c->a.lse))
-        cot_copy_tensor(&c->a.lse, &f.lse, false);
-    return COT_OK;
+    CHECK(add_sinks(c, &f));
+    return store_forward(c, &f, &after, outputs, output_count);
 }
 
 /* ---- backward ------------------------------------------------------------------------------------------------- */
@@ -333,7 +368,7 @@ static cot_status differentiate(const attention_call *c, void *context, int64_t 
     x.dk = attention_rows_of(c, &w->gradients.k, false, b, k->row, k->rows, kv_head(c, h));
     x.dv = attention_rows_of(c, &w->gradients.v, false, b, k->row, k->rows, kv_head(c, h));
     x.dbias = attention_bias_of(c, &w->dbias, q, k);
-    return cot_attention_backward(c->queue, &x);
+    return cot_attention_backward(c->base.queue, &x);
 }
 
 static bool has_key_gradients(const attention_call *c)
@@ -346,28 +381,19 @@ static block take_gradients(const attention_call *c, cot_arena *memory, int64_t 
     return attention_take_block(c, memory, line, c->sum, cot_is_present(&c->a.dk), cot_is_present(&c->a.dv));
 }
 
-static void clear(block *b)
-{
-    if (b->bytes > 0)
-        memset(b->data, 0, b->bytes);
-}
-
 /* Adds the part of step s, which line i+s has computed, to the sums. */
 static cot_status add_part(const attention_call *c, backward *w, int64_t s)
 {
     if (s < 1 || !has_key_gradients(c) || !is_needed(c, line_after(c, s), c->line))
         return COT_OK;
-    CHECK(cot_group_wait(c->group, &w->receives[s % 2], 1));
-    cot_arena memory = {w->received[s % 2].data, 0};
+    CHECK(cot_group_wait(c->base.group, &w->receives[s % 2], 1));
+    cot_arena memory = {.base = w->received[s % 2].data};
     const block part = take_gradients(c, &memory, c->line);
-    if (cot_is_present(&part.k))
-        cot_copy_tensor(&w->sums.k, &part.k, true);
-    if (cot_is_present(&part.v))
-        cot_copy_tensor(&w->sums.v, &part.v, true);
-    return COT_OK;
+    CHECK(cot_group_copy(c->base.group, &w->sums.k, &part.k, true));
+    return cot_group_copy(c->base.group, &w->sums.v, &part.v, true);
 }
 
-/* Points `gradients` to the sums, or to a cleared buffer that will be sent. Starts the receive of this step's part. */
+/* Points `gradients` to the sums, or to a cleared buffer that will be sent. */
 static cot_status begin_part(const attention_call *c, backward *w, int64_t s)
 {
     if (s == 0) {
@@ -376,22 +402,26 @@ static cot_status begin_part(const attention_call *c, backward *w, int64_t s)
     }
     if (!has_key_gradients(c))
         return COT_OK;
-    if (is_needed(c, line_after(c, s), c->line))
-        CHECK(cot_group_receive(c->group, &w->receives[s % 2], rank_of(c, line_after(c, s)), (int)(TAG_PARTS + 2 * s),
-                                w->received[s % 2].data, w->sums.bytes));
-    CHECK(cot_group_wait(c->group, &w->sends[s % 2], 1)); /* of step s-2, from the same buffer */
-    cot_arena memory = {w->sent[s % 2].data, 0};
+    CHECK(cot_group_wait(c->base.group, &w->sends[s % 2], 1)); /* of step s-2, from the same buffer */
+    cot_arena memory = {.base = w->sent[s % 2].data};
     w->gradients = take_gradients(c, &memory, line_before(c, s));
-    clear(&w->gradients);
-    return COT_OK;
+    return cot_group_clear(c->base.group, w->gradients.data, w->gradients.bytes);
 }
 
-static cot_status send_part(const attention_call *c, backward *w, int64_t s)
+/* Starts the transfers of the parts of step s. */
+static cot_status exchange_parts(const attention_call *c, backward *w, int64_t s)
 {
-    if (s < 1 || !has_key_gradients(c) || !is_needed(c, c->line, line_before(c, s)))
+    cot_group *group = c->base.group;
+    const int64_t before = line_before(c, s), after = line_after(c, s);
+    const int tag = (int)(TAG_PARTS + 2 * s);
+    if (s < 1 || !has_key_gradients(c))
         return COT_OK;
-    return cot_group_send(c->group, &w->sends[s % 2], rank_of(c, line_before(c, s)), (int)(TAG_PARTS + 2 * s),
-                          w->gradients.data, w->gradients.bytes);
+    if (is_needed(c, after, c->line))
+        CHECK(cot_group_receive(group, &w->receives[s % 2], rank_of(c, after), tag, w->received[s % 2].data,
+                                w->sums.bytes));
+    if (is_needed(c, c->line, before))
+        CHECK(cot_group_send(group, &w->sends[s % 2], rank_of(c, before), tag, w->gradients.data, w->gradients.bytes));
+    return cot_group_flush(group);
 }
 
 static cot_status ring_backward(const attention_call *c, backward *w)
@@ -402,18 +432,35 @@ static cot_status ring_backward(const attention_call *c, backward *w)
         CHECK(begin_part(c, w, s));
         w->keys = block_of_step(c, &w->r, s);
         CHECK(each_pair(c, line_before(c, s), differentiate, w));
-        CHECK(send_part(c, w, s));
+        CHECK(exchange_parts(c, w, s));
         CHECK(add_part(c, w, s - 1));
     }
     CHECK(add_part(c, w, c->R - 1));
-    CHECK(cot_group_wait(c->group, w->sends, 2));
-    return cot_group_wait(c->group, w->r.sends, (int)c->R);
+    CHECK(cot_group_wait(c->base.group, w->sends, 2));
+    return cot_group_wait(c->base.group, w->r.sends, (int)c->R);
+}
+
+static cot_status sum_dsink_on_device(const attention_call *c, const cot_tensor *delta, double *sums)
+{
+    CHECK(cot_group_clear(c->base.group, sums, (size_t)c->H * sizeof *sums));
+    for (int64_t n = 0; n < c->own.first[c->packed ? c->B : 1]; n++)
+        for (int64_t b = 0; b < c->batches; b++) {
+            const piece *q = &c->own.list[n];
+            const int64_t used = attention_used(c, false, c->packed ? q->b : b);
+            const int64_t rows = cot_clamp(used - q->begin, 0, q->rows);
+            const cot_tensor lse = rows_of_piece(&c->a.lse, true, b, q->row, rows);
+            const cot_tensor D = rows_of_piece(delta, true, b, q->row, rows);
+            CHECK(cot_gpu_sum_dsink(c->base.group->gpu, sums, &lse, &D, &c->a.sink));
+        }
+    return COT_OK;
 }
 
 /* dsink[h] = -sum_{b,i} exp(sink[h] - lse[i]) * D[i], over the rows of this rank. */
-static void sum_dsink(const attention_call *c, const cot_tensor *delta, double *sums)
+static cot_status sum_dsink(const attention_call *c, const cot_tensor *delta, double *sums)
 {
     const cot_tensor *lse = &c->a.lse, *sink = &c->a.sink;
+    if (c->base.group->on_device)
+        return sum_dsink_on_device(c, delta, sums);
     for (int64_t h = 0; h < c->H; h++) {
         const double s = cot_load_f64(sink->data, sink->dtype, h * sink->stride[0]);
         sums[h] = 0;
@@ -432,6 +479,7 @@ static void sum_dsink(const attention_call *c, const cot_tensor *delta, double *
                 }
             }
     }
+    return COT_OK;
 }
 
 /* Sums of parameter gradients over all ranks, in f64. */
@@ -452,7 +500,7 @@ static parameter_sums take_parameters(const attention_call *c, cot_arena *memory
     const int64_t heads = cot_is_present(&c->a.dsink) ? c->H : 0;
     p.dsink = attention_take(memory, COT_F64, 1, &heads).data;
     p.dbias = attention_take(memory, COT_F64, 1, &p.dbias_count).data;
-    const int64_t bytes = (int64_t)cot_group_sum_bytes(c->group, cot_max(heads, p.dbias_count));
+    const int64_t bytes = (int64_t)cot_group_sum_bytes(c->base.group, cot_max(heads, p.dbias_count));
     p.memory = attention_take(memory, COT_U8, 1, &bytes).data;
     return p;
 }
@@ -462,21 +510,20 @@ static cot_status sum_parameters(const attention_call *c, const parameter_sums *
 {
     const cot_attention_backward_args *a = &c->a;
     if (cot_is_present(&a->dsink)) {
-        sum_dsink(c, delta, p->dsink);
-        CHECK(cot_group_sum(c->group, p->dsink, c->H, p->memory));
+        CHECK(sum_dsink(c, delta, p->dsink));
+        CHECK(cot_group_sum(c->base.group, p->dsink, c->H, p->memory));
         const cot_tensor sums = cot_tensor_contiguous(p->dsink, COT_F64, 1, &c->H);
-        cot_copy_tensor(&a->dsink, &sums, a->accumulate);
+        CHECK(cot_group_copy(c->base.group, &a->dsink, &sums, a->accumulate));
     }
     if (!cot_is_present(&a->dbias))
         return COT_OK;
     cot_tensor sums = *dbias;
     if (shares_dbias(c)) {
         sums = cot_tensor_contiguous(p->dbias, COT_F64, 4, dbias->shape);
-        cot_copy_tensor(&sums, dbias, false);
-        CHECK(cot_group_sum(c->group, p->dbias, p->dbias_count, p->memory));
+        CHECK(cot_group_copy(c->base.group, &sums, dbias, false));
+        CHECK(cot_group_sum(c->base.group, p->dbias, p->dbias_count, p->memory));
     }
-    cot_copy_tensor(&a->dbias, &sums, a->accumulate);
-    return COT_OK;
+    return cot_group_copy(c->base.group, &a->dbias, &sums, a->accumulate);
 }
 
 /* D of this rank's rows. */
@@ -487,14 +534,14 @@ static cot_status find_delta(const attention_call *c, const cot_tensor *delta)
         return COT_OK;
     COT_INIT(&x);
     x.out = c->a.out, x.dout = c->a.dout, x.dlse = c->a.dlse, x.delta = *delta;
-    return cot_attention_delta(c->queue, &x);
+    return cot_attention_delta(c->base.queue, &x);
 }
 
 /* The gradients of q, k and v, on their way back to the rows: with C > 1 they are summed over heads in f32 first. */
 typedef struct gradient_fields {
     head_field fields[3];
     int count;
-    head_exchange exchange;
+    cot_messages exchange;
     cot_tensor dk, dv; /* of this rank's rows, all heads */
 } gradient_fields;
 
@@ -515,29 +562,20 @@ static void take_fields(const attention_call *c, const backward *w, cot_arena *m
     g->exchange = attention_take_exchange(c, memory, g->fields, g->count, false);
 }
 
-static void store(const cot_tensor *to, const cot_tensor *from, bool add)
-{
-    if (cot_is_present(to))
-        cot_copy_tensor(to, from, add);
-}
-
 static cot_status store_gradients(const attention_call *c, const backward *w, gradient_fields *g)
 {
     const cot_attention_backward_args *a = &c->a;
+    cot_group *group = c->base.group;
     if (c->C == 1) {
-        store(&a->dq, &w->dq, a->accumulate);
-        store(&a->dk, &w->sums.k, a->accumulate);
-        store(&a->dv, &w->sums.v, a->accumulate);
-        return COT_OK;
+        CHECK(cot_group_copy(group, &a->dq, &w->dq, a->accumulate));
+        CHECK(cot_group_copy(group, &a->dk, &w->sums.k, a->accumulate));
+        return cot_group_copy(group, &a->dv, &w->sums.v, a->accumulate);
     }
-    if (cot_is_present(&g->dk))
-        cot_fill_tensor(&g->dk, 0);
-    if (cot_is_present(&g->dv))
-        cot_fill_tensor(&g->dv, 0);
+    CHECK(cot_group_fill(group, &g->dk, 0));
+    CHECK(cot_group_fill(group, &g->dv, 0));
     CHECK(attention_to_rows(c, &g->exchange, g->fields, g->count));
-    store(&a->dk, &g->dk, a->accumulate);
-    store(&a->dv, &g->dv, a->accumulate);
-    return COT_OK;
+    CHECK(cot_group_copy(group, &a->dk, &g->dk, a->accumulate));
+    return cot_group_copy(group, &a->dv, &g->dv, a->accumulate);
 }
 
 cot_status attention_run_backward(attention_call *c, cot_arena *memory)
@@ -545,13 +583,14 @@ cot_status attention_run_backward(attention_call *c, cot_arena *memory)
     backward w = {0};
     const cot_attention_backward_args *a = &c->a;
     head_field inputs[6];
-    head_exchange before;
+    cot_messages before = {0};
     gradient_fields gradients = {0};
     const int64_t rows = c->q_lines[c->line].rows;
     const int64_t own_rows = c->q_ranks[c->column].rows;
     cot_tensor delta = a->delta;
     if (!cot_is_present(&delta))
         delta = attention_take(memory, c->sum, 3, (const int64_t[]){c->batches, c->H, own_rows});
+    attention_take_used(c, memory);
     c->q = a->q, c->k = a->k, c->v = a->v, c->lse = a->lse, c->delta = delta, c->dout = a->dout;
     if (c->C > 1) {
         const int64_t statistic[] = {c->batches, c->heads, rows};
@@ -576,15 +615,14 @@ cot_status attention_run_backward(attention_call *c, cot_arena *memory)
     if (c->C > 1)
         take_fields(c, &w, memory, &gradients);
     const parameter_sums parameters = take_parameters(c, memory);
-    if (memory->base == NULL)
+    if (memory->counting)
         return COT_OK;
 
+    CHECK(attention_fill_used(c));
     CHECK(find_delta(c, &delta));
-    if (cot_is_present(&w.dq))
-        cot_fill_tensor(&w.dq, 0);
-    if (cot_is_present(&w.dbias))
-        cot_fill_tensor(&w.dbias, 0);
-    clear(&w.sums);
+    CHECK(cot_group_fill(c->base.group, &w.dq, 0));
+    CHECK(cot_group_fill(c->base.group, &w.dbias, 0));
+    CHECK(cot_group_clear(c->base.group, w.sums.data, w.sums.bytes));
     if (c->C > 1)
         CHECK(attention_to_heads(c, &before, inputs, 6));
     CHECK(end_ring(c, ring_backward(c, &w)));
@@ -594,75 +632,28 @@ cot_status attention_run_backward(attention_call *c, cot_arena *memory)
 
 /* ---- the calls ------------------------------------------------------------------------------------------------ */
 
-static cot_status run_with_memory(attention_call *c, cot_arena *memory)
+static cot_status run_with_memory(void *call, cot_arena *memory)
 {
+    attention_call *c = call;
     return c->backward ? attention_run_backward(c, memory) : attention_run_forward(c, memory);
 }
 
-/* Checks the arguments and gets the memory, before the ranks agree. */
-static cot_status prepare(attention_call *c, const cot_parallel_options *options, const void *args, size_t size,
-                          void *copy)
+static cot_status run_call(attention_call *c)
 {
-    cot_arena count = {0};
-    if (args == NULL)
-        return cot_fail(COT_INVALID_ARGUMENT, "%s: args is null", c->name);
-    CHECK(cot_copy_args(c->name, "struct_size", args, size, copy));
-    CHECK(cot_copy_options(c->name, options, &c->options));
-    if (!c->backward) {
-        const cot_attention_forward_args *f = copy;
-        cot_attention_backward_args *b = &c->a;
-        COT_INIT(b);
-        b->causal = f->causal, b->window = f->window, b->window_left = f->window_left;
-        b->window_right = f->window_right, b->scale = f->scale, b->softcap = f->softcap, b->dropout_p = f->dropout_p;
-        b->dropout_seed = f->dropout_seed, b->dropout_offset = f->dropout_offset;
-        b->max_seqlen_q = f->max_seqlen_q, b->max_seqlen_k = f->max_seqlen_k;
-        b->q_begin = f->q_begin, b->q_length = f->q_length, b->k_begin = f->k_begin, b->k_length = f->k_length;
-        b->q = f->q, b->k = f->k, b->v = f->v, b->cu_seqlens_q = f->cu_seqlens_q, b->cu_seqlens_k = f->cu_seqlens_k;
-        b->seqused_q = f->seqused_q, b->seqused_k = f->seqused_k, b->sink = f->sink;
-        b->alibi_slopes = f->alibi_slopes, b->bias = f->bias, b->out = f->out, b->lse = f->lse;
-        b->dropout_seed_memory = f->dropout_seed_memory, b->dropout_offset_memory = f->dropout_offset_memory;
-        b->workspace = f->workspace, b->workspace_bytes = f->workspace_bytes;
-    } else {
-        memcpy(&c->a, copy, size);
-    }
-    CHECK(attention_check(c));
-    CHECK(run_with_memory(c, &count));
-    CHECK(cot_group_reserve(c->group, c->name, count.used));
-    attention_words(c);
-    return COT_OK;
-}
-
-static cot_status run_call(attention_call *c, const cot_parallel_options *options, const void *args, size_t size)
-{
-    union {
-        cot_attention_forward_args forward;
-        cot_attention_backward_args backward;
-    } copy;
-    fenv_t host;
-    CHECK(cot_group_begin(c->group, c->name));
-    cot_enter_default_float_state(&host);
-    cot_status status = cot_group_agree(c->group, c->name, prepare(c, options, args, size, &copy));
-    if (status == COT_OK) {
-        cot_arena memory = {c->group->pool, 0};
-        status = run_with_memory(c, &memory);
-        if (status != COT_OK)
-            status = cot_group_fail(c->group, c->name, status);
-    }
-    attention_free(c);
-    cot_restore_float_state(&host);
-    return status;
+    return cot_group_run(&c->base, attention_check, attention_words, run_with_memory, attention_free);
 }
 
 cot_status cot_parallel_attention_forward(cot_group *group, cot_queue *queue, const cot_parallel_options *options,
                                           const cot_attention_forward_args *args)
 {
-    attention_call c = {.name = "parallel_attention_forward", .group = group, .queue = queue};
-    return run_call(&c, options, args, sizeof *args);
+    attention_call c = {.base = {"parallel_attention_forward", group, queue}, .given = options, .args = args};
+    return run_call(&c);
 }
 
 cot_status cot_parallel_attention_backward(cot_group *group, cot_queue *queue, const cot_parallel_options *options,
                                            const cot_attention_backward_args *args)
 {
-    attention_call c = {.name = "parallel_attention_backward", .group = group, .queue = queue, .backward = true};
-    return run_call(&c, options, args, sizeof *args);
+    attention_call c = {
+        .base = {"parallel_attention_backward", group, queue}, .given = options, .args = args, .backward = true};
+    return run_call(&c);
 }

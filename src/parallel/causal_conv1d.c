@@ -19,7 +19,6 @@
 #include "rows.h"
 #include "shard.h"
 
-#include "core/float_state.h"
 #include "core/front.h"
 #include "core/integers.h"
 #include "core/status.h"
@@ -44,12 +43,14 @@ typedef struct columns {
 } columns;
 
 typedef struct conv_call {
-    const char *name;
-    cot_group *group;
-    cot_queue *queue;
+    cot_group_call base;
+    const cot_parallel_options *given;
+    const void *args;
     cot_parallel_options options;
     bool backward;
-    cot_causal_conv1d_backward_args a; /* of both directions */
+    cot_causal_conv1d_backward_args a; /* of both directions. Its cu_seqlens is host memory */
+    cot_tensor cu_seqlens;             /* where the queue is */
+    void *index;                       /* the host copy of cu_seqlens */
     cot_tensor y, final_state;         /* of the forward */
     int64_t B, D, T, K, N;             /* N: sequences of cu_seqlens, else 0 */
     cot_dtype sum;
@@ -58,7 +59,8 @@ typedef struct conv_call {
     ranges *wanted;         /* [size]: the positions that a rank needs and does not hold, ascending */
     columns fields[3];      /* x, dy, seq_idx */
     int field_count;
-    int32_t *cu; /* cu_seqlens of a window */
+    int32_t *cu, *edges_cu; /* cu_seqlens of a window that is a range, and of the window of the edges */
+    int32_t *host_cu;       /* host memory, to write them */
 } conv_call;
 
 /* ---- positions ------------------------------------------------------------------------------------------------ */
@@ -154,7 +156,7 @@ static int64_t count_of(const ranges *r)
 
 static bool cut(conv_call *c)
 {
-    const int64_t size = c->group->size;
+    const int64_t size = c->base.group->size;
     c->segments = calloc((size_t)size, sizeof *c->segments);
     c->wanted = calloc((size_t)size, sizeof *c->wanted);
     for (int64_t r = 0; c->segments != NULL && c->wanted != NULL && r < size; r++) {
@@ -165,9 +167,11 @@ static bool cut(conv_call *c)
     return c->segments != NULL && c->wanted != NULL;
 }
 
-static void free_call(conv_call *c)
+static void free_call(void *call)
 {
-    for (int r = 0; r < c->group->size; r++) {
+    conv_call *c = call;
+    free(c->index);
+    for (int r = 0; r < c->base.group->size; r++) {
         if (c->segments != NULL)
             free(c->segments[r].list);
         if (c->wanted != NULL)
@@ -219,10 +223,12 @@ static void add_count(void *context, int64_t from_row, int64_t to_column, int64_
 
 /* The columns of one field in a message. */
 typedef struct message_part {
+    cot_group *group;
     const columns *field;
     cot_tensor message;
     int64_t next;
     bool pack;
+    cot_status status;
 } message_part;
 
 static void copy_run(void *context, int64_t from_row, int64_t to_column, int64_t count)
@@ -231,66 +237,65 @@ static void copy_run(void *context, int64_t from_row, int64_t to_column, int64_t
     const cot_tensor in_message = cot_slice(&p->message, 2, p->next, count);
     const cot_tensor in_field =
         p->pack ? cot_slice(&p->field->own, 2, from_row, count) : cot_slice(&p->field->others, 2, to_column, count);
-    cot_copy_tensor(p->pack ? &in_message : &in_field, p->pack ? &in_field : &in_message, false);
+    if (p->status == COT_OK)
+        p->status =
+            cot_group_copy(p->group, p->pack ? &in_message : &in_field, p->pack ? &in_field : &in_message, false);
     p->next += count;
 }
 
-/* Packs the message from one rank to another, or unpacks it. data = NULL: only counts. Returns its bytes. */
-static size_t copy_message(const conv_call *c, int64_t from, int64_t to, char *data, bool pack)
+static int64_t columns_between(const conv_call *c, int64_t from, int64_t to)
 {
-    cot_arena message = {data, 0};
     int64_t count = 0;
     each_run(c, from, to, add_count, &count);
-    for (int f = 0; f < c->field_count && from != to; f++) {
+    return from != to ? count : 0;
+}
+
+static void sizes_of(void *context, int64_t rank, size_t *sent, size_t *received)
+{
+    const conv_call *c = context;
+    const int64_t self = c->base.group->rank;
+    cot_arena send = {0}, receive = {0};
+    for (int f = 0; f < c->field_count; f++) {
+        const cot_tensor *own = &c->fields[f].own;
+        take_columns(c, &send, own->dtype, own->shape[1], columns_between(c, self, rank));
+        take_columns(c, &receive, own->dtype, own->shape[1], columns_between(c, rank, self));
+    }
+    *sent = send.used, *received = receive.used;
+}
+
+/* Packs the message from one rank to another, or unpacks it. */
+static cot_status copy_message(const conv_call *c, int64_t from, int64_t to, char *data, bool pack)
+{
+    cot_arena message = {.base = data};
+    const int64_t count = columns_between(c, from, to);
+    for (int f = 0; f < c->field_count && count > 0; f++) {
         const columns *field = &c->fields[f];
-        message_part part = {field, take_columns(c, &message, field->own.dtype, field->own.shape[1], count), 0, pack};
-        if (data != NULL)
-            each_run(c, from, to, copy_run, &part);
+        message_part part = {.group = c->base.group, .field = field, .pack = pack};
+        part.message = take_columns(c, &message, field->own.dtype, field->own.shape[1], count);
+        each_run(c, from, to, copy_run, &part);
+        CHECK(part.status);
     }
-    return message.used;
+    return COT_OK;
 }
 
-typedef struct conv_exchange {
-    char **send, **receive;
-    size_t *send_bytes, *receive_bytes;
-} conv_exchange;
-
-static conv_exchange take_exchange(const conv_call *c, cot_arena *m)
+static cot_status exchange(const conv_call *c, const cot_messages *x)
 {
-    const int size = c->group->size, self = c->group->rank;
-    conv_exchange x = {cot_arena_take(m, size, sizeof(char *)), cot_arena_take(m, size, sizeof(char *)),
-                       cot_arena_take(m, size, sizeof(size_t)), cot_arena_take(m, size, sizeof(size_t))};
-    for (int r = 0; r < size; r++) {
-        const size_t sent = copy_message(c, self, r, NULL, true), received = copy_message(c, r, self, NULL, false);
-        char *const send = cot_arena_take(m, (int64_t)sent, 1), *const receive =
-                                                                    cot_arena_take(m, (int64_t)received, 1);
-        if (m->base != NULL)
-            x.send[r] = send, x.receive[r] = receive, x.send_bytes[r] = sent, x.receive_bytes[r] = received;
-    }
-    return x;
-}
-
-static cot_status exchange(const conv_call *c, conv_exchange *x)
-{
-    const int size = c->group->size, self = c->group->rank;
+    const int size = c->base.group->size, self = c->base.group->rank;
     for (int r = 0; r < size; r++)
-        if (x->send_bytes[r] > 0)
-            copy_message(c, self, r, x->send[r], true);
-    CHECK(cot_group_all_to_all(c->group, 0, size, (void *const *)x->send, x->send_bytes, (void *const *)x->receive,
-                               x->receive_bytes));
+        CHECK(copy_message(c, self, r, x->send[r], true));
+    CHECK(cot_messages_exchange(c->base.group, 0, size, x));
     for (int r = 0; r < size; r++)
-        if (x->receive_bytes[r] > 0)
-            copy_message(c, r, self, x->receive[r], false);
+        CHECK(copy_message(c, r, self, x->receive[r], false));
     return COT_OK;
 }
 
 /* ---- windows -------------------------------------------------------------------------------------------------- */
 
 /* Copies the columns of a range, which this rank holds or has received, to columns `at` on of a window. */
-static void copy_range(const conv_call *c, const columns *field, range r, const cot_tensor *window, int64_t at)
+static cot_status copy_range(const conv_call *c, const columns *field, range r, const cot_tensor *window, int64_t at)
 {
-    const cot_segments *held = &c->segments[c->group->rank];
-    const ranges *wanted = &c->wanted[c->group->rank];
+    const cot_segments *held = &c->segments[c->base.group->rank];
+    const ranges *wanted = &c->wanted[c->base.group->rank];
     for (int64_t n = 0; n < held->count; n++) {
         const cot_segment *s = &held->list[n];
         const int64_t begin = cot_max(r.begin, s->begin), end = cot_min(r.end, s->begin + s->rows);
@@ -298,7 +303,7 @@ static void copy_range(const conv_call *c, const columns *field, range r, const 
             continue;
         const cot_tensor to = cot_slice(window, 2, at + begin - r.begin, end - begin);
         const cot_tensor from = cot_slice(&field->own, 2, s->row + begin - s->begin, end - begin);
-        cot_copy_tensor(&to, &from, false);
+        CHECK(cot_group_copy(c->base.group, &to, &from, false));
     }
     int64_t column = 0;
     for (int64_t n = 0; n < wanted->count; n++) {
@@ -307,10 +312,11 @@ static void copy_range(const conv_call *c, const columns *field, range r, const 
         if (begin < end) {
             const cot_tensor to = cot_slice(window, 2, at + begin - r.begin, end - begin);
             const cot_tensor from = cot_slice(&field->others, 2, column + begin - w.begin, end - begin);
-            cot_copy_tensor(&to, &from, false);
+            CHECK(cot_group_copy(c->base.group, &to, &from, false));
         }
         column += w.end - w.begin;
     }
+    return COT_OK;
 }
 
 /* The tensors of a window of `width` columns. */
@@ -338,42 +344,51 @@ static cot_tensor without_channel(const cot_tensor *t)
     return view;
 }
 
-/* Copies the columns of the ranges, one after the other, into the window. */
-static void fill_window(const conv_call *c, const window *w, const range *list, int64_t count)
+/* Copies the columns of a range to columns `at` on of the window. */
+static cot_status fill_window(const conv_call *c, const window *w, range r, int64_t at)
 {
-    int64_t at = 0;
-    for (int64_t n = 0; n < count; n++) {
-        int field = 0;
-        copy_range(c, &c->fields[field++], list[n], &w->x, at);
-        if (c->backward)
-            copy_range(c, &c->fields[field++], list[n], &w->dy, at);
-        if (cot_is_present(&w->seq_idx))
-            copy_range(c, &c->fields[field], list[n], &w->seq_idx, at);
-        at += list[n].end - list[n].begin;
-    }
+    int field = 0;
+    CHECK(copy_range(c, &c->fields[field++], r, &w->x, at));
+    if (c->backward)
+        CHECK(copy_range(c, &c->fields[field++], r, &w->dy, at));
+    return cot_is_present(&w->seq_idx) ? copy_range(c, &c->fields[field], r, &w->seq_idx, at) : COT_OK;
 }
 
-/* cu_seqlens of a window that is one range: the parts of the sequences in it. */
-static cot_tensor cu_of_range(const conv_call *c, range r)
+static cot_tensor cu_tensor(const conv_call *c, int32_t *cu)
 {
-    if (!has_cu(c))
-        return (cot_tensor){0};
-    for (int64_t n = 0; n <= c->N; n++)
+    return has_cu(c) ? cot_tensor_contiguous(cu, COT_I32, 1, (const int64_t[]){c->N + 1}) : (cot_tensor){0};
+}
+
+/* Writes cu_seqlens of a window that is one range: the parts of the sequences in it. */
+static cot_status write_cu_of_range(const conv_call *c, range r)
+{
+    if (has_cu(c) && c->base.group->on_device)
+        return cot_gpu_clamp_offsets(c->base.group->gpu, c->cu, &c->cu_seqlens, r.begin, r.end);
+    for (int64_t n = 0; has_cu(c) && n <= c->N; n++)
         c->cu[n] = (int32_t)(cot_clamp(cu_at(c, n), r.begin, r.end) - r.begin);
-    return cot_tensor_contiguous(c->cu, COT_I32, 1, (const int64_t[]){c->N + 1});
+    return COT_OK;
 }
 
-/* cu_seqlens of the window that holds the edges of all sequences. */
-static cot_tensor cu_of_edges(const conv_call *c, bool last)
+/* Writes cu_seqlens of the window that holds the edges of all sequences. */
+static cot_status write_cu_of_edges(const conv_call *c, bool last)
 {
     if (!has_cu(c))
-        return (cot_tensor){0};
-    c->cu[0] = 0;
+        return COT_OK;
+    c->host_cu[0] = 0;
     for (int64_t n = 0; n < c->N; n++) {
         const range r = edge_of(c, n, last);
-        c->cu[n + 1] = (int32_t)(c->cu[n] + r.end - r.begin);
+        c->host_cu[n + 1] = (int32_t)(c->host_cu[n] + r.end - r.begin);
     }
-    return cot_tensor_contiguous(c->cu, COT_I32, 1, (const int64_t[]){c->N + 1});
+    return cot_group_upload(c->base.group, c->edges_cu, c->host_cu, (size_t)(c->N + 1) * sizeof *c->host_cu);
+}
+
+/* Fills a window that is one range. */
+static cot_status fill_range(const conv_call *c, window *w, range r)
+{
+    CHECK(fill_window(c, w, r, 0));
+    CHECK(write_cu_of_range(c, r));
+    w->cu_seqlens = cu_tensor(c, c->cu);
+    return COT_OK;
 }
 
 static int64_t edge_width(const conv_call *c)
@@ -388,7 +403,7 @@ static int64_t edge_width(const conv_call *c)
 
 static int64_t widest(const conv_call *c)
 {
-    const cot_segments *held = &c->segments[c->group->rank];
+    const cot_segments *held = &c->segments[c->base.group->rank];
     int64_t width = cot_max(edge_width(c), 3 * (c->K - 1)); /* of the last columns in the backward */
     for (int64_t n = 0; n < held->count; n++)
         width = cot_max(width, held->list[n].rows + c->K - 1);
@@ -408,7 +423,7 @@ static cot_status run_forward_window(const conv_call *c, const window *w, bool b
         x.final_state = *final_state;
     else
         x.y = w->result;
-    return cot_causal_conv1d_forward(c->queue, &x);
+    return cot_causal_conv1d_forward(c->base.queue, &x);
 }
 
 /* A window for which `memory` has room: its tensors begin at the same address as those of every other window. */
@@ -421,41 +436,35 @@ static cot_status forward_segment(const conv_call *c, cot_arena memory, const co
 {
     const range r = {cot_max(0, s->begin - (c->K - 1)), s->begin + s->rows};
     window w = window_of(c, memory, r.end - r.begin);
-    fill_window(c, &w, &r, 1);
-    w.cu_seqlens = cu_of_range(c, r);
+    CHECK(fill_range(c, &w, r));
     CHECK(run_forward_window(c, &w, r.begin == 0 || has_cu(c), NULL));
     const cot_tensor to = cot_slice(&c->y, 2, s->row, s->rows);
     const cot_tensor from = cot_slice(&w.result, 2, s->begin - r.begin, s->rows);
-    cot_copy_tensor(&to, &from, false);
-    return COT_OK;
+    return cot_group_copy(c->base.group, &to, &from, false);
 }
 
 /* Fills a window with the first or last columns of all sequences. */
-static void fill_edges(const conv_call *c, window *w, bool last)
+static cot_status fill_edges(const conv_call *c, window *w, bool last)
 {
     int64_t at = 0;
     for (int64_t n = 0; n < sequences(c); n++) {
         const range r = edge_of(c, n, last);
-        const int64_t width = r.end - r.begin;
-        window part = *w;
-        part.x = cot_slice(&w->x, 2, at, width);
-        part.dy = cot_is_present(&w->dy) ? cot_slice(&w->dy, 2, at, width) : w->dy;
-        part.seq_idx = cot_is_present(&w->seq_idx) ? cot_slice(&w->seq_idx, 2, at, width) : w->seq_idx;
-        fill_window(c, &part, &r, 1);
-        at += width;
+        CHECK(fill_window(c, w, r, at));
+        at += r.end - r.begin;
     }
-    w->cu_seqlens = cu_of_edges(c, last);
+    w->cu_seqlens = cu_tensor(c, c->edges_cu);
+    return COT_OK;
 }
 
 static cot_status run_forward(conv_call *c, cot_arena memory)
 {
-    const cot_segments *held = &c->segments[c->group->rank];
+    const cot_segments *held = &c->segments[c->base.group->rank];
     for (int64_t n = 0; cot_is_present(&c->y) && n < held->count; n++)
         CHECK(forward_segment(c, memory, &held->list[n]));
     if (!cot_is_present(&c->final_state))
         return COT_OK;
     window w = window_of(c, memory, edge_width(c));
-    fill_edges(c, &w, true);
+    CHECK(fill_edges(c, &w, true));
     return run_forward_window(c, &w, has_cu(c) || c->T < c->K - 1, &c->final_state);
 }
 
@@ -475,14 +484,14 @@ static void set_backward(const conv_call *c, const window *w, bool begins, bool 
         x->dfinal_state = c->a.dfinal_state;
 }
 
-static void store_dx(const conv_call *c, const window *w, int64_t window_begin, const cot_segment *s, int64_t begin,
-                     int64_t end)
+static cot_status store_dx(const conv_call *c, const window *w, int64_t window_begin, const cot_segment *s,
+                           int64_t begin, int64_t end)
 {
     if (begin >= end)
-        return;
+        return COT_OK;
     const cot_tensor to = cot_slice(&c->a.dx, 2, s->row + begin - s->begin, end - begin);
     const cot_tensor from = cot_slice(&w->result, 2, begin - window_begin, end - begin);
-    cot_copy_tensor(&to, &from, false);
+    return cot_group_copy(c->base.group, &to, &from, false);
 }
 
 /* dweight and dbias of a segment, and dx of all columns but the last K-1. */
@@ -493,20 +502,17 @@ static cot_status backward_segment(const conv_call *c, cot_arena memory, const c
     const range r = {cot_max(0, begin - (c->K - 1)), end};
     cot_causal_conv1d_backward_args x;
     window w = window_of(c, memory, r.end - r.begin);
-    fill_window(c, &w, &r, 1);
-    w.cu_seqlens = cu_of_range(c, r);
+    CHECK(fill_range(c, &w, r));
     const cot_tensor before = cot_slice(&w.dy, 2, 0, begin - r.begin);
-    cot_fill_tensor(&before, 0);
+    CHECK(cot_group_fill(c->base.group, &before, 0));
     /* dfinal_state of a sequence that ends in the segment. That of a cut sequence changes the last K-1 columns alone. */
     set_backward(c, &w, r.begin == 0 || has_cu(c), has_cu(c), &x);
     x.accumulate = 1;
     x.dweight = *dweight, x.dbias = *dbias;
     if (cot_is_present(&c->a.dx))
         x.dx = w.result;
-    CHECK(cot_causal_conv1d_backward(c->queue, &x));
-    if (cot_is_present(&c->a.dx))
-        store_dx(c, &w, r.begin, s, begin, end - (c->K - 1));
-    return COT_OK;
+    CHECK(cot_causal_conv1d_backward(c->base.queue, &x));
+    return cot_is_present(&c->a.dx) ? store_dx(c, &w, r.begin, s, begin, end - (c->K - 1)) : COT_OK;
 }
 
 /* dx of the last K-1 columns of a segment. */
@@ -518,13 +524,11 @@ static cot_status backward_last(const conv_call *c, cot_arena memory, const cot_
     if (begin == end)
         return COT_OK;
     window w = window_of(c, memory, r.end - r.begin);
-    fill_window(c, &w, &r, 1);
-    w.cu_seqlens = cu_of_range(c, r);
+    CHECK(fill_range(c, &w, r));
     set_backward(c, &w, r.begin == 0 || has_cu(c), r.end == c->T || has_cu(c), &x);
     x.dx = w.result;
-    CHECK(cot_causal_conv1d_backward(c->queue, &x));
-    store_dx(c, &w, r.begin, s, begin, end);
-    return COT_OK;
+    CHECK(cot_causal_conv1d_backward(c->base.queue, &x));
+    return store_dx(c, &w, r.begin, s, begin, end);
 }
 
 static cot_status backward_edges(const conv_call *c, cot_arena memory)
@@ -533,10 +537,10 @@ static cot_status backward_edges(const conv_call *c, cot_arena memory)
     if (!cot_is_present(&c->a.dinitial_state))
         return COT_OK;
     window w = window_of(c, memory, edge_width(c));
-    fill_edges(c, &w, false);
+    CHECK(fill_edges(c, &w, false));
     set_backward(c, &w, true, has_cu(c) || c->T <= c->K - 1, &x);
     x.dinitial_state = c->a.dinitial_state;
-    return cot_causal_conv1d_backward(c->queue, &x);
+    return cot_causal_conv1d_backward(c->base.queue, &x);
 }
 
 typedef struct conv_sums {
@@ -555,7 +559,7 @@ static conv_sums take_sums(const conv_call *c, cot_arena *m)
     if (cot_is_present(&c->a.dbias))
         s.dbias = cot_tensor_contiguous(cot_arena_take(m, c->D, cot_dtype_size(c->sum)), c->sum, 1, &c->D);
     s.values = cot_arena_take(m, count, sizeof(double));
-    s.memory = cot_arena_take(m, (int64_t)cot_group_sum_bytes(c->group, count), 1);
+    s.memory = cot_arena_take(m, (int64_t)cot_group_sum_bytes(c->base.group, count), 1);
     return s;
 }
 
@@ -564,20 +568,17 @@ static cot_status sum_over_ranks(const conv_call *c, const conv_sums *s, const c
     if (!cot_is_present(to))
         return COT_OK;
     const cot_tensor values = cot_tensor_contiguous(s->values, COT_F64, part->rank, part->shape);
-    cot_copy_tensor(&values, part, false);
-    CHECK(cot_group_sum(c->group, s->values, cot_elements(part), s->memory));
-    cot_copy_tensor(to, &values, c->a.accumulate);
-    return COT_OK;
+    CHECK(cot_group_copy(c->base.group, &values, part, false));
+    CHECK(cot_group_sum(c->base.group, s->values, cot_elements(part), s->memory));
+    return cot_group_copy(c->base.group, to, &values, c->a.accumulate);
 }
 
 static cot_status run_backward(conv_call *c, cot_arena memory, const conv_sums *s)
 {
-    const cot_segments *held = &c->segments[c->group->rank];
+    const cot_segments *held = &c->segments[c->base.group->rank];
     const bool parameters = cot_is_present(&s->dweight) || cot_is_present(&s->dbias);
-    if (cot_is_present(&s->dweight))
-        cot_fill_tensor(&s->dweight, 0);
-    if (cot_is_present(&s->dbias))
-        cot_fill_tensor(&s->dbias, 0);
+    CHECK(cot_group_fill(c->base.group, &s->dweight, 0));
+    CHECK(cot_group_fill(c->base.group, &s->dbias, 0));
     for (int64_t n = 0; n < held->count; n++) {
         if (parameters || cot_is_present(&c->a.dx))
             CHECK(backward_segment(c, memory, &held->list[n], &s->dweight, &s->dbias));
@@ -600,25 +601,27 @@ static void add_field(conv_call *c, cot_arena *m, const cot_tensor *own)
         f->own.shape[2] = own->shape[1], f->own.stride[2] = own->stride[1];
         f->own.shape[1] = 1, f->own.stride[1] = 0;
     }
-    f->others = take_columns(c, m, own->dtype, f->own.shape[1], count_of(&c->wanted[c->group->rank]));
+    f->others = take_columns(c, m, own->dtype, f->own.shape[1], count_of(&c->wanted[c->base.group->rank]));
 }
 
-/* base = NULL: only counts the memory. */
-static cot_status run_with_memory(conv_call *c, cot_arena *m)
+static cot_status run_with_memory(void *call, cot_arena *m)
 {
+    conv_call *c = call;
     c->field_count = 0;
     add_field(c, m, &c->a.x);
     if (c->backward)
         add_field(c, m, &c->a.dy);
     if (cot_is_present(&c->a.seq_idx))
         add_field(c, m, &c->a.seq_idx);
-    conv_exchange x = take_exchange(c, m);
+    const cot_messages x = cot_messages_take(m, c->base.group->size, sizes_of, c);
     const conv_sums sums = take_sums(c, m);
-    c->cu = cot_arena_take(m, c->N + 1, sizeof *c->cu);
+    c->cu = cot_arena_take(m, c->N + 1, sizeof *c->cu), c->edges_cu = cot_arena_take(m, c->N + 1, sizeof *c->cu);
+    c->host_cu = cot_arena_take_host(m, c->N + 1, sizeof *c->host_cu);
     const cot_arena windows = *m;
     take_window(c, m, widest(c));
-    if (m->base == NULL)
+    if (m->counting)
         return COT_OK;
+    CHECK(write_cu_of_edges(c, !c->backward));
     CHECK(exchange(c, &x));
     return c->backward ? run_backward(c, windows, &sums) : run_forward(c, windows);
 }
@@ -633,12 +636,12 @@ static cot_status check_as_single_call(const conv_call *c)
         cot_widen(&y, 2, rows, c->T);
     cot_widen(&b.seq_idx, 1, rows, c->T);
     if (c->backward)
-        return cot_causal_conv1d_backward_workspace(c->queue, &b, &bytes);
+        return cot_causal_conv1d_backward_workspace(c->base.queue, &b, &bytes);
     cot_causal_conv1d_forward_args f;
     COT_INIT(&f);
     f.activation = b.activation, f.x = b.x, f.weight = b.weight, f.bias = b.bias, f.initial_state = b.initial_state;
     f.seq_idx = b.seq_idx, f.cu_seqlens = b.cu_seqlens, f.y = y, f.final_state = c->final_state;
-    return cot_causal_conv1d_forward_workspace(c->queue, &f, &bytes);
+    return cot_causal_conv1d_forward_workspace(c->base.queue, &f, &bytes);
 }
 
 static cot_status check_memory(const conv_call *c)
@@ -658,7 +661,7 @@ static cot_status check_memory(const conv_call *c)
                                         {"dweight", &a->dweight, true, false},
                                         {"dbias", &a->dbias, true, false},
                                         {"dinitial_state", &a->dinitial_state, true, false}};
-    return cot_check_memory(c->name, tensors, sizeof tensors / sizeof *tensors);
+    return cot_check_memory(c->base.name, tensors, sizeof tensors / sizeof *tensors);
 }
 
 static cot_status check_cu_seqlens(const conv_call *c)
@@ -666,47 +669,64 @@ static cot_status check_cu_seqlens(const conv_call *c)
     for (int64_t n = 0; has_cu(c) && n <= c->N; n++) {
         const int64_t before = n > 0 ? cu_at(c, n - 1) : 0;
         if (n == 0 && cu_at(c, 0) != 0)
-            return cot_fail(COT_INVALID_DATA, "%s: cu_seqlens[0] is %" PRId64 ", expected 0", c->name, cu_at(c, 0));
+            return cot_fail(COT_INVALID_DATA, "%s: cu_seqlens[0] is %" PRId64 ", expected 0", c->base.name,
+                            cu_at(c, 0));
         if (cu_at(c, n) < before)
             return cot_fail(COT_INVALID_DATA,
-                            "%s: cu_seqlens[%" PRId64 "] is %" PRId64 ", less than %" PRId64 " before it", c->name, n,
-                            cu_at(c, n), before);
+                            "%s: cu_seqlens[%" PRId64 "] is %" PRId64 ", less than %" PRId64 " before it", c->base.name,
+                            n, cu_at(c, n), before);
     }
     if (has_cu(c) && cu_at(c, c->N) > c->T)
-        return cot_fail(COT_INVALID_DATA, "%s: cu_seqlens ends at %" PRId64 ", options.length is %" PRId64, c->name,
-                        cu_at(c, c->N), c->T);
+        return cot_fail(COT_INVALID_DATA, "%s: cu_seqlens ends at %" PRId64 ", options.length is %" PRId64,
+                        c->base.name, cu_at(c, c->N), c->T);
     return COT_OK;
 }
 
 static cot_status check_rows(conv_call *c)
 {
-    const cot_segments own = cot_segments_of(&c->options, c->T, c->group->size, c->group->rank, 1);
+    const cot_segments own = cot_segments_of(&c->options, c->T, c->base.group->size, c->base.group->rank, 1);
     if (own.list == NULL)
-        return cot_fail(COT_OUT_OF_MEMORY, "%s: no memory for the cut", c->name);
+        return cot_fail(COT_OUT_OF_MEMORY, "%s: no memory for the cut", c->base.name);
     free(own.list);
     if (c->a.x.shape[2] != own.rows)
         return cot_fail(COT_INVALID_SHAPE,
                         "%s: x has T=%" PRId64 ", expected %" PRId64 ", the part of rank %d of options.length %" PRId64,
-                        c->name, c->a.x.shape[2], own.rows, c->group->rank, c->T);
+                        c->base.name, c->a.x.shape[2], own.rows, c->base.group->rank, c->T);
     return COT_OK;
 }
 
-static cot_status check(conv_call *c)
+/* Copies the arguments of both directions to c->a. */
+static cot_status copy_arguments(conv_call *c)
 {
-    const cot_causal_conv1d_backward_args *a = &c->a;
-    if (c->queue == NULL)
-        return cot_fail(COT_INVALID_ARGUMENT, "%s: queue is null", c->name);
-    if (cot_queue_backend(c->queue) != COT_BACKEND_CPU)
-        return cot_fail(COT_UNSUPPORTED, "%s: queue is of CUDA, expected one of the CPU", c->name);
+    cot_causal_conv1d_forward_args f;
+    if (c->args == NULL)
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: args is null", c->base.name);
+    CHECK(cot_copy_options(c->base.name, c->given, &c->options));
+    if (c->backward)
+        return cot_copy_args(c->base.name, "struct_size", c->args, sizeof c->a, &c->a);
+    CHECK(cot_copy_args(c->base.name, "struct_size", c->args, sizeof f, &f));
+    COT_INIT(&c->a);
+    c->a.activation = f.activation, c->a.x = f.x, c->a.weight = f.weight, c->a.bias = f.bias;
+    c->a.initial_state = f.initial_state, c->a.seq_idx = f.seq_idx, c->a.cu_seqlens = f.cu_seqlens;
+    c->a.workspace = f.workspace, c->a.workspace_bytes = f.workspace_bytes;
+    c->y = f.y, c->final_state = f.final_state;
+    return COT_OK;
+}
+
+static cot_status check(void *call)
+{
+    conv_call *c = call;
+    cot_causal_conv1d_backward_args *a = &c->a;
+    cot_tensor view;
+    CHECK(copy_arguments(c));
     c->T = c->options.length;
-    CHECK(cot_check_cut(c->name, &c->options, c->T));
+    CHECK(cot_check_cut(c->base.name, &c->options, c->T));
     if (c->options.columns != 0 && c->options.columns != 1)
-        return cot_fail(COT_INVALID_ARGUMENT, "%s: columns is %d, expected 0 or 1", c->name, (int)c->options.columns);
-    if (a->workspace != NULL || a->workspace_bytes != 0)
-        return cot_fail(COT_INVALID_ARGUMENT, "%s: workspace is given, expected none (the queue's pool serves it)",
-                        c->name);
-    CHECK(cot_check_required(c->name, "x", &a->x));
-    CHECK(cot_check_tensor(c->name, "x", &a->x, COT_FLOATS, 3, 3));
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: columns is %d, expected 0 or 1", c->base.name,
+                        (int)c->options.columns);
+    CHECK(cot_group_no_workspace(c->base.name, a->workspace, a->workspace_bytes));
+    CHECK(cot_check_required(c->base.name, "x", &a->x));
+    CHECK(cot_check_tensor(c->base.name, "x", &a->x, COT_FLOATS, 3, 3));
     CHECK(check_rows(c));
     CHECK(check_as_single_call(c));
     CHECK(check_memory(c));
@@ -714,14 +734,18 @@ static cot_status check(conv_call *c)
     c->N = has_cu(c) ? a->cu_seqlens.shape[0] - 1 : 0;
     c->sum = a->x.dtype == COT_F64 ? COT_F64 : COT_F32;
     c->channel_last = a->x.stride[1] == 1 && a->x.stride[2] != 1;
+    c->cu_seqlens = a->cu_seqlens;
+    CHECK(cot_group_to_host(c->base.group, &c->cu_seqlens, &view, &c->index));
+    a->cu_seqlens = view; /* from here on the host reads it */
     CHECK(check_cu_seqlens(c));
-    return cut(c) ? COT_OK : cot_fail(COT_OUT_OF_MEMORY, "%s: no memory for the cut", c->name);
+    return cut(c) ? COT_OK : cot_fail(COT_OUT_OF_MEMORY, "%s: no memory for the cut", c->base.name);
 }
 
-static void add_words(const conv_call *c)
+static cot_status add_words(const void *call)
 {
+    const conv_call *c = call;
     const cot_causal_conv1d_backward_args *a = &c->a;
-    cot_group *g = c->group;
+    cot_group *g = c->base.group;
     cot_group_word(g, "cut", c->options.cut);
     cot_group_word(g, "stripe", c->options.stripe);
     cot_group_word(g, "length", c->T);
@@ -731,11 +755,11 @@ static void add_words(const conv_call *c)
     cot_group_word(g, "D", c->D);
     cot_group_word(g, "channels' place in x", c->channel_last);
     cot_group_word(g, "x", a->x.dtype);
-    cot_group_values(g, "weight", &a->weight);
-    cot_group_values(g, "bias", &a->bias);
-    cot_group_values(g, "initial_state", &a->initial_state);
-    cot_group_values(g, "cu_seqlens", &a->cu_seqlens);
-    cot_group_values(g, "dfinal_state", &a->dfinal_state);
+    CHECK(cot_group_values(g, "weight", &a->weight));
+    CHECK(cot_group_values(g, "bias", &a->bias));
+    CHECK(cot_group_values(g, "initial_state", &a->initial_state));
+    cot_group_word(g, "cu_seqlens", cot_hash_tensor(&a->cu_seqlens));
+    CHECK(cot_group_values(g, "dfinal_state", &a->dfinal_state));
     const struct {
         const char *name;
         const cot_tensor *tensor;
@@ -744,59 +768,25 @@ static void add_words(const conv_call *c)
         {"dweight", &a->dweight}, {"dbias", &a->dbias}, {"dinitial_state", &a->dinitial_state}};
     for (size_t n = 0; n < sizeof present / sizeof *present; n++)
         cot_group_word(g, present[n].name, present[n].tensor->dtype);
-}
-
-static cot_status prepare(conv_call *c, const cot_parallel_options *options, const void *args)
-{
-    cot_arena count = {0};
-    if (args == NULL)
-        return cot_fail(COT_INVALID_ARGUMENT, "%s: args is null", c->name);
-    if (c->backward) {
-        CHECK(cot_copy_args(c->name, "struct_size", args, sizeof c->a, &c->a));
-    } else {
-        cot_causal_conv1d_forward_args f;
-        CHECK(cot_copy_args(c->name, "struct_size", args, sizeof f, &f));
-        COT_INIT(&c->a);
-        c->a.activation = f.activation, c->a.x = f.x, c->a.weight = f.weight, c->a.bias = f.bias;
-        c->a.initial_state = f.initial_state, c->a.seq_idx = f.seq_idx, c->a.cu_seqlens = f.cu_seqlens;
-        c->a.workspace = f.workspace, c->a.workspace_bytes = f.workspace_bytes;
-        c->y = f.y, c->final_state = f.final_state;
-    }
-    CHECK(cot_copy_options(c->name, options, &c->options));
-    CHECK(check(c));
-    CHECK(run_with_memory(c, &count));
-    CHECK(cot_group_reserve(c->group, c->name, count.used));
-    add_words(c);
     return COT_OK;
 }
 
-static cot_status run_call(conv_call *c, const cot_parallel_options *options, const void *args)
+static cot_status run_call(conv_call *c)
 {
-    fenv_t host;
-    CHECK(cot_group_begin(c->group, c->name));
-    cot_enter_default_float_state(&host);
-    cot_status status = cot_group_agree(c->group, c->name, prepare(c, options, args));
-    if (status == COT_OK) {
-        cot_arena memory = {c->group->pool, 0};
-        status = run_with_memory(c, &memory);
-        if (status != COT_OK)
-            status = cot_group_fail(c->group, c->name, status);
-    }
-    free_call(c);
-    cot_restore_float_state(&host);
-    return status;
+    return cot_group_run(&c->base, check, add_words, run_with_memory, free_call);
 }
 
 cot_status cot_parallel_causal_conv1d_forward(cot_group *group, cot_queue *queue, const cot_parallel_options *options,
                                               const cot_causal_conv1d_forward_args *args)
 {
-    conv_call c = {.name = "parallel_causal_conv1d_forward", .group = group, .queue = queue};
-    return run_call(&c, options, args);
+    conv_call c = {.base = {"parallel_causal_conv1d_forward", group, queue}, .given = options, .args = args};
+    return run_call(&c);
 }
 
 cot_status cot_parallel_causal_conv1d_backward(cot_group *group, cot_queue *queue, const cot_parallel_options *options,
                                                const cot_causal_conv1d_backward_args *args)
 {
-    conv_call c = {.name = "parallel_causal_conv1d_backward", .group = group, .queue = queue, .backward = true};
-    return run_call(&c, options, args);
+    conv_call c = {
+        .base = {"parallel_causal_conv1d_backward", group, queue}, .given = options, .args = args, .backward = true};
+    return run_call(&c);
 }

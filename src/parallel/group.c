@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "group.h"
 
-#include "rows.h"
-
+#include "core/float_state.h"
 #include "core/front.h"
 #include "core/integers.h"
 #include "core/status.h"
@@ -47,18 +46,24 @@ cot_group *cot_group_make(const cot_engine *engine, int rank, int size, double t
     *group = (cot_group){.engine = engine, .rank = rank, .size = size, .timeout = timeout};
     group->agreement = calloc((size_t)size, sizeof *group->agreement);
     group->exchange = calloc(2 * (size_t)size, sizeof *group->exchange);
-    if (group->agreement == NULL || group->exchange == NULL) {
+    group->send = calloc(2 * (size_t)size, sizeof *group->send);
+    group->bytes = calloc((size_t)size, sizeof *group->bytes);
+    if (group->agreement == NULL || group->exchange == NULL || group->send == NULL || group->bytes == NULL) {
         cot_group_free(group);
         return NULL;
     }
+    group->receive = group->send + size;
     return group;
 }
 
 void cot_group_free(cot_group *group)
 {
+    cot_gpu_close(group->gpu);
     free(group->agreement);
     free(group->exchange);
-    free(group->pool);
+    free(group->send);
+    free(group->bytes);
+    free(group->host);
     free(group);
 }
 
@@ -143,9 +148,14 @@ void cot_group_number(cot_group *group, const char *name, double number)
     cot_group_word(group, name, word);
 }
 
-void cot_group_values(cot_group *group, const char *name, const cot_tensor *tensor)
+cot_status cot_group_values(cot_group *group, const char *name, const cot_tensor *tensor)
 {
-    cot_group_word(group, name, cot_hash_tensor(tensor));
+    cot_tensor view;
+    void *copy;
+    CHECK(cot_group_to_host(group, tensor, &view, &copy));
+    cot_group_word(group, name, cot_hash_tensor(&view));
+    free(copy);
+    return COT_OK;
 }
 
 /* The agreement of all ranks has arrived: finds the first rank with an error, then the first that differs. */
@@ -166,12 +176,9 @@ static cot_status compare(const cot_group *group, const char *call)
     return COT_OK;
 }
 
-cot_status cot_group_agree(cot_group *group, const char *call, cot_status status)
+static cot_status gather(cot_group *group)
 {
     cot_agreement *own = &group->agreement[group->rank];
-    own->status = status;
-    if (status != COT_OK)
-        snprintf(own->message, sizeof own->message, "%s", cot_error_message());
     int count = 0;
     for (int r = 0; r < group->size; r++) {
         if (r == group->rank)
@@ -179,28 +186,236 @@ cot_status cot_group_agree(cot_group *group, const char *call, cot_status status
         CHECK(cot_group_send(group, &group->exchange[count++], r, TAG_AGREE, own, sizeof *own));
         CHECK(cot_group_receive(group, &group->exchange[count++], r, TAG_AGREE, &group->agreement[r], sizeof *own));
     }
-    CHECK(cot_group_wait(group, group->exchange, count));
+    return cot_group_wait(group, group->exchange, count);
+}
+
+cot_status cot_group_agree(cot_group *group, const char *call, cot_status status)
+{
+    cot_agreement *own = &group->agreement[group->rank];
+    own->status = status;
+    if (status != COT_OK)
+        snprintf(own->message, sizeof own->message, "%s", cot_error_message());
+    const bool on_device = group->on_device;
+    group->on_device = false; /* agreements are host memory */
+    const cot_status gathered = group->engine->gather != NULL ? group->engine->gather(group) : gather(group);
+    group->on_device = on_device;
+    CHECK(gathered);
     return status != COT_OK ? status : compare(group, call);
+}
+
+/* ---- memory of a call ------------------------------------------------------------------------------------------ */
+
+static cot_status reserve_host(cot_group *group, const char *call, size_t bytes)
+{
+    void *grown = NULL;
+    if (bytes <= group->host_bytes)
+        return COT_OK;
+    if (bytes > COT_MAX_BYTES || posix_memalign(&grown, COT_ALIGNMENT, bytes) != 0)
+        return cot_fail(COT_OUT_OF_MEMORY, "%s: the group has no memory for %zu bytes", call, bytes);
+    free(group->host);
+    group->host = grown;
+    group->host_bytes = bytes;
+    return COT_OK;
+}
+
+static cot_status reserve_device(cot_group *group, const char *call, size_t bytes)
+{
+    void *grown = NULL;
+    if (bytes <= group->device_bytes)
+        return COT_OK;
+    if (bytes > COT_MAX_BYTES)
+        return cot_fail(COT_OUT_OF_MEMORY, "%s: the group has no memory for %zu bytes", call, bytes);
+    group->device = NULL, group->device_bytes = 0;
+    CHECK(cot_gpu_grow(group->gpu, call, bytes, &grown));
+    group->device = grown;
+    group->device_bytes = bytes;
+    return COT_OK;
+}
+
+/* Grows the memory of the group to what a first pass has counted. Contents are lost. */
+static cot_status reserve(cot_group *group, const char *call, const cot_arena *counted)
+{
+    const size_t tensors = (size_t)cot_max((int64_t)counted->used, COT_ALIGNMENT);
+    if (!group->on_device)
+        return reserve_host(group, call, (size_t)cot_add((int64_t)tensors, (int64_t)counted->host_used));
+    CHECK(reserve_host(group, call, (size_t)cot_max((int64_t)counted->host_used, COT_ALIGNMENT)));
+    return reserve_device(group, call, tensors);
+}
+
+static cot_arena divide(const cot_group *group, const cot_arena *counted)
+{
+    cot_arena memory = {.base = group->host, .host = group->host};
+    if (group->on_device)
+        memory.base = group->device;
+    else
+        memory.host += counted->used;
+    return memory;
+}
+
+cot_status cot_group_to_host(cot_group *group, const cot_tensor *tensor, cot_tensor *view, void **copy)
+{
+    int64_t low, high;
+    *view = *tensor;
+    *copy = NULL;
+    if (!group->on_device || !cot_is_present(tensor) || tensor->data == NULL || cot_elements(tensor) == 0)
+        return COT_OK;
+    cot_extent(tensor, &low, &high);
+    char *memory = malloc((size_t)(high - low));
+    if (memory == NULL)
+        return cot_fail(COT_OUT_OF_MEMORY, "no host memory for %lld bytes of index data", (long long)(high - low));
+    const cot_status status =
+        cot_gpu_download(group->gpu, memory, (const char *)tensor->data + low, (size_t)(high - low));
+    if (status != COT_OK) {
+        free(memory);
+        return status;
+    }
+    view->data = memory - low;
+    *copy = memory;
+    return COT_OK;
+}
+
+cot_status cot_group_copy(cot_group *group, const cot_tensor *to, const cot_tensor *from, bool add)
+{
+    if (!cot_is_present(to))
+        return COT_OK;
+    if (group->on_device)
+        return cot_gpu_copy_tensor(group->gpu, to, from, add);
+    cot_copy_tensor(to, from, add);
+    return COT_OK;
+}
+
+cot_status cot_group_fill(cot_group *group, const cot_tensor *to, double value)
+{
+    if (!cot_is_present(to))
+        return COT_OK;
+    if (group->on_device)
+        return cot_gpu_fill_tensor(group->gpu, to, value);
+    cot_fill_tensor(to, value);
+    return COT_OK;
+}
+
+cot_status cot_group_clear(cot_group *group, void *data, size_t bytes)
+{
+    if (group->on_device)
+        return cot_gpu_clear(group->gpu, data, bytes);
+    if (bytes > 0)
+        memset(data, 0, bytes);
+    return COT_OK;
+}
+
+cot_status cot_group_move(cot_group *group, void *to, const void *from, size_t bytes)
+{
+    if (group->on_device)
+        return cot_gpu_move(group->gpu, to, from, bytes);
+    if (bytes > 0)
+        memcpy(to, from, bytes);
+    return COT_OK;
+}
+
+cot_status cot_group_upload(cot_group *group, void *to, const void *host, size_t bytes)
+{
+    if (group->on_device)
+        return cot_gpu_upload(group->gpu, to, host, bytes);
+    if (bytes > 0)
+        memcpy(to, host, bytes);
+    return COT_OK;
+}
+
+/* ---- calls ----------------------------------------------------------------------------------------------------- */
+
+cot_status cot_group_no_workspace(const char *call, const void *workspace, size_t bytes)
+{
+    if (workspace != NULL || bytes != 0)
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: workspace is given, expected none (the queue's pool serves it)",
+                        call);
+    return COT_OK;
+}
+
+/* Makes the queue's GPU current, if it has one. */
+static cot_status use_queue(cot_group *group, const char *call, cot_queue *queue)
+{
+    const cot_backend backend = cot_queue_backend(queue);
+    void *context = NULL, *stream = NULL;
+    if (queue == NULL)
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: queue is null", call);
+    if (!(backend == COT_BACKEND_CUDA ? group->engine->moves_device : group->engine->moves_host))
+        return cot_fail(COT_UNSUPPORTED, "%s: queue is of %s, expected one of %s: the group is %s", call,
+                        backend == COT_BACKEND_CUDA ? "CUDA" : "the CPU",
+                        backend == COT_BACKEND_CUDA ? "the CPU" : "CUDA", group->engine->name);
+    cot_group_word(group, "the queue's backend", backend);
+    if (backend == COT_BACKEND_CPU)
+        return COT_OK;
+    CHECK(cot_queue_cuda(queue, &context, &stream));
+    if (group->gpu == NULL)
+        CHECK(cot_gpu_open(call, context, 0, &group->gpu));
+    CHECK(cot_gpu_enter(group->gpu, call, context, stream));
+    group->on_device = true;
+    if (group->engine->moves_host) /* threads of one process */
+        cot_group_word(group, "the queue's CUDA context", (int64_t)(intptr_t)context);
+    return COT_OK;
+}
+
+static cot_status leave_queue(cot_group *group)
+{
+    if (!group->on_device)
+        return COT_OK;
+    const cot_status status = cot_gpu_end(group->gpu);
+    cot_gpu_leave(group->gpu);
+    group->on_device = false;
+    return status;
+}
+
+/* Checks the arguments and gets the memory, before the ranks agree. */
+static cot_status prepare(cot_group_call *call, cot_status (*check)(void *), cot_status (*words)(const void *),
+                          cot_status (*run)(void *, cot_arena *), cot_arena *counted)
+{
+    CHECK(use_queue(call->group, call->name, call->queue));
+    CHECK(check(call));
+    CHECK(run(call, counted));
+    CHECK(reserve(call->group, call->name, counted));
+    return words(call);
+}
+
+cot_status cot_group_run(cot_group_call *call, cot_status (*check)(void *), cot_status (*words)(const void *),
+                         cot_status (*run)(void *, cot_arena *), void (*release)(void *))
+{
+    cot_group *group = call->group;
+    cot_arena counted = {.counting = true};
+    fenv_t host;
+    CHECK(cot_group_begin(group, call->name));
+    cot_enter_default_float_state(&host);
+    cot_status status = cot_group_agree(group, call->name, prepare(call, check, words, run, &counted));
+    if (status == COT_OK) {
+        cot_arena memory = divide(group, &counted);
+        status = run(call, &memory);
+        const cot_status left = leave_queue(group);
+        status = status != COT_OK ? status : left;
+        if (status != COT_OK)
+            status = cot_group_fail(group, call->name, status);
+    } else {
+        leave_queue(group);
+    }
+    release(call);
+    cot_restore_float_state(&host);
+    return status;
+}
+
+cot_status cot_group_check(cot_group *group)
+{
+    static const char call[] = "cot_group_check";
+    if (group == NULL)
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: group is null", call);
+    if (group->broken)
+        return cot_fail(COT_PEER_ERROR, "%s: the group is broken: %s", call, group->reason);
+    return group->engine->check != NULL ? group->engine->check(group) : COT_OK;
 }
 
 /* ---- transfers ------------------------------------------------------------------------------------------------ */
 
-cot_status cot_group_reserve(cot_group *group, const char *call, size_t bytes)
-{
-    if (bytes <= group->pool_bytes)
-        return COT_OK;
-    void *pool = NULL;
-    if (bytes > COT_MAX_BYTES || posix_memalign(&pool, COT_ALIGNMENT, bytes) != 0)
-        return cot_fail(COT_OUT_OF_MEMORY, "%s: the group has no memory for %zu bytes", call, bytes);
-    free(group->pool);
-    group->pool = pool;
-    group->pool_bytes = bytes;
-    return COT_OK;
-}
-
 static cot_status start(cot_group *group, cot_transfer *transfer, const cot_transfer *values)
 {
     *transfer = *values;
+    transfer->on_device = group->on_device;
     transfer->started = transfer->bytes > 0;
     transfer->done = !transfer->started;
     if (transfer->done)
@@ -231,6 +446,11 @@ void cot_group_finished(cot_group *group, cot_transfer *transfer)
     transfer->done = true;
 }
 
+cot_status cot_group_flush(cot_group *group)
+{
+    return group->engine->flush != NULL ? group->engine->flush(group) : COT_OK;
+}
+
 cot_status cot_group_wait(cot_group *group, cot_transfer *transfers, int count)
 {
     return group->engine->wait(group, transfers, count);
@@ -245,15 +465,38 @@ cot_status cot_group_all_to_all(cot_group *group, int first, int count, void *co
     for (int i = 0; i < count; i++) {
         const int peer = first + i;
         if (peer == group->rank) {
-            if (send_bytes[i] > 0)
-                memcpy(receive[i], send[i], send_bytes[i]);
+            CHECK(cot_group_move(group, receive[i], send[i], send_bytes[i]));
             continue;
         }
         CHECK(cot_group_receive(group, &group->exchange[transfers++], peer, TAG_ALL_TO_ALL, receive[i],
                                 receive_bytes[i]));
         CHECK(cot_group_send(group, &group->exchange[transfers++], peer, TAG_ALL_TO_ALL, send[i], send_bytes[i]));
     }
+    CHECK(cot_group_flush(group));
     return cot_group_wait(group, group->exchange, transfers);
+}
+
+cot_messages cot_messages_take(cot_arena *memory, int64_t count,
+                               void (*sizes)(void *context, int64_t i, size_t *sent, size_t *received), void *context)
+{
+    cot_messages x = {
+        cot_arena_take_host(memory, count, sizeof(char *)), cot_arena_take_host(memory, count, sizeof(char *)),
+        cot_arena_take_host(memory, count, sizeof(size_t)), cot_arena_take_host(memory, count, sizeof(size_t))};
+    for (int64_t i = 0; i < count; i++) {
+        size_t sent, received;
+        sizes(context, i, &sent, &received);
+        char *const send = cot_arena_take(memory, (int64_t)sent, 1);
+        char *const receive = cot_arena_take(memory, (int64_t)received, 1);
+        if (!memory->counting)
+            x.send[i] = send, x.receive[i] = receive, x.send_bytes[i] = sent, x.receive_bytes[i] = received;
+    }
+    return x;
+}
+
+cot_status cot_messages_exchange(cot_group *group, int first, int count, const cot_messages *messages)
+{
+    return cot_group_all_to_all(group, first, count, (void *const *)messages->send, messages->send_bytes,
+                                (void *const *)messages->receive, messages->receive_bytes);
 }
 
 /* Numbers of a rank's share; a multiple of 8, so that its bytes are a multiple of COT_ALIGNMENT. */
@@ -264,9 +507,7 @@ static int64_t share_of(const cot_group *group, int64_t count)
 
 size_t cot_group_sum_bytes(const cot_group *group, int64_t count)
 {
-    const int64_t share = share_of(group, count);
-    return cot_bytes(cot_mul(share, 2 * (int64_t)group->size + 1), sizeof(double)) +
-           (size_t)group->size * (2 * sizeof(void *) + sizeof(size_t));
+    return cot_bytes(cot_mul(share_of(group, count), 2 * (int64_t)group->size + 1), sizeof(double));
 }
 
 /* Rank r adds share r of all ranks, and sends the sum to all. */
@@ -275,55 +516,74 @@ cot_status cot_group_sum(cot_group *group, double *values, int64_t count, void *
     const int size = group->size;
     const int64_t share = share_of(group, count);
     double *all = memory, *parts = all + size * share, *sum = parts + size * share;
-    void **send = (void **)(sum + share), **receive = send + size;
-    size_t *bytes = (size_t *)(receive + size);
+    const size_t bytes = (size_t)share * sizeof *all, value_bytes = (size_t)count * sizeof *all;
+    const cot_tensor total = cot_tensor_contiguous(sum, COT_F64, 1, &share);
     if (size == 1)
         return COT_OK;
-    memset(all, 0, (size_t)(size * share) * sizeof *all);
-    memcpy(all, values, (size_t)count * sizeof *all);
+    CHECK(cot_group_clear(group, all, (size_t)size * bytes));
+    CHECK(cot_group_move(group, all, values, value_bytes));
     for (int r = 0; r < size; r++)
-        send[r] = all + r * share, receive[r] = parts + r * share, bytes[r] = (size_t)share * sizeof *all;
-    CHECK(cot_group_all_to_all(group, 0, size, send, bytes, receive, bytes));
-    memcpy(sum, parts, (size_t)share * sizeof *sum);
-    for (int r = 1; r < size; r++)
-        for (int64_t i = 0; i < share; i++)
-            sum[i] += parts[r * share + i];
-    for (int r = 0; r < size; r++)
-        send[r] = sum, receive[r] = all + r * share;
-    CHECK(cot_group_all_to_all(group, 0, size, send, bytes, receive, bytes));
-    memcpy(values, all, (size_t)count * sizeof *all);
-    return COT_OK;
-}
-
-static cot_status check_reduced(const char *call, const cot_tensor *tensor)
-{
-    if (tensor == NULL)
-        return cot_fail(COT_INVALID_ARGUMENT, "%s: tensor is null", call);
-    CHECK(cot_check_required(call, "tensor", tensor));
-    CHECK(cot_check_tensor(call, "tensor", tensor, COT_FLOATS, 0, COT_MAX_RANK));
-    return cot_check_memory(call, &(cot_named_tensor){"tensor", tensor, true, false}, 1);
-}
-
-cot_status cot_group_all_reduce(cot_group *group, const cot_tensor *tensor)
-{
-    static const char call[] = "cot_group_all_reduce";
-    CHECK(cot_group_begin(group, call));
-    cot_status status = check_reduced(call, tensor);
-    const int64_t count = status == COT_OK ? cot_elements(tensor) : 0;
-    const size_t values = cot_align_up(cot_bytes(count, sizeof(double)));
-    if (status == COT_OK)
-        status = cot_group_reserve(group, call, values + cot_group_sum_bytes(group, count));
-    if (status == COT_OK) {
-        cot_tensor shape = *tensor;
-        shape.data = NULL; /* the values differ */
-        cot_group_values(group, "tensor's shape or dtype", &shape);
+        group->send[r] = all + r * share, group->receive[r] = parts + r * share, group->bytes[r] = bytes;
+    CHECK(cot_group_all_to_all(group, 0, size, group->send, group->bytes, group->receive, group->bytes));
+    CHECK(cot_group_move(group, sum, parts, bytes));
+    for (int r = 1; r < size; r++) {
+        const cot_tensor part = cot_tensor_contiguous(parts + r * share, COT_F64, 1, &share);
+        CHECK(cot_group_copy(group, &total, &part, true));
     }
-    CHECK(cot_group_agree(group, call, status));
-    const cot_tensor numbers = cot_tensor_contiguous(group->pool, COT_F64, tensor->rank, tensor->shape);
-    if (group->size == 1)
-        return COT_OK;
-    cot_copy_tensor(&numbers, tensor, false);
-    CHECK(cot_group_sum(group, (double *)group->pool, count, group->pool + values));
-    cot_copy_tensor(tensor, &numbers, false);
+    for (int r = 0; r < size; r++)
+        group->send[r] = sum, group->receive[r] = all + r * share;
+    CHECK(cot_group_all_to_all(group, 0, size, group->send, group->bytes, group->receive, group->bytes));
+    return cot_group_move(group, values, all, value_bytes);
+}
+
+typedef struct reduce_call {
+    cot_group_call base;
+    const cot_tensor *tensor;
+    int64_t count;
+} reduce_call;
+
+static cot_status check_reduced(void *call)
+{
+    reduce_call *c = call;
+    const char *name = c->base.name;
+    if (c->tensor == NULL)
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: tensor is null", name);
+    CHECK(cot_check_required(name, "tensor", c->tensor));
+    CHECK(cot_check_tensor(name, "tensor", c->tensor, COT_FLOATS, 0, COT_MAX_RANK));
+    CHECK(cot_check_memory(name, &(cot_named_tensor){"tensor", c->tensor, true, false}, 1));
+    c->count = cot_elements(c->tensor);
     return COT_OK;
+}
+
+static cot_status words_of_reduced(const void *call)
+{
+    const reduce_call *c = call;
+    cot_tensor shape = *c->tensor;
+    shape.data = NULL; /* the values differ */
+    return cot_group_values(c->base.group, "tensor's shape or dtype", &shape);
+}
+
+static cot_status reduce(void *call, cot_arena *memory)
+{
+    const reduce_call *c = call;
+    cot_group *group = c->base.group;
+    double *values = cot_arena_take(memory, c->count, sizeof *values);
+    void *parts = cot_arena_take(memory, (int64_t)cot_group_sum_bytes(group, c->count), 1);
+    if (memory->counting || group->size == 1)
+        return COT_OK;
+    const cot_tensor numbers = cot_tensor_contiguous(values, COT_F64, c->tensor->rank, c->tensor->shape);
+    CHECK(cot_group_copy(group, &numbers, c->tensor, false));
+    CHECK(cot_group_sum(group, values, c->count, parts));
+    return cot_group_copy(group, c->tensor, &numbers, false);
+}
+
+static void release_reduced(void *call)
+{
+    (void)call;
+}
+
+cot_status cot_group_all_reduce(cot_group *group, cot_queue *queue, const cot_tensor *tensor)
+{
+    reduce_call c = {{"cot_group_all_reduce", group, queue}, tensor, 0};
+    return cot_group_run(&c.base, check_reduced, words_of_reduced, reduce, release_reduced);
 }

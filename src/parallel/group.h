@@ -1,10 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  * group.h: a rank's handle of a group: transfers, collectives, the comparison of arguments, and faults.
  *
- * An engine moves bytes between ranks. It has four functions: start and wait for transfers, abort, destroy. Everything
- * else is built on them. */
+ * An engine moves bytes between ranks: it starts transfers, waits for them, aborts, and frees its state. Everything else
+ * is built on that.
+ *
+ * Memory: in a call on a CUDA queue (group->on_device), tensors and messages are device memory. Then a transfer is
+ * complete when the queue's stream has passed the wait: the host does not wait for the GPU. */
 #ifndef COT_PARALLEL_GROUP_H
 #define COT_PARALLEL_GROUP_H
+
+#include "gpu.h"
+#include "rows.h"
 
 #include <cotangent/parallel.h>
 
@@ -20,15 +26,28 @@ typedef struct cot_transfer {
     int peer, tag;
     bool receive;
     bool started, done;
-    bool copying; /* local engine: the peer reads the data */
+    bool on_device; /* data is device memory */
+    bool copying;   /* local engine: the peer reads the data */
+    void *ready;    /* CUDA event: the data may be read or overwritten */
+    void *complete; /* CUDA event: the transfer is complete */
     struct cot_transfer *next, *next_posted;
     uint64_t request[2]; /* MPI engine: the MPI_Request; custom engine: the callbacks' value */
 } cot_transfer;
 
 typedef struct cot_engine {
+    const char *name;
+    bool moves_host, moves_device; /* the memory that transfers of calls may have */
     cot_status (*start)(cot_group *group, cot_transfer *transfer);
-    /* Waits until `count` started transfers are done. Fails if the group breaks. */
+    /* Issues all started transfers as one batch; NULL: `start` issues them. All ranks make the same batches in the same
+     * order, though a batch may be empty on a rank. */
+    cot_status (*flush)(cot_group *group);
+    /* Waits until `count` started transfers are done. Fails if the group breaks. Device memory: the queue's stream
+     * waits. */
     cot_status (*wait)(cot_group *group, cot_transfer *transfers, int count);
+    /* Exchanges group->agreement, which is host memory. NULL: by transfers. */
+    cot_status (*gather)(cot_group *group);
+    /* Waits for the work of the last call on a GPU, at most group->timeout seconds. NULL: nothing to wait for. */
+    cot_status (*check)(cot_group *group);
     /* Breaks the group with group->reason: tells the other ranks, and takes back this rank's transfers. */
     void (*abort)(cot_group *group);
     void (*destroy)(cot_group *group);
@@ -55,8 +74,14 @@ struct cot_group {
     cot_agreement *agreement; /* size entries; that of this rank is filled first */
     cot_transfer *exchange;   /* 2 * size transfers of the collectives */
     const char *names[COT_MAX_WORDS];
-    char *pool; /* the buffers of a call */
-    size_t pool_bytes;
+    void **send, **receive; /* size entries each, of cot_group_sum */
+    size_t *bytes;
+    char *host; /* the memory of a call */
+    size_t host_bytes;
+    cot_gpu *gpu;   /* NULL until the first call on a CUDA queue */
+    bool on_device; /* the current call is on a CUDA queue */
+    char *device;   /* device memory of a call */
+    size_t device_bytes;
 };
 
 /* ---- engines -------------------------------------------------------------------------------------------------- */
@@ -75,6 +100,21 @@ double cot_seconds(void);
 
 /* ---- calls ---------------------------------------------------------------------------------------------------- */
 
+/* What attention, the convolution and the sum of tensors have in common. */
+typedef struct cot_group_call {
+    const char *name;
+    cot_group *group;
+    cot_queue *queue;
+} cot_group_call;
+
+/* Runs a collective call. `check` checks the arguments, and `words` adds what all ranks must share. `run` divides the
+ * memory, and returns if it is only counting, else it computes. `release` follows in every case. */
+cot_status cot_group_run(cot_group_call *call, cot_status (*check)(void *call), cot_status (*words)(const void *call),
+                         cot_status (*run)(void *call, cot_arena *memory), void (*release)(void *call));
+
+/* Calls that get no workspace from the caller. */
+cot_status cot_group_no_workspace(const char *call, const void *workspace, size_t bytes);
+
 /* Begins a collective call: fails if the group is null or broken. Sets the first word, which stands for the call. */
 cot_status cot_group_begin(cot_group *group, const char *call);
 
@@ -82,7 +122,7 @@ cot_status cot_group_begin(cot_group *group, const char *call);
 void cot_group_word(cot_group *group, const char *name, int64_t word);
 void cot_group_number(cot_group *group, const char *name, double number);
 /* The dtype, rank, sizes and values of a tensor; one word. */
-void cot_group_values(cot_group *group, const char *name, const cot_tensor *tensor);
+cot_status cot_group_values(cot_group *group, const char *name, const cot_tensor *tensor);
 
 /* Exchanges the statuses and words of all ranks. Returns `status` if it is an error, and COT_PEER_ERROR if another rank
  * has one, or if words differ. */
@@ -91,13 +131,28 @@ cot_status cot_group_agree(cot_group *group, const char *call, cot_status status
 /* Breaks the group after an error of this rank, which is `status` with the message of this thread. Returns status. */
 cot_status cot_group_fail(cot_group *group, const char *call, cot_status status);
 
-/* Grows the memory of the group. Contents are lost. */
-cot_status cot_group_reserve(cot_group *group, const char *call, size_t bytes);
+/* ---- memory of a call ------------------------------------------------------------------------------------------ */
+
+/* A view of a tensor's values in host memory. If the tensor is device memory, they are copied, and the caller frees
+ * *copy; else *copy is NULL. An absent tensor, or one without data, stays as it is. */
+cot_status cot_group_to_host(cot_group *group, const cot_tensor *tensor, cot_tensor *view, void **copy);
+
+/* Copy, add, convert and fill as cot_copy_tensor and cot_fill_tensor of rows.h, where the tensors of the call are. An
+ * absent `to` is skipped. */
+cot_status cot_group_copy(cot_group *group, const cot_tensor *to, const cot_tensor *from, bool add);
+cot_status cot_group_fill(cot_group *group, const cot_tensor *to, double value);
+cot_status cot_group_clear(cot_group *group, void *data, size_t bytes);
+cot_status cot_group_move(cot_group *group, void *to, const void *from, size_t bytes);
+/* From host memory to where the tensors of the call are. */
+cot_status cot_group_upload(cot_group *group, void *to, const void *host, size_t bytes);
+
+/* ---- transfers ------------------------------------------------------------------------------------------------- */
 
 /* Starts a transfer. A transfer of 0 bytes is done at once. `transfer` must stay valid until it is done or the group
- * has failed. */
+ * has failed. cot_group_flush follows after the last of a batch. */
 cot_status cot_group_send(cot_group *group, cot_transfer *transfer, int peer, int tag, void *data, size_t bytes);
 cot_status cot_group_receive(cot_group *group, cot_transfer *transfer, int peer, int tag, void *data, size_t bytes);
+cot_status cot_group_flush(cot_group *group);
 
 /* Waits for the started ones of these transfers. */
 cot_status cot_group_wait(cot_group *group, cot_transfer *transfers, int count);
@@ -107,10 +162,22 @@ cot_status cot_group_wait(cot_group *group, cot_transfer *transfers, int count);
 cot_status cot_group_all_to_all(cot_group *group, int first, int count, void *const send[], const size_t send_bytes[],
                                 void *const receive[], const size_t receive_bytes[]);
 
+/* Messages to and from `count` ranks. The arrays are host memory. */
+typedef struct cot_messages {
+    char **send, **receive;
+    size_t *send_bytes, *receive_bytes;
+} cot_messages;
+
+/* Takes the memory of messages. `sizes` gives the bytes to and from member i. */
+cot_messages cot_messages_take(cot_arena *memory, int64_t count,
+                               void (*sizes)(void *context, int64_t i, size_t *sent, size_t *received), void *context);
+cot_status cot_messages_exchange(cot_group *group, int first, int count, const cot_messages *messages);
+
 /* The bytes of memory that cot_group_sum needs for `count` numbers. */
 size_t cot_group_sum_bytes(const cot_group *group, int64_t count);
 
-/* Replaces values[0 .. count) on every rank by the sum over all ranks, added in the order of the ranks. */
+/* Replaces values[0 .. count) on every rank by the sum over all ranks, added in the order of the ranks. values and
+ * memory are where the tensors of the call are. */
 cot_status cot_group_sum(cot_group *group, double *values, int64_t count, void *memory);
 
 #endif

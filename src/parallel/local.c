@@ -2,7 +2,10 @@
  *
  * local.c: the engine whose ranks are threads of one process. A sender posts its transfer at the receiver, and the
  * receiver copies the data from the sender's memory. So a message is copied once, and the sender's memory must stay
- * unchanged until the transfer is done. One mutex protects all lists; data is copied without it. */
+ * unchanged until the transfer is done. One mutex protects all lists; data is copied without it.
+ *
+ * On a GPU the receiver enqueues the copy on its side stream. Before the copy, this stream waits for the `ready` events
+ * of both sides. After it, it records both `complete` events, for which the two queues' streams wait. */
 #include "group.h"
 
 #include "core/front.h"
@@ -41,6 +44,18 @@ static cot_transfer *take(hub *h, int receiver, const cot_transfer *receive, int
     return NULL;
 }
 
+static cot_status copy_on_device(cot_group *group, cot_transfer *receive, cot_transfer *send)
+{
+    cot_gpu *gpu = group->gpu;
+    CHECK(cot_gpu_await(gpu, true, send->ready));
+    CHECK(cot_gpu_await(gpu, true, receive->ready));
+    CHECK(cot_gpu_move_aside(gpu, receive->data, send->data, receive->bytes));
+    CHECK(cot_gpu_record(gpu, true, &receive->complete));
+    return cot_gpu_record(gpu, true, &send->complete);
+}
+
+static void break_hub(hub *h, const char *reason);
+
 /* Copies the data of a receive if its send is posted. The mutex is held on entry and on return. */
 static bool progress(cot_group *group, cot_transfer *receive)
 {
@@ -51,13 +66,31 @@ static bool progress(cot_group *group, cot_transfer *receive)
         return false;
     send->copying = true;
     pthread_mutex_unlock(&h->mutex);
-    memcpy(receive->data, send->data, receive->bytes < send->bytes ? receive->bytes : send->bytes);
+    cot_status status = COT_OK;
+    if (receive->on_device)
+        status = copy_on_device(group, receive, send);
+    else
+        memcpy(receive->data, send->data, receive->bytes < send->bytes ? receive->bytes : send->bytes);
     pthread_mutex_lock(&h->mutex);
     send->copying = false;
+    if (status != COT_OK) { /* both transfers stay open, so that both ranks see the fault */
+        char reason[COT_MAX_REASON];
+        snprintf(reason, sizeof reason, "rank %d: %.280s", group->rank, cot_error_message());
+        break_hub(h, reason);
+        return false;
+    }
     send->done = true; /* the sender removes it from its own list */
     cot_group_finished(group, receive);
     pthread_cond_broadcast(&h->changed);
     return true;
+}
+
+static void drop_events(cot_group *group, cot_transfer *t)
+{
+    if (t->on_device) {
+        cot_gpu_drop(group->gpu, &t->ready);
+        cot_gpu_drop(group->gpu, &t->complete);
+    }
 }
 
 /* Takes back the transfers of this rank, so that no other rank touches its memory. The mutex is held. */
@@ -65,15 +98,14 @@ static void take_back(cot_group *group)
 {
     hub *h = group->state;
     for (cot_transfer *t = group->transfers; t != NULL; t = t->next) {
-        if (t->receive)
-            continue;
-        for (cot_transfer **link = &h->posted[t->peer]; *link != NULL; link = &(*link)->next_posted)
+        for (cot_transfer **link = &h->posted[t->peer]; !t->receive && *link != NULL; link = &(*link)->next_posted)
             if (*link == t) {
                 *link = t->next_posted;
                 break;
             }
         while (t->copying)
             pthread_cond_wait(&h->changed, &h->mutex);
+        drop_events(group, t);
     }
     group->transfers = NULL;
 }
@@ -90,6 +122,8 @@ static void break_hub(hub *h, const char *reason)
 static cot_status local_start(cot_group *group, cot_transfer *transfer)
 {
     hub *h = group->state;
+    if (transfer->on_device)
+        CHECK(cot_gpu_record(group->gpu, false, &transfer->ready));
     pthread_mutex_lock(&h->mutex);
     if (transfer->receive) {
         progress(group, transfer);
@@ -179,7 +213,16 @@ static cot_status local_wait(cot_group *group, cot_transfer *transfers, int coun
         snprintf(group->reason, sizeof group->reason, "%s", h->reason);
     }
     pthread_mutex_unlock(&h->mutex);
-    return failed ? cot_fail(COT_PEER_ERROR, "the group is broken: %s", group->reason) : COT_OK;
+    if (failed)
+        return cot_fail(COT_PEER_ERROR, "the group is broken: %s", group->reason);
+    cot_status status = COT_OK;
+    for (int i = 0; i < count; i++) {
+        cot_transfer *t = &transfers[i];
+        if (status == COT_OK && t->complete != NULL) /* once: no event is left after the first wait */
+            status = cot_gpu_await(group->gpu, false, t->complete);
+        drop_events(group, t);
+    }
+    return status;
 }
 
 static void local_abort(cot_group *group)
@@ -213,7 +256,13 @@ static void local_destroy(cot_group *group)
         free_hub(h);
 }
 
-static const cot_engine engine = {local_start, local_wait, local_abort, local_destroy};
+static const cot_engine engine = {.name = "one of threads",
+                                  .moves_host = true,
+                                  .moves_device = true,
+                                  .start = local_start,
+                                  .wait = local_wait,
+                                  .abort = local_abort,
+                                  .destroy = local_destroy};
 
 static hub *make_hub(int ranks)
 {

@@ -188,7 +188,12 @@ static void mpi_destroy(cot_group *group)
     free(s);
 }
 
-static const cot_engine engine = {mpi_start, mpi_wait, mpi_abort, mpi_destroy};
+static const cot_engine engine = {.name = "one of MPI processes",
+                                  .moves_host = true,
+                                  .start = mpi_start,
+                                  .wait = mpi_wait,
+                                  .abort = mpi_abort,
+                                  .destroy = mpi_destroy};
 
 cot_status cot_group_create_mpi(const void *comm, const cot_group_options *options, cot_group **out)
 {

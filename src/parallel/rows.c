@@ -119,6 +119,12 @@ void *cot_arena_take(cot_arena *arena, int64_t count, size_t size)
     return arena->base != NULL ? arena->base + offset : NULL;
 }
 
+void *cot_arena_take_host(cot_arena *arena, int64_t count, size_t size)
+{
+    const size_t offset = cot_workspace_reserve(&arena->host_used, count, size);
+    return arena->host != NULL ? arena->host + offset : NULL;
+}
+
 cot_status cot_copy_args(const char *call, const char *member, const void *args, size_t size, void *copy)
 {
     size_t given;

@@ -23,14 +23,19 @@ int64_t cot_hash_tensor(const cot_tensor *tensor);
 /* If the axis has the rows of a part, gives it the rows of the whole. */
 void cot_widen(cot_tensor *tensor, int axis, int64_t part, int64_t whole);
 
-/* Divides the group's memory. In a first pass base is NULL, and only `used` counts. */
+/* Divides the group's memory: `base` for tensors and messages, on the queue's device, and `host` for what the host alone
+ * reads. In a first pass, `counting`, both are NULL, and only the used bytes are counted. */
 typedef struct cot_arena {
     char *base;
     size_t used;
+    char *host;
+    size_t host_used;
+    bool counting;
 } cot_arena;
 
-/* The next `count` elements of `size` bytes; NULL in the first pass. */
+/* The next `count` elements of `size` bytes of base or host; NULL in the first pass. */
 void *cot_arena_take(cot_arena *arena, int64_t count, size_t size);
+void *cot_arena_take_host(cot_arena *arena, int64_t count, size_t size);
 
 /* Copies an argument struct of an older or a newer header: missing members become zero, and unknown members must be
  * zero. `member` names the size in messages. */

@@ -113,6 +113,7 @@ FAKE(cuGraphDestroy, (CUgraph graph), (void)graph)
 FAKE(cuEventCreate, (CUevent *event, unsigned flags), (void)flags; *event = calloc(1, sizeof(struct timespec)))
 FAKE(cuEventRecord, (CUevent event, CUstream stream), (void)stream; clock_gettime(CLOCK_MONOTONIC, (void *)event))
 FAKE(cuEventSynchronize, (CUevent event), (void)event)
+FAKE(cuEventQuery, (CUevent event), (void)event)
 FAKE(cuEventDestroy, (CUevent event), free(event))
 /* clang-format on */
 

@@ -48,6 +48,24 @@ uint32_t emu_f16(float x)
     return x != x ? 0x7fff : bits;
 }
 
+static uint32_t emu_f16_of_f64(double x)
+{
+    const f16 half = (f16)x;
+    uint16_t bits;
+    memcpy(&bits, &half, 2);
+    return x != x ? 0x7fff : bits;
+}
+
+/* Clears the lower word, as the approximate reciprocal does. */
+static double upper_half(double x)
+{
+    uint64_t bits;
+    memcpy(&bits, &x, 8);
+    bits &= ~(uint64_t)0xffffffff;
+    memcpy(&x, &bits, 8);
+    return x;
+}
+
 float emu_from_f16(uint32_t half)
 {
     const uint16_t bits = (uint16_t)half;
@@ -304,6 +322,9 @@ static inline float max_f32(float x, float y)
     OP(sqrt_rn_f64, Ll, double, double, double, double, sqrt(x))                                    \
     OP(neg_f64, Ll, double, double, double, double, -x)                                             \
     OP(abs_f64, Ll, double, double, double, double, fabs(x))                                        \
+    OP(max_f64, Lll, double, double, double, double, fmax(x, y))                                    \
+    OP(min_f64, Lll, double, double, double, double, fmin(x, y))                                    \
+    OP(rcp_approx_ftz_f64, Ll, double, double, double, double, upper_half(1 / x))                   \
     OP(fma_rn_f16x2, Wwww, W32, W32, W32, W32, PAIR_F16(fmaf(p, q, r)))                             \
     OP(add_rn_f16x2, Www, W32, W32, W32, W32, PAIR_F16(p + q))                                      \
     OP(add_f16x2, Www, W32, W32, W32, W32, PAIR_F16(p + q))                                         \
@@ -339,6 +360,7 @@ static inline float max_f32(float x, float y)
     OP(cvt_f32_f16, Ww, float, W32, W32, W32, emu_from_f16(x))                                          \
     OP(cvt_f32_bf16, Ww, float, W32, W32, W32, emu_from_bf16(x))                                        \
     OP(cvt_rn_f16_f32, Ww, W32, float, W32, W32, emu_f16(x))                                            \
+    OP(cvt_rn_f16_f64, Wl, W32, double, W32, W32, emu_f16_of_f64(x))                                    \
     OP(cvt_rn_bf16_f32, Ww, W32, float, W32, W32, emu_bf16(x))                                          \
     OP(cvt_rn_f16x2_f32, Www, W32, float, float, W32, emu_f16(x) << 16 | emu_f16(y))                    \
     OP(cvt_rn_bf16x2_f32, Www, W32, float, float, W32, emu_bf16(x) << 16 | emu_bf16(y))                 \

@@ -2,6 +2,7 @@
 #include "sharded.h"
 
 #include "core/tensor.h"
+#include "cuda/memory.h"
 #include "cases/draw.h"
 #include "check/check.h"
 #include "ops/attention/attention_problem.h"
@@ -49,12 +50,26 @@ void whole_case_free(whole_case *w)
     bound_case_free(&w->bound, w->direction);
 }
 
+/* The kernel whose rounding decides the error rule: on a GPU, the one that rounds most. */
+static const cot_kernel *kernel_of_rule(const whole_case *w)
+{
+    const cot_op *op = sharded_cases(w->op)->op;
+    const cot_kernel *found = NULL;
+    for (int k = 0; k < op->kernel_count; k++) {
+        const cot_kernel *kernel = &op->kernels[k];
+        if (kernel->direction != w->c.direction || kernel->backend != sharded_backend)
+            continue;
+        if (found == NULL ||
+            (sharded_backend == COT_BACKEND_CUDA && kernel->intermediate == field_of(w, w->bound.args, 0)->dtype))
+            found = kernel;
+    }
+    return found;
+}
+
 bool whole_case_check(const whole_case *w, const cot_parallel_options *options, int ranks)
 {
-    const cot_kernel *kernel = sharded_cases(w->op)->op->kernels;
+    const cot_kernel *kernel = kernel_of_rule(w);
     bool good = true;
-    while (kernel->direction != w->c.direction)
-        kernel++;
     for (int f = 0; f < w->direction->field_count; f++) {
         if (w->expected.ref.expected[f] == NULL)
             continue;
@@ -110,16 +125,68 @@ void rank_case_free(rank_case *r, const whole_case *w)
         storage_free(&r->fields[f]);
 }
 
-void rank_case_run(rank_case *r, const whole_case *w, cot_group *group)
+cot_backend sharded_backend = COT_BACKEND_CPU;
+
+/* Copies the tensors to the device, and lets args point to the copies. */
+static cot_status to_device(const rank_case *r, const whole_case *w, cot_queue *queue, char *args,
+                            void *memory[COT_MAX_FIELDS])
+{
+    cot_status status = COT_OK;
+    for (int f = 0; status == COT_OK && f < w->direction->field_count; f++) {
+        const storage *s = &r->fields[f];
+        if (s->bytes == 0)
+            continue;
+        status = cot_cuda_alloc(queue, s->bytes, &memory[f]);
+        if (status == COT_OK)
+            status = cot_cuda_copy_to_device(queue, memory[f], s->memory, s->bytes);
+        cot_tensor *tensor = (cot_tensor *)(args + w->direction->fields[f].offset);
+        tensor->data = (char *)memory[f] + ((char *)s->view.data - s->memory);
+    }
+    return status;
+}
+
+static cot_status run_on_device(rank_case *r, const whole_case *w, cot_group *group, cot_queue *queue)
+{
+    _Alignas(16) char args[COT_MAX_ARGS];
+    void *memory[COT_MAX_FIELDS] = {NULL};
+    memcpy(args, r->args, sizeof args);
+    cot_status status = to_device(r, w, queue, args, memory);
+    if (status == COT_OK)
+        status = w->op->run(group, queue, &r->options, w->c.direction, args);
+    if (status == COT_OK)
+        status = cot_group_check(group);
+    if (status == COT_OK)
+        status = cot_queue_check(queue);
+    for (int f = 0; f < w->direction->field_count; f++) {
+        if (status == COT_OK && is_output(w, f) && memory[f] != NULL)
+            status = cot_cuda_copy_to_host(queue, r->fields[f].memory, memory[f], r->fields[f].bytes);
+        cot_cuda_free(queue, memory[f]);
+    }
+    return status;
+}
+
+void rank_case_run(rank_case *r, const whole_case *w, cot_group *group, int device)
 {
     cot_queue_options options;
     COT_INIT(&options);
+    options.backend = sharded_backend;
     options.threads = 1;
+    options.device = device;
     cot_queue *queue = NULL;
+    void *stream = NULL;
     r->status = cot_queue_create(&options, &queue);
-    if (r->status == COT_OK)
+    if (r->status == COT_OK && sharded_backend == COT_BACKEND_CUDA) {
+        r->status = cot_cuda_stream_create(queue, &stream);
+        if (r->status == COT_OK)
+            r->status = cot_queue_set_stream(queue, stream);
+        if (r->status == COT_OK)
+            r->status = run_on_device(r, w, group, queue);
+    } else if (r->status == COT_OK) {
         r->status = w->op->run(group, queue, &r->options, w->c.direction, r->args);
+    }
     cot_error_copy(r->message, sizeof r->message);
+    if (stream != NULL && cot_queue_set_stream(queue, NULL) == COT_OK)
+        cot_cuda_stream_destroy(queue, stream);
     cot_queue_destroy(queue);
 }
 

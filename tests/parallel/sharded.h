@@ -54,8 +54,12 @@ typedef struct rank_case {
 void rank_case_make(rank_case *r, const whole_case *w, const cot_parallel_options *options, int ranks, int rank);
 void rank_case_free(rank_case *r, const whole_case *w);
 
-/* Runs the rank's call on a queue of one thread. */
-void rank_case_run(rank_case *r, const whole_case *w, cot_group *group);
+/* Where the ranks run: on CPU queues of one thread, or on CUDA queues, each with its own stream. Set it before
+ * the first call. */
+extern cot_backend sharded_backend;
+
+/* Runs the rank's call. device: the number of the GPU. */
+void rank_case_run(rank_case *r, const whole_case *w, cot_group *group, int device);
 
 /* Copies the rank's outputs into those of the whole case. */
 void rank_case_collect(const rank_case *r, const whole_case *w, int ranks, int rank);

@@ -378,7 +378,9 @@ static void *run_sum(void *memory)
         call->values[i] = (float)(call->rank + 1) * (float)(i + 1);
     call->values[4] = call->rank == 0 ? 0x1p60f : call->rank == 1 ? 1 : -0x1p60f;
     cot_tensor t = cot_tensor_contiguous(call->values, COT_F32, 1, SHAPE(5));
-    call->status = cot_group_all_reduce(call->group, &t);
+    cot_queue *queue = make_queue(NULL, 1);
+    call->status = cot_group_all_reduce(call->group, queue, &t);
+    cot_queue_destroy(queue);
     return NULL;
 }
 
@@ -416,18 +418,23 @@ static void groups_refuse_wrong_arguments(void **state)
     assert_fails(cot_group_create_local(2, NULL, NULL), COT_INVALID_ARGUMENT, "cot_group_create_local: groups is null");
     assert_fails(cot_group_create_local(2, &options, groups), COT_INVALID_ARGUMENT,
                  "cot_group_create_local: options.timeout is -1, expected 0 (30 seconds) to 1e9");
-    assert_fails(cot_group_all_reduce(NULL, NULL), COT_INVALID_ARGUMENT, "cot_group_all_reduce: group is null");
+    assert_fails(cot_group_all_reduce(NULL, NULL, NULL), COT_INVALID_ARGUMENT, "cot_group_all_reduce: group is null");
     assert_fails(cot_group_abort(NULL, NULL), COT_INVALID_ARGUMENT, "cot_group_abort: group is null");
     assert_fails(cot_parallel_attention_forward(NULL, NULL, NULL, NULL), COT_INVALID_ARGUMENT,
                  "parallel_attention_forward: group is null");
+    assert_fails(cot_group_check(NULL), COT_INVALID_ARGUMENT, "cot_group_check: group is null");
     assert_int_equal(cot_group_rank(NULL), -1);
     assert_int_equal(cot_group_size(NULL), 0);
     cot_group_destroy(NULL);
     assert_ok(cot_group_create_local(1, NULL, groups));
     cot_queue *queue = make_queue(NULL, 1);
-    assert_fails(cot_group_all_reduce(groups[0], NULL), COT_INVALID_ARGUMENT, "cot_group_all_reduce: tensor is null");
-    assert_fails(cot_parallel_attention_forward(groups[0], NULL, NULL, NULL), COT_INVALID_ARGUMENT,
+    assert_fails(cot_group_all_reduce(groups[0], queue, NULL), COT_INVALID_ARGUMENT,
+                 "cot_group_all_reduce: tensor is null");
+    assert_fails(cot_group_all_reduce(groups[0], NULL, NULL), COT_INVALID_ARGUMENT,
+                 "cot_group_all_reduce: queue is null");
+    assert_fails(cot_parallel_attention_forward(groups[0], queue, NULL, NULL), COT_INVALID_ARGUMENT,
                  "parallel_attention_forward: args is null");
+    assert_ok(cot_group_check(groups[0]));
     assert_fails(cot_parallel_attention_backward(groups[0], queue, NULL, NULL), COT_INVALID_ARGUMENT,
                  "parallel_attention_backward: args is null");
     cot_queue_destroy(queue);

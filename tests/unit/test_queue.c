@@ -200,6 +200,12 @@ static void cpu_queue_has_no_stream(void **state)
     assert_fails(cot_queue_set_stream(NULL, NULL), COT_INVALID_ARGUMENT, "cot_queue_set_stream: queue is null");
     assert_fails(cot_queue_set_stream(queue, NULL), COT_INVALID_ARGUMENT,
                  "cot_queue_set_stream: queue is of the CPU, expected one of CUDA");
+    void *context, *stream;
+    assert_fails(cot_queue_cuda(NULL, &context, &stream), COT_INVALID_ARGUMENT, "cot_queue_cuda: queue is null");
+    assert_fails(cot_queue_cuda(queue, NULL, &stream), COT_INVALID_ARGUMENT, "cot_queue_cuda: context is null");
+    assert_fails(cot_queue_cuda(queue, &context, NULL), COT_INVALID_ARGUMENT, "cot_queue_cuda: stream is null");
+    assert_fails(cot_queue_cuda(queue, &context, &stream), COT_INVALID_ARGUMENT,
+                 "cot_queue_cuda: queue is of the CPU, expected one of CUDA");
     cot_queue_destroy(queue);
 }
 
