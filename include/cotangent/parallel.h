@@ -4,9 +4,9 @@
  * in the library libcotangent_parallel, which uses libcotangent.
  *
  * Group: N ranks, each with its own cot_group handle. A rank is a thread of this process (cot_group_create_local), a
- * process of MPI (cot_group_create_mpi), or whatever the caller's transfers connect (cot_group_create_custom). Every
- * rank makes the same calls in the same order: a call of this header is collective. Only one thread may use a handle at
- * a time.
+ * process of MPI (cot_group_create_mpi), a GPU (cot_group_create_nccl), or whatever the caller's transfers connect
+ * (cot_group_create_custom). Every rank makes the same calls in the same order: a call of this header is collective.
+ * Only one thread may use a handle at a time.
  *
  * Cuts: rank r of N holds these rows of a sequence of T rows, in ascending order. floor(...) makes parts that differ by
  * at most one row, so that T need not be a multiple of N.
@@ -31,7 +31,8 @@
  *
  * CUDA queues: tensors are device memory, and a call only enqueues work on the queue's stream, after the host has
  * exchanged the options and read the index data. Transfers use a stream of the group. A group of threads supports CPU
- * queues, or CUDA queues of one device, each with a stream of its own; a group of MPI processes supports CPU queues.
+ * queues, or CUDA queues of one device, each with a stream of its own; a group of MPI processes supports CPU queues; a
+ * group over NCCL supports CUDA queues.
  * A queue that the group does not support gives COT_UNSUPPORTED. A call cannot be captured by a CUDA graph.
  *
  * Errors, for all calls: COT_INVALID_ARGUMENT, COT_INVALID_SHAPE, COT_INVALID_DTYPE, COT_INVALID_LAYOUT,
@@ -107,8 +108,19 @@ typedef struct cot_group_callbacks {
 COT_PARALLEL_API cot_status cot_group_create_custom(const cot_group_callbacks *callbacks, int32_t rank, int32_t size,
                                                     const cot_group_options *options, cot_group **out);
 
-/* Destroys a handle. A rank that leaves while others wait for it breaks the group. With MPI the call is collective
- * unless the group is broken. NULL is allowed. */
+/* Creates the handle of one rank of a group over a NCCL communicator: CUDA queues, one GPU for each rank, in one process
+ * or in many. comm points to the caller's ncclComm_t. The library opens libnccl.so.2 (version 2.18 or later) at run time
+ * and duplicates the communicator (ncclCommSplit), so that its messages do not meet those of the caller, and a fault does
+ * not abort the caller's communicator. All queues of the group use the primary context of the communicator's device.
+ * `timeout` must be longer than the longest call takes on the GPU: the ranks agree after the work of the call before.
+ * The call is collective: ranks of one process call it in a thread each. options may be NULL.
+ * Errors: COT_INVALID_ARGUMENT (comm, options, out), COT_OUT_OF_MEMORY, COT_NO_DEVICE (no NCCL, or one that is too old;
+ * no driver; a build without CUDA), COT_DEVICE_ERROR, COT_PEER_ERROR (NCCL reported an error; the ranks have other
+ * options). */
+COT_PARALLEL_API cot_status cot_group_create_nccl(const void *comm, const cot_group_options *options, cot_group **out);
+
+/* Destroys a handle. A rank that leaves while others wait for it breaks the group. With MPI and NCCL the call is
+ * collective unless the group is broken. NULL is allowed. */
 COT_PARALLEL_API void cot_group_destroy(cot_group *group);
 
 /* The rank of this handle, 0 .. size-1; -1 for a null group. */
@@ -117,8 +129,11 @@ COT_PARALLEL_API int32_t cot_group_rank(const cot_group *group);
 /* The number of ranks; 0 for a null group. */
 COT_PARALLEL_API int32_t cot_group_size(const cot_group *group);
 
-/* Waits for the work that the last call enqueued on a GPU. Returns at once in a group whose ranks are threads, and on the
- * CPU. Returns COT_OK, COT_PEER_ERROR if the group is broken, or COT_INVALID_ARGUMENT for a null group. */
+/* Waits for the work that the last call enqueued on a GPU, at most `timeout` seconds. Call it before cot_queue_check in a
+ * group over NCCL: if a rank has died, the work of the others never ends, and cot_queue_check would wait for ever. In
+ * other groups it returns at once.
+ * Errors: COT_INVALID_ARGUMENT (group), COT_PEER_ERROR (the group is broken; then the GPU's work ends),
+ * COT_DEVICE_ERROR. */
 COT_PARALLEL_API cot_status cot_group_check(cot_group *group);
 
 /* Breaks the group, for a caller that cannot go on. The other ranks get COT_PEER_ERROR with the reason, which may be

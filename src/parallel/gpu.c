@@ -141,6 +141,12 @@ cot_status cot_gpu_enter(cot_gpu *g, const char *call, void *context, void *stre
     return status;
 }
 
+cot_status cot_gpu_push(cot_gpu *g)
+{
+    CUDA(g, "making the group's context current", cuCtxPushCurrent(g->context));
+    return COT_OK;
+}
+
 void cot_gpu_leave(cot_gpu *g)
 {
     CUcontext popped;
@@ -167,6 +173,20 @@ cot_status cot_gpu_grow(cot_gpu *g, const char *call, size_t bytes, void **memor
     g->memory = grown;
     *memory = (void *)(uintptr_t)grown;
     return COT_OK;
+}
+
+cot_status cot_gpu_alloc(cot_gpu *g, const char *call, size_t bytes, void **memory)
+{
+    CUdeviceptr created = 0;
+    CUDA(g, call, cuMemAlloc(&created, bytes));
+    *memory = (void *)(uintptr_t)created;
+    return COT_OK;
+}
+
+void cot_gpu_free(cot_gpu *g, void *memory)
+{
+    if (memory != NULL)
+        g->driver.cuMemFree(address(memory));
 }
 
 cot_status cot_gpu_host_memory(cot_gpu *g, size_t bytes, void **memory)

@@ -21,6 +21,8 @@ void cot_gpu_close(cot_gpu *gpu);
 /* Makes the context current, for a call on a queue. The queue's work waits for the previous call's: both use the
  * group's memory. Fails if the stream is being captured. */
 cot_status cot_gpu_enter(cot_gpu *gpu, const char *call, void *context, void *stream);
+/* Makes the context current, between calls. */
+cot_status cot_gpu_push(cot_gpu *gpu);
 /* Restores the previous context. */
 void cot_gpu_leave(cot_gpu *gpu);
 /* Records the end of a call's work, before leave. */
@@ -30,6 +32,9 @@ cot_status cot_gpu_end(cot_gpu *gpu);
 
 /* Replaces device memory by a larger block, after the work that uses it. The contents are lost. */
 cot_status cot_gpu_grow(cot_gpu *gpu, const char *call, size_t bytes, void **memory);
+/* Device memory of its own. */
+cot_status cot_gpu_alloc(cot_gpu *gpu, const char *call, size_t bytes, void **memory);
+void cot_gpu_free(cot_gpu *gpu, void *memory);
 /* Page-locked host memory, which cot_gpu_close frees. */
 cot_status cot_gpu_host_memory(cot_gpu *gpu, size_t bytes, void **memory);
 

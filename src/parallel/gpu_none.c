@@ -27,6 +27,11 @@ void cot_gpu_drop(cot_gpu *gpu, void **event)
     (void)gpu, (void)event;
 }
 
+void cot_gpu_free(cot_gpu *gpu, void *memory)
+{
+    (void)gpu, (void)memory;
+}
+
 void *cot_gpu_side_stream(const cot_gpu *gpu)
 {
     (void)gpu;
@@ -48,6 +53,8 @@ void *cot_gpu_last_event(const cot_gpu *gpu)
 
 /* clang-format off */
 NONE(cot_gpu_enter, (cot_gpu *g, const char *c, void *x, void *s), (void)g, (void)c, (void)x, (void)s)
+NONE(cot_gpu_push, (cot_gpu *g), (void)g)
+NONE(cot_gpu_alloc, (cot_gpu *g, const char *c, size_t n, void **m), (void)g, (void)c, (void)n, (void)m)
 NONE(cot_gpu_end, (cot_gpu *g), (void)g)
 NONE(cot_gpu_grow, (cot_gpu *g, const char *c, size_t n, void **m), (void)g, (void)c, (void)n, (void)m)
 NONE(cot_gpu_host_memory, (cot_gpu *g, size_t n, void **m), (void)g, (void)n, (void)m)

@@ -192,6 +192,8 @@ static cot_status gather(cot_group *group)
 cot_status cot_group_agree(cot_group *group, const char *call, cot_status status)
 {
     cot_agreement *own = &group->agreement[group->rank];
+    if (group->broken) /* found before the agreement: the engine takes no transfers any more */
+        return status;
     own->status = status;
     if (status != COT_OK)
         snprintf(own->message, sizeof own->message, "%s", cot_error_message());
@@ -218,6 +220,13 @@ static cot_status reserve_host(cot_group *group, const char *call, size_t bytes)
     return COT_OK;
 }
 
+/* The work of the last call may never end, if another rank has died. The host waits for it with a limit of time, before
+ * it waits for the stream. */
+static cot_status await_last_call(cot_group *group)
+{
+    return group->engine->check != NULL ? group->engine->check(group) : COT_OK;
+}
+
 static cot_status reserve_device(cot_group *group, const char *call, size_t bytes)
 {
     void *grown = NULL;
@@ -225,6 +234,7 @@ static cot_status reserve_device(cot_group *group, const char *call, size_t byte
         return COT_OK;
     if (bytes > COT_MAX_BYTES)
         return cot_fail(COT_OUT_OF_MEMORY, "%s: the group has no memory for %zu bytes", call, bytes);
+    CHECK(await_last_call(group));
     group->device = NULL, group->device_bytes = 0;
     CHECK(cot_gpu_grow(group->gpu, call, bytes, &grown));
     group->device = grown;
@@ -259,6 +269,7 @@ cot_status cot_group_to_host(cot_group *group, const cot_tensor *tensor, cot_ten
     *copy = NULL;
     if (!group->on_device || !cot_is_present(tensor) || tensor->data == NULL || cot_elements(tensor) == 0)
         return COT_OK;
+    CHECK(await_last_call(group));
     cot_extent(tensor, &low, &high);
     char *memory = malloc((size_t)(high - low));
     if (memory == NULL)

@@ -113,9 +113,17 @@ FAKE(cuGraphDestroy, (CUgraph graph), (void)graph)
 FAKE(cuEventCreate, (CUevent *event, unsigned flags), (void)flags; *event = calloc(1, sizeof(struct timespec)))
 FAKE(cuEventRecord, (CUevent event, CUstream stream), (void)stream; clock_gettime(CLOCK_MONOTONIC, (void *)event))
 FAKE(cuEventSynchronize, (CUevent event), (void)event)
-FAKE(cuEventQuery, (CUevent event), (void)event)
 FAKE(cuEventDestroy, (CUevent event), free(event))
 /* clang-format on */
+
+/* tests/parallel/fake_nccl.c sets it in a thread whose stream waits for another rank for ever. */
+__attribute__((visibility("default"))) _Thread_local int fake_cuda_stalled;
+
+WEAK cuEventQuery(CUevent event)
+{
+    (void)event;
+    return fake_cuda_stalled ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
+}
 
 WEAK cuEventElapsedTime(float *milliseconds, CUevent begin, CUevent end)
 {
