@@ -3,6 +3,7 @@
 
 #include "bound_case.h"
 #include "compare.h"
+#include "verify.h"
 #include "core/cpu_features.h"
 #include "cases/draw.h"
 #include "core/queue.h"
@@ -239,8 +240,9 @@ static void compare_outputs(const reference *ref, const cot_kernel *kernel, cons
         double *y = tensor_values(view);
         const cot_dtype intermediate = view->dtype == COT_F64 ? COT_F64 : kernel->intermediate;
         const int64_t shared = ref->c->shared[f] > 0 ? ref->c->shared[f] : 1;
-        const comparison c = compare(y, ref->expected[f], ref->magnitudes[f], s[f], cot_elements(view), view->dtype,
-                                     intermediate, shared);
+        const comparison c =
+            compare_with_norm(y, ref->expected[f], ref->magnitudes[f], s[f], cot_elements(view), view->dtype,
+                              intermediate, norm_dtype_of(direction, b->args, f, kernel), shared);
         if (c.failed && !out->failed) {
             char line[200];
             comparison_line(&c, line, sizeof line);

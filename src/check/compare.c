@@ -101,9 +101,14 @@ static void compare_elements(comparison *c, const double *y, const double *r, co
  * products of normal numbers, accumulated one after the other in float32, has an error of 0.58 u sqrt(1 + 2 + ... n) =
  * 0.41 n u, and its magnitude is 0.64 n. Another order has the same error where the scalar kernel's terms cancel
  * exactly (attention's dP - D of a query with one key). Tensor cores have such an error too: they truncate the addends
- * that a loop rounds, which gives errors of one sign. */
+ * that a loop rounds, which gives errors of one sign.
+ *
+ * A kernel that rounds P to 16 bits has the same error before the output's own rounding, whatever the output's dtype is.
+ * For a 16-bit output the bound is 0.25 + 1.5 * 0.29 = 0.68 units, where 0.29 = 1/sqrt(12) is the rounding of an output. So
+ * its error before that rounding is at most sqrt(0.68^2 - 0.29^2) = 0.6 units. An f32 output in place of a 16-bit one gets
+ * this bound. */
 static bool norm_ratio(const double *y, const double *r, const double *m, const double *s, int64_t first, int64_t end,
-                       cot_dtype out, int64_t shared, double *ratio)
+                       cot_dtype out, cot_dtype wide, int64_t shared, double *ratio)
 {
     double error = 0, scalar_error = 0, norm = 0, terms = 0;
     int64_t element_count = 0;
@@ -116,24 +121,24 @@ static bool norm_ratio(const double *y, const double *r, const double *m, const 
         terms += m[i] * m[i];
         element_count += r[i] != 0;
     }
-    const double bound = 1.5 * sqrt(scalar_error) + 0.25 * unit_roundoff(out) * sqrt(norm) +
+    const double bound = 1.5 * sqrt(scalar_error) + (wide != out ? 0.6 : 0.25) * unit_roundoff(wide) * sqrt(norm) +
                          (out == COT_F64 ? 0 : 0.5 * unit_roundoff(COT_F32) * sqrt(terms));
     *ratio = bound > 0 ? sqrt(error) / bound : 0;
     return element_count / shared >= NORM_MIN_ELEMENTS && unit_roundoff(COT_F32) * sqrt(terms) <= 0x1p-10 * sqrt(norm);
 }
 
 static void compare_norms(comparison *c, const double *y, const double *r, const double *m, const double *s,
-                          cot_dtype out, int64_t shared)
+                          cot_dtype out, cot_dtype wide, int64_t shared)
 {
     double ratio;
     c->worst_block = -1;
     if (s == NULL)
         return;
-    if (norm_ratio(y, r, m, s, 0, c->elements, out, shared, &ratio))
+    if (norm_ratio(y, r, m, s, 0, c->elements, out, wide, shared, &ratio))
         c->worst_norm_ratio = isnan(ratio) ? INFINITY : ratio;
     for (int64_t first = 0; first < c->elements; first += NORM_BLOCK) {
         const int64_t end = first + NORM_BLOCK < c->elements ? first + NORM_BLOCK : c->elements;
-        if (norm_ratio(y, r, m, s, first, end, out, shared, &ratio) && !(ratio <= c->worst_norm_ratio)) {
+        if (norm_ratio(y, r, m, s, first, end, out, wide, shared, &ratio) && !(ratio <= c->worst_norm_ratio)) {
             c->worst_norm_ratio = isnan(ratio) ? INFINITY : ratio;
             c->worst_block = first;
         }
@@ -171,9 +176,15 @@ static void compare_bias(comparison *c, const double *y, const double *r, const 
 comparison compare(const double *y, const double *r, const double *m, const double *s, int64_t elements, cot_dtype out,
                    cot_dtype intermediate, int64_t shared)
 {
+    return compare_with_norm(y, r, m, s, elements, out, intermediate, out, shared);
+}
+
+comparison compare_with_norm(const double *y, const double *r, const double *m, const double *s, int64_t elements,
+                             cot_dtype out, cot_dtype intermediate, cot_dtype norm, int64_t shared)
+{
     comparison c = {.elements = elements, .worst_element = -1};
     compare_elements(&c, y, r, m, out, intermediate);
-    compare_norms(&c, y, r, m, s, out, shared);
+    compare_norms(&c, y, r, m, s, out, norm, shared);
     compare_bias(&c, y, r, m, out, intermediate);
     c.failed = c.violations > 0 || !(c.worst_norm_ratio <= 1) || (c.bias_bound > 0 && !(fabs(c.bias) <= c.bias_bound));
     return c;

@@ -4,8 +4,10 @@
  * With y the kernel's output, r the oracle, m its magnitudes, s the scalar kernel's output in the same dtypes, u the
  * unit roundoff of a dtype:
  *     elementwise   |y - r| <= u_out*|r| + 4*u_mid*m
- *     in norm       ||y - r|| <= 1.5*||s - r|| + 0.25*u_out*||r|| + 0.5*u_f32*||m||   over the whole and every block
- *                   of 4096 elements; for f64 without the last term
+ *     in norm       ||y - r|| <= 1.5*||s - r|| + 0.25*u_out*||r|| + 0.5*u_f32*||m||    over the whole and every block
+ *                   of 4096 elements; for f64 without the last term. For an f32 output that
+ *                   stands for a 16-bit one (a block that is merged later) of a kernel that rounds to 16 bits before:
+ *                   0.6*u_mid in place of 0.25*u_out
  *     16-bit output mean of sign(r)*(y - r rounded)/ulp(r) within 6 standard errors of 0, plus the mean of
  *                   4*u_mid*m/ulp: rounding has no bias
  * The norm rule needs many numbers to average over: the ratio of two norms of n random errors scatters by 1/sqrt(n). It
@@ -44,6 +46,10 @@ double unit_roundoff(cot_dtype dtype);
  * Without s (NULL), the norm rule does not apply. */
 comparison compare(const double *y, const double *r, const double *m, const double *s, int64_t elements, cot_dtype out,
                    cot_dtype intermediate, int64_t shared);
+
+/* The same for an f32 output in place of one with the dtype `norm`; norm = out: as above. */
+comparison compare_with_norm(const double *y, const double *r, const double *m, const double *s, int64_t elements,
+                             cot_dtype out, cot_dtype intermediate, cot_dtype norm, int64_t shared);
 
 /* Error measures of an output that are printed in addition to the rule's. */
 typedef struct error_measures {

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "verify.h"
 
+#include "signature.h"
+
 #include "core/tensor.h"
 
 #include <stdlib.h>
@@ -73,13 +75,28 @@ static cot_dtype intermediate_of(const cot_tensor *view, const cot_kernel *kerne
     return view->dtype == COT_F64 ? COT_F64 : kernel->intermediate;
 }
 
+cot_dtype norm_dtype_of(const cot_direction *direction, const void *args, int f, const cot_kernel *kernel)
+{
+    _Alignas(16) char copy[COT_MAX_ARGS];
+    char why[256];
+    const cot_dtype out = cot_field_tensor(&direction->fields[f], (void *)args)->dtype;
+    memcpy(copy, args, direction->args_size);
+    memset(cot_field_tensor(&direction->fields[f], copy), 0, sizeof(cot_tensor));
+    if (out != COT_F32 || shape_outputs(direction, copy, 1u << f, why, sizeof why) != NULL)
+        return out;
+    const cot_dtype usual = cot_field_tensor(&direction->fields[f], copy)->dtype;
+    return usual == kernel->intermediate ? usual : out;
+}
+
 comparison verification_compare(const verification *v, int f, const void *args, const cot_kernel *kernel)
 {
     const cot_direction *direction = case_direction(v->ref.cases, &v->c);
     const cot_tensor *view = cot_field_tensor(&direction->fields[f], (void *)args);
     double *y = tensor_values(view);
-    const comparison c = compare(y, v->ref.expected[f], v->ref.magnitudes[f], v->scalar[f], cot_elements(view),
-                                 view->dtype, intermediate_of(view, kernel), v->c.shared[f] > 0 ? v->c.shared[f] : 1);
+    const comparison c =
+        compare_with_norm(y, v->ref.expected[f], v->ref.magnitudes[f], v->scalar[f], cot_elements(view), view->dtype,
+                          intermediate_of(view, kernel), norm_dtype_of(direction, args, f, kernel),
+                          v->c.shared[f] > 0 ? v->c.shared[f] : 1);
     free(y);
     return c;
 }

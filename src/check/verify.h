@@ -20,6 +20,10 @@ typedef struct verification {
  * Returns the scalar kernel's status: arguments that it refuses cannot be verified. */
 cot_status verification_begin(verification *v, const cot_op_cases *cases, int direction, const void *args);
 
+/* The argument `norm` of compare_with_norm for output f: the 16-bit dtype that the signature gives it, where the output is
+ * f32 instead and the kernel rounds to this dtype. */
+cot_dtype norm_dtype_of(const cot_direction *direction, const void *args, int f, const cot_kernel *kernel);
+
 /* Compares output number f of args, as `kernel` wrote it, after the call. Field f must be an output of the call. */
 comparison verification_compare(const verification *v, int f, const void *args, const cot_kernel *kernel);
 

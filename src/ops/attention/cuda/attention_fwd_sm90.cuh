@@ -219,6 +219,19 @@ static __device__ __forceinline__ void store_output(const attention_fwd_call &c,
         }
         return;
     }
+    if (c.out.dtype == COT_F32) { /* of a block of keys, to be merged */
+        float *const out_f32 = (float *)c.out.data + (out - (uint16_t *)c.out.data);
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int i = 0; i < F::DV / 4; i++) {
+                const int column = 8 * (i / 2) + 2 * (lane % 4) + i % 2;
+                if (row + 8 * half < t.rows && column < c.dv)
+                    out_f32[(row - warp_row + 8 * half) * c.out.stride[1] + column] =
+                        inverse_sum[half] == 0.0f ? 0.0f : inverse_sum[half] * acc[4 * (i / 2) + 2 * half + i % 2];
+            }
+        return;
+    }
 #pragma unroll
     for (int half = 0; half < 2; half++)
 #pragma unroll

@@ -36,13 +36,8 @@ static inline const char *attention_portable_refusal(const attention_problem *p)
 
 static inline const char *attention_mma_refusal(const attention_problem *p, cot_dtype dtype)
 {
-    const cot_tensor *const outputs[] = {&p->out, &p->dq, &p->dk, &p->dv};
-    const bool backward = cot_is_present(&p->dout);
     if (p->sizes.dtype != dtype)
         return dtype == COT_BF16 ? "it supports bf16" : "it supports f16";
-    for (int i = backward; i < 4; i++)
-        if (cot_is_present(outputs[i]) && outputs[i]->dtype != dtype)
-            return "it rounds P and dS to 16 bits, an output is f32";
     return attention_portable_refusal(p);
 }
 

@@ -53,8 +53,6 @@ static inline const char *attention_fwd_sm90_refusal(const attention_problem *p)
         return "it supports d and dv up to 256";
     if (z->dropped > 0 || cot_is_present(&p->alibi_slopes) || cot_is_present(&p->bias))
         return "it supports no dropout, ALiBi or bias";
-    if (cot_is_present(&p->out) && p->out.dtype != z->dtype)
-        return "it rounds P to 16 bits, out is f32";
     if (!attention_factors_normal(z))
         return "scale or softcap is too large or too small for float32 products";
     if (z->B > INT32_MAX / 64 || z->H > INT32_MAX / 64 || z->rows_q > INT32_MAX / 4 || z->rows_k > INT32_MAX / 4 ||
@@ -169,10 +167,6 @@ static inline const char *attention_bwd_sm90_refusal(const attention_problem *p)
         return "it supports no dropout, ALiBi or bias";
     if (!attention_factors_normal(z))
         return "scale or softcap is too large or too small for float32 products";
-    const cot_tensor *const outputs[] = {&p->dq, &p->dk, &p->dv};
-    for (int i = 0; i < 3; i++)
-        if (cot_is_present(outputs[i]) && outputs[i]->dtype != z->dtype)
-            return "it rounds P and dS to 16 bits, an output is f32";
     if (z->B > 65535 || z->Hkv > 65535 || z->q_length > INT32_MAX / 4 || z->k_length > INT32_MAX / 4)
         return "a grid has no room for B, Hkv, Tq or Tk";
     const double group = (double)z->H / (double)cot_max(z->Hkv, 1);
