@@ -431,6 +431,8 @@ static cot_status start(cot_group *group, cot_transfer *transfer, const cot_tran
     transfer->done = !transfer->started;
     if (transfer->done)
         return COT_OK;
+    if (transfer->on_device && !transfer->receive)
+        group->sent_bytes += transfer->bytes;
     transfer->next = group->transfers;
     group->transfers = transfer;
     return group->engine->start(group, transfer);

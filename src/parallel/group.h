@@ -82,6 +82,7 @@ struct cot_group {
     bool on_device; /* the current call is on a CUDA queue */
     char *device;   /* device memory of a call */
     size_t device_bytes;
+    uint64_t sent_bytes; /* by this rank so far, in calls on a CUDA queue */
 };
 
 /* ---- engines -------------------------------------------------------------------------------------------------- */

@@ -7,13 +7,15 @@
  * transfer. NCCL matches the messages of two ranks by their order, so that all ranks start them in the same order.
  *
  * The host waits for the GPU only in an agreement and in cot_group_check. It polls there: NCCL's own errors, and the time
- * that has passed. ncclCommAbort then ends NCCL's kernels, which would wait for ever. */
+ * that has passed. ncclCommAbort then ends NCCL's kernels, which would wait for ever. The communicator's calls do not
+ * block either: the first message between two ranks connects them, which needs both. */
 #include "group.h"
 
 #include "core/front.h"
 #include "core/status.h"
 
 #include <dlfcn.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -22,6 +24,15 @@
 
 typedef void *nccl_comm;
 typedef int nccl_result;
+
+/* ncclConfig_t up to splitShare. NCCL reads `size` bytes, as of `version`. */
+typedef struct nccl_config {
+    size_t size;
+    unsigned magic, version;
+    int blocking, cga_cluster_size, min_ctas, max_ctas;
+    const char *net_name;
+    int split_share;
+} nccl_config;
 
 enum { NCCL_SUCCESS = 0, NCCL_IN_PROGRESS = 7, NCCL_BYTE = 1 /* ncclUint8 */, NCCL_OLDEST = 21800 };
 
@@ -33,6 +44,7 @@ enum { NCCL_SUCCESS = 0, NCCL_IN_PROGRESS = 7, NCCL_BYTE = 1 /* ncclUint8 */, NC
     X(ncclCommCuDevice, (nccl_comm comm, int *device))                                           \
     X(ncclCommSplit, (nccl_comm comm, int color, int key, nccl_comm *created, void *config))     \
     X(ncclCommGetAsyncError, (nccl_comm comm, nccl_result *error))                               \
+    X(ncclCommFinalize, (nccl_comm comm))                                                        \
     X(ncclCommAbort, (nccl_comm comm))                                                           \
     X(ncclCommDestroy, (nccl_comm comm))                                                         \
     X(ncclGroupStart, (void))                                                                    \
@@ -73,9 +85,9 @@ static cot_status open_library(const char *call, nccl_state *s)
     if (version < NCCL_OLDEST)
         return cot_fail(COT_NO_DEVICE, "%s: libnccl.so.2 is version %d.%d.%d, 2.18 or later is needed", call,
                         version / 10000, version % 10000 / 100, version % 100);
-#define FIND(name, parameters)                                                                                         \
-    if (!find_function(s, #name, &s->name))                                                                            \
-        return cot_fail(COT_NO_DEVICE, "%s: libnccl.so.2 (version %d.%d.%d) lacks %s", call, version / 10000,          \
+#define FIND(name, parameters)                                                                                \
+    if (!find_function(s, #name, &s->name))                                                                   \
+        return cot_fail(COT_NO_DEVICE, "%s: libnccl.so.2 (version %d.%d.%d) lacks %s", call, version / 10000, \
                         version % 10000 / 100, version % 100, #name);
     NCCL_FUNCTIONS(FIND)
     FIND(ncclGetErrorString, )
@@ -145,7 +157,12 @@ static void pause_polling(int64_t round)
         nanosleep(&(struct timespec){0, 20000}, NULL);
 }
 
-/* Waits until a call that NCCL has begun on a communicator without blocking calls is done. */
+static bool is_good(nccl_result result)
+{
+    return result == NCCL_SUCCESS || result == NCCL_IN_PROGRESS;
+}
+
+/* Waits until a call that NCCL has begun is done. */
 static cot_status settle(cot_group *group, nccl_result result)
 {
     const nccl_state *s = group->state;
@@ -170,7 +187,7 @@ static cot_status await_event(cot_group *group, void *event)
         if (happened)
             return COT_OK;
         const nccl_result error = async_error(s);
-        if (error != NCCL_SUCCESS && error != NCCL_IN_PROGRESS)
+        if (!is_good(error))
             return nccl_error(group, error);
         if (cot_seconds() > deadline)
             return timed_out(group);
@@ -206,10 +223,10 @@ static cot_status nccl_flush(cot_group *group)
     CHECK(cot_gpu_record(group->gpu, false, &s->batch->ready));
     CHECK(cot_gpu_await(group->gpu, true, s->batch->ready));
     nccl_result result = s->ncclGroupStart();
-    for (const cot_transfer *t = s->batch; result == NCCL_SUCCESS && t != NULL; t = t->next_posted)
+    for (const cot_transfer *t = s->batch; is_good(result) && t != NULL; t = t->next_posted)
         result = issue(s, t, stream);
     const nccl_result ended = s->ncclGroupEnd();
-    CHECK(settle(group, result != NCCL_SUCCESS ? result : ended));
+    CHECK(settle(group, is_good(result) ? ended : result));
     for (cot_transfer *t = s->batch; t != NULL; t = t->next_posted)
         CHECK(cot_gpu_record(group->gpu, true, &t->complete));
     while (s->batch != NULL) {
@@ -225,7 +242,7 @@ static cot_status nccl_wait(cot_group *group, cot_transfer *transfers, int count
     const nccl_state *s = group->state;
     CHECK(nccl_flush(group));
     const nccl_result error = async_error(s);
-    if (error != NCCL_SUCCESS && error != NCCL_IN_PROGRESS)
+    if (!is_good(error))
         return nccl_error(group, error);
     for (int i = 0; i < count; i++) {
         cot_transfer *t = &transfers[i];
@@ -282,7 +299,7 @@ static void nccl_abort(cot_group *group)
 static void nccl_destroy(cot_group *group)
 {
     nccl_state *s = group->state;
-    if (s->comm != NULL)
+    if (s->comm != NULL && settle(group, s->ncclCommFinalize(s->comm)) == COT_OK)
         s->ncclCommDestroy(s->comm);
     if (group->gpu != NULL && cot_gpu_push(group->gpu) == COT_OK) {
         cot_gpu_drop(group->gpu, &s->gathered);
@@ -321,6 +338,7 @@ static cot_status take_memory(cot_group *group, const char *call)
 static cot_status connect(cot_group *group, const char *call, nccl_comm callers)
 {
     nccl_state *s = group->state;
+    nccl_config config = {sizeof config, 0xcafebeef, NCCL_OLDEST, 0, INT_MIN, INT_MIN, INT_MIN, NULL, INT_MIN};
     int device = 0;
     nccl_result result = s->ncclCommCuDevice(callers, &device);
     if (result != NCCL_SUCCESS)
@@ -329,7 +347,7 @@ static cot_status connect(cot_group *group, const char *call, nccl_comm callers)
     CHECK(cot_gpu_push(group->gpu));
     cot_status status = take_memory(group, call);
     if (status == COT_OK) {
-        result = s->ncclCommSplit(callers, 0, group->rank, &s->comm, NULL);
+        result = s->ncclCommSplit(callers, 0, group->rank, &s->comm, &config);
         for (int64_t round = 0; result == NCCL_IN_PROGRESS; round++) { /* the caller's communicator does not block */
             pause_polling(round);
             if (s->ncclCommGetAsyncError(callers, &result) != NCCL_SUCCESS)

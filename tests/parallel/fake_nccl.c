@@ -18,7 +18,15 @@
 #include <string.h>
 #include <time.h>
 
-enum { SUCCESS = 0, REMOTE_ERROR = 6, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, BYTE = 1, MAX_RANKS = 16, MAX_OPS = 256 };
+enum {
+    SUCCESS = 0,
+    REMOTE_ERROR = 6,
+    INVALID_ARGUMENT = 4,
+    INVALID_USAGE = 5,
+    BYTE = 1,
+    MAX_RANKS = 16,
+    MAX_OPS = 256
+};
 
 typedef int ncclResult_t;
 
@@ -43,7 +51,7 @@ typedef struct ncclComm {
     world *w;
     int rank, device, stalled;
     ncclResult_t error;
-} *ncclComm_t;
+} * ncclComm_t;
 
 /* The messages of a thread's group. */
 static _Thread_local struct {
@@ -161,6 +169,12 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error)
     return SUCCESS;
 }
 
+ncclResult_t ncclCommFinalize(ncclComm_t comm)
+{
+    (void)comm;
+    return SUCCESS;
+}
+
 /* The worlds are not freed: other ranks may use them. */
 ncclResult_t ncclCommDestroy(ncclComm_t comm)
 {
@@ -202,8 +216,8 @@ static int receive(world *w, op *o, ncclResult_t *result)
         if (p->source != o->source || p->target != o->target || p->gather != o->gather)
             continue;
         if (p->count != o->count) {
-            fprintf(stderr, "fake nccl: rank %d sends %zu bytes, rank %d receives %zu\n", o->source, p->count, o->target,
-                    o->count);
+            fprintf(stderr, "fake nccl: rank %d sends %zu bytes, rank %d receives %zu\n", o->source, p->count,
+                    o->target, o->count);
             *result = INVALID_USAGE;
         } else {
             memcpy(o->to, p->from, o->count);
