@@ -8,6 +8,7 @@
 #include "ops/attention/attention_problem.h"
 #include "ops/causal_conv1d/causal_conv1d_problem.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 
 /* ---- whole cases ---------------------------------------------------------------------------------------------- */
@@ -165,28 +166,56 @@ static cot_status run_on_device(rank_case *r, const whole_case *w, cot_group *gr
     return status;
 }
 
+/* The queue of a rank's group on a device, with a stream of its own. A queue loads all device code, so it is kept for
+ * the next case. The queues live until the program ends. */
+static cot_status find_device_queue(const cot_group *group, int device, cot_queue **queue)
+{
+    static struct {
+        const cot_group *group;
+        cot_queue *queue;
+    } made[64];
+    static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+    cot_queue_options options;
+    void *stream;
+    int n = 0;
+    COT_INIT(&options);
+    options.backend = COT_BACKEND_CUDA;
+    options.device = device;
+    pthread_mutex_lock(&mutex);
+    while (n < 63 && made[n].group != NULL && made[n].group != group)
+        n++;
+    cot_status status = COT_OK;
+    if (made[n].group != group) {
+        status = cot_queue_create(&options, &made[n].queue);
+        if (status == COT_OK)
+            status = cot_cuda_stream_create(made[n].queue, &stream);
+        if (status == COT_OK)
+            status = cot_queue_set_stream(made[n].queue, stream);
+        if (status == COT_OK)
+            made[n].group = group;
+    }
+    *queue = made[n].queue;
+    pthread_mutex_unlock(&mutex);
+    return status;
+}
+
 void rank_case_run(rank_case *r, const whole_case *w, cot_group *group, int device)
 {
     cot_queue_options options;
-    COT_INIT(&options);
-    options.backend = sharded_backend;
-    options.threads = 1;
-    options.device = device;
     cot_queue *queue = NULL;
-    void *stream = NULL;
-    r->status = cot_queue_create(&options, &queue);
-    if (r->status == COT_OK && sharded_backend == COT_BACKEND_CUDA) {
-        r->status = cot_cuda_stream_create(queue, &stream);
-        if (r->status == COT_OK)
-            r->status = cot_queue_set_stream(queue, stream);
+    if (sharded_backend == COT_BACKEND_CUDA) {
+        r->status = find_device_queue(group, device, &queue);
         if (r->status == COT_OK)
             r->status = run_on_device(r, w, group, queue);
-    } else if (r->status == COT_OK) {
-        r->status = w->op->run(group, queue, &r->options, w->c.direction, r->args);
+        cot_error_copy(r->message, sizeof r->message);
+        return;
     }
+    COT_INIT(&options);
+    options.threads = 1;
+    r->status = cot_queue_create(&options, &queue);
+    if (r->status == COT_OK)
+        r->status = w->op->run(group, queue, &r->options, w->c.direction, r->args);
     cot_error_copy(r->message, sizeof r->message);
-    if (stream != NULL && cot_queue_set_stream(queue, NULL) == COT_OK)
-        cot_cuda_stream_destroy(queue, stream);
     cot_queue_destroy(queue);
 }
 
