@@ -558,7 +558,7 @@ static PyObject *all_reduce(PyObject *self, PyObject *args)
     if (group == NULL || find_dtypes() != 0 || read_tensor("all_reduce", "tensor", value, -1, &tensor) != 0)
         return NULL;
     PyThreadState *thread = PyEval_SaveThread();
-    const cot_status status = cot_group_all_reduce(group, &tensor);
+    const cot_status status = cot_group_all_reduce(group, NULL, &tensor);
     PyEval_RestoreThread(thread);
     if (status != COT_OK)
         return raise_status(status);

@@ -143,7 +143,7 @@ COT_PARALLEL_API cot_status cot_group_abort(cot_group *group, const char *reason
 /* Replaces the tensor on every rank by the sum over all ranks: x = ((x[0] + x[1]) + x[2]) + ..., in the order of the
  * ranks. Sums are f64, and each result is rounded once to the tensor's dtype. For gradients of parameters, which each
  * rank computes from its own rows. tensor: any float dtype and strides, the same shape on all ranks, in the memory of
- * the queue.
+ * the queue; queue = NULL: in host memory.
  * Errors: COT_INVALID_ARGUMENT, COT_INVALID_SHAPE, COT_INVALID_DTYPE, COT_INVALID_LAYOUT (misaligned data, repeated
  * elements). */
 COT_PARALLEL_API cot_status cot_group_all_reduce(cot_group *group, cot_queue *queue, const cot_tensor *tensor);

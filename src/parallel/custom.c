@@ -71,8 +71,12 @@ static void custom_destroy(cot_group *group)
     free(f);
 }
 
-static const cot_engine engine = {
-    .start = custom_start, .wait = custom_wait, .abort = custom_abort, .destroy = custom_destroy};
+static const cot_engine engine = {.name = "one of the caller's functions",
+                                  .moves_host = true,
+                                  .start = custom_start,
+                                  .wait = custom_wait,
+                                  .abort = custom_abort,
+                                  .destroy = custom_destroy};
 
 static void keep_context(void *context)
 {

@@ -343,11 +343,11 @@ cot_status cot_group_no_workspace(const char *call, const void *workspace, size_
 }
 
 /* Makes the queue's GPU current, if it has one. */
-static cot_status use_queue(cot_group *group, const char *call, cot_queue *queue)
+static cot_status use_queue(cot_group *group, const char *call, cot_queue *queue, bool host)
 {
     const cot_backend backend = cot_queue_backend(queue);
     void *context = NULL, *stream = NULL;
-    if (queue == NULL)
+    if (queue == NULL && !host)
         return cot_fail(COT_INVALID_ARGUMENT, "%s: queue is null", call);
     if (!(backend == COT_BACKEND_CUDA ? group->engine->moves_device : group->engine->moves_host))
         return cot_fail(COT_UNSUPPORTED, "%s: queue is of %s, expected one of %s: the group is %s", call,
@@ -380,7 +380,7 @@ static cot_status leave_queue(cot_group *group)
 static cot_status prepare(cot_group_call *call, cot_status (*check)(void *), cot_status (*words)(const void *),
                           cot_status (*run)(void *, cot_arena *), cot_arena *counted)
 {
-    CHECK(use_queue(call->group, call->name, call->queue));
+    CHECK(use_queue(call->group, call->name, call->queue, call->host));
     CHECK(check(call));
     CHECK(run(call, counted));
     CHECK(reserve(call->group, call->name, counted));
@@ -597,6 +597,6 @@ static void release_reduced(void *call)
 
 cot_status cot_group_all_reduce(cot_group *group, cot_queue *queue, const cot_tensor *tensor)
 {
-    reduce_call c = {{"cot_group_all_reduce", group, queue}, tensor, 0};
+    reduce_call c = {{"cot_group_all_reduce", group, queue, true}, tensor, 0};
     return cot_group_run(&c.base, check_reduced, words_of_reduced, reduce, release_reduced);
 }

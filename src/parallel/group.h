@@ -106,6 +106,7 @@ typedef struct cot_group_call {
     const char *name;
     cot_group *group;
     cot_queue *queue;
+    bool host; /* without a queue, the call uses host memory */
 } cot_group_call;
 
 /* Runs a collective call. `check` checks the arguments, and `words` adds what all ranks must share. `run` divides the

@@ -431,7 +431,7 @@ static void groups_refuse_wrong_arguments(void **state)
     assert_fails(cot_group_all_reduce(groups[0], queue, NULL), COT_INVALID_ARGUMENT,
                  "cot_group_all_reduce: tensor is null");
     assert_fails(cot_group_all_reduce(groups[0], NULL, NULL), COT_INVALID_ARGUMENT,
-                 "cot_group_all_reduce: queue is null");
+                 "cot_group_all_reduce: tensor is null");
     assert_fails(cot_parallel_attention_forward(groups[0], queue, NULL, NULL), COT_INVALID_ARGUMENT,
                  "parallel_attention_forward: args is null");
     assert_ok(cot_group_check(groups[0]));
@@ -531,7 +531,7 @@ static void expect_failure(rank_call calls[RANKS], const char *text)
         if (strstr(calls[rank].message, text) == NULL)
             fail_msg("rank %d: got \"%s\", expected \"%s\"", rank, calls[rank].message, text);
         assert_true(calls[rank].seconds < 5);
-        assert_int_equal(cot_group_all_reduce(calls[rank].group, &calls[rank].args.q), COT_PEER_ERROR);
+        assert_int_equal(cot_group_all_reduce(calls[rank].group, NULL, &calls[rank].args.q), COT_PEER_ERROR);
         assert_non_null(strstr(cot_error_message(), "the group is broken: "));
     }
 }
