@@ -440,6 +440,10 @@ static void rmsnorm_matches_its_formula(void **state)
         check_rmsnorm(dtypes[i], 5, 1032, true); /* several vectors per lane */
     }
     check_rmsnorm(COT_BF16, 2100, 8, true); /* blocks of 8 rows */
+    free_arrays();
+    check_rmsnorm(COT_F32, 5, 4096, false); /* two warps a block */
+    free_arrays();
+    check_rmsnorm(COT_F32, 3, 8192, false); /* one warp a block */
 }
 
 static void rope_rotates_both_ways(void **state)

@@ -17,13 +17,12 @@ extern const unsigned char cot_image_train_layers[], cot_image_train_optimizer[]
     {{cot_image_##image, #name "_f32", shared}, {cot_image_##image, #name "_f16", shared}, \
      {cot_image_##image, #name "_bf16", shared}}
 /* clang-format on */
-enum { NORM_MAX_SHARED = NORM_WARPS * NORM_MAX_WIDTH * (int)sizeof(float) };
 
 static const cot_cuda_kernel embedding_forward[3] = BY_DTYPE(train_layers, embedding_forward, 0);
 static const cot_cuda_kernel embedding_backward[3] = BY_DTYPE(train_layers, embedding_backward, 0);
 static const cot_cuda_kernel embedding_add_partials = {cot_image_train_layers, "embedding_add_partials", 0};
 static const cot_cuda_kernel rmsnorm_forward[3] = BY_DTYPE(train_layers, rmsnorm_forward, 0);
-static const cot_cuda_kernel rmsnorm_backward[3] = BY_DTYPE(train_layers, rmsnorm_backward, NORM_MAX_SHARED);
+static const cot_cuda_kernel rmsnorm_backward[3] = BY_DTYPE(train_layers, rmsnorm_backward, NORM_SHARED);
 static const cot_cuda_kernel rmsnorm_add_partials = {cot_image_train_layers, "rmsnorm_add_partials", 0};
 static const cot_cuda_kernel rope[3] = BY_DTYPE(train_layers, rope, 0);
 static const cot_cuda_kernel gate_forward[3] = BY_DTYPE(train_layers, gate_forward, 0);
@@ -180,10 +179,14 @@ cot_status device_rmsnorm_backward(cot_queue *queue, cot_dtype dtype, const rmsn
                         (long long)call->width, NORM_MAX_WIDTH);
     if (call->rows == 0)
         return COT_OK;
+    const int64_t sums_bytes = call->width * (int64_t)sizeof(float);
+    int warps = NORM_WARPS;
+    while (warps * sums_bytes > NORM_SHARED)
+        warps /= 2;
     rmsnorm_backward_call split = *call;
-    split.rows_a_block = (int32_t)cot_round_up(cot_ceil_div(call->rows, NORM_BLOCKS), NORM_WARPS);
-    status = launch(queue, &rmsnorm_backward[dtype - 1], cot_ceil_div(call->rows, split.rows_a_block), 1,
-                    32 * NORM_WARPS, NORM_WARPS * call->width * (int64_t)sizeof(float), &split);
+    split.rows_a_block = (int32_t)cot_round_up(cot_ceil_div(call->rows, NORM_BLOCKS), warps);
+    status = launch(queue, &rmsnorm_backward[dtype - 1], cot_ceil_div(call->rows, split.rows_a_block), 1, 32 * warps,
+                    warps * sums_bytes, &split);
     if (status == COT_OK)
         status = launch(queue, &rmsnorm_add_partials, cot_ceil_div(call->width, 32), 1, LAYER_THREADS, 0, &split);
     return status;

@@ -19,9 +19,10 @@ enum {
     LAYER_THREADS = 256,
     EMBEDDING_THREADS = 128, /* threads of a block of the embedding's backward, one vector each */
     EMBEDDING_PIECE = 64,    /* maximum number of rows that one block of the embedding's backward sums */
-    NORM_WARPS = 4,          /* rows that a block of RMSNorm computes at a time */
+    NORM_WARPS = 4,          /* rows that a block of RMSNorm computes at a time; a wide backward has fewer */
     NORM_BLOCKS = 512,       /* maximum number of blocks of RMSNorm's backward, and of its partial sums */
-    NORM_MAX_WIDTH = 8192,   /* NORM_WARPS rows of float32 sums must fit into the shared memory of a block */
+    NORM_SHARED = 48 * 1024, /* shared memory that every GPU gives a block; the backward has one row of sums per warp */
+    NORM_MAX_WIDTH = NORM_SHARED / 4,
     SQUARES_CHUNK = 8192     /* elements whose squares one block sums */
 };
 

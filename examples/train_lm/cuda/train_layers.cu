@@ -115,7 +115,7 @@ template <typename E> static __device__ __forceinline__ void rmsnorm_backward(co
 {
     extern __shared__ float4 shared[];
     constexpr int N = vector_size<E>;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     float *sums = (float *)shared;
     float *dgain = sums + warp * c.width;
     for (int64_t i = lane * N; i < c.width; i += 32 * N)
@@ -124,7 +124,7 @@ template <typename E> static __device__ __forceinline__ void rmsnorm_backward(co
             *(float4 *)(dgain + i + j) = make_float4(0, 0, 0, 0);
     const int64_t first = (int64_t)blockIdx.x * c.rows_a_block,
                   end = first + c.rows_a_block < c.rows ? first + c.rows_a_block : c.rows;
-    for (int64_t row = first + warp; row < end; row += NORM_WARPS) {
+    for (int64_t row = first + warp; row < end; row += warps) {
         const int64_t begin = row * c.width;
         const float inv_rms = c.inv_rms[row];
         float dot = 0;
@@ -155,10 +155,9 @@ template <typename E> static __device__ __forceinline__ void rmsnorm_backward(co
         }
     }
     __syncthreads();
-    for (int64_t i = threadIdx.x; i < c.width; i += 32 * NORM_WARPS) {
+    for (int64_t i = threadIdx.x; i < c.width; i += blockDim.x) {
         float sum = sums[i];
-#pragma unroll
-        for (int other = 1; other < NORM_WARPS; other++)
+        for (int other = 1; other < warps; other++)
             sum += sums[other * c.width + i];
         c.partials[blockIdx.x * c.width + i] = sum;
     }
