@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_train_layers.c: the trainer's kernels (examples/train_lm/cuda) against plain loops in double, by the error rule of
+ * test_train_layers.c: the trainer's kernels and products (examples/train_lm/cuda) against plain loops in double, by the error rule of
  * src/check/compare.h, for each dtype. Exit status 77, "skipped", without a GPU. */
 #include "device_queue.h"
 #include "support.h"
@@ -8,6 +8,7 @@
 #include "check/compare.h"
 #include "core/float16.h"
 #include "cuda/memory.h"
+#include "../../examples/train_lm/cuda/cublaslt.h"
 #include "../../examples/train_lm/cuda/device_layers.h"
 
 #include <math.h>
@@ -484,6 +485,88 @@ static void adamw_updates_masters_and_values(void **state)
     }
 }
 
+/* Sums of streams and copies to streams. */
+static void streams_are_summed_and_filled(void **state)
+{
+    (void)state;
+    enum { TOKENS = 5, STREAMS = 3, WIDTH_OF_STREAM = 24 };
+    for (size_t d = 0; d < COUNT(dtypes); d++, free_arrays()) {
+        const array *x = make_random(dtypes[d], TOKENS * WIDTH_OF_STREAM, 1);
+        array *y = make_random(dtypes[d], TOKENS * WIDTH_OF_STREAM, 1), *sum = make_output(dtypes[d], y->count),
+              *streams = make_output(dtypes[d], STREAMS * y->count);
+        const streams_call spread = {x->device, streams->device, TOKENS, STREAMS, WIDTH_OF_STREAM},
+                           collect = {sum->device, streams->device, TOKENS, STREAMS, WIDTH_OF_STREAM};
+        const add_call add = {x->device, y->device, y->count};
+        assert_ok(device_spread(queue, dtypes[d], &spread));
+        assert_ok(device_collect(queue, dtypes[d], &collect));
+        assert_ok(device_add(queue, dtypes[d], &add));
+        for (int64_t i = 0; i < y->count; i++) {
+            add_term(y, i, x->value[i]);
+            for (int64_t s = 0; s < STREAMS; s++) {
+                add_term(sum, i, x->value[i]);
+                add_term(streams, (i / WIDTH_OF_STREAM * STREAMS + s) * WIDTH_OF_STREAM + i % WIDTH_OF_STREAM,
+                         x->value[i]);
+            }
+        }
+        check_array(streams, "spread");
+        check_array(sum, "collect");
+        check_array(y, "add");
+    }
+}
+
+/* d = op(a) op(b) + c, of each dtype, with results of the same dtype and of float32. */
+static void check_product(cublaslt *l, cot_dtype in, cot_dtype out, int which)
+{
+    enum { M = 24, N = 40, K = 56 };
+    const bool transpose_a = which & 1, transpose_b = which & 2, adds = which & 4;
+    const array *a = make_random(in, M * K, 1), *b = make_random(in, K * N, 1), *c = make_random(out, M * N, 1);
+    array *d = make_output(out, M * N);
+    const cublaslt_product product = {.m = M,
+                                      .n = N,
+                                      .k = K,
+                                      .transpose_a = transpose_a,
+                                      .transpose_b = transpose_b,
+                                      .in = in,
+                                      .out = out,
+                                      .a = a->device,
+                                      .b = b->device,
+                                      .c = adds ? c->device : NULL,
+                                      .d = d->device};
+    for (int64_t i = 0; i < M; i++)
+        for (int64_t j = 0; j < N; j++) {
+            if (adds)
+                add_term(d, i * N + j, c->value[i * N + j]);
+            for (int64_t k = 0; k < K; k++)
+                add_term(d, i * N + j,
+                         a->value[transpose_a ? k * M + i : i * K + k] * b->value[transpose_b ? j * K + k : k * N + j]);
+        }
+    assert_ok(cublaslt_multiply(l, &product));
+    check_array(d, "product");
+    free_arrays();
+}
+
+static void products_match_their_formula(void **state)
+{
+    (void)state;
+    cublaslt *l;
+    void *workspace;
+    assert_ok(cot_cuda_alloc(queue, CUBLASLT_WORKSPACE, &workspace));
+    const cot_status status = cublaslt_open(queue, workspace, &l);
+    if (status == COT_NO_DEVICE) {
+        print_message("skipped: %s\n", cot_error_message());
+        cot_cuda_free(queue, workspace);
+        skip();
+    }
+    assert_ok(status);
+    for (size_t i = 0; i < COUNT(dtypes); i++)
+        for (int which = 0; which < 8; which++) {
+            check_product(l, dtypes[i], dtypes[i], which);
+            check_product(l, dtypes[i], COT_F32, which);
+        }
+    cublaslt_close(l);
+    cot_cuda_free(queue, workspace);
+}
+
 static void partial_vectors_are_refused(void **state)
 {
     (void)state;
@@ -519,6 +602,8 @@ int main(void)
         TEST(gate_matches_its_formula),
         TEST(cross_entropy_replaces_logits_by_their_gradient),
         TEST(adamw_updates_masters_and_values),
+        TEST(streams_are_summed_and_filled),
+        TEST(products_match_their_formula),
         TEST(partial_vectors_are_refused),
     };
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);

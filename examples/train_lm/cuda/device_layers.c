@@ -27,6 +27,9 @@ static const cot_cuda_kernel rmsnorm_add_partials = {cot_image_train_layers, "rm
 static const cot_cuda_kernel rope[3] = BY_DTYPE(train_layers, rope, 0);
 static const cot_cuda_kernel gate_forward[3] = BY_DTYPE(train_layers, gate_forward, 0);
 static const cot_cuda_kernel gate_backward[3] = BY_DTYPE(train_layers, gate_backward, 0);
+static const cot_cuda_kernel add[3] = BY_DTYPE(train_layers, add, 0);
+static const cot_cuda_kernel spread[3] = BY_DTYPE(train_layers, spread, 0);
+static const cot_cuda_kernel collect[3] = BY_DTYPE(train_layers, collect, 0);
 static const cot_cuda_kernel cross_entropy[3] = BY_DTYPE(train_optimizer, cross_entropy, 0);
 static const cot_cuda_kernel mean_loss = {cot_image_train_optimizer, "mean_loss", 0};
 static const cot_cuda_kernel gradient_squares = {cot_image_train_optimizer, "gradient_squares", 0};
@@ -224,6 +227,26 @@ cot_status device_gate_backward(cot_queue *queue, cot_dtype dtype, const gate_ba
         status = check_vectors("gate_backward", dtype, names[i], strides[i]);
     return status != COT_OK ? status
                             : launch_vectors(queue, gate_backward, dtype, cot_mul(call->rows, call->inner), call);
+}
+
+/* ---- sums --------------------------------------------------------------------------------------------- */
+
+cot_status device_add(cot_queue *queue, cot_dtype dtype, const add_call *call)
+{
+    const cot_status status = check_vectors("add", dtype, "count", call->count);
+    return status != COT_OK ? status : launch_vectors(queue, add, dtype, call->count, call);
+}
+
+cot_status device_spread(cot_queue *queue, cot_dtype dtype, const streams_call *call)
+{
+    const cot_status status = check_vectors("spread", dtype, "width", call->width);
+    return status != COT_OK ? status : launch_vectors(queue, spread, dtype, cot_mul(call->rows, call->width), call);
+}
+
+cot_status device_collect(cot_queue *queue, cot_dtype dtype, const streams_call *call)
+{
+    const cot_status status = check_vectors("collect", dtype, "width", call->width);
+    return status != COT_OK ? status : launch_vectors(queue, collect, dtype, cot_mul(call->rows, call->width), call);
 }
 
 /* ---- loss and optimiser ------------------------------------------------------------------------------- */

@@ -126,6 +126,22 @@ typedef struct gate_backward_call {
     int32_t silu;
 } gate_backward_call;
 
+/* ---- sums --------------------------------------------------------------------------------------------- */
+
+/* y += x. */
+typedef struct add_call {
+    const void *x;
+    void *y;
+    int64_t count;
+} add_call;
+
+/* spread: streams[r][i] = x[r] for each stream i. collect: x[r] = sum over i of streams[r][i]. */
+typedef struct streams_call {
+    void *x;       /* [rows,width] */
+    void *streams; /* [rows,count,width] */
+    int64_t rows, count, width;
+} streams_call;
+
 /* ---- cross-entropy ------------------------------------------------------------------------------------ */
 
 /* row_loss[r] = -log softmax(logits[r])[targets[r]] of a chunk of rows. With `gradient`, the logits become
@@ -171,7 +187,8 @@ typedef struct adamw_rates {
  *     m1 = beta1*m1 + (1-beta1)*G      m2 = beta2*m2 + (1-beta2)*G^2
  *     master -= rate * m1 / (sqrt(m2 * correction2) + eps) + decay * master
  *     value = master, rounded to E
- * Only the first `decaying` elements decay. In f32 the values are the masters. */
+ * Only the first `decaying` elements decay. In f32 the values are the masters. A norm that is not finite, of gradients
+ * that have overflowed, changes nothing. */
 typedef struct adamw_call {
     void *value;   /* [count] */
     float *master; /* [count]; null in f32 */
@@ -197,6 +214,9 @@ cot_status device_rmsnorm_backward(cot_queue *queue, cot_dtype dtype, const rmsn
 cot_status device_rope(cot_queue *queue, cot_dtype dtype, const rope_call *call);
 cot_status device_gate_forward(cot_queue *queue, cot_dtype dtype, const gate_call *call);
 cot_status device_gate_backward(cot_queue *queue, cot_dtype dtype, const gate_backward_call *call);
+cot_status device_add(cot_queue *queue, cot_dtype dtype, const add_call *call);
+cot_status device_spread(cot_queue *queue, cot_dtype dtype, const streams_call *call);
+cot_status device_collect(cot_queue *queue, cot_dtype dtype, const streams_call *call);
 cot_status device_cross_entropy(cot_queue *queue, cot_dtype dtype, const cross_entropy_call *call);
 cot_status device_mean_loss(cot_queue *queue, const mean_loss_call *call);
 cot_status device_gradient_norm(cot_queue *queue, const gradient_norm_call *call);

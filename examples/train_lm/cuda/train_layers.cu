@@ -270,3 +270,56 @@ template <typename E> static __device__ __forceinline__ void gate_backward(const
 
 DEFINE_KERNELS(gate_forward, gate_call, LAYER_THREADS)
 DEFINE_KERNELS(gate_backward, gate_backward_call, LAYER_THREADS)
+
+/* ---- sums --------------------------------------------------------------------------------------------- */
+
+/* A thread adds one vector. */
+template <typename E> static __device__ __forceinline__ void add(const add_call &c)
+{
+    constexpr int N = vector_size<E>;
+    const int64_t i = ((int64_t)blockIdx.x * LAYER_THREADS + threadIdx.x) * N;
+    if (i >= c.count)
+        return;
+    float x[N], y[N];
+    load_floats<E>(c.x, i, x);
+    load_floats_cached<E>(c.y, i, y);
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        y[j] += x[j];
+    store_floats<E>(c.y, i, y);
+}
+
+/* A thread copies one vector to each stream. */
+template <typename E> static __device__ __forceinline__ void spread(const streams_call &c)
+{
+    const int64_t vectors = c.width / vector_size<E>, index = (int64_t)blockIdx.x * LAYER_THREADS + threadIdx.x;
+    const int64_t row = index / vectors, column = index % vectors;
+    if (row >= c.rows)
+        return;
+    const uint4 x = ((const uint4 *)c.x)[index];
+    for (int64_t i = 0; i < c.count; i++)
+        ((uint4 *)c.streams)[(row * c.count + i) * vectors + column] = x;
+}
+
+/* A thread sums one vector of all streams. */
+template <typename E> static __device__ __forceinline__ void collect(const streams_call &c)
+{
+    constexpr int N = vector_size<E>;
+    const int64_t vectors = c.width / N, index = (int64_t)blockIdx.x * LAYER_THREADS + threadIdx.x;
+    const int64_t row = index / vectors, column = index % vectors * N;
+    if (row >= c.rows)
+        return;
+    float sum[N] = {0};
+    for (int64_t i = 0; i < c.count; i++) {
+        float x[N];
+        load_floats<E>(c.streams, (row * c.count + i) * c.width + column, x);
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            sum[j] += x[j];
+    }
+    store_floats<E>(c.x, row * c.width + column, sum);
+}
+
+DEFINE_KERNELS(add, add_call, LAYER_THREADS)
+DEFINE_KERNELS(spread, streams_call, LAYER_THREADS)
+DEFINE_KERNELS(collect, streams_call, LAYER_THREADS)

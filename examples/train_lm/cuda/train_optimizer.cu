@@ -89,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(LAYER_THREADS) gradient_squares(con
         c.partials[blockIdx.x] = sum;
 }
 
-/* One block. A norm that is not finite gives the factor `unscale`: the parameters become visibly wrong. */
+/* One block. */
 extern "C" __global__ void __launch_bounds__(LAYER_THREADS) gradient_norm(const gradient_norm_call c)
 {
     __shared__ double shared[LAYER_THREADS / 32];
@@ -111,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(LAYER_THREADS) gradient_norm(const 
 template <typename E> static __device__ __forceinline__ void adamw(const adamw_call &c)
 {
     const int64_t index = ((int64_t)blockIdx.x * LAYER_THREADS + threadIdx.x) * 4;
-    if (index >= c.count)
+    if (index >= c.count || !isfinite(c.norm[0]))
         return;
     float *master = sizeof(E) == 4 ? (float *)c.value : c.master;
     const adamw_rates rates = *c.rates;
