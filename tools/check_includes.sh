@@ -7,7 +7,7 @@
 #   src/core <- src/parallel                                                                       its own library
 #   src/io (may include only include/)                                  <- src/check, src/bench, src/cli
 #   examples/X, python (may include only include/ and src/io); tests may include everything
-#   examples/X/cuda (may also include src/core and src/cuda) <- examples/X
+#   examples/X/cuda (may also include src/core and src/cuda) <-> examples/X
 #
 # An op may not include another op. Prints every line that breaks a rule as FILE:LINE.
 #
@@ -43,7 +43,7 @@ function allowed(part, other)
     if (part == other || part == "tests" || other == "include")
         return 1
     if (part ~ /^example .* cuda$/)
-        return other == "core" || other == "cuda"
+        return other == "core" || other == "cuda" || part == other " cuda"
     if (part ~ /^example / || part == "python")
         return other == "io" || other == part " cuda"
     # Of the ops, an op may include itself alone, and its check itself and the op.

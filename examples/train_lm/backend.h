@@ -79,19 +79,19 @@ typedef struct backend_operations {
 
 struct backend {
     const backend_operations *op;
-    cot_queue *queue;         /* of the library's ops */
-    cot_dtype dtype, wide;    /* of values and activations; of gradients, masters and statistics such as lse */
-    int64_t logit_rows;       /* rows of logits that exist at a time; 0: all */
-    bool always_accumulates;  /* gradients of parameters are zeroed by `begin` and always added to */
-    bool accumulate;          /* += instead of = for the gradients of parameters */
-    cot_tensor step_offset;   /* i32 [2] in the backend's memory, for dropout's offset_memory; absent: the offset of a
+    cot_queue *queue;        /* of the library's ops */
+    cot_dtype dtype, wide;   /* of values and activations; of gradients, masters and statistics such as lse */
+    int64_t logit_rows;      /* rows of logits that exist at a time; 0: all */
+    bool always_accumulates; /* gradients of parameters are zeroed by `begin` and always added to */
+    bool accumulate;         /* += instead of = for the gradients of parameters */
+    cot_tensor step_offset;  /* i32 [2] in the backend's memory, for dropout's offset_memory; absent: the offset of a
                                * block is complete */
-    double step_rate;         /* learning rate of the current step */
-    int64_t step;             /* its number, from 1 */
-    double loss;              /* CPU: the loss since `begin` */
-    adamw_options adamw;      /* CPU: of update */
-    double *partial;          /* CPU: scratch memory of update */
-    cot_status status;        /* the first failure */
+    double step_rate;        /* learning rate of the current step */
+    int64_t step;            /* its number, from 1 */
+    double loss;             /* CPU: the loss since `begin` */
+    adamw_options adamw;     /* CPU: of update */
+    double *partial;         /* CPU: scratch memory of update */
+    cot_status status;       /* the first failure */
 };
 
 /* The address `elements` elements of the dtype after x. */

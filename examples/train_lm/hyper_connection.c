@@ -149,8 +149,8 @@ static cot_tensor gradient_tensor(const backend *b, const parameter *p)
     return cot_tensor_contiguous(p->dw, b->wide, p->rank, p->shape);
 }
 
-cot_status hyper_pre(const hyper_connection *hyper, hyper_sizes sizes, backend *b, int64_t rows,
-                     hyper_saved *saved, void *h_in)
+cot_status hyper_pre(const hyper_connection *hyper, hyper_sizes sizes, backend *b, int64_t rows, hyper_saved *saved,
+                     void *h_in)
 {
     cot_mhc_pre_forward_args args;
     COT_MHC_PRE_FORWARD_INIT(&args);
@@ -177,11 +177,12 @@ cot_status hyper_post(hyper_sizes sizes, backend *b, int64_t rows, hyper_saved *
     args.h_post = vector_tensor(b, rows, sizes.streams, saved->h_post);
     args.A = matrix_tensor(b, sizes, rows, saved->A);
     args.y = streams_tensor(b, sizes, rows, next);
-    return TIMED(OP_MHC_POST_FORWARD, bytes_of(b, sizes, rows, 2 * sizes.streams + 1), cot_mhc_post_forward(b->queue, &args));
+    return TIMED(OP_MHC_POST_FORWARD, bytes_of(b, sizes, rows, 2 * sizes.streams + 1),
+                 cot_mhc_post_forward(b->queue, &args));
 }
 
-cot_status hyper_seam(const hyper_connection *hyper, hyper_sizes sizes, backend *b, int64_t rows,
-                      const hyper_saved *saved, hyper_saved *next, void *h_in)
+cot_status hyper_seam(const hyper_connection *hyper, hyper_sizes sizes, backend *b, int64_t rows, hyper_saved *saved,
+                      hyper_saved *next, void *h_in)
 {
     cot_mhc_seam_forward_args args;
     COT_MHC_SEAM_FORWARD_INIT(&args);
@@ -200,7 +201,12 @@ cot_status hyper_seam(const hyper_connection *hyper, hyper_sizes sizes, backend 
     args.next_A = matrix_tensor(b, sizes, rows, next->A);
     args.inv_rms = scalar_tensor(b, rows, next->inv_rms);
     args.h_mix = vector_tensor(b, rows, coefficient_count(sizes), next->h_mix);
-    return TIMED(OP_MHC_SEAM_FORWARD, bytes_of(b, sizes, rows, 2 * sizes.streams + 2), cot_mhc_seam_forward(b->queue, &args));
+    cot_status status = TIMED(OP_MHC_SEAM_FORWARD, bytes_of(b, sizes, rows, 2 * sizes.streams + 2),
+                              cot_mhc_seam_forward(b->queue, &args));
+    if (status != COT_UNSUPPORTED)
+        return status;
+    status = hyper_post(sizes, b, rows, saved, next->x); /* the backend has no kernel for both together */
+    return status != COT_OK ? status : hyper_pre(hyper, sizes, b, rows, next, h_in);
 }
 
 cot_status hyper_post_backward(hyper_sizes sizes, backend *b, int64_t rows, const hyper_saved *saved,
@@ -223,7 +229,7 @@ cot_status hyper_post_backward(hyper_sizes sizes, backend *b, int64_t rows, cons
 
 cot_status hyper_seam_backward(const hyper_connection *hyper, hyper_sizes sizes, backend *b, int64_t rows,
                                const hyper_saved *saved, const hyper_saved *next, const hyper_gradients *next_gradients,
-                               const hyper_gradients *gradients)
+                               const hyper_gradients *gradients, void *dstreams)
 {
     cot_mhc_seam_backward_args args;
     COT_MHC_SEAM_BACKWARD_INIT(&args);
@@ -252,8 +258,12 @@ cot_status hyper_seam_backward(const hyper_connection *hyper, hyper_sizes sizes,
     args.dalpha = gradient_tensor(b, hyper->alpha);
     args.dbias = gradient_tensor(b, hyper->bias);
     args.dgamma = gradient_tensor(b, hyper->gamma);
-    return TIMED(OP_MHC_SEAM_BACKWARD, bytes_of(b, sizes, rows, 3 * sizes.streams + 3),
-                 cot_mhc_seam_backward(b->queue, &args));
+    cot_status status = TIMED(OP_MHC_SEAM_BACKWARD, bytes_of(b, sizes, rows, 3 * sizes.streams + 3),
+                              cot_mhc_seam_backward(b->queue, &args));
+    if (status != COT_UNSUPPORTED)
+        return status;
+    status = hyper_pre_backward(hyper, sizes, b, rows, next, next_gradients, dstreams);
+    return status != COT_OK ? status : hyper_post_backward(sizes, b, rows, saved, gradients, dstreams);
 }
 
 cot_status hyper_pre_backward(const hyper_connection *hyper, hyper_sizes sizes, backend *b, int64_t rows,
@@ -280,5 +290,6 @@ cot_status hyper_pre_backward(const hyper_connection *hyper, hyper_sizes sizes, 
     args.dalpha = gradient_tensor(b, hyper->alpha);
     args.dbias = gradient_tensor(b, hyper->bias);
     args.dgamma = gradient_tensor(b, hyper->gamma);
-    return TIMED(OP_MHC_PRE_BACKWARD, bytes_of(b, sizes, rows, 3 * sizes.streams + 1), cot_mhc_pre_backward(b->queue, &args));
+    return TIMED(OP_MHC_PRE_BACKWARD, bytes_of(b, sizes, rows, 3 * sizes.streams + 1),
+                 cot_mhc_pre_backward(b->queue, &args));
 }

@@ -66,21 +66,21 @@ void hyper_collect(hyper_sizes sizes, backend *b, int64_t rows, const void *stre
 /* hyper_pre computes h_in of the first block from saved->x, and sets the coefficients in `saved`. hyper_post computes
  * the streams behind the last block, with saved->f. Between two blocks, hyper_seam computes next->x from `saved`, then
  * h_in and the coefficients of the next block. hyper: of the block whose pre it is. */
-cot_status hyper_pre(const hyper_connection *hyper, hyper_sizes sizes, backend *b, int64_t rows,
-                     hyper_saved *saved, void *h_in);
-cot_status hyper_seam(const hyper_connection *hyper, hyper_sizes sizes, backend *b, int64_t rows,
-                      const hyper_saved *saved, hyper_saved *next, void *h_in);
+cot_status hyper_pre(const hyper_connection *hyper, hyper_sizes sizes, backend *b, int64_t rows, hyper_saved *saved,
+                     void *h_in);
+cot_status hyper_seam(const hyper_connection *hyper, hyper_sizes sizes, backend *b, int64_t rows, hyper_saved *saved,
+                      hyper_saved *next, void *h_in);
 cot_status hyper_post(hyper_sizes sizes, backend *b, int64_t rows, hyper_saved *saved, void *next);
 
 /* hyper_post_backward computes gradients->df of the last block from dnext. hyper_pre_backward computes dx of the first
  * block from gradients->df, which has become dh_in; dx may be the memory of dnext. Between two blocks,
- * hyper_seam_backward computes the gradients of the block before from `next`. The last two also set the parameters'
- * gradients. */
+ * hyper_seam_backward computes the gradients of the block before from `next`; dstreams is scratch memory of the size of
+ * dx. The last two also set the parameters' gradients. A backend without a kernel for the seam runs post and pre. */
 cot_status hyper_post_backward(hyper_sizes sizes, backend *b, int64_t rows, const hyper_saved *saved,
                                const hyper_gradients *gradients, void *dnext);
 cot_status hyper_seam_backward(const hyper_connection *hyper, hyper_sizes sizes, backend *b, int64_t rows,
                                const hyper_saved *saved, const hyper_saved *next, const hyper_gradients *next_gradients,
-                               const hyper_gradients *gradients);
+                               const hyper_gradients *gradients, void *dstreams);
 cot_status hyper_pre_backward(const hyper_connection *hyper, hyper_sizes sizes, backend *b, int64_t rows,
                               const hyper_saved *saved, const hyper_gradients *gradients, void *dx);
 

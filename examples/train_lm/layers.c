@@ -215,8 +215,8 @@ static double cross_entropy_row(int64_t classes, int target, real *logits, real 
     return log(sum) - shifted_target;
 }
 
-double cross_entropy(int64_t rows, int64_t mean_rows, int64_t classes, const uint8_t *targets, real *logits, double *row_loss,
-                     bool gradient)
+double cross_entropy(int64_t rows, int64_t mean_rows, int64_t classes, const uint8_t *targets, real *logits,
+                     double *row_loss, bool gradient)
 {
     const real scale = 1 / (real)mean_rows;
 #pragma omp parallel for

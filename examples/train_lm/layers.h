@@ -45,7 +45,7 @@ void swiglu_backward(int64_t rows, int64_t inner, const real *mixed, const real 
 
 /* The sum over rows of -log softmax(logits)[target] / mean_rows. row_loss: scratch memory for `rows` values. With
  * `gradient`, logits become dlogits = (softmax - onehot(target)) / mean_rows, in place. */
-double cross_entropy(int64_t rows, int64_t mean_rows, int64_t classes, const uint8_t *targets, real *logits, double *row_loss,
-                     bool gradient);
+double cross_entropy(int64_t rows, int64_t mean_rows, int64_t classes, const uint8_t *targets, real *logits,
+                     double *row_loss, bool gradient);
 
 #endif

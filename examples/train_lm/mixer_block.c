@@ -23,7 +23,9 @@ static int64_t kv_heads(block_sizes sizes)
 {
     if (sizes.kv_heads > 0)
         return sizes.kv_heads;
-    return mixer_block_query_heads(sizes) > QUERY_HEADS_PER_KV_HEAD ? mixer_block_query_heads(sizes) / QUERY_HEADS_PER_KV_HEAD : 1;
+    return mixer_block_query_heads(sizes) > QUERY_HEADS_PER_KV_HEAD
+               ? mixer_block_query_heads(sizes) / QUERY_HEADS_PER_KV_HEAD
+               : 1;
 }
 
 /* The number of channels of k, and of v, over all heads. */
@@ -129,7 +131,8 @@ static double bytes_of(const backend *b, int64_t elements)
 /* ---- the convolution ---------------------------------------------------------------------------------- */
 
 /* Channels 0 .. channels-1 of an array [batch,time,row_length], as a tensor [B,D,T] of the library. */
-static cot_tensor channels_last(const backend *b, void *data, int64_t batch, int64_t channels, int64_t time, int64_t row_length)
+static cot_tensor channels_last(const backend *b, void *data, int64_t batch, int64_t channels, int64_t time,
+                                int64_t row_length)
 {
     return (cot_tensor){.data = data,
                         .dtype = b->dtype,
@@ -158,7 +161,8 @@ static cot_status convolve(const mixer_block *block, block_sizes sizes, backend 
     args.weight = value_tensor(b, block->conv_weight);
     args.bias = value_tensor(b, block->conv_bias);
     args.y = channels_last(b, saved->mixer_out, batch, sizes.inner, time, sizes.inner);
-    return TIMED(OP_CONV1D_FORWARD, bytes_of(b, 2 * batch * time * sizes.inner), cot_causal_conv1d_forward(b->queue, &args));
+    return TIMED(OP_CONV1D_FORWARD, bytes_of(b, 2 * batch * time * sizes.inner),
+                 cot_causal_conv1d_forward(b->queue, &args));
 }
 
 /* Reads dy from scratch->dinner, and writes dx to the first half of each row of scratch->dmixed. */
@@ -180,8 +184,8 @@ static cot_status convolve_backward(const mixer_block *block, block_sizes sizes,
                  cot_causal_conv1d_backward(b->queue, &args));
 }
 
-static cot_status convolve_step(const mixer_block *block, block_sizes sizes, backend *b, int64_t batch,
-                                void *state, mixer_block_saved *saved)
+static cot_status convolve_step(const mixer_block *block, block_sizes sizes, backend *b, int64_t batch, void *state,
+                                mixer_block_saved *saved)
 {
     cot_causal_conv1d_update_args args;
     COT_INIT(&args);
@@ -197,8 +201,8 @@ static cot_status convolve_step(const mixer_block *block, block_sizes sizes, bac
 /* ---- attention ---------------------------------------------------------------------------------------- */
 
 /* `heads` heads of q, k, v or o, beginning at `data`, in rows of row_length elements. */
-static cot_tensor heads_in_rows(const backend *b, block_sizes sizes, int64_t heads, void *data, int64_t batch, int64_t time,
-                                int64_t row_length)
+static cot_tensor heads_in_rows(const backend *b, block_sizes sizes, int64_t heads, void *data, int64_t batch,
+                                int64_t time, int64_t row_length)
 {
     const int64_t size = sizes.inner / mixer_block_query_heads(sizes);
     return (cot_tensor){.data = data,
@@ -224,11 +228,12 @@ static qkv_views views_of_mixed(const backend *b, block_sizes sizes, void *mixed
 }
 
 /* Rotates q and k, which are adjacent in a row, or their gradients. */
-static void apply_rope(backend *b, block_sizes sizes, int64_t rows, int64_t time, int64_t first, rope_direction direction,
-                       void *mixed)
+static void apply_rope(backend *b, block_sizes sizes, int64_t rows, int64_t time, int64_t first,
+                       rope_direction direction, void *mixed)
 {
     const int64_t size = sizes.inner / mixer_block_query_heads(sizes);
-    b->op->rope(b, rows, time, first, mixer_block_query_heads(sizes) + kv_heads(sizes), size, mixer_block_mixed_width(sizes), direction, mixed);
+    b->op->rope(b, rows, time, first, mixer_block_query_heads(sizes) + kv_heads(sizes), size,
+                mixer_block_mixed_width(sizes), direction, mixed);
 }
 
 static cot_tensor lse_tensor(const backend *b, block_sizes sizes, void *data, int64_t batch, int64_t time)
@@ -275,8 +280,8 @@ static cot_status attend_backward(block_sizes sizes, backend *b, int64_t batch, 
     args.dq = gradients.q;
     args.dk = gradients.k;
     args.dv = gradients.v;
-    const cot_status status =
-        TIMED(OP_ATTENTION_BACKWARD, 2.5 * attention_flops(sizes, batch, time), cot_attention_backward(b->queue, &args));
+    const cot_status status = TIMED(OP_ATTENTION_BACKWARD, 2.5 * attention_flops(sizes, batch, time),
+                                    cot_attention_backward(b->queue, &args));
     apply_rope(b, sizes, batch * time, time, 0, ROPE_BACKWARD, scratch->dmixed);
     return status;
 }
@@ -328,8 +333,8 @@ static cot_status add_residual(block_sizes sizes, backend *b, int64_t rows, cons
 }
 
 /* dbranch = drop'(dx), the gradient of the dropout's input. */
-static cot_status add_residual_backward(block_sizes sizes, backend *b, int64_t rows,
-                                        const mixer_block_saved *saved, void *dx, void *dbranch)
+static cot_status add_residual_backward(block_sizes sizes, backend *b, int64_t rows, const mixer_block_saved *saved,
+                                        void *dx, void *dbranch)
 {
     cot_dropout_backward_args args;
     COT_INIT(&args);

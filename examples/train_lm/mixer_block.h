@@ -34,7 +34,8 @@ typedef struct block_sizes {
 } block_sizes;
 
 typedef struct mixer_block {
-    parameter *gain, *w_in, *conv_weight, *conv_bias, *w_out; /* conv_weight and conv_bias are NULL without a convolution */
+    parameter *gain, *w_in, *conv_weight, *conv_bias,
+        *w_out; /* conv_weight and conv_bias are NULL without a convolution */
 } mixer_block;
 
 enum { MIXER_BLOCK_PARAMETERS = 5 };
@@ -84,13 +85,12 @@ bool mixer_block_scratch_allocate(mixer_block_scratch *scratch, backend *b, int6
 void mixer_block_scratch_free(mixer_block_scratch *scratch, backend *b);
 
 /* Computes x_next from saved->x, and sets the other members of saved. */
-cot_status mixer_block_forward(const mixer_block *block, block_sizes sizes, backend *b, int64_t batch,
-                               int64_t time, mixer_block_saved *saved, void *x_next);
+cot_status mixer_block_forward(const mixer_block *block, block_sizes sizes, backend *b, int64_t batch, int64_t time,
+                               mixer_block_saved *saved, void *x_next);
 
 /* Replaces dx, the gradient of x_next, by the gradient of x. Sets the parameters' gradients. */
-cot_status mixer_block_backward(const mixer_block *block, block_sizes sizes, backend *b, int64_t batch,
-                                int64_t time, const mixer_block_saved *saved, const mixer_block_scratch *scratch,
-                                void *dx);
+cot_status mixer_block_backward(const mixer_block *block, block_sizes sizes, backend *b, int64_t batch, int64_t time,
+                                const mixer_block_saved *saved, const mixer_block_scratch *scratch, void *dx);
 
 /* The size of a block's state in decoding one sequence, in elements. The state holds the convolution's last inputs
  * [E,kernel-1], or the rotated keys and the values of up to max_tokens tokens. */

@@ -60,9 +60,9 @@ bool model_create(model *m, model_config config, uint64_t seed)
     m->embedding = parameter_add(table, "embedding.weight", config.vocabulary, config.width, false);
     if (config.dense > 0)
         stem_register(&m->stem, table, config.width, config.dense);
-    for (int64_t i = 0; i < config.layers; i++)
+    for (int64_t i = 0; i < blocks; i++)
         mixer_block_register(&m->blocks[i], table, block_sizes_of(m, i), i);
-    for (int64_t i = 0; m->hypers != NULL && i < config.layers; i++)
+    for (int64_t i = 0; m->hypers != NULL && i < blocks; i++)
         hyper_register(&m->hypers[i], table, hyper_sizes_of(m), i);
     m->gain = parameter_add(table, "norm.gain", config.width, 0, false);
     m->head = parameter_add(table, "head.weight", config.vocabulary, config.width, true);
@@ -156,9 +156,8 @@ void model_pass_destroy(model_pass *pass)
     free(pass->hypers);
     hyper_scratch_free(&pass->hyper_scratch, b);
     mixer_block_scratch_free(&pass->scratch, b);
-    void *const arrays[] = {pass->streams, pass->dstreams, pass->embedded, pass->x,
-                            pass->inv_rms, pass->normed,   pass->logits,   pass->dx,
-                            pass->row_loss, pass->embedding_scratch};
+    void *const arrays[] = {pass->streams, pass->dstreams, pass->embedded, pass->x,        pass->inv_rms,
+                            pass->normed,  pass->logits,   pass->dx,       pass->row_loss, pass->embedding_scratch};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         b->op->release(b, arrays[i]);
     *pass = (model_pass){0};
@@ -305,7 +304,7 @@ static cot_status run_connected_block_backward(const model *m, model_pass *pass,
                                       &pass->scratch, gradients->df);
     if (status == COT_OK && i > 0)
         status = hyper_seam_backward(&m->hypers[i], sizes, b, rows, &pass->hypers[i - 1], &pass->hypers[i], gradients,
-                                     before);
+                                     before, pass->dstreams);
     else if (status == COT_OK)
         status = hyper_pre_backward(&m->hypers[i], sizes, b, rows, &pass->hypers[i], gradients, pass->dstreams);
     return status;

@@ -10,10 +10,10 @@
 
 typedef struct model_config {
     int64_t vocabulary, width, inner, layers, kernel;
-    int64_t streams;   /* of hyper-connections; 0 = one plain residual stream */
-    int64_t attention; /* every attention-th block has attention instead of the convolution; 0 = none */
-    int64_t dense;     /* width of the stem's dense convolution; 0 = no stem */
-    int64_t context;   /* tokens that attention sees in decoding, including the new one */
+    int64_t streams;         /* of hyper-connections; 0 = one plain residual stream */
+    int64_t attention;       /* every attention-th block has attention instead of the convolution; 0 = none */
+    int64_t dense;           /* width of the stem's dense convolution; 0 = no stem */
+    int64_t context;         /* tokens that attention sees in decoding, including the new one */
     int64_t mlp;             /* inner channels of the MLP block that follows each block; 0 = no MLP blocks */
     int64_t heads, kv_heads; /* of attention; 0: the rule of mixer_block.h */
 } model_config;

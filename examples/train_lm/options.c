@@ -116,16 +116,26 @@ static const struct integer_option {
     size_t offset;
     int64_t min, max;
 } INTEGERS[] = {
-    {KEY_STEPS, offsetof(options, steps), 1, 100000000},    {KEY_BATCH, offsetof(options, batch), 1, 65536},
-    {KEY_CONTEXT, offsetof(options, context), 1, 1 << 20},  {KEY_WIDTH, offsetof(options, width), 1, 16384},
-    {KEY_INNER, offsetof(options, inner), 1, 65536},        {KEY_LAYERS, offsetof(options, layers), 1, 1024},
-    {KEY_KERNEL, offsetof(options, kernel), 1, 1024},       {KEY_SEED, offsetof(options, seed), 0, INT64_MAX},
-    {KEY_THREADS, offsetof(options, threads), 1, 64},       {KEY_SAMPLE, offsetof(options, sample), 0, 1 << 24},
-    {KEY_EVERY, offsetof(options, every), 1, 100000000},    {KEY_MHC, offsetof(options, streams), 0, 64},
-    {KEY_ATTENTION, offsetof(options, attention), 0, 4096}, {KEY_DENSE, offsetof(options, dense), 0, 1024},
-    {KEY_SEEDS, offsetof(options, seeds), 1, 64},           {KEY_ACCUMULATE, offsetof(options, accumulate), 1, 4096},
-    {KEY_MLP, offsetof(options, mlp), 0, 65536},            {KEY_HEADS, offsetof(options, heads), 1, 1024},
-    {KEY_KV_HEADS, offsetof(options, kv_heads), 1, 1024},   {KEY_VOCABULARY, offsetof(options, vocabulary), 256, 1 << 20},
+    {KEY_STEPS, offsetof(options, steps), 1, 100000000},
+    {KEY_BATCH, offsetof(options, batch), 1, 65536},
+    {KEY_CONTEXT, offsetof(options, context), 1, 1 << 20},
+    {KEY_WIDTH, offsetof(options, width), 1, 16384},
+    {KEY_INNER, offsetof(options, inner), 1, 65536},
+    {KEY_LAYERS, offsetof(options, layers), 1, 1024},
+    {KEY_KERNEL, offsetof(options, kernel), 1, 1024},
+    {KEY_SEED, offsetof(options, seed), 0, INT64_MAX},
+    {KEY_THREADS, offsetof(options, threads), 1, 64},
+    {KEY_SAMPLE, offsetof(options, sample), 0, 1 << 24},
+    {KEY_EVERY, offsetof(options, every), 1, 100000000},
+    {KEY_MHC, offsetof(options, streams), 0, 64},
+    {KEY_ATTENTION, offsetof(options, attention), 0, 4096},
+    {KEY_DENSE, offsetof(options, dense), 0, 1024},
+    {KEY_SEEDS, offsetof(options, seeds), 1, 64},
+    {KEY_ACCUMULATE, offsetof(options, accumulate), 1, 4096},
+    {KEY_MLP, offsetof(options, mlp), 0, 65536},
+    {KEY_HEADS, offsetof(options, heads), 1, 1024},
+    {KEY_KV_HEADS, offsetof(options, kv_heads), 1, 1024},
+    {KEY_VOCABULARY, offsetof(options, vocabulary), 256, 1 << 20},
 };
 
 static const struct real_option {
@@ -193,8 +203,8 @@ static const char *parse_name(int key, const char *text, const char *const *name
 }
 
 static const char *const BACKENDS[] = {"cpu", "cuda", "auto", NULL}, *const DTYPES[] = {"f32", "f16", "bf16", NULL},
-                         *const PRESETS[] = {"gpt2-124m", "gpt2-350m", "hybrid-130m", "hybrid-mhc-130m", "llama-130m",
-                                             NULL};
+                         *const PRESETS[] = {"gpt2-124m",       "gpt2-350m",  "hybrid-130m",
+                                             "hybrid-mhc-130m", "llama-130m", NULL};
 
 /* Sizes as those of GPT-2: its width, layers, heads and vocabulary (50257, padded), and as many parameters in the
  * products of an MLP: SwiGLU has three matrices where GPT-2 has two of 4 times the width. */
@@ -267,8 +277,7 @@ static error_t parse_option(int key, char *text, struct argp_state *state)
     case KEY_BACKEND: o->backend = parse_name(key, text, BACKENDS, "cpu, cuda or auto"); return 0;
     case KEY_DTYPE: o->dtype = parse_name(key, text, DTYPES, "f32, f16 or bf16"); return 0;
     case KEY_PRESET:
-        apply_preset(parse_name(key, text, PRESETS,
-                                "gpt2-124m, gpt2-350m, hybrid-130m, hybrid-mhc-130m or llama-130m"),
+        apply_preset(parse_name(key, text, PRESETS, "gpt2-124m, gpt2-350m, hybrid-130m, hybrid-mhc-130m or llama-130m"),
                      o);
         return 0;
     case KEY_TEXT:

@@ -11,11 +11,11 @@
 typedef struct progress {
     bool quiet, terminal;
     int64_t steps, tokens_per_step;
-    int64_t resumed_at;  /* steps that were done before the resume */
-    double start, drawn; /* seconds */
-    double loss;         /* moving average over the last steps */
+    int64_t resumed_at;       /* steps that were done before the resume */
+    double start, drawn;      /* seconds */
+    double loss;              /* moving average over the last steps */
     double flops, peak_flops; /* per token, and per second of the GPU; peak_flops 0: unknown */
-    double gigabytes;    /* of device memory; 0: none */
+    double gigabytes;         /* of device memory; 0: none */
 } progress;
 
 /* The seconds of a monotonic clock. */

@@ -31,8 +31,7 @@ int sample_pick(const real *logits, int64_t count, double temperature, double u)
     return best; /* reached only through rounding */
 }
 
-static cot_status generate(const model *m, model_decoder *decoder, const sample_options *options,
-                           uint8_t *out)
+static cot_status generate(const model *m, model_decoder *decoder, const sample_options *options, uint8_t *out)
 {
     random_stream stream = random_start(options->seed, SAMPLE_STREAM);
     const int64_t bytes = m->config.vocabulary < BYTES ? m->config.vocabulary : BYTES; /* other tokens are no text */
@@ -40,8 +39,7 @@ static cot_status generate(const model *m, model_decoder *decoder, const sample_
     for (const char *byte = options->prompt; *byte != '\0' && status == COT_OK; byte++)
         status = model_decoder_step(m, decoder, (uint8_t)*byte);
     for (int64_t i = 0; i < options->count && status == COT_OK; i++) {
-        out[i] = (uint8_t)sample_pick(decoder->pass.logits, bytes, options->temperature,
-                                      random_unit(&stream));
+        out[i] = (uint8_t)sample_pick(decoder->pass.logits, bytes, options->temperature, random_unit(&stream));
         status = model_decoder_step(m, decoder, out[i]);
     }
     return status;

@@ -47,7 +47,8 @@ static double flops(const stem *s, int64_t rows)
     return 2 * (double)rows * (double)s->width * (double)s->width * (double)s->kernel;
 }
 
-static cot_causal_conv1d_dense_forward_args forward_args(const backend *b, const stem *s, int64_t batch, int64_t time, void *e, void *x)
+static cot_causal_conv1d_dense_forward_args forward_args(const backend *b, const stem *s, int64_t batch, int64_t time,
+                                                         void *e, void *x)
 {
     cot_causal_conv1d_dense_forward_args args;
     COT_INIT(&args);

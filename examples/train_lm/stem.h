@@ -24,8 +24,7 @@ cot_status stem_forward(const stem *s, backend *b, int64_t batch, int64_t time, 
 
 /* Replaces dx, the gradient of x_0, by the gradient of e. `scratch` has the size of dx. Sets the parameters'
  * gradients. */
-cot_status stem_backward(const stem *s, backend *b, int64_t batch, int64_t time, void *e, void *dx,
-                         void *scratch);
+cot_status stem_backward(const stem *s, backend *b, int64_t batch, int64_t time, void *e, void *dx, void *scratch);
 
 /* Computes one new token. `state` holds the last kernel-1 embeddings and is updated. It has stem_state_size elements,
  * initially zero. */

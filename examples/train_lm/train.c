@@ -65,8 +65,7 @@ static bool is_cuda(const options *o)
 
 static adamw_options adamw_of(const options *o)
 {
-    return (adamw_options){
-        .beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8, .weight_decay = o->weight_decay, .clip = o->clip};
+    return (adamw_options){.beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8, .weight_decay = o->weight_decay, .clip = o->clip};
 }
 
 /* ---- the backend -------------------------------------------------------------------------------------- */
@@ -172,8 +171,7 @@ static train_result create_run(training *t, run_state *run, const corpus *text, 
     t->curve.points = calloc((size_t)o->steps, sizeof *t->curve.points);
     if (run->inputs == NULL || run->targets == NULL || run->batches == NULL || t->curve.points == NULL ||
         !sampler_create(&run->sampler, &text->training, o->context, seed) ||
-        !held_out_create(&run->held_out, &text->validation, o->context) ||
-        !model_create(&t->model, config, seed))
+        !held_out_create(&run->held_out, &text->validation, o->context) || !model_create(&t->model, config, seed))
         return TRAIN_OUT_OF_MEMORY;
     return is_cuda(o) ? create_cuda(t, run) : create_cpu(t, run, queue);
 }
@@ -249,8 +247,7 @@ static cot_status enqueue_step(void *context)
     for (int64_t i = 0; i < o->accumulate && status == COT_OK; i++) {
         const token_batch *tokens = &run->batches[i];
         b->accumulate = b->always_accumulates || i > 0;
-        run->pass.dropout =
-            (model_dropout){.p = o->dropout, .seed = (uint64_t)o->seed, .step = (uint64_t)(first + i)};
+        run->pass.dropout = (model_dropout){.p = o->dropout, .seed = (uint64_t)o->seed, .step = (uint64_t)(first + i)};
         status = model_forward(m, &run->pass, o->batch, o->context, tokens->inputs);
         if (status == COT_OK)
             status = model_backward(m, &run->pass, o->batch, o->context, o->accumulate * o->batch * o->context,

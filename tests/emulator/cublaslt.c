@@ -101,7 +101,7 @@ int cublasLtMatmulPreferenceSetAttribute(lt_preference preference, int attribute
 {
     (void)preference, (void)value;
     return bytes == (attribute == LT_PREF_WORKSPACE_BYTES ? sizeof(uint64_t) : sizeof(uint32_t)) ? LT_SUCCESS
-                                                                                                : LT_INVALID_VALUE;
+                                                                                                 : LT_INVALID_VALUE;
 }
 
 /* The sizes of op(x), whose memory has the layout m. */

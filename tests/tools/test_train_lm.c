@@ -481,8 +481,8 @@ static void test_accumulation(void **state)
     for (int64_t i = 0; i < BATCH; i++) {
         c.b.accumulate = i > 0;
         assert_int_equal(model_forward(&c.model, &c.pass, 1, TIME, c.inputs + i * TIME), COT_OK);
-        assert_int_equal(
-            model_backward(&c.model, &c.pass, 1, TIME, rows, c.inputs + i * TIME, c.targets + i * TIME), COT_OK);
+        assert_int_equal(model_backward(&c.model, &c.pass, 1, TIME, rows, c.inputs + i * TIME, c.targets + i * TIME),
+                         COT_OK);
     }
     assert_true(fabs(c.b.loss - loss) <= 1e-14);
     for (int64_t i = 0; i < count; i++)
@@ -547,7 +547,8 @@ static void check_decoding(model_config config)
     for (int64_t t = 0; t < TIME; t++) {
         assert_int_equal(model_decoder_step(&c.model, &decoder, c.inputs[t]), COT_OK);
         for (int64_t v = 0; v < config.vocabulary; v++)
-            assert_true(fabs(((real *)decoder.pass.logits)[v] - ((real *)c.pass.logits)[t * config.vocabulary + v]) <= 1e-12);
+            assert_true(fabs(((real *)decoder.pass.logits)[v] - ((real *)c.pass.logits)[t * config.vocabulary + v]) <=
+                        1e-12);
     }
     model_decoder_destroy(&decoder);
     model_case_destroy(&c);

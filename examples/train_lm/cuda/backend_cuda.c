@@ -34,7 +34,7 @@ typedef struct device_tokens {
 typedef struct step_memory {
     char *begin;
     adamw_rates *rates;
-    int32_t *offset; /* [2] of dropout */
+    int32_t *offset;        /* [2] of dropout */
     device_tokens *batches; /* [micro_batches]; an array of the host in both */
 } step_memory;
 
@@ -503,8 +503,8 @@ cot_status backend_cuda_bind(backend *b, parameter_table *table)
 static void upload(backend *b, parameter_table *table)
 {
     cuda_backend *c = cuda_of(b);
-    float *const masters = calloc((size_t)c->elements, sizeof *masters), *const moments1 = calloc((size_t)c->elements, 4),
-                *const moments2 = calloc((size_t)c->elements, 4);
+    float *const masters = calloc((size_t)c->elements, sizeof *masters),
+                 *const moments1 = calloc((size_t)c->elements, 4), *const moments2 = calloc((size_t)c->elements, 4);
     char *const values = calloc((size_t)c->elements, cot_dtype_size(b->dtype));
     if (masters == NULL || moments1 == NULL || moments2 == NULL || values == NULL)
         check(b, cot_error_set(COT_OUT_OF_MEMORY, "out of memory"));

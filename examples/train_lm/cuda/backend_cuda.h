@@ -10,11 +10,11 @@
 #include <stddef.h>
 
 typedef struct cuda_options {
-    cot_dtype dtype;                           /* of values and activations: f32, f16 or bf16 */
-    int64_t rows, micro_batches;               /* the most that `load` gets */
+    cot_dtype dtype;                            /* of values and activations: f32, f16 or bf16 */
+    int64_t rows, micro_batches;                /* the most that `load` gets */
     int64_t time, head_size, vocabulary, width; /* time and head_size: of RoPE; head_size 0: no attention */
-    int64_t block_count;                       /* dropout's offsets of one forward */
-    double loss_scale;                         /* factor of the gradients in 16-bit memory; a power of two */
+    int64_t block_count;                        /* dropout's offsets of one forward */
+    double loss_scale;                          /* factor of the gradients in 16-bit memory; a power of two */
     adamw_options adamw;
 } cuda_options;
 

@@ -59,11 +59,11 @@ static void *open_library(char *tried, size_t size)
 
 static cot_status find_functions(cublaslt *l)
 {
-#define FIND(name, parameters)                                                                     \
-    {                                                                                              \
-        void *found = dlsym(l->library, #name);                                                    \
-        if (found == NULL)                                                                         \
-            return cot_fail(COT_NO_DEVICE, "cuBLASLt: the library has no function %s", #name);     \
+#define FIND(name, parameters)                                                                        \
+    {                                                                                                 \
+        void *found = dlsym(l->library, #name);                                                       \
+        if (found == NULL)                                                                            \
+            return cot_fail(COT_NO_DEVICE, "cuBLASLt: the library has no function %s", #name);        \
         memcpy(&l->name, &found, sizeof found); /* ISO C does not convert it to a function pointer */ \
     }
     LT_FUNCTIONS(FIND)
@@ -83,10 +83,11 @@ cot_status cublaslt_open(cot_queue *queue, void *workspace, cublaslt **out)
     l->library = open_library(tried, sizeof tried);
     cot_status status = COT_OK;
     if (l->library == NULL)
-        status = cot_fail(COT_NO_DEVICE,
-                          "no cuBLASLt: cannot open %s; install the CUDA toolkit or `pip install nvidia-cublas`, and set "
-                          "CUBLASLT to the path of the library",
-                          tried);
+        status =
+            cot_fail(COT_NO_DEVICE,
+                     "no cuBLASLt: cannot open %s; install the CUDA toolkit or `pip install nvidia-cublas`, and set "
+                     "CUBLASLT to the path of the library",
+                     tried);
     if (status == COT_OK)
         status = find_functions(l);
     if (status == COT_OK)
@@ -151,7 +152,8 @@ static int choose_algorithm(cublaslt *l, prepared *p)
     THEN(l->cublasLtMatmulPreferenceSetAttribute(preference, LT_PREF_REDUCTION_MASK, &reductions, sizeof reductions));
     for (int which = LT_PREF_ALIGNMENT_A; which <= LT_PREF_ALIGNMENT_D; which++)
         THEN(l->cublasLtMatmulPreferenceSetAttribute(preference, which, &alignment, sizeof alignment));
-    THEN(l->cublasLtMatmulAlgoGetHeuristic(l->handle, p->desc, p->first, p->second, p->d, p->d, preference, 1, &found, &count));
+    THEN(l->cublasLtMatmulAlgoGetHeuristic(l->handle, p->desc, p->first, p->second, p->d, p->d, preference, 1, &found,
+                                           &count));
     if (preference != NULL)
         l->cublasLtMatmulPreferenceDestroy(preference);
     p->algorithm = found.algorithm;
@@ -212,10 +214,10 @@ cot_status cublaslt_multiply(cublaslt *l, const cublaslt_product *product)
         return status;
     status = find_product(l, &s, &p);
     if (status == COT_OK) {
-        const int result = l->cublasLtMatmul(l->handle, p->desc, &one, product->b, p->first, product->a, p->second,
-                                             s.adds ? &one : &zero, s.adds ? product->c : product->d, p->d, product->d,
-                                             p->d, &p->algorithm, l->workspace, CUBLASLT_WORKSPACE,
-                                             l->queue->device->stream);
+        const int result =
+            l->cublasLtMatmul(l->handle, p->desc, &one, product->b, p->first, product->a, p->second,
+                              s.adds ? &one : &zero, s.adds ? product->c : product->d, p->d, product->d, p->d,
+                              &p->algorithm, l->workspace, CUBLASLT_WORKSPACE, l->queue->device->stream);
         if (result != LT_SUCCESS)
             status = cot_fail(COT_DEVICE_ERROR, "cuBLASLt: a product %lld x %lld x %lld of %s failed with status %d",
                               (long long)s.m, (long long)s.n, (long long)s.k, cot_dtype_name(s.in), result);

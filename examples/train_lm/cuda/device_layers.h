@@ -23,7 +23,7 @@ enum {
     NORM_BLOCKS = 512,       /* maximum number of blocks of RMSNorm's backward, and of its partial sums */
     NORM_SHARED = 48 * 1024, /* shared memory that every GPU gives a block; the backward has one row of sums per warp */
     NORM_MAX_WIDTH = NORM_SHARED / 4,
-    SQUARES_CHUNK = 8192     /* elements whose squares one block sums */
+    SQUARES_CHUNK = 8192 /* elements whose squares one block sums */
 };
 
 /* ---- embedding ---------------------------------------------------------------------------------------- */
