@@ -13,8 +13,8 @@ import time
 
 PROGRAM, EMULATOR, FAKE, NONE = map(os.path.realpath, sys.argv[1:])
 TEXT = os.path.realpath('LICENSE')
-RUN = [PROGRAM, TEXT, '--steps', '6', '--batch', '2', '--accumulate', '2', '--context', '16', '--width', '16', '--inner', '64', '--layers',
-       '2', '--attention', '2', '--mlp', '24', '--dropout', '0.1', '--sample', '0', '--quiet']
+RUN = [PROGRAM, TEXT, '--steps', '6', '--batch', '2', '--accumulate', '2', '--context', '16', '--width', '16',
+       '--inner', '64', '--layers', '2', '--attention', '2', '--mlp', '24', '--dropout', '0.1', '--sample', '0', '--quiet']
 failed = 0
 
 
