@@ -166,7 +166,7 @@ static void update(backend *b, parameter_table *table)
     if (b->partial == NULL)
         b->partial = calloc((size_t)gradient_norm_partials(table), sizeof *b->partial);
     if (b->partial == NULL) {
-        b->status = COT_OUT_OF_MEMORY;
+        b->status = cot_error_set(COT_OUT_OF_MEMORY, "out of memory");
         return;
     }
     adamw_step(table, &b->adamw, gradient_norm(table, b->partial), b->step_rate, b->step);

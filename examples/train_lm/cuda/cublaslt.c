@@ -157,7 +157,7 @@ static int choose_algorithm(cublaslt *l, prepared *p)
     if (preference != NULL)
         l->cublasLtMatmulPreferenceDestroy(preference);
     p->algorithm = found.algorithm;
-    return result == LT_SUCCESS && count == 0 ? LT_NOT_SUPPORTED : result;
+    return result == LT_SUCCESS && (count == 0 || found.status != LT_SUCCESS) ? LT_NOT_SUPPORTED : result;
 }
 
 /* A row-major matrix [r,c] is a column-major matrix [c,r]. So the library computes the transposed product
