@@ -1,7 +1,7 @@
 # The main commands. Most targets first install missing packages (tools/packages.txt) and build; `make install` installs none.
 # Output is in build/.
 #
-#   make run       train the example language model, and draw its loss curve; ARCH=all (or ARCH=conv,hybrid; SEEDS=3):
+#   make run       train the example language model, on the GPU if there is one, and draw its loss curve; ARCH=all (or ARCH=conv,hybrid; SEEDS=3):
 #                  train several architectures, and print a table at the end
 #   make test      run all tests, in the normal build and with AddressSanitizer and UndefinedBehaviorSanitizer
 #   make bench     measure every op, and the machine's limits
@@ -42,13 +42,13 @@ asan: setup
 	@test -f $(BUILD)/asan/build.ninja || CC=clang CXX=clang++ cmake --log-level=NOTICE -G Ninja -S . -B $(BUILD)/asan -DCOT_SANITIZE=ON -DCOT_CUDA=OFF
 	@cmake --build $(BUILD)/asan
 
-# In a fresh clone, build only the trainer without device code. This saves minutes of compilation.
+# In a fresh clone, build only the trainer; without a GPU also without device code, which takes minutes to compile.
 TRAINER = $(if $(wildcard $(BUILD)/build.ninja),$(BUILD),$(BUILD)/trainer)
 run: setup
 	@test -f $(TRAINER)/build.ninja || cmake --log-level=NOTICE -G Ninja -S . -B $(TRAINER) -DCMAKE_BUILD_TYPE=Release \
-		-DCOT_CUDA=OFF -DCOT_PYTHON=OFF
+		-DCOT_CUDA=$(if $(wildcard /dev/nvidia0),ON,OFF) -DCOT_PYTHON=OFF
 	@cmake --build $(TRAINER) --target train_lm
-	@$(TRAINER)/train_lm --out $(BUILD)/run $(if $(ARCH),--arch $(ARCH)) $(if $(SEEDS),--seeds $(SEEDS))
+	@$(TRAINER)/train_lm --backend auto --out $(BUILD)/run $(if $(ARCH),--arch $(ARCH)) $(if $(SEEDS),--seeds $(SEEDS))
 
 test: build asan
 	@tools/run_tests.sh $(BUILD) $(BUILD)/asan

@@ -7,6 +7,7 @@
 #   src/core, src/cuda <- src/parallel                                                                    its own library
 #   src/io (may include only include/)                                  <- src/check, src/bench, src/cli
 #   examples/X, python (may include only include/ and src/io); tests may include everything
+#   examples/X/cuda (may also include src/core and src/cuda) <-> examples/X
 #
 # An op may not include another op. Prints every line that breaks a rule as FILE:LINE.
 #
@@ -22,7 +23,7 @@ function part_of(path,    p)
     if (p[1] == "include")
         return "include"
     if (p[1] == "examples")
-        return "example " p[2]
+        return "example " p[2] (p[3] == "cuda" ? " cuda" : "")
     if (p[1] != "src")
         return p[1]
     if (p[2] == "ops")
@@ -41,8 +42,10 @@ function allowed(part, other)
 {
     if (part == other || part == "tests" || other == "include")
         return 1
+    if (part ~ /^example .* cuda$/)
+        return other == "core" || other == "cuda" || part == other " cuda"
     if (part ~ /^example / || part == "python")
-        return other == "io"
+        return other == "io" || other == part " cuda"
     # Of the ops, an op may include itself alone, and its check itself and the op.
     if (part ~ /^op/ && part != "ops" && other ~ /^op/)
         return part == "opcheck " substr(other, 4)

@@ -21,22 +21,31 @@ static const struct {
     const char *name;
     size_t offset;
     bool is_real;
+    const char *absent; /* newer options: with this value they are not written */
+    bool is_text;
 } OPTIONS[] = {
-    {"--steps", offsetof(options, steps), false},
-    {"--batch", offsetof(options, batch), false},
-    {"--context", offsetof(options, context), false},
-    {"--width", offsetof(options, width), false},
-    {"--inner", offsetof(options, inner), false},
-    {"--layers", offsetof(options, layers), false},
-    {"--kernel", offsetof(options, kernel), false},
-    {"--mhc", offsetof(options, streams), false},
-    {"--attention", offsetof(options, attention), false},
-    {"--dense", offsetof(options, dense), false},
-    {"--seed", offsetof(options, seed), false},
-    {"--lr", offsetof(options, rate), true},
-    {"--weight-decay", offsetof(options, weight_decay), true},
-    {"--clip", offsetof(options, clip), true},
-    {"--dropout", offsetof(options, dropout), true},
+    {"--steps", offsetof(options, steps), false, NULL, false},
+    {"--batch", offsetof(options, batch), false, NULL, false},
+    {"--context", offsetof(options, context), false, NULL, false},
+    {"--width", offsetof(options, width), false, NULL, false},
+    {"--inner", offsetof(options, inner), false, NULL, false},
+    {"--layers", offsetof(options, layers), false, NULL, false},
+    {"--kernel", offsetof(options, kernel), false, NULL, false},
+    {"--mhc", offsetof(options, streams), false, NULL, false},
+    {"--attention", offsetof(options, attention), false, NULL, false},
+    {"--dense", offsetof(options, dense), false, NULL, false},
+    {"--seed", offsetof(options, seed), false, NULL, false},
+    {"--lr", offsetof(options, rate), true, NULL, false},
+    {"--weight-decay", offsetof(options, weight_decay), true, NULL, false},
+    {"--clip", offsetof(options, clip), true, NULL, false},
+    {"--dropout", offsetof(options, dropout), true, NULL, false},
+    {"--backend", offsetof(options, backend), false, "cpu", true},
+    {"--dtype", offsetof(options, dtype), false, "f32", true},
+    {"--accumulate", offsetof(options, accumulate), false, "1", false},
+    {"--vocabulary", offsetof(options, vocabulary), false, "256", false},
+    {"--mlp", offsetof(options, mlp), false, "0", false},
+    {"--heads", offsetof(options, heads), false, "0", false},
+    {"--kv-heads", offsetof(options, kv_heads), false, "0", false},
 };
 
 void run_identity_make(run_identity *identity, const options *o, const corpus *text)
@@ -47,10 +56,13 @@ void run_identity_make(run_identity *identity, const options *o, const corpus *t
     identity->pairs[2 * count++] = "format";
     for (size_t i = 0; i < sizeof OPTIONS / sizeof *OPTIONS; i++) {
         const void *member = (const char *)o + OPTIONS[i].offset;
-        if (OPTIONS[i].is_real)
+        if (OPTIONS[i].is_text)
+            snprintf(identity->texts[count], CHECKPOINT_TEXT_SIZE, "%s", *(const char *const *)member);
+        else if (OPTIONS[i].is_real)
             snprintf(identity->texts[count], CHECKPOINT_TEXT_SIZE, "%.17g", *(const double *)member);
         else
             snprintf(identity->texts[count], CHECKPOINT_TEXT_SIZE, "%lld", (long long)*(const int64_t *)member);
+        identity->defaults[count] = OPTIONS[i].absent;
         identity->pairs[2 * count++] = OPTIONS[i].name;
     }
     uint64_t hash = hash_bytes(HASH_START, text->training.bytes, (size_t)text->training.count);
@@ -66,6 +78,8 @@ static bool check_identity(const safetensors_file *file, const char *path, const
 {
     for (const char *const *pair = identity->pairs; pair[0] != NULL; pair += 2) {
         const char *stored = safetensors_metadata(file, pair[0]);
+        if (stored == NULL)
+            stored = identity->defaults[(pair - identity->pairs) / 2];
         if (stored != NULL && strcmp(stored, pair[1]) == 0)
             continue;
         if (pair == identity->pairs || stored == NULL)
@@ -98,6 +112,14 @@ bool checkpoint_write(const char *path, const run_identity *identity, const para
                       const loss_curve *curve, io_error *error)
 {
     const int count = PARTS * table->count + CURVES;
+    const char *pairs[2 * CHECKPOINT_TEXTS + 1];
+    int texts = 0;
+    for (int i = 0; identity->pairs[2 * i] != NULL; i++)
+        if (identity->defaults[i] == NULL || strcmp(identity->defaults[i], identity->texts[i]) != 0) {
+            pairs[texts++] = identity->pairs[2 * i];
+            pairs[texts++] = identity->texts[i];
+        }
+    pairs[texts] = NULL;
     safetensors_item *items = calloc((size_t)count, sizeof *items);
     char(*names)[NAME_SIZE] = calloc((size_t)count, sizeof *names);
     double *losses = calloc((size_t)(CURVES * curve->count) + 1, sizeof *losses);
@@ -116,7 +138,7 @@ bool checkpoint_write(const char *path, const run_identity *identity, const para
         items[PARTS * table->count + index] =
             (safetensors_item){CURVE_NAMES[index], cot_tensor_contiguous(column, COT_F64, 1, &curve->count)};
     }
-    good = good && safetensors_write(path, items, count, identity->pairs, error);
+    good = good && safetensors_write(path, items, count, pairs, error);
     free(items);
     free(names);
     free(losses);

@@ -23,6 +23,8 @@ enum { CHECKPOINT_TEXTS = 32, CHECKPOINT_TEXT_SIZE = 32 };
 /* The options and the text that define a run, as pairs: name, value, name, value, ..., NULL. */
 typedef struct run_identity {
     const char *pairs[2 * CHECKPOINT_TEXTS + 1];
+    const char
+        *defaults[CHECKPOINT_TEXTS]; /* the value of an option that a file lacks; NULL: it must have the option */
     char texts[CHECKPOINT_TEXTS][CHECKPOINT_TEXT_SIZE];
 } run_identity;
 

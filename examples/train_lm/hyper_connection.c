@@ -43,42 +43,38 @@ void hyper_initialise(hyper_connection *hyper, hyper_sizes sizes, uint64_t seed)
     }
 }
 
-bool hyper_saved_allocate(hyper_saved *saved, hyper_sizes sizes, int64_t rows)
+bool hyper_saved_allocate(hyper_saved *saved, hyper_sizes sizes, backend *b, int64_t rows)
 {
     *saved = (hyper_saved){
-        .x = real_allocate(rows * sizes.streams * sizes.width),
-        .f = real_allocate(rows * sizes.width),
-        .h_pre = real_allocate(rows * sizes.streams),
-        .h_post = real_allocate(rows * sizes.streams),
-        .A = real_allocate(rows * sizes.streams * sizes.streams),
-        .inv_rms = real_allocate(rows),
-        .h_mix = real_allocate(rows * coefficient_count(sizes)),
+        .x = b->op->allocate(b, rows * sizes.streams * sizes.width, b->dtype),
+        .f = b->op->allocate(b, rows * sizes.width, b->dtype),
+        .h_pre = b->op->allocate(b, rows * sizes.streams, b->wide),
+        .h_post = b->op->allocate(b, rows * sizes.streams, b->wide),
+        .A = b->op->allocate(b, rows * sizes.streams * sizes.streams, b->wide),
+        .inv_rms = b->op->allocate(b, rows, b->wide),
+        .h_mix = b->op->allocate(b, rows * coefficient_count(sizes), b->wide),
     };
     return saved->x != NULL && saved->f != NULL && saved->h_pre != NULL && saved->h_post != NULL && saved->A != NULL &&
            saved->inv_rms != NULL && saved->h_mix != NULL;
 }
 
-void hyper_saved_free(hyper_saved *saved)
+void hyper_saved_free(hyper_saved *saved, backend *b)
 {
-    free(saved->x);
-    free(saved->f);
-    free(saved->h_pre);
-    free(saved->h_post);
-    free(saved->A);
-    free(saved->inv_rms);
-    free(saved->h_mix);
+    void *const arrays[] = {saved->x, saved->f, saved->h_pre, saved->h_post, saved->A, saved->inv_rms, saved->h_mix};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
+        b->op->release(b, arrays[i]);
     *saved = (hyper_saved){0};
 }
 
-bool hyper_scratch_allocate(hyper_scratch *scratch, hyper_sizes sizes, int64_t rows)
+bool hyper_scratch_allocate(hyper_scratch *scratch, hyper_sizes sizes, backend *b, int64_t rows)
 {
     bool complete = true;
     for (int k = 0; k < 2; k++) {
         scratch->gradients[k] = (hyper_gradients){
-            .dx_post = real_allocate(rows * sizes.streams * sizes.width),
-            .dh_post = real_allocate(rows * sizes.streams),
-            .dA = real_allocate(rows * sizes.streams * sizes.streams),
-            .df = real_allocate(rows * sizes.width),
+            .dx_post = b->op->allocate(b, rows * sizes.streams * sizes.width, b->dtype),
+            .dh_post = b->op->allocate(b, rows * sizes.streams, b->wide),
+            .dA = b->op->allocate(b, rows * sizes.streams * sizes.streams, b->wide),
+            .df = b->op->allocate(b, rows * sizes.width, b->dtype),
         };
         const hyper_gradients *g = &scratch->gradients[k];
         complete = complete && g->dx_post != NULL && g->dh_post != NULL && g->dA != NULL && g->df != NULL;
@@ -86,202 +82,214 @@ bool hyper_scratch_allocate(hyper_scratch *scratch, hyper_sizes sizes, int64_t r
     return complete;
 }
 
-void hyper_scratch_free(hyper_scratch *scratch)
+void hyper_scratch_free(hyper_scratch *scratch, backend *b)
 {
     for (int k = 0; k < 2; k++) {
-        free(scratch->gradients[k].dx_post);
-        free(scratch->gradients[k].dh_post);
-        free(scratch->gradients[k].dA);
-        free(scratch->gradients[k].df);
+        b->op->release(b, scratch->gradients[k].dx_post);
+        b->op->release(b, scratch->gradients[k].dh_post);
+        b->op->release(b, scratch->gradients[k].dA);
+        b->op->release(b, scratch->gradients[k].df);
     }
     *scratch = (hyper_scratch){0};
 }
 
 /* The size of `arrays` arrays [rows,width], in bytes. */
-static double bytes_of(hyper_sizes sizes, int64_t rows, int64_t arrays)
+static double bytes_of(const backend *b, hyper_sizes sizes, int64_t rows, int64_t arrays)
 {
-    return (double)(rows * sizes.width * arrays) * sizeof(real);
+    return (double)(rows * sizes.width * arrays) * (double)cot_dtype_size(b->dtype);
 }
 
 /* ---- streams ------------------------------------------------------------------------------------------ */
 
-void hyper_spread(hyper_sizes sizes, int64_t rows, const real *x, real *streams)
+void hyper_spread(hyper_sizes sizes, backend *b, int64_t rows, const void *x, void *streams)
 {
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t i = 0; i < sizes.streams; i++)
-            memcpy(streams + (r * sizes.streams + i) * sizes.width, x + r * sizes.width,
-                   (size_t)sizes.width * sizeof(real));
+    b->op->spread(b, rows, sizes.streams, sizes.width, x, streams);
 }
 
-void hyper_collect(hyper_sizes sizes, int64_t rows, const real *streams, real *x)
+void hyper_collect(hyper_sizes sizes, backend *b, int64_t rows, const void *streams, void *x)
 {
-    memset(x, 0, (size_t)(rows * sizes.width) * sizeof(real));
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t i = 0; i < sizes.streams; i++)
-            for (int64_t c = 0; c < sizes.width; c++)
-                x[r * sizes.width + c] += streams[(r * sizes.streams + i) * sizes.width + c];
+    b->op->collect(b, rows, sizes.streams, sizes.width, streams, x);
 }
 
 /* ---- the ops: all rows are one sequence, because tokens are independent --------------------------------- */
 
-static cot_tensor streams_tensor(hyper_sizes sizes, int64_t rows, real *data)
+static cot_tensor streams_tensor(const backend *b, hyper_sizes sizes, int64_t rows, void *data)
 {
-    return cot_tensor_contiguous(data, REAL_DTYPE, 4, (int64_t[]){1, rows, sizes.streams, sizes.width});
+    return cot_tensor_contiguous(data, b->dtype, 4, (int64_t[]){1, rows, sizes.streams, sizes.width});
 }
 
-static cot_tensor layer_tensor(hyper_sizes sizes, int64_t rows, real *data)
+static cot_tensor layer_tensor(const backend *b, hyper_sizes sizes, int64_t rows, void *data)
 {
-    return cot_tensor_contiguous(data, REAL_DTYPE, 3, (int64_t[]){1, rows, sizes.width});
+    return cot_tensor_contiguous(data, b->dtype, 3, (int64_t[]){1, rows, sizes.width});
 }
 
-static cot_tensor vector_tensor(int64_t rows, int64_t size, real *data)
+static cot_tensor vector_tensor(const backend *b, int64_t rows, int64_t size, void *data)
 {
-    return cot_tensor_contiguous(data, REAL_DTYPE, 3, (int64_t[]){1, rows, size});
+    return cot_tensor_contiguous(data, b->wide, 3, (int64_t[]){1, rows, size});
 }
 
-static cot_tensor matrix_tensor(hyper_sizes sizes, int64_t rows, real *data)
+static cot_tensor matrix_tensor(const backend *b, hyper_sizes sizes, int64_t rows, void *data)
 {
-    return cot_tensor_contiguous(data, REAL_DTYPE, 4, (int64_t[]){1, rows, sizes.streams, sizes.streams});
+    return cot_tensor_contiguous(data, b->wide, 4, (int64_t[]){1, rows, sizes.streams, sizes.streams});
 }
 
-static cot_tensor scalar_tensor(int64_t rows, real *data)
+static cot_tensor scalar_tensor(const backend *b, int64_t rows, void *data)
 {
-    return cot_tensor_contiguous(data, REAL_DTYPE, 2, (int64_t[]){1, rows});
+    return cot_tensor_contiguous(data, b->wide, 2, (int64_t[]){1, rows});
 }
 
-static cot_tensor parameter_tensor(real *data, const parameter *p)
+/* The library's mhc ops read float32 parameters, whatever the dtype of the streams. */
+static cot_tensor value_tensor(const backend *b, const parameter *p)
 {
-    return cot_tensor_contiguous(data, REAL_DTYPE, p->rank, p->shape);
+    return cot_tensor_contiguous(p->w_wide, b->wide, p->rank, p->shape);
 }
 
-cot_status hyper_pre(const hyper_connection *hyper, hyper_sizes sizes, cot_queue *queue, int64_t rows,
-                     hyper_saved *saved, real *h_in)
+static cot_tensor gradient_tensor(const backend *b, const parameter *p)
+{
+    return cot_tensor_contiguous(p->dw, b->wide, p->rank, p->shape);
+}
+
+cot_status hyper_pre(const hyper_connection *hyper, hyper_sizes sizes, backend *b, int64_t rows, hyper_saved *saved,
+                     void *h_in)
 {
     cot_mhc_pre_forward_args args;
     COT_MHC_PRE_FORWARD_INIT(&args);
-    args.x = streams_tensor(sizes, rows, saved->x);
-    args.phi = parameter_tensor(hyper->phi->value, hyper->phi);
-    args.alpha = parameter_tensor(hyper->alpha->value, hyper->alpha);
-    args.bias = parameter_tensor(hyper->bias->value, hyper->bias);
-    args.gamma = parameter_tensor(hyper->gamma->value, hyper->gamma);
-    args.h_in = layer_tensor(sizes, rows, h_in);
-    args.h_pre = vector_tensor(rows, sizes.streams, saved->h_pre);
-    args.h_post = vector_tensor(rows, sizes.streams, saved->h_post);
-    args.A = matrix_tensor(sizes, rows, saved->A);
-    args.inv_rms = scalar_tensor(rows, saved->inv_rms);
-    args.h_mix = vector_tensor(rows, coefficient_count(sizes), saved->h_mix);
-    return TIMED(OP_MHC_PRE_FORWARD, bytes_of(sizes, rows, sizes.streams + 1), cot_mhc_pre_forward(queue, &args));
+    args.x = streams_tensor(b, sizes, rows, saved->x);
+    args.phi = value_tensor(b, hyper->phi);
+    args.alpha = value_tensor(b, hyper->alpha);
+    args.bias = value_tensor(b, hyper->bias);
+    args.gamma = value_tensor(b, hyper->gamma);
+    args.h_in = layer_tensor(b, sizes, rows, h_in);
+    args.h_pre = vector_tensor(b, rows, sizes.streams, saved->h_pre);
+    args.h_post = vector_tensor(b, rows, sizes.streams, saved->h_post);
+    args.A = matrix_tensor(b, sizes, rows, saved->A);
+    args.inv_rms = scalar_tensor(b, rows, saved->inv_rms);
+    args.h_mix = vector_tensor(b, rows, coefficient_count(sizes), saved->h_mix);
+    return TIMED(OP_MHC_PRE_FORWARD, bytes_of(b, sizes, rows, sizes.streams + 1), cot_mhc_pre_forward(b->queue, &args));
 }
 
-cot_status hyper_post(hyper_sizes sizes, cot_queue *queue, int64_t rows, hyper_saved *saved, real *next)
+cot_status hyper_post(hyper_sizes sizes, backend *b, int64_t rows, hyper_saved *saved, void *next)
 {
     cot_mhc_post_forward_args args;
     COT_INIT(&args);
-    args.x = streams_tensor(sizes, rows, saved->x);
-    args.f = layer_tensor(sizes, rows, saved->f);
-    args.h_post = vector_tensor(rows, sizes.streams, saved->h_post);
-    args.A = matrix_tensor(sizes, rows, saved->A);
-    args.y = streams_tensor(sizes, rows, next);
-    return TIMED(OP_MHC_POST_FORWARD, bytes_of(sizes, rows, 2 * sizes.streams + 1), cot_mhc_post_forward(queue, &args));
+    args.x = streams_tensor(b, sizes, rows, saved->x);
+    args.f = layer_tensor(b, sizes, rows, saved->f);
+    args.h_post = vector_tensor(b, rows, sizes.streams, saved->h_post);
+    args.A = matrix_tensor(b, sizes, rows, saved->A);
+    args.y = streams_tensor(b, sizes, rows, next);
+    return TIMED(OP_MHC_POST_FORWARD, bytes_of(b, sizes, rows, 2 * sizes.streams + 1),
+                 cot_mhc_post_forward(b->queue, &args));
 }
 
-cot_status hyper_seam(const hyper_connection *hyper, hyper_sizes sizes, cot_queue *queue, int64_t rows,
-                      const hyper_saved *saved, hyper_saved *next, real *h_in)
+cot_status hyper_seam(const hyper_connection *hyper, hyper_sizes sizes, backend *b, int64_t rows, hyper_saved *saved,
+                      hyper_saved *next, void *h_in)
 {
     cot_mhc_seam_forward_args args;
     COT_MHC_SEAM_FORWARD_INIT(&args);
-    args.x = streams_tensor(sizes, rows, saved->x);
-    args.f = layer_tensor(sizes, rows, saved->f);
-    args.h_post = vector_tensor(rows, sizes.streams, saved->h_post);
-    args.A = matrix_tensor(sizes, rows, saved->A);
-    args.phi = parameter_tensor(hyper->phi->value, hyper->phi);
-    args.alpha = parameter_tensor(hyper->alpha->value, hyper->alpha);
-    args.bias = parameter_tensor(hyper->bias->value, hyper->bias);
-    args.gamma = parameter_tensor(hyper->gamma->value, hyper->gamma);
-    args.y = streams_tensor(sizes, rows, next->x);
-    args.h_in = layer_tensor(sizes, rows, h_in);
-    args.h_pre = vector_tensor(rows, sizes.streams, next->h_pre);
-    args.next_h_post = vector_tensor(rows, sizes.streams, next->h_post);
-    args.next_A = matrix_tensor(sizes, rows, next->A);
-    args.inv_rms = scalar_tensor(rows, next->inv_rms);
-    args.h_mix = vector_tensor(rows, coefficient_count(sizes), next->h_mix);
-    return TIMED(OP_MHC_SEAM_FORWARD, bytes_of(sizes, rows, 2 * sizes.streams + 2), cot_mhc_seam_forward(queue, &args));
+    args.x = streams_tensor(b, sizes, rows, saved->x);
+    args.f = layer_tensor(b, sizes, rows, saved->f);
+    args.h_post = vector_tensor(b, rows, sizes.streams, saved->h_post);
+    args.A = matrix_tensor(b, sizes, rows, saved->A);
+    args.phi = value_tensor(b, hyper->phi);
+    args.alpha = value_tensor(b, hyper->alpha);
+    args.bias = value_tensor(b, hyper->bias);
+    args.gamma = value_tensor(b, hyper->gamma);
+    args.y = streams_tensor(b, sizes, rows, next->x);
+    args.h_in = layer_tensor(b, sizes, rows, h_in);
+    args.h_pre = vector_tensor(b, rows, sizes.streams, next->h_pre);
+    args.next_h_post = vector_tensor(b, rows, sizes.streams, next->h_post);
+    args.next_A = matrix_tensor(b, sizes, rows, next->A);
+    args.inv_rms = scalar_tensor(b, rows, next->inv_rms);
+    args.h_mix = vector_tensor(b, rows, coefficient_count(sizes), next->h_mix);
+    cot_status status = TIMED(OP_MHC_SEAM_FORWARD, bytes_of(b, sizes, rows, 2 * sizes.streams + 2),
+                              cot_mhc_seam_forward(b->queue, &args));
+    if (status != COT_UNSUPPORTED)
+        return status;
+    status = hyper_post(sizes, b, rows, saved, next->x); /* the backend has no kernel for both together */
+    return status != COT_OK ? status : hyper_pre(hyper, sizes, b, rows, next, h_in);
 }
 
-cot_status hyper_post_backward(hyper_sizes sizes, cot_queue *queue, int64_t rows, const hyper_saved *saved,
-                               const hyper_gradients *gradients, real *dnext)
+cot_status hyper_post_backward(hyper_sizes sizes, backend *b, int64_t rows, const hyper_saved *saved,
+                               const hyper_gradients *gradients, void *dnext)
 {
     cot_mhc_post_backward_args args;
     COT_INIT(&args);
-    args.x = streams_tensor(sizes, rows, saved->x);
-    args.f = layer_tensor(sizes, rows, saved->f);
-    args.h_post = vector_tensor(rows, sizes.streams, saved->h_post);
-    args.A = matrix_tensor(sizes, rows, saved->A);
-    args.dy = streams_tensor(sizes, rows, dnext);
-    args.dx = streams_tensor(sizes, rows, gradients->dx_post);
-    args.df = layer_tensor(sizes, rows, gradients->df);
-    args.dh_post = vector_tensor(rows, sizes.streams, gradients->dh_post);
-    args.dA = matrix_tensor(sizes, rows, gradients->dA);
-    return TIMED(OP_MHC_POST_BACKWARD, bytes_of(sizes, rows, 3 * sizes.streams + 2),
-                 cot_mhc_post_backward(queue, &args));
+    args.x = streams_tensor(b, sizes, rows, saved->x);
+    args.f = layer_tensor(b, sizes, rows, saved->f);
+    args.h_post = vector_tensor(b, rows, sizes.streams, saved->h_post);
+    args.A = matrix_tensor(b, sizes, rows, saved->A);
+    args.dy = streams_tensor(b, sizes, rows, dnext);
+    args.dx = streams_tensor(b, sizes, rows, gradients->dx_post);
+    args.df = layer_tensor(b, sizes, rows, gradients->df);
+    args.dh_post = vector_tensor(b, rows, sizes.streams, gradients->dh_post);
+    args.dA = matrix_tensor(b, sizes, rows, gradients->dA);
+    return TIMED(OP_MHC_POST_BACKWARD, bytes_of(b, sizes, rows, 3 * sizes.streams + 2),
+                 cot_mhc_post_backward(b->queue, &args));
 }
 
-cot_status hyper_seam_backward(const hyper_connection *hyper, hyper_sizes sizes, cot_queue *queue, int64_t rows,
+cot_status hyper_seam_backward(const hyper_connection *hyper, hyper_sizes sizes, backend *b, int64_t rows,
                                const hyper_saved *saved, const hyper_saved *next, const hyper_gradients *next_gradients,
-                               const hyper_gradients *gradients)
+                               const hyper_gradients *gradients, void *dstreams)
 {
     cot_mhc_seam_backward_args args;
     COT_MHC_SEAM_BACKWARD_INIT(&args);
-    args.x = streams_tensor(sizes, rows, saved->x);
-    args.f = layer_tensor(sizes, rows, saved->f);
-    args.h_post = vector_tensor(rows, sizes.streams, saved->h_post);
-    args.A = matrix_tensor(sizes, rows, saved->A);
-    args.phi = parameter_tensor(hyper->phi->value, hyper->phi);
-    args.alpha = parameter_tensor(hyper->alpha->value, hyper->alpha);
-    args.bias = parameter_tensor(hyper->bias->value, hyper->bias);
-    args.gamma = parameter_tensor(hyper->gamma->value, hyper->gamma);
-    args.inv_rms = scalar_tensor(rows, next->inv_rms);
-    args.h_mix = vector_tensor(rows, coefficient_count(sizes), next->h_mix);
-    args.h_pre = vector_tensor(rows, sizes.streams, next->h_pre);
-    args.next_h_post = vector_tensor(rows, sizes.streams, next->h_post);
-    args.dh_in = layer_tensor(sizes, rows, next_gradients->df);
-    args.dnext_h_post = vector_tensor(rows, sizes.streams, next_gradients->dh_post);
-    args.dnext_A = matrix_tensor(sizes, rows, next_gradients->dA);
-    args.dy = streams_tensor(sizes, rows, next_gradients->dx_post);
-    args.dx = streams_tensor(sizes, rows, gradients->dx_post);
-    args.df = layer_tensor(sizes, rows, gradients->df);
-    args.dh_post = vector_tensor(rows, sizes.streams, gradients->dh_post);
-    args.dA = matrix_tensor(sizes, rows, gradients->dA);
-    args.dphi = parameter_tensor(hyper->phi->gradient, hyper->phi);
-    args.dalpha = parameter_tensor(hyper->alpha->gradient, hyper->alpha);
-    args.dbias = parameter_tensor(hyper->bias->gradient, hyper->bias);
-    args.dgamma = parameter_tensor(hyper->gamma->gradient, hyper->gamma);
-    return TIMED(OP_MHC_SEAM_BACKWARD, bytes_of(sizes, rows, 3 * sizes.streams + 3),
-                 cot_mhc_seam_backward(queue, &args));
+    args.accumulate = b->accumulate;
+    args.x = streams_tensor(b, sizes, rows, saved->x);
+    args.f = layer_tensor(b, sizes, rows, saved->f);
+    args.h_post = vector_tensor(b, rows, sizes.streams, saved->h_post);
+    args.A = matrix_tensor(b, sizes, rows, saved->A);
+    args.phi = value_tensor(b, hyper->phi);
+    args.alpha = value_tensor(b, hyper->alpha);
+    args.bias = value_tensor(b, hyper->bias);
+    args.gamma = value_tensor(b, hyper->gamma);
+    args.inv_rms = scalar_tensor(b, rows, next->inv_rms);
+    args.h_mix = vector_tensor(b, rows, coefficient_count(sizes), next->h_mix);
+    args.h_pre = vector_tensor(b, rows, sizes.streams, next->h_pre);
+    args.next_h_post = vector_tensor(b, rows, sizes.streams, next->h_post);
+    args.dh_in = layer_tensor(b, sizes, rows, next_gradients->df);
+    args.dnext_h_post = vector_tensor(b, rows, sizes.streams, next_gradients->dh_post);
+    args.dnext_A = matrix_tensor(b, sizes, rows, next_gradients->dA);
+    args.dy = streams_tensor(b, sizes, rows, next_gradients->dx_post);
+    args.dx = streams_tensor(b, sizes, rows, gradients->dx_post);
+    args.df = layer_tensor(b, sizes, rows, gradients->df);
+    args.dh_post = vector_tensor(b, rows, sizes.streams, gradients->dh_post);
+    args.dA = matrix_tensor(b, sizes, rows, gradients->dA);
+    args.dphi = gradient_tensor(b, hyper->phi);
+    args.dalpha = gradient_tensor(b, hyper->alpha);
+    args.dbias = gradient_tensor(b, hyper->bias);
+    args.dgamma = gradient_tensor(b, hyper->gamma);
+    cot_status status = TIMED(OP_MHC_SEAM_BACKWARD, bytes_of(b, sizes, rows, 3 * sizes.streams + 3),
+                              cot_mhc_seam_backward(b->queue, &args));
+    if (status != COT_UNSUPPORTED)
+        return status;
+    status = hyper_pre_backward(hyper, sizes, b, rows, next, next_gradients, dstreams);
+    return status != COT_OK ? status : hyper_post_backward(sizes, b, rows, saved, gradients, dstreams);
 }
 
-cot_status hyper_pre_backward(const hyper_connection *hyper, hyper_sizes sizes, cot_queue *queue, int64_t rows,
-                              const hyper_saved *saved, const hyper_gradients *gradients, real *dx)
+cot_status hyper_pre_backward(const hyper_connection *hyper, hyper_sizes sizes, backend *b, int64_t rows,
+                              const hyper_saved *saved, const hyper_gradients *gradients, void *dx)
 {
     cot_mhc_pre_backward_args args;
     COT_MHC_PRE_BACKWARD_INIT(&args);
-    args.x = streams_tensor(sizes, rows, saved->x);
-    args.phi = parameter_tensor(hyper->phi->value, hyper->phi);
-    args.alpha = parameter_tensor(hyper->alpha->value, hyper->alpha);
-    args.bias = parameter_tensor(hyper->bias->value, hyper->bias);
-    args.gamma = parameter_tensor(hyper->gamma->value, hyper->gamma);
-    args.inv_rms = scalar_tensor(rows, saved->inv_rms);
-    args.h_mix = vector_tensor(rows, coefficient_count(sizes), saved->h_mix);
-    args.h_pre = vector_tensor(rows, sizes.streams, saved->h_pre);
-    args.h_post = vector_tensor(rows, sizes.streams, saved->h_post);
-    args.dh_in = layer_tensor(sizes, rows, gradients->df);
-    args.dh_post = vector_tensor(rows, sizes.streams, gradients->dh_post);
-    args.dA = matrix_tensor(sizes, rows, gradients->dA);
-    args.dx_post = streams_tensor(sizes, rows, gradients->dx_post);
-    args.dx = streams_tensor(sizes, rows, dx);
-    args.dphi = parameter_tensor(hyper->phi->gradient, hyper->phi);
-    args.dalpha = parameter_tensor(hyper->alpha->gradient, hyper->alpha);
-    args.dbias = parameter_tensor(hyper->bias->gradient, hyper->bias);
-    args.dgamma = parameter_tensor(hyper->gamma->gradient, hyper->gamma);
-    return TIMED(OP_MHC_PRE_BACKWARD, bytes_of(sizes, rows, 3 * sizes.streams + 1), cot_mhc_pre_backward(queue, &args));
+    args.accumulate = b->accumulate;
+    args.x = streams_tensor(b, sizes, rows, saved->x);
+    args.phi = value_tensor(b, hyper->phi);
+    args.alpha = value_tensor(b, hyper->alpha);
+    args.bias = value_tensor(b, hyper->bias);
+    args.gamma = value_tensor(b, hyper->gamma);
+    args.inv_rms = scalar_tensor(b, rows, saved->inv_rms);
+    args.h_mix = vector_tensor(b, rows, coefficient_count(sizes), saved->h_mix);
+    args.h_pre = vector_tensor(b, rows, sizes.streams, saved->h_pre);
+    args.h_post = vector_tensor(b, rows, sizes.streams, saved->h_post);
+    args.dh_in = layer_tensor(b, sizes, rows, gradients->df);
+    args.dh_post = vector_tensor(b, rows, sizes.streams, gradients->dh_post);
+    args.dA = matrix_tensor(b, sizes, rows, gradients->dA);
+    args.dx_post = streams_tensor(b, sizes, rows, gradients->dx_post);
+    args.dx = streams_tensor(b, sizes, rows, dx);
+    args.dphi = gradient_tensor(b, hyper->phi);
+    args.dalpha = gradient_tensor(b, hyper->alpha);
+    args.dbias = gradient_tensor(b, hyper->bias);
+    args.dgamma = gradient_tensor(b, hyper->gamma);
+    return TIMED(OP_MHC_PRE_BACKWARD, bytes_of(b, sizes, rows, 3 * sizes.streams + 1),
+                 cot_mhc_pre_backward(b->queue, &args));
 }

@@ -4,7 +4,7 @@
 static const real NORM_EPS = (real)1e-6;
 
 /* dgain is summed over blocks of ROW_BLOCK rows first, then over the blocks. */
-enum { ROW_BLOCK = 64, MAX_VOCABULARY = 256 };
+enum { ROW_BLOCK = 64, BYTES = 256 };
 
 /* ---- embedding ---------------------------------------------------------------------------------------- */
 
@@ -16,32 +16,33 @@ void embedding_forward(int64_t rows, int64_t width, const uint8_t *bytes, const 
 }
 
 /* order: the rows sorted by byte; rows of the same byte keep their order. start[v]: the first row of byte v in it. */
-static void sort_rows_by_byte(int64_t rows, int64_t vocabulary, const uint8_t *bytes, int64_t *order, int64_t *start)
+static void sort_rows_by_byte(int64_t rows, const uint8_t *bytes, int64_t *order, int64_t *start)
 {
-    int64_t next[MAX_VOCABULARY] = {0};
+    int64_t next[BYTES] = {0};
     for (int64_t r = 0; r < rows; r++)
         next[bytes[r]]++;
     int64_t sum = 0;
-    for (int64_t v = 0; v < vocabulary; v++) {
+    for (int64_t v = 0; v < BYTES; v++) {
         start[v] = sum;
         sum += next[v];
         next[v] = start[v];
     }
-    start[vocabulary] = sum;
+    start[BYTES] = sum;
     for (int64_t r = 0; r < rows; r++)
         order[next[bytes[r]]++] = r;
 }
 
 void embedding_backward(int64_t rows, int64_t width, int64_t vocabulary, const uint8_t *bytes, const real *dy,
-                        int64_t *order, real *dtable)
+                        int64_t *order, real *dtable, matrix_store store)
 {
-    int64_t start[MAX_VOCABULARY + 1];
-    sort_rows_by_byte(rows, vocabulary, bytes, order, start);
+    int64_t start[BYTES + 1];
+    sort_rows_by_byte(rows, bytes, order, start);
 #pragma omp parallel for schedule(dynamic)
     for (int64_t v = 0; v < vocabulary; v++) {
         real *sum = dtable + v * width;
-        memset(sum, 0, (size_t)width * sizeof(real));
-        for (int64_t i = start[v]; i < start[v + 1]; i++) {
+        if (store == MATRIX_SET)
+            memset(sum, 0, (size_t)width * sizeof(real));
+        for (int64_t i = v < BYTES ? start[v] : rows; i < (v < BYTES ? start[v + 1] : rows); i++) {
             const real *row = dy + order[i] * width;
             for (int64_t c = 0; c < width; c++)
                 sum[c] += row[c];
@@ -93,7 +94,7 @@ static void rmsnorm_backward_row(int64_t width, const real *x, const real *gain,
 }
 
 void rmsnorm_backward(int64_t rows, int64_t width, const real *x, const real *gain, const real *inv_rms, const real *dy,
-                      real *partial, real *dx, real *dgain)
+                      real *partial, real *dx, real *dgain, matrix_store store)
 {
     const int64_t blocks = row_blocks(rows);
 #pragma omp parallel for
@@ -104,7 +105,8 @@ void rmsnorm_backward(int64_t rows, int64_t width, const real *x, const real *ga
         for (int64_t r = block * ROW_BLOCK; r < end; r++)
             rmsnorm_backward_row(width, x + r * width, gain, inv_rms[r], dy + r * width, dx + r * width, sum);
     }
-    memset(dgain, 0, (size_t)width * sizeof(real));
+    if (store == MATRIX_SET)
+        memset(dgain, 0, (size_t)width * sizeof(real));
     for (int64_t block = 0; block < blocks; block++)
         for (int64_t c = 0; c < width; c++)
             dgain[c] += partial[block * width + c];
@@ -160,6 +162,35 @@ void gate_backward(int64_t rows, int64_t inner, const real *c, const real *mixed
     }
 }
 
+static real sigmoid(real x)
+{
+    return 1 / (1 + real_exp(-x));
+}
+
+void swiglu_forward(int64_t rows, int64_t inner, const real *mixed, real *y)
+{
+#pragma omp parallel for
+    for (int64_t r = 0; r < rows; r++) {
+        const real *a = mixed + 2 * r * inner, *b = a + inner;
+        for (int64_t i = 0; i < inner; i++)
+            y[r * inner + i] = a[i] * sigmoid(a[i]) * b[i];
+    }
+}
+
+void swiglu_backward(int64_t rows, int64_t inner, const real *mixed, const real *dy, real *dmixed)
+{
+#pragma omp parallel for
+    for (int64_t r = 0; r < rows; r++) {
+        const real *a = mixed + 2 * r * inner, *b = a + inner, *d = dy + r * inner;
+        real *da = dmixed + 2 * r * inner, *db = da + inner;
+        for (int64_t i = 0; i < inner; i++) {
+            const real s = sigmoid(a[i]);
+            da[i] = d[i] * b[i] * s * (1 + a[i] * (1 - s));
+            db[i] = d[i] * a[i] * s;
+        }
+    }
+}
+
 /* ---- cross-entropy ------------------------------------------------------------------------------------ */
 
 static double cross_entropy_row(int64_t classes, int target, real *logits, real scale, bool gradient)
@@ -184,15 +215,15 @@ static double cross_entropy_row(int64_t classes, int target, real *logits, real 
     return log(sum) - shifted_target;
 }
 
-double cross_entropy(int64_t rows, int64_t classes, const uint8_t *targets, real *logits, double *row_loss,
-                     bool gradient)
+double cross_entropy(int64_t rows, int64_t mean_rows, int64_t classes, const uint8_t *targets, real *logits,
+                     double *row_loss, bool gradient)
 {
-    const real scale = 1 / (real)rows;
+    const real scale = 1 / (real)mean_rows;
 #pragma omp parallel for
     for (int64_t r = 0; r < rows; r++)
         row_loss[r] = cross_entropy_row(classes, targets[r], logits + r * classes, scale, gradient);
     double sum = 0;
     for (int64_t r = 0; r < rows; r++)
         sum += row_loss[r];
-    return sum / (double)rows;
+    return sum / (double)mean_rows;
 }

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * train_lm: trains a byte-level language model on text files. It uses only the public interface of the library. */
+#include "cuda/backend_cuda.h"
+
 #include "matrix.h"
 #include "op_times.h"
 #include "options.h"
@@ -40,7 +42,7 @@ static int load_text(corpus *text, const options *o)
         good = corpus_add_default(text, o->source_dir);
     if (!good)
         return fail(text->out_of_memory ? EXIT_FAILURE : EXIT_BAD_INPUT, "--text: %s", text->error);
-    const int64_t needed = sampler_bytes_needed(o->batch, o->context);
+    const int64_t needed = sampler_bytes_needed(o->batch * o->accumulate, o->context);
     if (text->training.count < needed)
         return fail(EXIT_BAD_INPUT,
                     "--text: %lld bytes to train on, one batch of --batch %lld --context %lld needs %lld",
@@ -118,7 +120,9 @@ static int print_sample(const training *t, const options *o, cot_queue *queue)
     uint8_t *bytes = malloc((size_t)o->sample);
     if (bytes == NULL)
         return fail(EXIT_FAILURE, "out of memory");
-    const cot_status status = sample_generate(&t->model, queue, &sample, bytes);
+    backend cpu;
+    backend_cpu_create(&cpu, queue);
+    const cot_status status = sample_generate(&t->model, &cpu, &sample, bytes);
     if (status == COT_OK) {
         printf("\nsample, temperature %g:\n%s", o->temperature, o->prompt);
         print_text(bytes, o->sample);
@@ -149,7 +153,7 @@ static int report(const training *t, const options *o, cot_queue *queue)
     int status = print_sample(t, o, queue);
     if (status == EXIT_SUCCESS)
         status = write_curve(t, o);
-    if (status == EXIT_SUCCESS && !o->quiet)
+    if (status == EXIT_SUCCESS && !o->quiet && strcmp(o->backend, "cpu") == 0) /* a GPU runs the calls later */
         op_times_print();
     return status;
 }
@@ -238,13 +242,33 @@ static int train_several(const corpus *text, const options *o, cot_queue *queue)
     return status;
 }
 
-static int run(const options *o, corpus *text)
+/* Decides for --backend auto, and says which backend the run has. */
+static void choose_backend(options *o)
+{
+    if (strcmp(o->backend, "auto") != 0) {
+        options_use_backend(o, o->backend);
+        return;
+    }
+    const cuda_options smallest = {.dtype = COT_F32, .rows = 1, .micro_batches = 1, .vocabulary = 1, .loss_scale = 1};
+    backend *b;
+    const cot_status status = backend_cuda_create(&b, &smallest);
+    if (status == COT_OK)
+        backend_cuda_destroy(b);
+    options_use_backend(o, status == COT_OK ? "cuda" : "cpu");
+    if (status != COT_OK)
+        printf("backend: cpu (%s)\n", cot_error_message());
+    else
+        printf("backend: cuda\n");
+}
+
+static int run(options *o, corpus *text)
 {
     int status = load_text(text, o);
     if (status == EXIT_SUCCESS)
         status = make_folder(o->out);
     if (status != EXIT_SUCCESS)
         return status;
+    choose_backend(o);
     if (o->threads > 0)
         omp_set_num_threads((int)o->threads);
     matrix_use_one_thread_per_call();

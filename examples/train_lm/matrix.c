@@ -62,7 +62,8 @@ void linear_forward(linear_shape shape, const real *x, const real *w, real *y, m
 }
 
 /* One parallel region for both products: threads without a tile of dw continue with the many tiles of dx. */
-void linear_backward(linear_shape shape, const real *x, const real *w, const real *dy, real *dx, real *dw)
+void linear_backward(linear_shape shape, const real *x, const real *w, const real *dy, real *dx, real *dw,
+                     matrix_store store)
 {
     const product weight = {.m = shape.out,
                             .n = shape.in,
@@ -75,7 +76,7 @@ void linear_backward(linear_shape shape, const real *x, const real *w, const rea
                             .op_b = CblasNoTrans,
                             .c = dw,
                             .ldc = shape.in,
-                            .store = MATRIX_SET};
+                            .store = store};
     const product input = {.m = shape.rows,
                            .n = shape.in,
                            .k = shape.out,

@@ -9,9 +9,6 @@
 
 #include "real.h"
 
-/* Whether a result overwrites the output or is added to it. */
-typedef enum matrix_store { MATRIX_SET = 0, MATRIX_ADD = 1 } matrix_store;
-
 /* The sizes of one linear layer applied to `rows` rows. */
 typedef struct linear_shape {
     int64_t rows, in, out;
@@ -23,7 +20,8 @@ void matrix_use_one_thread_per_call(void);
 /* y = x w^T, or y += x w^T. */
 void linear_forward(linear_shape shape, const real *x, const real *w, real *y, matrix_store store);
 
-/* dx = dy w and dw = dy^T x, computed at the same time: neither may overlap an input. */
-void linear_backward(linear_shape shape, const real *x, const real *w, const real *dy, real *dx, real *dw);
+/* dx = dy w and dw = dy^T x, computed at the same time: neither may overlap an input. store: of dw. */
+void linear_backward(linear_shape shape, const real *x, const real *w, const real *dy, real *dx, real *dw,
+                     matrix_store store);
 
 #endif

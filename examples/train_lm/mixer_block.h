@@ -8,32 +8,40 @@
  *     c      = silu(conv(u))              depthwise, causal along time: weight [E,kernel], bias [E]
  *     x_next = x + drop((c * g) w_out^T)  w_out [width,E]; no x with no_residual; drop only in training
  *
- * With attention, the queries have H heads of E/H channels, and keys and values have H/2 (two heads of q share one of
+ * With attention, the queries have H heads of E/H channels, and keys and values have G heads (H/G heads of q share one of
  * k):
  *
- *     [q|k|v] = n w_in^T                  w_in [2E,width]: E rows for q, E/2 each for k and v
+ *     [q|k|v] = n w_in^T                  w_in [2E,width]: E rows for q, E G/H each for k and v
  *     o       = attention(R q, R k, v)    causal; R rotates each head by its token's position (RoPE, layers.h)
  *     x_next  = x + drop(o w_out^T)
+ *
+ * An MLP block mixes no tokens. Its E is its own:
+ *
+ *     [a|g]  = n w_in^T                   w_in [2E,width]
+ *     x_next = x + drop((silu(a) * g) w_out^T)
  */
 #ifndef TRAIN_LM_MIXER_BLOCK_H
 #define TRAIN_LM_MIXER_BLOCK_H
 
-#include "parameters.h"
+#include "backend.h"
 
 typedef struct block_sizes {
     int64_t width, inner, kernel;
     bool no_residual;
-    bool attention; /* instead of the convolution */
+    bool attention;          /* instead of the convolution */
+    bool mlp;                /* instead of either */
+    int64_t heads, kv_heads; /* of attention; 0: 4 and 2, or fewer if 4 does not divide the channels */
 } block_sizes;
 
 typedef struct mixer_block {
-    parameter *gain, *w_in, *conv_weight, *conv_bias, *w_out; /* conv_weight and conv_bias are NULL with attention */
+    parameter *gain, *w_in, *conv_weight, *conv_bias,
+        *w_out; /* conv_weight and conv_bias are NULL without a convolution */
 } mixer_block;
 
 enum { MIXER_BLOCK_PARAMETERS = 5 };
 
 /* The dropout of one block in one step. The mask depends on seed and offset alone, so there is no state to store. The
- * backward draws it again, and so does a resumed run. */
+ * backward draws it again, and so does a resumed run. backend.step_offset is added to the offset. */
 typedef struct block_dropout {
     double p; /* 0: none */
     uint64_t seed, offset;
@@ -42,41 +50,47 @@ typedef struct block_dropout {
 /* Results of the forward that the backward reads. */
 typedef struct mixer_block_saved {
     block_dropout drop; /* set by the caller of the forward */
-    real *x;            /* [rows,width] the block's input */
-    real *inv_rms;      /* [rows] */
-    real *normed;       /* [rows,width] n */
-    real *mixed;        /* [rows,2E] each row is u, then g; or R q, R k, v */
-    real *mixer_out;    /* [rows,E] c, or o */
-    real *gated;        /* [rows,E] c * g */
-    real *lse;          /* [batch,heads,time] only with attention */
+    void *x;            /* [rows,width] the block's input */
+    void *inv_rms;      /* [rows] */
+    void *normed;       /* [rows,width] n */
+    void *mixed;        /* [rows,2E] each row is u, then g; or R q, R k, v */
+    void *mixer_out;    /* [rows,E] c, or o */
+    void *gated;        /* [rows,E] c * g */
+    void *lse;          /* [batch,heads,time] only with attention */
 } mixer_block_saved;
 
 /* Scratch memory of the backward. All blocks can share it. */
 typedef struct mixer_block_scratch {
-    real *dnormed; /* [rows,width] */
-    real *dmixed;  /* [rows,mixed] */
-    real *dinner;  /* [rows,E] */
-    real *partial; /* rmsnorm_partial_count(rows, width) */
+    void *dnormed; /* [rows,width] */
+    void *dmixed;  /* [rows,mixed] */
+    void *dinner;  /* [rows,E] */
+    void *norm;    /* backend_operations.scratch_bytes(rows, width) bytes */
 } mixer_block_scratch;
+
+/* The number of query heads, and of channels in a row of mixed. */
+int64_t mixer_block_query_heads(block_sizes sizes);
+int64_t mixer_block_mixed_width(block_sizes sizes);
 
 /* Adds the parameters of block `index` to the table, and initialises them once they have memory. w_out is initially
  * smaller by 1/sqrt(2*layers), so that the magnitude of the residual stream hardly depends on the depth. */
 void mixer_block_register(mixer_block *block, parameter_table *table, block_sizes sizes, int64_t index);
 void mixer_block_initialise(mixer_block *block, block_sizes sizes, int64_t layers, uint64_t seed);
 
-bool mixer_block_saved_allocate(mixer_block_saved *saved, block_sizes sizes, int64_t rows);
-void mixer_block_saved_free(mixer_block_saved *saved);
-bool mixer_block_scratch_allocate(mixer_block_scratch *scratch, block_sizes sizes, int64_t rows);
-void mixer_block_scratch_free(mixer_block_scratch *scratch);
+bool mixer_block_saved_allocate(mixer_block_saved *saved, block_sizes sizes, backend *b, int64_t rows);
+void mixer_block_saved_free(mixer_block_saved *saved, backend *b);
+
+/* inner, mixed: the largest of all blocks. */
+bool mixer_block_scratch_allocate(mixer_block_scratch *scratch, backend *b, int64_t rows, int64_t width, int64_t inner,
+                                  int64_t mixed);
+void mixer_block_scratch_free(mixer_block_scratch *scratch, backend *b);
 
 /* Computes x_next from saved->x, and sets the other members of saved. */
-cot_status mixer_block_forward(const mixer_block *block, block_sizes sizes, cot_queue *queue, int64_t batch,
-                               int64_t time, mixer_block_saved *saved, real *x_next);
+cot_status mixer_block_forward(const mixer_block *block, block_sizes sizes, backend *b, int64_t batch, int64_t time,
+                               mixer_block_saved *saved, void *x_next);
 
 /* Replaces dx, the gradient of x_next, by the gradient of x. Sets the parameters' gradients. */
-cot_status mixer_block_backward(const mixer_block *block, block_sizes sizes, cot_queue *queue, int64_t batch,
-                                int64_t time, const mixer_block_saved *saved, const mixer_block_scratch *scratch,
-                                real *dx);
+cot_status mixer_block_backward(const mixer_block *block, block_sizes sizes, backend *b, int64_t batch, int64_t time,
+                                const mixer_block_saved *saved, const mixer_block_scratch *scratch, void *dx);
 
 /* The size of a block's state in decoding one sequence, in elements. The state holds the convolution's last inputs
  * [E,kernel-1], or the rotated keys and the values of up to max_tokens tokens. */
@@ -84,7 +98,7 @@ int64_t mixer_block_state_size(block_sizes sizes, int64_t max_tokens);
 
 /* Computes x_next from saved->x for one new token, and updates `state`. There were past_tokens tokens before. Attention
  * sees the last max_tokens - 1 of them and the new one. */
-cot_status mixer_block_step(const mixer_block *block, block_sizes sizes, cot_queue *queue, int64_t max_tokens,
-                            int64_t past_tokens, real *state, mixer_block_saved *saved, real *x_next);
+cot_status mixer_block_step(const mixer_block *block, block_sizes sizes, backend *b, int64_t max_tokens,
+                            int64_t past_tokens, void *state, mixer_block_saved *saved, void *x_next);
 
 #endif

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEFAULT_EVERY = 100, DEFAULT_STEPS = 2600, DEFAULT_STEPS_OF_SEVERAL = 700 };
+enum { GPU_INNER = 64, DEFAULT_EVERY = 100, DEFAULT_STEPS = 2600, DEFAULT_STEPS_OF_SEVERAL = 700 };
 
 const architecture architectures[ARCHITECTURES] = {
     {"conv", 0, 0, 0}, {"attention", 1, 0, 0}, {"hybrid", 5, 0, 0}, {"hybrid-mhc", 5, 2, 0}, {"full", 5, 2, 4},
@@ -44,7 +44,15 @@ enum {
     KEY_SOURCE_DIR,
     KEY_CHECKPOINT,
     KEY_EVERY,
-    KEY_RESUME
+    KEY_RESUME,
+    KEY_BACKEND,
+    KEY_DTYPE,
+    KEY_PRESET,
+    KEY_ACCUMULATE,
+    KEY_VOCABULARY,
+    KEY_MLP,
+    KEY_HEADS,
+    KEY_KV_HEADS
 };
 
 static const struct argp_option OPTIONS[] = {
@@ -58,13 +66,24 @@ static const struct argp_option OPTIONS[] = {
      "--mhc 2 --dense 4), the default; several, or all: one after the other, and a table at the end",
      0},
     {"width", KEY_WIDTH, "N", 0, "Channels of the residual stream", 0},
-    {"inner", KEY_INNER, "N", 0, "Channels inside a block (default: 5/4 of the width)", 0},
+    {"inner", KEY_INNER, "N", 0, "Channels inside a block (default: 5/4 of the width, on a GPU a multiple of 64)", 0},
     {"layers", KEY_LAYERS, "N", 0, "Blocks", 0},
     {"kernel", KEY_KERNEL, "K", 0, "Width of the causal convolutions", 0},
     {"mhc", KEY_MHC, "N", 0, "Hyper-connections: every block between N residual streams; 0: one plain stream", 0},
     {"attention", KEY_ATTENTION, "K", 0, "Attention in place of the convolution in every K-th block; 0: in none", 0},
     {"dense", KEY_DENSE, "K", 0, "A dense causal convolution of width K after the embedding; 0: none", 0},
+    {"mlp", KEY_MLP, "N", 0, "After every block an MLP (SwiGLU) with N inner channels; 0: none", 0},
+    {"heads", KEY_HEADS, "N", 0, "Heads of attention (default: 4)", 0},
+    {"kv-heads", KEY_KV_HEADS, "N", 0, "Heads of attention's keys and values (default: half of the heads)", 0},
+    {"vocabulary", KEY_VOCABULARY, "N", 0, "Rows of the embedding and of the head; a text uses the first 256", 0},
+    {"preset", KEY_PRESET, "NAME", 0,
+     "gpt2-124m, gpt2-350m, hybrid-130m, hybrid-mhc-130m or llama-130m: sizes of the model, its learning rate, no dropout, "
+     "context 1024; options after it change them",
+     0},
     {0, 0, 0, 0, "Training:", 3},
+    {"backend", KEY_BACKEND, "NAME", 0, "cpu, cuda (the first GPU) or auto: the GPU, if there is one", 0},
+    {"dtype", KEY_DTYPE, "TYPE", 0, "On a GPU: f32, f16 or bf16, with float32 masters (bf16)", 0},
+    {"accumulate", KEY_ACCUMULATE, "N", 0, "Batches whose gradients a step adds", 0},
     {"steps", KEY_STEPS, "N", 0, "Steps of the optimiser (2600; of several runs 700 each)", 0},
     {"batch", KEY_BATCH, "N", 0, "Sequences in a step", 0},
     {"context", KEY_CONTEXT, "N", 0, "Bytes in a sequence", 0},
@@ -97,14 +116,26 @@ static const struct integer_option {
     size_t offset;
     int64_t min, max;
 } INTEGERS[] = {
-    {KEY_STEPS, offsetof(options, steps), 1, 100000000},    {KEY_BATCH, offsetof(options, batch), 1, 65536},
-    {KEY_CONTEXT, offsetof(options, context), 1, 1 << 20},  {KEY_WIDTH, offsetof(options, width), 1, 16384},
-    {KEY_INNER, offsetof(options, inner), 1, 65536},        {KEY_LAYERS, offsetof(options, layers), 1, 1024},
-    {KEY_KERNEL, offsetof(options, kernel), 1, 1024},       {KEY_SEED, offsetof(options, seed), 0, INT64_MAX},
-    {KEY_THREADS, offsetof(options, threads), 1, 64},       {KEY_SAMPLE, offsetof(options, sample), 0, 1 << 24},
-    {KEY_EVERY, offsetof(options, every), 1, 100000000},    {KEY_MHC, offsetof(options, streams), 0, 64},
-    {KEY_ATTENTION, offsetof(options, attention), 0, 4096}, {KEY_DENSE, offsetof(options, dense), 0, 1024},
+    {KEY_STEPS, offsetof(options, steps), 1, 100000000},
+    {KEY_BATCH, offsetof(options, batch), 1, 65536},
+    {KEY_CONTEXT, offsetof(options, context), 1, 1 << 20},
+    {KEY_WIDTH, offsetof(options, width), 1, 16384},
+    {KEY_INNER, offsetof(options, inner), 1, 65536},
+    {KEY_LAYERS, offsetof(options, layers), 1, 1024},
+    {KEY_KERNEL, offsetof(options, kernel), 1, 1024},
+    {KEY_SEED, offsetof(options, seed), 0, INT64_MAX},
+    {KEY_THREADS, offsetof(options, threads), 1, 64},
+    {KEY_SAMPLE, offsetof(options, sample), 0, 1 << 24},
+    {KEY_EVERY, offsetof(options, every), 1, 100000000},
+    {KEY_MHC, offsetof(options, streams), 0, 64},
+    {KEY_ATTENTION, offsetof(options, attention), 0, 4096},
+    {KEY_DENSE, offsetof(options, dense), 0, 1024},
     {KEY_SEEDS, offsetof(options, seeds), 1, 64},
+    {KEY_ACCUMULATE, offsetof(options, accumulate), 1, 4096},
+    {KEY_MLP, offsetof(options, mlp), 0, 65536},
+    {KEY_HEADS, offsetof(options, heads), 1, 1024},
+    {KEY_KV_HEADS, offsetof(options, kv_heads), 1, 1024},
+    {KEY_VOCABULARY, offsetof(options, vocabulary), 256, 1 << 20},
 };
 
 static const struct real_option {
@@ -161,6 +192,43 @@ static const char *parse_text(int key, const char *text)
     return text;
 }
 
+/* One of the names, of which the last is NULL. */
+static const char *parse_name(int key, const char *text, const char *const *names, const char *expected)
+{
+    for (; *names != NULL; names++)
+        if (strcmp(text, *names) == 0)
+            return *names;
+    fprintf(stderr, "train_lm: --%s is \"%s\", expected %s\n", name_of(key), text, expected);
+    exit(EXIT_BAD_INPUT);
+}
+
+static const char *const BACKENDS[] = {"cpu", "cuda", "auto", NULL}, *const DTYPES[] = {"f32", "f16", "bf16", NULL},
+                         *const PRESETS[] = {"gpt2-124m",       "gpt2-350m",  "hybrid-130m",
+                                             "hybrid-mhc-130m", "llama-130m", NULL};
+
+/* Sizes as those of GPT-2: its width, layers, heads and vocabulary (50257, padded), and as many parameters in the
+ * products of an MLP: SwiGLU has three matrices where GPT-2 has two of 4 times the width. */
+static void apply_preset(const char *name, options *o)
+{
+    const bool large = strcmp(name, "gpt2-350m") == 0, hybrid = strncmp(name, "hybrid", 6) == 0,
+               llama = strcmp(name, "llama-130m") == 0;
+    o->width = o->inner = large ? 1024 : 768;
+    o->layers = large ? 24 : 12;
+    o->heads = large ? 16 : 12;
+    o->kv_heads = llama ? 4 : o->heads;
+    o->mlp = large ? 2752 : 2048;
+    o->vocabulary = 50304;
+    o->kernel = 4;
+    o->attention = hybrid ? 4 : 1;
+    o->streams = strcmp(name, "hybrid-mhc-130m") == 0 ? 4 : 0;
+    o->dense = 0;
+    o->context = 1024;
+    o->batch = 16;
+    o->rate = large ? 3e-4 : 6e-4;
+    o->weight_decay = 0.1;
+    o->dropout = 0;
+}
+
 /* True if the key is an option with a numeric value. */
 static bool parse_number(int key, const char *text, options *o)
 {
@@ -206,6 +274,12 @@ static error_t parse_option(int key, char *text, struct argp_state *state)
     case KEY_RESUME: o->resume = true; return 0;
     case KEY_JSON: o->json = parse_text(key, text); return 0;
     case KEY_ARCH: o->archs = parse_archs(text); return 0;
+    case KEY_BACKEND: o->backend = parse_name(key, text, BACKENDS, "cpu, cuda or auto"); return 0;
+    case KEY_DTYPE: o->dtype = parse_name(key, text, DTYPES, "f32, f16 or bf16"); return 0;
+    case KEY_PRESET:
+        apply_preset(parse_name(key, text, PRESETS, "gpt2-124m, gpt2-350m, hybrid-130m, hybrid-mhc-130m or llama-130m"),
+                     o);
+        return 0;
     case KEY_TEXT:
     case ARGP_KEY_ARG: o->texts[o->text_count++] = text; return 0;
     case 'q': o->quiet = true; return 0;
@@ -237,6 +311,12 @@ static void check_combinations(const options *o)
         refuse("--every needs --checkpoint");
     if (o->archs != 0 && (o->attention >= 0 || o->streams >= 0 || o->dense >= 0))
         refuse("--arch says what --attention, --mhc and --dense say: give it or them");
+    if (strcmp(o->backend, "cpu") == 0 && o->dtype != NULL && strcmp(o->dtype, "f32") != 0)
+        refuse("--dtype is of a GPU: --backend cuda");
+    if (o->heads > 0 && o->inner > 0 && o->inner % o->heads != 0)
+        refuse("--inner must be a multiple of --heads");
+    if (o->kv_heads > 0 && (o->heads == 0 || o->heads % o->kv_heads != 0))
+        refuse("--kv-heads must divide --heads");
     if (o->checkpoint != NULL && options_run_count(o) > 1)
         refuse("--checkpoint is of a single run: one --arch, and --seeds 1");
     if (o->json != NULL && options_run_count(o) == 1)
@@ -270,7 +350,10 @@ const architecture *options_run(const options *o, int i, options *run)
 
 void options_parse(options *o, int argc, char **argv)
 {
-    *o = (options){.batch = 4,
+    *o = (options){.backend = "cpu",
+                   .accumulate = 1,
+                   .vocabulary = 256,
+                   .batch = 4,
                    .context = 256,
                    .width = 128,
                    .layers = 10,
@@ -304,10 +387,24 @@ void options_parse(options *o, int argc, char **argv)
     o->streams = o->streams < 0 ? 0 : o->streams;
     if (o->steps == 0)
         o->steps = options_run_count(o) > 1 ? DEFAULT_STEPS_OF_SEVERAL : DEFAULT_STEPS;
-    if (o->inner == 0)
-        o->inner = o->width + o->width / 4;
+    if (o->heads > 0 && o->kv_heads == 0)
+        o->kv_heads = o->heads % 2 == 0 ? o->heads / 2 : o->heads;
     if (o->every == 0)
         o->every = DEFAULT_EVERY;
+}
+
+void options_use_backend(options *o, const char *backend)
+{
+    const bool cuda = strcmp(backend, "cuda") == 0;
+    o->backend = backend;
+    if (o->dtype == NULL || !cuda)
+        o->dtype = cuda ? "bf16" : "f32";
+    if (o->inner == 0)
+        o->inner = o->width + o->width / 4;
+    else
+        return;
+    if (cuda && o->heads == 0) /* the GPU loads 16 bytes at a time, of halves of heads */
+        o->inner = (o->inner + GPU_INNER - 1) / GPU_INNER * GPU_INNER;
 }
 
 void options_destroy(options *o)

@@ -17,6 +17,8 @@ enum { ARCHITECTURES = 5 };
 extern const architecture architectures[ARCHITECTURES];
 
 typedef struct options {
+    const char *backend, *dtype; /* "cpu", "cuda" or "auto"; "f32", "f16" or "bf16" */
+    int64_t accumulate, vocabulary, mlp, heads, kv_heads;
     int64_t steps, batch, context, width, inner, layers, kernel, streams, attention, dense, threads, sample;
     int64_t seed;
     double rate, weight_decay, clip, dropout, temperature;
@@ -38,6 +40,9 @@ enum { EXIT_BAD_INPUT = 2 };
  * names the argument and ends the process with EXIT_BAD_INPUT. */
 void options_parse(options *o, int argc, char **argv);
 void options_destroy(options *o);
+
+/* Sets `backend` to "cpu" or "cuda", and what depends on it: dtype and inner, if they were not given. */
+void options_use_backend(options *o, const char *backend);
 
 /* The number of runs. options_run sets the options of run i: its streams, attention, dense and seed. */
 int options_run_count(const options *o);

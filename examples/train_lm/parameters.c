@@ -63,7 +63,17 @@ bool parameter_table_allocate(parameter_table *table)
         p->moment2 = table->moments2 + offset;
         offset += aligned_count(p);
     }
+    parameter_table_use_host(table);
     return true;
+}
+
+void parameter_table_use_host(parameter_table *table)
+{
+    for (int i = 0; i < table->count; i++) {
+        parameter *p = &table->items[i];
+        p->w = p->w_wide = p->value;
+        p->dw = p->gradient;
+    }
 }
 
 void parameter_randomise(parameter *p, uint64_t seed, double deviation)

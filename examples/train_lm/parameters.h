@@ -17,7 +17,9 @@ typedef struct parameter {
     int64_t shape[PARAMETER_MAX_RANK];
     int64_t count; /* product of the shape */
     bool decays;   /* weight decay applies: true for matrices, false for gains and biases */
-    real *value, *gradient, *moment1, *moment2;
+    real *value, *gradient, *moment1, *moment2; /* on the host */
+    void *w, *w_wide, *dw; /* what the backend reads: the value, the value in the dtype `wide`, the gradient. On the CPU
+                            * the same memory as value, value and gradient */
 } parameter;
 
 /* The values of all parameters are one array of `elements` elements, and so are the gradients and each of the two
@@ -37,8 +39,11 @@ void parameter_table_destroy(parameter_table *table);
  * pointer is valid as long as the table. */
 parameter *parameter_add(parameter_table *table, const char *name, int64_t rows, int64_t columns, bool decays);
 
-/* Allocates zeroed memory for all parameters. False if there is none. */
+/* Allocates zeroed memory of the host for all parameters. False if there is none. */
 bool parameter_table_allocate(parameter_table *table);
+
+/* Sets w, w_wide and dw to the memory of the host. parameter_table_allocate does it too. */
+void parameter_table_use_host(parameter_table *table);
 
 /* Fills a parameter with uniform noise of the given standard deviation. It depends on the seed and the name alone. */
 void parameter_randomise(parameter *p, uint64_t seed, double deviation);

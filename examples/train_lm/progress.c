@@ -19,7 +19,10 @@ double progress_now(void)
 
 void progress_start(progress *p, int64_t steps, int64_t tokens_per_step, bool quiet)
 {
-    *p = (progress){.quiet = quiet,
+    *p = (progress){.flops = p->flops,
+                    .peak_flops = p->peak_flops,
+                    .gigabytes = p->gigabytes,
+                    .quiet = quiet,
                     .terminal = isatty(STDOUT_FILENO),
                     .steps = steps,
                     .tokens_per_step = tokens_per_step,
@@ -31,6 +34,22 @@ static double tokens_per_second(const progress *p, int64_t step)
     return (double)((step - p->resumed_at) * p->tokens_per_step) / (progress_now() - p->start + 1e-9);
 }
 
+/* "  470000 tokens/s", on a GPU with its utilisation and memory. */
+static void print_speed(const progress *p, int64_t step)
+{
+    const double rate = tokens_per_second(p, step);
+    printf("  %.0f tokens/s", rate);
+    if (p->peak_flops > 0)
+        printf("  %.1f %% MFU", 100 * rate * p->flops / p->peak_flops);
+    if (p->gigabytes > 0)
+        printf("  %.1f GB", p->gigabytes);
+}
+
+static double seconds_left(const progress *p, int64_t step)
+{
+    return (progress_now() - p->start) / (double)(step - p->resumed_at) * (double)(p->steps - step);
+}
+
 static void draw_bar(progress *p, int64_t step)
 {
     const double now = progress_now();
@@ -38,12 +57,12 @@ static void draw_bar(progress *p, int64_t step)
         return;
     p->drawn = now;
     const int filled = (int)(step * BAR_CELLS / p->steps);
-    const double seconds_left = (now - p->start) / (double)(step - p->resumed_at) * (double)(p->steps - step);
     printf("%s[", CLEAR_LINE);
     for (int i = 0; i < BAR_CELLS; i++)
         putchar(i < filled ? '#' : '.');
-    printf("] %lld/%lld  loss %.4f  %.0f tokens/s  %.0f s left", (long long)step, (long long)p->steps, p->loss,
-           tokens_per_second(p, step), seconds_left);
+    printf("] %lld/%lld  loss %.4f", (long long)step, (long long)p->steps, p->loss);
+    print_speed(p, step);
+    printf("  %.0f s left", seconds_left(p, step));
     fflush(stdout);
 }
 
@@ -72,8 +91,11 @@ void progress_step(progress *p, int64_t step, double loss)
     if (p->terminal) {
         draw_bar(p, step);
     } else if (step == 1 || step * PLAIN_LINES / p->steps != (step - 1) * PLAIN_LINES / p->steps) {
-        printf("step %lld/%lld  loss %.4f  %.0f tokens/s\n", (long long)step, (long long)p->steps, p->loss,
-               tokens_per_second(p, step));
+        printf("step %lld/%lld  loss %.4f", (long long)step, (long long)p->steps, p->loss);
+        print_speed(p, step);
+        if (p->gigabytes > 0)
+            printf("  %.0f s left", seconds_left(p, step));
+        printf("\n");
         fflush(stdout);
     }
 }

@@ -11,14 +11,17 @@
 typedef struct progress {
     bool quiet, terminal;
     int64_t steps, tokens_per_step;
-    int64_t resumed_at;  /* steps that were done before the resume */
-    double start, drawn; /* seconds */
-    double loss;         /* moving average over the last steps */
+    int64_t resumed_at;       /* steps that were done before the resume */
+    double start, drawn;      /* seconds */
+    double loss;              /* moving average over the last steps */
+    double flops, peak_flops; /* per token, and per second of the GPU; peak_flops 0: unknown */
+    double gigabytes;         /* of device memory; 0: none */
 } progress;
 
 /* The seconds of a monotonic clock. */
 double progress_now(void);
 
+/* Set flops, peak_flops and gigabytes before, or leave them 0. */
 void progress_start(progress *p, int64_t steps, int64_t tokens_per_step, bool quiet);
 
 /* Call progress_recall for each step before the resume, in order, then progress_resumed, which prints the step. */

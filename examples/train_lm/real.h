@@ -23,6 +23,9 @@ typedef float real;
 #define real_sqrt sqrtf
 #endif
 
+/* Whether a result overwrites the output or is added to it. */
+typedef enum matrix_store { MATRIX_SET = 0, MATRIX_ADD = 1 } matrix_store;
+
 /* Returns a zeroed, 64-byte aligned array of `count` elements, or NULL. Release it with free(). */
 real *real_allocate(int64_t count);
 

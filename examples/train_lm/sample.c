@@ -3,7 +3,7 @@
 
 #include "random.h"
 
-enum { SAMPLE_STREAM = 0x53414d50 }; /* selects the random stream of the sample */
+enum { BYTES = 256, SAMPLE_STREAM = 0x53414d50 }; /* selects the random stream of the sample */
 
 static int argmax(const real *logits, int64_t count)
 {
@@ -31,27 +31,26 @@ int sample_pick(const real *logits, int64_t count, double temperature, double u)
     return best; /* reached only through rounding */
 }
 
-static cot_status generate(const model *m, model_decoder *decoder, cot_queue *queue, const sample_options *options,
-                           uint8_t *out)
+static cot_status generate(const model *m, model_decoder *decoder, const sample_options *options, uint8_t *out)
 {
     random_stream stream = random_start(options->seed, SAMPLE_STREAM);
+    const int64_t bytes = m->config.vocabulary < BYTES ? m->config.vocabulary : BYTES; /* other tokens are no text */
     cot_status status = COT_OK;
     for (const char *byte = options->prompt; *byte != '\0' && status == COT_OK; byte++)
-        status = model_decoder_step(m, decoder, queue, (uint8_t)*byte);
+        status = model_decoder_step(m, decoder, (uint8_t)*byte);
     for (int64_t i = 0; i < options->count && status == COT_OK; i++) {
-        out[i] = (uint8_t)sample_pick(decoder->pass.logits, m->config.vocabulary, options->temperature,
-                                      random_unit(&stream));
-        status = model_decoder_step(m, decoder, queue, out[i]);
+        out[i] = (uint8_t)sample_pick(decoder->pass.logits, bytes, options->temperature, random_unit(&stream));
+        status = model_decoder_step(m, decoder, out[i]);
     }
     return status;
 }
 
-cot_status sample_generate(const model *m, cot_queue *queue, const sample_options *options, uint8_t *out)
+cot_status sample_generate(const model *m, backend *b, const sample_options *options, uint8_t *out)
 {
     model_decoder decoder;
     cot_status status = COT_OUT_OF_MEMORY;
-    if (model_decoder_create(&decoder, m))
-        status = generate(m, &decoder, queue, options, out);
+    if (model_decoder_create(&decoder, m, b))
+        status = generate(m, &decoder, options, out);
     model_decoder_destroy(&decoder);
     return status;
 }

@@ -17,6 +17,6 @@ typedef struct sample_options {
 int sample_pick(const real *logits, int64_t count, double temperature, double u);
 
 /* Feeds the prompt, then writes options->count bytes to `out`. COT_OUT_OF_MEMORY if there is no memory. */
-cot_status sample_generate(const model *m, cot_queue *queue, const sample_options *options, uint8_t *out);
+cot_status sample_generate(const model *m, backend *b, const sample_options *options, uint8_t *out);
 
 #endif

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train.h"
 
+#include "cuda/backend_cuda.h"
+
 #include "bigram.h"
 #include "checkpoint.h"
 #include "op_times.h"
@@ -14,6 +16,7 @@ enum {
     VALIDATIONS = 16,        /* per run, at equal distances */
     VALIDATION_WINDOWS = 64, /* at most, evenly distributed over the held-out text */
     WARMUP_DIVISOR = 20,     /* the warm-up takes 1/20 of the steps */
+    WARM_STEPS = 2,          /* of a GPU: the first grows workspaces, the second is captured; they are not timed */
     LAST_DIVISOR = 20        /* the final training loss is a mean over the last 1/20 of the steps */
 };
 
@@ -26,14 +29,16 @@ typedef struct held_out {
 /* The state of a run, apart from its result. */
 typedef struct run_state {
     const options *o;
-    cot_queue *queue;
+    backend *b;
+    backend cpu; /* b points to it, unless the run is on a GPU */
     sampler sampler;
     held_out held_out;
     model_pass pass;
-    uint8_t *inputs, *targets; /* [batch,context] */
-    double *partial;
+    uint8_t *inputs, *targets; /* [accumulate,batch,context] */
+    token_batch *batches;      /* [accumulate], the same for the backend */
     progress progress;
-    double training_seconds;
+    double training_seconds; /* of timed_steps steps */
+    int64_t timed_steps;
     run_identity identity;
 } run_state;
 
@@ -53,10 +58,100 @@ static bool held_out_create(held_out *h, const byte_string *text, int64_t contex
     return true;
 }
 
-static bool create_run(training *t, run_state *run, const corpus *text)
+static bool is_cuda(const options *o)
+{
+    return strcmp(o->backend, "cuda") == 0;
+}
+
+static adamw_options adamw_of(const options *o)
+{
+    return (adamw_options){.beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8, .weight_decay = o->weight_decay, .clip = o->clip};
+}
+
+/* ---- the backend -------------------------------------------------------------------------------------- */
+
+static train_result create_cpu(training *t, run_state *run, cot_queue *queue)
+{
+    run->b = &run->cpu;
+    backend_cpu_create(run->b, queue);
+    run->b->adamw = adamw_of(run->o);
+    return model_pass_create(&run->pass, &t->model, run->b, run->o->batch * run->o->context, true)
+               ? TRAIN_DONE
+               : TRAIN_OUT_OF_MEMORY;
+}
+
+/* In f16, gradients are multiplied by the power of two that makes those of the logits at most 1. */
+static double loss_scale(const options *o)
+{
+    double scale = 1;
+    while (strcmp(o->dtype, "f16") == 0 && 2 * scale <= (double)(o->batch * o->accumulate * o->context))
+        scale *= 2;
+    return scale;
+}
+
+/* The floating-point operations of a token in a step: 6 for each weight of a product, and those of causal attention. */
+static double flops_per_token(const model *m)
+{
+    double flops = 0;
+    int64_t attention = 0;
+    for (int i = 0; i < m->parameters.count; i++)
+        flops += m->parameters.items[i].decays ? 6 * (double)m->parameters.items[i].count : 0;
+    for (int64_t layer = 0; layer < m->config.layers; layer++)
+        attention += m->config.attention > 0 && (layer + 1) % m->config.attention == 0;
+    return flops + 6 * (double)(attention * m->config.inner * m->config.context);
+}
+
+/* The peak of Hopper's tensor cores without sparsity. 0 for other GPUs. */
+static double peak_flops(const char *gpu, const char *dtype)
+{
+    return (strstr(gpu, "H100") == NULL && strstr(gpu, "H200") == NULL) || strcmp(dtype, "f32") == 0 ? 0 : 989e12;
+}
+
+/* Plans the memory, prints it, and allocates it. */
+static train_result create_cuda(training *t, run_state *run)
 {
     const options *o = run->o;
-    const model_config config = {.vocabulary = BYTE_VALUES,
+    const int64_t rows = o->batch * o->context, heads = model_heads(&t->model);
+    const cuda_options cuda = {.dtype = strcmp(o->dtype, "f32") == 0   ? COT_F32
+                                        : strcmp(o->dtype, "f16") == 0 ? COT_F16
+                                                                       : COT_BF16,
+                               .rows = rows,
+                               .micro_batches = o->accumulate,
+                               .time = o->context,
+                               .head_size = o->attention > 0 ? o->inner / heads : 0,
+                               .vocabulary = o->vocabulary,
+                               .width = o->width,
+                               .block_count = t->model.block_count,
+                               .loss_scale = loss_scale(o),
+                               .adamw = adamw_of(o)};
+    char name[128];
+    size_t free_bytes, total_bytes;
+    if (backend_cuda_create(&run->b, &cuda) != COT_OK)
+        return TRAIN_LIBRARY_ERROR;
+    backend_cuda_plan_begin(run->b);
+    const bool planned = model_pass_create(&run->pass, &t->model, run->b, rows, true);
+    model_pass_destroy(&run->pass);
+    if (!planned)
+        return TRAIN_OUT_OF_MEMORY;
+    const double gigabytes = 1e-9 * (double)backend_cuda_bytes(run->b, &t->model.parameters);
+    backend_cuda_describe(run->b, name, sizeof name, &free_bytes, &total_bytes);
+    printf("GPU: %s, %s; %.2f GB of its %.0f GB, and the workspace of the ops\n", name, o->dtype, gigabytes,
+           1e-9 * (double)total_bytes);
+    fflush(stdout);
+    run->progress.gigabytes = gigabytes;
+    run->progress.flops = flops_per_token(&t->model);
+    run->progress.peak_flops = peak_flops(name, o->dtype);
+    if (backend_cuda_plan_end(run->b) != COT_OK || backend_cuda_bind(run->b, &t->model.parameters) != COT_OK)
+        return TRAIN_LIBRARY_ERROR;
+    return model_pass_create(&run->pass, &t->model, run->b, rows, true) ? TRAIN_DONE : TRAIN_OUT_OF_MEMORY;
+}
+
+/* ---- the run ------------------------------------------------------------------------------------------ */
+
+static train_result create_run(training *t, run_state *run, const corpus *text, cot_queue *queue)
+{
+    const options *o = run->o;
+    const model_config config = {.vocabulary = o->vocabulary,
                                  .width = o->width,
                                  .inner = o->inner,
                                  .layers = o->layers,
@@ -64,18 +159,21 @@ static bool create_run(training *t, run_state *run, const corpus *text)
                                  .streams = o->streams,
                                  .attention = o->attention,
                                  .dense = o->dense,
-                                 .context = o->context};
+                                 .context = o->context,
+                                 .mlp = o->mlp,
+                                 .heads = o->heads,
+                                 .kv_heads = o->kv_heads};
+    const int64_t sequences = o->batch * o->accumulate;
     const uint64_t seed = (uint64_t)o->seed;
-    run->inputs = malloc((size_t)(o->batch * o->context));
-    run->targets = malloc((size_t)(o->batch * o->context));
+    run->inputs = malloc((size_t)(sequences * o->context));
+    run->targets = malloc((size_t)(sequences * o->context));
+    run->batches = calloc((size_t)o->accumulate, sizeof *run->batches);
     t->curve.points = calloc((size_t)o->steps, sizeof *t->curve.points);
-    if (run->inputs == NULL || run->targets == NULL || t->curve.points == NULL ||
+    if (run->inputs == NULL || run->targets == NULL || run->batches == NULL || t->curve.points == NULL ||
         !sampler_create(&run->sampler, &text->training, o->context, seed) ||
-        !held_out_create(&run->held_out, &text->validation, o->context) || !model_create(&t->model, config, seed) ||
-        !model_pass_create(&run->pass, &t->model, o->batch * o->context, true))
-        return false;
-    run->partial = calloc((size_t)gradient_norm_partials(&t->model.parameters), sizeof(double));
-    return run->partial != NULL;
+        !held_out_create(&run->held_out, &text->validation, o->context) || !model_create(&t->model, config, seed))
+        return TRAIN_OUT_OF_MEMORY;
+    return is_cuda(o) ? create_cuda(t, run) : create_cpu(t, run, queue);
 }
 
 static void destroy_run(run_state *run)
@@ -84,9 +182,13 @@ static void destroy_run(run_state *run)
     free(run->held_out.inputs);
     free(run->held_out.targets);
     model_pass_destroy(&run->pass);
+    if (run->b == &run->cpu)
+        backend_cpu_destroy(run->b);
+    else
+        backend_cuda_destroy(run->b);
     free(run->inputs);
     free(run->targets);
-    free(run->partial);
+    free(run->batches);
 }
 
 static void fit_bigram(training *t, const run_state *run, const corpus *text)
@@ -100,41 +202,82 @@ static void fit_bigram(training *t, const run_state *run, const corpus *text)
 /* The mean loss over the held-out windows. */
 static cot_status validate(const training *t, run_state *run, double *loss)
 {
+    backend *b = run->b;
     const int64_t context = run->o->context;
     double sum = 0;
     run->pass.dropout = (model_dropout){0};
     for (int64_t done = 0; done < run->held_out.windows; done += run->o->batch) {
         const int64_t left = run->held_out.windows - done, batch = left < run->o->batch ? left : run->o->batch;
-        const cot_status status =
-            model_forward(&t->model, &run->pass, run->queue, batch, context, run->held_out.inputs + done * context);
+        token_batch tokens;
+        double batch_loss = 0;
+        b->op->load(b, batch * context, 1, run->held_out.inputs + done * context,
+                    run->held_out.targets + done * context, &tokens);
+        b->op->begin(b);
+        cot_status status = model_forward(&t->model, &run->pass, batch, context, tokens.inputs);
+        if (status == COT_OK)
+            status = model_loss(&t->model, &run->pass, batch * context, tokens.targets);
+        if (status == COT_OK)
+            status = b->op->read_loss(b, &batch_loss);
         if (status != COT_OK)
             return status;
-        sum +=
-            (double)batch * model_loss(&t->model, &run->pass, batch * context, run->held_out.targets + done * context);
+        sum += (double)batch * batch_loss;
     }
     *loss = sum / (double)run->held_out.windows;
     return COT_OK;
+}
+
+typedef struct step_context {
+    training *t;
+    run_state *run;
+} step_context;
+
+/* The work of a step: forward and backward of each micro-batch, then the update. On a GPU it is one CUDA graph, so that it
+ * reads nothing of the host that changes from step to step: backend_operations.load has copied that. */
+static cot_status enqueue_step(void *context)
+{
+    const step_context *c = context;
+    run_state *run = c->run;
+    backend *b = run->b;
+    model *m = &c->t->model;
+    const options *o = run->o;
+    const bool offset_in_memory = b->step_offset.data != NULL; /* of dropout: load has counted the steps */
+    const int64_t first = offset_in_memory ? 0 : b->step * o->accumulate;
+    cot_status status = COT_OK;
+    b->op->begin(b);
+    for (int64_t i = 0; i < o->accumulate && status == COT_OK; i++) {
+        const token_batch *tokens = &run->batches[i];
+        b->accumulate = b->always_accumulates || i > 0;
+        run->pass.dropout = (model_dropout){.p = o->dropout, .seed = (uint64_t)o->seed, .step = (uint64_t)(first + i)};
+        status = model_forward(m, &run->pass, o->batch, o->context, tokens->inputs);
+        if (status == COT_OK)
+            status = model_backward(m, &run->pass, o->batch, o->context, o->accumulate * o->batch * o->context,
+                                    tokens->inputs, tokens->targets);
+    }
+    if (status == COT_OK)
+        b->op->update(b, &m->parameters);
+    return status != COT_OK ? status : b->status;
 }
 
 /* Runs one step. Steps count from 1. */
 static cot_status train_step(training *t, run_state *run, int64_t step, double *loss)
 {
     const options *o = run->o;
-    const adamw_options adamw = {
-        .beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8, .weight_decay = o->weight_decay, .clip = o->clip};
+    backend *b = run->b;
+    step_context context = {t, run};
     const double start = progress_now();
-    sampler_batch(&run->sampler, step - 1, o->batch, run->inputs, run->targets);
-    run->pass.dropout = (model_dropout){.p = o->dropout, .seed = (uint64_t)o->seed, .step = (uint64_t)step};
-    cot_status status = model_forward(&t->model, &run->pass, run->queue, o->batch, o->context, run->inputs);
+    sampler_batch(&run->sampler, step - 1, o->batch * o->accumulate, run->inputs, run->targets);
+    b->step = step;
+    b->step_rate = learning_rate(o->rate, step, o->steps / WARMUP_DIVISOR, o->steps);
+    b->op->load(b, o->batch * o->context, o->accumulate, run->inputs, run->targets, run->batches);
+    cot_status status = b->op->run(b, enqueue_step, &context);
     if (status == COT_OK)
-        status =
-            model_backward(&t->model, &run->pass, run->queue, o->batch, o->context, run->inputs, run->targets, loss);
+        status = b->op->read_loss(b, loss);
     if (status != COT_OK)
         return status;
-    const double norm = gradient_norm(&t->model.parameters, run->partial);
-    adamw_step(&t->model.parameters, &adamw, norm, learning_rate(o->rate, step, o->steps / WARMUP_DIVISOR, o->steps),
-               step);
-    run->training_seconds += progress_now() - start;
+    if (!is_cuda(o) || step > run->progress.resumed_at + WARM_STEPS) {
+        run->training_seconds += progress_now() - start;
+        run->timed_steps++;
+    }
     return COT_OK;
 }
 
@@ -164,7 +307,8 @@ static train_result resume(training *t, run_state *run)
             t->validation = point->validation;
     }
     progress_resumed(&run->progress);
-    return TRAIN_DONE;
+    run->b->op->upload(run->b, &t->model.parameters);
+    return run->b->status == COT_OK ? TRAIN_DONE : TRAIN_LIBRARY_ERROR;
 }
 
 static bool is_checkpoint_step(const options *o, int64_t step)
@@ -189,6 +333,10 @@ static train_result run_steps(training *t, run_state *run)
             progress_validation(&run->progress, step, run->progress.loss, point->validation);
             t->validation = point->validation;
         }
+        if (is_checkpoint_step(run->o, step))
+            run->b->op->download(run->b, &t->model.parameters);
+        if (run->b->status != COT_OK)
+            return TRAIN_LIBRARY_ERROR;
         if (is_checkpoint_step(run->o, step) &&
             !checkpoint_write(run->o->checkpoint, &run->identity, &t->model.parameters, &t->curve, &t->error))
             return TRAIN_NO_CHECKPOINT;
@@ -207,12 +355,12 @@ static double final_training_loss(const loss_curve *curve)
 
 train_result train(training *t, const corpus *text, const options *o, cot_queue *queue)
 {
-    run_state run = {.o = o, .queue = queue};
+    run_state run = {.o = o};
     *t = (training){0};
-    train_result result = TRAIN_OUT_OF_MEMORY;
-    if (create_run(t, &run, text)) {
+    train_result result = create_run(t, &run, text, queue);
+    if (result == TRAIN_DONE) {
         fit_bigram(t, &run, text);
-        progress_start(&run.progress, o->steps, o->batch * o->context, o->quiet);
+        progress_start(&run.progress, o->steps, o->accumulate * o->batch * o->context, o->quiet);
         run_identity_make(&run.identity, o, text);
         result = resume(t, &run);
         op_times_start();
@@ -222,7 +370,12 @@ train_result train(training *t, const corpus *text, const options *o, cot_queue 
         progress_end(&run.progress);
     }
     if (result == TRAIN_DONE) {
-        const int64_t tokens = (t->curve.count - run.progress.resumed_at) * o->batch * o->context;
+        run.b->op->download(run.b, &t->model.parameters);
+        result = run.b->status == COT_OK ? TRAIN_DONE : TRAIN_LIBRARY_ERROR;
+    }
+    if (result == TRAIN_DONE) {
+        const int64_t tokens = run.timed_steps * o->accumulate * o->batch * o->context;
+        parameter_table_use_host(&t->model.parameters); /* sampling is on the CPU */
         t->train = final_training_loss(&t->curve);
         t->tokens_per_second = tokens > 0 ? (double)tokens / run.training_seconds : 0;
     }

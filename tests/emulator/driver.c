@@ -17,22 +17,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_SHARED = 227 * 1024, DEFAULT_SHARED = 48 * 1024, MAX_LIBRARIES = 256, MAX_GRAPH = 256 };
+enum { MAX_SHARED = 227 * 1024, DEFAULT_SHARED = 48 * 1024, MAX_LIBRARIES = 256, FIRST_GRAPH = 256 };
 
 typedef struct library {
     char stem[300], path[2000];
     char *text;
 } library;
 
+/* A launch, or a function of the host: a copy, a fill, a product of the test library for cuBLASLt. */
 typedef struct launch {
-    const emu_kernel *kernel;
+    const emu_kernel *kernel; /* NULL: a function of the host */
     emu_grid grid;
-    uint8_t *parameters;
+    void *parameters;
+    emu_host_function *function;
 } launch;
 
 typedef struct graph {
-    int count;
-    launch launches[MAX_GRAPH];
+    int count, capacity;
+    launch *launches;
 } graph;
 
 static library libraries[MAX_LIBRARIES];
@@ -249,6 +251,67 @@ CUresult CUDAAPI cuKernelSetAttribute(CUfunction_attribute attribute, int value,
 
 /* ---- launches ----------------------------------------------------------------------------------------- */
 
+static CUresult run(const launch *l)
+{
+    const bool done = l->kernel != NULL ? emu_launch(l->kernel, &l->grid, l->parameters) : l->function(l->parameters);
+    return done ? CUDA_SUCCESS : report(CUDA_ERROR_LAUNCH_FAILED);
+}
+
+/* Runs a launch, or adds it to the graph that is being captured. It owns its parameters. */
+static CUresult run_or_capture(launch l)
+{
+    if (captured == NULL) {
+        const CUresult result = run(&l);
+        free(l.parameters);
+        return result;
+    }
+    if (captured->count == captured->capacity) {
+        captured->capacity = captured->capacity > 0 ? 2 * captured->capacity : FIRST_GRAPH;
+        captured->launches = realloc(captured->launches, (size_t)captured->capacity * sizeof *captured->launches);
+    }
+    captured->launches[captured->count++] = l;
+    return CUDA_SUCCESS;
+}
+
+bool emu_enqueue(emu_host_function *function, const void *parameters, size_t bytes)
+{
+    LOCK_TO_END_OF_SCOPE;
+    launch l = {.function = function, .parameters = malloc(bytes)};
+    memcpy(l.parameters, parameters, bytes);
+    return run_or_capture(l) == CUDA_SUCCESS;
+}
+
+typedef struct transfer {
+    uint8_t *to;
+    const uint8_t *from; /* NULL: a fill */
+    size_t bytes;
+    unsigned char byte;
+} transfer;
+
+static bool run_transfer(const void *parameters)
+{
+    const transfer *t = parameters;
+    if (t->from != NULL)
+        memcpy(t->to, t->from, t->bytes);
+    else
+        memset(t->to, t->byte, t->bytes);
+    return true;
+}
+
+CUresult CUDAAPI cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
+{
+    (void)stream;
+    const transfer t = {.to = (uint8_t *)to, .from = (const uint8_t *)from, .bytes = bytes};
+    return emu_enqueue(run_transfer, &t, sizeof t) ? CUDA_SUCCESS : CUDA_ERROR_LAUNCH_FAILED;
+}
+
+CUresult CUDAAPI cuMemsetD8Async(CUdeviceptr to, unsigned char byte, size_t bytes, CUstream stream)
+{
+    (void)stream;
+    const transfer t = {.to = (uint8_t *)to, .bytes = bytes, .byte = byte};
+    return emu_enqueue(run_transfer, &t, sizeof t) ? CUDA_SUCCESS : CUDA_ERROR_LAUNCH_FAILED;
+}
+
 CUresult CUDAAPI cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra)
 {
     LOCK_TO_END_OF_SCOPE;
@@ -276,18 +339,11 @@ CUresult CUDAAPI cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction funct
     for (int p = 0; p < k->param_count; p++)
         memcpy(block + k->param_offset[p], parameters[p],
                (size_t)((p + 1 < k->param_count ? k->param_offset[p + 1] : k->param_bytes) - k->param_offset[p]));
-    if (captured != NULL) {
-        if (captured->count == MAX_GRAPH)
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        captured->launches[captured->count++] = (launch){k, g, block};
-        return CUDA_SUCCESS;
-    }
-    const bool done = emu_launch(k, &g, block);
-    free(block);
-    return done ? CUDA_SUCCESS : report(CUDA_ERROR_LAUNCH_FAILED);
+    return run_or_capture((launch){.kernel = k, .grid = g, .parameters = block});
 }
 
-/* A capture records launches only. Copies and fills are executed while they are captured. */
+/* A capture records launches, fills and copies within the device. Copies to and from the host are executed while they
+ * are captured. */
 CUresult CUDAAPI cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode mode)
 {
     (void)stream, (void)mode;
@@ -322,10 +378,10 @@ CUresult CUDAAPI cuGraphLaunch(CUgraphExec graph_, CUstream stream)
     LOCK_TO_END_OF_SCOPE;
     (void)stream;
     const graph *g = (const graph *)graph_;
-    for (int l = 0; l < g->count; l++)
-        if (!emu_launch(g->launches[l].kernel, &g->launches[l].grid, g->launches[l].parameters))
-            return report(CUDA_ERROR_LAUNCH_FAILED);
-    return CUDA_SUCCESS;
+    CUresult result = CUDA_SUCCESS;
+    for (int l = 0; l < g->count && result == CUDA_SUCCESS; l++)
+        result = run(&g->launches[l]);
+    return result;
 }
 
 CUresult CUDAAPI cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *data,

@@ -190,6 +190,7 @@ enum emu_step emu_converge(emu_warp *w, const emu_ins *i, uint32_t mask, uint32_
 /* ---- memory.c ------------------------------------------------------------------------------------------- */
 
 void emu_add_memory(uint64_t at, size_t bytes);
+bool emu_is_memory(uint64_t at, size_t bytes); /* whether one allocation contains the bytes */
 bool emu_remove_memory(uint64_t at);
 uint8_t *emu_global(emu_warp *w, const emu_ins *i, uint32_t mask, uint64_t begin, uint64_t end, const char *what);
 uint8_t *emu_shared(emu_warp *w, const emu_ins *i, uint32_t mask, uint64_t at, uint64_t bytes, unsigned align);
@@ -228,5 +229,10 @@ static inline uint64_t emu_scalar(emu_warp *w, int32_t operand, bool wide, int l
         if ((mask) >> l & 1)
 #define SHARED_TAG ((uint64_t)0x5a << 56)
 #define LOCAL_TAG ((uint64_t)0x5b << 56)
+
+/* driver.c, for test libraries that compute on device memory: runs the function with a copy of its parameters, or adds
+ * it to the graph that is being captured. False: the function failed. */
+typedef bool emu_host_function(const void *parameters);
+bool emu_enqueue(emu_host_function *function, const void *parameters, size_t bytes);
 
 #endif

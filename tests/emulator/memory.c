@@ -43,6 +43,14 @@ bool emu_remove_memory(uint64_t at)
     return false;
 }
 
+bool emu_is_memory(uint64_t at, size_t bytes)
+{
+    for (int r = 0; r < range_count; r++)
+        if (at >= ranges[r].begin && at + bytes <= ranges[r].end)
+            return true;
+    return false;
+}
+
 uint8_t *emu_global(emu_warp *w, const emu_ins *i, uint32_t mask, uint64_t begin, uint64_t end, const char *what)
 {
     if (last_range < range_count && begin >= ranges[last_range].begin && end <= ranges[last_range].end)

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "../../examples/train_lm/backend.h"
 #include "../../examples/train_lm/bigram.h"
 #include "../../examples/train_lm/data.h"
 #include "../../examples/train_lm/layers.h"
@@ -110,7 +111,7 @@ static void test_linear(void **state)
     c.dy = random_values(7 * 11, 3);
     c.y = real_allocate(7 * 11);
     real *dx = random_values(7 * 5, 4), *dw = random_values(11 * 5, 5); /* to be overwritten */
-    linear_backward(c.shape, c.x, c.w, c.dy, dx, dw);
+    linear_backward(c.shape, c.x, c.w, c.dy, dx, dw, MATRIX_SET);
     check_gradient("linear dx", linear_loss, &c, c.x, dx, 7 * 5);
     check_gradient("linear dw", linear_loss, &c, c.w, dw, 11 * 5);
     free(c.x), free(c.w), free(c.y), free(c.dy), free(dx), free(dw);
@@ -160,7 +161,7 @@ static void test_rmsnorm(void **state)
     real *dx = random_values(count, 4), *before = random_values(count, 4), *dgain = random_values(c.width, 5);
     real *partial = random_values(rmsnorm_partial_count(c.rows, c.width), 6);
     norm_loss(&c);
-    rmsnorm_backward(c.rows, c.width, c.x, c.gain, c.inv_rms, c.dy, partial, dx, dgain);
+    rmsnorm_backward(c.rows, c.width, c.x, c.gain, c.inv_rms, c.dy, partial, dx, dgain, MATRIX_SET);
     for (int64_t i = 0; i < count; i++)
         dx[i] -= before[i]; /* dx is accumulated */
     check_gradient("rmsnorm dx", norm_loss, &c, c.x, dx, count);
@@ -195,7 +196,7 @@ static void test_embedding(void **state)
     c.y = real_allocate(c.rows * c.width);
     real *dtable = random_values(VOCABULARY * c.width, 4);
     int64_t order[40];
-    embedding_backward(c.rows, c.width, VOCABULARY, c.bytes, c.dy, order, dtable);
+    embedding_backward(c.rows, c.width, VOCABULARY, c.bytes, c.dy, order, dtable, MATRIX_SET);
     check_gradient("embedding", embedding_loss, &c, c.table, dtable, VOCABULARY * c.width);
     free(c.table), free(c.y), free(c.dy), free(dtable);
 }
@@ -269,7 +270,7 @@ static double ce_loss(void *context)
 {
     ce_case *c = context;
     double row_loss[CE_ROWS];
-    return cross_entropy(CE_ROWS, CE_CLASSES, c->targets, c->logits, row_loss, false);
+    return cross_entropy(CE_ROWS, CE_ROWS, CE_CLASSES, c->targets, c->logits, row_loss, false);
 }
 
 static void test_cross_entropy(void **state)
@@ -283,7 +284,7 @@ static void test_cross_entropy(void **state)
         c.logits[i] = 1000 + 3 * c.logits[i]; /* exp overflows unless the row's maximum is subtracted */
     real *gradient = real_allocate(CE_ROWS * CE_CLASSES);
     memcpy(gradient, c.logits, CE_ROWS * CE_CLASSES * sizeof(real));
-    const double loss = cross_entropy(CE_ROWS, CE_CLASSES, c.targets, gradient, row_loss, true);
+    const double loss = cross_entropy(CE_ROWS, CE_ROWS, CE_CLASSES, c.targets, gradient, row_loss, true);
     assert_true(fabs(loss - ce_loss(&c)) <= 1e-14);
     check_gradient("cross-entropy", ce_loss, &c, c.logits, gradient, CE_ROWS * CE_CLASSES);
     free(c.logits), free(gradient);
@@ -299,6 +300,7 @@ typedef struct model_case {
     model model;
     model_pass pass;
     cot_queue *queue;
+    backend b;
     uint8_t inputs[BATCH * TIME], targets[BATCH * TIME];
 } model_case;
 
@@ -308,8 +310,9 @@ static void model_case_create(model_case *c, model_config config)
     assert_true(model_create(&c->model, config, 3));
     for (int i = 0; i < c->model.parameters.count; i++)
         parameter_randomise(&c->model.parameters.items[i], 5, 0.5);
-    assert_true(model_pass_create(&c->pass, &c->model, BATCH * TIME, true));
     c->queue = make_queue(2);
+    backend_cpu_create(&c->b, c->queue);
+    assert_true(model_pass_create(&c->pass, &c->model, &c->b, BATCH * TIME, true));
     fill_bytes(c->inputs, BATCH * TIME, (int)config.vocabulary, 1);
     fill_bytes(c->targets, BATCH * TIME, (int)config.vocabulary, 2);
 }
@@ -318,6 +321,7 @@ static void model_case_destroy(model_case *c)
 {
     model_pass_destroy(&c->pass);
     model_destroy(&c->model);
+    backend_cpu_destroy(&c->b);
     cot_queue_destroy(c->queue);
 }
 
@@ -332,7 +336,7 @@ static double block_loss(void *context)
     const block_case *c = context;
     model_case *m = c->full;
     assert_int_equal(
-        mixer_block_forward(&m->model.blocks[0], c->sizes, m->queue, BATCH, TIME, &m->pass.blocks[0], c->next), COT_OK);
+        mixer_block_forward(&m->model.blocks[0], c->sizes, &m->b, BATCH, TIME, &m->pass.blocks[0], c->next), COT_OK);
     return dot(c->next, c->dnext, BATCH * TIME * c->sizes.width);
 }
 
@@ -350,7 +354,7 @@ static void check_block(double dropout)
     real *dx = random_values(count, 8);
     block_loss(&c);
     const mixer_block *block = &m.model.blocks[0];
-    assert_int_equal(mixer_block_backward(block, c.sizes, m.queue, BATCH, TIME, &m.pass.blocks[0], &m.pass.scratch, dx),
+    assert_int_equal(mixer_block_backward(block, c.sizes, &m.b, BATCH, TIME, &m.pass.blocks[0], &m.pass.scratch, dx),
                      COT_OK);
     check_gradient("block dx", block_loss, &c, m.pass.blocks[0].x, dx, count);
     parameter *const parameters[] = {block->gain, block->w_in, block->conv_weight, block->conv_bias, block->w_out};
@@ -371,8 +375,10 @@ static void test_mixer_block(void **state)
 static double full_loss(void *context)
 {
     model_case *c = context;
-    assert_int_equal(model_forward(&c->model, &c->pass, c->queue, BATCH, TIME, c->inputs), COT_OK);
-    return model_loss(&c->model, &c->pass, BATCH * TIME, c->targets);
+    c->b.op->begin(&c->b);
+    assert_int_equal(model_forward(&c->model, &c->pass, BATCH, TIME, c->inputs), COT_OK);
+    assert_int_equal(model_loss(&c->model, &c->pass, BATCH * TIME, c->targets), COT_OK);
+    return c->b.loss;
 }
 
 static void check_model(model_config config, double dropout)
@@ -381,12 +387,11 @@ static void check_model(model_config config, double dropout)
     model_case_create(&c, config);
     c.pass.dropout = (model_dropout){.p = dropout, .seed = 1, .step = 3};
     const double loss = full_loss(&c);
-    double trained_loss;
     for (int64_t i = 0; i < c.model.parameters.elements; i++)
         c.model.parameters.gradients[i] = NAN; /* the backward must write every gradient */
-    assert_int_equal(model_backward(&c.model, &c.pass, c.queue, BATCH, TIME, c.inputs, c.targets, &trained_loss),
-                     COT_OK);
-    assert_true(fabs(loss - trained_loss) <= 1e-14);
+    c.b.op->begin(&c.b);
+    assert_int_equal(model_backward(&c.model, &c.pass, BATCH, TIME, BATCH * TIME, c.inputs, c.targets), COT_OK);
+    assert_true(fabs(loss - c.b.loss) <= 1e-14);
     for (int i = 0; i < c.model.parameters.count; i++) {
         parameter *p = &c.model.parameters.items[i];
         check_gradient(p->name, full_loss, &c, p->value, p->gradient, p->count);
@@ -435,6 +440,54 @@ static void test_dropout(void **state)
     assert_true(losses[0] == losses[3]);
     c.pass.dropout = (model_dropout){0};
     assert_true(full_loss(&c) == without_dropout);
+    model_case_destroy(&c);
+}
+
+/* Blocks of an MLP between the others, with heads of a given number. */
+static void test_model_mlp(void **state)
+{
+    (void)state;
+    model_config config = SMALL;
+    config.mlp = 7;
+    check_model(config, 0.3);
+    config.attention = 1;
+    config.inner = 12;
+    config.heads = 3;
+    config.kv_heads = 1;
+    check_model(config, 0);
+    config.streams = 2;
+    check_model(config, 0);
+}
+
+/* The gradients of two micro-batches are those of one batch. */
+static void test_accumulation(void **state)
+{
+    (void)state;
+    model_config config = SMALL;
+    config.attention = 2;
+    config.dense = 3;
+    config.streams = 2;
+    config.mlp = 8;
+    model_case c;
+    model_case_create(&c, config);
+    const int64_t count = c.model.parameters.elements, rows = BATCH * TIME;
+    real *whole = real_allocate(count);
+    full_loss(&c);
+    c.b.op->begin(&c.b);
+    assert_int_equal(model_backward(&c.model, &c.pass, BATCH, TIME, rows, c.inputs, c.targets), COT_OK);
+    const double loss = c.b.loss;
+    memcpy(whole, c.model.parameters.gradients, (size_t)count * sizeof(real));
+    c.b.op->begin(&c.b);
+    for (int64_t i = 0; i < BATCH; i++) {
+        c.b.accumulate = i > 0;
+        assert_int_equal(model_forward(&c.model, &c.pass, 1, TIME, c.inputs + i * TIME), COT_OK);
+        assert_int_equal(model_backward(&c.model, &c.pass, 1, TIME, rows, c.inputs + i * TIME, c.targets + i * TIME),
+                         COT_OK);
+    }
+    assert_true(fabs(c.b.loss - loss) <= 1e-14);
+    for (int64_t i = 0; i < count; i++)
+        assert_true(fabs(c.model.parameters.gradients[i] - whole[i]) <= 1e-12);
+    free(whole);
     model_case_destroy(&c);
 }
 
@@ -488,12 +541,14 @@ static void check_decoding(model_config config)
     model_case c;
     model_decoder decoder;
     model_case_create(&c, config);
-    assert_true(model_decoder_create(&decoder, &c.model));
-    assert_int_equal(model_forward(&c.model, &c.pass, c.queue, 1, TIME, c.inputs), COT_OK);
+    assert_true(model_decoder_create(&decoder, &c.model, &c.b));
+    assert_int_equal(model_forward(&c.model, &c.pass, 1, TIME, c.inputs), COT_OK);
+    assert_int_equal(model_loss(&c.model, &c.pass, TIME, c.targets), COT_OK); /* computes the logits */
     for (int64_t t = 0; t < TIME; t++) {
-        assert_int_equal(model_decoder_step(&c.model, &decoder, c.queue, c.inputs[t]), COT_OK);
+        assert_int_equal(model_decoder_step(&c.model, &decoder, c.inputs[t]), COT_OK);
         for (int64_t v = 0; v < config.vocabulary; v++)
-            assert_true(fabs(decoder.pass.logits[v] - c.pass.logits[t * config.vocabulary + v]) <= 1e-12);
+            assert_true(fabs(((real *)decoder.pass.logits)[v] - ((real *)c.pass.logits)[t * config.vocabulary + v]) <=
+                        1e-12);
     }
     model_decoder_destroy(&decoder);
     model_case_destroy(&c);
@@ -533,13 +588,13 @@ static void test_long_decoding(void **state)
     config.layers = 1;
     config.context = 5;
     model_case_create(&c, config);
-    assert_true(model_decoder_create(&all, &c.model) && model_decoder_create(&last_reach, &c.model));
+    assert_true(model_decoder_create(&all, &c.model, &c.b) && model_decoder_create(&last_reach, &c.model, &c.b));
     for (int64_t t = 0; t < TIME; t++)
-        assert_int_equal(model_decoder_step(&c.model, &all, c.queue, c.inputs[t]), COT_OK);
+        assert_int_equal(model_decoder_step(&c.model, &all, c.inputs[t]), COT_OK);
     for (int64_t t = TIME - config.context; t < TIME; t++)
-        assert_int_equal(model_decoder_step(&c.model, &last_reach, c.queue, c.inputs[t]), COT_OK);
+        assert_int_equal(model_decoder_step(&c.model, &last_reach, c.inputs[t]), COT_OK);
     for (int64_t v = 0; v < config.vocabulary; v++)
-        assert_true(fabs(all.pass.logits[v] - last_reach.pass.logits[v]) <= 1e-12);
+        assert_true(fabs(((real *)all.pass.logits)[v] - ((real *)last_reach.pass.logits)[v]) <= 1e-12);
     model_decoder_destroy(&all);
     model_decoder_destroy(&last_reach);
     model_case_destroy(&c);
@@ -578,26 +633,29 @@ static uint64_t hash_after_training(int threads, int64_t attention, int64_t stre
     const adamw_options adamw = {.beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8, .weight_decay = 0.1, .clip = 0.1};
     model m;
     model_pass pass;
-    double loss;
+    backend b;
     uint8_t inputs[ROWS], targets[ROWS];
     fill_bytes(inputs, ROWS, 256, 1);
     fill_bytes(targets, ROWS, 256, 2);
     omp_set_num_threads(threads);
     cot_queue *queue = make_queue(threads);
     assert_true(model_create(&m, config, 1));
-    assert_true(model_pass_create(&pass, &m, ROWS, true));
+    backend_cpu_create(&b, queue);
+    assert_true(model_pass_create(&pass, &m, &b, ROWS, true));
     double *partial = calloc((size_t)gradient_norm_partials(&m.parameters), sizeof *partial);
     for (int step = 1; step <= STEPS; step++) {
         pass.dropout = (model_dropout){.p = 0.1, .seed = 1, .step = (uint64_t)step};
-        assert_int_equal(model_forward(&m, &pass, queue, 2, ROWS / 2, inputs), COT_OK);
-        assert_int_equal(model_backward(&m, &pass, queue, 2, ROWS / 2, inputs, targets, &loss), COT_OK);
+        b.op->begin(&b);
+        assert_int_equal(model_forward(&m, &pass, 2, ROWS / 2, inputs), COT_OK);
+        assert_int_equal(model_backward(&m, &pass, 2, ROWS / 2, ROWS, inputs, targets), COT_OK);
         adamw_step(&m.parameters, &adamw, gradient_norm(&m.parameters, partial), 1e-2, step);
     }
     const uint64_t hash = parameter_table_hash(&m.parameters);
-    assert_true(loss < 5.5); /* the model learns: a uniform guess has the loss log 256 = 5.545 */
+    assert_true(b.loss < 5.5); /* the model learns: a uniform guess has the loss log 256 = 5.545 */
     free(partial);
     model_pass_destroy(&pass);
     model_destroy(&m);
+    backend_cpu_destroy(&b);
     cot_queue_destroy(queue);
     return hash;
 }
@@ -810,6 +868,8 @@ int main(void)
         cmocka_unit_test(test_model),
         cmocka_unit_test(test_model_kernels),
         cmocka_unit_test(test_model_stem),
+        cmocka_unit_test(test_model_mlp),
+        cmocka_unit_test(test_accumulation),
         cmocka_unit_test(test_model_streams),
         cmocka_unit_test(test_model_attention),
         cmocka_unit_test(test_dropout),

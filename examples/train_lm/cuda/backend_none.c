@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * backend_none.c: stands for backend_cuda.c in a build without CUDA. */
+#include "backend_cuda.h"
+
+cot_status backend_cuda_create(backend **out, const cuda_options *options)
+{
+    (void)options;
+    *out = NULL;
+    return cot_error_set(COT_NO_DEVICE, "this build has no CUDA: nvcc was not found, or COT_CUDA is OFF");
+}
+
+void backend_cuda_destroy(backend *b)
+{
+    (void)b;
+}
+
+cot_status backend_cuda_bind(backend *b, parameter_table *table)
+{
+    (void)b, (void)table;
+    return COT_NO_DEVICE;
+}
+
+void backend_cuda_plan_begin(backend *b)
+{
+    (void)b;
+}
+
+cot_status backend_cuda_plan_end(backend *b)
+{
+    (void)b;
+    return COT_NO_DEVICE;
+}
+
+size_t backend_cuda_bytes(const backend *b, const parameter_table *table)
+{
+    (void)b, (void)table;
+    return 0;
+}
+
+void backend_cuda_describe(backend *b, char *name, size_t size, size_t *free_bytes, size_t *total_bytes)
+{
+    (void)b, (void)name, (void)size;
+    *free_bytes = *total_bytes = 0;
+}

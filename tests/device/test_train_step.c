@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_train_step.c: steps of the trainer on the GPU against the same steps on the CPU: the loss, the gradient of every
+ * parameter, and the parameters after the update. Several architectures, in each dtype. Exit status 77, "skipped",
+ * without a GPU or without cuBLASLt. */
+#include "device_queue.h"
+#include "support.h"
+
+#include "../../examples/train_lm/cuda/backend_cuda.h"
+#include "../../examples/train_lm/model.h"
+#include "../../examples/train_lm/random.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { BATCH = 2, TIME = 16, MICRO_BATCHES = 2, ROWS = BATCH * TIME, BYTES = MICRO_BATCHES * ROWS, STEPS = 3 };
+
+static const double RATE = 1e-3;
+static const adamw_options ADAMW = {.beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8, .weight_decay = 0.1, .clip = 1};
+
+/* A model with its memory on one backend. */
+typedef struct side {
+    model model;
+    model_pass pass;
+    backend *b;
+    token_batch batches[MICRO_BATCHES];
+    double dropout;
+} side;
+
+static cot_status enqueue_step(void *context)
+{
+    side *s = context;
+    const int64_t first = s->b->step_offset.data != NULL ? 0 : s->b->step * MICRO_BATCHES;
+    cot_status status = COT_OK;
+    s->b->op->begin(s->b);
+    for (int64_t i = 0; i < MICRO_BATCHES && status == COT_OK; i++) {
+        s->b->accumulate = s->b->always_accumulates || i > 0;
+        s->pass.dropout = (model_dropout){.p = s->dropout, .seed = 5, .step = (uint64_t)(first + i)};
+        status = model_forward(&s->model, &s->pass, BATCH, TIME, s->batches[i].inputs);
+        if (status == COT_OK)
+            status =
+                model_backward(&s->model, &s->pass, BATCH, TIME, BYTES, s->batches[i].inputs, s->batches[i].targets);
+    }
+    if (status == COT_OK)
+        s->b->op->update(s->b, &s->model.parameters);
+    return status != COT_OK ? status : s->b->status;
+}
+
+static double run_step(side *s, int64_t step, const uint8_t *inputs, const uint8_t *targets)
+{
+    double loss = NAN;
+    s->b->step = step;
+    s->b->step_rate = RATE;
+    s->b->op->load(s->b, ROWS, MICRO_BATCHES, inputs, targets, s->batches);
+    assert_ok(s->b->op->run(s->b, enqueue_step, s));
+    assert_ok(s->b->op->read_loss(s->b, &loss));
+    s->b->op->download(s->b, &s->model.parameters);
+    return loss;
+}
+
+static void create_model(side *s, model_config config)
+{
+    assert_true(model_create(&s->model, config, 3));
+    for (int i = 0; i < s->model.parameters.count; i++) { /* no gradient vanishes; the ranges are those of training */
+        parameter *p = &s->model.parameters.items[i];
+        if (p == s->model.head)
+            parameter_randomise(p, 5, 0.1);
+    }
+}
+
+static void create_cuda(side *s, model_config config, cot_dtype dtype, double loss_scale)
+{
+    create_model(s, config);
+    const cuda_options options = {.dtype = dtype,
+                                  .rows = ROWS,
+                                  .micro_batches = MICRO_BATCHES,
+                                  .time = TIME,
+                                  .head_size = config.inner / model_heads(&s->model),
+                                  .vocabulary = config.vocabulary,
+                                  .width = config.width,
+                                  .block_count = s->model.block_count,
+                                  .loss_scale = loss_scale,
+                                  .adamw = ADAMW};
+    assert_ok(backend_cuda_create(&s->b, &options));
+    s->b->logit_rows = 24; /* two chunks */
+    backend_cuda_plan_begin(s->b);
+    assert_true(model_pass_create(&s->pass, &s->model, s->b, ROWS, true));
+    model_pass_destroy(&s->pass);
+    assert_true(backend_cuda_bytes(s->b, &s->model.parameters) > 0);
+    assert_ok(backend_cuda_plan_end(s->b));
+    assert_ok(backend_cuda_bind(s->b, &s->model.parameters));
+    assert_true(model_pass_create(&s->pass, &s->model, s->b, ROWS, true));
+}
+
+static void destroy_side(side *s)
+{
+    model_pass_destroy(&s->pass);
+    model_destroy(&s->model);
+}
+
+/* The norm of a - b / scale, divided by the norm of b / scale. */
+static double relative_error(const real *a, const real *b, double scale, int64_t count)
+{
+    double difference = 0, size = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const double exact = (double)a[i], got = (double)b[i] / scale;
+        difference += (got - exact) * (got - exact);
+        size += exact * exact;
+    }
+    return size > 0 ? sqrt(difference / size) : difference > 0 ? INFINITY : 0;
+}
+
+/* The root mean square of the differences of all values, divided by the learning rate: AdamW moves an element by about the
+ * rate per step, whatever the size of its gradient. */
+static double drift(const parameter_table *a, const parameter_table *b)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < a->elements; i++)
+        sum += ((double)a->values[i] - (double)b->values[i]) * ((double)a->values[i] - (double)b->values[i]);
+    return sqrt(sum / (double)a->elements) / RATE;
+}
+
+static void check_steps(model_config config, cot_dtype dtype, double dropout)
+{
+    /* The unit roundoff of the dtype, times the depth of the sums of rounded values that lead to a gradient. */
+    const double tolerance = dtype == COT_F32 ? 2e-5 : dtype == COT_F16 ? 2e-2 : 1e-1;
+    const double largest_drift = dtype == COT_F32 ? 0.05 : 0.5; /* rounding changes the sign of small gradients */
+    const double loss_scale = dtype == COT_F16 ? 64 : 1;
+    backend cpu_backend;
+    cot_queue *cpu_queue;
+    uint8_t inputs[BYTES], targets[BYTES];
+    random_stream stream = random_start(11, 1);
+    side cpu = {.dropout = dropout}, gpu = {.dropout = dropout};
+    for (int i = 0; i < BYTES; i++) {
+        inputs[i] =
+            (uint8_t)(random_below(&stream, 4) == 0 ? 7 : random_below(&stream, 64)); /* one token is frequent */
+        targets[i] = (uint8_t)random_below(&stream, 64);
+    }
+    assert_ok(cot_queue_create(NULL, &cpu_queue));
+    backend_cpu_create(&cpu_backend, cpu_queue);
+    cpu_backend.adamw = ADAMW;
+    cpu.b = &cpu_backend;
+    create_model(&cpu, config);
+    assert_true(model_pass_create(&cpu.pass, &cpu.model, cpu.b, ROWS, true));
+    create_cuda(&gpu, config, dtype, loss_scale);
+    for (int64_t step = 1; step <= STEPS; step++) { /* the second step is captured, the third is replayed */
+        const double expected = run_step(&cpu, step, inputs, targets), loss = run_step(&gpu, step, inputs, targets);
+        if (!(fabs(loss - expected) <= tolerance * expected / 10))
+            fail_msg("step %d in %s: the loss is %.9g, expected %.9g", (int)step, cot_dtype_name(dtype), loss,
+                     expected);
+        for (int i = 0; i < cpu.model.parameters.count; i++) {
+            const parameter *a = &cpu.model.parameters.items[i], *b = &gpu.model.parameters.items[i];
+            const double error = relative_error(a->gradient, b->gradient, loss_scale, a->count);
+            if (!(error <= tolerance * (double)step))
+                fail_msg("step %d in %s: the gradient of %s has an error of %g", (int)step, cot_dtype_name(dtype),
+                         a->name, error);
+        }
+        const double drifted = drift(&cpu.model.parameters, &gpu.model.parameters);
+        if (!(drifted <= largest_drift * (double)step))
+            fail_msg("step %d in %s: the parameters differ by %g rates", (int)step, cot_dtype_name(dtype), drifted);
+    }
+    destroy_side(&cpu);
+    destroy_side(&gpu);
+    backend_cuda_destroy(gpu.b);
+    backend_cpu_destroy(&cpu_backend);
+    cot_queue_destroy(cpu_queue);
+}
+
+static const model_config SMALL = {
+    .vocabulary = 64, .width = 32, .inner = 64, .layers = 2, .kernel = 4, .context = TIME};
+
+static const cot_dtype DTYPES[] = {COT_F32, COT_F16, COT_BF16};
+
+/* Convolution, attention with grouped heads, dropout. */
+static void hybrid_steps_match_the_cpu(void **state)
+{
+    (void)state;
+    model_config config = SMALL;
+    config.attention = 2;
+    for (size_t i = 0; i < COUNT(DTYPES); i++)
+        check_steps(config, DTYPES[i], 0.2);
+}
+
+/* Attention and MLPs, as in GPT-2. */
+static void transformer_steps_match_the_cpu(void **state)
+{
+    (void)state;
+    model_config config = SMALL;
+    config.attention = 1;
+    config.layers = 1;
+    config.inner = 32;
+    config.heads = config.kv_heads = 2;
+    config.mlp = 88;
+    for (size_t i = 0; i < COUNT(DTYPES); i++)
+        check_steps(config, DTYPES[i], 0);
+}
+
+/* Streams and the dense convolution. */
+static void connected_steps_match_the_cpu(void **state)
+{
+    (void)state;
+    model_config config = SMALL;
+    config.streams = 2;
+    config.dense = 4;
+    check_steps(config, COT_F32, 0.1);
+    check_steps(config, COT_BF16, 0.1);
+}
+
+int main(void)
+{
+    cot_queue *queue;
+    backend *b;
+    const int none = open_device_queue(&queue);
+    if (none != 0)
+        return none;
+    cot_queue_destroy(queue);
+    matrix_use_one_thread_per_call();
+    const cuda_options smallest = {.dtype = COT_F32, .rows = 1, .micro_batches = 1, .vocabulary = 1, .loss_scale = 1};
+    if (backend_cuda_create(&b, &smallest) != COT_OK) {
+        printf("skipped: %s\n", cot_error_message());
+        return SKIPPED;
+    }
+    backend_cuda_destroy(b);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(hybrid_steps_match_the_cpu),
+        cmocka_unit_test(transformer_steps_match_the_cpu),
+        cmocka_unit_test(connected_steps_match_the_cpu),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tests train_lm on the emulated GPU: two runs have the same bits, and so has a run that was killed (kill -9) and
+resumed. A missing driver, GPU or cuBLASLt, too little memory and a checkpoint of other options give one line.
+
+    tests/tools/test_train_cuda.py PROGRAM EMULATOR FAKE_DRIVER NO_DRIVER    the last three: folders for LD_LIBRARY_PATH
+"""
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+PROGRAM, EMULATOR, FAKE, NONE = map(os.path.realpath, sys.argv[1:])
+TEXT = os.path.realpath('LICENSE')
+RUN = [PROGRAM, TEXT, '--steps', '6', '--batch', '2', '--accumulate', '2', '--context', '16', '--width', '16',
+       '--inner', '64', '--layers', '2', '--attention', '2', '--mlp', '24', '--dropout', '0.1', '--sample', '0', '--quiet']
+failed = 0
+
+
+def environment(folder, **variables):
+    return {**os.environ, 'PATH': '/nonexistent', 'OMP_WAIT_POLICY': 'passive', 'LD_LIBRARY_PATH': folder, **variables}
+
+
+def check(good, what):
+    global failed
+    if not good:
+        failed += 1
+        print(f'FAILED: {what}')
+
+
+def run(*arguments, env=None):
+    return subprocess.run([*RUN, '--out', 'out', *arguments], env=env or environment(EMULATOR), text=True,
+                          capture_output=True)
+
+
+def results(result):
+    return [line for line in result.stdout.splitlines() if 'loss' in line or 'hash' in line]
+
+
+def content(path):
+    with open(path, 'rb') as file:
+        return file.read()
+
+
+def test_bits(dtype):
+    """The same bits from two runs, and from a run that is killed after its first checkpoints."""
+    options = ['--backend', 'cuda', '--dtype', dtype, '--every', '1']
+    first = run(*options, '--checkpoint', 'first.safetensors')
+    second = run(*options, '--checkpoint', 'second.safetensors')
+    check(first.returncode == 0, f'{dtype}: status {first.returncode}: {first.stderr}')
+    check(results(first) == results(second), f'{dtype}: two runs differ')
+    check(content('first.safetensors') == content('second.safetensors'), f'{dtype}: two checkpoints differ')
+    killed = subprocess.Popen([*RUN, '--out', 'out', *options, '--checkpoint', 'third.safetensors'],
+                              env=environment(EMULATOR), stdout=subprocess.DEVNULL)
+    while killed.poll() is None and not os.path.exists('third.safetensors'):
+        time.sleep(0.002)
+    killed.kill()
+    check(killed.wait() < 0, f'{dtype}: the run ended before it could be killed')
+    check(content('third.safetensors') != content('first.safetensors'), f'{dtype}: nothing was left to resume')
+    resumed = run(*options, '--checkpoint', 'third.safetensors', '--resume')
+    check(results(resumed) == results(first), f'{dtype}: a resumed run differs: {resumed.stderr}')
+    check(content('third.safetensors') == content('first.safetensors'), f'{dtype}: a resumed checkpoint differs')
+
+
+def expect_line(result, status, *words):
+    lines = result.stderr.splitlines()
+    good = result.returncode == status and len(lines) == 1 and all(word in lines[0] for word in words)
+    check(good, f'expected one line with {words} and status {status}, got {result.returncode}: {result.stderr!r}')
+
+
+def test_errors():
+    checkpoint = ['--checkpoint', 'first.safetensors', '--every', '1', '--resume']
+    expect_line(run('--backend', 'cuda', '--dtype', 'f16', *checkpoint), 2, '--dtype f32', 'f16')
+    expect_line(run(*checkpoint), 2, '--backend cuda', 'cpu')
+    cuda = ['--backend', 'cuda']
+    expect_line(run(*cuda, env=environment(NONE)), 1, 'no CUDA driver')
+    expect_line(run(*cuda, env=environment(FAKE, FAKE_CUDA='no_device')), 1, 'no device')
+    expect_line(run(*cuda, env=environment(FAKE, FAKE_CUDA='old')), 1, 'too old')
+    expect_line(run(*cuda, env=environment(FAKE, FAKE_CUDA='no_memory')), 1, 'GB', '--batch')
+    expect_line(run(*cuda, env=environment(EMULATOR, CUBLASLT='/nonexistent')), 1, 'cuBLASLt', '/nonexistent')
+    expect_line(run(*cuda, env=environment(EMULATOR, FAKE_CUBLASLT='no_algorithm')), 1, 'no algorithm')
+    expect_line(run(*cuda, '--inner', '24'), 1, 'multiple of 8')
+    expect_line(run('--dtype', 'bf16'), 2, '--dtype', '--backend cuda')
+    expect_line(run('--backend', 'gpu'), 2, '--backend', 'cpu, cuda or auto')
+    automatic = run('--backend', 'auto', env=environment(NONE))
+    check(automatic.returncode == 0 and 'backend: cpu (' in automatic.stdout, f'auto without a GPU: {automatic.stderr}')
+    automatic = run('--backend', 'auto')
+    check(automatic.returncode == 0 and 'backend: cuda' in automatic.stdout and 'GPU: Emulated GPU' in automatic.stdout,
+          f'auto with a GPU: {automatic.stderr}')
+
+
+with tempfile.TemporaryDirectory() as folder:
+    os.chdir(folder)
+    test_bits('bf16')
+    os.remove('first.safetensors'), os.remove('second.safetensors'), os.remove('third.safetensors')
+    test_bits('f32')
+    test_errors()
+print('test_train_cuda: ' + (f'{failed} checks failed' if failed else 'passed'))
+sys.exit(failed > 0)
