@@ -439,7 +439,8 @@ PAGES = {
 TFLOP/s count as the FlashAttention papers do: forward 4 B H T² d operations, backward 2.5 times that. A causal mask halves both. All kernels of a call are timed. Every GPU case has 16384 tokens, H d = 2048 and bf16,
 except under "Other shapes and options".
 
-Times for T >= 4096 are sustained: the second half of a load of 3 seconds (`cotangent bench`) or 2.5 seconds (the peers' process). Shorter cases run in rounds of 8 ms. *Burst* is one
+Times for T >= 4096 are sustained: the second half of a load of 3 seconds (`cotangent bench`) or 2.5 seconds (the peers' process).
+Shorter cases run in rounds of 8 ms. The two groups cannot be compared: the clock falls under a sustained load. *Burst* is one
 call on an idle GPU. """ + PRODUCTS + """
 
 The backward has two modes. The deterministic mode adds the parts of dQ in a fixed order and gives the same bits on every run. The
@@ -449,7 +450,8 @@ commit 513ef73 on the library then takes the nondeterministic mode only where it
 Records of earlier commits show a slower deterministic mode. Each section names its commits.
 *FlashAttention-4* is nondeterministic, its default, and *FlashAttention-4 deterministic* adds in a fixed order.
 
-A ratio above 1 means that cotangent is faster. On CPUs, TFLOP/s count only the query-key pairs inside the mask.
+A ratio above 1 means that cotangent is faster. On CPUs, and under "Other shapes and options", TFLOP/s count only the query-key pairs
+inside the mask.
 
 FlashAttention-3 was not measured: its package was not installed on these machines. `tools/peers/attention.py` also times it if
 `flash_attn_interface` can be imported.

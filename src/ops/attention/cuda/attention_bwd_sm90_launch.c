@@ -129,7 +129,8 @@ static attention_bwd_softcap backward_softcap(const attention_sizes *z, bool p_s
     return cap;
 }
 
-/* The order of blocks and of their additions to dq: see work_of in attention_bwd_sm90.cuh. */
+/* The order of blocks and of their additions to dq: see work_of in attention_bwd_sm90.cuh. `reversed`: blocks of
+ * longest-first sections take their tiles in descending order. `stores_dq`: the main kernel stores dq. */
 typedef struct block_order {
     bool deterministic, reversed, stores_dq;
     int32_t heads_per_section, longest_first_section;
@@ -139,6 +140,7 @@ typedef struct block_order {
  *   nondeterministic        longest first, so that the last blocks to end are short ones. Chosen, if allowed, only
  *                           where it is faster than the deterministic mode
  *   deterministic, causal   shortest first. The last section is longest first, so that short blocks end last
+ *   the same with GQA       up to 128 columns: longest first, with descending tiles
  *   deterministic, other    shortest first: by descending keys
  * A section of few heads keeps blocks that add to the same rows of dq together. A section of many heads starts them at
  * different times, so that a block of a full mask need not wait for the one before it. */

@@ -4,11 +4,12 @@
  *     g[t]  = dy[t] * act'(z[t])                      z as in the forward
  *     dx[t] = sum_j w[K-1-j] * g[t+j]                 dw[k] = sum_t g[t] * xe[t+k]          db = sum_t g[t]
  *
- * Items and tiles are those of the forward. One loop over the tokens of a column computes everything. At step i it holds
+ * Items and tiles: see causal_conv1d_fwd_channel_last.c. One loop over the tokens of a tile, for VW channels at a time,
+ * computes everything. At step i it holds
  * the last K inputs and the last K values of g. It adds to the sums, and completes dx of token i-K+1. A piece of n
  * tokens therefore takes n+K-1 steps. The dx of the first K-1 steps are stored to
  * dinitial_state at the start of a sequence. Elsewhere they are discarded, because the previous piece computes them.
- * Its halo are the up to K-1 tokens after it, whose g its dx needs.
+ * The halo of a piece is the next tokens, at most K-1. The dx of the piece needs their g.
  *
  * The sums of a tile are added to those of the item, in its column state. causal_conv1d_reduce.h reduces the sums of
  * the items, which are in the workspace.
