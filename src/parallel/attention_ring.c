@@ -646,14 +646,17 @@ static cot_status run_call(attention_call *c)
 cot_status cot_parallel_attention_forward(cot_group *group, cot_queue *queue, const cot_parallel_options *options,
                                           const cot_attention_forward_args *args)
 {
-    attention_call c = {.base = {"parallel_attention_forward", group, queue}, .given = options, .args = args};
+    attention_call c = {
+        .base = {.name = "parallel_attention_forward", .group = group, .queue = queue}, .given = options, .args = args};
     return run_call(&c);
 }
 
 cot_status cot_parallel_attention_backward(cot_group *group, cot_queue *queue, const cot_parallel_options *options,
                                            const cot_attention_backward_args *args)
 {
-    attention_call c = {
-        .base = {"parallel_attention_backward", group, queue}, .given = options, .args = args, .backward = true};
+    attention_call c = {.base = {.name = "parallel_attention_backward", .group = group, .queue = queue},
+                        .given = options,
+                        .args = args,
+                        .backward = true};
     return run_call(&c);
 }

@@ -779,14 +779,18 @@ static cot_status run_call(conv_call *c)
 cot_status cot_parallel_causal_conv1d_forward(cot_group *group, cot_queue *queue, const cot_parallel_options *options,
                                               const cot_causal_conv1d_forward_args *args)
 {
-    conv_call c = {.base = {"parallel_causal_conv1d_forward", group, queue}, .given = options, .args = args};
+    conv_call c = {.base = {.name = "parallel_causal_conv1d_forward", .group = group, .queue = queue},
+                   .given = options,
+                   .args = args};
     return run_call(&c);
 }
 
 cot_status cot_parallel_causal_conv1d_backward(cot_group *group, cot_queue *queue, const cot_parallel_options *options,
                                                const cot_causal_conv1d_backward_args *args)
 {
-    conv_call c = {
-        .base = {"parallel_causal_conv1d_backward", group, queue}, .given = options, .args = args, .backward = true};
+    conv_call c = {.base = {.name = "parallel_causal_conv1d_backward", .group = group, .queue = queue},
+                   .given = options,
+                   .args = args,
+                   .backward = true};
     return run_call(&c);
 }
