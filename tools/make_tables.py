@@ -633,7 +633,8 @@ def models_page(results):
         def ratio(row):
             own = ours.get((row["model"], row["batch"], row["length"], row["padding"]))
             return f"{own / row['tokens_per_s']:.2f}" if own and row["implementation"] != "cotangent" else ""
-        lines += [f"## {device}", "", f"{rows[0]['date']}, commit {rows[0]['commit']}: {record_link(source)}. PyTorch {rows[0]['torch']}, "
+        commits = ", ".join(dict.fromkeys(row["commit"] for row in rows))
+        lines += [f"## {device}", "", f"{rows[0]['date']}, commit {commits}: {record_link(source)}. PyTorch {rows[0]['torch']}, "
                   f"transformers {rows[0]['transformers']}.", "", *markdown([
                       ("model", lambda row: row["model"]), ("parameters", lambda row: f"{row['parameters'] / 1e6:.0f}M"),
                       ("batch x tokens", lambda row: f"{row['batch']} x {row['length']}"),
@@ -642,6 +643,38 @@ def models_page(results):
                       ("convolution", lambda row: row["convolution"] if row["model"].startswith("mamba") else ""),
                       ("runs", lambda row: str(row["runs"])), ("tokens/s", lambda row: f"{row['tokens_per_s']:.0f}"),
                       ("cotangent / this", ratio), column("GiB", "gib", ".1f")], merged)]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+PARALLEL = """Attention of one sequence over several ranks, by [bench_parallel](../../tests/parallel/bench_parallel.c) on
+[libcotangent_parallel](../guide/parallel.md). Each repeat runs the single call on one GPU, then the group. Times are medians of the wall
+time in ms, and *both* is forward and backward without a wait between them.
+
+*nccl*: each rank has a GPU. *Share of ideal* is the time of the single call, divided by the ranks times the time of the group. It is above 1 where
+the backward of the long single call is slower per pair than the calls of the ranks. *local*: all ranks are streams of one GPU, and *group / single* is the cost of the division. *Columns*: ranks that exchange heads; 1 is a ring."""
+
+
+def parallel_page(results):
+    """docs/benchmarks/parallel.md, of bench_parallel's rows."""
+    lines = [GENERATED, "", "# Benchmarks: several ranks", "", "[How to use it](../guide/parallel.md)", "", PARALLEL, ""]
+
+    def time(part, kind):
+        return lambda row: f"{row[part][kind] * 1000:.1f}" if kind in row[part] else ""
+
+    def number(key):
+        return lambda row: f"{row['both'][key]:.2f}" if key in row["both"] else ""
+    for device in devices(results):
+        if ("parallel_attention", device) not in results:
+            continue
+        source, rows = results["parallel_attention", device]
+        commits = ", ".join(dict.fromkeys(row["commit"] for row in rows))
+        parts = [(f"{part}, {kind}", time(part, kind + "_s")) for part in ("forward", "backward", "both") for kind in ("group", "single")]
+        lines += [f"## {device}", "", f"{rows[0]['date']}, commit {commits}: {record_link(source)}. {rows[0]['dtype']}, d = {rows[0]['d']}.", "",
+                  *markdown([("engine", lambda row: row["engine"]), ("ranks", lambda row: str(row["ranks"])), ("T", lambda row: str(row["T"])),
+                             ("heads", lambda row: f"{row['H']}/{row['Hkv']}"), ("mask", lambda row: "causal" if row["causal"] else "full"),
+                             ("cut", lambda row: row["cut"]), ("columns", lambda row: str(row["columns"])), *parts,
+                             ("share of ideal", number("share_of_ideal")),
+                             ("group / single", lambda row: "" if row["engine"] == "nccl" else number("ratio")(row))], rows), ""]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -687,14 +720,17 @@ def measured(results):
 
 def index(results, peers):
     """docs/benchmarks/README.md."""
-    ops = [op for _, listed, _ in PAGES.values() for op in listed] + ["mhc_accuracy", "transformers"]
-    pages = {op: name for name, (_, listed, _) in PAGES.items() for op in listed} | {"mhc_accuracy": "mhc", "transformers": "transformers"}
+    ops = [op for _, listed, _ in PAGES.values() for op in listed] + ["mhc_accuracy", "transformers", "parallel_attention"]
+    pages = {op: name for name, (_, listed, _) in PAGES.items() for op in listed} | {"mhc_accuracy": "mhc", "transformers": "transformers",
+        "parallel_attention": "parallel"}
 
     def cell(op, device):
         links = [f"[{text}](../../bench/results/{found[op, device][0]})" for found, text in
                  ((results, ", ".join(sorted({row["date"] for row in results.get((op, device), ("", []))[1]}))), (peers, "peers")) if (op, device) in found]
         return ", ".join(links)
-    models = ["[models of transformers](transformers.md)"] if any(op == "transformers" for op, _ in results) else []
+    models = [f"[{title}]({name}.md)" for measured_op, name, title in (
+        ("transformers", "transformers", "models of transformers"), ("parallel_attention", "parallel", "several ranks"))
+        if any(op == measured_op for op, _ in results)]
     columns = [("op", lambda op: f"[{op}]({pages[op]}.md)")]
     columns += [(device, lambda op, device=device: cell(op, device)) for device in devices(results)]
     lines = [GENERATED, "", "# Benchmarks", "", "Pages: " + " · ".join([f"[{PAGES[name][0]}]({name}.md)" for name in measured(results)] + models) + ".", "", README, *markdown(columns, [op for op in ops if any(key[0] == op for key in results)])]
@@ -803,6 +839,8 @@ def table(name, results, peers, directory):
         return front(results, peers)
     if name == "transformers":
         return models_page(results)
+    if name == "parallel":
+        return parallel_page(results)
     if name == "train_lm":
         return trained(directory)
     if name in SEEDS or name == "shared_memory":
@@ -827,6 +865,8 @@ def main():
     texts = {pages / f"{name}.md": page(name, results, peers, options.results) for name in measured(results)}
     if any(op == "transformers" for op, _ in results):
         texts[pages / "transformers.md"] = models_page(results)
+    if any(op == "parallel_attention" for op, _ in results):
+        texts[pages / "parallel.md"] = parallel_page(results)
     texts[pages / "README.md"] = index(results, peers)
     for path in (ROOT / "README.md", ROOT / "docs/original_specifications.md", ROOT / "examples/train_lm/README.md"):
         texts[path] = MARKERS.sub(lambda m: m[1] + table(m[2], results, peers, options.results) + m[3], path.read_text())
