@@ -155,7 +155,8 @@ class Layer(nn.Module):
     """streams -> pre -> norm -> mixer -> dropout(+ bias) -> post -> streams
 
     Post of a layer and pre of the next are one op, seam. So a layer returns the arguments of its post, and begins with
-    the post of the layer before."""
+    the post of the layer before. cotangent.HyperConnection would always run cotangent's ops. This layer takes the ops as
+    an argument, so that both kinds of ops run the same model."""
 
     def __init__(self, ops, mixer, D, n, p):
         super().__init__()

@@ -1,7 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cotangent: kernels for training sequence models, forward and backward, as PyTorch ops.
 
-The docstrings are the reference, docs/guide/python.md of the repository is the guide."""
+Functions: attention, attention_varlen, causal_conv1d, causal_conv1d_update, causal_conv1d_dense, dropout, dropout_scale,
+mhc_pre, mhc_sinkhorn, mhc_post, mhc_seam; check reports invalid index data of a GPU.
+Modules: Attention, BiasDropoutResidual, CausalConv1d, HyperConnection, HyperConnectionStack, LinearDropoutResidual,
+MambaFront.
+Submodules to import: cotangent.compat, cotangent.distributed, cotangent.integrations.
+
+The docstrings are the reference. docs/guide/python.md of the repository is the guide. The C headers in include/cotangent
+have the derivations: all formulas, also those of the gradients."""
 from typing import Any
 
 _functions: "dict[str, Any]" = {}

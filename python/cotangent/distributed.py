@@ -605,9 +605,9 @@ def causal_conv1d(
     cu_seqlens: Optional[Tensor] = None,
     return_final_state: bool = False,
 ) -> Any:
-    """cotangent.causal_conv1d of the whole sequence. x and seq_idx have the columns of this rank, and so do y and dx.
+    """cotangent.causal_conv1d of the whole sequence. x and seq_idx have the time steps of this rank, and so do y and dx.
 
-    length         the columns of the whole; by default this rank's columns times the number of ranks
+    length         the time steps of the whole; by default this rank's time steps times the number of ranks
     weight, bias, initial_state, cu_seqlens
                    those of the whole, the same on every rank
     final_state    every rank gets the whole. Its gradient is the sum of the gradients of all ranks

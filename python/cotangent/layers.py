@@ -76,7 +76,12 @@ class MambaFront(nn.Module):
 
     def forward(self, x: Tensor, *, return_final_state: bool = False, **options: Any) -> "Tuple[Tensor, ...]":
         """options: initial_state, seq_idx and cu_seqlens of cotangent.causal_conv1d. With return_final_state the last
-        result is the state of the convolution [B, conv_dim, width-1]."""
+        result is the state of the convolution [B, conv_dim, width-1]. step takes it as its conv_state:
+
+            *parts, state = front(prompt, return_final_state=True)
+            with torch.no_grad():
+                parts = front.step(token, state)    # token [B,D]; updates state
+        """
         parts = list(self.in_proj(x).split(self.sizes, -1))
         result = self.conv1d(parts[self.convolved], return_final_state=return_final_state, **options)
         parts[self.convolved] = result[0] if return_final_state else result

@@ -121,9 +121,9 @@ class HyperConnection(nn.Module):
     bias [n*n+2n], gamma [n,D]. At initialisation the input of the layer is about the mean of the streams, the layer's
     result is added to every stream with a weight of about 1, and the streams almost do not mix.
 
-    Between two layers, post of the first and pre of the second can be one pass over the streams (cotangent.mhc_seam).
-    Call the first with unmixed=True. It then returns Unmixed in place of the streams, which the second takes as its x.
-    HyperConnectionStack does so.
+    Between two layers, cotangent.mhc_seam computes post of the first and pre of the second: on the CPU in one pass over
+    the streams, on a GPU by the two calls. Call the first with unmixed=True. It then returns Unmixed in place of the
+    streams, which the second takes as its x. HyperConnectionStack does so.
 
     load_state_dict(..., strict=False) also reads the checkpoint of the layer alone."""
 
@@ -184,12 +184,14 @@ class HyperConnection(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention (causal by default) with its projections: x [B,T,D] -> [B,T,D].
+    """Self-attention with its projections: x [B,T,D] -> [B,T,D].
+
+    It is causal by default. The function cotangent.attention is not.
 
     It has `heads` query heads and kv_heads (None: heads) key-value heads of size head_dim (None: D / heads). sink=True
     adds a learned logit for each head. causal, window, softcap and dropout_p are those of cotangent.attention.
 
-    rope_base        rotary position embeddings (RoPE) with this base, for example 10000. None: no embeddings
+    rope_base        rotary position embeddings (RoPE) with this base, for example 10000. None: no position embeddings
     rope_dim         the columns of a head that are rotated; None: all
     rope_interleaved pairs of neighbouring columns, as in GPT-J. False: pairs of the two halves, as in Llama
     qk_norm          the eps of an RMSNorm of each query and key head, as in Qwen3; None: no norm

@@ -4,15 +4,15 @@
     import cotangent.integrations.dtensor
     cotangent.integrations.dtensor.register()
 
-An op then runs on the shards of its inputs without communication, where that is possible:
+An op then runs on the shards of its inputs without communication if they are sharded by one of these axes:
 
 - attention: batch or heads. Heads are sharded only if every device gets the same number of key heads.
 - causal_conv1d: batch or channels;  causal_conv1d_dense: batch or output channels
 - mhc_pre, mhc_sinkhorn, mhc_post, mhc_seam: batch or time
 - dropout: any axis without a generated mask, except that the bias belongs to the last axis
 
-Everything else is replicated first. A generated dropout mask numbers the elements of the whole tensor, so dropout with a
-generated mask is replicated. Gradients of shared parameters are partial sums."""
+Other inputs are replicated first, which communicates. A generated dropout mask numbers the elements of the whole tensor,
+so dropout with a generated mask is replicated. Gradients of shared parameters are partial sums."""
 from __future__ import annotations
 
 from typing import Any, Callable, Iterator

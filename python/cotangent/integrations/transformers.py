@@ -3,6 +3,7 @@
 
     import cotangent.integrations.transformers
     cotangent.integrations.transformers.register()
+    from transformers import AutoModelForCausalLM
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="cotangent")
 
 register() adds an attention function and its mask function. The mask function describes a mask by a few numbers where it
@@ -427,8 +428,8 @@ def register(name: str = "cotangent", *, convolution: bool = True) -> None:
     """Makes attn_implementation=name select cotangent's attention in every model that uses AttentionInterface.
 
     convolution: models that import causal_conv1d use cotangent's too (compat.install("causal_conv1d")). They look for
-    the package when their module is imported, so call register() before. Raises ImportError if transformers is missing
-    or older than its interface for masks."""
+    the package when their module is imported, so call register() before. For attention alone, call it before the model
+    is built. Raises ImportError if transformers is missing or older than its interface for masks."""
     import transformers
     from transformers import masking_utils as masks
 

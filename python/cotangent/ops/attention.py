@@ -145,16 +145,17 @@ def attention(
     deterministic: bool = True,
     return_lse: bool = False,
 ) -> Any:
-    """out = dropout(softmax(s)) v with s = softcap(scale * q k^T) - alibi + bias, and s = -inf where a key is masked. It is
+    """out = dropout(softmax(s)) v with s = cap(scale * q k^T) - alibi + bias, and s = -inf where a key is masked. It is
     computed in tiles: no [Tq,Tk] matrix is stored.
 
     q              [B,Tq,H,d];  k [B,Tk,Hkv,d];  v [B,Tk,Hkv,dv]; H a multiple of Hkv (query head h reads h // (H/Hkv));
                    any strides, best with the last axis contiguous
     causal, window aligned to the lower right corner: the last query sees the last key. With off = Tk - Tq, query i sees
                    key j if i + off - left <= j <= i + off + right. window = (left, right); -1 = no limit on that side.
-                   causal=True means right = 0; a window then has right = 0 or -1
+                   causal=True means right = 0; a window then has right = 0 or -1. By default every query sees every
+                   key. The module cotangent.Attention is causal by default
     scale          None = 1/sqrt(d); 0 is refused
-    softcap        scores s = scale * q k^T become softcap * tanh(s / softcap); 0 = none
+    softcap        cap(x) = softcap * tanh(x / softcap); 0: cap(x) = x
     dropout_p      the probability of dropping an element of softmax(...); seed, offset, seed_memory and offset_memory
                    are those of cotangent.dropout
     seqused_q, seqused_k   int32 [B]: how many queries and keys of each sequence are used. off then counts used rows

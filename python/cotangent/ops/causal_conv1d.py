@@ -102,7 +102,7 @@ def causal_conv1d(
     cu_seqlens: Optional[Tensor] = None,
     return_final_state: bool = False,
 ) -> Any:
-    """y[t] = act(bias + sum_k weight[k] * xe[t+k]). xe is x with K-1 columns in front: initial_state, or zeros.
+    """y[t] = act(bias + sum_k weight[k] * xe[t+k]). xe is x with K-1 time steps in front: initial_state, or zeros.
 
     x              [B,D,T], any strides. For a channel-last [B,T,D] array pass `x.transpose(1, 2)`; y has the same
                    layout
@@ -115,7 +115,7 @@ def causal_conv1d(
     cu_seqlens     int32 [N+1], for B = 1 and not with seq_idx: sequence n is t in [cu_seqlens[n], cu_seqlens[n+1])
 
     Returns y with the shape, dtype and layout of x. With return_final_state it returns (y, final_state): the last K-1
-    columns of xe, before the convolution, in the dtype of initial_state or else of x. Dtypes: float32, float16 and
+    time steps of xe, before the convolution, in the dtype of initial_state or else of x. Dtypes: float32, float16 and
     bfloat16, independently for x, weight, bias and states; on the CPU also float64 for all of them. Autocast casts x.
     Differentiable once, in x, weight, bias and initial_state, through y and final_state.
 
@@ -140,11 +140,11 @@ def causal_conv1d_update(
 ) -> Tensor:
     """One or more steps of decoding: returns y for the new tokens x, and updates conv_state in place.
 
-    y[t] = act(bias + sum_k weight[k] * xe[t+k]). xe is x with K-1 columns in front: the last K-1 inputs in conv_state.
+    y[t] = act(bias + sum_k weight[k] * xe[t+k]). xe is x with K-1 time steps in front: the last K-1 inputs in conv_state.
 
     x                   [B,D] or [B,D,T]
     conv_state          [N,D,S] with S >= K-1: the last S inputs, oldest first. With cache_seqlens it is a ring buffer:
-                        the input of position p is in column p mod S
+                        the input of position p is at index p mod S
     weight, bias        [D,K], [D]
     cache_seqlens       int32 [B]: the new tokens of row b are at the positions cache_seqlens[b] + t
     conv_state_indices  int32 [B]: the row of conv_state for each x; a negative index gives y = 0 and leaves the state

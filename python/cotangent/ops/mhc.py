@@ -75,7 +75,8 @@ def mhc_pre(
     hc_eps: float = 1e-6,
     post_scale: float = 2.0,
 ) -> "tuple[Tensor, Tensor, Tensor]":
-    """Mixes the n residual streams of each token to a layer's input, and computes the layer's coefficients.
+    """Mixes the n residual streams of each token to a layer's input, and computes the layer's coefficients, as in "mHC:
+    Manifold-Constrained Hyper-Connections" (DeepSeek, 2025, https://arxiv.org/abs/2512.24880).
 
     x       [B,T,n,D], the streams, any strides; on a GPU n <= 8
     phi     [M, n*D], M = n*n + 2n, rows in the order pre (n), post (n), res (n*n)
@@ -243,15 +244,16 @@ def mhc_seam(
     hc_eps: float = 1e-6,
     post_scale: float = 2.0,
 ) -> "tuple[Tensor, Tensor, Tensor, Tensor]":
-    """mhc_post of a layer and mhc_pre of the next layer in one pass over the streams.
+    """mhc_post of a layer and mhc_pre of the next layer. On the CPU this is one pass over the streams, on a GPU the two
+    calls.
 
         y = mhc_post(x, f, h_post, A, A_is_out_in=A_is_out_in)
         h_in, next_h_post, next_A = mhc_pre(y, phi, alpha, bias, gamma, ...)
 
     x, f, h_post, A: as in mhc_post. The other arguments are those of mhc_pre, for the next layer. Returns
     (y, h_in, next_h_post, next_A). The results are those of the two calls. In the backward, the gradient of y is
-    float32 (float64 if x is float64) between the two halves, and y is computed again from x and f. On a GPU, mhc_seam is
-    the two calls. Differentiable once, in all inputs. Raises the errors of mhc_post and mhc_pre."""
+    float32 (float64 if x is float64) between the two halves, and y is computed again from x and f. Differentiable
+    once, in all inputs. Raises the errors of mhc_post and mhc_pre."""
     if not isinstance(x, Tensor):
         need_tensors("mhc_seam", x=x)
     if x.is_cuda:
