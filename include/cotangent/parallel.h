@@ -231,15 +231,15 @@ COT_PARALLEL_API cot_status cot_parallel_attention_backward(cot_group *group, co
 
 /* The convolution over all ranks. The arguments are those of the single call (causal_conv1d.h), with these differences:
  *
- *   rows       x, y, dy, dx and seq_idx have the rank's columns of the whole sequence of options.length columns.
+ *   rows       x, y, dy, dx and seq_idx have the rank's time steps of the whole sequence of options.length.
  *   the rest   weight, bias, cu_seqlens, initial_state and dfinal_state are those of the whole, with the same values on
  *              every rank. Packed sequences may lie over several ranks.
  *   results    every rank gets the whole final_state, dinitial_state, dweight and dbias. The parts of dweight and dbias
  *              are added in the order of the ranks, in f64.
  *   workspace  NULL, as in attention.
  *
- * Each segment of a rank needs the K-1 columns before it, and in the backward the K-1 columns of x and dy after it. The
- * ranks exchange them all-to-all before the arithmetic. They may come from several ranks. */
+ * Each segment of a rank needs the K-1 time steps before it, and in the backward the K-1 of x and dy after it. The ranks
+ * exchange them all-to-all before the arithmetic. They may come from several ranks. */
 COT_PARALLEL_API cot_status cot_parallel_causal_conv1d_forward(cot_group *group, cot_queue *queue,
                                                                const cot_parallel_options *options,
                                                                const cot_causal_conv1d_forward_args *args);
