@@ -354,6 +354,15 @@ def means_table(means):
                      ("least", lambda mean: f"{min(mean[3]):.2f}")], means)
 
 
+def sustained_note(entries):
+    """Which lengths of a table were timed under load, and which in short rounds."""
+    loaded = {attention_place(row)[1] for row in entries if "burst_ms" in row}
+    short = {attention_place(row)[1] for row in entries} - loaded
+    parts = [f"T = {', '.join(map(str, sorted(lengths)))}: {words}." for lengths, words in
+             ((short, "rounds of 8 ms"), (loaded, "sustained")) if lengths]
+    return [" ".join(parts), ""] if len(parts) == 2 else []
+
+
 def attention_gpu(rows, peer_rows):
     """The sections of a GPU: the papers' setting by direction, then options and shapes beyond it."""
     entries = attention_entries(rows, peer_rows)
@@ -365,7 +374,7 @@ def attention_gpu(rows, peer_rows):
                   if group[0] == direction}
         if not groups:
             continue
-        lines += [f"### {direction.capitalize()}, TFLOP/s", ""]
+        lines += [f"### {direction.capitalize()}, TFLOP/s", "", *sustained_note([row for row in entries if row["direction"] == direction])]
         rates = [(str(d), mask, name, values) for (_, d, mask), libraries in groups.items() for name, values in libraries.items()]
         rates += [("", "", "matrix products alone", products)] if products else []
         names = [("d", lambda line: line[0]), ("mask", lambda line: line[1]), ("library", lambda line: line[2])]
@@ -414,7 +423,8 @@ def profiled(op, device, directory):
 
     def share(title, key):
         return title, lambda row: f"{row[key]:.0f} %"
-    return ["### Nsight Compute", "", f"{record_link(source)}, commit {rows[0]['commit']}. Utilisation of each unit:", "",
+    return ["### Nsight Compute", "", f"{record_link(source)}, commit {rows[0]['commit']}. Utilisation of each unit. A value above 100 % is an artefact of a kernel "
+            "of about 2 us. *Registers* are those at launch: Hopper kernels move registers between warpgroups later.", "",
             *markdown([("case", lambda row: row["case"].removeprefix(op + " ")), ("kernel", lambda row: row["ncu"]),
                        ("us", lambda row: f"{row['us']:.1f}"), share("busiest pipe", "busiest_pipe"),
                        share("issue slots", "issue_slots"), share("L1 and shared memory", "l1"), share("L2", "l2"),
@@ -488,9 +498,15 @@ device and op, and draws the pictures.
 
 - The kernels of a case alternate with a memory copy of the same number of bytes. For compute-bound ops, a plain matrix product
   takes part too. A time is the median of the rounds. Inputs rotate through more memory than the caches hold.
-- On a GPU, one round repeats a kernel for about 8 ms in one CUDA graph. A compute-bound kernel then runs alone for three seconds,
-  because a GPU lowers its clock under load. *ms* is the time of one call in the second half of this period (sustained). *Burst* is
-  one call on an idle GPU.
+- On a GPU, one round repeats a kernel for about 8 ms in one CUDA graph. A GPU lowers its clock under load, so some compute-bound
+  cases then run alone for three seconds. *ms* is the time of one call in the second half of this period (sustained). *Burst* is
+  one call on an idle GPU. A row with *burst ms* is sustained:
+
+| cases on a GPU | *ms* is |
+|---|---|
+| attention with T >= 4096, causal_conv1d_dense, mhc_pre with 8 streams and bf16 | sustained |
+| all others | the median of the rounds of 8 ms |
+
 - A peer is another library that runs the same case, through [tools/peers](../../tools/peers) on the same device. If the peer's process
   also ran our kernels, both times of a ratio are from that process. Otherwise they are from two processes.
 
@@ -509,7 +525,7 @@ device and op, and draws the pictures.
 | SM MHz, W, pJ/FLOP | clock, power and energy for each operation, during the sustained time |
 | least | lowest ratio of all cases |
 | max error, mean error | largest and mean absolute error of the elements |
-| elements with error > 1, < 0.1 | their number |
+| elements with error > 1, < 0.1 | how many elements have an absolute error above 1, below 0.1 (not in ulp) |
 
 Case names are those of the headers: B batch, T length (of queries / of keys), D channels, H heads (of queries / of keys), d head
 dimension (of keys / of values), K filter width, n streams, R rows.
@@ -763,17 +779,19 @@ def front_row(case, direction, nondeterministic, rows, peer_rows):
         return (row["chosen"] and (row["direction"], row["dtype"], row["layout"], row["shape"]) == (direction, dtype, layout, shape)
                 and (options == words if op == "attention" else words in options)
                 and ("nondeterministic" in row["options"]) == nondeterministic)
-    return next((from_peers_run(row, peer_rows) for row in rows if wanted(row)), None)
+    return next((row for row in rows if wanted(row)), None)
 
 
-def front_cell(op, row, peer_rows):
-    """What a row reaches, and how many times as fast as the fastest peer it is."""
-    if row is None:
+def front_cell(op, bench_row, peer_rows):
+    """What a row reaches, and how many times as fast as the fastest peer it is. The figures are those of the op's page: bandwidth
+    and us are those of the bench, ratios those of the peers' process, and attention's TFLOP/s too."""
+    if bench_row is None:
         return ""
+    row = from_peers_run(bench_row, peer_rows)
     if op in PRODUCT_BOUND:
         reached = f"{attention_rate(row) if op == 'attention' else row['tflops']:.0f} TFLOP/s"
     else:
-        reached = f"{1e3 * row['ms']:.0f} us" if op == "mhc_sinkhorn" else f"{row['ratio']:.2f} of copy"
+        reached = f"{1e3 * bench_row['ms']:.0f} us" if op == "mhc_sinkhorn" else f"{bench_row['ratio']:.2f} of copy"
     same = [peer for peer in peer_rows if not peer.get("ours") and same_work(peer) == same_work(row)]
     if not same:
         return reached
@@ -822,7 +840,8 @@ def front(results, peers):
                                     (("forward", False), ("backward", False), ("backward", True)))
         if forward or backward:
             lines.append(f"| {op} {words} | {front_cell(op, forward, peer_rows)} | {front_cell(op, backward, peer_rows)} |")
-        if other and not (backward and abs(other["ms"] / backward["ms"] - 1) <= SAME_TIME):
+        timed = [row and from_peers_run(row, peer_rows)["ms"] for row in (backward, other)]
+        if other and not (backward and abs(timed[1] / timed[0] - 1) <= SAME_TIME):
             lines.append(f"| {op} {words}, nondeterministic |  | {front_cell(op, other, peer_rows)} |")
         if forward or backward or other:
             dates |= {row["date"] for row in rows + peer_rows}
