@@ -31,7 +31,7 @@
  *
  * Dtypes: q, k, v and dout have one dtype, f32, f16 or bf16. out, dq, dk and dv have q's dtype, or f32 (for blocks that
  * are merged or summed later). lse, dlse and delta are f32. sink, alibi_slopes, bias and their gradients may each be
- * f32, f16 or bf16. Sums are float32. P and dS = P * (dP - D) may be rounded to q's dtype between two products.
+ * f32, f16 or bf16. Sums are float32. P and dS = P * (dP - delta) may be rounded to q's dtype between two products.
  * f64 (CPU): all tensors are f64. On a processor with AMX, f32 numbers below 2^-110 lose their last bits, and a product
  * with a number above 3.38e38 is NaN.
  *
@@ -47,9 +47,9 @@
  * queries, and its keys may be rows k_begin .. k_begin+Tk of k_length keys. Masks, ALiBi, dropout and seqused then use
  * positions in the whole sequence; Tq, Tk and L in the dropout formulas are the whole lengths. bias is the part of the
  * block. lse and out are those of the block's keys alone, without sink. cot_attention_merge combines two such results.
- * The backward of a block takes the lse of the whole sequence, and as delta the D of the whole sequence. It returns the
- * block's part of the gradients: dq is the sum over the key blocks, dk and dv are sums over the query blocks (use
- * accumulate). Blocks cannot be combined with cu_seqlens.
+ * The backward of a block takes the lse and the delta of the whole sequence. It returns the block's part of the
+ * gradients: dq is the sum over the key blocks, dk and dv are sums over the query blocks (use accumulate). Blocks cannot
+ * be combined with cu_seqlens.
  *
  * NaN and infinities follow the formulas. A NaN in q[i], or in a visible k[j], makes lse[i] and out[i] NaN. A NaN in a
  * visible v[j,c] makes out[i,c] NaN. A score of +inf makes lse[i] and out[i] NaN (inf - inf). In the backward such a
@@ -124,11 +124,11 @@ COT_API cot_status cot_attention_forward_workspace(cot_queue *queue, const cot_a
 /* The arguments of cot_attention_backward. Without dropout m = 1 and keep = 1; t = tanh(x / softcap), 0 without
  * softcap:
  *
- *     D[i] = sum_c dout[i,c] * out[i,c] - dlse[i]              or D = delta, if delta is given
- *     dP[j] = sum_c dout[i,c] * v[j,c] * m[i,j] / keep;        dS[j] = P[j] * (dP[j] - D[i]);   dZ = dS * (1 - t^2)
+ *     delta[i] = sum_c dout[i,c] * out[i,c] - dlse[i]          or the tensor delta, if it is given
+ *     dP[j] = sum_c dout[i,c] * v[j,c] * m[i,j] / keep;        dS[j] = P[j] * (dP[j] - delta[i]);   dZ = dS * (1 - t^2)
  *     dq[i] = scale * sum_j dZ[i,j] * k[j]                     dk[j] = scale * sum_{h,i} dZ[i,j] * q[i]
  *     dv[j] = sum_{h,i} P[i,j] * m[i,j] / keep * dout[i]       h over the query heads of the group
- *     dbias = dS, summed over the axes where bias has size 1   dsink[h] = -sum_{b,i} exp(sink[h] - lse[i]) * D[i]
+ *     dbias = dS, summed over the axes where bias has size 1   dsink[h] = -sum_{b,i} exp(sink[h] - lse[i]) * delta[i]
  *
  * P = exp(s - lse) uses the given lse. A query with lse = -inf has no gradient. */
 typedef struct cot_attention_backward_args {
@@ -167,7 +167,7 @@ typedef struct cot_attention_backward_args {
     cot_tensor out;                   /* [B,Tq,H,dv]   [total_q,H,dv]; the forward's output; absent with delta */
     cot_tensor dout;                  /* like out, q's dtype */
     cot_tensor dlse;                  /* like lse; optional (absent = zero); absent with delta */
-    cot_tensor delta;                 /* like lse: D from cot_attention_delta; replaces out and dlse */
+    cot_tensor delta;                 /* like lse: from cot_attention_delta; replaces out and dlse */
     cot_tensor dq;                    /* out, like q; optional */
     cot_tensor dk;                    /* out, like k; optional */
     cot_tensor dv;                    /* out, like v; optional */

@@ -455,7 +455,7 @@ static cot_status sum_dsink_on_device(const attention_call *c, const cot_tensor 
     return COT_OK;
 }
 
-/* dsink[h] = -sum_{b,i} exp(sink[h] - lse[i]) * D[i], over the rows of this rank. */
+/* dsink[h] = -sum_{b,i} exp(sink[h] - lse[i]) * delta[i], over the rows of this rank. */
 static cot_status sum_dsink(const attention_call *c, const cot_tensor *delta, double *sums)
 {
     const cot_tensor *lse = &c->a.lse, *sink = &c->a.sink;

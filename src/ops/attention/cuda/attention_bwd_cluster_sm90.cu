@@ -17,7 +17,7 @@
  *   v full          1 (V)                         V is loaded                     warpgroup 2: once
  *   q full          1 (Q, lse_log2)               a tile of Q is loaded           warpgroups 1, 2
  *   q empty         8: 4 of S, 4 of dK            no product reads it             producer
- *   dout full       1 (a chunk; D)                a chunk of dO is loaded         warpgroups 1, 2
+ *   dout full       1 (a chunk; delta)            a chunk of dO is loaded         warpgroups 1, 2
  *   dout empty      8: 4 of dV, 4 of dP           no product reads it             producer
  *   p full          4                             P is there                      warpgroup 2: warp i reads warp i's P
  *   ds full         4                             dS is there                     warpgroup 0, sender

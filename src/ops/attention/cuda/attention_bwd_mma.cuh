@@ -2,7 +2,7 @@
  * attention_bwd_mma.cuh: the backward with the instructions of compute capability 8.0, one source for 16-bit products
  * on tensor cores (attention_bwd_mma.cu) and for float32 (attention_f32.cu).
  *
- * Two passes. Each block owns the sums that it computes, so the order of blocks does not matter. Only lse and D are
+ * Two passes. Each block owns the sums that it computes, so the order of blocks does not matter. Only lse and delta are
  * stored between the passes.
  *
  *   dq        a block takes queries of a head and loops over keys:      S = Q K^T   dP = dO V^T   dQ += dS K

@@ -6,7 +6,7 @@
  * With head_blocks = 2, the two blocks of a cluster divide these heads, and add their dK and dV at the end
  * (reduce_over_heads). A tile has 128 queries at 64 columns, and 64 at 128 columns:
  *
- *   S^T = K Q^T    P = exp2(scale log2(e) S - lse_log2)    dP^T = V dO^T    dS = P (dP - D)
+ *   S^T = K Q^T    P = exp2(scale log2(e) S - lse_log2)    dP^T = V dO^T    dS = P (dP - delta)
  *   dV += P^T dO   dK += dS^T Q                            dQ += dS K
  *
  *   warpgroup 0       producer: one thread loads by TMA, three dq_writers add finished slices of dQ to memory
@@ -18,7 +18,7 @@
  *   kv full         1 (K and V)             K and V are loaded                    consumers, dQ: once
  *   q full          1 (Q, lse_log2)         a tile of Q is loaded                 consumers
  *   q empty         8: 1 per consumer warp  the dK product has read Q             producer
- *   dout full       1 (dO, D)               a tile of dO is loaded                consumers
+ *   dout full       1 (dO, delta)           a tile of dO is loaded                consumers
  *   dout empty      8: 1 per consumer warp  the dV product has read dO            producer
  *   ds full         8: 1 per consumer warp  both halves of dS are stored          dQ
  *   ds empty        4: 1 per dQ warp        the dQ product has read dS            consumers
@@ -32,7 +32,7 @@
  *   2. wait for S, compute P; wait for dK, release Q_(j-1), pack P
  *   3. issue dP_j and dV += P_j dO_j
  *   4. wait for dP, compute dS and store it for dQ; wait for dV, release dO_j, pack dS
- * The arithmetic after a wait reads lse_log2 and D. Some of their elements are loaded before the wait. The number of
+ * The arithmetic after a wait reads lse_log2 and delta. Some of their elements are loaded before the wait. The number of
  * free registers limits how many (LSE_PRELOADS, DELTA_PRELOADS).
  *
  * Deterministic mode: the blocks of a query tile add their slices of dQ in a fixed order, that of blockIdx.x
@@ -42,7 +42,7 @@
  * keeps it.
  *
  * With STORES_DQ the last block of a tile does not add: its dq_writer loads the sums of the other blocks into the
- * stage, on the barrier `dq empty`. The dQ warpgroup adds its own slice and stores dq in 16 bits. The kernel `finish`
+ * stage, on the barrier `dq empty`. The dQ warpgroup adds its own slice and stores dq. The kernel `finish`
  * is not launched.
  *
  * Each kernel has these versions:
@@ -331,7 +331,7 @@ static __device__ void compute_dq(const attention_bwd_call &c, shared_storage<CO
  * loses bits of P below 2^-14, the average P at 16384 keys, and all bits below 2^-25. P stays finite up to 255. Apart
  * from rounding, P exceeds 1 only if the caller's lse is not that of the forward. dv_scale removes the scale from dV.
  *
- * The P that multiplies dP - D is doubled again: its scale is 2^9. dP and D are multiplied by ATTENTION_DP_SCALE =
+ * The P that multiplies dP - delta is doubled again: its scale is 2^9. dP and delta are multiplied by ATTENTION_DP_SCALE =
  * 2^-9. dS therefore has no scale. */
 template <typename E> constexpr float dv_scale = cot_is_f16<E> ? 1.0f / (1 << ATTENTION_P_SCALE_LOG2) : 1.0f;
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_rows.cu: row kernels with eight lanes per row: lse and D before the portable backward's products, dq and
+ * attention_rows.cu: row kernels with eight lanes per row: lse and delta before the portable backward's products, dq and
  * dsink after them, and delta and merge. */
 #include "attention_mma.cuh"
 
