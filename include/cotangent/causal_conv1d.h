@@ -19,9 +19,9 @@
  *
  * Packed sequences, by one of two arguments:
  *   seq_idx    i32 [B,T]: the input at t' contributes to the output at t only if seq_idx[b,t'] == seq_idx[b,t]. A
- *              negative value marks padding: there y = 0, and there is no gradient. The columns of initial_state belong
- *              to sequence seq_idx[b,0] (to no sequence if that is negative). A column of final_state is its raw input
- *              if that input belongs to the sequence of the last token, else 0.
+ *              negative value marks padding: there y = 0, and there is no gradient. The time steps of initial_state
+ *              belong to sequence seq_idx[b,0] (to no sequence if that is negative). A time step of final_state is its
+ *              raw input if that input belongs to the sequence of the last token, else 0.
  *   cu_seqlens i32 [N+1], needs B = 1: sequence n is t in [cu_seqlens[n], cu_seqlens[n+1]). States are [N,D,K-1].
  *              cu_seqlens starts at 0, never decreases, and ends at T at most. Tokens beyond its end are padding.
  *
@@ -109,10 +109,10 @@ COT_API cot_status cot_causal_conv1d_backward_workspace(cot_queue *queue, const 
 /* The arguments of the update: one or more steps of decoding, with T new tokens per row. conv_state holds the last
  * inputs and is updated in place.
  *
- * conv_state has S >= K-1 columns. Without cache_seqlens they are the latest S inputs, oldest first: y is computed from
- * [conv_state, x], and conv_state becomes the last S columns of it.
- * With cache_seqlens the state is a ring buffer: column p mod S holds the input of position p. The new tokens of row b
- * are the positions cache_seqlens[b] + t. Earlier positions are read from the ring buffer. Columns that were never
+ * conv_state has S >= K-1 time steps. Without cache_seqlens they are the latest S inputs, oldest first: y is computed
+ * from [conv_state, x], and conv_state becomes the last S time steps of it.
+ * With cache_seqlens the state is a ring buffer: index p mod S holds the input of position p. The new tokens of row b
+ * are the positions cache_seqlens[b] + t. Earlier positions are read from the ring buffer. Entries that were never
  * written should be 0: they stand for positions before the start.
  * conv_state_indices[b] is the row of conv_state for batch row b. If it is absent, the row is b, and N >= B. A negative
  * index writes y = 0 and does not change the state. Two rows of the batch may not use the same state row. */
