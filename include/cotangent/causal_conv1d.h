@@ -9,8 +9,9 @@
  *     y[t] = z[t]   or, with COT_ACTIVATION_SILU,   z[t] * sigma(z[t])
  *     final_state = the last K-1 time steps of xe      raw inputs, not outputs
  *
- * Layout: every input may have any strides. In an output, every element needs its own address. [B,D,T] is the order of the indices. A channel-last [B,T,D] array is
- * passed as a view with shape {B,D,T} and strides {T*D, 1, D}. A call is fast if time is contiguous in all of x, y, dy
+ * Layout: every input may have any strides. In an output, every element needs its own address. [B,D,T] is the order of
+ * the indices. A channel-last [B,T,D] array is passed as a view with shape {B,D,T} and strides {T*D, 1, D}.
+ * A call is fast if time is contiguous in all of x, y, dy
  * and dx, or if channels are contiguous in all of them. Other layouts are supported too, but more slowly: CPU kernels
  * copy elements one by one, a GPU runs the generic kernel.
  *
@@ -31,7 +32,8 @@
  * NaN and infinities follow the formulas. SiLU of -inf is 0 or NaN. NaN and infinities affect only their channel and
  * their sequence. Those in padding have no effect. Kernels may multiply by 0 where the formulas leave out a term: a
  * kernel may treat a width below 8 as 8. A NaN or an infinity in x or dy may therefore make y and dx NaN up to
- * max(K-1, 7) tokens away, and the dweight and dbias of its channel. A NaN or an infinity in weight may make all results of its channel NaN.
+ * max(K-1, 7) tokens away, and the dweight and dbias of its channel. A NaN or an infinity in weight may make all results
+ * of its channel NaN.
  *
  * Errors, for all calls: COT_INVALID_ARGUMENT (queue, args, struct_size, a required tensor is missing, activation,
  * seq_idx together with cu_seqlens), COT_INVALID_SHAPE, COT_INVALID_DTYPE, COT_INVALID_LAYOUT (misaligned data,

@@ -331,8 +331,8 @@ static __device__ void compute_dq(const attention_bwd_call &c, shared_storage<CO
  * loses bits of P below 2^-14, the average P at 16384 keys, and all bits below 2^-25. P stays finite up to 255. Apart
  * from rounding, P exceeds 1 only if the caller's lse is not that of the forward. dv_scale removes the scale from dV.
  *
- * The P that multiplies dP - delta is doubled again: its scale is 2^9. dP and delta are multiplied by ATTENTION_DP_SCALE =
- * 2^-9. dS therefore has no scale. */
+ * The P that multiplies dP - delta is doubled again: its scale is 2^9. dP and delta are multiplied by
+ * ATTENTION_DP_SCALE = 2^-9. dS therefore has no scale. */
 template <typename E> constexpr float dv_scale = cot_is_f16<E> ? 1.0f / (1 << ATTENTION_P_SCALE_LOG2) : 1.0f;
 
 /* P for dS, with 8 more bits than the 16-bit P that dV reads. For example P = 1/3 in bf16:
@@ -345,8 +345,8 @@ template <typename E> constexpr float dv_scale = cot_is_f16<E> ? 1.0f / (1 << AT
  *
  * low_bytes[i] has the 8 bits of the mantissa that follow the rounded ones, of elements 4i to 4i + 3, one byte each. A
  * P that was rounded up has a byte of at least 128. As a signed number, the byte is P minus the rounded P,
- * in units of the last bit that is kept. `restore` adds the signed byte. A tie has the byte 128, whether it was rounded up or down. If
- * it was rounded down, the restored P is one unit of the 16-bit format too small. */
+ * in units of the last bit that is kept. `restore` adds the signed byte. A tie has the byte 128, whether it was rounded
+ * up or down. If it was rounded down, the restored P is one unit of the 16-bit format too small. */
 template <typename E, int N> struct saved_p {
     uint32_t low_bytes[N / 4];
 
