@@ -672,7 +672,7 @@ the backward of the long single call is slower per pair than the calls of the ra
 
 def parallel_page(results):
     """docs/benchmarks/parallel.md, of bench_parallel's rows."""
-    lines = [GENERATED, "", "# Benchmarks: several ranks", "", "[How to use it](../guide/parallel.md)", "", PARALLEL, ""]
+    lines = [GENERATED, "", "# Benchmarks: context parallelism", "", "[How to use it](../guide/parallel.md)", "", PARALLEL, ""]
 
     def time(part, kind):
         return lambda row: f"{row[part][kind] * 1000:.1f}" if kind in row[part] else ""
@@ -745,7 +745,7 @@ def index(results, peers):
                  ((results, ", ".join(sorted({row["date"] for row in results.get((op, device), ("", []))[1]}))), (peers, "peers")) if (op, device) in found]
         return ", ".join(links)
     models = [f"[{title}]({name}.md)" for measured_op, name, title in (
-        ("transformers", "transformers", "models of transformers"), ("parallel_attention", "parallel", "several ranks"))
+        ("transformers", "transformers", "models of transformers"), ("parallel_attention", "parallel", "context parallelism"))
         if any(op == measured_op for op, _ in results)]
     columns = [("op", lambda op: f"[{op}]({pages[op]}.md)")]
     columns += [(device, lambda op, device=device: cell(op, device)) for device in devices(results)]
