@@ -241,7 +241,8 @@ def test_the_gpus_kernel_runs_on_the_device_of_a_gpus_tensor(monkeypatch):
     monkeypatch.setattr(_define, "_C", Library)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
     plan = _C.plan("causal_conv1d_forward", ("x", "weight", "y"))
-    _, kernel = _define._kernels(plan, lambda x, weight: torch.empty_like(x), 1, None)
+    op = torch.ops.cotangent.causal_conv1d_forward.default
+    _, kernel = _define._kernels(plan, lambda x, weight: torch.empty_like(x), op, None)
     with FakeTensorMode():
         weight = torch.empty(6, 4, device="cuda:0")
     with pytest.raises(ValueError, match="causal_conv1d_forward: x is on the CPU, expected cuda:0"):
