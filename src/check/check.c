@@ -238,11 +238,7 @@ static void compare_outputs(const reference *ref, const cot_kernel *kernel, cons
         if (ref->expected[f] == NULL)
             continue;
         double *y = tensor_values(view);
-        const cot_dtype intermediate = view->dtype == COT_F64 ? COT_F64 : kernel->intermediate;
-        const int64_t shared = ref->c->shared[f] > 0 ? ref->c->shared[f] : 1;
-        const comparison c =
-            compare_with_norm(y, ref->expected[f], ref->magnitudes[f], s[f], cot_elements(view), view->dtype,
-                              intermediate, norm_dtype_of(direction, b->args, f, kernel), shared);
+        const comparison c = compare_output(ref, s[f], b->args, f, kernel, view, y);
         if (c.failed && !out->failed) {
             char line[200];
             comparison_line(&c, line, sizeof line);
@@ -253,7 +249,7 @@ static void compare_outputs(const reference *ref, const cot_kernel *kernel, cons
         out->worst_ulp = c.max_ulp > out->worst_ulp ? c.max_ulp : out->worst_ulp;
         if (report != NULL)
             comparison_report(report, direction->fields[f].name, &c, y, ref->expected[f], ref->magnitudes[f], view,
-                              intermediate);
+                              intermediate_of(view, kernel));
         free(y);
     }
 }

@@ -70,12 +70,14 @@ cot_status verification_begin(verification *v, const cot_op_cases *cases, int di
     return status;
 }
 
-static cot_dtype intermediate_of(const cot_tensor *view, const cot_kernel *kernel)
+cot_dtype intermediate_of(const cot_tensor *view, const cot_kernel *kernel)
 {
     return view->dtype == COT_F64 ? COT_F64 : kernel->intermediate;
 }
 
-cot_dtype norm_dtype_of(const cot_direction *direction, const void *args, int f, const cot_kernel *kernel)
+/* The argument `norm` of compare_with_norm for output f: the 16-bit dtype that the signature gives it, where the output is
+ * f32 instead and the kernel rounds to this dtype. */
+static cot_dtype norm_dtype_of(const cot_direction *direction, const void *args, int f, const cot_kernel *kernel)
 {
     _Alignas(16) char copy[COT_MAX_ARGS];
     char why[256];
@@ -88,15 +90,21 @@ cot_dtype norm_dtype_of(const cot_direction *direction, const void *args, int f,
     return usual == kernel->intermediate ? usual : out;
 }
 
+comparison compare_output(const reference *ref, const double *scalar, const void *args, int f, const cot_kernel *kernel,
+                          const cot_tensor *view, const double *y)
+{
+    const int64_t shared = ref->c->shared[f] > 0 ? ref->c->shared[f] : 1;
+    return compare_with_norm(y, ref->expected[f], ref->magnitudes[f], scalar, cot_elements(view), view->dtype,
+                             intermediate_of(view, kernel),
+                             norm_dtype_of(case_direction(ref->cases, ref->c), args, f, kernel), shared);
+}
+
 comparison verification_compare(const verification *v, int f, const void *args, const cot_kernel *kernel)
 {
     const cot_direction *direction = case_direction(v->ref.cases, &v->c);
     const cot_tensor *view = cot_field_tensor(&direction->fields[f], (void *)args);
     double *y = tensor_values(view);
-    const comparison c =
-        compare_with_norm(y, v->ref.expected[f], v->ref.magnitudes[f], v->scalar[f], cot_elements(view), view->dtype,
-                          intermediate_of(view, kernel), norm_dtype_of(direction, args, f, kernel),
-                          v->c.shared[f] > 0 ? v->c.shared[f] : 1);
+    const comparison c = compare_output(&v->ref, v->scalar[f], args, f, kernel, view, y);
     free(y);
     return c;
 }

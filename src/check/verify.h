@@ -20,9 +20,13 @@ typedef struct verification {
  * Returns the scalar kernel's status: arguments that it refuses cannot be verified. */
 cot_status verification_begin(verification *v, const cot_op_cases *cases, int direction, const void *args);
 
-/* The argument `norm` of compare_with_norm for output f: the 16-bit dtype that the signature gives it, where the output is
- * f32 instead and the kernel rounds to this dtype. */
-cot_dtype norm_dtype_of(const cot_direction *direction, const void *args, int f, const cot_kernel *kernel);
+/* The dtype to which the kernel rounds before it rounds an output. */
+cot_dtype intermediate_of(const cot_tensor *view, const cot_kernel *kernel);
+
+/* Compares output number f of a call, as `kernel` wrote it, with the results of the oracle and of the scalar kernel.
+ * view: the output in host memory; y: its values. */
+comparison compare_output(const reference *ref, const double *scalar, const void *args, int f, const cot_kernel *kernel,
+                          const cot_tensor *view, const double *y);
 
 /* Compares output number f of args, as `kernel` wrote it, after the call. Field f must be an output of the call. */
 comparison verification_compare(const verification *v, int f, const void *args, const cot_kernel *kernel);

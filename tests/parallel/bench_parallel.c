@@ -25,7 +25,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { MAX_RANKS = 16, MAX_REPEATS = 100, PATTERN = 1 << 20 };
 
@@ -61,13 +60,6 @@ typedef struct rank_state {
 static pthread_barrier_t barrier;
 static rank_state ranks[MAX_RANKS];
 static double times[2][PARTS][MAX_REPEATS]; /* of the single call, and of the group */
-
-static double seconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 static void check(cot_status status)
 {
@@ -173,21 +165,21 @@ static void run_group(rank_state *r, int part)
 static void time_group(rank_state *r, int part, int n)
 {
     pthread_barrier_wait(&barrier);
-    const double begin = seconds();
+    const double begin = cot_seconds();
     run_group(r, part);
     pthread_barrier_wait(&barrier);
     if (r->rank == 0 && n >= 0)
-        times[1][part][n] = seconds() - begin;
+        times[1][part][n] = cot_seconds() - begin;
 }
 
 static void time_single(attention *whole, const rank_state *r, int part, int n)
 {
     pthread_barrier_wait(&barrier);
     if (r->rank == 0 && r->s->single) {
-        const double begin = seconds();
+        const double begin = cot_seconds();
         run_single(whole, part);
         if (n >= 0)
-            times[0][part][n] = seconds() - begin;
+            times[0][part][n] = cot_seconds() - begin;
     }
 }
 

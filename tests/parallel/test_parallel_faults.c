@@ -2,6 +2,7 @@
  * test_parallel_faults.c: faults of a rank. Every rank gets an error in time, and a refused call writes nothing. */
 #include "support.h"
 
+#include "parallel/group.h"
 #include "parallel/mailbox.h"
 
 #include <cotangent/parallel.h>
@@ -10,7 +11,6 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { RANKS = 3, T = 24, H = 2, D = 8, MAX_ROWS = 16 };
@@ -28,13 +28,6 @@ typedef struct rank_call {
     char message[512];
     double seconds;
 } rank_call;
-
-static double seconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 static void set_up(rank_call *call, int rank, cot_group *group)
 {
@@ -62,10 +55,10 @@ static void *run_rank(void *memory)
     cot_queue *queue = make_queue(NULL, 1);
     if (call->before != NULL)
         call->before(call);
-    const double begin = seconds();
+    const double begin = cot_seconds();
     if (call->calls)
         call->status = cot_parallel_attention_forward(call->group, queue, &call->options, &call->args);
-    call->seconds = seconds() - begin;
+    call->seconds = cot_seconds() - begin;
     cot_error_copy(call->message, sizeof call->message);
     cot_queue_destroy(queue);
     return NULL;

@@ -9,6 +9,7 @@
  * call), missing (there is no usable NCCL; the message is printed). --one-device: all ranks on device 0, for the fake
  * NCCL. Exit status 77: there are not enough GPUs, or no NCCL. */
 #include "device/device_queue.h"
+#include "parallel/group.h"
 #include "parallel/sharded.h"
 
 #include "cases/draw.h"
@@ -20,7 +21,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { MAX_RANKS = 8, ROWS = 32, H = 2, D = 16 };
 
@@ -34,13 +34,6 @@ static double timeout;
 static int device_of(int rank)
 {
     return one_device ? 0 : rank;
-}
-
-static double seconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
 /* ---- threads ------------------------------------------------------------------------------------------------------ */
@@ -213,12 +206,12 @@ static void run_fault(int rank, void *context)
         cot_queue_set_allocator(queue, no_memory, NULL);
     if (last && strcmp(run->fault, "abort") == 0)
         cot_group_abort(groups[rank], "no data");
-    const double begin = seconds();
+    const double begin = cot_seconds();
     if (last && strcmp(run->fault, "silent") == 0)
         run->status[rank] = COT_PEER_ERROR;
     else
         run->status[rank] = differentiate(rank, queue, last && strcmp(run->fault, "options") == 0 ? 0.5 : 0.25);
-    run->seconds[rank] = seconds() - begin;
+    run->seconds[rank] = cot_seconds() - begin;
     cot_error_copy(run->message[rank], sizeof run->message[rank]);
     if (strcmp(run->fault, "options") == 0 && differentiate(rank, queue, 0.25) != COT_OK) {
         printf("rank %d: the group did not go on: %s\n", rank, cot_error_message());
