@@ -633,7 +633,7 @@ def accuracy(results):
 def models_page(results):
     """docs/benchmarks/transformers.md, of tools/measure_transformers.py's rows."""
     lines = [GENERATED, "", "# Benchmarks: models of transformers", "",
-             "[How to use it](../guide/python.md#models-of-transformers) · [how other pages are measured](README.md)", "", MODELS, ""]
+             "[How to use it](../guide/transformers.md) · [how other pages are measured](README.md)", "", MODELS, ""]
     for device in devices(results):
         if ("transformers", device) not in results:
             continue

@@ -359,12 +359,12 @@ def fsdp(ranks):
     near({n: p.grad.full_tensor() for n, p in model.named_parameters()}, exact, "fsdp")
 
 
-# ---- docs/guide/parallel.md ------------------------------------------------------------------------------------------
+# ---- docs/guide/distributed.md ---------------------------------------------------------------------------------------
 
 
 def page():
     """Runs the Python blocks of the page, and compares their results with those of the single calls."""
-    text = (Path(__file__).parents[2] / "docs" / "guide" / "parallel.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "guide" / "distributed.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", text, flags=re.M | re.S)
     assert len(blocks) == 2
     names = {}
