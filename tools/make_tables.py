@@ -236,12 +236,24 @@ def case_words(text):
     return re.sub(r"T(\d+)/1 d1/(\d+)", r"T\1 dv\2", text).removesuffix("+nondeterministic")
 
 
+def commit_column(rows):
+    """For a table whose rows are of several commits; other tables name the commit above."""
+    return [("commit", lambda row: row["commit"][:7])] if len({row.get("commit") for row in rows}) > 1 else []
+
+
 def case_columns(rows):
     """What tells the cases apart: a layout that all have is not printed."""
     keys = ["dtype", "layout", "shape", "options"]
     if len({row["layout"] for row in rows}) == 1:
         keys.remove("layout")
     return [(key, lambda row, key=key: case_words(row[key])) for key in keys]
+
+
+def measured_note(rows):
+    """When the rows of a table were measured, and of which commit or by which process."""
+    dates = " and ".join(sorted({row["date"] for row in rows}))
+    commits = ", ".join(sorted({row["commit"][:7] for row in rows if "commit" in row}))
+    return f"{dates}, {f'commit {commits}' if commits else 'in the process of the peers (tools/peers)'}."
 
 
 MS = ("ms", lambda row: figure(row["ms"]))
@@ -259,8 +271,9 @@ def case_table(rows):
     columns = case_columns(rows)
     products = [("TFLOP/s", lambda row: figure(row["tflops"])), column("of products", "product_ratio", ".2f")]
     if product_bound(rows[0]):
-        order = [("mode", lambda row: "nondeterministic" if "nondeterministic" in row["options"] else "")]
-        return markdown(columns + order + [MS] + products + LOAD_COLUMNS, rows)
+        order = [("mode", lambda row: ", ".join(word for word, holds in (("nondeterministic", "nondeterministic" in row["options"]),
+                                                                         ("portable kernel", row["kernel"].endswith("_mma"))) if holds))]
+        return markdown(columns + order + [MS] + products + LOAD_COLUMNS + commit_column(rows), rows)
     unit, scale = ("TB/s", 1e-3) if rows[0]["backend"] == "cuda" else ("GB/s", 1)
     columns += [("MB", lambda row: f"{1e-6 * row['bytes']:.1f}"), MS,
                 (unit, lambda row: f"{scale * row['gbps']:.{2 if scale < 1 else 1}f}"), column("of copy", "ratio", ".2f")]
@@ -268,7 +281,7 @@ def case_table(rows):
         columns += products
     if rows[0]["backend"] == "cpu":
         columns.append(column("cycles / 16", "cycles16", ".1f"))
-    return markdown(columns, rows)
+    return markdown(columns + commit_column(rows), rows)
 
 
 def beside_peers(rows, peer_rows):
@@ -374,7 +387,8 @@ def attention_gpu(rows, peer_rows):
                   if group[0] == direction}
         if not groups:
             continue
-        lines += [f"### {direction.capitalize()}, TFLOP/s", "", *sustained_note([row for row in entries if row["direction"] == direction])]
+        timed = [row for row in entries if row["direction"] == direction]
+        lines += [f"### {direction.capitalize()}, TFLOP/s", "", measured_note(timed), "", *sustained_note(timed)]
         rates = [(str(d), mask, name, values) for (_, d, mask), libraries in groups.items() for name, values in libraries.items()]
         rates += [("", "", "matrix products alone", products)] if products else []
         names = [("d", lambda line: line[0]), ("mask", lambda line: line[1]), ("library", lambda line: line[2])]
@@ -389,7 +403,7 @@ def attention_gpu(rows, peer_rows):
             names[2] = "ratio", lambda line: line[2]
             lines += markdown(names + [(f"T = {T}", lambda line, T=T: f"{line[3][T]:.2f}" if T in line[3] else "")
                                        for T in lengths] + means, ratios)
-        loaded = [row for row in entries if row["direction"] == direction and "burst_ms" in row]
+        loaded = [row for row in timed if "burst_ms" in row]
         if loaded:
             order = sorted(loaded, key=lambda row: (*attention_place(row)[0], attention_place(row)[1], library_of(row)))
             lines += ["<details><summary>Under load: sustained and burst time, clock, power, energy</summary>", ""]
@@ -400,7 +414,9 @@ def attention_gpu(rows, peer_rows):
             lines += ["</details>", ""]
     others = [row for row in rows if not is_entry(row) and row["chosen"]]
     if others:
-        lines += ["### Other shapes and options", "", "TFLOP/s count only the query-key pairs inside the mask.", ""]
+        older = " A row of an old commit may show a slower kernel than the library has today." if commit_column(others) else ""
+        lines += ["### Other shapes and options", "", "TFLOP/s count only the query-key pairs inside the mask. *Portable kernel*: the call "
+                  "ran no Hopper kernel." + older, ""]
         for direction in dict.fromkeys(row["direction"] for row in others):
             rows_of = [row for row in others if row["direction"] == direction]
             lines += [f"{direction.capitalize()}:", ""]
@@ -415,15 +431,16 @@ def attention_gpu(rows, peer_rows):
     return lines
 
 
-def profiled(op, device, directory):
+def profiled(op, device, newest, directory):
     """What Nsight Compute read of an op's kernels."""
     source, rows = newest_with(directory, "ncu", lambda row: row["case"].startswith(op + " ")).get(device, ("", []))
     if not rows:
         return []
+    older = " The profile is older than the times above, and kernels have changed since." if rows[0]["date"] < newest else ""
 
     def share(title, key):
         return title, lambda row: f"{row[key]:.0f} %"
-    return ["### Nsight Compute", "", f"{record_link(source)}, commit {rows[0]['commit']}. Utilisation of each unit. A value above 100 % is an artefact of a kernel "
+    return ["### Nsight Compute", "", f"{record_link(source)}, {rows[0]['date']}, commit {rows[0]['commit'][:7]}.{older} Utilisation of each unit. A value above 100 % is an artefact of a kernel "
             "of about 2 us. *Registers* are those at launch: Hopper kernels move registers between warpgroups later.", "",
             *markdown([("case", lambda row: row["case"].removeprefix(op + " ")), ("kernel", lambda row: row["ncu"]),
                        ("us", lambda row: f"{row['us']:.1f}"), share("busiest pipe", "busiest_pipe"),
@@ -457,7 +474,7 @@ The backward has two modes. The deterministic mode adds the parts of dQ in a fix
 nondeterministic mode adds them in the order in which the blocks finish. *cotangent* runs the deterministic mode, its default.
 *cotangent, nondeterministic* sets `allow_nondeterminism` (Python: `deterministic=False`). From
 commit 513ef73 on the library then takes the nondeterministic mode only where it is faster: elsewhere both rows are the same kernel.
-Records of earlier commits show a slower deterministic mode. Each section names its commits.
+Records of earlier commits show a slower deterministic mode. Each table names its date, and its commit if bench measured it.
 *FlashAttention-4* is nondeterministic, its default, and *FlashAttention-4 deterministic* adds in a fixed order.
 
 A ratio above 1 means that cotangent is faster. On CPUs, and under "Other shapes and options", TFLOP/s count only the query-key pairs
@@ -600,7 +617,7 @@ def op_section(op, device, results, peers, directory, level):
     lines = [f"Commit {commits}, {dates}{host}: {record_link(source)}."
              + (f" Peers, {peer_dates}: {record_link(peer_source)} ({names})." if peer_rows else ""), ""]
     if op == "attention" and not cpu:
-        return lines + attention_gpu(rows, peer_rows) + profiled(op, device, directory)
+        return lines + attention_gpu(rows, peer_rows) + profiled(op, device, max(row["date"] for row in rows), directory)
     for direction in dict.fromkeys(row["direction"] for row in chosen):
         lines += [f"{level} {direction.capitalize()}", "", *case_table([row for row in chosen if row["direction"] == direction])]
     cases = beside_peers(rows, peer_rows)
@@ -608,7 +625,7 @@ def op_section(op, device, results, peers, directory, level):
         together = any(row.get("ours") for row in peer_rows)
         lines += [f"{level} Comparison with other libraries", "",
                   "Interleaved in one process." if together else "Peers ran in a process of their own.", "", *peers_table(cases)]
-    return lines + profiled(op, device, directory)
+    return lines + profiled(op, device, max(row["date"] for row in rows), directory)
 
 
 def accuracy(results):
@@ -658,7 +675,7 @@ def models_page(results):
                       ("attention", lambda row: "" if row["model"].startswith("mamba") else row["implementation"]),
                       ("convolution", lambda row: row["convolution"] if row["model"].startswith("mamba") else ""),
                       ("runs", lambda row: str(row["runs"])), ("tokens/s", lambda row: f"{row['tokens_per_s']:.0f}"),
-                      ("cotangent / this", ratio), column("GiB", "gib", ".1f")], merged)]
+                      ("cotangent / this", ratio), column("GiB", "gib", ".1f"), *commit_column(merged)], merged)]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
