@@ -7,7 +7,7 @@ Each layer has a causal convolution or attention, then dropout, and a hyper-conn
     train_torch.py                                 # trains a model and prints a sample
     train_torch.py --compare curve.svg             # both kinds of ops, three seeds each: losses, speed, gnuplot picture
     torchrun --nproc-per-node 2 train_torch.py     # batches divided among processes: gloo on CPUs, NCCL on GPUs
-    torchrun --nproc-per-node 2 train_torch.py --context-parallel    # each sequence divided among processes, on CPUs
+    torchrun --nproc-per-node 2 train_torch.py --context-parallel    # each sequence divided among processes
 
 Text: --text FILES, by default the licences of /usr/share/common-licenses and the documents and sources of this tree.
 The last 10 % of each file are held out.
@@ -384,8 +384,8 @@ def main():
         parser.error(f"--batch has to be a multiple of the {ranks} processes, --width of 32")
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if options.context_parallel:
-        if ranks == 1 or device.type != "cpu" or options.ops != "cotangent" or options.compare:
-            parser.error("--context-parallel needs several processes (torchrun), --device cpu and --ops cotangent")
+        if ranks == 1 or options.ops != "cotangent" or options.compare:
+            parser.error("--context-parallel needs several processes (torchrun) and --ops cotangent")
         if options.context % (2 * ranks) != 0:
             parser.error(f"--context has to be a multiple of {2 * ranks}, two chunks a process")
     if device.type == "cuda":

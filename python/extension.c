@@ -12,9 +12,12 @@
  *   set_guards(types, forward_ad, is_grad_enabled, guards)  for route
  *   route(arguments, tensors) -> which kernel a call can run directly
  *   time_call(plan, device, repeats, *values) -> seconds of the calling thread per C call; device -1: the CPU
- *   make_group(transport, rank, size, timeout) -> a rank's handle; transport: see below
- *   run_group(plan, group, threads, cut, stripe, columns, length, *values)
- *   all_reduce(group, tensor)            cot_group_all_reduce
+ *   make_group(transport, rank, size, timeout) -> a rank's handle for CPU tensors; transport: see below
+ *   make_nccl_group(comm, device, timeout) -> a rank's handle for CUDA tensors; comm: the address of an ncclComm_t's target
+ *   run_group(plan, group, place, cut, stripe, columns, length, *values)
+ *   all_reduce(group, place, tensor)     cot_group_all_reduce
+ *                                        place: the number of threads, or the stream of a group over NCCL
+ *   check_group(group)                   cot_group_check
  *   shard_positions(cut, stripe, length, ranks, rank) -> the rank's positions as bytes of int64
  *   calls() -> {call: (member, ...)}     dropout_scale(p)     version
  *
@@ -483,9 +486,44 @@ static void destroy_transport(void *transport)
     PyGILState_Release(state);
 }
 
+/* A rank's handle. A group over NCCL has a queue of its own: its calls run without the interpreter lock, while other
+ * threads use cuda_queues. The queue's pool serves the workspaces. */
+typedef struct python_group {
+    cot_group *group;
+    cot_queue *queue; /* NULL: a group for CPU tensors */
+    int device;       /* -1: the CPU */
+} python_group;
+
+static void free_group(python_group *g)
+{
+    PyThreadState *thread = PyEval_SaveThread(); /* the other ranks may have to come */
+    cot_group_destroy(g->group);
+    cot_queue_destroy(g->queue);
+    PyEval_RestoreThread(thread);
+    free(g);
+}
+
 static void destroy_group(PyObject *capsule)
 {
-    cot_group_destroy(PyCapsule_GetPointer(capsule, group_name));
+    free_group(PyCapsule_GetPointer(capsule, group_name));
+}
+
+static PyObject *wrap_group(python_group *g)
+{
+    PyObject *capsule = PyCapsule_New(g, group_name, destroy_group);
+    if (capsule == NULL)
+        free_group(g);
+    return capsule;
+}
+
+static python_group *new_group(int device)
+{
+    python_group *g = calloc(1, sizeof *g);
+    if (g != NULL)
+        g->device = device;
+    else
+        PyErr_NoMemory();
+    return g;
 }
 
 static PyObject *make_group(PyObject *self, PyObject *args)
@@ -504,17 +542,59 @@ static PyObject *make_group(PyObject *self, PyObject *args)
     callbacks.wait = wait_transfer;
     callbacks.abort = abort_transfers;
     callbacks.destroy = destroy_transport;
-    cot_group *group;
+    python_group *g = new_group(-1);
+    if (g == NULL)
+        return NULL;
     Py_INCREF(transport);
-    const cot_status status = cot_group_create_custom(&callbacks, rank, size, &options, &group);
+    const cot_status status = cot_group_create_custom(&callbacks, rank, size, &options, &g->group);
     if (status != COT_OK) {
         Py_DECREF(transport);
+        free(g);
         return raise_status(status);
     }
-    PyObject *capsule = PyCapsule_New(group, group_name, destroy_group);
-    if (capsule == NULL)
-        cot_group_destroy(group);
-    return capsule;
+    return wrap_group(g);
+}
+
+static PyObject *make_nccl_group(PyObject *self, PyObject *args)
+{
+    (void)self;
+    unsigned long long comm;
+    cot_group_options options;
+    cot_queue_options queue_options;
+    COT_INIT(&options);
+    COT_INIT(&queue_options);
+    queue_options.backend = COT_BACKEND_CUDA;
+    if (!PyArg_ParseTuple(args, "Kid:make_nccl_group", &comm, &queue_options.device, &options.timeout))
+        return NULL;
+    python_group *g = new_group(queue_options.device);
+    if (g == NULL)
+        return NULL;
+    void *const communicator = (void *)(uintptr_t)comm;
+    PyThreadState *thread = PyEval_SaveThread();
+    cot_status status = cot_queue_create(&queue_options, &g->queue);
+    if (status == COT_OK)
+        status = cot_group_create_nccl(&communicator, &options, &g->group);
+    PyEval_RestoreThread(thread);
+    if (status != COT_OK) {
+        raise_status(status);
+        free_group(g);
+        return NULL;
+    }
+    return wrap_group(g);
+}
+
+/* The queue of a call. place: the number of threads, or a stream. NULL after an exception. */
+static cot_queue *queue_of_group(const python_group *g, PyObject *place)
+{
+    if (g->queue == NULL) {
+        const long threads = PyLong_AsLong(place);
+        return PyErr_Occurred() == NULL ? cpu_queue((int32_t)threads) : NULL;
+    }
+    void *stream = PyLong_AsVoidPtr(place);
+    const cot_status status = PyErr_Occurred() == NULL ? cot_queue_set_stream(g->queue, stream) : COT_OK;
+    if (status != COT_OK)
+        raise_status(status);
+    return PyErr_Occurred() == NULL ? g->queue : NULL;
 }
 
 static PyObject *run_group(PyObject *self, PyObject *values)
@@ -525,22 +605,22 @@ static PyObject *run_group(PyObject *self, PyObject *values)
     cot_parallel_options options;
     COT_INIT(&options);
     if (PyTuple_Size(values) < FIRST)
-        return PyErr_Format(PyExc_TypeError,
-                            "run_group: expected a plan, a group, a number of threads and four options");
-    cot_group *group = PyCapsule_GetPointer(PyTuple_GetItem(values, 1), group_name);
-    const long threads = PyLong_AsLong(PyTuple_GetItem(values, 2));
+        return PyErr_Format(PyExc_TypeError, "run_group: expected a plan, a group, a place and four options");
+    const python_group *g = PyCapsule_GetPointer(PyTuple_GetItem(values, 1), group_name);
+    if (g == NULL)
+        return NULL;
     options.cut = (cot_cut)PyLong_AsLong(PyTuple_GetItem(values, 3));
     options.stripe = PyLong_AsLongLong(PyTuple_GetItem(values, 4));
     options.columns = (int32_t)PyLong_AsLong(PyTuple_GetItem(values, 5));
     options.length = PyLong_AsLongLong(PyTuple_GetItem(values, 6));
-    const plan *p = PyErr_Occurred() == NULL ? read_values(values, FIRST, -1, &args) : NULL;
+    const plan *p = PyErr_Occurred() == NULL ? read_values(values, FIRST, g->device, &args) : NULL;
     if (p != NULL && p->call->run_over_group == NULL)
         return PyErr_Format(PyExc_ValueError, "%s has no call over a group", p->call->name);
-    cot_queue *queue = p != NULL ? cpu_queue((int32_t)threads) : NULL;
+    cot_queue *queue = p != NULL ? queue_of_group(g, PyTuple_GetItem(values, 2)) : NULL;
     if (queue == NULL)
         return NULL;
     PyThreadState *thread = PyEval_SaveThread();
-    const cot_status status = p->call->run_over_group(group, queue, &options, &args);
+    const cot_status status = p->call->run_over_group(g->group, queue, &options, &args);
     PyEval_RestoreThread(thread);
     if (status != COT_OK)
         return raise_status(status);
@@ -550,15 +630,32 @@ static PyObject *run_group(PyObject *self, PyObject *values)
 static PyObject *all_reduce(PyObject *self, PyObject *args)
 {
     (void)self;
-    PyObject *capsule, *value;
+    PyObject *capsule, *place, *value;
     cot_tensor tensor = {0};
-    if (!PyArg_ParseTuple(args, "OO:all_reduce", &capsule, &value))
+    if (!PyArg_ParseTuple(args, "OOO:all_reduce", &capsule, &place, &value))
         return NULL;
-    cot_group *group = PyCapsule_GetPointer(capsule, group_name);
-    if (group == NULL || find_dtypes() != 0 || read_tensor("all_reduce", "tensor", value, -1, &tensor) != 0)
+    const python_group *g = PyCapsule_GetPointer(capsule, group_name);
+    if (g == NULL || find_dtypes() != 0 || read_tensor("all_reduce", "tensor", value, g->device, &tensor) != 0)
+        return NULL;
+    cot_queue *queue = queue_of_group(g, place);
+    if (queue == NULL)
         return NULL;
     PyThreadState *thread = PyEval_SaveThread();
-    const cot_status status = cot_group_all_reduce(group, NULL, &tensor);
+    const cot_status status = cot_group_all_reduce(g->group, queue, &tensor);
+    PyEval_RestoreThread(thread);
+    if (status != COT_OK)
+        return raise_status(status);
+    Py_RETURN_NONE;
+}
+
+static PyObject *check_group(PyObject *self, PyObject *capsule)
+{
+    (void)self;
+    const python_group *g = PyCapsule_GetPointer(capsule, group_name);
+    if (g == NULL)
+        return NULL;
+    PyThreadState *thread = PyEval_SaveThread();
+    const cot_status status = cot_group_check(g->group);
     PyEval_RestoreThread(thread);
     if (status != COT_OK)
         return raise_status(status);
@@ -760,8 +857,10 @@ static PyMethodDef methods[] = {
     {"set_guards", set_guards, METH_VARARGS, "set_guards(types, forward_ad, is_grad_enabled, guards): for route"},
     {"route", route, METH_VARARGS, "route(arguments, tensors): 0 the dispatcher, 1 CPU, 2 CUDA; + 4 with a gradient"},
     {"make_group", make_group, METH_VARARGS, "make_group(transport, rank, size, timeout): a rank's handle"},
-    {"run_group", run_group, METH_VARARGS, "run_group(plan, group, threads, cut, stripe, columns, length, *values)"},
-    {"all_reduce", all_reduce, METH_VARARGS, "all_reduce(group, tensor): cot_group_all_reduce"},
+    {"make_nccl_group", make_nccl_group, METH_VARARGS, "make_nccl_group(comm, device, timeout): a rank's handle"},
+    {"run_group", run_group, METH_VARARGS, "run_group(plan, group, place, cut, stripe, columns, length, *values)"},
+    {"all_reduce", all_reduce, METH_VARARGS, "all_reduce(group, place, tensor): cot_group_all_reduce"},
+    {"check_group", check_group, METH_O, "check_group(group): cot_group_check"},
     {"shard_positions", shard_positions, METH_VARARGS,
      "shard_positions(cut, stripe, length, ranks, rank): bytes of int64"},
     {"calls", list_calls, METH_NOARGS, "calls(): the members of every argument struct, by call"},

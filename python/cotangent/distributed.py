@@ -9,8 +9,8 @@
 
 Arguments that all functions share:
 
-group    a ProcessGroup, a DeviceMesh with one dimension, the name of a group, or None for the default group. It has a
-         backend for the CPU: gloo
+group    a ProcessGroup, a DeviceMesh with one dimension, the name of a group, or None for the default group. CPU
+         tensors need a backend for the CPU: gloo. CUDA tensors need NCCL, each rank with a GPU of its own
 cut      which rows of a sequence of T rows a rank holds, in ascending order: "contiguous": one range; "zigzag": a chunk
          from the front and its mirror image from the back; "striped": every Nth stripe of `stripe` rows.
          include/cotangent/parallel.h has the formulas. T need not be a multiple of the number of ranks
@@ -25,14 +25,16 @@ Gradients follow one rule: the loss of the whole is the sum of the losses of the
 all ranks share is the sum of the gradients of the ranks. Rank 0 gets the whole gradient of weight, bias, initial_state
 and sink, and the others get zeros. all_reduce_gradients, DDP and FSDP add the ranks.
 
-Only tensors on the CPU are supported: others raise NotImplementedError."""
+CUDA tensors: a call returns when the ranks have compared their arguments and its work is enqueued on the current
+stream. If a rank dies after that, the work of the others never ends: check() notices it, and so does the next call.
+Before a synchronization of your own whose end matters, call check()."""
 from __future__ import annotations
 
 import re
 import threading
 import weakref
 from contextlib import contextmanager, suppress
-from ctypes import c_uint8
+from ctypes import CDLL, Structure, byref, c_char, c_int, c_uint8, c_void_p
 from datetime import timedelta
 from functools import partial
 from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional, Sequence, Tuple
@@ -49,8 +51,8 @@ from .ops._define import _MISSING, _as_tuple, define, gradients_like, registered
 from .ops._options import activation_number, flag, need_tensors, number, pair, random_seed
 
 __all__ = [
-    "all_reduce", "all_reduce_gradients", "attention", "attention_varlen", "causal_conv1d", "connect",
-    "context_parallel", "positions", "shard", "unshard",
+    "all_reduce", "all_reduce_gradients", "attention", "attention_varlen", "causal_conv1d", "check",
+    "connect", "context_parallel", "positions", "shard", "unshard",
 ]  # fmt: skip
 
 # cot_cut
@@ -125,13 +127,18 @@ class _Transport:
 
 
 class _Group(NamedTuple):
-    handle: Any  # of _C.make_group
+    handle: Any  # of _C.make_group or _C.make_nccl_group
     rank: int
-    size: int
+    device: "Optional[int]"  # None: the CPU
     lock: threading.Lock  # one thread at a time may use the handle
 
+    def place(self) -> int:
+        """Where a call runs: the number of threads, or the current stream."""
+        return torch.get_num_threads() if self.device is None else int(torch.cuda.current_stream(self.device).cuda_stream)
 
-_groups: "weakref.WeakKeyDictionary[Any, _Group]" = weakref.WeakKeyDictionary()
+
+# The handles of a ProcessGroup: one for CPU tensors, and one for each GPU whose tensors this rank has passed.
+_groups: "weakref.WeakKeyDictionary[Any, dict[Optional[int], _Group]]" = weakref.WeakKeyDictionary()
 
 
 def _name_of(group: Any) -> str:
@@ -160,30 +167,103 @@ def _size_of(group: str) -> int:
     return int(dist.get_world_size(_process_group(group)))
 
 
-def _group(name: str, timeout: float = 30.0) -> _Group:
-    """The library's handle for a group. The first call is collective."""
+class _UniqueId(Structure):
+    """ncclUniqueId"""
+
+    _fields_ = [("internal", c_char * 128)]
+
+
+_NCCL = "libnccl.so.2"  # which torch has loaded
+
+
+def _exchange(process_group: Any, own: bytes, timeout: float) -> "list[bytes]":
+    """The bytes of all ranks."""
+    backends = str(dist.get_backend_config(process_group))
+    device = torch.device("cpu" if "cpu" in backends else "cuda")
+    mine = torch.tensor(list(own), dtype=torch.uint8, device=device)
+    every = [torch.empty_like(mine) for _ in range(dist.get_world_size(process_group))]
+    dist.all_gather(every, mine, group=process_group, async_op=True).wait(timedelta(seconds=timeout))
+    return [bytes(each.tolist()) for each in every]
+
+
+def _nccl_handle(process_group: Any, device: int, timeout: float) -> Any:
+    """A handle over a NCCL communicator of its own. The ranks exchange NCCL's id on the ProcessGroup. The communicator of
+    torch is not used: it is private, and torch creates it when it needs it."""
+    rank, size = dist.get_rank(process_group), dist.get_world_size(process_group)
+    unique, comm, why = _UniqueId(), c_void_p(), ""
+    try:
+        nccl = CDLL(_NCCL)
+        result = nccl.ncclGetUniqueId(byref(unique))
+        why = f"ncclGetUniqueId returned {result}" if result else ""
+    except (OSError, AttributeError) as error:
+        why = str(error)
+    # All ranks learn of a failure before any of them waits in NCCL.
+    own = bytes([not why]) + (bytes(unique) if not why else why.encode()[:128].ljust(128, b"\0"))
+    for other, each in enumerate(_exchange(process_group, own, timeout)):
+        if not each[0]:
+            reason = each[1:].rstrip(b"\0").decode(errors="replace")
+            raise RuntimeError(f"cotangent.distributed: rank {other} has no NCCL for CUDA tensors: {reason}")
+        if other == 0:
+            unique = _UniqueId.from_buffer_copy(each[1:])
+    with torch.cuda.device(device):
+        nccl.ncclCommInitRank.argtypes = [c_void_p, c_int, _UniqueId, c_int]
+        result = nccl.ncclCommInitRank(byref(comm), size, unique, rank)
+        if result:
+            raise RuntimeError(f"cotangent.distributed: rank {rank}: ncclCommInitRank returned {result}")
+        try:
+            return _C.make_nccl_group(comm.value or 0, device, timeout)  # duplicates the communicator
+        finally:
+            nccl.ncclCommDestroy(comm)
+
+
+def _cpu_handle(process_group: Any, timeout: float) -> Any:
+    backends = str(dist.get_backend_config(process_group))
+    if "cpu" not in backends:
+        raise ValueError(f"cotangent.distributed: the group has the backends {backends}, expected one for the CPU "
+                         "(init_process_group('cpu:gloo,cuda:nccl'))")  # fmt: skip
+    transport = _Transport(process_group)
+    return _C.make_group(transport, transport.rank, transport.size, timeout)
+
+
+def _group(name: str, device: "Optional[int]" = None, timeout: float = 30.0) -> _Group:
+    """The library's handle for a group and a device; None: the CPU. The first call is collective."""
     process_group = _process_group(name)
-    found = _groups.get(process_group)
+    handles = _groups.setdefault(process_group, {})
+    found = handles.get(device)
     if found is None:
-        backends = str(dist.get_backend_config(process_group))
-        if "cpu" not in backends:
-            raise ValueError(f"cotangent.distributed: the group has the backends {backends}, expected one for the CPU "
-                             "(init_process_group('cpu:gloo,cuda:nccl'))")  # fmt: skip
-        transport = _Transport(process_group)
-        handle = _C.make_group(transport, transport.rank, transport.size, timeout)
-        found = _Group(handle, transport.rank, transport.size, threading.Lock())
-        _groups[process_group] = found
+        handle = (
+            _cpu_handle(process_group, timeout) if device is None else _nccl_handle(process_group, device, timeout)
+        )
+        found = handles[device] = _Group(handle, dist.get_rank(process_group), device, threading.Lock())
     return found
 
 
-def connect(group: Any = None, *, timeout: float = 30.0) -> None:
-    """Prepares a group, and sets the seconds that a rank waits for another one without any progress. They must exceed the
-    time that one rank computes between two calls of this module while the others wait for it. Without connect() the
-    first call prepares the group. Collective. Raises ValueError if the group is already prepared."""
-    name = _name_of(group)
-    if _process_group(name) in _groups:
+def _group_of(name: str, x: Tensor) -> _Group:
+    """The handle for the device of a tensor."""
+    return _group(name, x.get_device() if x.is_cuda else None)
+
+
+def connect(group: Any = None, *, timeout: float = 30.0, device: Any = "cpu") -> None:
+    """Prepares a group for tensors on `device`, and sets the seconds that a rank waits for another one without any
+    progress. They must exceed the time that one rank computes between two calls of this module while the others wait for
+    it; on a GPU also the time of the longest call. Without connect() the first call prepares the group. Collective.
+    Raises ValueError if the group is already prepared for this device."""
+    name, place = _name_of(group), torch.device(device)
+    if place.type not in ("cpu", "cuda"):
+        raise ValueError(f"connect: device is {place}, expected cpu or cuda")
+    index = None if place.type == "cpu" else torch.cuda.current_device() if place.index is None else place.index
+    if index in _groups.get(_process_group(name), {}):
         raise ValueError("connect: the group is already in use, expected connect() before all other calls")
-    _group(name, float(number("connect", "timeout", timeout)))
+    _group(name, index, float(number("connect", "timeout", timeout)))
+
+
+def check(group: Any = None) -> None:
+    """Waits for the work of the last call with CUDA tensors, at most for the timeout of connect(). Raises RuntimeError if
+    a rank has failed: the results of that call are undefined then, and the GPU's work has ended. Does nothing for a group
+    without such calls. Not collective."""
+    for found in list(_groups.get(_process_group(_name_of(group)), {}).values()):
+        with found.lock:
+            _C.check_group(found.handle)
 
 
 def _cut_number(call: str, cut: Any) -> int:
@@ -203,9 +283,10 @@ def _group_kernels(
     names = [argument.name for argument in op._schema.arguments]
     results_names = [result.name for result in op._schema.returns]
 
-    def cpu(*arguments: Any) -> Any:
+    def kernel(*arguments: Any) -> Any:
         given = dict(zip(names, arguments))
-        group = _group(given["_group"])
+        first = next(value for value in arguments if isinstance(value, Tensor))
+        group = _group_of(given["_group"], first)
         try:
             results = outputs(*arguments)
         except _MISSING:
@@ -214,7 +295,7 @@ def _group_kernels(
             arguments = prepare(*arguments)
         with group.lock:
             _C.run_group(
-                plan, group.handle, torch.get_num_threads(), given["_cut"], given["_stripe"], given.get("_columns", 0),
+                plan, group.handle, group.place(), given["_cut"], given["_stripe"], given.get("_columns", 0),
                 given.get("_length", 0), *arguments, *_as_tuple(results),
             )  # fmt: skip
         if group.rank > 0:
@@ -224,10 +305,7 @@ def _group_kernels(
                     part.zero_()
         return results
 
-    def cuda(*arguments: Any) -> Any:
-        raise NotImplementedError(f"{op._schema.name}: the tensors are on a GPU, expected the CPU")
-
-    return cpu, cuda
+    return kernel, kernel
 
 
 def _parts_of_attention(bias: Any, cu_seqlens_q: Any, **others: Any) -> "Sequence[str]":
@@ -307,11 +385,14 @@ _pure = (torch.Tag.pt2_compliant_tag,)
 
 def _sum(x: Tensor, group: str) -> Tensor:
     """The sum of the tensors of all ranks, in their order."""
-    total = x.detach().clone()
-    handle = _group(group)
-    with handle.lock:
-        _C.all_reduce(handle.handle, total)
-    return total
+    return _replace_by_sum(x.detach().clone(), group)
+
+
+def _replace_by_sum(x: Tensor, group: str) -> Tensor:
+    found = _group_of(group, x)
+    with found.lock:
+        _C.all_reduce(found.handle, found.place(), x)
+    return x
 
 
 def _rows(length: int, group: str, cut: int, stripe: int) -> bytes:
@@ -366,8 +447,8 @@ def _scatter_fake(whole: Tensor, axis: int, group: str, cut: int, stripe: int) -
 def _shared_seed(like: Tensor, group: str) -> Tensor:
     """The seed that rank 0 draws. Every rank draws one, so that all generators move on alike."""
     seed = random_seed(like.device)
-    first = _group(group).rank == 0
-    return _sum(seed.double() if first else torch.zeros(2, dtype=torch.float64), group).to(torch.int32)
+    first = dist.get_rank(_process_group(group)) == 0
+    return _sum(seed.double() if first else seed.new_zeros(2, dtype=torch.float64), group).to(torch.int32)
 
 
 def _register(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any], tags: Any = _pure) -> Any:
@@ -452,22 +533,20 @@ def all_reduce(x: Tensor, *, group: Any = None) -> Tensor:
     """Replaces x on every rank by the sum over all ranks, x = ((x[0] + x[1]) + x[2]) + ..., and returns it. Sums are
     float64 and rounded once, so that they have the same bits in every run. x: any float dtype, without a gradient."""
     need_tensors("all_reduce", x=x)
-    if x.device.type != "cpu":
-        raise NotImplementedError(f"all_reduce: x is on {x.device}, expected the CPU")
-    handle = _group(_name_of(group))
-    with handle.lock:
-        _C.all_reduce(handle.handle, x.detach())
+    if x.device.type not in ("cpu", "cuda"):
+        raise NotImplementedError(f"all_reduce: x is on {x.device}, expected the CPU or a GPU")
+    _replace_by_sum(x.detach(), _name_of(group))
     return x
 
 
 def all_reduce_gradients(parameters: "Iterable[Tensor]", *, group: Any = None) -> None:
     """Replaces the gradient of every parameter by the sum over all ranks, in their order. For models that neither DDP nor
     FSDP wraps. Parameters without a gradient are skipped: they must be the same on every rank."""
-    by_dtype: "dict[torch.dtype, list[Tensor]]" = {}
+    by_kind: "dict[Any, list[Tensor]]" = {}
     for parameter in parameters:
         if parameter.grad is not None:
-            by_dtype.setdefault(parameter.grad.dtype, []).append(parameter.grad)
-    for gradients in by_dtype.values():
+            by_kind.setdefault((parameter.grad.dtype, parameter.grad.device), []).append(parameter.grad)
+    for gradients in by_kind.values():
         total = all_reduce(torch.cat([gradient.detach().flatten() for gradient in gradients]), group=group)
         for gradient, part in zip(gradients, total.split([gradient.numel() for gradient in gradients])):
             gradient.detach().copy_(part.view(gradient.shape))

@@ -43,6 +43,8 @@ typedef struct world {
     pthread_mutex_t mutex;
     pthread_cond_t changed;
     int size, arrived;
+    int id; /* of ncclGetUniqueId */
+    struct world *older;
     struct world *child; /* of a split in progress */
     op *posted, **end;
 } world;
@@ -120,6 +122,44 @@ ncclResult_t ncclCommInitAll(ncclComm_t *comms, int count, const int *devices)
         *comms[r] = (struct ncclComm){.w = w, .rank = r, .device = devices != NULL ? devices[r] : r};
     }
     return count <= MAX_RANKS ? SUCCESS : INVALID_ARGUMENT;
+}
+
+typedef struct {
+    char internal[128];
+} ncclUniqueId;
+
+static pthread_mutex_t worlds_mutex = PTHREAD_MUTEX_INITIALIZER;
+static world *worlds; /* of ncclCommInitRank */
+static int ids;
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId *unique)
+{
+    memset(unique, 0, sizeof *unique);
+    pthread_mutex_lock(&worlds_mutex);
+    const int id = ++ids;
+    pthread_mutex_unlock(&worlds_mutex);
+    memcpy(unique->internal, &id, sizeof id);
+    return SUCCESS;
+}
+
+/* Does not wait for the other ranks. */
+ncclResult_t ncclCommInitRank(ncclComm_t *comm, int count, ncclUniqueId unique, int rank)
+{
+    int id;
+    memcpy(&id, unique.internal, sizeof id);
+    pthread_mutex_lock(&worlds_mutex);
+    world *w = worlds;
+    while (w != NULL && w->id != id)
+        w = w->older;
+    if (w == NULL) {
+        w = make_world(count);
+        w->id = id, w->older = worlds;
+        worlds = w;
+    }
+    pthread_mutex_unlock(&worlds_mutex);
+    *comm = calloc(1, sizeof **comm);
+    **comm = (struct ncclComm){.w = w, .rank = rank};
+    return rank < count && w->size == count ? SUCCESS : INVALID_ARGUMENT;
 }
 
 ncclResult_t ncclCommCount(ncclComm_t comm, int *count)

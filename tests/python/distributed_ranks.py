@@ -18,6 +18,7 @@ from support import UNITS
 
 import cotangent
 import cotangent.distributed as cp
+from cotangent import _C
 
 T = 37  # no multiple of the number of ranks
 
@@ -234,7 +235,7 @@ def cuts(ranks):
     expect(ValueError, "x has 3 rows, expected", lambda: cp.unshard(torch.ones(3), dim=0, length=T))
     expect(TypeError, "group is 3, expected a ProcessGroup", lambda: cp.positions(4, group=3))
     expect(ValueError, "the group is already in use", lambda: cp.connect())
-    expect(NotImplementedError, "x is on meta, expected the CPU", lambda: cp.all_reduce(torch.ones(2, device="meta")))
+    expect(NotImplementedError, "x is on meta, expected the CPU or a GPU", lambda: cp.all_reduce(torch.ones(2, device="meta")))
     if ranks == 4:
         mesh2 = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
         expect(ValueError, "the DeviceMesh has 2 dimensions, expected 1", lambda: cp.positions(4, group=mesh2))
@@ -248,6 +249,20 @@ def expect(kind, message, call):
         assert message in str(error), f"got {error!r}, expected {message!r}"
         return
     raise AssertionError(f"no {kind.__name__}: {message}")
+
+
+def no_nccl(ranks):
+    """A rank without NCCL: every rank gets an error, and none of them waits in NCCL."""
+    nccl = Path(_C.__file__).parents[2] / "tests" / "parallel" / "nccl_whole" / "libnccl.so.2"
+    missing = not nccl.exists() or dist.get_rank() == ranks - 1
+    cp._NCCL, first = "libmissing.so.2" if missing else str(nccl), ranks - 1 if nccl.exists() else 0
+    name = dist.group.WORLD.group_name
+    expect(RuntimeError, f"rank {first} has no NCCL for CUDA tensors: libmissing.so.2", lambda: cp._group(name, 0, 5.0))
+    expect(ValueError, "device is meta, expected cpu or cuda", lambda: cp.connect(device="meta"))
+    cp.check()  # nothing to wait for
+    cp.connect(device="cpu")  # the group goes on
+    cp.check()
+    assert cp.all_reduce(torch.ones(1)).item() == ranks
 
 
 # ---- torch.compile -------------------------------------------------------------------------------------------------

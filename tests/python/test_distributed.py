@@ -10,6 +10,10 @@ import pytest
 import torch
 import torch.distributed.fsdp
 
+from cotangent import _C
+
+BUILD = Path(_C.__file__).parents[2]
+EMULATOR, NCCL = BUILD / "tests" / "emulator", BUILD / "tests" / "parallel" / "nccl_whole"
 SCRIPT = Path(__file__).with_name("distributed_ranks.py")
 ENVIRONMENT = dict(os.environ, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", HF_HUB_OFFLINE="1")
 
@@ -55,3 +59,16 @@ def test_page(on_cpu):
 def test_faults_reach_every_rank(on_cpu, tmp_path):
     statuses, output = launch(tmp_path, "faults", 3)
     assert statuses == [0, 0, -9] and output.count("has survived") == 2, output
+
+
+def test_nccl_on_the_emulator(on_cpu):
+    if not (EMULATOR / "libcuda.so.1").exists() or not (NCCL / "libnccl.so.2").exists():
+        pytest.skip("a build without the emulator")
+    command = [sys.executable, str(SCRIPT.with_name("nccl_ranks.py")), _C.__file__, "libcuda.so.1", "libnccl.so.2"]
+    environment = dict(os.environ, LD_LIBRARY_PATH=f"{EMULATOR}:{NCCL}", FAKE_NCCL_PATIENCE="2000")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
+    assert done.returncode == 0 and "all ranks are done" in done.stdout, done.stdout + done.stderr
+
+
+def test_no_nccl(on_cpu, tmp_path):
+    check(tmp_path, "no_nccl", 3)
