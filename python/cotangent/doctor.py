@@ -20,6 +20,15 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
+def _code_of(capability: "tuple[int, int]") -> str:
+    """What a device of this compute capability gets of the GPU code."""
+    if capability < (8, 0):
+        return "no kernels, they support 8.0 and later"
+    if capability == (9, 0):
+        return "machine code, with the kernels for Hopper"
+    return "PTX of the kernels for every GPU, which the driver compiles at the first use"
+
+
 def _try_ops(device: str) -> None:
     """Runs the forward and the backward of each op's example."""
     import torch
@@ -53,7 +62,7 @@ def main() -> int:
     try:
         cotangent.dropout_scale(0.5)  # calls the library
     except ImportError as error:
-        _say("!!", "cotangent", f"{_first_line(error)}; where libgomp.so.1 is missing, install libgomp1")
+        _say("!!", "cotangent", _first_line(error))
         return 1
     _say("ok", "cotangent", f"{cotangent.__version__} ({os.path.dirname(cotangent.__file__)})")
     _say("ok", "threads", f"{torch.get_num_threads()} on the CPU: torch.set_num_threads changes that")
@@ -69,7 +78,9 @@ def main() -> int:
         except Exception as error:
             _say("!!", f"cuda:{number}", _first_line(error))
             continue
-        _say("ok", f"cuda:{number}", torch.cuda.get_device_name(number))
+        major, minor = capability = torch.cuda.get_device_capability(number)
+        name = torch.cuda.get_device_name(number)
+        _say("ok", f"cuda:{number}", f"{name}, compute capability {major}.{minor}: {_code_of(capability)}")
         _try_ops(f"cuda:{number}")
     return 1 if _wrong else 0
 

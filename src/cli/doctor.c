@@ -6,6 +6,7 @@
 #include "commands.h"
 #include "core/cpu_features.h"
 #include "core/queue.h"
+#include "cuda/branches.h"
 
 #include <dlfcn.h>
 #include <gnu/libc-version.h>
@@ -209,37 +210,17 @@ static bool load_driver(void *library, driver *d)
 enum { BUILD_CUDA_VERSION = COT_CUDA_VERSION };
 static const char other_gpus[] = COT_GPUS;
 
-/* Returns the branch of NVIDIA's driver that came with a CUDA version, such as " (R580)", or "" if the version is not
- * listed. */
-static const char *driver_branch(int version)
-{
-    static const struct {
-        int version;
-        const char *branch;
-    } branches[] = {{12000, " (R525)"}, {12010, " (R530)"}, {12020, " (R535)"}, {12030, " (R545)"}, {12040, " (R550)"},
-                    {12050, " (R555)"}, {12060, " (R560)"}, {12080, " (R570)"}, {12090, " (R575)"}, {13000, " (R580)"}};
-    for (size_t i = 0; i < sizeof branches / sizeof *branches; i++)
-        if (branches[i].version == version)
-            return branches[i].branch;
-    return "";
-}
-
 static void examine_gpu_code(void)
 {
     report(OK, "gpu code",
            "machine code for sm_90a%s%s, PTX of compute_80 for other GPUs from compute capability 8.0 on",
            other_gpus[0] != '\0' ? " and sm_" : "", other_gpus);
     report(OK, "gpu code", "built by CUDA %d.%d: requires a driver of that version%s or a newer one",
-           BUILD_CUDA_VERSION / 1000, BUILD_CUDA_VERSION % 1000 / 10, driver_branch(BUILD_CUDA_VERSION));
+           BUILD_CUDA_VERSION / 1000, BUILD_CUDA_VERSION % 1000 / 10, cot_cuda_branch(BUILD_CUDA_VERSION));
 }
 #else
 enum { BUILD_CUDA_VERSION = 0 };
-
-static const char *driver_branch(int version)
-{
-    (void)version;
-    return "";
-}
+static const char other_gpus[] = "";
 
 static void examine_gpu_code(void)
 {
@@ -261,6 +242,22 @@ static void find_module_version(char *text, size_t size)
         }
 }
 
+/* Returns what a device of this compute capability gets of the GPU code. */
+static const char *code_of(int capability)
+{
+    char number[16];
+    snprintf(number, sizeof number, "%d", capability);
+    if (BUILD_CUDA_VERSION == 0)
+        return "none in this build";
+    if (capability < 80)
+        return "none, the kernels support 8.0 and later";
+    if (capability == 90)
+        return "machine code, with the kernels for Hopper";
+    if (strstr(other_gpus, number) != NULL)
+        return "machine code of the kernels for every GPU";
+    return "PTX of the kernels for every GPU, which the driver compiles at the first use";
+}
+
 static void examine_devices(const driver *d)
 {
     enum { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76 };
@@ -279,7 +276,7 @@ static void examine_devices(const driver *d)
         report(WRONG, "gpu driver",
                "%sCUDA %d.%d is too old for this build's GPU code: install the driver of CUDA %d.%d%s or a newer one",
                module, version / 1000, version % 1000 / 10, BUILD_CUDA_VERSION / 1000, BUILD_CUDA_VERSION % 1000 / 10,
-               driver_branch(BUILD_CUDA_VERSION));
+               cot_cuda_branch(BUILD_CUDA_VERSION));
     else
         report(OK, "gpu driver", "%sCUDA %d.%d, %d devices", module, version / 1000, version % 1000 / 10, count);
     for (int i = 0; i < count; i++) {
@@ -287,7 +284,8 @@ static void examine_devices(const driver *d)
         d->name(name, sizeof name, i);
         d->attribute(&major, CAPABILITY_MAJOR, i);
         d->attribute(&minor, CAPABILITY_MINOR, i);
-        report(OK, "gpu", "%d: %s, compute capability %d.%d", i, name, major, minor);
+        report(major < 8 ? ABSENT : OK, "gpu", "%d: %s, compute capability %d.%d: %s", i, name, major, minor,
+               code_of(10 * major + minor));
     }
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "device.h"
 
+#include "branches.h"
 #include "core/cpu_features.h"
 #include "core/status.h"
 
@@ -60,6 +61,21 @@ static cot_status read_device(cot_device *d, uint32_t *isa)
     return COT_OK;
 }
 
+/* A GPU without machine code gets PTX, which a driver compiles only if it supports the version of CUDA that wrote it. */
+static cot_status fail_old_driver_for_ptx(const cot_device *d, const char *call)
+{
+    int version = 0;
+    char name[100] = "the device";
+    d->driver.cuDeviceGetName(name, sizeof name, d->number);
+    d->driver.cuDriverGetVersion(&version);
+    return cot_fail(
+        COT_NO_DEVICE,
+        "%s: %s (compute capability %d.%d) needs PTX, which the CUDA driver is too old for: it supports CUDA "
+        "%d.%d%s, this build's PTX needs CUDA %d.%d%s or later",
+        call, name, d->capability / 10, d->capability % 10, version / 1000, version % 1000 / 10,
+        cot_cuda_branch(version), CUDA_VERSION / 1000, CUDA_VERSION % 1000 / 10, cot_cuda_branch(CUDA_VERSION));
+}
+
 /* Loads an image. An image without code for this GPU is skipped: the dispatcher refuses its kernels by their
  * instruction set. */
 static cot_status load_image(cot_device *d, const char *call, const unsigned char *image)
@@ -70,6 +86,8 @@ static cot_status load_image(cot_device *d, const char *call, const unsigned cha
     const CUresult result = d->driver.cuLibraryLoadData(library, image, NULL, NULL, 0, NULL, NULL, 0);
     if (result == CUDA_ERROR_NO_BINARY_FOR_GPU)
         *library = NULL;
+    else if (result == CUDA_ERROR_UNSUPPORTED_PTX_VERSION)
+        return fail_old_driver_for_ptx(d, call);
     else if (result != CUDA_SUCCESS)
         return cot_cuda_fail(&d->driver, result, call);
     d->images[d->library_count++] = image;

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "driver.h"
 
+#include "branches.h"
 #include "core/status.h"
 
 #include <dlfcn.h>
 
-/* cuLibraryLoadData and cuLaunchKernelEx are the newest functions in use. */
-enum { OLDEST_DRIVER = 12000 };
+/* A driver loads machine code of its own major version of CUDA and of older ones. CUDA 12.0 has the newest functions in
+ * use, cuLibraryLoadData and cuLaunchKernelEx. */
+enum { OLDEST_DRIVER = CUDA_VERSION / 1000 * 1000 > 12000 ? CUDA_VERSION / 1000 * 1000 : 12000 };
 
 #define STRING(name) #name
 #define EXPANDED_STRING(name) STRING(name)
@@ -34,8 +36,10 @@ static cot_status find_functions(const char *call, cot_cuda_driver *driver)
         driver->cuDriverGetVersion(&version);
     if (version < OLDEST_DRIVER)
         return cot_fail(COT_NO_DEVICE,
-                        "%s: the CUDA driver is too old: it supports CUDA %d.%d, 12.0 or later is needed", call,
-                        version / 1000, version % 1000 / 10);
+                        "%s: the CUDA driver is too old: it supports CUDA %d.%d%s, this build's GPU code needs CUDA "
+                        "%d.0%s or later",
+                        call, version / 1000, version % 1000 / 10, cot_cuda_branch(version), OLDEST_DRIVER / 1000,
+                        cot_cuda_branch(OLDEST_DRIVER));
 #define FIND(function)                                                                                               \
     if (!find_function(driver->library, EXPANDED_STRING(function), &driver->function))                               \
         return cot_fail(COT_NO_DEVICE, "%s: the CUDA driver (CUDA %d.%d) lacks %s: update it", call, version / 1000, \

@@ -3,8 +3,9 @@
  * fake_cuda.c: a libcuda.so.1 without a GPU. It is for tests of the library's messages about drivers and devices, and
  * of the program's commands around kernels. Device memory is host memory, copies are performed, launches do nothing.
  *
- *   FAKE_CUDA=FAULT       the fault of the driver: old, no_device, no_start, empty, sm70, sm80, no_memory, or flaky
- *                         (the 12th large copy to the host delivers wrong bytes)
+ *   FAKE_CUDA=FAULT       the fault of the driver: old, old12, old_ptx, no_device, no_start, empty, smNN, no_memory, or
+ *                         flaky (the 12th large copy to the host delivers wrong bytes). smNN: the compute
+ *                         capability; old_ptx: the driver of a GPU of 8.9 compiles no PTX of this version
  *   FAKE_CUDA_COUNT=FILE  the file that receives the number of allocations
  *
  * All functions are weak: tests/emulator replaces some of them. */
@@ -63,12 +64,22 @@ WEAK cuGetErrorName(CUresult error, const char **text)
     return CUDA_SUCCESS;
 }
 
+/* sm89 is compute capability 8.9. */
+static int capability(void)
+{
+    const char *fault = getenv("FAKE_CUDA");
+    int number = fake_is("old_ptx") ? 89 : 90;
+    if (fault != NULL)
+        sscanf(fault, "sm%d", &number);
+    return number;
+}
+
 WEAK cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device)
 {
     (void)device;
     switch (attribute) {
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = fake_is("sm70") ? 7 : fake_is("sm80") ? 8 : 9; break;
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = 0; break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = capability() / 10; break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = capability() % 10; break;
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = 132; break;
     case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR: *value = 2048; break;
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN:
@@ -80,7 +91,7 @@ WEAK cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice dev
 }
 
 /* clang-format off */
-FAKE(cuDriverGetVersion, (int *version), *version = fake_is("old") ? 11080 : 13000)
+FAKE(cuDriverGetVersion, (int *version), *version = fake_is("old") ? 11080 : fake_is("old12") ? 12080 : 13000)
 FAKE(cuGetErrorString, (CUresult error, const char **text), (void)error; *text = "as the test asked")
 FAKE(cuDeviceGetCount, (int *count), *count = !fake_is("empty"))
 FAKE(cuDeviceGet, (CUdevice *device, int number), *device = number)
@@ -170,7 +181,8 @@ FAKE(cuMemsetD8Async, (CUdeviceptr to, unsigned char byte, size_t bytes, CUstrea
 
 FAKE(cuLibraryLoadData, (CUlibrary *library, const void *code, CUjit_option *a, void **b, unsigned c,
                          CUlibraryOption *d, void **e, unsigned f),
-     (void)code; (void)a; (void)b; (void)c; (void)d; (void)e; (void)f; *library = ANY_HANDLE)
+     (void)code; (void)a; (void)b; (void)c; (void)d; (void)e; (void)f; *library = ANY_HANDLE;
+     if (fake_is("old_ptx")) return CUDA_ERROR_UNSUPPORTED_PTX_VERSION)
 FAKE(cuLibraryUnload, (CUlibrary library), (void)library)
 FAKE(cuLibraryGetKernel, (CUkernel *kernel, CUlibrary library, const char *name),
      (void)library; (void)name; *kernel = ANY_HANDLE)

@@ -4,6 +4,7 @@
  * select a libcuda.so.1 that is not a library. */
 #include "support.h"
 
+#include "cuda/branches.h"
 #include "cuda/device.h"
 
 #include <cotangent/causal_conv1d.h>
@@ -40,8 +41,24 @@ static void names_a_missing_driver(void **state)
 static void names_an_unsupported_driver(void **state)
 {
     (void)state;
-    assert_refused("old",
-                   "cot_queue_create: the CUDA driver is too old: it supports CUDA 11.8, 12.0 or later is needed");
+    const char *needed = CUDA_VERSION < 13000 ? "12.0 (R525)" : "13.0 (R580)";
+    char message[200];
+    snprintf(message, sizeof message,
+             "cot_queue_create: the CUDA driver is too old: it supports CUDA 11.8 (R520), this build's GPU code needs "
+             "CUDA %s or later",
+             needed);
+    assert_refused("old", message);
+    snprintf(message, sizeof message,
+             "cot_queue_create: the CUDA driver is too old: it supports CUDA 12.8 (R570), this build's GPU code needs "
+             "CUDA %s or later",
+             needed);
+    if (CUDA_VERSION >= 13000)
+        assert_refused("old12", message);
+    snprintf(message, sizeof message,
+             "cot_queue_create: Fake GPU (compute capability 8.9) needs PTX, which the CUDA driver is too old for: it "
+             "supports CUDA 13.0 (R580), this build's PTX needs CUDA %d.%d%s or later",
+             CUDA_VERSION / 1000, CUDA_VERSION % 1000 / 10, cot_cuda_branch(CUDA_VERSION));
+    assert_refused("old_ptx", message);
     assert_refused("no_start", "cot_queue_create: the CUDA driver does not start: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH");
 }
 

@@ -53,9 +53,14 @@ doctor()
 expect 0 'PTX of compute_80' without_driver "$program" doctor
 expect 0 'requires a driver of that version' without_driver "$program" doctor
 expect 1 'CUDA 11.8 is too old for this build' doctor old
+doctor '' | grep -q 'built by CUDA 13' && expect 1 'CUDA 12.8 is too old for this build' doctor old12
 # the fake driver is that of CUDA 13.0
 if doctor '' | grep -q 'built by CUDA 1[23]\.0'; then
     expect 0 '[ok] gpu driver    CUDA 13.0, 1 devices' doctor ''
+    expect 0 'compute capability 9.0: machine code, with the kernels for Hopper' doctor ''
+    expect 0 'compute capability 8.9: PTX of the kernels for every GPU' doctor sm89
+    expect 0 'compute capability 12.0: PTX of the kernels for every GPU' doctor sm120
+    expect 0 'compute capability 7.0: none, the kernels support 8.0 and later' doctor sm70
 fi
 
 # ---- profile in every mode
