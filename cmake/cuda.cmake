@@ -15,12 +15,18 @@ set(COT_HOPPER_PARTS attention_bwd_rows causal_conv1d_generic dropout_bwd_rows d
 function(cot_embed_device_code target symbol)
   set(directory ${PROJECT_BINARY_DIR}/cuda)
   file(MAKE_DIRECTORY ${directory})
+  if(NOT TARGET device_code) # without compiling anything else, for COT_FATBINS of another build
+    add_custom_target(device_code)
+  endif()
   set(assembly "    .section .rodata\n")
   set(table "")
   set(images "")
   foreach(source IN LISTS ARGN)
     get_filename_component(stem ${source} NAME_WE)
     set(image ${directory}/${stem}.fatbin)
+    if(COT_FATBINS)
+      set(image ${COT_FATBINS}/${stem}.fatbin)
+    endif()
     set(hopper -gencode arch=compute_90a,code=sm_90a)
     list(TRANSFORM COT_GPUS REPLACE "(.+)" "sm_\\1," OUTPUT_VARIABLE others)
     string(REPLACE ";" "" others "${others}")
@@ -31,12 +37,14 @@ function(cot_embed_device_code target symbol)
     else()
       set(architectures -DCOT_EVERY_GPU -gencode "arch=compute_80,code=[${others}sm_90,compute_80]")
     endif()
-    add_custom_command(OUTPUT ${image}
-      COMMAND ${PROJECT_SOURCE_DIR}/tools/compile_device_code.sh ${directory}/${stem}.log
-        ${COT_NVCC} -fatbin -std=c++17 -O3 ${architectures} -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_SOURCE_DIR}/src
-        -Werror all-warnings -Xptxas -v,-warn-spills -Xfatbin -compress-all -MD -MF ${directory}/${stem}.d -MT ${image}
-        -o ${image} ${source}
-      COMMENT "Compiling GPU code ${stem}.cu" DEPENDS ${source} DEPFILE ${directory}/${stem}.d VERBATIM)
+    if(NOT COT_FATBINS)
+      add_custom_command(OUTPUT ${image}
+        COMMAND ${PROJECT_SOURCE_DIR}/tools/compile_device_code.sh ${directory}/${stem}.log
+          ${COT_NVCC} -fatbin -std=c++17 -O3 ${architectures} -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_SOURCE_DIR}/src
+          -Werror all-warnings -Xptxas -v,-warn-spills -Xfatbin -compress-all -MD -MF ${directory}/${stem}.d -MT ${image}
+          -o ${image} ${source}
+        COMMENT "Compiling GPU code ${stem}.cu" DEPENDS ${source} DEPFILE ${directory}/${stem}.d VERBATIM)
+    endif()
     list(APPEND images ${image})
     string(APPEND assembly "    .balign 64\n    .globl cot_image_${stem}\n    .hidden cot_image_${stem}\n"
       "cot_image_${stem}:\n    .incbin \"${image}\"\n")
@@ -48,4 +56,6 @@ function(cot_embed_device_code target symbol)
   file(GENERATE OUTPUT ${directory}/${symbol}.S CONTENT "${assembly}")
   set_source_files_properties(${directory}/${symbol}.S PROPERTIES OBJECT_DEPENDS "${images}" GENERATED TRUE)
   target_sources(${target} PRIVATE ${directory}/${symbol}.S)
+  add_custom_target(${symbol}_code DEPENDS ${images})
+  add_dependencies(device_code ${symbol}_code)
 endfunction()

@@ -26,6 +26,8 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "openmp.h"
+
 #include <cotangent/cotangent.h>
 #include <pthread.h>
 #include <time.h>
@@ -873,6 +875,9 @@ static PyModuleDef module = {
 PyMODINIT_FUNC PyInit__C(void);
 PyMODINIT_FUNC PyInit__C(void)
 {
+    const char *error = openmp_open();
+    if (error != NULL)
+        return PyErr_Format(PyExc_ImportError, "cotangent: no OpenMP: %s", error);
     name_dtype = PyUnicode_InternFromString("dtype");
     name_shape = PyUnicode_InternFromString("shape");
     name_stride = PyUnicode_InternFromString("stride");

@@ -129,6 +129,29 @@ def test_doctor(capsys):
     assert f"[ok] cotangent {cotangent.__version__}" in words and "[ok] attention, cpu" in words
 
 
+def test_doctor_says_what_a_gpu_gets():
+    from cotangent.doctor import _code_of
+
+    assert _code_of((9, 0)) == "machine code, with the kernels for Hopper"
+    assert all("PTX" in _code_of(capability) for capability in ((8, 0), (8, 9), (10, 0), (12, 0)))
+    assert "8.0 and later" in _code_of((7, 5))
+
+
+def test_shares_torchs_openmp():
+    code = """
+import re, cotangent, torch
+x = torch.randn(2, 64, 512)
+torch.mm(x[0], x[0].T)
+cotangent.causal_conv1d(x, torch.randn(64, 4))
+names = {line.split()[-1] for line in open("/proc/self/maps") if re.search(r"/lib(gomp|omp|iomp5)[-.]", line)}
+print(*sorted(names))
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert len(found) == 1 and "/torch/" in found[0], found
+    headers = subprocess.run(["readelf", "-d", cotangent._C.__file__], capture_output=True, text=True, check=True).stdout
+    assert "libm.so" in headers and "omp" not in headers, headers
+
+
 @pytest.mark.parametrize(
     "before, expected",
     [("sys.modules['torch'] = None", "[!!] torch"), ("torch.__version__ = '2.3.1'", "torch is 2.3.1, expected 2.4 or later"),
