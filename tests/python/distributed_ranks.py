@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run by test_distributed.py on several processes, which are the ranks of a gloo group:
 
-    distributed_ranks.py SECTION,SECTION... RANK RANKS FOLDER
+    distributed_ranks.py SECTION,SECTION... RANK RANKS FOLDER [cuda]
     torchrun distributed_ranks.py page
+
+cuda: each rank has a GPU of its own, and the group has NCCL too.
 
 Each rank computes the single call on the whole sequence too, and compares."""
 import os
@@ -21,6 +23,7 @@ import cotangent.distributed as cp
 from cotangent import _C
 
 T = 37  # no multiple of the number of ranks
+DEVICE = torch.device("cpu")
 
 
 def leaf(x):
@@ -47,22 +50,26 @@ def compare(about, tensors, axes, call, single, place, results=1):
 
     def whole(dtype):
         nonlocal gradients
-        leaves = {n: leaf(x.to(dtype or x.dtype)) for n, x in tensors.items()}
+        place = "cpu" if dtype else DEVICE  # a GPU has no float64 kernels
+        leaves = {n: leaf(x.to(place, dtype or x.dtype)) for n, x in tensors.items()}
         outputs = single(**leaves)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         if gradients is None:
             gradients = [torch.randn(y.shape, generator=generator).to(y.dtype) for y in outputs]
-        torch.autograd.backward(outputs, [g.to(y.dtype) for g, y in zip(gradients, outputs)])
-        return outputs, [x.grad for x in leaves.values()]
+        torch.autograd.backward(outputs, [g.to(y) for g, y in zip(gradients, outputs)])
+        return [y.detach().cpu() for y in outputs], [x.grad.cpu() for x in leaves.values()]
 
     def parts():
-        leaves = {n: leaf(x if axes[n] is None else cp.shard(x, dim=axes[n], **place)) for n, x in tensors.items()}
+        leaves = {
+            n: leaf((x if axes[n] is None else cp.shard(x, dim=axes[n], **place)).to(DEVICE)) for n, x in tensors.items()
+        }
         outputs = call(**leaves)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         backward = [g if axis is None else cp.shard(g, dim=axis, **place) for g, axis in zip(gradients, axes["results"])]
         if None in axes["results"]:  # all ranks share the result: the gradients are added
             backward = [g / dist.get_world_size() if a is None else g for g, a in zip(backward, axes["results"])]
-        torch.autograd.backward(outputs, backward)
+        torch.autograd.backward(outputs, [g.to(DEVICE) for g in backward])
+        cp.check()
         return [y.detach() for y in outputs], [x.grad for x in leaves.values()]
 
     plain = whole(None)
@@ -73,7 +80,7 @@ def compare(about, tensors, axes, call, single, place, results=1):
         assert all(torch.equal(x, y) for x, y in zip(a, b)), f"{about}: other bits of a {kind} in the second run"
 
     def collected(x, axis, length):
-        return x if axis is None else cp.unshard(x, dim=axis, length=length, **place)
+        return (x if axis is None else cp.unshard(x, dim=axis, length=length, **place)).cpu()
 
     for i, (y, p, e, axis) in enumerate(zip(ours[0], plain[0], exact[0], axes["results"])):
         within(collected(y, axis, None if axis is None else e.shape[axis]), p.detach(), e.detach(), f"{about}, result {i}")
@@ -100,15 +107,21 @@ def check_attention(about, tensors=None, cut="zigzag", stripe=0, columns=1, **op
     axes["bias"] = 2 if "bias" in tensors and tensors["bias"].shape[2] > 1 else None
 
     def call(**x):
-        return cp.attention(**x, **place, columns=columns, q_length=T, k_length=T, return_lse=True, **options)
+        return cp.attention(**x, **place, columns=columns, q_length=T, k_length=T, return_lse=True, **options_of(x["q"]))
+
+    def options_of(q):
+        return {n: moved(option, q) for n, option in options.items()}
 
     compare(f"attention, {about}", tensors, axes, call,
-            lambda **x: cotangent.attention(**x, return_lse=True, **{n: double(o, x["q"]) for n, o in options.items()}), place)  # fmt: skip
+            lambda **x: cotangent.attention(**x, return_lse=True, **options_of(x["q"])), place)  # fmt: skip
 
 
-def double(option, like):
-    floats = isinstance(option, torch.Tensor) and option.is_floating_point()
-    return option.double() if floats and like.dtype == torch.float64 else option
+def moved(option, like):
+    """An option on the device of the inputs; float64 for float64 inputs."""
+    if not isinstance(option, torch.Tensor):
+        return option
+    floats = option.is_floating_point() and like.dtype == torch.float64
+    return option.to(like.device, torch.float64 if floats else option.dtype)
 
 
 def attention(ranks):
@@ -135,18 +148,18 @@ def attention(ranks):
     packed["sink"] = torch.randn(4)
     options = dict(causal=True, window=(9, 0), return_lse=True)
     compare("attention, packed", packed, {"q": 0, "k": 0, "v": 0, "sink": None, "results": (0, 1)},
-            lambda sink, **x: cp.attention_varlen(*x.values(), ends, ends, 24, 24, q_length=T, k_length=T, sink=sink, **place, **options),
-            lambda sink, **x: cotangent.attention_varlen(*x.values(), ends, ends, 24, 24, sink=sink, **options), place)  # fmt: skip
+            lambda sink, **x: cp.attention_varlen(*x.values(), *2 * [ends.to(sink.device)], 24, 24, q_length=T, k_length=T, sink=sink, **place, **options),
+            lambda sink, **x: cotangent.attention_varlen(*x.values(), *2 * [ends.to(sink.device)], 24, 24, sink=sink, **options), place)  # fmt: skip
 
     # Without a seed all ranks use that of rank 0.
-    x = attention_inputs()
+    x = {n: t.to(DEVICE) for n, t in attention_inputs().items()}
     parts = [cp.shard(t, dim=1) for t in x.values()]
     torch.manual_seed(dist.get_rank())
     found = cp.attention(*parts, q_length=T, k_length=T, dropout_p=0.5)
     torch.manual_seed(0)
     single = cotangent.attention(*x.values(), dropout_p=0.5)
     torch.testing.assert_close(cp.unshard(found, dim=1, length=T), single, rtol=1e-5, atol=1e-5)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(DEVICE.type, torch.bfloat16):
         assert cp.attention(*parts, q_length=T, k_length=T).dtype == torch.bfloat16
 
 
@@ -166,15 +179,16 @@ def convolution(ranks):
     index = torch.arange(T).div(7, rounding_mode="floor").to(torch.int32).expand(2, T).contiguous()
     ends = torch.tensor([0, 9, 30, T], dtype=torch.int32)
     packings = (
-        (x, dict(seq_idx=cp.shard(index, dim=1, **place)), dict(seq_idx=index)),
-        (x[:1], dict(cu_seqlens=ends), dict(cu_seqlens=ends)),
+        (x, dict(seq_idx=cp.shard(index, dim=1, **place).to(DEVICE)), dict(seq_idx=index)),
+        (x[:1], dict(cu_seqlens=ends.to(DEVICE)), dict(cu_seqlens=ends)),
     )
     for x_, part, whole in packings:
         compare(f"conv, {list(part)}", dict(x=x_, weight=weight, bias=bias), dict(axes, results=(2,)),
                 lambda **t: cp.causal_conv1d(**t, activation="swish", length=T, **part, **place),
-                lambda **t: cotangent.causal_conv1d(**t, activation="swish", **whole), place)  # fmt: skip
+                lambda **t: cotangent.causal_conv1d(**t, activation="swish", **{n: moved(o, t["x"]) for n, o in whole.items()}), place)  # fmt: skip
 
     # The final state has a gradient on one rank alone.
+    x, weight = x.to(DEVICE), weight.to(DEVICE)
     part, w = leaf(cp.shard(x, dim=2)), leaf(weight)
     y, last = cp.causal_conv1d(part, w, length=T, return_final_state=True)
     (y.sum() + (last.sum() if dist.get_rank() == ranks - 1 else 0)).backward()
@@ -203,7 +217,7 @@ def cuts(ranks):
     assert len(cp.positions(1)) == (rank == ranks - 1)  # the other parts are empty
 
     torch.manual_seed(rank)
-    x = torch.randn(1001) * 10.0 ** torch.randint(-3, 4, (1001,))
+    x = (torch.randn(1001) * 10.0 ** torch.randint(-3, 4, (1001,))).to(DEVICE)
     every = cp.unshard(x[None], dim=0).double()
     total = every[0]
     for row in every[1:]:
@@ -279,6 +293,7 @@ def compiled(ranks):
     shared = dict(cut="zigzag")
     tensors = [cp.shard(t, dim=1, **shared) for t in attention_inputs().values()]
     tensors += [cp.shard(torch.randn(2, 6, T), dim=2, **shared), torch.randn(6, 4)]
+    tensors = [t.to(DEVICE) for t in tensors]
     results = []
     for run in (step, torch.compile(step, fullgraph=True, backend="aot_eager")):
         leaves = [leaf(t) for t in tensors]
@@ -303,8 +318,8 @@ def model_and_batch(name, dtype=torch.float32):
     import cotangent.integrations.transformers as integration
 
     integration.register(convolution=False)
-    model = tiny_models.make(name, dtype, "cotangent")
-    tokens = torch.randint(3, 61, (2, T + 1), generator=torch.Generator().manual_seed(1))
+    model = tiny_models.make(name, dtype, "cotangent").to(DEVICE)
+    tokens = torch.randint(3, 61, (2, T + 1), generator=torch.Generator().manual_seed(1)).to(DEVICE)
     return model, tokens[:, :-1], tokens[:, 1:]
 
 
@@ -312,7 +327,7 @@ def loss_of(model, tokens, labels, place=None):
     """The sum over the labels of this rank, divided by the number of all labels."""
     options, count = {}, labels.numel()
     if place is not None:
-        options = dict(position_ids=cp.positions(T, **place)[None])
+        options = dict(position_ids=cp.positions(T, device=DEVICE, **place)[None])
         tokens, labels = (cp.shard(t, dim=1, **place) for t in (tokens, labels))
     logits = model(input_ids=tokens, use_cache=False, **options).logits
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / count
@@ -341,15 +356,15 @@ def models(ranks):
         near(gradients_of(model), exact, name)
     model, tokens, labels = model_and_batch("llama")
     place = dict(cut="zigzag")
-    ends = torch.tensor([0, 11, 30, T], dtype=torch.int32)  # packed: positions begin anew
-    packed = torch.cat([torch.arange(int(n)) for n in ends.diff()])[None]
+    ends = torch.tensor([0, 11, 30, T], dtype=torch.int32, device=DEVICE)  # packed: positions begin anew
+    packed = torch.cat([torch.arange(int(n)) for n in ends.diff()])[None].to(DEVICE)
     with torch.no_grad():
         expected = model(input_ids=tokens[:1], position_ids=packed, use_cache=False).logits
         with cp.context_parallel(length=T, cu_seqlens=ends, **place):
             found = model(input_ids=cp.shard(tokens[:1], dim=1, **place), position_ids=cp.shard(packed, dim=1, **place),
                           use_cache=False).logits  # fmt: skip
             torch.testing.assert_close(cp.unshard(found, dim=1, length=T, **place), expected, rtol=1e-3, atol=1e-3)
-            padding = torch.ones(2, 5, dtype=torch.int64)
+            padding = torch.ones(2, 5, dtype=torch.int64, device=DEVICE)
             padding[1, 0] = 0
             expect(NotImplementedError, "attention_mask has padding",
                    lambda: model(input_ids=tokens[:, :5], attention_mask=padding, use_cache=False))  # fmt: skip
@@ -364,7 +379,7 @@ def fsdp(ranks):
     loss_of(model, tokens, labels).backward()
     exact = gradients_of(model)
     model.zero_grad()
-    mesh = init_device_mesh("cpu", (ranks,))
+    mesh = init_device_mesh(DEVICE.type, (ranks,))
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -404,10 +419,12 @@ def page():
 
 def faults(ranks):
     rank, last = dist.get_rank(), dist.get_rank() == ranks - 1
-    parts = [cp.shard(t, dim=1) for t in attention_inputs().values()]
+    parts = [cp.shard(t, dim=1).to(DEVICE) for t in attention_inputs().values()]
 
     def run(group, **options):
-        return cp.attention(*parts, **dict(dict(group=group, q_length=T, k_length=T), **options))
+        out = cp.attention(*parts, **dict(dict(group=group, q_length=T, k_length=T), **options))
+        cp.check(group)
+        return out
 
     # Refusals: the group goes on.
     name = f"rank {ranks - 1} passes another value of causal than rank 0"
@@ -416,17 +433,20 @@ def faults(ranks):
         expect(ValueError, "softcap is -1", lambda: run(None, softcap=-1.0))
     else:
         expect(RuntimeError, f"rank {ranks - 1} refuses its arguments: attention_forward: softcap is -1", lambda: run(None))
-    expect(RuntimeError, "tensor's shape or dtype", lambda: cp.all_reduce(torch.ones(2 + last)))
+    expect(RuntimeError, "tensor's shape or dtype", lambda: cp.all_reduce(torch.ones(2 + last, device=DEVICE)))
     run(None)
 
     # A silent rank.
     groups = [dist.new_group(list(range(ranks))) for _ in range(2)]
-    cp.connect(groups[0], timeout=1.0)
+    timeout = 1.0 if DEVICE.type == "cpu" else 6.0  # NCCL takes seconds to connect
+    cp.connect(groups[0], timeout=timeout, device=DEVICE)
+    cp.connect(groups[1], timeout=4 * timeout, device=DEVICE)
+    run(groups[0])
     if last:
-        time.sleep(2.5)
+        time.sleep(timeout + 1.5)
     started = time.monotonic()
     expect(RuntimeError, "rank ", lambda: run(groups[0]))
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < timeout + 10
     expect(RuntimeError, "the group is broken: ", lambda: run(groups[0]))
 
     # A rank that dies during a call of the others.
@@ -436,15 +456,20 @@ def faults(ranks):
         os.kill(os.getpid(), 9)
     started = time.monotonic()
     expect(RuntimeError, "the group is broken: ", lambda: run(groups[1]))
-    assert time.monotonic() - started < 10
-    expect(RuntimeError, "the group is broken: ", lambda: cp.all_reduce(torch.ones(2), group=groups[1]))
+    assert time.monotonic() - started < 4 * timeout + 10
+    expect(RuntimeError, "the group is broken: ", lambda: cp.all_reduce(torch.ones(2, device=DEVICE), group=groups[1]))
     print(f"rank {rank} has survived", flush=True)
     os._exit(0)  # without the barrier of a clean end
 
 
-def main(sections, rank, ranks, folder):
+def main(sections, rank, ranks, folder, device="cpu"):
+    global DEVICE
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    if device == "cuda":
+        DEVICE = torch.device("cuda", rank)
+        torch.cuda.set_device(DEVICE)
+    dist.init_process_group("gloo" if device == "cpu" else "cpu:gloo,cuda:nccl", init_method=f"file://{folder}/store",
+                            rank=rank, world_size=ranks)  # fmt: skip
     try:
         for section in sections.split(","):
             torch.manual_seed(0)
@@ -459,4 +484,4 @@ def main(sections, rank, ranks, folder):
 if __name__ == "__main__":
     if sys.argv[1] == "page":
         sys.exit(page())
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

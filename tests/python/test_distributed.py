@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cotangent.distributed on two, three and four processes of the CPU (distributed_ranks.py)."""
+"""cotangent.distributed on two, three and four processes of the CPU (distributed_ranks.py), and of GPUs if there are two."""
 import os
 import subprocess
 import sys
@@ -18,10 +18,10 @@ SCRIPT = Path(__file__).with_name("distributed_ranks.py")
 ENVIRONMENT = dict(os.environ, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", HF_HUB_OFFLINE="1")
 
 
-def launch(folder, sections, ranks):
+def launch(folder, sections, ranks, *device):
     """Runs sections on every rank. Returns their exit statuses and their output."""
     processes = [
-        subprocess.Popen([sys.executable, str(SCRIPT), sections, str(rank), str(ranks), str(folder)], text=True,
+        subprocess.Popen([sys.executable, str(SCRIPT), sections, str(rank), str(ranks), str(folder), *device], text=True,
                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=ENVIRONMENT)
         for rank in range(ranks)
     ]  # fmt: skip
@@ -34,8 +34,8 @@ def launch(folder, sections, ranks):
     return [process.returncode for process in processes], "\n".join(output)
 
 
-def check(folder, sections, ranks):
-    statuses, output = launch(folder, sections, ranks)
+def check(folder, sections, ranks, *device):
+    statuses, output = launch(folder, sections, ranks, *device)
     assert statuses == [0] * ranks and output.count("is done") == ranks, output
 
 
@@ -72,3 +72,17 @@ def test_nccl_on_the_emulator(on_cpu):
 
 def test_no_nccl(on_cpu, tmp_path):
     check(tmp_path, "no_nccl", 3)
+
+
+@pytest.mark.parametrize("sections", ["attention", "convolution,cuts,compiled", "models,fsdp"])
+def test_on_gpus(on_gpu, tmp_path, sections):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    check(tmp_path, sections, 2, "cuda")
+
+
+def test_faults_on_gpus(on_gpu, tmp_path):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    statuses, output = launch(tmp_path, "faults", 2, "cuda")
+    assert statuses == [0, -9] and output.count("has survived") == 1, output
