@@ -78,7 +78,7 @@ static inline double cost_channel_last(const conv1d_sizes *sizes, int lanes, dou
 {
     const conv1d_tiling tiling = conv1d_tiling_channel_last(sizes);
     const double tokens = (double)sizes->B * (double)sizes->T;
-    const double steps = tokens + ((double)sizes->B * (double)tiling.parts + restarts) * (double)extra_steps;
+    const double steps = tokens + ((double)sizes->B * (double)tiling.token_items + restarts) * (double)extra_steps;
     return CONV1D_ITEM_CYCLES * (double)conv1d_item_count(&tiling) +
            steps * (double)cot_ceil_div(sizes->D, lanes) * conv1d_vector_cycles(sizes) +
            tokens * (double)sizes->D * gather_cycles;
@@ -188,7 +188,7 @@ COT_PLAN(plan_im2col_amx, conv1d_im2col_layout, conv1d_im2col_layout_of(problem,
 static inline size_t scratch_im2col(const void *problem)
 {
     (void)problem;
-    return CONV1D_IM2COL_ROWS * CONV1D_IM2COL_COLUMNS * sizeof(float);
+    return CONV1D_IM2COL_ITEM_TOKENS * CONV1D_IM2COL_ITEM_CHANNELS * sizeof(float);
 }
 
 /* The cost functions by instruction set. `factor` scales the cycles. The portable build counts one lane per vector,

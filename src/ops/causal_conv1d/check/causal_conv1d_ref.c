@@ -3,7 +3,7 @@
  * causal_conv1d_ref.c: the oracle: the formulas of cotangent/causal_conv1d.h in double, as plain loops.
  *
  * Each sequence is laid out as in the formulas: xe = [initial_state, x]. An array of the same length holds the sequence
- * id of each column, so that packing is one comparison. All tensors are f64 and row-major here. Sums are long double
+ * id of each position, so that packing is one comparison. All tensors are f64 and row-major here. Sums are long double
  * where the compiler has one, so that f64 kernels are judged by their own roundoff only.
  *
  * Magnitudes: M(z) = |bias| + sum |weight * xe|. The effect of a unit of error in z on silu(z) = z*s and on its
@@ -26,12 +26,12 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* One channel of one sequence. Columns 0 .. K-2 are the state, column K-1+t is token t. */
+/* One channel of one sequence. Positions 0 .. K-2 are the state, position K-1+t is token t. */
 typedef struct channel {
-    int64_t K, length, columns;
-    bool has_state; /* without a state, columns 0 .. K-2 are no terms of any sum */
+    int64_t K, length, positions;
+    bool has_state; /* without a state, positions 0 .. K-2 are no terms of any sum */
     double *xe;
-    int64_t *sequence_id;                      /* sequence of each column; negative = padding */
+    int64_t *sequence_id;                      /* sequence of each position; negative = padding */
     double *z, *z_magnitude, *g, *g_magnitude; /* [length] */
 } channel;
 
@@ -47,9 +47,9 @@ static double *row_at(const cot_tensor *tensor, int64_t i, int64_t j)
 
 static channel make_channel(int64_t K, int64_t length)
 {
-    channel c = {.K = K, .length = length, .columns = K - 1 + length};
-    c.xe = allocate(c.columns, sizeof(double));
-    c.sequence_id = allocate(c.columns, sizeof(int64_t));
+    channel c = {.K = K, .length = length, .positions = K - 1 + length};
+    c.xe = allocate(c.positions, sizeof(double));
+    c.sequence_id = allocate(c.positions, sizeof(int64_t));
     c.z = allocate(4 * length, sizeof(double));
     c.z_magnitude = c.z + length;
     c.g = c.z_magnitude + length;
@@ -92,7 +92,7 @@ static void load_channel(channel *c, const layout *l, const sequence *s, const c
 {
     const int32_t *ids = cot_is_present(l->seq_idx) && s->length > 0 ? (int32_t *)l->seq_idx->data + s->b * l->T : NULL;
     c->has_state = cot_is_present(state);
-    for (int64_t i = 0; i < c->columns; i++) {
+    for (int64_t i = 0; i < c->positions; i++) {
         const int64_t t = i - (c->K - 1);
         if (t >= 0)
             c->xe[i] = row_at(x, s->b, d)[s->first + t];
@@ -102,20 +102,20 @@ static void load_channel(channel *c, const layout *l, const sequence *s, const c
     }
 }
 
-/* Does column i contribute to token t? */
+/* Does position i contribute to token t? */
 static bool contributes(const channel *c, int64_t i, int64_t t)
 {
     const int64_t id = c->sequence_id[c->K - 1 + t];
     return id >= 0 && c->sequence_id[i] == id;
 }
 
-/* Is column i a term of a sum for token t? */
+/* Is position i a term of a sum for token t? */
 static bool is_term(const channel *c, int64_t i, int64_t t)
 {
     return contributes(c, i, t) && (c->has_state || i >= c->K - 1);
 }
 
-/* Does column i belong to the sequence of the last token? Without tokens, the final state is the initial state. */
+/* Does position i belong to the sequence of the last token? Without tokens, the final state is the initial state. */
 static bool is_final(const channel *c, int64_t i)
 {
     return c->length == 0 || contributes(c, i, c->length - 1);
@@ -170,20 +170,20 @@ static void allow_nan(const cot_tensor *magnitude, int64_t i, int64_t count)
         cot_allow_nan(values(magnitude) + i * count, count);
 }
 
-/* The largest distance in tokens between a column and an output that a kernel's taps connect. CUDA kernels round the
+/* The largest distance in tokens between a position and an output that a kernel's taps connect. CUDA kernels round the
  * width up to 8. */
 static int64_t max_tap_distance(const channel *c)
 {
     return (c->K <= 8 ? 8 : c->K) - 1;
 }
 
-/* Is there a NaN or an infinity in columns [first, last], in the sequence of `column`? Checks xe, and g and z of
+/* Is there a NaN or an infinity in positions [first, last], in the sequence of `position`? Checks xe, and g and z of
  * tokens. */
-static bool nonfinite_near(const channel *c, int64_t column, int64_t first, int64_t last)
+static bool nonfinite_near(const channel *c, int64_t position, int64_t first, int64_t last)
 {
-    for (int64_t i = first < 0 ? 0 : first; i <= last && i < c->columns; i++) {
+    for (int64_t i = first < 0 ? 0 : first; i <= last && i < c->positions; i++) {
         const int64_t t = i - (c->K - 1);
-        if (c->sequence_id[i] == c->sequence_id[column] &&
+        if (c->sequence_id[i] == c->sequence_id[position] &&
             (!isfinite(c->xe[i]) || (t >= 0 && (!isfinite(c->g[t]) || !isfinite(c->z[t])))))
             return true;
     }
@@ -241,7 +241,7 @@ static void compute_g(channel *c, cot_activation activation, const double *dy)
     }
 }
 
-/* The gradient of column i of xe, from the tokens that it contributes to and from final_state. */
+/* The gradient of position i of xe, from the tokens that it contributes to and from final_state. */
 static double column_gradient(const channel *c, int64_t i, const double *weight, const double *dfinal_state,
                               double *magnitude)
 {
@@ -303,9 +303,9 @@ static void backward(const void *args, void *magnitudes)
         compute_z(&c, weight, cot_is_present(&a->bias) ? values(&a->bias)[d] : 0);
         compute_g(&c, a->activation, row_at(&a->dy, s.b, d) + s.first);
         const double *dfinal = cot_is_present(&a->dfinal_state) ? row_at(&a->dfinal_state, s.state, d) : NULL;
-        nonfinite[d] = nonfinite[d] || !cot_all_finite(c.xe, c.columns) || !cot_all_finite(c.g, c.length) ||
+        nonfinite[d] = nonfinite[d] || !cot_all_finite(c.xe, c.positions) || !cot_all_finite(c.g, c.length) ||
                        !cot_all_finite(c.z, c.length);
-        for (int64_t i = 0; i < c.columns; i++) {
+        for (int64_t i = 0; i < c.positions; i++) {
             double magnitude;
             const double gradient = column_gradient(&c, i, weight, dfinal, &magnitude);
             const int64_t t = i - (l.K - 1);
@@ -341,7 +341,7 @@ static void backward(const void *args, void *magnitudes)
     free(nonfinite);
 }
 
-/* One row and channel of an update: the history and x form one channel of K-1+T columns, as in the forward. */
+/* One row and channel of an update: the history and x form one channel of K-1+T positions, as in the forward. */
 static void update_channel(const cot_causal_conv1d_update_args *a, const cot_causal_conv1d_update_args *m, int64_t b,
                            int64_t row, int64_t d)
 {
@@ -367,8 +367,8 @@ static void update_channel(const cot_causal_conv1d_update_args *a, const cot_cau
     }
     for (int64_t t = 0; ring && t < T; t++)
         state[(start + t) % S] = x[t];
-    for (int64_t column = 0; !ring && column < S; column++)
-        state[column] = column + T < S ? state[column + T] : x[column + T - S];
+    for (int64_t position = 0; !ring && position < S; position++)
+        state[position] = position + T < S ? state[position + T] : x[position + T - S];
     free_channel(&c);
 }
 

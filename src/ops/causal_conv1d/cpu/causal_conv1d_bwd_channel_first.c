@@ -5,7 +5,7 @@
  *     z[t]  = b + sum_k w[k] * xe[t+k]                g[t]  = dy[t] * act'(z[t])
  *     dx[t] = sum_j w[K-1-j] * g[t+j]                 dw[k] = sum_t g[t] * xe[t+k]          db = sum_t g[t]
  *
- * As in the forward, an item is `group` batch elements x `part` tokens x `block` channels (causal_conv1d_tiling.h). Its
+ * As in the forward, an item is a range of batch elements, tokens and channels (causal_conv1d_tiling.h). Its
  * tokens are divided into pieces (causal_conv1d_pieces.h). A row is one channel of a piece. It passes through the
  * L1 cache in three steps:
  *     1. x, converted to f32 where it is not
@@ -46,7 +46,7 @@ typedef struct gradient_row {
 
 /* Computes g of tokens [begin, end). Adds the tokens before halo_begin to the sums. Later tokens are halo: the next
  * piece adds them to its sums. */
-static void gradient_edge(const gradient_row *row, int64_t begin, int64_t end, int64_t halo_begin)
+static void gradient_any(const gradient_row *row, int64_t begin, int64_t end, int64_t halo_begin)
 {
     const int64_t K = row->K, size = conv1d_element_size(row->dtype);
     for (int64_t i = begin; i < end; i += VW) {
@@ -392,11 +392,11 @@ static void gradient_unfused(const gradient_row *row, const uint8_t *mixed, int6
         if (last > i)
             gradient_table[conv1d_instance_index(row->K)][row->dtype - COT_F32](row, i, last);
         if (end > last)
-            gradient_edge(row, last, end, halo_begin);
+            gradient_any(row, last, end, halo_begin);
         i = end;
     }
     if (halo_end > halo_begin)
-        gradient_edge(row, halo_begin, halo_end, halo_begin);
+        gradient_any(row, halo_begin, halo_end, halo_begin);
 }
 
 /* ---- pieces ------------------------------------------------------------------------------------------------- */
@@ -468,15 +468,15 @@ static void compute_dx(piece_rows *rows, int64_t d, const float *weight)
     const cot_tensor *dx = &rows->context->problem->args.dx;
     const conv1d_piece *piece = rows->piece;
     const int64_t K = rows->context->problem->sizes.K, n = piece->end - piece->begin;
-    float reversed[CONV1D_MAX_K + 1];
+    float reversed_weight[CONV1D_MAX_K + 1];
     for (int64_t k = 0; k < K; k++)
-        reversed[k] = weight[K - 1 - k];
-    reversed[K] = 0;
+        reversed_weight[k] = weight[K - 1 - k];
+    reversed_weight[K] = 0;
     const bool direct = conv1d_contiguous_time(dx);
     conv1d_row row = {.n = n,
                       .K = K,
                       .x = rows->g,
-                      .weight = reversed,
+                      .weight = reversed_weight,
                       .y = direct ? (void *)conv1d_element(dx, piece->b, d, piece->begin) : rows->outputs,
                       .dtype = direct ? dx->dtype : COT_F32,
                       .stream = direct && rows->context->stream,
@@ -500,7 +500,7 @@ static void compute_dx(piece_rows *rows, int64_t d, const float *weight)
         row.dtype = COT_F32;
         row.stream = false;
         row.mixed = NULL;
-        conv1d_convolve_edge(&row, 0, row.n);
+        conv1d_convolve_any(&row, 0, row.n);
     }
     for (int64_t i = rows->dfinal_begin; i < n; i++)
         rows->outputs[i - done] += final_term(rows, d, piece->begin + i);
@@ -549,7 +549,7 @@ static void gradient_dispatch(piece_rows *rows, int64_t d, gradient_row *row, in
     rest.dy += fused_tokens * conv1d_element_size(row->dtype);
     rest.g = rows->g_tail + 2 * VW;
     if (fused_tokens < halo_end)
-        gradient_edge(&rest, 0, halo_end - fused_tokens, halo_begin - fused_tokens);
+        gradient_any(&rest, 0, halo_end - fused_tokens, halo_begin - fused_tokens);
     rows->fused_begin = row_begin;
     rows->fused_end = row_begin + fused_tokens - 2 * VW;
 }
@@ -685,9 +685,9 @@ static void backward_item(void *argument, int64_t index, void *scratch)
     const conv1d_sizes *sizes = &context->problem->sizes;
     const int64_t K = sizes->K;
     if (index >= context->items) {
-        const int64_t blocks = conv1d_state_blocks(sizes);
-        conv1d_empty_dinitial_state(context->problem, (index - context->items) / blocks,
-                                    (index - context->items) % blocks);
+        const int64_t state_items = conv1d_state_items(sizes);
+        conv1d_empty_dinitial_state(context->problem, (index - context->items) / state_items,
+                                    (index - context->items) % state_items);
         return;
     }
     const conv1d_item item = conv1d_item_channel_first(&context->tiling, sizes, index);
@@ -727,12 +727,13 @@ cot_status V_NAME(causal_conv1d_bwd_channel_first)(cot_queue *queue, const void 
         .stream = conv1d_should_stream(&p->sizes, 3),
         .partials = workspace,
     };
-    context.max_piece_tokens = context.packing.split_at_sequences || !packed ? CONV1D_MAX_PART : CONV1D_PIECE_TOKENS;
+    context.max_piece_tokens =
+        context.packing.split_at_sequences || !packed ? CONV1D_MAX_ITEM_TOKENS : CONV1D_PIECE_TOKENS;
     context.items = conv1d_item_count(&context.tiling);
     int64_t items = context.items;
     if (cot_is_present(&a->dinitial_state) && p->sizes.K > 1)
-        items += p->sizes.state_count * conv1d_state_blocks(&p->sizes);
+        items += p->sizes.state_count * conv1d_state_items(&p->sizes);
     cot_parallel_scratch(queue, items, backward_item, &context);
-    conv1d_reduce(queue, p, workspace, context.tiling.groups * context.tiling.parts);
+    conv1d_reduce(queue, p, workspace, context.tiling.batch_items * context.tiling.token_items);
     return COT_OK;
 }

@@ -73,7 +73,7 @@ V_INLINE conv1d_writer dx_writer(const tile_args *tile, char *run_buffers)
                            .stream = tile->stream};
 }
 
-static void tile_gradients_edge(const tile_args *tile, int64_t first_channel)
+static void tile_gradients_any(const tile_args *tile, int64_t first_channel)
 {
     const int64_t K = tile->K, size = conv1d_element_size(tile->dtype), dx_size = conv1d_element_size(tile->dx_dtype);
     for (int64_t channel = first_channel; channel < tile->channels; channel += VW) {
@@ -168,8 +168,8 @@ V_INLINE void stage_columns(const tile_args *tile, int64_t channel, int count, i
     const int64_t size = conv1d_element_size(dtype), bytes = count * VW * size;
     const char *x = tile->x + channel * size, *dy = tile->dy + channel * size;
     for (int64_t i = K - 1; i < K - 1 + tile->n; i++, x += tile->x_stride, dy += tile->dy_stride) {
-        conv1d_prefetch_columns(x, tile->x_stride, bytes);
-        conv1d_prefetch_columns(dy, tile->dy_stride, bytes);
+        conv1d_prefetch_tile(x, tile->x_stride, bytes);
+        conv1d_prefetch_tile(dy, tile->dy_stride, bytes);
         for (int v = 0; v < count; v++) {
             v_store(inputs[v] + i * VW, v_load_as(x + v * VW * size, dtype));
             v_store(g[v] + i * VW, v_load_as(dy + v * VW * size, dtype));
@@ -292,8 +292,8 @@ V_INLINE int64_t tile_gradients_in_registers(const tile_args *args, int64_t K, c
         char *dx = conv1d_writer_pointer(&writer, channel, size);
         for (int64_t i = 0; i < n + DELAY; i++) {
             if (i < n) {
-                conv1d_prefetch_columns(x, tile->x_stride, VW * size);
-                conv1d_prefetch_columns(dy, tile->dy_stride, VW * size);
+                conv1d_prefetch_tile(x, tile->x_stride, VW * size);
+                conv1d_prefetch_tile(dy, tile->dy_stride, VW * size);
                 inputs[DELAY + K - 1] = v_load_as(x, dtype);
                 g[DELAY + K - 1] = v_load_as(dy, dtype);
                 x += tile->x_stride;
@@ -371,7 +371,7 @@ typedef struct backward_context {
 /* The working state of an item, in the thread's scratch. */
 typedef struct backward_work {
     const backward_context *context;
-    int64_t d, channels, ld;
+    int64_t d_begin, channels, pitch;
     _Alignas(64) float column_state[CONV1D_BWD_COLUMN_STATE];
     float x[CONV1D_STAGED_TILE], dy[CONV1D_STAGED_TILE], dx[CONV1D_STAGED_TILE];
 } backward_work;
@@ -406,17 +406,24 @@ static void store_dx(backward_work *work, const conv1d_piece *piece, int64_t i, 
         const int64_t position = piece->begin + i + step - (K - 1),
                       state_position = position - piece->valid_end + K - 1;
         const bool is_token = position >= piece->begin;
-        float *values = work->dx + step * work->ld;
+        float *values = work->dx + step * work->pitch;
         if (cot_is_present(&a->dfinal_state) && piece->state >= 0 && state_position >= 0 &&
             conv1d_piece_same_sequence(piece, K, position, piece->valid_end - 1))
             for (int64_t channel = 0; channel < work->channels; channel++)
-                values[channel] += conv1d_load(&a->dfinal_state, piece->state, work->d + channel, state_position);
+                values[channel] += conv1d_load(&a->dfinal_state, piece->state, work->d_begin + channel, state_position);
         if (is_token)
-            conv1d_scatter_tile(values, work->ld, &a->dx, piece->b, work->d, work->channels, position, 1);
+            conv1d_scatter_tile(values, work->pitch, &a->dx, piece->b, work->d_begin, work->channels, position, 1);
         else
-            conv1d_scatter_tile(values, work->ld, &a->dinitial_state, piece->state, work->d, work->channels,
+            conv1d_scatter_tile(values, work->pitch, &a->dinitial_state, piece->state, work->d_begin, work->channels,
                                 position - piece->valid_begin + K - 1, 1);
     }
+}
+
+/* Whether dx of the steps from i to the next change is stored to the tensor by the loop over the tokens. Else store_dx
+ * stores it, or it is discarded. */
+static bool stores_dx_directly(const backward_context *context, const backward_steps *steps, int64_t i)
+{
+    return context->writes_dx && i >= context->problem->sizes.K - 1 && i < steps->dfinal_begin;
 }
 
 /* Steps [i, i+n), which all do the same: next_change and `single_sequence` bound them. */
@@ -426,35 +433,35 @@ static void backward_tile(backward_work *work, const conv1d_piece *piece, const 
     const backward_context *context = work->context;
     const cot_causal_conv1d_backward_args *a = &context->problem->args;
     const int64_t K = context->problem->sizes.K, token = piece->begin + i, size = conv1d_element_size(a->x.dtype);
-    const bool to_tensor = context->writes_dx && i >= K - 1 && i < steps->dfinal_begin;
+    const bool direct_dx = stores_dx_directly(context, steps, i);
     const bool discarded = discards_dx(work, piece, i);
     tile_args tile = {.n = n,
                       .K = K,
                       .channels = work->channels,
                       .dtype = COT_F32,
                       .dx = (char *)work->dx,
-                      .dx_stride = work->ld * 4,
+                      .dx_stride = work->pitch * 4,
                       .dx_dtype = COT_F32,
                       .column_state = work->column_state,
                       .first_sum = sums_vector(K, i < steps->n),
                       .silu = a->activation == COT_ACTIVATION_SILU,
-                      .stream = to_tensor && context->stream,
+                      .stream = direct_dx && context->stream,
                       .seq_ids = single_sequence ? NULL : piece->seq_ids + i};
     if (i < steps->halo_end && context->reads_tensors) {
-        tile.x = conv1d_element(&a->x, piece->b, work->d, token);
-        tile.dy = conv1d_element(&a->dy, piece->b, work->d, token);
+        tile.x = conv1d_element(&a->x, piece->b, work->d_begin, token);
+        tile.dy = conv1d_element(&a->dy, piece->b, work->d_begin, token);
         tile.x_stride = a->x.stride[2] * size;
         tile.dy_stride = a->dy.stride[2] * size;
         tile.dtype = a->x.dtype;
     } else if (i < steps->halo_end) {
-        conv1d_gather_tile(work->x, work->ld, &a->x, piece->b, work->d, work->channels, token, n);
-        conv1d_gather_tile(work->dy, work->ld, &a->dy, piece->b, work->d, work->channels, token, n);
+        conv1d_gather_tile(work->x, work->pitch, &a->x, piece->b, work->d_begin, work->channels, token, n);
+        conv1d_gather_tile(work->dy, work->pitch, &a->dy, piece->b, work->d_begin, work->channels, token, n);
         tile.x = (const char *)work->x;
         tile.dy = (const char *)work->dy;
-        tile.x_stride = tile.dy_stride = work->ld * 4;
+        tile.x_stride = tile.dy_stride = work->pitch * 4;
     }
-    if (to_tensor) {
-        tile.dx = conv1d_element(&a->dx, piece->b, work->d, token - (K - 1));
+    if (direct_dx) {
+        tile.dx = conv1d_element(&a->dx, piece->b, work->d_begin, token - (K - 1));
         tile.dx_stride = a->dx.stride[2] * size;
         tile.dx_dtype = a->dx.dtype;
     } else if (discarded) {
@@ -464,20 +471,21 @@ static void backward_tile(backward_work *work, const conv1d_piece *piece, const 
     const int64_t done_channels =
         fast ? tile_gradients_table[conv1d_instance_index(K)][tile.dtype - COT_F32](&tile) : 0;
     if (done_channels < work->channels)
-        tile_gradients_edge(&tile, done_channels);
-    if (!to_tensor && !discarded)
+        tile_gradients_any(&tile, done_channels);
+    if (!direct_dx && !discarded)
         store_dx(work, piece, i, n);
 }
 
 static void zero_gradients(backward_work *work, const conv1d_piece *piece)
 {
     const cot_causal_conv1d_backward_args *a = &work->context->problem->args;
-    memset(work->dx, 0, (size_t)work->ld * sizeof *work->dx);
+    memset(work->dx, 0, (size_t)work->pitch * sizeof *work->dx);
     for (int64_t t = piece->begin; cot_is_present(&a->dx) && t < piece->end; t++)
-        conv1d_scatter_tile(work->dx, work->ld, &a->dx, piece->b, work->d, work->channels, t, 1);
+        conv1d_scatter_tile(work->dx, work->pitch, &a->dx, piece->b, work->d_begin, work->channels, t, 1);
     if (cot_is_present(&a->dinitial_state) && piece->state >= 0 && piece->begin == piece->valid_begin)
         for (int64_t i = 0; i < work->context->problem->sizes.K - 1; i++)
-            conv1d_scatter_tile(work->dx, work->ld, &a->dinitial_state, piece->state, work->d, work->channels, i, 1);
+            conv1d_scatter_tile(work->dx, work->pitch, &a->dinitial_state, piece->state, work->d_begin, work->channels,
+                                i, 1);
 }
 
 /* The first step after i where something changes, at most i + max_steps. */
@@ -500,7 +508,7 @@ static void backward_piece(backward_work *work, const conv1d_piece *piece)
         zero_gradients(work, piece);
         return;
     }
-    conv1d_pack_history(work->column_state, column_vector_count(K), &a->x, &a->initial_state, piece, K, work->d,
+    conv1d_pack_history(work->column_state, column_vector_count(K), &a->x, &a->initial_state, piece, K, work->d_begin,
                         work->channels);
     conv1d_pack_zeros(work->column_state, column_vector_count(K), g_vector(K), K - 1, work->channels);
     backward_steps steps = {.n = piece->end - piece->begin};
@@ -512,9 +520,9 @@ static void backward_piece(backward_work *work, const conv1d_piece *piece)
         steps.dfinal_begin = cot_clamp(piece->valid_end - piece->begin, K - 1, steps.n + K - 1);
     for (int64_t i = 0; i < steps.count;) {
         bool single_sequence;
-        const bool to_tensor = context->writes_dx && i >= K - 1 && i < steps.dfinal_begin + K - 1;
-        const int64_t end =
-            next_change(&steps, K, i, to_tensor ? CONV1D_TILE_TOKENS : conv1d_staged_tile_tokens(work->channels));
+        const int64_t max_steps =
+            stores_dx_directly(context, &steps, i) ? CONV1D_TILE_TOKENS : conv1d_staged_tile_tokens(work->channels);
+        const int64_t end = next_change(&steps, K, i, max_steps);
         const int64_t n = conv1d_single_sequence_run(piece->seq_ids, i, end, K, &single_sequence);
         backward_tile(work, piece, &steps, i, n, single_sequence);
         i += n;
@@ -528,18 +536,19 @@ static void backward_item(void *argument, int64_t index, void *scratch)
     const conv1d_sizes *sizes = &context->problem->sizes;
     const int64_t K = sizes->K;
     if (index >= context->items) {
-        const int64_t blocks = conv1d_state_blocks(sizes);
-        conv1d_empty_dinitial_state(context->problem, (index - context->items) / blocks,
-                                    (index - context->items) % blocks);
+        const int64_t state_items = conv1d_state_items(sizes);
+        conv1d_empty_dinitial_state(context->problem, (index - context->items) / state_items,
+                                    (index - context->items) % state_items);
         return;
     }
     const conv1d_item item = conv1d_item_channel_last(&context->tiling, sizes, index);
     backward_work *const work = scratch;
     work->context = context;
-    work->d = item.d_begin;
+    work->d_begin = item.d_begin;
     work->channels = item.d_end - item.d_begin;
-    work->ld = conv1d_ld(work->channels);
-    conv1d_pack_weights(work->column_state, column_vector_count(K), &a->weight, &a->bias, K, work->d, work->channels);
+    work->pitch = conv1d_pitch(work->channels);
+    conv1d_pack_weights(work->column_state, column_vector_count(K), &a->weight, &a->bias, K, work->d_begin,
+                        work->channels);
     conv1d_pack_zeros(work->column_state, column_vector_count(K), sums_vector(K, true), 2 * (K + 1), work->channels);
     conv1d_piece_iterator pieces;
     conv1d_piece piece;
@@ -548,7 +557,7 @@ static void backward_item(void *argument, int64_t index, void *scratch)
         while (conv1d_next_piece(&pieces, &piece))
             backward_piece(work, &piece);
     }
-    float *partials = context->partials + item.partial_index * (K + 1) * sizes->D + work->d;
+    float *partials = context->partials + item.partial_index * (K + 1) * sizes->D + work->d_begin;
     for (int64_t channel = 0; channel < work->channels; channel += VW) {
         const float *sums = work->column_state + channel * column_vector_count(K) + sums_vector(K, true) * VW;
         for (int64_t k = 0; k <= K; k++)
@@ -577,8 +586,8 @@ cot_status V_NAME(causal_conv1d_bwd_channel_last)(cot_queue *queue, const void *
     context.items = conv1d_item_count(&context.tiling);
     int64_t items = context.items;
     if (cot_is_present(&a->dinitial_state) && p->sizes.K > 1)
-        items += p->sizes.state_count * conv1d_state_blocks(&p->sizes);
+        items += p->sizes.state_count * conv1d_state_items(&p->sizes);
     cot_parallel_scratch(queue, items, backward_item, &context);
-    conv1d_reduce(queue, p, workspace, context.tiling.groups * context.tiling.parts);
+    conv1d_reduce(queue, p, workspace, context.tiling.batch_items * context.tiling.token_items);
     return COT_OK;
 }

@@ -7,7 +7,7 @@
  * L1 cache.
  *
  * Each loop exists twice. The fast loop handles whole vectors of channels, and tokens whose K inputs are all of one
- * sequence, for a constant K = 2..8 or a variable K. The edge loop handles the rest. */
+ * sequence, for a constant K = 2..8 or a variable K. The general loop (`_any`) handles the rest. */
 #ifndef COT_CAUSAL_CONV1D_COLUMNS_H
 #define COT_CAUSAL_CONV1D_COLUMNS_H
 
@@ -26,7 +26,7 @@ typedef struct conv1d_tile_args {
     const int32_t *seq_ids; /* NULL, or input i+k contributes to token i only if seq_ids[i+k] == seq_ids[i+K-1] >= 0 */
 } conv1d_tile_args;
 
-static void conv1d_convolve_tile_edge(const conv1d_tile_args *tile, int64_t first_channel)
+static void conv1d_convolve_tile_any(const conv1d_tile_args *tile, int64_t first_channel)
 {
     const int64_t K = tile->K, x_size = conv1d_element_size(tile->x_dtype), y_size = conv1d_element_size(tile->y_dtype);
     for (int64_t channel = first_channel; channel < tile->channels; channel += VW) {
@@ -78,7 +78,7 @@ V_INLINE void conv1d_convolve_tile_columns(const conv1d_tile_args *tile, int64_t
     char *y = conv1d_writer_pointer(writer, channel, size);
     const int64_t y_stride = conv1d_writer_stride(writer);
     for (int64_t i = 0; i < n; i++) {
-        conv1d_prefetch_columns(x, x_stride, count * VW * size);
+        conv1d_prefetch_tile(x, x_stride, count * VW * size);
         V_UNROLL
         for (int v = 0; v < count; v++) {
             inputs[v][K - 1] = v_load_as(x + v * VW * size, dtype);

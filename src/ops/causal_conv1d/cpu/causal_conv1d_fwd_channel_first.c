@@ -2,7 +2,7 @@
  *
  * causal_conv1d_fwd_channel_first.c: y[t] = act(bias + sum_k w[k] * xe[t+k]), for tensors with contiguous time.
  *
- * An item is `group` batch elements x `part` tokens x `block` channels (causal_conv1d_tiling.h). Its tokens are divided
+ * An item is a range of batch elements, tokens and channels (causal_conv1d_tiling.h). Its tokens are divided
  * into pieces (causal_conv1d_pieces.h). Each row of a piece is convolved with consecutive tokens in the lanes
  * (causal_conv1d_rows.h). The items after those write final_state. */
 #include "causal_conv1d_rows.h"
@@ -100,8 +100,9 @@ static void forward_item(void *argument, int64_t index, void *scratch)
     const conv1d_sizes *sizes = &context->problem->sizes;
     const int64_t K = sizes->K;
     if (index >= context->items) {
-        const int64_t blocks = conv1d_state_blocks(sizes);
-        conv1d_store_final_state(sizes, a, (index - context->items) / blocks, (index - context->items) % blocks);
+        const int64_t state_items = conv1d_state_items(sizes);
+        conv1d_store_final_state(sizes, a, (index - context->items) / state_items,
+                                 (index - context->items) % state_items);
         return;
     }
     const conv1d_item item = conv1d_item_channel_first(&context->tiling, sizes, index);
@@ -140,12 +141,12 @@ cot_status V_NAME(causal_conv1d_fwd_channel_first)(cot_queue *queue, const void 
     const bool packed = cot_is_present(&a->seq_idx) || cot_is_present(&a->cu_seqlens);
     const bool direct = context.direct_x && context.direct_y;
     context.max_piece_tokens =
-        direct && (context.packing.split_at_sequences || !packed) ? CONV1D_MAX_PART : CONV1D_PIECE_TOKENS;
+        direct && (context.packing.split_at_sequences || !packed) ? CONV1D_MAX_ITEM_TOKENS : CONV1D_PIECE_TOKENS;
     if (cot_is_present(&a->y))
         context.items = conv1d_item_count(&context.tiling);
     int64_t items = context.items;
     if (cot_is_present(&a->final_state) && p->sizes.K > 1)
-        items += p->sizes.state_count * conv1d_state_blocks(&p->sizes);
+        items += p->sizes.state_count * conv1d_state_items(&p->sizes);
     cot_parallel_scratch(queue, items, forward_item, &context);
     return COT_OK;
 }

@@ -3,7 +3,7 @@
  * causal_conv1d_fwd_channel_last.c: y[t] = act(bias + sum_k w[k] * xe[t+k]), for tensors with contiguous channels,
  * or with few tokens.
  *
- * An item is `group` batch elements x `part` tokens x `block` channels (causal_conv1d_tiling.h). Tiles of tokens are
+ * An item is a range of batch elements, tokens and channels (causal_conv1d_tiling.h). Tiles of tokens are
  * processed in columns of VW channels (causal_conv1d_columns.h). The loops read and write the tensors in place, or use
  * f32 buffers where channels are not contiguous. The items after those write final_state. */
 #include "causal_conv1d_columns.h"
@@ -36,7 +36,7 @@ typedef struct forward_context {
 /* The working state of an item, in the thread's scratch. */
 typedef struct forward_work {
     const forward_context *context;
-    int64_t d, channels, ld;
+    int64_t d_begin, channels, pitch;
     _Alignas(64) float column_state[CONV1D_COLUMN_STATE];
     float x[CONV1D_STAGED_TILE], y[CONV1D_STAGED_TILE];
 } forward_work;
@@ -54,29 +54,29 @@ static void forward_tile(forward_work *work, const conv1d_piece *piece, int64_t 
                              .channels = work->channels,
                              .x = (const char *)work->x,
                              .y = (char *)work->y,
-                             .x_stride = work->ld * 4,
-                             .y_stride = work->ld * 4,
+                             .x_stride = work->pitch * 4,
+                             .y_stride = work->pitch * 4,
                              .x_dtype = COT_F32,
                              .y_dtype = COT_F32,
                              .column_state = work->column_state,
                              .silu = a->activation == COT_ACTIVATION_SILU,
                              .seq_ids = single_sequence ? NULL : piece->seq_ids + i};
     if (context->direct) {
-        tile.x = conv1d_element(&a->x, piece->b, work->d, token);
-        tile.y = conv1d_element(&a->y, piece->b, work->d, token);
+        tile.x = conv1d_element(&a->x, piece->b, work->d_begin, token);
+        tile.y = conv1d_element(&a->y, piece->b, work->d_begin, token);
         tile.x_stride = a->x.stride[2] * size;
         tile.y_stride = a->y.stride[2] * size;
         tile.x_dtype = tile.y_dtype = a->x.dtype;
         tile.stream = context->stream;
     } else {
-        conv1d_gather_tile(work->x, work->ld, &a->x, piece->b, work->d, work->channels, token, n);
+        conv1d_gather_tile(work->x, work->pitch, &a->x, piece->b, work->d_begin, work->channels, token, n);
     }
     const int64_t done_channels =
         single_sequence ? convolve_tile_table[conv1d_instance_index(tile.K)][tile.x_dtype - COT_F32](&tile) : 0;
     if (done_channels < work->channels)
-        conv1d_convolve_tile_edge(&tile, done_channels);
+        conv1d_convolve_tile_any(&tile, done_channels);
     if (!context->direct)
-        conv1d_scatter_tile(work->y, work->ld, &a->y, piece->b, work->d, work->channels, token, n);
+        conv1d_scatter_tile(work->y, work->pitch, &a->y, piece->b, work->d_begin, work->channels, token, n);
 }
 
 static void forward_piece(forward_work *work, const conv1d_piece *piece)
@@ -85,12 +85,13 @@ static void forward_piece(forward_work *work, const conv1d_piece *piece)
     const int64_t K = work->context->problem->sizes.K, n = piece->end - piece->begin;
     const int64_t max_tokens = work->context->direct ? CONV1D_TILE_TOKENS : conv1d_staged_tile_tokens(work->channels);
     if (piece->padding) {
-        memset(work->y, 0, (size_t)work->ld * sizeof *work->y);
+        memset(work->y, 0, (size_t)work->pitch * sizeof *work->y);
         for (int64_t i = 0; i < n; i++)
-            conv1d_scatter_tile(work->y, work->ld, &a->y, piece->b, work->d, work->channels, piece->begin + i, 1);
+            conv1d_scatter_tile(work->y, work->pitch, &a->y, piece->b, work->d_begin, work->channels, piece->begin + i,
+                                1);
         return;
     }
-    conv1d_pack_history(work->column_state, 2 * K, &a->x, &a->initial_state, piece, K, work->d, work->channels);
+    conv1d_pack_history(work->column_state, 2 * K, &a->x, &a->initial_state, piece, K, work->d_begin, work->channels);
     for (int64_t i = 0; i < n;) {
         bool single_sequence;
         const int64_t end = i + max_tokens < n ? i + max_tokens : n;
@@ -106,17 +107,19 @@ static void forward_item(void *argument, int64_t index, void *scratch)
     const cot_causal_conv1d_forward_args *a = &context->problem->args;
     const conv1d_sizes *sizes = &context->problem->sizes;
     if (index >= context->items) {
-        const int64_t blocks = conv1d_state_blocks(sizes);
-        conv1d_store_final_state(sizes, a, (index - context->items) / blocks, (index - context->items) % blocks);
+        const int64_t state_items = conv1d_state_items(sizes);
+        conv1d_store_final_state(sizes, a, (index - context->items) / state_items,
+                                 (index - context->items) % state_items);
         return;
     }
     const conv1d_item item = conv1d_item_channel_last(&context->tiling, sizes, index);
     forward_work *const work = scratch;
     work->context = context;
-    work->d = item.d_begin;
+    work->d_begin = item.d_begin;
     work->channels = item.d_end - item.d_begin;
-    work->ld = conv1d_ld(work->channels);
-    conv1d_pack_weights(work->column_state, 2 * sizes->K, &a->weight, &a->bias, sizes->K, work->d, work->channels);
+    work->pitch = conv1d_pitch(work->channels);
+    conv1d_pack_weights(work->column_state, 2 * sizes->K, &a->weight, &a->bias, sizes->K, work->d_begin,
+                        work->channels);
     conv1d_piece_iterator pieces;
     conv1d_piece piece;
     for (int64_t b = item.b_begin; b < item.b_end; b++) {
@@ -146,7 +149,7 @@ cot_status V_NAME(causal_conv1d_fwd_channel_last)(cot_queue *queue, const void *
         context.items = conv1d_item_count(&context.tiling);
     int64_t items = context.items;
     if (cot_is_present(&a->final_state) && p->sizes.K > 1)
-        items += p->sizes.state_count * conv1d_state_blocks(&p->sizes);
+        items += p->sizes.state_count * conv1d_state_items(&p->sizes);
     cot_parallel_scratch(queue, items, forward_item, &context);
     return COT_OK;
 }

@@ -2,12 +2,12 @@
  *
  * causal_conv1d_fwd_im2col.c: the forward as one dense matrix product, as a library with only matrix products does it:
  *
- *     columns [T][K*D]   row t: the K rows of xe that end at token t, side by side (padding: the state, or zeros)
+ *     patches [T][K*D]   row t: the K tokens of xe that end at token t, side by side (padding: the state, or zeros)
  *     expanded [K*D][D]  weight[d,k] at row k*D+d, column d; everything else is 0
- *     y = act(columns expanded + bias)
+ *     y = act(patches * expanded + bias)
  *
  * For comparison only. It takes D times the multiplications of the direct kernels, and all but 1 in D of them are by
- * zero. The columns take K times the bytes of x. An infinity or NaN of one channel spreads to all channels (0 times
+ * zero. `patches` takes K times the bytes of x. An infinity or NaN of one channel spreads to all channels (0 times
  * infinity). The method fits a convolution with dense weights: see cotangent/causal_conv1d_dense.h. */
 #include "causal_conv1d_im2col.h"
 #include "simd/matmul_pack.h"
@@ -16,17 +16,17 @@ cot_status V_NAME(causal_conv1d_fwd_im2col)(cot_queue *, const void *, void *);
 
 enum {
     TILE = CONV1D_IM2COL_TILE,
-    ROWS = CONV1D_IM2COL_ROWS,
-    COLUMNS = CONV1D_IM2COL_COLUMNS,
+    ITEM_TOKENS = CONV1D_IM2COL_ITEM_TOKENS,
+    ITEM_CHANNELS = CONV1D_IM2COL_ITEM_CHANNELS,
     TILE_ELEMENTS = TILE * TILE,
     TERMS = 1024 / sizeof(mt)
 };
 _Static_assert((int)TILE == (int)MT, "TILE must be the tile of simd/matmul.h");
 
 typedef struct context {
-    const conv1d_forward_problem *p;
-    conv1d_im2col_layout l;
-    mt *columns;  /* for each batch element, in the A form of simd/matmul.h */
+    const conv1d_forward_problem *problem;
+    conv1d_im2col_layout layout;
+    mt *patches;  /* for each batch element, in the A form of simd/matmul.h */
     mt *expanded; /* in the B form */
 } context;
 
@@ -57,17 +57,19 @@ static void load_input_tile(float *tile, const conv1d_forward_problem *p, int64_
             tile[r * TILE + c] = c < channels ? (float)input_at(p, b, d + c, t + r) : 0;
 }
 
-/* Item: TILE rows of `columns`. */
-static void columns_item(void *arg, int64_t index)
+/* Item: TILE rows of `patches`. */
+static void patches_item(void *arg, int64_t index)
 {
     const context *c = arg;
-    const conv1d_sizes *z = &c->p->sizes;
-    const int64_t row_tiles = c->l.T / TILE, b = index / row_tiles, t = index % row_tiles * TILE;
+    const conv1d_sizes *sizes = &c->problem->sizes;
+    const int64_t token_tiles = c->layout.T / TILE, b = index / token_tiles, t = index % token_tiles * TILE;
     _Alignas(64) float tile[TILE_ELEMENTS];
-    for (int64_t k = 0; k < z->K; k++)
-        for (int64_t d = 0; d < c->l.D; d += TILE) {
-            load_input_tile(tile, c->p, b, t - (z->K - 1) + k, d);
-            mt_pack_a(c->columns + b * c->l.T * c->l.D * z->K + mt_offset(c->l.T, t, k * c->l.D + d), tile);
+    for (int64_t k = 0; k < sizes->K; k++)
+        for (int64_t d = 0; d < c->layout.D; d += TILE) {
+            load_input_tile(tile, c->problem, b, t - (sizes->K - 1) + k, d);
+            mt_pack_a(c->patches + b * c->layout.T * c->layout.D * sizes->K +
+                          mt_offset(c->layout.T, t, k * c->layout.D + d),
+                      tile);
         }
 }
 
@@ -75,53 +77,54 @@ static void columns_item(void *arg, int64_t index)
 static void expand_item(void *arg, int64_t index)
 {
     const context *c = arg;
-    const cot_tensor *w = &c->p->args.weight;
-    const int64_t K = c->p->sizes.K, d = index * TILE, channels = cot_min(c->p->sizes.D - d, TILE);
-    mt *panel = c->expanded + d * c->l.D * K;
-    memset(panel, 0, sizeof(mt) * (size_t)(c->l.D * K * TILE));
+    const cot_tensor *w = &c->problem->args.weight;
+    const int64_t K = c->problem->sizes.K, d = index * TILE, channels = cot_min(c->problem->sizes.D - d, TILE);
+    mt *panel = c->expanded + d * c->layout.D * K;
+    memset(panel, 0, sizeof(mt) * (size_t)(c->layout.D * K * TILE));
     for (int64_t k = 0; k < K; k++) {
         _Alignas(64) float tile[TILE_ELEMENTS] = {0};
         for (int64_t i = 0; i < channels; i++)
             tile[i * TILE + i] = (float)cot_load_f64(w->data, w->dtype, (d + i) * w->stride[0] + k * w->stride[1]);
         for (int64_t r = 0; r < TILE; r += 2)
             for (int64_t n = 0; n < TILE; n += VW)
-                mt_store_b(panel, c->l.D * K, k * c->l.D + d + r, n, v_load(tile + r * TILE + n),
+                mt_store_b(panel, c->layout.D * K, k * c->layout.D + d + r, n, v_load(tile + r * TILE + n),
                            v_load(tile + (r + 1) * TILE + n));
     }
 }
 
-/* Item: the product and y of ROWS tokens by COLUMNS channels. */
+/* Item: the product and y of ITEM_TOKENS tokens by ITEM_CHANNELS channels. */
 static void product_item(void *arg, int64_t index, void *scratch)
 {
     const context *c = arg;
-    const cot_causal_conv1d_forward_args *a = &c->p->args;
-    const conv1d_sizes *z = &c->p->sizes;
-    const int64_t column_items = cot_ceil_div(c->l.D, COLUMNS), row_items = cot_ceil_div(c->l.T, ROWS),
-                  terms = c->l.D * z->K;
-    const int64_t n0 = index % column_items * COLUMNS, t0 = index / column_items % row_items * ROWS,
-                  b = index / column_items / row_items;
-    const int64_t rows = cot_min(c->l.T - t0, ROWS), columns = cot_min(c->l.D - n0, COLUMNS);
+    const cot_causal_conv1d_forward_args *a = &c->problem->args;
+    const conv1d_sizes *sizes = &c->problem->sizes;
+    const int64_t channel_items = cot_ceil_div(c->layout.D, ITEM_CHANNELS),
+                  token_items = cot_ceil_div(c->layout.T, ITEM_TOKENS), terms = c->layout.D * sizes->K;
+    const int64_t n0 = index % channel_items * ITEM_CHANNELS, t0 = index / channel_items % token_items * ITEM_TOKENS,
+                  b = index / channel_items / token_items;
+    const int64_t tokens = cot_min(c->layout.T - t0, ITEM_TOKENS), channels = cot_min(c->layout.D - n0, ITEM_CHANNELS);
     const bool silu = a->activation == COT_ACTIVATION_SILU;
-    float *const product = scratch; /* [ROWS][COLUMNS], the C form of simd/matmul.h */
+    float *const product = scratch; /* [ITEM_TOKENS][ITEM_CHANNELS], the C form of simd/matmul.h */
     _Alignas(64) float bias[TILE];
     mt_state matmul_state;
     mt_begin(&matmul_state);
     for (int64_t p = 0; p < terms; p += TERMS) /* a panel of the expanded weights stays in the L1 cache */
-        mt_product(rows, columns, cot_min(TERMS, terms - p), c->columns + b * c->l.T * terms + mt_offset(c->l.T, t0, p),
-                   c->l.T, c->expanded + mt_offset(terms, p, n0), terms, product, ROWS, p > 0, NULL);
+        mt_product(tokens, channels, cot_min(TERMS, terms - p),
+                   c->patches + b * c->layout.T * terms + mt_offset(c->layout.T, t0, p), c->layout.T,
+                   c->expanded + mt_offset(terms, p, n0), terms, product, ITEM_TOKENS, p > 0, NULL);
     mt_end(&matmul_state);
-    for (int64_t n = n0; n < n0 + columns; n += TILE) {
+    for (int64_t n = n0; n < n0 + channels; n += TILE) {
         for (int64_t i = 0; i < TILE; i++)
-            bias[i] = cot_is_present(&a->bias) && n + i < z->D
+            bias[i] = cot_is_present(&a->bias) && n + i < sizes->D
                           ? (float)cot_load_f64(a->bias.data, a->bias.dtype, (n + i) * a->bias.stride[0])
                           : 0;
-        for (int64_t t = t0; t < t0 + rows && t < z->T; t += TILE) {
-            float *tile = product + mt_offset(ROWS, t - t0, n - n0);
+        for (int64_t t = t0; t < t0 + tokens && t < sizes->T; t += TILE) {
+            float *tile = product + mt_offset(ITEM_TOKENS, t - t0, n - n0);
             mt_activate_tile(tile, bias, silu, a->y.dtype);
             const mt_view to = {(char *)a->y.data + (b * a->y.stride[0] + n * a->y.stride[1] + t * a->y.stride[2]) *
                                                         mt_element_size(a->y.dtype),
                                 a->y.dtype, a->y.stride[2], a->y.stride[1]};
-            mt_store_tile(&to, tile, cot_min(z->T - t, TILE), cot_min(z->D - n, TILE));
+            mt_store_tile(&to, tile, cot_min(sizes->T - t, TILE), cot_min(sizes->D - n, TILE));
         }
     }
 }
@@ -130,26 +133,28 @@ static void product_item(void *arg, int64_t index, void *scratch)
 static void final_state_item(void *arg, int64_t index)
 {
     const context *c = arg;
-    const cot_tensor *to = &c->p->args.final_state;
-    const int64_t history = c->p->sizes.K - 1, b = index / history, i = index % history;
-    for (int64_t d = 0; d < c->p->sizes.D; d++)
+    const cot_tensor *to = &c->problem->args.final_state;
+    const int64_t history = c->problem->sizes.K - 1, b = index / history, i = index % history;
+    for (int64_t d = 0; d < c->problem->sizes.D; d++)
         cot_store_f64(to->data, to->dtype, b * to->stride[0] + d * to->stride[1] + i * to->stride[2],
-                      input_at(c->p, b, d, c->p->sizes.T - history + i));
+                      input_at(c->problem, b, d, c->problem->sizes.T - history + i));
 }
 
 cot_status V_NAME(causal_conv1d_fwd_im2col)(cot_queue *queue, const void *problem, void *workspace)
 {
-    context c = {.p = problem};
-    const conv1d_sizes *z = &c.p->sizes;
-    c.l = *(const conv1d_im2col_layout *)queue->plan;
-    c.columns = (mt *)((char *)workspace + c.l.columns);
-    c.expanded = (mt *)((char *)workspace + c.l.expanded);
-    if (cot_is_present(&c.p->args.y) && cot_elements(&c.p->args.y) > 0) {
-        cot_parallel(queue, z->B * (c.l.T / TILE), columns_item, &c);
-        cot_parallel(queue, c.l.D / TILE, expand_item, &c);
-        cot_parallel_scratch(queue, z->B * cot_ceil_div(c.l.T, ROWS) * cot_ceil_div(c.l.D, COLUMNS), product_item, &c);
+    context c = {.problem = problem};
+    const conv1d_sizes *sizes = &c.problem->sizes;
+    c.layout = *(const conv1d_im2col_layout *)queue->plan;
+    c.patches = (mt *)((char *)workspace + c.layout.patches);
+    c.expanded = (mt *)((char *)workspace + c.layout.expanded);
+    if (cot_is_present(&c.problem->args.y) && cot_elements(&c.problem->args.y) > 0) {
+        cot_parallel(queue, sizes->B * (c.layout.T / TILE), patches_item, &c);
+        cot_parallel(queue, c.layout.D / TILE, expand_item, &c);
+        cot_parallel_scratch(queue,
+                             sizes->B * cot_ceil_div(c.layout.T, ITEM_TOKENS) * cot_ceil_div(c.layout.D, ITEM_CHANNELS),
+                             product_item, &c);
     }
-    if (cot_is_present(&c.p->args.final_state) && z->D > 0)
-        cot_parallel(queue, z->B * (z->K - 1), final_state_item, &c);
+    if (cot_is_present(&c.problem->args.final_state) && sizes->D > 0)
+        cot_parallel(queue, sizes->B * (sizes->K - 1), final_state_item, &c);
     return COT_OK;
 }

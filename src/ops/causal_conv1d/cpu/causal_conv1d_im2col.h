@@ -6,25 +6,27 @@
 #include "ops/causal_conv1d/causal_conv1d_problem.h"
 
 enum {
-    CONV1D_IM2COL_TILE = 32,  /* MT of simd/matmul.h: T and D are rounded up to multiples of it */
-    CONV1D_IM2COL_ROWS = 256, /* rows and columns of the product of one item */
-    CONV1D_IM2COL_COLUMNS = 128,
+    CONV1D_IM2COL_TILE = 32,         /* MT of simd/matmul.h: T and D are rounded up to multiples of it */
+    CONV1D_IM2COL_ITEM_TOKENS = 256, /* of the product of one item */
+    CONV1D_IM2COL_ITEM_CHANNELS = 128,
     CONV1D_IM2COL_MAX_D = 1024,
     CONV1D_IM2COL_MAX_K = 8
 };
 
 typedef struct conv1d_im2col_layout {
     int64_t D, T; /* rounded up */
-    size_t columns, expanded, bytes;
+    size_t patches, expanded, bytes;
 } conv1d_im2col_layout;
 
 /* Layout for operands with elements of `element_size` bytes. */
-static inline conv1d_im2col_layout conv1d_im2col_layout_of(const conv1d_sizes *z, size_t element_size)
+static inline conv1d_im2col_layout conv1d_im2col_layout_of(const conv1d_sizes *sizes, size_t element_size)
 {
-    conv1d_im2col_layout l = {.D = cot_round_up(z->D, CONV1D_IM2COL_TILE), .T = cot_round_up(z->T, CONV1D_IM2COL_TILE)};
-    l.columns = cot_workspace_reserve(&l.bytes, COT_PRODUCT(z->B, l.T, l.D, z->K), element_size);
-    l.expanded = cot_workspace_reserve(&l.bytes, COT_PRODUCT(l.D, z->K, l.D), element_size);
-    return l;
+    conv1d_im2col_layout layout = {.D = cot_round_up(sizes->D, CONV1D_IM2COL_TILE),
+                                   .T = cot_round_up(sizes->T, CONV1D_IM2COL_TILE)};
+    layout.patches =
+        cot_workspace_reserve(&layout.bytes, COT_PRODUCT(sizes->B, layout.T, layout.D, sizes->K), element_size);
+    layout.expanded = cot_workspace_reserve(&layout.bytes, COT_PRODUCT(layout.D, sizes->K, layout.D), element_size);
+    return layout;
 }
 
 #endif

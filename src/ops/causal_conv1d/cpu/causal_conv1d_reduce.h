@@ -7,16 +7,17 @@
 
 #include "causal_conv1d_stage.h"
 
-/* REDUCE_BLOCK: channels summed at once. Their terms in one partial sum are contiguous, while the partial sums are far
- * apart in memory. REDUCE_SERIAL_TERMS: fewer terms than this are summed by one thread. Waking threads takes 2 us, 50 %
+/* CONV1D_REDUCE_CHANNELS: channels summed at once. Their terms in one partial sum are contiguous, while the partial sums are far
+ * apart in memory. CONV1D_REDUCE_SERIAL_TERMS: fewer terms than this are summed by one thread. Waking threads takes 2 us, 50 %
  * of a small backward. */
-enum { CONV1D_REDUCE_BLOCK = 512, CONV1D_REDUCE_SERIAL_TERMS = 65536 };
+enum { CONV1D_REDUCE_CHANNELS = 512, CONV1D_REDUCE_SERIAL_TERMS = 65536 };
 
 typedef struct conv1d_reduction {
     const conv1d_backward_problem *problem;
     const float *partials;
-    int64_t partial_count; /* partial sums per channel: groups * parts of the tiling */
-    int64_t sums_per_item; /* an item of the reduction computes these; a sum is one tap, or the bias, of a block */
+    int64_t partial_count; /* partial sums per channel: batch_items * token_items of the tiling */
+    int64_t
+        sums_per_item; /* an item of the reduction computes this many sums: of a tap or the bias of CONV1D_REDUCE_CHANNELS channels */
 } conv1d_reduction;
 
 static inline void conv1d_store_gradient(const cot_tensor *out, int64_t index, bool accumulate, double value)
@@ -26,16 +27,16 @@ static inline void conv1d_store_gradient(const cot_tensor *out, int64_t index, b
     cot_store_f64(out->data, out->dtype, index, (float)value);
 }
 
-/* Reduces dweight[.., k] of a block of channels, or dbias for k = K. */
-static inline void conv1d_reduce_block(const conv1d_reduction *reduction, int64_t k, int64_t begin)
+/* Reduces dweight[.., k] of CONV1D_REDUCE_CHANNELS channels from `begin` on, or dbias for k = K. */
+static inline void conv1d_reduce_channels(const conv1d_reduction *reduction, int64_t k, int64_t begin)
 {
     const cot_causal_conv1d_backward_args *a = &reduction->problem->args;
     const int64_t K = reduction->problem->sizes.K, D = reduction->problem->sizes.D;
-    const int64_t n = begin + CONV1D_REDUCE_BLOCK < D ? CONV1D_REDUCE_BLOCK : D - begin;
+    const int64_t n = begin + CONV1D_REDUCE_CHANNELS < D ? CONV1D_REDUCE_CHANNELS : D - begin;
     const cot_tensor *out = k < K ? &a->dweight : &a->dbias;
     if (!cot_is_present(out))
         return;
-    double sums[CONV1D_REDUCE_BLOCK] = {0};
+    double sums[CONV1D_REDUCE_CHANNELS] = {0};
     for (int64_t partial = 0; partial < reduction->partial_count; partial++) {
         const float *terms = reduction->partials + (partial * (K + 1) + k) * D + begin;
         for (int64_t i = 0; i < n; i++)
@@ -52,7 +53,7 @@ static void conv1d_reduce_item(void *argument, int64_t item)
     const conv1d_reduction *reduction = argument;
     const int64_t taps = reduction->problem->sizes.K + 1;
     for (int64_t i = item * reduction->sums_per_item; i < (item + 1) * reduction->sums_per_item; i++)
-        conv1d_reduce_block(reduction, i % taps, i / taps * CONV1D_REDUCE_BLOCK);
+        conv1d_reduce_channels(reduction, i % taps, i / taps * CONV1D_REDUCE_CHANNELS);
 }
 
 static inline void conv1d_reduce(cot_queue *queue, const conv1d_backward_problem *problem, const float *partials,
@@ -60,7 +61,7 @@ static inline void conv1d_reduce(cot_queue *queue, const conv1d_backward_problem
 {
     if (!cot_is_present(&problem->args.dweight) && !cot_is_present(&problem->args.dbias))
         return;
-    const int64_t D = problem->sizes.D, sums = (problem->sizes.K + 1) * cot_ceil_div(D, CONV1D_REDUCE_BLOCK);
+    const int64_t D = problem->sizes.D, sums = (problem->sizes.K + 1) * cot_ceil_div(D, CONV1D_REDUCE_CHANNELS);
     const bool serial = (double)partial_count * (double)(problem->sizes.K + 1) * (double)D < CONV1D_REDUCE_SERIAL_TERMS;
     conv1d_reduction reduction = {problem, partials, partial_count, serial ? sums : 1};
     cot_parallel(queue, serial && sums > 0 ? 1 : sums, conv1d_reduce_item, &reduction);
@@ -70,15 +71,16 @@ static inline void conv1d_reduce(cot_queue *queue, const conv1d_backward_problem
  * The pieces of a sequence write its dinitial_state. A sequence without tokens has no pieces: its dinitial_state is its
  * dfinal_state. */
 
-static inline void conv1d_empty_dinitial_state(const conv1d_backward_problem *problem, int64_t index, int64_t block)
+static inline void conv1d_empty_dinitial_state(const conv1d_backward_problem *problem, int64_t index,
+                                               int64_t state_item)
 {
     const cot_causal_conv1d_backward_args *a = &problem->args;
     const conv1d_sizes *sizes = &problem->sizes;
     const conv1d_span span = conv1d_span_at(sizes, &a->seq_idx, &a->cu_seqlens, index);
     if (span.first != span.end)
         return;
-    const int64_t begin = block * CONV1D_STATE_BLOCK;
-    const int64_t end = begin + CONV1D_STATE_BLOCK < sizes->D ? begin + CONV1D_STATE_BLOCK : sizes->D;
+    const int64_t begin = state_item * CONV1D_STATE_CHANNELS;
+    const int64_t end = begin + CONV1D_STATE_CHANNELS < sizes->D ? begin + CONV1D_STATE_CHANNELS : sizes->D;
     for (int64_t d = begin; d < end; d++)
         for (int64_t i = 0; i < sizes->K - 1; i++)
             conv1d_store(&a->dinitial_state, index, d, i,

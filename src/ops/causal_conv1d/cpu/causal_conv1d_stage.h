@@ -154,17 +154,17 @@ static inline bool conv1d_should_stream(const conv1d_sizes *sizes, int tensors)
 }
 
 /* ---- final_state -------------------------------------------------------------------------------------------- *
- * One item copies the last K-1 inputs of one span (see causal_conv1d_problem.h) to final_state, for a block of
- * channels. */
+ * One item copies the last K-1 inputs of one span (see causal_conv1d_problem.h) to final_state, for
+ * CONV1D_STATE_CHANNELS channels. */
 
-enum { CONV1D_STATE_BLOCK = 256 };
+enum { CONV1D_STATE_CHANNELS = 256 };
 
 static inline void conv1d_store_final_state(const conv1d_sizes *sizes, const cot_causal_conv1d_forward_args *a,
-                                            int64_t index, int64_t block)
+                                            int64_t index, int64_t state_item)
 {
     const conv1d_span span = conv1d_span_at(sizes, &a->seq_idx, &a->cu_seqlens, index);
-    const int64_t positions = sizes->K - 1, begin = block * CONV1D_STATE_BLOCK;
-    const int64_t end = begin + CONV1D_STATE_BLOCK < sizes->D ? begin + CONV1D_STATE_BLOCK : sizes->D;
+    const int64_t positions = sizes->K - 1, begin = state_item * CONV1D_STATE_CHANNELS;
+    const int64_t end = begin + CONV1D_STATE_CHANNELS < sizes->D ? begin + CONV1D_STATE_CHANNELS : sizes->D;
     for (int64_t d = begin; d < end; d++)
         for (int64_t i = 0; i < positions; i++) {
             const int64_t position = span.end - positions + i;
@@ -179,10 +179,10 @@ static inline void conv1d_store_final_state(const conv1d_sizes *sizes, const cot
         }
 }
 
-/* Blocks of channels of one sequence: each is one item of final_state. */
-static inline int64_t conv1d_state_blocks(const conv1d_sizes *sizes)
+/* Items of final_state for one sequence. */
+static inline int64_t conv1d_state_items(const conv1d_sizes *sizes)
 {
-    return cot_ceil_div(sizes->D, CONV1D_STATE_BLOCK);
+    return cot_ceil_div(sizes->D, CONV1D_STATE_CHANNELS);
 }
 
 #endif

@@ -7,10 +7,10 @@
 #include "causal_conv1d_stage.h"
 
 enum {
-    CONV1D_TILE_TOKENS = 8,               /* tokens of a tile */
-    CONV1D_LD_PADDING = VW == 8 ? 16 : 0, /* floats added to each token of a buffer, see conv1d_ld */
-    CONV1D_RUN_BYTES = 256,               /* bytes of a token that are stored together, see conv1d_writer */
-    CONV1D_COLUMN_DISTANCE = 128          /* bytes, see conv1d_prefetch_columns */
+    CONV1D_TILE_TOKENS = 8,                  /* tokens of a tile */
+    CONV1D_PITCH_PADDING = VW == 8 ? 16 : 0, /* floats added to each token of a buffer, see conv1d_pitch */
+    CONV1D_RUN_BYTES = 256,                  /* bytes of a token that are stored together, see conv1d_writer */
+    CONV1D_TILE_L1_DISTANCE = 128            /* bytes, see conv1d_prefetch_tile */
 };
 
 /* Tokens of a tile that passes through buffers: fewer if a token has many channels. */
@@ -22,9 +22,9 @@ V_INLINE int64_t conv1d_staged_tile_tokens(int64_t channels)
 /* Leading dimension of a buffer in floats: whole vectors of channels. Padding keeps it from being a power of two where
  * the L1 cache has only 8 ways. Else the tokens of a column, in all buffers, would map to one set
  * of that cache. */
-V_INLINE int64_t conv1d_ld(int64_t channels)
+V_INLINE int64_t conv1d_pitch(int64_t channels)
 {
-    return cot_round_up(channels, VW) + CONV1D_LD_PADDING;
+    return cot_round_up(channels, VW) + CONV1D_PITCH_PADDING;
 }
 
 /* Are token i and the K-1 inputs before it of one sequence, and not padding? */
@@ -51,7 +51,7 @@ static inline int64_t conv1d_single_sequence_run(const int32_t *seq_ids, int64_t
 }
 
 /* to[i][0..channels) = token begin+i of the tensor, in f32, i < n */
-static inline void conv1d_gather_tile(float *to, int64_t ld, const cot_tensor *tensor, int64_t b, int64_t d,
+static inline void conv1d_gather_tile(float *to, int64_t pitch, const cot_tensor *tensor, int64_t b, int64_t d,
                                       int64_t channels, int64_t begin, int64_t n)
 {
     const char *from = conv1d_element(tensor, b, d, begin);
@@ -60,21 +60,21 @@ static inline void conv1d_gather_tile(float *to, int64_t ld, const cot_tensor *t
     if (channel_stride != 1 && token_stride == 1 && tensor->dtype == COT_F32) {
         for (int64_t channel = 0; channel < channels; channel++)
             for (int64_t i = 0; i < n; i++)
-                to[i * ld + channel] = ((const float *)(const void *)from)[channel * channel_stride + i];
+                to[i * pitch + channel] = ((const float *)(const void *)from)[channel * channel_stride + i];
         return;
     }
     for (int64_t i = 0; i < n; i++)
-        conv1d_gather(to + i * ld, from + i * token_stride * size, tensor->dtype, channel_stride, channels);
+        conv1d_gather(to + i * pitch, from + i * token_stride * size, tensor->dtype, channel_stride, channels);
 }
 
-static inline void conv1d_scatter_tile(const float *from, int64_t ld, const cot_tensor *tensor, int64_t b, int64_t d,
+static inline void conv1d_scatter_tile(const float *from, int64_t pitch, const cot_tensor *tensor, int64_t b, int64_t d,
                                        int64_t channels, int64_t begin, int64_t n)
 {
     char *to = conv1d_element(tensor, b, d, begin);
     const int64_t channel_stride = tensor->stride[1], token_stride = tensor->stride[2];
     const int64_t size = (int64_t)cot_dtype_size(tensor->dtype);
     for (int64_t i = 0; i < n; i++)
-        conv1d_scatter(to + i * token_stride * size, tensor->dtype, channel_stride, from + i * ld, channels);
+        conv1d_scatter(to + i * token_stride * size, tensor->dtype, channel_stride, from + i * pitch, channels);
 }
 
 /* ---- state carried along a column ------------------------------------------------------------------------------ *
@@ -162,13 +162,13 @@ static inline bool conv1d_streamable_tokens(const cot_tensor *tensor)
 /* ---- loads and stores of a tile -------------------------------------------------------------------------------- */
 
 /* `token` points to `bytes` of a token. Prefetches the same bytes of the next tile into the L2 cache, and the
- * bytes CONV1D_COLUMN_DISTANCE further on in the token into the L1 cache. The L1 cache's own
+ * bytes CONV1D_TILE_L1_DISTANCE further on in the token into the L1 cache. The L1 cache's own
  * prefetchers do not follow accesses that jump from token to token. */
-V_INLINE void conv1d_prefetch_columns(const char *token, int64_t stride, int64_t bytes)
+V_INLINE void conv1d_prefetch_tile(const char *token, int64_t stride, int64_t bytes)
 {
     v_prefetch_range(token + CONV1D_TILE_TOKENS * stride, bytes);
     for (int64_t offset = 0; offset < bytes; offset += 64)
-        v_prefetch(token + CONV1D_COLUMN_DISTANCE + offset);
+        v_prefetch(token + CONV1D_TILE_L1_DISTANCE + offset);
 }
 
 /* Stores the results of a tile: directly to the tensor, or by non-temporal stores through run buffers. A run is

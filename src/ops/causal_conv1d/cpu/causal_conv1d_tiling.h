@@ -12,8 +12,8 @@
 enum {
     CONV1D_MAX_K = 32,                /* wider filters run on the scalar kernel */
     CONV1D_PIECE_TOKENS = 2048,       /* tokens of a piece; channel-first they fit in the L1 cache */
-    CONV1D_MAX_PART = 16384,          /* tokens of one item, channel-first */
-    CONV1D_MAX_BLOCK = 64,            /* channels of one item, channel-first */
+    CONV1D_MAX_ITEM_TOKENS = 16384,   /* tokens of one item, channel-first */
+    CONV1D_MAX_ITEM_CHANNELS = 64,    /* channels of one item, channel-first */
     CONV1D_ITEM_CHANNELS = 512,       /* channels of one item, channel-last */
     CONV1D_WIDE_ITEM_CHANNELS = 2048, /* the same for tensors larger than the caches: few long memory ranges */
 };
@@ -21,7 +21,7 @@ enum {
 /* Buffers of a channel-first item, in the thread's scratch. CONV1D_STAGED_WEIGHTS counts floats; the scratch
  * sizes are bytes: the weights of the item's channels, in the backward also their sums and row buffers. */
 enum {
-    CONV1D_STAGED_WEIGHTS = CONV1D_MAX_BLOCK * (CONV1D_MAX_K + 1), /* floats, biases included */
+    CONV1D_STAGED_WEIGHTS = CONV1D_MAX_ITEM_CHANNELS * (CONV1D_MAX_K + 1), /* floats, biases included */
     CONV1D_CHANNEL_FIRST_SCRATCH = 4 * CONV1D_STAGED_WEIGHTS,
     CONV1D_BWD_CHANNEL_FIRST_SCRATCH =
         2 * 4 * CONV1D_STAGED_WEIGHTS + 4 * 4 * (CONV1D_PIECE_TOKENS + 4 * CONV1D_MAX_K) + 1024
@@ -37,12 +37,12 @@ enum {
     CONV1D_BWD_CHANNEL_LAST_SCRATCH = 4 * (CONV1D_BWD_COLUMN_STATE + 3 * CONV1D_STAGED_TILE) + 256
 };
 
-/* An item is `group` batch elements x `part` tokens x `block` channels. groups, parts and blocks count the items along
- * each axis; the last item of an axis may be smaller. Kernels divide an item into pieces, and a piece into rows
- * or tiles: docs/kernels/causal_conv1d_cpu.md. */
+/* An item is item_batch batch elements x item_tokens tokens x item_channels channels. batch_items, token_items and
+ * channel_items are the numbers of items along these axes; the last item of an axis may be smaller. Kernels divide an
+ * item into pieces, and a piece into rows or tiles: docs/kernels/causal_conv1d_cpu.md. */
 typedef struct conv1d_tiling {
-    int64_t group, part, block;
-    int64_t groups, parts, blocks;
+    int64_t item_batch, item_tokens, item_channels;
+    int64_t batch_items, token_items, channel_items;
 } conv1d_tiling;
 
 /* Target number of elements of an item. Many items balance the load; large items have less start-up cost per
@@ -55,23 +55,25 @@ static inline int64_t conv1d_target_elements(const conv1d_sizes *sizes)
 
 static inline void conv1d_count_items(conv1d_tiling *tiling, const conv1d_sizes *sizes)
 {
-    tiling->groups = cot_ceil_div(sizes->B, tiling->group);
-    tiling->parts = cot_ceil_div(sizes->T, tiling->part);
-    tiling->blocks = cot_ceil_div(sizes->D, tiling->block);
+    tiling->batch_items = cot_ceil_div(sizes->B, tiling->item_batch);
+    tiling->token_items = cot_ceil_div(sizes->T, tiling->item_tokens);
+    tiling->channel_items = cot_ceil_div(sizes->D, tiling->item_channels);
 }
 
 static inline int64_t conv1d_item_count(const conv1d_tiling *tiling)
 {
-    return COT_PRODUCT(tiling->groups, tiling->parts, tiling->blocks);
+    return COT_PRODUCT(tiling->batch_items, tiling->token_items, tiling->channel_items);
 }
 
 static inline conv1d_tiling conv1d_tiling_channel_first(const conv1d_sizes *sizes)
 {
     const int64_t target_elements = conv1d_target_elements(sizes);
     conv1d_tiling tiling;
-    tiling.part = cot_clamp(sizes->T, 1, CONV1D_MAX_PART);
-    tiling.block = cot_clamp(target_elements / tiling.part, 1, cot_clamp(sizes->D, 1, CONV1D_MAX_BLOCK));
-    tiling.group = cot_clamp(target_elements / (tiling.part * tiling.block), 1, cot_clamp(sizes->B, 1, 1024));
+    tiling.item_tokens = cot_clamp(sizes->T, 1, CONV1D_MAX_ITEM_TOKENS);
+    tiling.item_channels =
+        cot_clamp(target_elements / tiling.item_tokens, 1, cot_clamp(sizes->D, 1, CONV1D_MAX_ITEM_CHANNELS));
+    tiling.item_batch =
+        cot_clamp(target_elements / (tiling.item_tokens * tiling.item_channels), 1, cot_clamp(sizes->B, 1, 1024));
     conv1d_count_items(&tiling, sizes);
     return tiling;
 }
@@ -90,17 +92,18 @@ static inline int64_t conv1d_item_channels(const conv1d_sizes *sizes)
                                                                                 : CONV1D_ITEM_CHANNELS;
 }
 
-/* Each part costs the start and end of its item, K-1 tokens of its neighbours, and one more set of partial sums to
- * read. So parts are long where that leaves at least 32 items. */
+/* Each item along the tokens computes K-1 tokens of its neighbours again, and adds one set of partial sums that the
+ * reduction reads. So items have many tokens where that leaves at least 32 items. */
 static inline conv1d_tiling conv1d_tiling_channel_last(const conv1d_sizes *sizes)
 {
     const int64_t target_elements = conv1d_target_elements(sizes);
     conv1d_tiling tiling;
-    tiling.block = cot_clamp(sizes->D, 1, conv1d_item_channels(sizes));
+    tiling.item_channels = cot_clamp(sizes->D, 1, conv1d_item_channels(sizes));
     const double tokens_per_item =
-        (double)sizes->B * (double)sizes->D * (double)sizes->T / (32.0 * (double)tiling.block);
-    tiling.part = cot_clamp(sizes->T, 1, tokens_per_item >= 512 ? 512 : tokens_per_item >= 256 ? 256 : 128);
-    tiling.group = cot_clamp(target_elements / (tiling.part * tiling.block), 1, cot_clamp(sizes->B, 1, 1024));
+        (double)sizes->B * (double)sizes->D * (double)sizes->T / (32.0 * (double)tiling.item_channels);
+    tiling.item_tokens = cot_clamp(sizes->T, 1, tokens_per_item >= 512 ? 512 : tokens_per_item >= 256 ? 256 : 128);
+    tiling.item_batch =
+        cot_clamp(target_elements / (tiling.item_tokens * tiling.item_channels), 1, cot_clamp(sizes->B, 1, 1024));
     conv1d_count_items(&tiling, sizes);
     return tiling;
 }
@@ -110,39 +113,39 @@ typedef struct conv1d_item {
     int64_t b_begin, b_end, t_begin, t_end, d_begin, d_end, partial_index;
 } conv1d_item;
 
-static inline conv1d_item conv1d_item_at(const conv1d_tiling *tiling, const conv1d_sizes *sizes, int64_t group,
-                                         int64_t part, int64_t block)
+static inline conv1d_item conv1d_item_at(const conv1d_tiling *tiling, const conv1d_sizes *sizes, int64_t batch_item,
+                                         int64_t token_item, int64_t channel_item)
 {
-    conv1d_item item = {.b_begin = group * tiling->group,
-                        .t_begin = part * tiling->part,
-                        .d_begin = block * tiling->block,
-                        .partial_index = group * tiling->parts + part};
-    item.b_end = cot_clamp(item.b_begin + tiling->group, 0, sizes->B);
-    item.t_end = cot_clamp(item.t_begin + tiling->part, 0, sizes->T);
-    item.d_end = cot_clamp(item.d_begin + tiling->block, 0, sizes->D);
+    conv1d_item item = {.b_begin = batch_item * tiling->item_batch,
+                        .t_begin = token_item * tiling->item_tokens,
+                        .d_begin = channel_item * tiling->item_channels,
+                        .partial_index = batch_item * tiling->token_items + token_item};
+    item.b_end = cot_clamp(item.b_begin + tiling->item_batch, 0, sizes->B);
+    item.t_end = cot_clamp(item.t_begin + tiling->item_tokens, 0, sizes->T);
+    item.d_end = cot_clamp(item.d_begin + tiling->item_channels, 0, sizes->D);
     return item;
 }
 
-/* Item number `index`, in memory order. Channel-first: the parts of a block of channels are consecutive items. */
+/* Item number `index`, in memory order. Channel-first: consecutive items have the same channels and consecutive tokens. */
 static inline conv1d_item conv1d_item_channel_first(const conv1d_tiling *tiling, const conv1d_sizes *sizes,
                                                     int64_t index)
 {
-    const int64_t group_block = index / tiling->parts;
-    return conv1d_item_at(tiling, sizes, group_block / tiling->blocks, index % tiling->parts,
-                          group_block % tiling->blocks);
+    const int64_t batch_channel = index / tiling->token_items;
+    return conv1d_item_at(tiling, sizes, batch_channel / tiling->channel_items, index % tiling->token_items,
+                          batch_channel % tiling->channel_items);
 }
 
-/* Channel-last: the blocks of channels of a part are consecutive items. */
+/* Channel-last: consecutive items have the same tokens and consecutive channels. */
 static inline conv1d_item conv1d_item_channel_last(const conv1d_tiling *tiling, const conv1d_sizes *sizes,
                                                    int64_t index)
 {
-    const int64_t group_part = index / tiling->blocks;
-    return conv1d_item_at(tiling, sizes, group_part / tiling->parts, group_part % tiling->parts,
-                          index % tiling->blocks);
+    const int64_t batch_token = index / tiling->channel_items;
+    return conv1d_item_at(tiling, sizes, batch_token / tiling->token_items, batch_token % tiling->token_items,
+                          index % tiling->channel_items);
 }
 
 /* The plan of the backward kernels: their tiling, and the bytes of the partial sums of dweight and dbias,
- * [groups*parts][K+1][D]. */
+ * [batch_items*token_items][K+1][D]. */
 typedef struct conv1d_tiling_plan {
     conv1d_tiling tiling;
     size_t bytes;
@@ -151,7 +154,7 @@ typedef struct conv1d_tiling_plan {
 static inline conv1d_tiling_plan conv1d_tiling_plan_of(conv1d_tiling tiling, const conv1d_sizes *sizes)
 {
     return (conv1d_tiling_plan){
-        tiling, cot_bytes(COT_PRODUCT(tiling.groups, tiling.parts, sizes->K + 1, sizes->D), sizeof(float))};
+        tiling, cot_bytes(COT_PRODUCT(tiling.batch_items, tiling.token_items, sizes->K + 1, sizes->D), sizeof(float))};
 }
 
 #endif

@@ -3,7 +3,7 @@
  * causal_conv1d_update_channels.c: decoding, y[t] = act(bias + sum_k w[k] * xe[t+k-K+1]), where xe is the last inputs
  * in conv_state followed by x. Also updates conv_state.
  *
- * An item is a block of channels of one batch element, with channels in the lanes. It gathers the last K-1 inputs and
+ * An item is a range of channels of one batch element. The lanes of a vector are channels. It gathers the last K-1 inputs and
  * tiles of tokens into f32 buffers, convolves them as the forward does (causal_conv1d_columns.h), and scatters the
  * results. */
 #include "causal_conv1d_columns.h"
@@ -23,14 +23,14 @@ static int64_t (*const convolve_tile_table[CONV1D_INSTANCES])(const conv1d_tile_
 
 typedef struct update_context {
     const conv1d_update_problem *problem;
-    int64_t block_channels, blocks; /* channels of an item; items of a batch element */
+    int64_t item_channels, channel_items; /* channels of an item; items of a batch element */
 } update_context;
 
 /* The working state of an item, in the thread's scratch. */
 typedef struct update_work {
     const conv1d_update_problem *problem;
-    int64_t b, d, channels, ld;
-    int64_t state_row; /* first index into conv_state */
+    int64_t b, d_begin, channels, pitch;
+    int64_t state_row; /* index along axis 0 of conv_state */
     int64_t start;     /* the position of x[0] in a ring, else S */
     _Alignas(64) float column_state[CONV1D_COLUMN_STATE];
     float x[CONV1D_STAGED_TILE], y[CONV1D_STAGED_TILE];
@@ -55,7 +55,7 @@ static void shift_state(const update_work *work)
     const int64_t T = work->problem->sizes.T;
     if (cot_is_present(&work->problem->args.cache_seqlens) || T >= work->problem->S)
         return;
-    char *first = conv1d_element(state, work->state_row, work->d, 0);
+    char *first = conv1d_element(state, work->state_row, work->d_begin, 0);
     if (state->dtype == COT_F32)
         shift_positions(first, 4, state, work->channels, T);
     else
@@ -71,8 +71,8 @@ static void store_token(const update_work *work, int64_t t, const float *values)
         return;
     const int64_t state_position =
         cot_is_present(&work->problem->args.cache_seqlens) ? (work->start + t) % S : S - T + t;
-    conv1d_scatter(conv1d_element(state, work->state_row, work->d, state_position), state->dtype, state->stride[1],
-                   values, work->channels);
+    conv1d_scatter(conv1d_element(state, work->state_row, work->d_begin, state_position), state->dtype,
+                   state->stride[1], values, work->channels);
 }
 
 static void pack_state_inputs(update_work *work)
@@ -83,7 +83,7 @@ static void pack_state_inputs(update_work *work)
         int64_t state_position = work->start - (K - 1) + i;
         state_position = state_position < 0 ? state_position + work->problem->S : state_position;
         conv1d_pack_vector(work->column_state, 2 * K, K + 1 + i,
-                           conv1d_element(state, work->state_row, work->d, state_position), state->dtype,
+                           conv1d_element(state, work->state_row, work->d_begin, state_position), state->dtype,
                            state->stride[1], work->channels);
     }
 }
@@ -96,19 +96,19 @@ static void update_tile(update_work *work, int64_t t, int64_t n)
                                    .channels = work->channels,
                                    .x = (const char *)work->x,
                                    .y = (char *)work->y,
-                                   .x_stride = work->ld * 4,
-                                   .y_stride = work->ld * 4,
+                                   .x_stride = work->pitch * 4,
+                                   .y_stride = work->pitch * 4,
                                    .x_dtype = COT_F32,
                                    .y_dtype = COT_F32,
                                    .column_state = work->column_state,
                                    .silu = a->activation == COT_ACTIVATION_SILU};
-    conv1d_gather_tile(work->x, work->ld, &a->x, work->b, work->d, work->channels, t, n);
+    conv1d_gather_tile(work->x, work->pitch, &a->x, work->b, work->d_begin, work->channels, t, n);
     const int64_t done_channels = convolve_tile_table[conv1d_instance_index(tile.K)](&tile);
     if (done_channels < work->channels)
-        conv1d_convolve_tile_edge(&tile, done_channels);
-    conv1d_scatter_tile(work->y, work->ld, &a->y, work->b, work->d, work->channels, t, n);
+        conv1d_convolve_tile_any(&tile, done_channels);
+    conv1d_scatter_tile(work->y, work->pitch, &a->y, work->b, work->d_begin, work->channels, t, n);
     for (int64_t i = 0; i < n; i++)
-        store_token(work, t + i, work->x + i * work->ld);
+        store_token(work, t + i, work->x + i * work->pitch);
 }
 
 static void update_item(void *argument, int64_t index, void *scratch)
@@ -118,20 +118,21 @@ static void update_item(void *argument, int64_t index, void *scratch)
     const conv1d_sizes *sizes = &context->problem->sizes;
     update_work *const work = scratch;
     work->problem = context->problem;
-    work->b = index / context->blocks;
-    work->d = index % context->blocks * context->block_channels;
-    work->channels = cot_clamp(context->block_channels, 0, sizes->D - work->d);
-    work->ld = cot_round_up(work->channels, VW);
+    work->b = index / context->channel_items;
+    work->d_begin = index % context->channel_items * context->item_channels;
+    work->channels = cot_clamp(context->item_channels, 0, sizes->D - work->d_begin);
+    work->pitch = cot_round_up(work->channels, VW);
     work->state_row = cot_is_present(&a->conv_state_indices) ? conv1d_index(&a->conv_state_indices, work->b) : work->b;
     if (work->state_row < 0) {
-        memset(work->y, 0, (size_t)work->ld * sizeof *work->y);
+        memset(work->y, 0, (size_t)work->pitch * sizeof *work->y);
         for (int64_t t = 0; t < sizes->T; t++)
-            conv1d_scatter_tile(work->y, work->ld, &a->y, work->b, work->d, work->channels, t, 1);
+            conv1d_scatter_tile(work->y, work->pitch, &a->y, work->b, work->d_begin, work->channels, t, 1);
         return;
     }
     const int64_t S = context->problem->S;
     work->start = cot_is_present(&a->cache_seqlens) ? conv1d_index(&a->cache_seqlens, work->b) % S : S;
-    conv1d_pack_weights(work->column_state, 2 * sizes->K, &a->weight, &a->bias, sizes->K, work->d, work->channels);
+    conv1d_pack_weights(work->column_state, 2 * sizes->K, &a->weight, &a->bias, sizes->K, work->d_begin,
+                        work->channels);
     pack_state_inputs(work);
     shift_state(work);
     const int64_t tile_tokens = conv1d_staged_tile_tokens(work->channels);
@@ -143,8 +144,8 @@ cot_status V_NAME(causal_conv1d_update_channels)(cot_queue *queue, const void *p
 {
     (void)workspace;
     const conv1d_update_problem *p = problem;
-    update_context context = {.problem = p, .block_channels = conv1d_item_channels(&p->sizes)};
-    context.blocks = cot_ceil_div(p->sizes.D, context.block_channels);
-    cot_parallel_scratch(queue, p->sizes.B * context.blocks, update_item, &context);
+    update_context context = {.problem = p, .item_channels = conv1d_item_channels(&p->sizes)};
+    context.channel_items = cot_ceil_div(p->sizes.D, context.item_channels);
+    cot_parallel_scratch(queue, p->sizes.B * context.channel_items, update_item, &context);
     return COT_OK;
 }
