@@ -44,7 +44,7 @@ TABLES_CSS = ".rst-content table { margin-bottom: 24px } .rst-content td, .rst-c
 
 # The files of the Python package with public functions and classes. Only the standard library reads them.
 OP_FILES = sorted(f"ops/{path.name}" for path in (ROOT / "python/cotangent/ops").glob("[a-z]*.py"))
-PYTHON_FILES = [("cotangent", [*OP_FILES, "ops/_queue.py", "modules.py", "layers.py"])]
+PYTHON_FILES = [("cotangent", [*OP_FILES, "ops/_queue.py", "layers.py"])]
 PYTHON_FILES += [("cotangent.distributed", ["distributed.py"])]
 PYTHON_FILES += [(f"cotangent.compat{name and '.' + name}", [f"compat/{name or '__init__'}.py"])
                  for name in ("", "causal_conv1d", "causal_conv1d_cpp", "flash_attn", "flash_attn_cute", "flash_attn_interface",

@@ -2,10 +2,10 @@
 """Cotangent: kernels for training sequence models, forward and backward, as PyTorch ops.
 
 Functions: attention, attention_varlen, causal_conv1d, causal_conv1d_update, causal_conv1d_dense, dropout, dropout_scale,
-mhc_pre, mhc_sinkhorn, mhc_post, mhc_seam; check reports invalid index data of a GPU.
-Modules: Attention, BiasDropoutResidual, CausalConv1d, HyperConnection, HyperConnectionStack, LinearDropoutResidual,
+mhc_pre, mhc_sinkhorn, mhc_post, mhc_seam; check_index_data reports invalid index data on a GPU.
+Layers (torch.nn.Module): Attention, BiasDropoutResidual, CausalConv1d, HyperConnection, HyperConnectionStack, LinearDropoutResidual,
 MambaFront.
-Submodules to import: cotangent.compat, cotangent.distributed, cotangent.integrations.
+Python modules to import: cotangent.compat, cotangent.distributed, cotangent.integrations.
 
 The docstrings are the reference. docs/guide/python.md of the repository is the guide. The C headers in include/cotangent
 have the derivations: all formulas, also those of the gradients."""
@@ -18,10 +18,17 @@ try:
     if tuple(int(part) for part in _torch.__version__.split(".")[:2]) < (2, 4):
         raise ImportError(f"torch is {_torch.__version__}, expected 2.4 or later")
     from ._C import version as __version__
-    from .layers import HyperConnectionStack, LinearDropoutResidual, MambaFront
-    from .modules import Attention, BiasDropoutResidual, CausalConv1d, HyperConnection
+    from .layers import (
+        Attention,
+        BiasDropoutResidual,
+        CausalConv1d,
+        HyperConnection,
+        HyperConnectionStack,
+        LinearDropoutResidual,
+        MambaFront,
+    )
     from .ops import functions as _functions
-    from .ops._queue import check
+    from .ops._queue import check_index_data
 
     globals().update(_functions)  # the generated __init__.pyi has them for type checkers
     from .integrations import flash_attention as _flash_attention, flops as _flops
@@ -39,5 +46,5 @@ except ImportError as error:  # raised at the first use, so that python -m cotan
 
 __all__ = [
     "Attention", "BiasDropoutResidual", "CausalConv1d", "HyperConnection", "HyperConnectionStack",
-    "LinearDropoutResidual", "MambaFront", "__version__", "check", *_functions,
+    "LinearDropoutResidual", "MambaFront", "__version__", "check_index_data", *_functions,
 ]  # fmt: skip

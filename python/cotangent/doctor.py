@@ -74,7 +74,7 @@ def main() -> int:
         return 1 if _wrong else 0
     for number in range(torch.cuda.device_count()):
         try:
-            cotangent.check(f"cuda:{number}")
+            cotangent.check_index_data(f"cuda:{number}")
         except Exception as error:
             _say("!!", f"cuda:{number}", _first_line(error))
             continue

@@ -1,14 +1,316 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers that models build from the functions."""
+"""Layers: classes of torch.nn.Module that hold the parameters of the functions."""
 from __future__ import annotations
 
-from typing import Any, Iterable, Optional, Sequence, Tuple
+import math
+from typing import Any, Iterable, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
 
-from .modules import CausalConv1d, HyperConnection, Unmixed
+from ._rotary import rotary_table, rotate, token_positions
+from .ops._options import need_tensors
+from .ops.attention import attention, attention_varlen
+from .ops.causal_conv1d import causal_conv1d, causal_conv1d_update
 from .ops.dropout import dropout
+from .ops.mhc import mhc_post, mhc_pre, mhc_seam
+
+
+class CausalConv1d(nn.Module):
+    """cotangent.causal_conv1d with its weight [channels, width] and bias [channels].
+
+    With channel_last=True input and output are [B,T,D], without a copy. Parameters are initialised as those of
+    torch.nn.Conv1d with groups=channels. load_state_dict also takes the state of such a Conv1d: a weight [D,1,K]
+    becomes [D,K]."""
+
+    def __init__(
+        self,
+        channels: int,
+        width: int = 4,
+        *,
+        bias: bool = True,
+        activation: Optional[str] = None,
+        channel_last: bool = False,
+        device: Any = None,
+        dtype: Optional[torch.dtype] = None,
+    ) -> None:
+        super().__init__()
+        self.channels, self.width = channels, width
+        self.activation, self.channel_last = activation, channel_last
+        self.weight = nn.Parameter(torch.empty(channels, width, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(channels, device=device, dtype=dtype)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        bound = 1 / math.sqrt(self.width)
+        nn.init.uniform_(self.weight, -bound, bound)
+        if self.bias is not None:
+            nn.init.uniform_(self.bias, -bound, bound)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
+        weight = state_dict.get(prefix + "weight")
+        if weight is not None and weight.dim() == 3 and weight.shape[1] == 1:
+            state_dict[prefix + "weight"] = weight.squeeze(1)
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
+    def forward(self, x: Tensor, **options: Any) -> Any:
+        """x [B,D,T], or [B,T,D] with channel_last. options: initial_state, seq_idx, cu_seqlens and return_final_state
+        of causal_conv1d. States are [B,D,K-1], also with channel_last."""
+        if self.channel_last:
+            need_tensors("CausalConv1d", x=x)
+            if x.dim() != 3:
+                raise ValueError(f"CausalConv1d: x has {x.dim()} axes, expected 3: [B,T,D]")
+            x = x.transpose(1, 2)
+        result = causal_conv1d(x, self.weight, self.bias, self.activation, **options)
+        if not self.channel_last:
+            return result
+        return (result[0].transpose(1, 2), *result[1:]) if isinstance(result, tuple) else result.transpose(1, 2)
+
+    def step(self, x: Tensor, conv_state: Tensor, **options: Any) -> Tensor:
+        """Decodes one token: x [B,D]; conv_state [N,D,S >= width-1] is updated. options: cache_seqlens and
+        conv_state_indices of causal_conv1d_update."""
+        return causal_conv1d_update(x, conv_state, self.weight, self.bias, self.activation, **options)
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}, width={self.width}, bias={self.bias is not None}, activation={self.activation}"
+
+
+class BiasDropoutResidual(nn.Module):
+    """residual + dropout(act(x + bias)) in one pass. Use it after the last nn.Linear of a layer. Create that nn.Linear
+    with bias=False. In eval mode nothing is dropped."""
+
+    def __init__(
+        self,
+        features: int,
+        p: float = 0.1,
+        *,
+        bias: bool = True,
+        activation: Optional[str] = None,
+        device: Any = None,
+        dtype: Optional[torch.dtype] = None,
+    ) -> None:
+        super().__init__()
+        self.features, self.p, self.activation = features, p, activation
+        self.bias = nn.Parameter(torch.zeros(features, device=device, dtype=dtype)) if bias else None
+
+    def forward(self, x: Tensor, residual: Optional[Tensor] = None) -> Tensor:
+        """x, residual [..., features]."""
+        return dropout(
+            x, self.p, self.training, bias=self.bias, activation=self.activation, residual=residual
+        )
+
+    def extra_repr(self) -> str:
+        return f"{self.features}, p={self.p}, bias={self.bias is not None}, activation={self.activation}"
+
+
+class Unmixed(NamedTuple):
+    """The streams x before a layer, and what mhc_post needs to compute the streams after it."""
+
+    x: Tensor
+    f: Tensor
+    h_post: Tensor
+    A: Tensor
+
+
+class HyperConnection(nn.Module):
+    """Connects a layer to n residual streams: x -> post(x, layer(pre(x))), x [B,T,n,D].
+
+    layer is any module from [B,T,D] to [B,T,D]. forward passes further arguments to it. If the layer returns a tuple,
+    forward returns (streams, rest of the tuple...). Before the first block, `expand` makes the n streams as copies of
+    the input. After the last block, `reduce` sums them. Parameters (float32): phi [n*n+2n, n*D], alpha [3],
+    bias [n*n+2n], gamma [n,D]. At initialisation the input of the layer is about the mean of the streams, the layer's
+    result is added to every stream with a weight of about 1, and the streams almost do not mix.
+
+    Between two layers, cotangent.mhc_seam computes post of the first and pre of the second: on the CPU in one pass over
+    the streams, on a GPU by the two calls. Call the first with unmixed=True. It then returns Unmixed in place of the
+    streams, which the second takes as its x. HyperConnectionStack does so.
+
+    load_state_dict(..., strict=False) also reads the checkpoint of the layer alone."""
+
+    def __init__(
+        self, layer: nn.Module, dim: int, streams: int = 4, *, sinkhorn_iterations: int = 20, device: Any = None
+    ) -> None:
+        super().__init__()
+        self.layer, self.dim, self.streams, self.sinkhorn_iterations = layer, dim, streams, sinkhorn_iterations
+        rows = streams * streams + 2 * streams
+        self.phi = nn.Parameter(torch.empty(rows, streams * dim, device=device, dtype=torch.float32))
+        self.alpha = nn.Parameter(torch.empty(3, device=device, dtype=torch.float32))
+        self.bias = nn.Parameter(torch.empty(rows, device=device, dtype=torch.float32))
+        self.gamma = nn.Parameter(torch.empty(streams, dim, device=device, dtype=torch.float32))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        n = self.streams
+        with torch.no_grad():
+            nn.init.normal_(self.phi, std=(n * self.dim) ** -0.5)
+            self.alpha.fill_(0.01)
+            self.gamma.fill_(1)
+            self.bias.zero_()  # h_post = 2 sigmoid(0) = 1
+            share = 1 / n if n > 1 else 1 - 1e-3
+            self.bias[:n] = math.log(share / (1 - share))  # h_pre = sigmoid = 1/n
+            self.bias[2 * n :] = (8 * torch.eye(n)).flatten()  # A is nearly the identity
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
+        if prefix + "phi" not in state_dict:  # the checkpoint of the layer alone
+            for name in [name for name in state_dict if name.startswith(prefix)]:
+                if not name.startswith(prefix + "layer."):
+                    state_dict[f"{prefix}layer.{name[len(prefix):]}"] = state_dict.pop(name)
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
+    @staticmethod
+    def expand(x: Tensor, streams: int) -> Tensor:
+        """[B,T,D] -> [B,T,n,D]: a copy of the input in every stream."""
+        return x.unsqueeze(2).repeat(1, 1, streams, 1)
+
+    @staticmethod
+    def reduce(x: Tensor) -> Tensor:
+        """[B,T,n,D] -> [B,T,D]: the sum of the streams."""
+        return x.sum(2)
+
+    def forward(self, x: Any, *arguments: Any, unmixed: bool = False, **options: Any) -> Any:
+        """x [B,T,n,D], or Unmixed from the layer before. unmixed=True returns Unmixed in place of the streams."""
+        parameters, iterations = (self.phi, self.alpha, self.bias, self.gamma), self.sinkhorn_iterations
+        if isinstance(x, Unmixed):
+            x, h_in, h_post, A = mhc_seam(*x, *parameters, sinkhorn_iterations=iterations)
+        else:
+            h_in, h_post, A = mhc_pre(x, *parameters, sinkhorn_iterations=iterations)
+        result = self.layer(h_in, *arguments, **options)
+        f, rest = (result[0], result[1:]) if isinstance(result, tuple) else (result, ())
+        y = Unmixed(x, f, h_post, A) if unmixed else mhc_post(x, f, h_post, A)
+        return (y, *rest) if rest else y
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, streams={self.streams}"
+
+
+class Attention(nn.Module):
+    """Self-attention with its projections: x [B,T,D] -> [B,T,D].
+
+    It is causal by default. The function cotangent.attention is not.
+
+    It has `heads` query heads and kv_heads (None: heads) key-value heads of size head_dim (None: D / heads). sink=True
+    adds a learned logit for each head. causal, window, softcap and dropout_p are those of cotangent.attention.
+
+    rope_base        rotary position embeddings (RoPE) with this base, for example 10000. None: no position embeddings
+    rope_dim         the columns of a head that are rotated; None: all
+    rope_interleaved pairs of neighbouring columns, as in GPT-J. False: pairs of the two halves, as in Llama
+    qk_norm          the eps of an RMSNorm of each query and key head, as in Qwen3; None: no norm
+
+    load_state_dict also reads the names of other implementations: q_proj, k_proj, v_proj and o_proj; Wqkv, in_proj and
+    out_proj; q_norm, k_norm and sinks."""
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        kv_heads: Optional[int] = None,
+        head_dim: Optional[int] = None,
+        causal: bool = True,
+        window: Optional[Tuple[int, int]] = None,
+        softcap: float = 0.0,
+        dropout_p: float = 0.0,
+        sink: bool = False,
+        bias: bool = False,
+        rope_base: Optional[float] = None,
+        rope_dim: Optional[int] = None,
+        rope_interleaved: bool = False,
+        qk_norm: Optional[float] = None,
+        device: Any = None,
+        dtype: Optional[torch.dtype] = None,
+    ) -> None:
+        super().__init__()
+        if head_dim is None and dim % heads != 0:
+            raise ValueError(f"heads is {heads}, expected a divisor of dim={dim} (or head_dim)")
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads or heads, head_dim or dim // heads
+        if heads % self.kv_heads != 0:
+            raise ValueError(f"kv_heads is {kv_heads}, expected a divisor of heads={heads}")
+        self.causal, self.window, self.softcap, self.dropout_p = causal, window, softcap, dropout_p
+        rows = (heads + 2 * self.kv_heads) * self.head_dim
+        self.qkv = nn.Linear(dim, rows, bias=bias, device=device, dtype=dtype)
+        self.out = nn.Linear(heads * self.head_dim, dim, bias=bias, device=device, dtype=dtype)
+        self.sink = nn.Parameter(torch.zeros(heads, device=device, dtype=torch.float32)) if sink else None
+        self.rope_base, self.rope_interleaved = rope_base, rope_interleaved
+        self.rope_dim = rope_dim or self.head_dim
+        if rope_base is not None and (self.rope_dim % 2 != 0 or self.rope_dim > self.head_dim):
+            raise ValueError(f"rope_dim is {self.rope_dim}, expected an even number up to head_dim={self.head_dim}")
+        self.q_norm = None if qk_norm is None else nn.RMSNorm(self.head_dim, qk_norm, device=device, dtype=dtype)
+        self.k_norm = None if qk_norm is None else nn.RMSNorm(self.head_dim, qk_norm, device=device, dtype=dtype)
+        self._table: "Optional[Tuple[Tensor, Tensor]]" = None  # cos and sin of the first positions
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
+        for kind in ("weight", "bias"):
+            parts = [f"{prefix}{name}_proj.{kind}" for name in "qkv"]
+            if all(part in state_dict for part in parts):
+                state_dict[f"{prefix}qkv.{kind}"] = torch.cat([state_dict.pop(part) for part in parts])
+            for theirs, ours in ((f"Wqkv.{kind}", f"qkv.{kind}"), (f"in_proj_{kind}", f"qkv.{kind}"),
+                                 (f"o_proj.{kind}", f"out.{kind}"), (f"out_proj.{kind}", f"out.{kind}")):  # fmt: skip
+                if prefix + theirs in state_dict:
+                    state_dict[prefix + ours] = state_dict.pop(prefix + theirs)
+        if prefix + "sinks" in state_dict:
+            state_dict[prefix + "sink"] = state_dict.pop(prefix + "sinks")
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
+    def _project(self, x: Tensor, positions: Optional[Tensor], longest: int) -> "Tuple[Tensor, Tensor, Tensor]":
+        """q, k and v [...,H,d] with their norms and rotations. positions: [...] below `longest`; None: 0, 1, 2, ..."""
+        heads = [self.heads, self.kv_heads, self.kv_heads]
+        qkv = self.qkv(x).split([h * self.head_dim for h in heads], -1)
+        q, k, v = (part.unflatten(-1, (h, self.head_dim)) for part, h in zip(qkv, heads))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.rope_base is not None:
+            table = self._table
+            if table is None or table[0].shape[0] < longest or table[0].device != x.device:
+                size = max(64, 1 << (longest - 1).bit_length())
+                table = self._table = rotary_table(size, self.rope_dim, self.rope_base, x.device)
+            cos, sin = (t[:longest] if positions is None else t[positions] for t in table)
+            cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
+            q, k = rotate(q, cos, sin, self.rope_interleaved), rotate(k, cos, sin, self.rope_interleaved)
+        return q, k, v
+
+    def _options(self) -> "dict[str, Any]":
+        return dict(causal=self.causal, window=self.window, softcap=self.softcap, sink=self.sink)
+
+    def forward(self, x: Tensor, cu_seqlens: Optional[Tensor] = None, max_seqlen: int = 0) -> Tensor:
+        """x [B,T,D]; or packed sequences [total,D] with cu_seqlens (int32 [N+1]) and max_seqlen. Each sequence begins at
+        position 0."""
+        options = dict(self._options(), dropout_p=self.dropout_p if self.training else 0.0)
+        if cu_seqlens is None:
+            q, k, v = self._project(x, None, x.shape[-2])
+            y = attention(q, k, v, **options)
+        else:
+            positions = token_positions(cu_seqlens, x.shape[0])[1] if self.rope_base is not None else None
+            if positions is not None:
+                positions = positions.clamp(0, max(max_seqlen - 1, 0))
+            q, k, v = self._project(x, positions, max_seqlen)
+            y = attention_varlen(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, **options)
+        return self.out(y.flatten(-2))
+
+    @torch.no_grad()
+    def step(self, x: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor) -> Tensor:
+        """Decodes new tokens x [B,D] or [B,Tn,D]. Row b of the caches [B,longest,kv_heads,head_dim] holds
+        cache_seqlens[b] (int32 [B]) tokens. The new keys and values are written behind them. The caller then adds Tn to
+        cache_seqlens. Without dropout and without a gradient."""
+        need_tensors("Attention.step", x=x, k_cache=k_cache, v_cache=v_cache, cache_seqlens=cache_seqlens)
+        if not self.causal:
+            raise ValueError("Attention.step: causal is False, expected True: old tokens do not see new ones")
+        new = x.unsqueeze(1) if x.dim() == 2 else x
+        expected = (new.shape[0], k_cache.shape[1], self.kv_heads, self.head_dim)
+        for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+            if cache.shape != expected:
+                raise ValueError(f"Attention.step: {name} has shape {tuple(cache.shape)}, expected {expected}")
+        positions = cache_seqlens[:, None].long() + torch.arange(new.shape[1], device=x.device)
+        q, k, v = self._project(new, positions, k_cache.shape[1])
+        row = torch.arange(new.shape[0], device=x.device)[:, None]
+        k_cache[row, positions], v_cache[row, positions] = k.to(k_cache.dtype), v.to(v_cache.dtype)
+        used = (cache_seqlens + new.shape[1]).to(torch.int32)
+        y: Tensor = self.out(attention(q, k_cache, v_cache, seqused_k=used, **self._options()).flatten(-2))
+        return y.reshape(x.shape)
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, kv_heads={self.kv_heads}, head_dim={self.head_dim}, causal={self.causal}" + (
+            "" if self.rope_base is None else f", rope_base={self.rope_base}"
+        )
 
 
 class LinearDropoutResidual(nn.Linear):

@@ -9,7 +9,7 @@ import torch
 from .. import _C
 
 
-def check(device: "Union[torch.device, str, None]" = None) -> None:
+def check_index_data(device: "Union[torch.device, str, None]" = None) -> None:
     """Waits for a GPU, and raises ValueError with the first fault that a kernel has found in index data since the last
     check, for example descending cu_seqlens or a state index out of range. The host does not read index data on a GPU;
     kernels clamp or skip wrong values. device: by default the current one. On the CPU index data is checked before each

@@ -153,7 +153,7 @@ def attention(
     causal, window aligned to the lower right corner: the last query sees the last key. With off = Tk - Tq, query i sees
                    key j if i + off - left <= j <= i + off + right. window = (left, right); -1 = no limit on that side.
                    causal=True means right = 0; a window then has right = 0 or -1. By default every query sees every
-                   key. The module cotangent.Attention is causal by default
+                   key. The layer cotangent.Attention is causal by default
     scale          None = 1/sqrt(d); 0 is refused
     softcap        cap(x) = softcap * tanh(x / softcap); 0: cap(x) = x
     dropout_p      the probability of dropping an element of softmax(...); seed, offset, seed_memory and offset_memory
