@@ -30,19 +30,31 @@ typedef struct backend_operations {
     void (*zero)(backend *b, int64_t count, void *x);
     void (*add)(backend *b, int64_t count, const void *x, void *y);
 
-    /* Linear layers (matrix.h): y = x w^T + residual; residual may be null. dx = dy w, dw = dy^T x. */
-    void (*linear_forward)(backend *b, linear_shape shape, const void *x, const void *w, const void *residual, void *y);
+    /* Linear layers (matrix.h): y = x w^T + bias + residual; bias [out] and residual may be null. dx = dy w,
+     * dw = dy^T x. bias_backward: dbias = sum over the rows of dy. */
+    void (*linear_forward)(backend *b, linear_shape shape, const void *x, const void *w, const void *bias,
+                           const void *residual, void *y);
     void (*linear_backward)(backend *b, linear_shape shape, const void *x, const void *w, const void *dy, void *dx,
                             void *dw);
 
-    /* Layers (layers.h). scratch has the bytes of scratch_bytes. rmsnorm_backward adds to dx. */
-    void (*embedding_forward)(backend *b, int64_t rows, int64_t width, const void *inputs, const void *table, void *y);
+    void (*bias_backward)(backend *b, int64_t rows, int64_t width, const void *dy, void *scratch, void *dbias);
+
+    /* Layers (layers.h). scratch has the bytes of scratch_bytes. rmsnorm_backward and layernorm_backward add to dx.
+     * embedding_forward adds the learned positions from `first` on, if there are any. */
+    void (*embedding_forward)(backend *b, int64_t rows, int64_t width, const void *inputs, const void *table,
+                              const void *positions, int64_t time, int64_t first, void *y);
     void (*embedding_backward)(backend *b, int64_t rows, int64_t width, int64_t vocabulary, const void *inputs,
                                const void *dy, void *scratch, void *dtable);
+    void (*positions_backward)(backend *b, int64_t rows, int64_t time, int64_t width, const void *dy, void *dtable);
     void (*rmsnorm_forward)(backend *b, int64_t rows, int64_t width, const void *x, const void *gain, void *y,
                             void *inv_rms);
     void (*rmsnorm_backward)(backend *b, int64_t rows, int64_t width, const void *x, const void *gain,
                              const void *inv_rms, const void *dy, void *scratch, void *dx, void *dgain);
+    void (*layernorm_forward)(backend *b, int64_t rows, int64_t width, const void *x, const void *gain,
+                              const void *bias, void *y, void *mean, void *inv_deviation);
+    void (*layernorm_backward)(backend *b, int64_t rows, int64_t width, const void *x, const void *gain,
+                               const void *mean, const void *inv_deviation, const void *dy, void *scratch, void *dx,
+                               void *dgain, void *dbias);
     void (*rope)(backend *b, int64_t rows, int64_t time, int64_t first, int64_t heads, int64_t size, int64_t row_length,
                  rope_direction direction, void *x);
     void (*gate_forward)(backend *b, int64_t rows, int64_t inner, const void *c, const void *mixed, void *y);
@@ -50,6 +62,8 @@ typedef struct backend_operations {
                           void *dmixed);
     void (*swiglu_forward)(backend *b, int64_t rows, int64_t inner, const void *mixed, void *y);
     void (*swiglu_backward)(backend *b, int64_t rows, int64_t inner, const void *mixed, const void *dy, void *dmixed);
+    void (*gelu_forward)(backend *b, int64_t rows, int64_t inner, const void *x, void *y);
+    void (*gelu_backward)(backend *b, int64_t rows, int64_t inner, const void *x, const void *dy, void *dx);
     void (*spread)(backend *b, int64_t rows, int64_t streams, int64_t width, const void *x, void *out);
     void (*collect)(backend *b, int64_t rows, int64_t streams, int64_t width, const void *in, void *x);
 
@@ -58,7 +72,7 @@ typedef struct backend_operations {
     void (*cross_entropy)(backend *b, int64_t first, int64_t rows, int64_t mean_rows, int64_t classes,
                           const void *targets, void *logits, void *row_loss, bool gradient);
 
-    /* The bytes of `scratch` of embedding_backward and rmsnorm_backward. */
+    /* The bytes of `scratch` of the backward functions. */
     int64_t (*scratch_bytes)(const backend *b, int64_t rows, int64_t width);
 
     /* A step: load copies the tokens of `micro_batches` micro-batches, each of `rows` rows, and fills `batches`. run

@@ -38,12 +38,19 @@ static void add(backend *b, int64_t count, const void *x, void *y)
         sum[i] += addend[i];
 }
 
-static void forward_linear(backend *b, linear_shape shape, const void *x, const void *w, const void *residual, void *y)
+static void forward_linear(backend *b, linear_shape shape, const void *x, const void *w, const void *bias,
+                           const void *residual, void *y)
 {
-    (void)b;
+    const size_t row = (size_t)shape.out * sizeof(real);
     if (residual != NULL && residual != y)
-        memcpy(y, residual, (size_t)(shape.rows * shape.out) * sizeof(real));
-    linear_forward(shape, x, w, y, residual != NULL ? MATRIX_ADD : MATRIX_SET);
+        memcpy(y, residual, (size_t)shape.rows * row);
+    for (int64_t r = 0; bias != NULL && r < shape.rows; r++) {
+        if (residual != NULL)
+            add(b, shape.out, bias, (real *)y + r * shape.out);
+        else
+            memcpy((real *)y + r * shape.out, bias, row);
+    }
+    linear_forward(shape, x, w, y, residual != NULL || bias != NULL ? MATRIX_ADD : MATRIX_SET);
 }
 
 static void backward_linear(backend *b, linear_shape shape, const void *x, const void *w, const void *dy, void *dx,
@@ -52,16 +59,29 @@ static void backward_linear(backend *b, linear_shape shape, const void *x, const
     linear_backward(shape, x, w, dy, dx, dw, gradient_store(b));
 }
 
-static void forward_embedding(backend *b, int64_t rows, int64_t width, const void *inputs, const void *table, void *y)
+static void backward_bias(backend *b, int64_t rows, int64_t width, const void *dy, void *scratch, void *dbias)
+{
+    column_sums(rows, width, dy, scratch, dbias, gradient_store(b));
+}
+
+static void forward_embedding(backend *b, int64_t rows, int64_t width, const void *inputs, const void *table,
+                              const void *positions, int64_t time, int64_t first, void *y)
 {
     (void)b;
     embedding_forward(rows, width, inputs, table, y);
+    if (positions != NULL)
+        positions_forward(rows, time, first, width, positions, y);
 }
 
 static void backward_embedding(backend *b, int64_t rows, int64_t width, int64_t vocabulary, const void *inputs,
                                const void *dy, void *scratch, void *dtable)
 {
     embedding_backward(rows, width, vocabulary, inputs, dy, scratch, dtable, gradient_store(b));
+}
+
+static void backward_positions(backend *b, int64_t rows, int64_t time, int64_t width, const void *dy, void *dtable)
+{
+    positions_backward(rows, time, width, dy, dtable, gradient_store(b));
 }
 
 static void forward_rmsnorm(backend *b, int64_t rows, int64_t width, const void *x, const void *gain, void *y,
@@ -75,6 +95,20 @@ static void backward_rmsnorm(backend *b, int64_t rows, int64_t width, const void
                              const void *inv_rms, const void *dy, void *scratch, void *dx, void *dgain)
 {
     rmsnorm_backward(rows, width, x, gain, inv_rms, dy, scratch, dx, dgain, gradient_store(b));
+}
+
+static void forward_layernorm(backend *b, int64_t rows, int64_t width, const void *x, const void *gain,
+                              const void *bias, void *y, void *mean, void *inv_deviation)
+{
+    (void)b;
+    layernorm_forward(rows, width, x, gain, bias, y, mean, inv_deviation);
+}
+
+static void backward_layernorm(backend *b, int64_t rows, int64_t width, const void *x, const void *gain,
+                               const void *mean, const void *inv_deviation, const void *dy, void *scratch, void *dx,
+                               void *dgain, void *dbias)
+{
+    layernorm_backward(rows, width, x, gain, mean, inv_deviation, dy, scratch, dx, dgain, dbias, gradient_store(b));
 }
 
 static void rotate(backend *b, int64_t rows, int64_t time, int64_t first, int64_t heads, int64_t size,
@@ -109,6 +143,18 @@ static void backward_swiglu(backend *b, int64_t rows, int64_t inner, const void 
     swiglu_backward(rows, inner, mixed, dy, dmixed);
 }
 
+static void forward_gelu(backend *b, int64_t rows, int64_t inner, const void *x, void *y)
+{
+    (void)b;
+    gelu_forward(rows * inner, x, y);
+}
+
+static void backward_gelu(backend *b, int64_t rows, int64_t inner, const void *x, const void *dy, void *dx)
+{
+    (void)b;
+    gelu_backward(rows * inner, x, dy, dx);
+}
+
 static void spread(backend *b, int64_t rows, int64_t streams, int64_t width, const void *x, void *out)
 {
     (void)b;
@@ -136,7 +182,7 @@ static int64_t scratch_bytes(const backend *b, int64_t rows, int64_t width)
 {
     (void)b;
     const int64_t order = rows * (int64_t)sizeof(int64_t),
-                  sums = rmsnorm_partial_count(rows, width) * (int64_t)sizeof(real);
+                  sums = 2 * rmsnorm_partial_count(rows, width) * (int64_t)sizeof(real);
     return order > sums ? order : sums;
 }
 
@@ -192,15 +238,21 @@ static const backend_operations OPERATIONS = {
     .add = add,
     .linear_forward = forward_linear,
     .linear_backward = backward_linear,
+    .bias_backward = backward_bias,
     .embedding_forward = forward_embedding,
     .embedding_backward = backward_embedding,
+    .positions_backward = backward_positions,
     .rmsnorm_forward = forward_rmsnorm,
     .rmsnorm_backward = backward_rmsnorm,
+    .layernorm_forward = forward_layernorm,
+    .layernorm_backward = backward_layernorm,
     .rope = rotate,
     .gate_forward = forward_gate,
     .gate_backward = backward_gate,
     .swiglu_forward = forward_swiglu,
     .swiglu_backward = backward_swiglu,
+    .gelu_forward = forward_gelu,
+    .gelu_backward = backward_gelu,
     .spread = spread,
     .collect = collect,
     .cross_entropy = add_cross_entropy,

@@ -46,6 +46,7 @@ static const struct {
     {"--mlp", offsetof(options, mlp), false, "0", false},
     {"--heads", offsetof(options, heads), false, "0", false},
     {"--kv-heads", offsetof(options, kv_heads), false, "0", false},
+    {"--arch gpt2", offsetof(options, gpt2), false, "0", false},
 };
 
 void run_identity_make(run_identity *identity, const options *o, const corpus *text)

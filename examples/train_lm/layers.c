@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "layers.h"
 
-static const real NORM_EPS = (real)1e-6;
+static const real NORM_EPS = (real)1e-6, LAYERNORM_EPS = (real)1e-5;
 
-/* dgain is summed over blocks of ROW_BLOCK rows first, then over the blocks. */
+/* Sums over rows go over blocks of ROW_BLOCK rows first, then over the blocks. */
 enum { ROW_BLOCK = 64, BYTES = 256 };
 
 /* ---- embedding ---------------------------------------------------------------------------------------- */
@@ -79,6 +79,17 @@ int64_t rmsnorm_partial_count(int64_t rows, int64_t width)
     return row_blocks(rows) * width;
 }
 
+/* sums[c] = the sum over the blocks of partial[block][c], in order. */
+static void add_partials(int64_t blocks, int64_t stride, const real *partial, int64_t width, real *sums,
+                         matrix_store store)
+{
+    if (store == MATRIX_SET)
+        memset(sums, 0, (size_t)width * sizeof(real));
+    for (int64_t block = 0; block < blocks; block++)
+        for (int64_t c = 0; c < width; c++)
+            sums[c] += partial[block * stride + c];
+}
+
 static void rmsnorm_backward_row(int64_t width, const real *x, const real *gain, real inv_rms, const real *dy, real *dx,
                                  real *dgain)
 {
@@ -105,11 +116,108 @@ void rmsnorm_backward(int64_t rows, int64_t width, const real *x, const real *ga
         for (int64_t r = block * ROW_BLOCK; r < end; r++)
             rmsnorm_backward_row(width, x + r * width, gain, inv_rms[r], dy + r * width, dx + r * width, sum);
     }
-    if (store == MATRIX_SET)
-        memset(dgain, 0, (size_t)width * sizeof(real));
-    for (int64_t block = 0; block < blocks; block++)
+    add_partials(blocks, width, partial, width, dgain, store);
+}
+
+/* ---- LayerNorm and biases ----------------------------------------------------------------------------- */
+
+void layernorm_forward(int64_t rows, int64_t width, const real *x, const real *gain, const real *bias, real *y,
+                       real *mean, real *inv_deviation)
+{
+#pragma omp parallel for
+    for (int64_t r = 0; r < rows; r++) {
+        const real *in = x + r * width;
+        real *out = y + r * width;
+        real sum = 0, squares = 0;
+#pragma omp simd reduction(+ : sum)
         for (int64_t c = 0; c < width; c++)
-            dgain[c] += partial[block * width + c];
+            sum += in[c];
+        const real centre = sum / (real)width;
+#pragma omp simd reduction(+ : squares)
+        for (int64_t c = 0; c < width; c++)
+            squares += (in[c] - centre) * (in[c] - centre);
+        const real scale = 1 / real_sqrt(squares / (real)width + LAYERNORM_EPS);
+        mean[r] = centre;
+        inv_deviation[r] = scale;
+        for (int64_t c = 0; c < width; c++)
+            out[c] = (in[c] - centre) * scale * gain[c] + bias[c];
+    }
+}
+
+static void layernorm_backward_row(int64_t width, const real *x, const real *gain, real mean, real inv_deviation,
+                                   const real *dy, real *dx, real *dgain, real *dbias)
+{
+    real sum = 0, dot = 0;
+#pragma omp simd reduction(+ : sum, dot)
+    for (int64_t c = 0; c < width; c++) {
+        sum += dy[c] * gain[c];
+        dot += dy[c] * gain[c] * ((x[c] - mean) * inv_deviation);
+    }
+    const real along_one = sum / (real)width, along_n = dot / (real)width;
+    for (int64_t c = 0; c < width; c++) {
+        const real n = (x[c] - mean) * inv_deviation;
+        dx[c] += inv_deviation * (dy[c] * gain[c] - along_one - n * along_n);
+        dgain[c] += dy[c] * n;
+        dbias[c] += dy[c];
+    }
+}
+
+void layernorm_backward(int64_t rows, int64_t width, const real *x, const real *gain, const real *mean,
+                        const real *inv_deviation, const real *dy, real *partial, real *dx, real *dgain, real *dbias,
+                        matrix_store store)
+{
+    const int64_t blocks = row_blocks(rows);
+#pragma omp parallel for
+    for (int64_t block = 0; block < blocks; block++) {
+        real *sum = partial + block * 2 * width; /* of dgain, then of dbias */
+        memset(sum, 0, (size_t)(2 * width) * sizeof(real));
+        const int64_t end = (block + 1) * ROW_BLOCK < rows ? (block + 1) * ROW_BLOCK : rows;
+        for (int64_t r = block * ROW_BLOCK; r < end; r++)
+            layernorm_backward_row(width, x + r * width, gain, mean[r], inv_deviation[r], dy + r * width,
+                                   dx + r * width, sum, sum + width);
+    }
+    add_partials(blocks, 2 * width, partial, width, dgain, store);
+    add_partials(blocks, 2 * width, partial + width, width, dbias, store);
+}
+
+void column_sums(int64_t rows, int64_t width, const real *x, real *partial, real *sums, matrix_store store)
+{
+    const int64_t blocks = row_blocks(rows);
+#pragma omp parallel for
+    for (int64_t block = 0; block < blocks; block++) {
+        real *sum = partial + block * width;
+        memset(sum, 0, (size_t)width * sizeof(real));
+        const int64_t end = (block + 1) * ROW_BLOCK < rows ? (block + 1) * ROW_BLOCK : rows;
+        for (int64_t r = block * ROW_BLOCK; r < end; r++)
+            for (int64_t c = 0; c < width; c++)
+                sum[c] += x[r * width + c];
+    }
+    add_partials(blocks, width, partial, width, sums, store);
+}
+
+/* ---- learned positions -------------------------------------------------------------------------------- */
+
+void positions_forward(int64_t rows, int64_t time, int64_t first, int64_t width, const real *table, real *x)
+{
+#pragma omp parallel for
+    for (int64_t r = 0; r < rows; r++) {
+        const real *position = table + (first + r % time) * width;
+        for (int64_t c = 0; c < width; c++)
+            x[r * width + c] += position[c];
+    }
+}
+
+void positions_backward(int64_t rows, int64_t time, int64_t width, const real *dy, real *dtable, matrix_store store)
+{
+#pragma omp parallel for
+    for (int64_t t = 0; t < time; t++) {
+        real *sum = dtable + t * width;
+        if (store == MATRIX_SET)
+            memset(sum, 0, (size_t)width * sizeof(real));
+        for (int64_t r = t; r < rows; r += time)
+            for (int64_t c = 0; c < width; c++)
+                sum[c] += dy[r * width + c];
+    }
 }
 
 /* ---- rotary positions --------------------------------------------------------------------------------- */
@@ -188,6 +296,27 @@ void swiglu_backward(int64_t rows, int64_t inner, const real *mixed, const real 
             da[i] = d[i] * b[i] * s * (1 + a[i] * (1 - s));
             db[i] = d[i] * a[i] * s;
         }
+    }
+}
+
+static const real GELU_SLOPE = (real)1.5957691216057308 /* 2 sqrt(2/pi) */, GELU_CUBIC = (real)0.044715;
+
+void gelu_forward(int64_t count, const real *x, real *y)
+{
+#pragma omp parallel for
+    for (int64_t i = 0; i < count; i++)
+        y[i] = x[i] * sigmoid(GELU_SLOPE * (x[i] + GELU_CUBIC * x[i] * x[i] * x[i]));
+}
+
+void gelu_backward(int64_t count, const real *x, const real *dy, real *dx)
+{
+#pragma omp parallel for
+    for (int64_t i = 0; i < count; i++) {
+        /* Beyond 32, s is 0 or 1, and the limit keeps x^2 finite. The factor x[i] passes a NaN on. */
+        const real z = x[i] > 32 ? 32 : x[i] < -32 ? -32 : x[i];
+        const real s = sigmoid(GELU_SLOPE * (z + GELU_CUBIC * z * z * z));
+        const real slope = GELU_SLOPE * (1 + 3 * GELU_CUBIC * z * z);
+        dx[i] = dy[i] * (s + x[i] * s * (1 - s) * slope);
     }
 }
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * layers.h: the layers between the matrix products, each with its backward. Arrays are row-major; a row is a token.
- * Gradients are set (=) unless a comment has +=. `store`: set or add to the gradient of a parameter. The order of sums over rows depends on the shape alone. */
+ * Gradients are set (=) unless a comment has +=. `store`: set or add to the gradient of a parameter. The order of sums
+ * over rows depends on the shape alone. */
 #ifndef TRAIN_LM_LAYERS_H
 #define TRAIN_LM_LAYERS_H
 
@@ -24,6 +25,29 @@ void rmsnorm_forward(int64_t rows, int64_t width, const real *x, const real *gai
 void rmsnorm_backward(int64_t rows, int64_t width, const real *x, const real *gain, const real *inv_rms, const real *dy,
                       real *partial, real *dx, real *dgain, matrix_store store);
 int64_t rmsnorm_partial_count(int64_t rows, int64_t width);
+
+/* LayerNorm. mean[r] = mean_c x;  inv_deviation[r] = 1 / sqrt(mean_c (x - mean)^2 + eps);
+ * n = (x - mean) * inv_deviation;  y = n * gain + bias. */
+void layernorm_forward(int64_t rows, int64_t width, const real *x, const real *gain, const real *bias, real *y,
+                       real *mean, real *inv_deviation);
+
+/* With g = dy * gain:  dx += inv_deviation * (g - mean_c(g) - n * mean_c(g*n));  dgain = sum_r dy * n;
+ * dbias = sum_r dy. partial: scratch memory for 2 * rmsnorm_partial_count(rows, width) elements. */
+void layernorm_backward(int64_t rows, int64_t width, const real *x, const real *gain, const real *mean,
+                        const real *inv_deviation, const real *dy, real *partial, real *dx, real *dgain, real *dbias,
+                        matrix_store store);
+
+/* sums[c] = sum_r x[r][c], the gradient of a bias. partial: scratch memory for rmsnorm_partial_count elements. */
+void column_sums(int64_t rows, int64_t width, const real *x, real *partial, real *sums, matrix_store store);
+
+/* GELU in GPT-2's form: y = x * sigmoid(2u),  u = sqrt(2/pi) * (x + 0.044715 x^3). That is x/2 * (1 + tanh(u)). */
+void gelu_forward(int64_t count, const real *x, real *y);
+void gelu_backward(int64_t count, const real *x, const real *dy, real *dx);
+
+/* Learned positions: x[r] += table[first + r % time];  dtable[t] = sum of dy[r] over the rows with r % time == t. The
+ * rows of dtable from `time` on do not change. */
+void positions_forward(int64_t rows, int64_t time, int64_t first, int64_t width, const real *table, real *x);
+void positions_backward(int64_t rows, int64_t time, int64_t width, const real *dy, real *dtable, matrix_store store);
 
 typedef enum rope_direction { ROPE_FORWARD = 1, ROPE_BACKWARD = -1 } rope_direction;
 

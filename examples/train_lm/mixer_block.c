@@ -8,6 +8,8 @@
 
 enum { HEADS = 4, QUERY_HEADS_PER_KV_HEAD = 2 }; /* GQA */
 
+static const double GPT2_DEVIATION = 0.02; /* of GPT-2's initial weights */
+
 /* 4, or 2 or 1 if 4 does not divide the channels. */
 int64_t mixer_block_query_heads(block_sizes sizes)
 {
@@ -51,13 +53,20 @@ static parameter *add_parameter(parameter_table *table, int64_t index, const cha
 
 int64_t mixer_block_mixed_width(block_sizes sizes)
 {
-    return sizes.attention ? sizes.inner + 2 * kv_width(sizes) : 2 * sizes.inner;
+    if (sizes.attention)
+        return sizes.inner + 2 * kv_width(sizes);
+    return sizes.gpt2 ? sizes.inner : 2 * sizes.inner;
 }
 
 void mixer_block_register(mixer_block *block, parameter_table *table, block_sizes sizes, int64_t index)
 {
-    block->gain = add_parameter(table, index, "norm.gain", sizes.width, 0, false);
+    block->norm.gain = add_parameter(table, index, "norm.gain", sizes.width, 0, false);
     block->w_in = add_parameter(table, index, "in.weight", mixer_block_mixed_width(sizes), sizes.width, true);
+    if (sizes.gpt2) {
+        block->norm.bias = add_parameter(table, index, "norm.bias", sizes.width, 0, false);
+        block->bias_in = add_parameter(table, index, "in.bias", mixer_block_mixed_width(sizes), 0, false);
+        block->bias_out = add_parameter(table, index, "out.bias", sizes.width, 0, false);
+    }
     if (has_convolution(sizes)) {
         block->conv_weight = add_parameter(table, index, "conv.weight", sizes.inner, sizes.kernel, false);
         block->conv_bias = add_parameter(table, index, "conv.bias", sizes.inner, 0, false);
@@ -67,7 +76,15 @@ void mixer_block_register(mixer_block *block, parameter_table *table, block_size
 
 void mixer_block_initialise(mixer_block *block, block_sizes sizes, int64_t layers, uint64_t seed)
 {
-    parameter_fill(block->gain, 1);
+    parameter_fill(block->norm.gain, 1);
+    if (sizes.gpt2) {
+        parameter *const zeros[] = {block->norm.bias, block->bias_in, block->bias_out};
+        for (size_t i = 0; i < sizeof zeros / sizeof *zeros; i++)
+            parameter_fill(zeros[i], 0);
+        parameter_randomise(block->w_in, seed, GPT2_DEVIATION);
+        parameter_randomise(block->w_out, seed, GPT2_DEVIATION / sqrt((double)layers)); /* `layers` counts blocks */
+        return;
+    }
     parameter_randomise(block->w_in, seed, 1 / sqrt((double)sizes.width));
     if (has_convolution(sizes)) {
         parameter_randomise(block->conv_weight, seed, 1 / sqrt((double)sizes.kernel));
@@ -82,21 +99,23 @@ bool mixer_block_saved_allocate(mixer_block_saved *saved, block_sizes sizes, bac
                   lse = sizes.attention ? rows * mixer_block_query_heads(sizes) : 1;
     *saved = (mixer_block_saved){
         .x = b->op->allocate(b, rows * sizes.width, b->dtype),
-        .inv_rms = b->op->allocate(b, rows, b->wide),
+        .norm = {.mean = b->op->allocate(b, sizes.gpt2 ? rows : 1, b->wide),
+                 .inv_deviation = b->op->allocate(b, rows, b->wide)},
         .normed = b->op->allocate(b, rows * sizes.width, b->dtype),
         .mixed = b->op->allocate(b, rows * mixer_block_mixed_width(sizes), b->dtype),
         .mixer_out = b->op->allocate(b, mixer_out, b->dtype),
         .gated = b->op->allocate(b, gated, b->dtype),
         .lse = b->op->allocate(b, lse, b->wide),
     };
-    return saved->x != NULL && saved->inv_rms != NULL && saved->normed != NULL && saved->mixed != NULL &&
-           saved->mixer_out != NULL && saved->gated != NULL && saved->lse != NULL;
+    return saved->x != NULL && saved->norm.mean != NULL && saved->norm.inv_deviation != NULL && saved->normed != NULL &&
+           saved->mixed != NULL && saved->mixer_out != NULL && saved->gated != NULL && saved->lse != NULL;
 }
 
 void mixer_block_saved_free(mixer_block_saved *saved, backend *b)
 {
-    void *const arrays[] = {saved->x,         saved->inv_rms, saved->normed, saved->mixed,
-                            saved->mixer_out, saved->gated,   saved->lse};
+    void *const arrays[] = {saved->x,      saved->norm.mean, saved->norm.inv_deviation,
+                            saved->normed, saved->mixed,     saved->mixer_out,
+                            saved->gated,  saved->lse};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         b->op->release(b, arrays[i]);
     *saved = (mixer_block_saved){0};
@@ -109,14 +128,14 @@ bool mixer_block_scratch_allocate(mixer_block_scratch *scratch, backend *b, int6
         .dnormed = b->op->allocate(b, rows * width, b->dtype),
         .dmixed = b->op->allocate(b, rows * mixed, b->dtype),
         .dinner = b->op->allocate(b, rows * inner, b->dtype),
-        .norm = b->op->allocate(b, b->op->scratch_bytes(b, rows, width), COT_U8),
+        .sums = b->op->allocate(b, b->op->scratch_bytes(b, rows, mixed > width ? mixed : width), COT_U8),
     };
-    return scratch->dnormed != NULL && scratch->dmixed != NULL && scratch->dinner != NULL && scratch->norm != NULL;
+    return scratch->dnormed != NULL && scratch->dmixed != NULL && scratch->dinner != NULL && scratch->sums != NULL;
 }
 
 void mixer_block_scratch_free(mixer_block_scratch *scratch, backend *b)
 {
-    void *const arrays[] = {scratch->dnormed, scratch->dmixed, scratch->dinner, scratch->norm};
+    void *const arrays[] = {scratch->dnormed, scratch->dmixed, scratch->dinner, scratch->sums};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         b->op->release(b, arrays[i]);
     *scratch = (mixer_block_scratch){0};
@@ -249,7 +268,8 @@ static double attention_flops(block_sizes sizes, int64_t batch, int64_t time)
 
 static cot_status attend(block_sizes sizes, backend *b, int64_t batch, int64_t time, mixer_block_saved *saved)
 {
-    apply_rope(b, sizes, batch * time, time, 0, ROPE_FORWARD, saved->mixed);
+    if (!sizes.gpt2)
+        apply_rope(b, sizes, batch * time, time, 0, ROPE_FORWARD, saved->mixed);
     const qkv_views in = views_of_mixed(b, sizes, saved->mixed, batch, time);
     cot_attention_forward_args args;
     COT_INIT(&args);
@@ -282,7 +302,8 @@ static cot_status attend_backward(block_sizes sizes, backend *b, int64_t batch, 
     args.dv = gradients.v;
     const cot_status status = TIMED(OP_ATTENTION_BACKWARD, 2.5 * attention_flops(sizes, batch, time),
                                     cot_attention_backward(b->queue, &args));
-    apply_rope(b, sizes, batch * time, time, 0, ROPE_BACKWARD, scratch->dmixed);
+    if (!sizes.gpt2)
+        apply_rope(b, sizes, batch * time, time, 0, ROPE_BACKWARD, scratch->dmixed);
     return status;
 }
 
@@ -292,7 +313,8 @@ static cot_status attend_step(block_sizes sizes, backend *b, int64_t max_tokens,
                               mixer_block_saved *saved)
 {
     const int64_t width = kv_width(sizes), row = 2 * width;
-    apply_rope(b, sizes, 1, 1, past_tokens, ROPE_FORWARD, saved->mixed);
+    if (!sizes.gpt2)
+        apply_rope(b, sizes, 1, 1, past_tokens, ROPE_FORWARD, saved->mixed);
     if (past_tokens >= max_tokens) {
         memmove(state, (real *)state + row, (size_t)((max_tokens - 1) * row) * sizeof(real));
         past_tokens = max_tokens - 1;
@@ -349,6 +371,12 @@ static cot_status add_residual_backward(block_sizes sizes, backend *b, int64_t r
 
 /* ---- the block ---------------------------------------------------------------------------------------- */
 
+/* What the backend reads; NULL without the parameter. */
+static const void *value_of(const parameter *p)
+{
+    return p != NULL ? p->w : NULL;
+}
+
 static linear_shape in_shape(block_sizes sizes, int64_t rows)
 {
     return (linear_shape){.rows = rows, .in = sizes.width, .out = mixer_block_mixed_width(sizes)};
@@ -368,20 +396,23 @@ static void *w_out_input(block_sizes sizes, const mixer_block_saved *saved)
 static void norm_and_project_in(const mixer_block *block, block_sizes sizes, backend *b, int64_t rows,
                                 mixer_block_saved *saved)
 {
-    b->op->rmsnorm_forward(b, rows, sizes.width, saved->x, block->gain->w, saved->normed, saved->inv_rms);
-    b->op->linear_forward(b, in_shape(sizes, rows), saved->normed, block->w_in->w, NULL, saved->mixed);
+    norm_forward(&block->norm, b, rows, sizes.width, saved->x, saved->normed, &saved->norm);
+    b->op->linear_forward(b, in_shape(sizes, rows), saved->normed, block->w_in->w, value_of(block->bias_in), NULL,
+                          saved->mixed);
 }
 
 static cot_status project_out(const mixer_block *block, block_sizes sizes, backend *b, int64_t rows,
                               mixer_block_saved *saved, void *x_next)
 {
-    if (sizes.mlp)
+    if (sizes.mlp && sizes.gpt2)
+        b->op->gelu_forward(b, rows, sizes.inner, saved->mixed, saved->gated);
+    else if (sizes.mlp)
         b->op->swiglu_forward(b, rows, sizes.inner, saved->mixed, saved->gated);
     else if (!sizes.attention)
         b->op->gate_forward(b, rows, sizes.inner, saved->mixer_out, saved->mixed, saved->gated);
     const bool drops = saved->drop.p > 0; /* then the dropout adds the residual */
     b->op->linear_forward(b, out_shape(sizes, rows), w_out_input(sizes, saved), block->w_out->w,
-                          drops || sizes.no_residual ? NULL : saved->x, x_next);
+                          value_of(block->bias_out), drops || sizes.no_residual ? NULL : saved->x, x_next);
     return drops ? add_residual(sizes, b, rows, saved, x_next) : COT_OK;
 }
 
@@ -424,10 +455,14 @@ cot_status mixer_block_backward(const mixer_block *block, block_sizes sizes, bac
         status = add_residual_backward(sizes, b, rows, saved, dx, dbranch);
     if (status != COT_OK)
         return status;
+    if (sizes.gpt2)
+        b->op->bias_backward(b, rows, sizes.width, dbranch, scratch->sums, block->bias_out->dw);
     b->op->linear_backward(b, out_shape(sizes, rows), w_out_input(sizes, saved), block->w_out->w, dbranch,
                            scratch->dinner, block->w_out->dw);
     if (sizes.attention) {
         status = attend_backward(sizes, b, batch, time, saved, scratch);
+    } else if (sizes.mlp && sizes.gpt2) {
+        b->op->gelu_backward(b, rows, sizes.inner, saved->mixed, scratch->dinner, scratch->dmixed);
     } else if (sizes.mlp) {
         b->op->swiglu_backward(b, rows, sizes.inner, saved->mixed, scratch->dinner, scratch->dmixed);
     } else {
@@ -436,11 +471,13 @@ cot_status mixer_block_backward(const mixer_block *block, block_sizes sizes, bac
     }
     if (status != COT_OK)
         return status;
+    if (sizes.gpt2)
+        b->op->bias_backward(b, rows, mixer_block_mixed_width(sizes), scratch->dmixed, scratch->sums,
+                             block->bias_in->dw);
     b->op->linear_backward(b, in_shape(sizes, rows), saved->normed, block->w_in->w, scratch->dmixed, scratch->dnormed,
                            block->w_in->dw);
     if (sizes.no_residual)
         b->op->zero(b, rows * sizes.width, dx);
-    b->op->rmsnorm_backward(b, rows, sizes.width, saved->x, block->gain->w, saved->inv_rms, scratch->dnormed,
-                            scratch->norm, dx, block->gain->dw);
+    norm_backward(&block->norm, b, rows, sizes.width, saved->x, &saved->norm, scratch->dnormed, scratch->sums, dx);
     return COT_OK;
 }

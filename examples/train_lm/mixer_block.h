@@ -19,26 +19,34 @@
  *
  *     [a|g]  = n w_in^T                   w_in [2E,width]
  *     x_next = x + drop((silu(a) * g) w_out^T)
+ *
+ * With gpt2, attention and the MLP are those of GPT-2: n = LayerNorm(x), a bias after each product, no RoPE, and
+ *
+ *     a      = n w_in^T + bias            w_in [E,width]
+ *     x_next = x + drop(gelu(a) w_out^T + bias)
  */
 #ifndef TRAIN_LM_MIXER_BLOCK_H
 #define TRAIN_LM_MIXER_BLOCK_H
 
-#include "backend.h"
+#include "norm.h"
 
 typedef struct block_sizes {
     int64_t width, inner, kernel;
     bool no_residual;
     bool attention;          /* instead of the convolution */
     bool mlp;                /* instead of either */
+    bool gpt2;               /* attention or the MLP of GPT-2 */
     int64_t heads, kv_heads; /* of attention; 0: 4 and 2, or fewer if 4 does not divide the channels */
 } block_sizes;
 
 typedef struct mixer_block {
-    parameter *gain, *w_in, *conv_weight, *conv_bias,
-        *w_out; /* conv_weight and conv_bias are NULL without a convolution */
+    norm_layer norm;
+    parameter *w_in, *w_out;
+    parameter *bias_in, *bias_out;      /* [mixed], [width]; NULL without gpt2 */
+    parameter *conv_weight, *conv_bias; /* NULL without a convolution */
 } mixer_block;
 
-enum { MIXER_BLOCK_PARAMETERS = 5 };
+enum { MIXER_BLOCK_PARAMETERS = 6 };
 
 /* The dropout of one block in one step. The mask depends on seed and offset alone, so there is no state to store. The
  * backward draws it again, and so does a resumed run. backend.step_offset is added to the offset. */
@@ -51,12 +59,12 @@ typedef struct block_dropout {
 typedef struct mixer_block_saved {
     block_dropout drop; /* set by the caller of the forward */
     void *x;            /* [rows,width] the block's input */
-    void *inv_rms;      /* [rows] */
-    void *normed;       /* [rows,width] n */
-    void *mixed;        /* [rows,2E] each row is u, then g; or R q, R k, v */
-    void *mixer_out;    /* [rows,E] c, or o */
-    void *gated;        /* [rows,E] c * g */
-    void *lse;          /* [batch,heads,time] only with attention */
+    norm_saved norm;
+    void *normed;    /* [rows,width] n */
+    void *mixed;     /* [rows,mixed] each row is u, then g; or R q, R k, v; or with gpt2 a */
+    void *mixer_out; /* [rows,E] c, or o */
+    void *gated;     /* [rows,E] c * g, or gelu(a) */
+    void *lse;       /* [batch,heads,time] only with attention */
 } mixer_block_saved;
 
 /* Scratch memory of the backward. All blocks can share it. */
@@ -64,7 +72,7 @@ typedef struct mixer_block_scratch {
     void *dnormed; /* [rows,width] */
     void *dmixed;  /* [rows,mixed] */
     void *dinner;  /* [rows,E] */
-    void *norm;    /* backend_operations.scratch_bytes(rows, width) bytes */
+    void *sums;    /* backend_operations.scratch_bytes bytes, for the widest sums over rows */
 } mixer_block_scratch;
 
 /* The number of query heads, and of channels in a row of mixed. */

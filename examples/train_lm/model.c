@@ -3,7 +3,9 @@
 
 #include <stdlib.h>
 
-enum { OUTER_PARAMETERS = 3 + STEM_PARAMETERS }; /* embedding, final gain, head */
+enum { OUTER_PARAMETERS = 5 + STEM_PARAMETERS }; /* embedding, positions, final norm, head */
+
+static const double GPT2_DEVIATION = 0.02; /* of GPT-2's initial embeddings */
 
 /* The sizes of block i. With MLP blocks, the odd ones are these. */
 static block_sizes block_sizes_of(const model *m, int64_t i)
@@ -17,6 +19,7 @@ static block_sizes block_sizes_of(const model *m, int64_t i)
                          .no_residual = c->streams > 0,
                          .attention = !mlp && c->attention > 0 && (layer + 1) % c->attention == 0,
                          .mlp = mlp,
+                         .gpt2 = c->gpt2,
                          .heads = c->heads,
                          .kv_heads = c->kv_heads};
 }
@@ -35,15 +38,20 @@ static linear_shape head_shape(const model *m, int64_t rows)
 
 static void initialise(model *m, uint64_t seed)
 {
-    parameter_randomise(m->embedding, seed, 1);
+    parameter_randomise(m->embedding, seed, m->config.gpt2 ? GPT2_DEVIATION : 1);
+    if (m->config.gpt2) {
+        parameter_randomise(m->positions, seed, GPT2_DEVIATION);
+        parameter_fill(m->norm.bias, 0);
+    }
     if (m->config.dense > 0)
         stem_initialise(&m->stem, seed);
     for (int64_t i = 0; i < m->block_count; i++)
         mixer_block_initialise(&m->blocks[i], block_sizes_of(m, i), m->block_count, seed);
     for (int64_t i = 0; m->hypers != NULL && i < m->block_count; i++)
         hyper_initialise(&m->hypers[i], hyper_sizes_of(m), seed);
-    parameter_fill(m->gain, 1);
-    parameter_fill(m->head, 0); /* the first prediction is uniform */
+    parameter_fill(m->norm.gain, 1);
+    if (!m->config.gpt2)
+        parameter_fill(m->head, 0); /* the first prediction is uniform */
 }
 
 bool model_create(model *m, model_config config, uint64_t seed)
@@ -57,15 +65,19 @@ bool model_create(model *m, model_config config, uint64_t seed)
     if (m->blocks == NULL || (config.streams > 0 && m->hypers == NULL) ||
         !parameter_table_create(table, (int)blocks * parameters_per_block + OUTER_PARAMETERS))
         return false;
-    m->embedding = parameter_add(table, "embedding.weight", config.vocabulary, config.width, false);
+    m->embedding = parameter_add(table, "embedding.weight", config.vocabulary, config.width, config.gpt2);
+    if (config.gpt2)
+        m->positions = parameter_add(table, "positions.weight", config.context, config.width, false);
     if (config.dense > 0)
         stem_register(&m->stem, table, config.width, config.dense);
     for (int64_t i = 0; i < blocks; i++)
         mixer_block_register(&m->blocks[i], table, block_sizes_of(m, i), i);
     for (int64_t i = 0; m->hypers != NULL && i < blocks; i++)
         hyper_register(&m->hypers[i], table, hyper_sizes_of(m), i);
-    m->gain = parameter_add(table, "norm.gain", config.width, 0, false);
-    m->head = parameter_add(table, "head.weight", config.vocabulary, config.width, true);
+    m->norm.gain = parameter_add(table, "norm.gain", config.width, 0, false);
+    if (config.gpt2)
+        m->norm.bias = parameter_add(table, "norm.bias", config.width, 0, false);
+    m->head = config.gpt2 ? m->embedding : parameter_add(table, "head.weight", config.vocabulary, config.width, true);
     if (!parameter_table_allocate(table))
         return false;
     initialise(m, seed);
@@ -129,13 +141,15 @@ bool model_pass_create(model_pass *pass, const model *m, backend *b, int64_t row
         .blocks = calloc((size_t)m->block_count, sizeof(mixer_block_saved)),
         .x = b->op->allocate(b, rows * m->config.width, b->dtype),
         .embedded = m->config.dense > 0 ? b->op->allocate(b, rows * m->config.width, b->dtype) : NULL,
-        .inv_rms = b->op->allocate(b, rows, b->wide),
+        .norm = {.mean = b->op->allocate(b, m->config.gpt2 ? rows : 1, b->wide),
+                 .inv_deviation = b->op->allocate(b, rows, b->wide)},
         .normed = b->op->allocate(b, rows * m->config.width, b->dtype),
         .logits = b->op->allocate(b, logit_rows * m->config.vocabulary, b->dtype),
         .row_loss = b->op->allocate(b, rows, COT_F64),
     };
     bool complete = pass->blocks != NULL && (m->config.dense == 0 || pass->embedded != NULL) && pass->x != NULL &&
-                    pass->inv_rms != NULL && pass->normed != NULL && pass->logits != NULL && pass->row_loss != NULL;
+                    pass->norm.mean != NULL && pass->norm.inv_deviation != NULL && pass->normed != NULL &&
+                    pass->logits != NULL && pass->row_loss != NULL;
     for (int64_t i = 0; complete && i < m->block_count; i++)
         complete = mixer_block_saved_allocate(&pass->blocks[i], block_sizes_of(m, i), b, rows);
     if (complete && m->hypers != NULL)
@@ -156,8 +170,19 @@ void model_pass_destroy(model_pass *pass)
     free(pass->hypers);
     hyper_scratch_free(&pass->hyper_scratch, b);
     mixer_block_scratch_free(&pass->scratch, b);
-    void *const arrays[] = {pass->streams, pass->dstreams, pass->embedded, pass->x,        pass->inv_rms,
-                            pass->normed,  pass->logits,   pass->dx,       pass->row_loss, pass->embedding_scratch};
+    void *const arrays[] = {
+        pass->streams,
+        pass->dstreams,
+        pass->embedded,
+        pass->x,
+        pass->norm.mean,
+        pass->norm.inv_deviation,
+        pass->normed,
+        pass->logits,
+        pass->dx,
+        pass->row_loss,
+        pass->embedding_scratch,
+    };
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         b->op->release(b, arrays[i]);
     *pass = (model_pass){0};
@@ -185,6 +210,7 @@ static cot_status embed(const model *m, model_pass *pass, int64_t batch, int64_t
     void *x = m->hypers != NULL ? pass->x : block_input(m, pass, 0);
     cot_status status = COT_OK;
     b->op->embedding_forward(b, rows, m->config.width, inputs, m->embedding->w,
+                             m->positions != NULL ? m->positions->w : NULL, time, decoder != NULL ? decoder->tokens : 0,
                              m->config.dense > 0 ? pass->embedded : x);
     if (m->config.dense > 0 && decoder == NULL)
         status = stem_forward(&m->stem, b, batch, time, pass->embedded, x);
@@ -238,7 +264,7 @@ static void normalise(const model *m, model_pass *pass, int64_t rows)
     backend *b = pass->b;
     if (m->hypers != NULL)
         hyper_collect(hyper_sizes_of(m), b, rows, pass->streams, pass->x);
-    b->op->rmsnorm_forward(b, rows, m->config.width, pass->x, m->gain->w, pass->normed, pass->inv_rms);
+    norm_forward(&m->norm, b, rows, m->config.width, pass->x, pass->normed, &pass->norm);
 }
 
 cot_status model_forward(const model *m, model_pass *pass, int64_t batch, int64_t time, const void *inputs)
@@ -265,7 +291,7 @@ static void predict(const model *m, model_pass *pass, int64_t rows, int64_t mean
         const int64_t count = rows - first < pass->logit_rows ? rows - first : pass->logit_rows;
         const linear_shape head = head_shape(m, count);
         const void *normed = backend_at(b, pass->normed, first * width);
-        b->op->linear_forward(b, head, normed, m->head->w, NULL, pass->logits);
+        b->op->linear_forward(b, head, normed, m->head->w, NULL, NULL, pass->logits);
         b->op->cross_entropy(b, first, count, mean_rows, m->config.vocabulary, targets, pass->logits, pass->row_loss,
                              gradient);
         if (gradient)
@@ -318,8 +344,7 @@ cot_status model_backward(const model *m, model_pass *pass, int64_t batch, int64
     void *dnormed = pass->scratch.dnormed;
     predict(m, pass, rows, mean_rows, targets, true);
     b->op->zero(b, rows * width, pass->dx);
-    b->op->rmsnorm_backward(b, rows, width, pass->x, m->gain->w, pass->inv_rms, dnormed, pass->scratch.norm, pass->dx,
-                            m->gain->dw);
+    norm_backward(&m->norm, b, rows, width, pass->x, &pass->norm, dnormed, pass->scratch.sums, pass->dx);
     if (m->hypers != NULL)
         hyper_spread(hyper_sizes_of(m), b, rows, pass->dx, pass->dstreams);
     cot_status status = COT_OK;
@@ -332,8 +357,13 @@ cot_status model_backward(const model *m, model_pass *pass, int64_t batch, int64
         status = stem_backward(&m->stem, b, batch, time, pass->embedded, pass->dx, dnormed);
     if (status != COT_OK)
         return status;
+    if (m->positions != NULL)
+        b->op->positions_backward(b, rows, time, width, pass->dx, m->positions->dw);
+    const bool accumulate = b->accumulate;
+    b->accumulate = accumulate || m->head == m->embedding; /* `predict` has set the gradient */
     b->op->embedding_backward(b, rows, width, m->config.vocabulary, inputs, pass->dx, pass->embedding_scratch,
                               m->embedding->dw);
+    b->accumulate = accumulate;
     return b->status;
 }
 
@@ -360,10 +390,20 @@ void model_decoder_destroy(model_decoder *decoder)
     *decoder = (model_decoder){0};
 }
 
+void model_decoder_restart(const model *m, model_decoder *decoder)
+{
+    backend *b = decoder->pass.b;
+    b->op->zero(b, m->block_count * decoder->state_size, decoder->states);
+    b->op->zero(b, stem_state_size(&m->stem), decoder->stem_state);
+    decoder->tokens = 0;
+}
+
 cot_status model_decoder_step(const model *m, model_decoder *decoder, uint8_t byte)
 {
     model_pass *pass = &decoder->pass;
     backend *b = pass->b;
+    if (m->config.gpt2 && decoder->tokens == m->config.context)
+        return cot_error_set(COT_INVALID_SHAPE, "decoding: the model has no position for another token");
     cot_status status = embed(m, pass, 1, 1, &byte, decoder);
     for (int64_t i = 0; i < m->block_count && status == COT_OK; i++)
         status = run_block(m, pass, 1, 1, i, decoder);
@@ -371,6 +411,6 @@ cot_status model_decoder_step(const model *m, model_decoder *decoder, uint8_t by
         return status;
     decoder->tokens++;
     normalise(m, pass, 1);
-    b->op->linear_forward(b, head_shape(m, 1), pass->normed, m->head->w, NULL, pass->logits);
+    b->op->linear_forward(b, head_shape(m, 1), pass->normed, m->head->w, NULL, NULL, pass->logits);
     return COT_OK;
 }

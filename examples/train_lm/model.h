@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * model.h: the model: embedding, blocks, a final RMSNorm, a linear head. Its loss, gradients and decoding. */
+ * model.h: the model: embedding, blocks, a final norm, a linear head. Its loss, gradients and decoding. */
 #ifndef TRAIN_LM_MODEL_H
 #define TRAIN_LM_MODEL_H
 
@@ -16,18 +16,20 @@ typedef struct model_config {
     int64_t context;         /* tokens that attention sees in decoding, including the new one */
     int64_t mlp;             /* inner channels of the MLP block that follows each block; 0 = no MLP blocks */
     int64_t heads, kv_heads; /* of attention; 0: the rule of mixer_block.h */
+    bool gpt2;               /* GPT-2: the blocks of mixer_block.h, learned positions, the embedding is the head too */
 } model_config;
 
 typedef struct model {
     model_config config;
     parameter_table parameters;
     parameter *embedding;     /* [vocabulary,width] */
+    parameter *positions;     /* [context,width] learned; NULL without gpt2 */
     stem stem;                /* between the embedding and the first block */
     int64_t block_count;      /* layers, twice that with MLP blocks */
     mixer_block *blocks;      /* [block_count] */
     hyper_connection *hypers; /* [block_count], around the blocks; NULL without streams */
-    parameter *gain;          /* [width] of the final norm */
-    parameter *head;          /* [vocabulary,width] */
+    norm_layer norm;          /* in front of the head */
+    parameter *head;          /* [vocabulary,width]; with gpt2 the embedding */
 } model;
 
 /* The dropout of one training step. Steps count from 1. Each step and each block has its own mask. */
@@ -50,7 +52,7 @@ typedef struct model_pass {
     void *dstreams; /* [rows,streams,width] its gradient */
     void *embedded; /* [rows,width] before the stem; NULL without a stem */
     void *x;        /* [rows,width] after the last block: with streams their sum */
-    void *inv_rms;  /* [rows] */
+    norm_saved norm;
     void *normed;   /* [rows,width] */
     void *logits;   /* [logit_rows,vocabulary]: a chunk of rows at a time */
     void *row_loss; /* [rows], f64 */
@@ -61,7 +63,7 @@ typedef struct model_pass {
 /* The state of decoding one sequence, one token at a time. */
 typedef struct model_decoder {
     model_pass pass;
-    int64_t tokens;     /* fed so far */
+    int64_t tokens;     /* fed so far; with gpt2 at most the context */
     int64_t state_size; /* elements of one block's state */
     void *states;       /* [block_count,state_size] */
     void *stem_state;   /* [stem_state_size] */
@@ -92,7 +94,11 @@ cot_status model_backward(const model *m, model_pass *pass, int64_t batch, int64
 bool model_decoder_create(model_decoder *decoder, const model *m, backend *b);
 void model_decoder_destroy(model_decoder *decoder);
 
-/* Feeds one byte. Then decoder->pass.logits are the logits of the next byte. */
+/* Feeds one byte. Then decoder->pass.logits are the logits of the next byte. With gpt2, there are positions for
+ * `context` tokens: feed no more, or restart the decoder. */
 cot_status model_decoder_step(const model *m, model_decoder *decoder, uint8_t byte);
+
+/* Forgets all tokens. */
+void model_decoder_restart(const model *m, model_decoder *decoder);
 
 #endif

@@ -9,10 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { GPU_INNER = 64, DEFAULT_EVERY = 100, DEFAULT_STEPS = 2600, DEFAULT_STEPS_OF_SEVERAL = 700 };
+enum { GPU_INNER = 64, GPT2_MLP = 4, DEFAULT_EVERY = 100, DEFAULT_STEPS = 2600, DEFAULT_STEPS_OF_SEVERAL = 700 };
 
+/* The names of --arch all, then gpt2. */
+enum { FULL = 4, ALL = 5 };
 const architecture architectures[ARCHITECTURES] = {
-    {"conv", 0, 0, 0}, {"attention", 1, 0, 0}, {"hybrid", 5, 0, 0}, {"hybrid-mhc", 5, 2, 0}, {"full", 5, 2, 4},
+    {"conv", 0, 0, 0, 0},       {"attention", 1, 0, 0, 0}, {"hybrid", 5, 0, 0, 0},
+    {"hybrid-mhc", 5, 2, 0, 0}, {"full", 5, 2, 4, 0},      {"gpt2", 1, 0, 0, 1},
 };
 
 /* Keys of options without a short form. */
@@ -63,7 +66,8 @@ static const struct argp_option OPTIONS[] = {
     {0, 0, 0, 0, "Model:", 2},
     {"arch", KEY_ARCH, "NAME,...", 0,
      "conv, attention (in every block), hybrid (--attention 5), hybrid-mhc (--attention 5 --mhc 2) or full (--attention 5 "
-     "--mhc 2 --dense 4), the default; several, or all: one after the other, and a table at the end",
+     "--mhc 2 --dense 4), the default; gpt2 (LayerNorm, learned positions, biases, GELU, the embedding as the head); "
+     "several, or all without gpt2: one after the other, and a table at the end",
      0},
     {"width", KEY_WIDTH, "N", 0, "Channels of the residual stream", 0},
     {"inner", KEY_INNER, "N", 0, "Channels inside a block (default: 5/4 of the width, on a GPU a multiple of 64)", 0},
@@ -77,8 +81,8 @@ static const struct argp_option OPTIONS[] = {
     {"kv-heads", KEY_KV_HEADS, "N", 0, "Heads of attention's keys and values (default: half of the heads)", 0},
     {"vocabulary", KEY_VOCABULARY, "N", 0, "Rows of the embedding and of the head; a text uses the first 256", 0},
     {"preset", KEY_PRESET, "NAME", 0,
-     "gpt2-124m, gpt2-350m, hybrid-130m, hybrid-mhc-130m or llama-130m: sizes of the model, its learning rate, no dropout, "
-     "context 1024; options after it change them",
+     "gpt2-124m, gpt2-350m (GPT-2's layers), llama-130m, llama-350m, hybrid-130m or hybrid-mhc-130m: sizes of the model, "
+     "its learning rate, no dropout, context 1024; options after it change them",
      0},
     {0, 0, 0, 0, "Training:", 3},
     {"backend", KEY_BACKEND, "NAME", 0, "cpu, cuda (the first GPU) or auto: the GPU, if there is one", 0},
@@ -203,20 +207,21 @@ static const char *parse_name(int key, const char *text, const char *const *name
 }
 
 static const char *const BACKENDS[] = {"cpu", "cuda", "auto", NULL}, *const DTYPES[] = {"f32", "f16", "bf16", NULL},
-                         *const PRESETS[] = {"gpt2-124m",       "gpt2-350m",  "hybrid-130m",
-                                             "hybrid-mhc-130m", "llama-130m", NULL};
+                         *const PRESETS[] = {"gpt2-124m",   "gpt2-350m",       "llama-130m", "llama-350m",
+                                             "hybrid-130m", "hybrid-mhc-130m", NULL};
 
-/* Sizes as those of GPT-2: its width, layers, heads and vocabulary (50257, padded), and as many parameters in the
- * products of an MLP: SwiGLU has three matrices where GPT-2 has two of 4 times the width. */
+/* The sizes of GPT-2: its width, layers, heads and vocabulary (50257, padded). The MLP of the other models has as many
+ * parameters in its products: SwiGLU has three matrices where GPT-2 has two of 4 times the width. */
 static void apply_preset(const char *name, options *o)
 {
-    const bool large = strcmp(name, "gpt2-350m") == 0, hybrid = strncmp(name, "hybrid", 6) == 0,
-               llama = strcmp(name, "llama-130m") == 0;
+    const bool large = strstr(name, "350m") != NULL, hybrid = strncmp(name, "hybrid", 6) == 0,
+               llama = strncmp(name, "llama", 5) == 0;
+    o->gpt2 = !hybrid && !llama;
     o->width = o->inner = large ? 1024 : 768;
     o->layers = large ? 24 : 12;
     o->heads = large ? 16 : 12;
     o->kv_heads = llama ? 4 : o->heads;
-    o->mlp = large ? 2752 : 2048;
+    o->mlp = o->gpt2 ? GPT2_MLP * o->width : large ? 2752 : 2048;
     o->vocabulary = 50304;
     o->kernel = 4;
     o->attention = hybrid ? 4 : 1;
@@ -248,12 +253,13 @@ static unsigned parse_archs(const char *text)
     size_t length;
     for (const char *name = text;; name += length + 1) {
         length = strcspn(name, ",");
-        unsigned found = length == 3 && strncmp(name, "all", length) == 0 ? (1u << ARCHITECTURES) - 1 : 0;
+        unsigned found = length == 3 && strncmp(name, "all", length) == 0 ? (1u << ALL) - 1 : 0;
         for (int i = 0; i < ARCHITECTURES; i++)
             if (strlen(architectures[i].name) == length && strncmp(name, architectures[i].name, length) == 0)
                 found = 1u << i;
         if (found == 0) {
-            fprintf(stderr, "train_lm: --arch is \"%s\", expected conv, attention, hybrid, hybrid-mhc, full or all\n",
+            fprintf(stderr,
+                    "train_lm: --arch is \"%s\", expected conv, attention, hybrid, hybrid-mhc, full, gpt2 or all\n",
                     text);
             exit(EXIT_BAD_INPUT);
         }
@@ -277,7 +283,8 @@ static error_t parse_option(int key, char *text, struct argp_state *state)
     case KEY_BACKEND: o->backend = parse_name(key, text, BACKENDS, "cpu, cuda or auto"); return 0;
     case KEY_DTYPE: o->dtype = parse_name(key, text, DTYPES, "f32, f16 or bf16"); return 0;
     case KEY_PRESET:
-        apply_preset(parse_name(key, text, PRESETS, "gpt2-124m, gpt2-350m, hybrid-130m, hybrid-mhc-130m or llama-130m"),
+        apply_preset(parse_name(key, text, PRESETS,
+                                "gpt2-124m, gpt2-350m, llama-130m, llama-350m, hybrid-130m or hybrid-mhc-130m"),
                      o);
         return 0;
     case KEY_TEXT:
@@ -302,6 +309,14 @@ static void refuse(const char *why)
     exit(EXIT_BAD_INPUT);
 }
 
+static int64_t default_inner(const options *o)
+{
+    const int64_t inner = o->width + o->width / 4;
+    if (strcmp(o->backend, "cuda") != 0 || o->heads > 0)
+        return inner;
+    return (inner + GPU_INNER - 1) / GPU_INNER * GPU_INNER; /* the GPU loads 16 bytes at a time, of halves of heads */
+}
+
 /* Checks combinations of options. */
 static void check_combinations(const options *o)
 {
@@ -313,8 +328,18 @@ static void check_combinations(const options *o)
         refuse("--arch says what --attention, --mhc and --dense say: give it or them");
     if (strcmp(o->backend, "cpu") == 0 && o->dtype != NULL && strcmp(o->dtype, "f32") != 0)
         refuse("--dtype is of a GPU: --backend cuda");
+    const bool gpt2 = o->gpt2 || (o->archs >> (ARCHITECTURES - 1) & 1) != 0;
+    if (o->gpt2 && (o->attention != 1 || o->streams > 0 || o->dense > 0))
+        refuse("--attention, --mhc and --dense are not of a gpt2 preset");
+    if (gpt2 && o->kv_heads > 0 && o->kv_heads != o->heads)
+        refuse("--kv-heads is not of GPT-2");
     if (o->heads > 0 && o->inner > 0 && o->inner % o->heads != 0)
         refuse("--inner must be a multiple of --heads");
+    const bool only_gpt2 = gpt2 && (o->archs & (o->archs - 1)) == 0;
+    if (o->heads > 0 && o->inner == 0 && gpt2 && o->width % o->heads != 0)
+        refuse("--width must be a multiple of --heads");
+    if (o->heads > 0 && o->inner == 0 && !only_gpt2 && default_inner(o) % o->heads != 0)
+        refuse("the default of --inner, 5/4 of the width, is no multiple of --heads: give --inner");
     if (o->kv_heads > 0 && (o->heads == 0 || o->heads % o->kv_heads != 0))
         refuse("--kv-heads must divide --heads");
     if (o->checkpoint != NULL && options_run_count(o) > 1)
@@ -331,20 +356,39 @@ int options_run_count(const options *o)
     return count * (int)o->seeds;
 }
 
+/* The sizes of GPT-2 that were not given. */
+static void use_gpt2_sizes(options *run)
+{
+    if (run->inner == 0)
+        run->inner = run->width;
+    if (run->mlp == 0)
+        run->mlp = GPT2_MLP * run->width;
+    if (run->heads == 0)
+        run->heads = run->inner % 4 == 0 ? 4 : 1;
+    run->kv_heads = run->heads;
+}
+
 const architecture *options_run(const options *o, int i, options *run)
 {
-    static const architecture as_given = {"as given", 0, 0, 0};
+    static const architecture as_given = {"as given", 0, 0, 0, 0};
     const architecture *arch = &as_given;
     *run = *o;
     run->seed = o->seed + i % o->seeds;
-    if (o->archs == 0)
-        return arch;
-    int64_t runs_left = i / o->seeds;
-    for (arch = architectures; (o->archs >> (arch - architectures) & 1) == 0 || runs_left-- > 0;)
-        arch++;
-    run->attention = arch->attention;
-    run->streams = arch->streams;
-    run->dense = arch->dense;
+    if (o->archs != 0) {
+        int64_t runs_left = i / o->seeds;
+        for (arch = architectures; (o->archs >> (arch - architectures) & 1) == 0 || runs_left-- > 0;)
+            arch++;
+        run->attention = arch->attention;
+        run->streams = arch->streams;
+        run->dense = arch->dense;
+        run->gpt2 = arch->gpt2;
+    }
+    if (run->gpt2)
+        use_gpt2_sizes(run);
+    if (run->inner == 0)
+        run->inner = default_inner(run);
+    if (run->heads > 0 && run->kv_heads == 0)
+        run->kv_heads = run->heads % 2 == 0 ? run->heads / 2 : run->heads;
     return arch;
 }
 
@@ -381,14 +425,12 @@ void options_parse(options *o, int argc, char **argv)
     }
     check_combinations(o);
     if (o->archs == 0 && o->attention < 0 && o->streams < 0 && o->dense < 0)
-        o->archs = 1u << (ARCHITECTURES - 1); /* full */
+        o->archs = 1u << FULL;
     o->attention = o->attention < 0 ? 0 : o->attention;
     o->dense = o->dense < 0 ? 0 : o->dense;
     o->streams = o->streams < 0 ? 0 : o->streams;
     if (o->steps == 0)
         o->steps = options_run_count(o) > 1 ? DEFAULT_STEPS_OF_SEVERAL : DEFAULT_STEPS;
-    if (o->heads > 0 && o->kv_heads == 0)
-        o->kv_heads = o->heads % 2 == 0 ? o->heads / 2 : o->heads;
     if (o->every == 0)
         o->every = DEFAULT_EVERY;
 }
@@ -399,12 +441,6 @@ void options_use_backend(options *o, const char *backend)
     o->backend = backend;
     if (o->dtype == NULL || !cuda)
         o->dtype = cuda ? "bf16" : "f32";
-    if (o->inner == 0)
-        o->inner = o->width + o->width / 4;
-    else
-        return;
-    if (cuda && o->heads == 0) /* the GPU loads 16 bytes at a time, of halves of heads */
-        o->inner = (o->inner + GPU_INNER - 1) / GPU_INNER * GPU_INNER;
 }
 
 void options_destroy(options *o)

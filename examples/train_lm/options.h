@@ -7,18 +7,19 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* An architecture of --arch: the values of --attention, --mhc and --dense. */
+/* An architecture of --arch: the values of --attention, --mhc and --dense, and whether its layers are those of GPT-2. */
 typedef struct architecture {
     const char *name;
-    int64_t attention, streams, dense;
+    int64_t attention, streams, dense, gpt2;
 } architecture;
 
-enum { ARCHITECTURES = 5 };
+enum { ARCHITECTURES = 6 };
 extern const architecture architectures[ARCHITECTURES];
 
 typedef struct options {
     const char *backend, *dtype; /* "cpu", "cuda" or "auto"; "f32", "f16" or "bf16" */
     int64_t accumulate, vocabulary, mlp, heads, kv_heads;
+    int64_t gpt2; /* 1: GPT-2's layers */
     int64_t steps, batch, context, width, inner, layers, kernel, streams, attention, dense, threads, sample;
     int64_t seed;
     double rate, weight_decay, clip, dropout, temperature;
@@ -41,10 +42,11 @@ enum { EXIT_BAD_INPUT = 2 };
 void options_parse(options *o, int argc, char **argv);
 void options_destroy(options *o);
 
-/* Sets `backend` to "cpu" or "cuda", and what depends on it: dtype and inner, if they were not given. */
+/* Sets `backend` to "cpu" or "cuda", and the dtype, if it was not given. */
 void options_use_backend(options *o, const char *backend);
 
-/* The number of runs. options_run sets the options of run i: its streams, attention, dense and seed. */
+/* The number of runs. options_run sets the options of run i: its architecture and seed, and the sizes that were not
+ * given. Call it after options_use_backend. */
 int options_run_count(const options *o);
 const architecture *options_run(const options *o, int i, options *run);
 

@@ -3,6 +3,9 @@
 
 #include "random.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 enum { BYTES = 256, SAMPLE_STREAM = 0x53414d50 }; /* selects the random stream of the sample */
 
 static int argmax(const real *logits, int64_t count)
@@ -31,16 +34,31 @@ int sample_pick(const real *logits, int64_t count, double temperature, double u)
     return best; /* reached only through rounding */
 }
 
-static cot_status generate(const model *m, model_decoder *decoder, const sample_options *options, uint8_t *out)
+/* Feeds token number `index` of a text. A model with learned positions has none behind its context: the decoder then
+ * restarts with the last half of a context. */
+static cot_status feed(const model *m, model_decoder *decoder, const uint8_t *text, int64_t index)
+{
+    const int64_t context = m->config.context;
+    cot_status status = COT_OK;
+    if (m->config.gpt2 && decoder->tokens == context) {
+        model_decoder_restart(m, decoder);
+        for (int64_t i = index - context / 2; i < index && status == COT_OK; i++)
+            status = model_decoder_step(m, decoder, text[i]);
+    }
+    return status != COT_OK ? status : model_decoder_step(m, decoder, text[index]);
+}
+
+/* text: the prompt, and memory for the sample behind it. */
+static cot_status generate(const model *m, model_decoder *decoder, const sample_options *options, uint8_t *text,
+                           int64_t prompt)
 {
     random_stream stream = random_start(options->seed, SAMPLE_STREAM);
     const int64_t bytes = m->config.vocabulary < BYTES ? m->config.vocabulary : BYTES; /* other tokens are no text */
     cot_status status = COT_OK;
-    for (const char *byte = options->prompt; *byte != '\0' && status == COT_OK; byte++)
-        status = model_decoder_step(m, decoder, (uint8_t)*byte);
-    for (int64_t i = 0; i < options->count && status == COT_OK; i++) {
-        out[i] = (uint8_t)sample_pick(decoder->pass.logits, bytes, options->temperature, random_unit(&stream));
-        status = model_decoder_step(m, decoder, out[i]);
+    for (int64_t i = 0; i < prompt + options->count && status == COT_OK; i++) {
+        if (i >= prompt)
+            text[i] = (uint8_t)sample_pick(decoder->pass.logits, bytes, options->temperature, random_unit(&stream));
+        status = feed(m, decoder, text, i);
     }
     return status;
 }
@@ -48,9 +66,16 @@ static cot_status generate(const model *m, model_decoder *decoder, const sample_
 cot_status sample_generate(const model *m, backend *b, const sample_options *options, uint8_t *out)
 {
     model_decoder decoder;
+    const size_t prompt = strlen(options->prompt), count = (size_t)options->count;
+    uint8_t *text = malloc(prompt + count + 1);
     cot_status status = COT_OUT_OF_MEMORY;
-    if (model_decoder_create(&decoder, m, b))
-        status = generate(m, &decoder, options, out);
+    if (model_decoder_create(&decoder, m, b) && text != NULL) {
+        memcpy(text, options->prompt, prompt);
+        status = generate(m, &decoder, options, text, (int64_t)prompt);
+    }
+    if (status == COT_OK)
+        memcpy(out, text + prompt, count);
     model_decoder_destroy(&decoder);
+    free(text);
     return status;
 }

@@ -161,6 +161,7 @@ static train_result create_run(training *t, run_state *run, const corpus *text, 
                                  .dense = o->dense,
                                  .context = o->context,
                                  .mlp = o->mlp,
+                                 .gpt2 = o->gpt2 != 0,
                                  .heads = o->heads,
                                  .kv_heads = o->kv_heads};
     const int64_t sequences = o->batch * o->accumulate;

@@ -254,6 +254,139 @@ static void check_rmsnorm(cot_dtype dtype, int64_t rows, int64_t width, bool acc
     check_array(dgain, "rmsnorm dgain");
 }
 
+static void check_layernorm(cot_dtype dtype, int64_t rows, int64_t width, bool accumulate)
+{
+    const array *x = make_random(dtype, rows * width, 1), *gain = make_random(dtype, width, 2),
+                *bias = make_random(dtype, width, 1), *dy = make_random(dtype, rows * width, 1);
+    array *y = make_output(dtype, rows * width), *mean = make_output(COT_F32, rows),
+          *inv_deviation = make_output(COT_F32, rows), *dgain = make_random(COT_F32, width, 1),
+          *dbias = make_random(COT_F32, width, 1),
+          *dx = accumulate ? make_random(dtype, rows * width, 1) : make_output(dtype, rows * width);
+    for (int64_t r = 0; r < rows; r++) {
+        const double *xr = x->value + r * width, *dyr = dy->value + r * width;
+        double sum = 0, magnitude = 0, squares = 0, g_sum = 0, g_dot = 0, g_magnitude = 0;
+        for (int64_t c = 0; c < width; c++)
+            sum += xr[c], magnitude += fabs(xr[c]);
+        const double centre = sum / (double)width;
+        for (int64_t c = 0; c < width; c++)
+            squares += (xr[c] - centre) * (xr[c] - centre);
+        const double scale = 1 / sqrt(squares / (double)width + 1e-5);
+        mean->value[r] = centre, mean->magnitude[r] = magnitude / (double)width;
+        add_term(inv_deviation, r, scale);
+        for (int64_t c = 0; c < width; c++) {
+            const double n = (xr[c] - centre) * scale, g = dyr[c] * gain->value[c];
+            g_sum += g, g_dot += g * n, g_magnitude += fabs(g) * (1 + fabs(n));
+            add_term(y, r * width + c, n * gain->value[c]);
+            add_term(y, r * width + c, bias->value[c]);
+            add_term(dgain, c, dyr[c] * n);
+            add_term(dbias, c, dyr[c]);
+        }
+        for (int64_t c = 0; c < width; c++) {
+            const double n = (xr[c] - centre) * scale;
+            add_term(dx, r * width + c, scale * dyr[c] * gain->value[c]);
+            dx->value[r * width + c] -= scale * (g_sum + n * g_dot) / (double)width;
+            dx->magnitude[r * width + c] += scale * (1 + fabs(n)) * g_magnitude / (double)width;
+        }
+    }
+    const layernorm_call forward = {.x = x->device,
+                                    .gain = gain->device,
+                                    .bias = bias->device,
+                                    .y = y->device,
+                                    .mean = mean->device,
+                                    .inv_deviation = inv_deviation->device,
+                                    .rows = rows,
+                                    .width = width,
+                                    .eps = 1e-5f};
+    assert_ok(device_layernorm_forward(queue, dtype, &forward));
+    const layernorm_backward_call backward = {.x = x->device,
+                                              .gain = gain->device,
+                                              .dy = dy->device,
+                                              .mean = mean->device,
+                                              .inv_deviation = inv_deviation->device,
+                                              .dx = dx->device,
+                                              .partials = make_scratch(2 * NORM_BLOCKS * width * 4),
+                                              .dgain = dgain->device,
+                                              .dbias = dbias->device,
+                                              .rows = rows,
+                                              .width = width,
+                                              .accumulate = accumulate};
+    assert_ok(device_layernorm_backward(queue, dtype, &backward));
+    check_array(mean, "layernorm mean");
+    check_array(inv_deviation, "layernorm inv_deviation");
+    check_array(y, "layernorm y");
+    check_array(dx, "layernorm dx");
+    check_array(dgain, "layernorm dgain");
+    check_array(dbias, "layernorm dbias");
+}
+
+static void check_column_sums(cot_dtype dtype, int64_t rows, int64_t width)
+{
+    const array *x = make_random(dtype, rows * width, 1);
+    array *sums = make_random(COT_F32, width, 1);
+    for (int64_t i = 0; i < rows * width; i++)
+        add_term(sums, i % width, x->value[i]);
+    const column_sums_call call = {.x = x->device,
+                                   .partials = make_scratch(SUM_BLOCKS * width * 4),
+                                   .sums = sums->device,
+                                   .rows = rows,
+                                   .width = width};
+    assert_ok(device_column_sums(queue, dtype, &call));
+    check_array(sums, "column_sums");
+}
+
+/* The embedding with positions, and the gradient of the positions. */
+static void check_positions(cot_dtype dtype)
+{
+    enum { TIME = 7, BATCH = 5, TOKENS = BATCH * TIME };
+    int32_t tokens[TOKENS];
+    const array *table = make_random(dtype, VOCABULARY * WIDTH, 1), *positions = make_random(dtype, TIME * WIDTH, 1),
+                *dy = make_random(dtype, TOKENS * WIDTH, 1);
+    array *y = make_output(dtype, TOKENS * WIDTH), *dtable = make_random(COT_F32, TIME * WIDTH, 1);
+    for (int r = 0; r < TOKENS; r++)
+        tokens[r] = (int32_t)random_int(&seed, 0, VOCABULARY - 1);
+    for (int64_t i = 0; i < TOKENS * WIDTH; i++) {
+        add_term(y, i, table->value[tokens[i / WIDTH] * WIDTH + i % WIDTH]);
+        add_term(y, i, positions->value[i / WIDTH % TIME * WIDTH + i % WIDTH]);
+        add_term(dtable, i / WIDTH % TIME * WIDTH + i % WIDTH, dy->value[i]);
+    }
+    const embedding_call forward = {.tokens = copy_ints(tokens, TOKENS),
+                                    .table = table->device,
+                                    .positions = positions->device,
+                                    .y = y->device,
+                                    .rows = TOKENS,
+                                    .width = WIDTH,
+                                    .time = TIME};
+    assert_ok(device_embedding_forward(queue, dtype, &forward));
+    const positions_backward_call backward = {
+        .dy = dy->device, .dtable = dtable->device, .rows = TOKENS, .width = WIDTH, .time = TIME};
+    assert_ok(device_positions_backward(queue, dtype, &backward));
+    check_array(y, "embedding with positions y");
+    check_array(dtable, "positions dtable");
+}
+
+static void check_gelu(cot_dtype dtype)
+{
+    const int64_t count = 37 * WIDTH;
+    const array *x = make_random(dtype, count, 6), *dy = make_random(dtype, count, 1);
+    array *y = make_output(dtype, count), *dx = make_output(dtype, count);
+    x->value[0] = dtype == COT_F16 ? -6e4 : -1e30; /* exp overflows: y is -0 */
+    copy_to_device(x);
+    for (int64_t i = 0; i < count; i++) {
+        const double v = x->value[i], u = 1.5957691216057308 * (v + 0.044715 * v * v * v), s = 1 / (1 + exp(-u)),
+                     slope = 1.5957691216057308 * (1 + 3 * 0.044715 * v * v);
+        const double relative = 1 + fabs(u) * (1 - s); /* the sigmoid's relative error grows with its argument */
+        y->value[i] = s == 0 ? 0 : v * s, y->magnitude[i] = s == 0 ? 0 : fabs(v) * s * relative;
+        dx->value[i] = s == 0 ? 0 : dy->value[i] * (s + v * s * (1 - s) * slope);
+        dx->magnitude[i] = s == 0 ? 0 : fabs(dy->value[i]) * relative * (s + fabs(v) * s * slope); /* of 1 - s: 1 */
+    }
+    const gelu_call forward = {.x = x->device, .y = y->device, .count = count},
+                    backward = {.x = x->device, .dy = dy->device, .y = dx->device, .count = count};
+    assert_ok(device_gelu_forward(queue, dtype, &forward));
+    assert_ok(device_gelu_backward(queue, dtype, &backward));
+    check_array(y, "gelu y");
+    check_array(dx, "gelu dx");
+}
+
 /* Three heads of 32 channels are rotated; the last 8 channels of a row are not. */
 static void check_rope(cot_dtype dtype, bool backward)
 {
@@ -447,6 +580,45 @@ static void rmsnorm_matches_its_formula(void **state)
     check_rmsnorm(COT_F32, 3, 8192, false); /* one warp a block */
 }
 
+static void layernorm_matches_its_formula(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < COUNT(dtypes); i++, free_arrays()) {
+        check_layernorm(dtypes[i], 37, WIDTH, false);
+        free_arrays();
+        check_layernorm(dtypes[i], 5, 1032, true); /* several vectors per lane */
+    }
+    check_layernorm(COT_BF16, 2100, 8, true); /* blocks of 8 rows */
+    free_arrays();
+    check_layernorm(COT_F32, 5, 2048, false); /* two warps a block */
+    free_arrays();
+    check_layernorm(COT_F32, 3, 6144, false); /* one warp a block */
+}
+
+static void columns_are_summed(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < COUNT(dtypes); i++, free_arrays()) {
+        check_column_sums(dtypes[i], 3, 8);    /* most lanes and warps have nothing */
+        check_column_sums(dtypes[i], 37, 520); /* several blocks of columns, the last partial */
+    }
+    check_column_sums(COT_BF16, 4200, 16); /* blocks of 16 rows, the last partial */
+}
+
+static void positions_are_added_and_summed(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < COUNT(dtypes); i++, free_arrays())
+        check_positions(dtypes[i]);
+}
+
+static void gelu_matches_its_formula(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < COUNT(dtypes); i++, free_arrays())
+        check_gelu(dtypes[i]);
+}
+
 static void rope_rotates_both_ways(void **state)
 {
     (void)state;
@@ -514,12 +686,13 @@ static void streams_are_summed_and_filled(void **state)
     }
 }
 
-/* d = op(a) op(b) + c, of each dtype, with results of the same dtype and of float32. */
+/* d = op(a) op(b) + c + bias, of each dtype, with results of the same dtype and of float32. */
 static void check_product(cublaslt *l, cot_dtype in, cot_dtype out, int which)
 {
     enum { M = 24, N = 40, K = 56 };
-    const bool transpose_a = which & 1, transpose_b = which & 2, adds = which & 4;
-    const array *a = make_random(in, M * K, 1), *b = make_random(in, K * N, 1), *c = make_random(out, M * N, 1);
+    const bool transpose_a = which & 1, transpose_b = which & 2, adds = which & 4, has_bias = which & 8;
+    const array *a = make_random(in, M * K, 1), *b = make_random(in, K * N, 1), *c = make_random(out, M * N, 1),
+                *bias = make_random(out, N, 1);
     array *d = make_output(out, M * N);
     const cublaslt_product product = {.m = M,
                                       .n = N,
@@ -531,11 +704,14 @@ static void check_product(cublaslt *l, cot_dtype in, cot_dtype out, int which)
                                       .a = a->device,
                                       .b = b->device,
                                       .c = adds ? c->device : NULL,
+                                      .bias = has_bias ? bias->device : NULL,
                                       .d = d->device};
     for (int64_t i = 0; i < M; i++)
         for (int64_t j = 0; j < N; j++) {
             if (adds)
                 add_term(d, i * N + j, c->value[i * N + j]);
+            if (has_bias)
+                add_term(d, i * N + j, bias->value[j]);
             for (int64_t k = 0; k < K; k++)
                 add_term(d, i * N + j,
                          a->value[transpose_a ? k * M + i : i * K + k] * b->value[transpose_b ? j * K + k : k * N + j]);
@@ -559,9 +735,10 @@ static void products_match_their_formula(void **state)
     }
     assert_ok(status);
     for (size_t i = 0; i < COUNT(dtypes); i++)
-        for (int which = 0; which < 8; which++) {
+        for (int which = 0; which < 16; which++) {
             check_product(l, dtypes[i], dtypes[i], which);
-            check_product(l, dtypes[i], COT_F32, which);
+            if (which < 8) /* gradients of weights have no bias */
+                check_product(l, dtypes[i], COT_F32, which);
         }
     cublaslt_close(l);
     cot_cuda_free(queue, workspace);
@@ -573,6 +750,15 @@ static void partial_vectors_are_refused(void **state)
     const rmsnorm_call norm = {.rows = 1, .width = 12};
     assert_fails(device_rmsnorm_forward(queue, COT_BF16, &norm), COT_INVALID_SHAPE,
                  "rmsnorm_forward: width is 12, expected a positive multiple of 8");
+    const layernorm_backward_call layernorm = {.rows = 1, .width = 6152};
+    assert_fails(device_layernorm_backward(queue, COT_F32, &layernorm), COT_INVALID_SHAPE,
+                 "layernorm_backward: width is 6152, expected at most 6144");
+    const column_sums_call sums = {.rows = 1, .width = 12};
+    assert_fails(device_column_sums(queue, COT_F16, &sums), COT_INVALID_SHAPE,
+                 "column_sums: width is 12, expected a positive multiple of 8");
+    const gelu_call gelu = {.count = 3};
+    assert_fails(device_gelu_forward(queue, COT_F32, &gelu), COT_INVALID_SHAPE,
+                 "gelu_forward: count is 3, expected a positive multiple of 4");
     const rope_call rope = {.rows = 1, .time = 1, .heads = 1, .size = 20, .row_length = 24};
     assert_fails(device_rope(queue, COT_F16, &rope), COT_INVALID_SHAPE,
                  "rope: size / 2 is 10, expected a positive multiple of 8");
@@ -598,6 +784,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(embedding_sums_rows_of_each_token),
         TEST(rmsnorm_matches_its_formula),
+        TEST(layernorm_matches_its_formula),
+        TEST(columns_are_summed),
+        TEST(positions_are_added_and_summed),
+        TEST(gelu_matches_its_formula),
         TEST(rope_rotates_both_ways),
         TEST(gate_matches_its_formula),
         TEST(cross_entropy_replaces_logits_by_their_gradient),

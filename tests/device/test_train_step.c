@@ -182,7 +182,22 @@ static void hybrid_steps_match_the_cpu(void **state)
         check_steps(config, DTYPES[i], 0.2);
 }
 
-/* Attention and MLPs, as in GPT-2. */
+/* GPT-2. The head reads the embedding, so that the ranges of both are those of training. */
+static void gpt2_steps_match_the_cpu(void **state)
+{
+    (void)state;
+    model_config config = SMALL;
+    config.gpt2 = true;
+    config.attention = 1;
+    config.layers = 2;
+    config.inner = config.width;
+    config.heads = config.kv_heads = 2;
+    config.mlp = 4 * config.width;
+    for (size_t i = 0; i < COUNT(DTYPES); i++)
+        check_steps(config, DTYPES[i], i == 0 ? 0.2 : 0);
+}
+
+/* Attention and MLPs, as in Llama. */
 static void transformer_steps_match_the_cpu(void **state)
 {
     (void)state;
@@ -225,6 +240,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(hybrid_steps_match_the_cpu),
         cmocka_unit_test(transformer_steps_match_the_cpu),
+        cmocka_unit_test(gpt2_steps_match_the_cpu),
         cmocka_unit_test(connected_steps_match_the_cpu),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

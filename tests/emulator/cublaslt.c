@@ -14,6 +14,8 @@
 
 struct lt_description {
     int32_t transpose[2];
+    uint32_t epilogue; /* 0 or LT_EPILOGUE_BIAS */
+    uint8_t *bias;
 };
 
 struct lt_matrix {
@@ -28,7 +30,7 @@ typedef struct operand {
 } operand;
 
 typedef struct product {
-    operand a, b, c, d;
+    operand a, b, c, d, bias; /* bias: a matrix of one column, or no data */
     int32_t transpose_a, transpose_b;
     float alpha, beta;
 } product;
@@ -65,10 +67,14 @@ int cublasLtMatmulDescDestroy(lt_desc desc)
 
 int cublasLtMatmulDescSetAttribute(lt_desc desc, int attribute, const void *value, size_t bytes)
 {
-    if ((attribute != LT_DESC_TRANSA && attribute != LT_DESC_TRANSB) || bytes != sizeof(int32_t))
-        return LT_INVALID_VALUE;
-    memcpy(&desc->transpose[attribute - LT_DESC_TRANSA], value, bytes);
-    return LT_SUCCESS;
+    void *const members[] = {&desc->transpose[0], &desc->transpose[1], &desc->epilogue, &desc->bias};
+    const int attributes[] = {LT_DESC_TRANSA, LT_DESC_TRANSB, LT_DESC_EPILOGUE, LT_DESC_BIAS_POINTER};
+    for (int i = 0; i < 4; i++)
+        if (attribute == attributes[i] && bytes == (i < 3 ? sizeof(int32_t) : sizeof(void *))) {
+            memcpy(members[i], value, bytes);
+            return desc->epilogue == 0 || desc->epilogue == LT_EPILOGUE_BIAS ? LT_SUCCESS : LT_NOT_SUPPORTED;
+        }
+    return LT_INVALID_VALUE;
 }
 
 int cublasLtMatrixLayoutCreate(lt_layout *layout, int type, uint64_t rows, uint64_t columns, int64_t ld)
@@ -190,7 +196,9 @@ static bool multiply(const void *parameters)
             for (uint64_t i = 0; i < k; i++)
                 sum += a[r * k + i] * b[c * k + i];
             sum *= p->alpha;
-            store(&p->d, r, c, p->beta == 0 ? sum : sum + p->beta * load(&p->c, r, c));
+            if (p->beta != 0)
+                sum += p->beta * load(&p->c, r, c);
+            store(&p->d, r, c, p->bias.data == NULL ? sum : sum + load(&p->bias, r, 0));
         }
     free(a);
     free(b);
@@ -212,6 +220,8 @@ int cublasLtMatmul(lt_handle handle, lt_desc desc, const void *alpha, const void
                        .b = {*b_layout, (uint8_t *)(uintptr_t)b},
                        .c = {*c_layout, (uint8_t *)(uintptr_t)c},
                        .d = {*d_layout, d},
+                       .bias = {{d_layout->type, d_layout->rows, 1, (int64_t)d_layout->rows},
+                                desc->epilogue == LT_EPILOGUE_BIAS ? desc->bias : NULL},
                        .transpose_a = desc->transpose[0],
                        .transpose_b = desc->transpose[1],
                        .alpha = *(const float *)alpha,
@@ -219,6 +229,7 @@ int cublasLtMatmul(lt_handle handle, lt_desc desc, const void *alpha, const void
     if (!fits(desc, a_layout, b_layout, c_layout, d_layout) || algorithm->data[0] != 1)
         return LT_INVALID_VALUE;
     if (!is_memory(&p.a) || !is_memory(&p.b) || !is_memory(&p.c) || !is_memory(&p.d) ||
+        (desc->epilogue == LT_EPILOGUE_BIAS && !is_memory(&p.bias)) ||
         !emu_is_memory((uint64_t)workspace, workspace_bytes)) {
         fprintf(stderr, "cublaslt: an operand is misaligned or outside the device's memory\n");
         return LT_INVALID_VALUE;

@@ -21,7 +21,7 @@ import limited
 PROGRAM = os.path.realpath(sys.argv[1])
 TEXT = os.path.realpath('LICENSE')
 KILLS = 5  # per architecture
-ARCHITECTURES = ([], ['--arch', 'conv'], ['--attention', '1'], ['--attention', '2'], ['--attention', '2', '--mhc', '2'])
+ARCHITECTURES = ([], ['--arch', 'conv'], ['--attention', '1'], ['--attention', '2'], ['--arch', 'gpt2'], ['--attention', '2', '--mhc', '2'])
 STEPS = 60
 RUN = [PROGRAM, TEXT, '--steps', str(STEPS), '--batch', '2', '--context', '64', '--width', '16', '--layers', '2',
        '--dropout', '0.1', '--sample', '0', '--quiet', '--out', 'out', '--checkpoint', 'run.safetensors']
@@ -154,10 +154,15 @@ def test_several():
         check(os.path.exists(f"out/{row['trained']}-{row['seed']}/loss.csv"), f'no curve of {row}')
     check([line.split()[0] for line in several.stdout.splitlines()[-4:-2]] == ['conv', 'hybrid-mhc'],
           f'the table: {several.stdout}')
-    for arguments, text in ((['--arch', 'rnn'], '--arch is "rnn", expected conv, attention, hybrid, hybrid-mhc, full or all'),
+    for arguments, text in ((['--arch', 'rnn'], '--arch is "rnn", expected conv, attention, hybrid, hybrid-mhc, full, gpt2 or all'),
                             (['--arch', 'conv,'], '--arch is "conv,", expected'),
                             (['--arch', 'hybrid', '--mhc', '2'], '--arch says what --attention, --mhc and --dense say'),
                             (['--arch', 'all', '--checkpoint', 'x'], '--checkpoint is of a single run'),
+                            (['--preset', 'gpt2-124m', '--mhc', '2'], '--attention, --mhc and --dense are not of a gpt2 preset'),
+                            (['--preset', 'gpt3'], '--preset is "gpt3", expected gpt2-124m, gpt2-350m, llama-130m'),
+                            (['--arch', 'gpt2', '--heads', '8', '--kv-heads', '2'], '--kv-heads is not of GPT-2'),
+                            (['--arch', 'gpt2', '--heads', '7'], '--width must be a multiple of --heads'),
+                            (['--arch', 'conv', '--heads', '7'], 'the default of --inner, 5/4 of the width, is no multiple'),
                             (['--json', 'x'], '--json is of several runs')):
         result = train(*arguments)
         check(result.returncode == 2 and result.stderr.startswith(f'train_lm: {text}')

@@ -63,6 +63,20 @@ def test_bits(dtype):
     check(content('third.safetensors') == content('first.safetensors'), f'{dtype}: a resumed checkpoint differs')
 
 
+def test_gpt2():
+    """GPT-2's layers: the loss of a step, at the CPU and at the GPU."""
+    options = ['--arch', 'gpt2', '--inner', '16', '--mlp', '32', '--dtype', 'f32', '--dropout', '0', '--steps', '3']
+    run_gpt2 = [PROGRAM, TEXT, '--batch', '2', '--context', '16', '--width', '16', '--layers', '2', '--sample', '0',
+                '--quiet', '--out', 'out', *options]
+    losses = []
+    for backend in 'cpu', 'cuda':
+        result = subprocess.run([*run_gpt2, '--backend', backend], env=environment(EMULATOR), text=True,
+                                capture_output=True)
+        check(result.returncode == 0, f'gpt2 on {backend}: {result.stderr}')
+        losses += [float(line.split()[2]) for line in result.stdout.splitlines() if line.startswith('validation loss')]
+    check(len(losses) == 2 and abs(losses[0] - losses[1]) < 1e-5, f'gpt2: {losses}')
+
+
 def expect_line(result, status, *words):
     lines = result.stderr.splitlines()
     good = result.returncode == status and len(lines) == 1 and all(word in lines[0] for word in words)
@@ -95,6 +109,7 @@ with tempfile.TemporaryDirectory() as folder:
     test_bits('bf16')
     os.remove('first.safetensors'), os.remove('second.safetensors'), os.remove('third.safetensors')
     test_bits('f32')
+    test_gpt2()
     test_errors()
 print('test_train_cuda: ' + (f'{failed} checks failed' if failed else 'passed'))
 sys.exit(failed > 0)

@@ -170,6 +170,105 @@ static void test_rmsnorm(void **state)
     free(dx), free(before), free(dgain), free(partial);
 }
 
+/* ---- LayerNorm, biases, positions --------------------------------------------------------------------- */
+
+typedef struct layernorm_case {
+    int64_t rows, width;
+    real *x, *gain, *bias, *y, *mean, *inv_deviation, *dy;
+} layernorm_case;
+
+static double layernorm_loss(void *context)
+{
+    const layernorm_case *c = context;
+    layernorm_forward(c->rows, c->width, c->x, c->gain, c->bias, c->y, c->mean, c->inv_deviation);
+    return dot(c->y, c->dy, c->rows * c->width);
+}
+
+static void test_layernorm(void **state)
+{
+    (void)state;
+    layernorm_case c = {.rows = 131, .width = 9};
+    const int64_t count = c.rows * c.width;
+    c.x = random_values(count, 1);
+    c.gain = random_values(c.width, 2);
+    c.bias = random_values(c.width, 3);
+    c.dy = random_values(count, 4);
+    c.y = real_allocate(count);
+    c.mean = real_allocate(c.rows);
+    c.inv_deviation = real_allocate(c.rows);
+    for (int64_t i = 0; i < count; i++)
+        c.x[i] += 3; /* a mean */
+    real *dx = random_values(count, 5), *before = random_values(count, 5), *dgain = random_values(c.width, 6),
+         *dbias = random_values(c.width, 7), *sums = random_values(c.width, 8);
+    real *partial = random_values(2 * rmsnorm_partial_count(c.rows, c.width), 9);
+    layernorm_loss(&c);
+    layernorm_backward(c.rows, c.width, c.x, c.gain, c.mean, c.inv_deviation, c.dy, partial, dx, dgain, dbias,
+                       MATRIX_SET);
+    for (int64_t i = 0; i < count; i++)
+        dx[i] -= before[i]; /* dx is accumulated */
+    check_gradient("layernorm dx", layernorm_loss, &c, c.x, dx, count);
+    check_gradient("layernorm dgain", layernorm_loss, &c, c.gain, dgain, c.width);
+    check_gradient("layernorm dbias", layernorm_loss, &c, c.bias, dbias, c.width);
+    column_sums(c.rows, c.width, c.dy, partial, sums, MATRIX_SET);
+    for (int64_t i = 0; i < c.width; i++)
+        assert_true(fabs(sums[i] - dbias[i]) <= 1e-13);
+    column_sums(c.rows, c.width, c.dy, partial, sums, MATRIX_ADD);
+    for (int64_t i = 0; i < c.width; i++)
+        assert_true(fabs(sums[i] - 2 * dbias[i]) <= 1e-13);
+    free(c.x), free(c.gain), free(c.bias), free(c.y), free(c.mean), free(c.inv_deviation), free(c.dy);
+    free(dx), free(before), free(dgain), free(dbias), free(sums), free(partial);
+}
+
+/* Against plain loops. Rows of the gradient behind the sequence do not change. */
+static void test_positions(void **state)
+{
+    (void)state;
+    enum { ROWS = 6, PLACES = 3, FIRST = 2, WIDTH = 5, TABLE = FIRST + PLACES };
+    real *table = random_values(TABLE * WIDTH, 1), *x = random_values(ROWS * WIDTH, 2),
+         *before = random_values(ROWS * WIDTH, 2), *dtable = random_values(TABLE * WIDTH, 3),
+         *dbefore = random_values(TABLE * WIDTH, 3);
+    positions_forward(ROWS, PLACES, FIRST, WIDTH, table, x);
+    for (int64_t i = 0; i < ROWS * WIDTH; i++)
+        assert_true(x[i] == before[i] + table[(FIRST + i / WIDTH % PLACES) * WIDTH + i % WIDTH]);
+    positions_backward(ROWS, PLACES, WIDTH, x, dtable, MATRIX_SET);
+    for (int64_t i = 0; i < PLACES * WIDTH; i++)
+        assert_true(fabs(dtable[i] - (x[i] + x[i + PLACES * WIDTH])) <= 1e-15);
+    positions_backward(ROWS, PLACES, WIDTH, x, dtable, MATRIX_ADD);
+    for (int64_t i = 0; i < TABLE * WIDTH; i++)
+        assert_true(i < PLACES * WIDTH ? fabs(dtable[i] - 2 * (x[i] + x[i + PLACES * WIDTH])) <= 1e-14
+                                       : dtable[i] == dbefore[i]);
+    free(table), free(x), free(before), free(dtable), free(dbefore);
+}
+
+typedef struct gelu_case {
+    real *x, *y, *dy;
+} gelu_case;
+
+enum { GELU_COUNT = 40 };
+
+static double gelu_loss(void *context)
+{
+    const gelu_case *c = context;
+    gelu_forward(GELU_COUNT, c->x, c->y);
+    return dot(c->y, c->dy, GELU_COUNT);
+}
+
+static void test_gelu(void **state)
+{
+    (void)state;
+    gelu_case c = {random_values(GELU_COUNT, 1), real_allocate(GELU_COUNT), random_values(GELU_COUNT, 2)};
+    real *dx = random_values(GELU_COUNT, 3);
+    for (int i = 0; i < GELU_COUNT; i++)
+        c.x[i] *= 4;
+    gelu_loss(&c);
+    for (int i = 0; i < GELU_COUNT; i++) /* GPT-2's form */
+        assert_true(fabs(c.y[i] - 0.5 * c.x[i] *
+                                      (1 + tanh(0.79788456080286536 * (c.x[i] + 0.044715 * pow(c.x[i], 3))))) <= 1e-14);
+    gelu_backward(GELU_COUNT, c.x, c.dy, dx);
+    check_gradient("gelu dx", gelu_loss, &c, c.x, dx, GELU_COUNT);
+    free(c.x), free(c.y), free(c.dy), free(dx);
+}
+
 /* ---- embedding ---------------------------------------------------------------------------------------- */
 
 typedef struct embedding_case {
@@ -357,7 +456,7 @@ static void check_block(double dropout)
     assert_int_equal(mixer_block_backward(block, c.sizes, &m.b, BATCH, TIME, &m.pass.blocks[0], &m.pass.scratch, dx),
                      COT_OK);
     check_gradient("block dx", block_loss, &c, m.pass.blocks[0].x, dx, count);
-    parameter *const parameters[] = {block->gain, block->w_in, block->conv_weight, block->conv_bias, block->w_out};
+    parameter *const parameters[] = {block->norm.gain, block->w_in, block->conv_weight, block->conv_bias, block->w_out};
     for (size_t i = 0; i < sizeof parameters / sizeof parameters[0]; i++)
         check_gradient(parameters[i]->name, block_loss, &c, parameters[i]->value, parameters[i]->gradient,
                        parameters[i]->count);
@@ -459,15 +558,33 @@ static void test_model_mlp(void **state)
     check_model(config, 0);
 }
 
-/* The gradients of two micro-batches are those of one batch. */
-static void test_accumulation(void **state)
+/* Two layers of GPT-2. */
+static model_config gpt2_config(void)
+{
+    model_config config = SMALL;
+    config.gpt2 = true;
+    config.attention = 1;
+    config.inner = config.width;
+    config.heads = config.kv_heads = 2;
+    config.mlp = 4 * config.width;
+    config.context = TIME;
+    return config;
+}
+
+static void test_model_gpt2(void **state)
 {
     (void)state;
-    model_config config = SMALL;
-    config.attention = 2;
-    config.dense = 3;
-    config.streams = 2;
-    config.mlp = 8;
+    check_model(gpt2_config(), 0);
+    check_model(gpt2_config(), 0.3);
+    model_case c;
+    model_case_create(&c, gpt2_config());
+    assert_ptr_equal(c.model.head, c.model.embedding);
+    model_case_destroy(&c);
+}
+
+/* The gradients of two micro-batches are those of one batch. */
+static void check_accumulation(model_config config)
+{
     model_case c;
     model_case_create(&c, config);
     const int64_t count = c.model.parameters.elements, rows = BATCH * TIME;
@@ -489,6 +606,18 @@ static void test_accumulation(void **state)
         assert_true(fabs(c.model.parameters.gradients[i] - whole[i]) <= 1e-12);
     free(whole);
     model_case_destroy(&c);
+}
+
+static void test_accumulation(void **state)
+{
+    (void)state;
+    model_config config = SMALL;
+    config.attention = 2;
+    config.dense = 3;
+    config.streams = 2;
+    config.mlp = 8;
+    check_accumulation(config);
+    check_accumulation(gpt2_config());
 }
 
 /* Models with hyper-connections. Together they use every gradient of the library's mhc ops. */
@@ -575,6 +704,33 @@ static void test_decoding(void **state)
     check_decoding(config);
     config.dense = 1;
     check_decoding(config);
+    check_decoding(gpt2_config());
+}
+
+/* A sample of GPT-2 goes on behind the context. Its first bytes are those of a sample that ends there; what follows
+ * depends on the last half of the context alone. */
+static void test_long_sample(void **state)
+{
+    (void)state;
+    enum { SHORT = TIME - 3, LONG = 2 * TIME };
+    model_case c;
+    model_decoder decoder;
+    uint8_t few[SHORT], many[LONG];
+    model_case_create(&c, gpt2_config());
+    sample_options options = {.prompt = "\1\2\3", .count = SHORT, .temperature = 0, .seed = 1};
+    assert_int_equal(sample_generate(&c.model, &c.b, &options, few), COT_OK);
+    options.count = LONG;
+    assert_int_equal(sample_generate(&c.model, &c.b, &options, many), COT_OK);
+    assert_memory_equal(few, many, SHORT);
+    assert_true(model_decoder_create(&decoder, &c.model, &c.b));
+    for (int64_t i = TIME - TIME / 2 - 3; i <= TIME - 3; i++) /* the prompt has 3 bytes */
+        assert_int_equal(model_decoder_step(&c.model, &decoder, many[i]), COT_OK);
+    assert_int_equal(sample_pick(decoder.pass.logits, c.model.config.vocabulary, 0, 0), many[TIME - 2]);
+    while (decoder.tokens < TIME)
+        assert_int_equal(model_decoder_step(&c.model, &decoder, 1), COT_OK);
+    assert_int_equal(model_decoder_step(&c.model, &decoder, 1), COT_INVALID_SHAPE);
+    model_decoder_destroy(&decoder);
+    model_case_destroy(&c);
 }
 
 /* Decoding continues beyond the attention window, and older tokens have no effect. */
@@ -860,6 +1016,9 @@ int main(void)
         cmocka_unit_test(test_linear),
         cmocka_unit_test(test_linear_tiles),
         cmocka_unit_test(test_rmsnorm),
+        cmocka_unit_test(test_layernorm),
+        cmocka_unit_test(test_positions),
+        cmocka_unit_test(test_gelu),
         cmocka_unit_test(test_embedding),
         cmocka_unit_test(test_gate),
         cmocka_unit_test(test_rope),
@@ -869,12 +1028,14 @@ int main(void)
         cmocka_unit_test(test_model_kernels),
         cmocka_unit_test(test_model_stem),
         cmocka_unit_test(test_model_mlp),
+        cmocka_unit_test(test_model_gpt2),
         cmocka_unit_test(test_accumulation),
         cmocka_unit_test(test_model_streams),
         cmocka_unit_test(test_model_attention),
         cmocka_unit_test(test_dropout),
         cmocka_unit_test(test_decoding),
         cmocka_unit_test(test_long_decoding),
+        cmocka_unit_test(test_long_sample),
         cmocka_unit_test(test_sample_pick),
         cmocka_unit_test(test_threads),
         cmocka_unit_test(test_gradient_norm_threads),

@@ -21,7 +21,7 @@
 /* ALIGNMENT: bytes. LOGIT_ROWS: at a vocabulary of 50304, a chunk of bf16 logits has 400 MB. */
 enum { ALIGNMENT = 256, PARAMETER_ALIGNMENT = 16, LOGIT_ROWS = 4096, MAX_ALLOCATIONS = 16 };
 
-static const float NORM_EPS = 1e-6f;
+static const float NORM_EPS = 1e-6f, LAYERNORM_EPS = 1e-5f;
 
 /* The device addresses of a micro-batch. */
 typedef struct device_tokens {
@@ -147,7 +147,8 @@ static void add(backend *b, int64_t count, const void *x, void *y)
 
 /* ---- layers ------------------------------------------------------------------------------------------- */
 
-static void forward_linear(backend *b, linear_shape shape, const void *x, const void *w, const void *residual, void *y)
+static void forward_linear(backend *b, linear_shape shape, const void *x, const void *w, const void *bias,
+                           const void *residual, void *y)
 {
     const cublaslt_product product = {.m = shape.rows,
                                       .n = shape.out,
@@ -156,6 +157,7 @@ static void forward_linear(backend *b, linear_shape shape, const void *x, const 
                                       .b = w,
                                       .transpose_b = true,
                                       .c = residual,
+                                      .bias = bias,
                                       .d = y,
                                       .in = b->dtype,
                                       .out = b->dtype};
@@ -187,11 +189,31 @@ static void backward_linear(backend *b, linear_shape shape, const void *x, const
     check(b, cublaslt_multiply(cuda_of(b)->lt, &input));
 }
 
-static void forward_embedding(backend *b, int64_t rows, int64_t width, const void *inputs, const void *table, void *y)
+static void backward_bias(backend *b, int64_t rows, int64_t width, const void *dy, void *scratch, void *dbias)
 {
+    const column_sums_call call = {.x = dy, .partials = scratch, .sums = dbias, .rows = rows, .width = width};
+    check(b, device_column_sums(b->queue, b->dtype, &call));
+}
+
+static void forward_embedding(backend *b, int64_t rows, int64_t width, const void *inputs, const void *table,
+                              const void *positions, int64_t time, int64_t first, void *y)
+{
+    (void)first; /* decoding is on the CPU */
     const device_tokens *batch = inputs;
-    const embedding_call call = {.tokens = batch->tokens, .table = table, .y = y, .rows = rows, .width = width};
+    const embedding_call call = {.tokens = batch->tokens,
+                                 .table = table,
+                                 .positions = positions,
+                                 .y = y,
+                                 .rows = rows,
+                                 .width = width,
+                                 .time = time};
     check(b, device_embedding_forward(b->queue, b->dtype, &call));
+}
+
+static void backward_positions(backend *b, int64_t rows, int64_t time, int64_t width, const void *dy, void *dtable)
+{
+    const positions_backward_call call = {.dy = dy, .dtable = dtable, .rows = rows, .width = width, .time = time};
+    check(b, device_positions_backward(b->queue, b->dtype, &call));
 }
 
 static void backward_embedding(backend *b, int64_t rows, int64_t width, int64_t vocabulary, const void *inputs,
@@ -233,6 +255,40 @@ static void backward_rmsnorm(backend *b, int64_t rows, int64_t width, const void
                                         .width = width,
                                         .accumulate = 1};
     check(b, device_rmsnorm_backward(b->queue, b->dtype, &call));
+}
+
+static void forward_layernorm(backend *b, int64_t rows, int64_t width, const void *x, const void *gain,
+                              const void *bias, void *y, void *mean, void *inv_deviation)
+{
+    const layernorm_call call = {.x = x,
+                                 .gain = gain,
+                                 .bias = bias,
+                                 .y = y,
+                                 .mean = mean,
+                                 .inv_deviation = inv_deviation,
+                                 .rows = rows,
+                                 .width = width,
+                                 .eps = LAYERNORM_EPS};
+    check(b, device_layernorm_forward(b->queue, b->dtype, &call));
+}
+
+static void backward_layernorm(backend *b, int64_t rows, int64_t width, const void *x, const void *gain,
+                               const void *mean, const void *inv_deviation, const void *dy, void *scratch, void *dx,
+                               void *dgain, void *dbias)
+{
+    const layernorm_backward_call call = {.x = x,
+                                          .gain = gain,
+                                          .dy = dy,
+                                          .mean = mean,
+                                          .inv_deviation = inv_deviation,
+                                          .dx = dx,
+                                          .partials = scratch,
+                                          .dgain = dgain,
+                                          .dbias = dbias,
+                                          .rows = rows,
+                                          .width = width,
+                                          .accumulate = 1};
+    check(b, device_layernorm_backward(b->queue, b->dtype, &call));
 }
 
 static void rotate(backend *b, int64_t rows, int64_t time, int64_t first, int64_t heads, int64_t size,
@@ -315,6 +371,18 @@ static void backward_swiglu(backend *b, int64_t rows, int64_t inner, const void 
     check(b, device_gate_backward(b->queue, b->dtype, &call));
 }
 
+static void forward_gelu(backend *b, int64_t rows, int64_t inner, const void *x, void *y)
+{
+    const gelu_call call = {.x = x, .y = y, .count = rows * inner};
+    check(b, device_gelu_forward(b->queue, b->dtype, &call));
+}
+
+static void backward_gelu(backend *b, int64_t rows, int64_t inner, const void *x, const void *dy, void *dx)
+{
+    const gelu_call call = {.x = x, .dy = dy, .y = dx, .count = rows * inner};
+    check(b, device_gelu_backward(b->queue, b->dtype, &call));
+}
+
 static void spread(backend *b, int64_t rows, int64_t streams, int64_t width, const void *x, void *out)
 {
     const streams_call call = {(void *)(uintptr_t)x, out, rows, streams, width};
@@ -345,11 +413,11 @@ static void add_cross_entropy(backend *b, int64_t first, int64_t rows, int64_t m
     check(b, device_mean_loss(b->queue, &mean));
 }
 
-/* The embedding's partial sums, and those of the norm. */
+/* The embedding's partial sums, those of a norm, and those of a bias (SUM_BLOCKS is less). */
 static int64_t scratch_bytes(const backend *b, int64_t rows, int64_t width)
 {
     (void)b;
-    return cot_max(embedding_max_partials(rows), NORM_BLOCKS) * width * (int64_t)sizeof(float);
+    return cot_max(embedding_max_partials(rows), 2 * NORM_BLOCKS) * width * (int64_t)sizeof(float);
 }
 
 /* ---- steps -------------------------------------------------------------------------------------------- */
@@ -556,15 +624,21 @@ static const backend_operations OPERATIONS = {
     .add = add,
     .linear_forward = forward_linear,
     .linear_backward = backward_linear,
+    .bias_backward = backward_bias,
     .embedding_forward = forward_embedding,
     .embedding_backward = backward_embedding,
+    .positions_backward = backward_positions,
     .rmsnorm_forward = forward_rmsnorm,
     .rmsnorm_backward = backward_rmsnorm,
+    .layernorm_forward = forward_layernorm,
+    .layernorm_backward = backward_layernorm,
     .rope = rotate,
     .gate_forward = forward_gate,
     .gate_backward = backward_gate,
     .swiglu_forward = forward_swiglu,
     .swiglu_backward = backward_swiglu,
+    .gelu_forward = forward_gelu,
+    .gelu_backward = backward_gelu,
     .spread = spread,
     .collect = collect,
     .cross_entropy = add_cross_entropy,

@@ -16,7 +16,7 @@ enum { MAX_SHAPES = 64, ALIGNMENT = 16 };
 /* What a product needs besides the pointers. */
 typedef struct shape {
     int64_t m, n, k;
-    bool transpose_a, transpose_b, adds;
+    bool transpose_a, transpose_b, adds, has_bias;
     cot_dtype in, out;
 } shape;
 
@@ -162,14 +162,19 @@ static int choose_algorithm(cublaslt *l, prepared *p)
 
 /* A row-major matrix [r,c] is a column-major matrix [c,r]. So the library computes the transposed product
  * d^T [n,m] = op(b)^T op(a)^T, and its first operand is b. */
-static int prepare(cublaslt *l, prepared *p, const shape *s)
+static int prepare(cublaslt *l, prepared *p, const shape *s, const void *bias)
 {
+    const uint32_t epilogue = LT_EPILOGUE_BIAS;
     const int32_t op_first = s->transpose_b ? LT_OP_T : LT_OP_N, op_second = s->transpose_a ? LT_OP_T : LT_OP_N;
     const uint64_t m = (uint64_t)s->m, n = (uint64_t)s->n, k = (uint64_t)s->k;
     *p = (prepared){.shape = *s};
     int result = l->cublasLtMatmulDescCreate(&p->desc, LT_COMPUTE_32F, LT_R_32F);
     THEN(l->cublasLtMatmulDescSetAttribute(p->desc, LT_DESC_TRANSA, &op_first, sizeof op_first));
     THEN(l->cublasLtMatmulDescSetAttribute(p->desc, LT_DESC_TRANSB, &op_second, sizeof op_second));
+    if (s->has_bias) {
+        THEN(l->cublasLtMatmulDescSetAttribute(p->desc, LT_DESC_EPILOGUE, &epilogue, sizeof epilogue));
+        THEN(l->cublasLtMatmulDescSetAttribute(p->desc, LT_DESC_BIAS_POINTER, &bias, sizeof bias));
+    }
     THEN(s->transpose_b ? l->cublasLtMatrixLayoutCreate(&p->first, type_of(s->in), k, n, s->k)
                         : l->cublasLtMatrixLayoutCreate(&p->first, type_of(s->in), n, k, s->n));
     THEN(s->transpose_a ? l->cublasLtMatrixLayoutCreate(&p->second, type_of(s->in), m, k, s->m)
@@ -179,7 +184,7 @@ static int prepare(cublaslt *l, prepared *p, const shape *s)
     return result;
 }
 
-static cot_status find_product(cublaslt *l, const shape *s, prepared **found)
+static cot_status find_product(cublaslt *l, const shape *s, const void *bias, prepared **found)
 {
     for (int i = 0; i < l->count; i++)
         if (memcmp(&l->products[i].shape, s, sizeof *s) == 0) {
@@ -189,7 +194,7 @@ static cot_status find_product(cublaslt *l, const shape *s, prepared **found)
     if (l->count == MAX_SHAPES)
         return cot_fail(COT_UNSUPPORTED, "cuBLASLt: more than %d shapes of products", MAX_SHAPES);
     *found = &l->products[l->count];
-    const int result = prepare(l, *found, s);
+    const int result = prepare(l, *found, s, bias);
     if (result == LT_SUCCESS) {
         l->count++;
         return COT_OK;
@@ -207,17 +212,20 @@ cot_status cublaslt_multiply(cublaslt *l, const cublaslt_product *product)
     memset(&s, 0, sizeof s); /* also the padding, which find_product compares */
     s.m = product->m, s.n = product->n, s.k = product->k;
     s.transpose_a = product->transpose_a, s.transpose_b = product->transpose_b;
-    s.adds = product->c != NULL;
+    s.adds = product->c != NULL, s.has_bias = product->bias != NULL;
     s.in = product->in, s.out = product->out;
     cot_status status = cot_device_enter(l->queue->device);
     if (status != COT_OK)
         return status;
-    status = find_product(l, &s, &p);
+    status = find_product(l, &s, product->bias, &p);
     if (status == COT_OK) {
-        const int result =
-            l->cublasLtMatmul(l->handle, p->desc, &one, product->b, p->first, product->a, p->second,
-                              s.adds ? &one : &zero, s.adds ? product->c : product->d, p->d, product->d, p->d,
-                              &p->algorithm, l->workspace, CUBLASLT_WORKSPACE, l->queue->device->stream);
+        int result = LT_SUCCESS;
+        if (s.has_bias)
+            result =
+                l->cublasLtMatmulDescSetAttribute(p->desc, LT_DESC_BIAS_POINTER, &product->bias, sizeof product->bias);
+        THEN(l->cublasLtMatmul(l->handle, p->desc, &one, product->b, p->first, product->a, p->second,
+                               s.adds ? &one : &zero, s.adds ? product->c : product->d, p->d, product->d, p->d,
+                               &p->algorithm, l->workspace, CUBLASLT_WORKSPACE, l->queue->device->stream));
         if (result != LT_SUCCESS)
             status = cot_fail(COT_DEVICE_ERROR, "cuBLASLt: a product %lld x %lld x %lld of %s failed with status %d",
                               (long long)s.m, (long long)s.n, (long long)s.k, cot_dtype_name(s.in), result);

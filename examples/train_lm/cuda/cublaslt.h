@@ -10,14 +10,15 @@
 
 typedef struct cublaslt cublaslt;
 
-/* d [m,n] = op(a) op(b) + c. All matrices are row-major and contiguous, in device memory, aligned to 16 bytes. op(a) is
+/* d [m,n] = op(a) op(b) + c + bias. All matrices are row-major and contiguous, in device memory, aligned to 16 bytes. op(a) is
  * [m,k], stored as [k,m] with transpose_a; op(b) is [k,n], stored as [n,k] with transpose_b. a and b have the dtype
- * `in`, c and d have `out`: f32, f16 or bf16. c may be d, or null (zero). Sums are float32. */
+ * `in`, c and d have `out`: f32, f16 or bf16. c may be d, or null (zero). bias [n] has the dtype `out`;
+ * null: zero. Sums are float32. */
 typedef struct cublaslt_product {
     int64_t m, n, k;
     bool transpose_a, transpose_b;
     cot_dtype in, out;
-    const void *a, *b, *c;
+    const void *a, *b, *c, *bias;
     void *d;
 } cublaslt_product;
 

@@ -12,11 +12,17 @@ enum { LT_SUCCESS = 0, LT_NOT_INITIALIZED = 1, LT_INVALID_VALUE = 7, LT_EXECUTIO
 enum { LT_R_32F = 0, LT_R_16F = 2, LT_R_16BF = 14 }; /* cudaDataType */
 enum { LT_COMPUTE_32F = 68 };                        /* cublasComputeType_t */
 enum { LT_OP_N = 0, LT_OP_T = 1 };                   /* cublasOperation_t */
-enum { LT_DESC_TRANSA = 3, LT_DESC_TRANSB = 4 };     /* cublasLtMatmulDescAttributes_t, int32 */
-enum {                                               /* cublasLtMatmulPreferenceAttributes_t */
-       LT_PREF_WORKSPACE_BYTES = 1,                  /* uint64 */
-       LT_PREF_REDUCTION_MASK = 3,                   /* uint32 */
-       LT_PREF_ALIGNMENT_A = 5,                      /* uint32; then B, C and D */
+enum { LT_EPILOGUE_BIAS = 4 };                       /* cublasLtEpilogue_t: adds a vector to every column of d */
+enum {                                               /* cublasLtMatmulDescAttributes_t */
+       LT_DESC_TRANSA = 3,                           /* int32 */
+       LT_DESC_TRANSB = 4,
+       LT_DESC_EPILOGUE = 7,    /* uint32 */
+       LT_DESC_BIAS_POINTER = 8 /* of the dtype of d */
+};
+enum {                              /* cublasLtMatmulPreferenceAttributes_t */
+       LT_PREF_WORKSPACE_BYTES = 1, /* uint64 */
+       LT_PREF_REDUCTION_MASK = 3,  /* uint32 */
+       LT_PREF_ALIGNMENT_A = 5,     /* uint32; then B, C and D */
        LT_PREF_ALIGNMENT_D = 8
 };
 enum { LT_REDUCTION_COMPUTE_TYPE = 2 }; /* partial sums of a split k go through the workspace, in float32 */

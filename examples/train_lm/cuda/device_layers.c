@@ -21,12 +21,18 @@ extern const unsigned char cot_image_train_layers[], cot_image_train_optimizer[]
 static const cot_cuda_kernel embedding_forward[3] = BY_DTYPE(train_layers, embedding_forward, 0);
 static const cot_cuda_kernel embedding_backward[3] = BY_DTYPE(train_layers, embedding_backward, 0);
 static const cot_cuda_kernel embedding_add_partials = {cot_image_train_layers, "embedding_add_partials", 0};
+static const cot_cuda_kernel positions_backward[3] = BY_DTYPE(train_layers, positions_backward, 0);
 static const cot_cuda_kernel rmsnorm_forward[3] = BY_DTYPE(train_layers, rmsnorm_forward, 0);
 static const cot_cuda_kernel rmsnorm_backward[3] = BY_DTYPE(train_layers, rmsnorm_backward, NORM_SHARED);
-static const cot_cuda_kernel rmsnorm_add_partials = {cot_image_train_layers, "rmsnorm_add_partials", 0};
+static const cot_cuda_kernel layernorm_forward[3] = BY_DTYPE(train_layers, layernorm_forward, 0);
+static const cot_cuda_kernel layernorm_backward[3] = BY_DTYPE(train_layers, layernorm_backward, NORM_SHARED);
+static const cot_cuda_kernel column_sums[3] = BY_DTYPE(train_layers, column_sums, 0);
+static const cot_cuda_kernel add_partials = {cot_image_train_layers, "add_partials", 0};
 static const cot_cuda_kernel rope[3] = BY_DTYPE(train_layers, rope, 0);
 static const cot_cuda_kernel gate_forward[3] = BY_DTYPE(train_layers, gate_forward, 0);
 static const cot_cuda_kernel gate_backward[3] = BY_DTYPE(train_layers, gate_backward, 0);
+static const cot_cuda_kernel gelu_forward[3] = BY_DTYPE(train_layers, gelu_forward, 0);
+static const cot_cuda_kernel gelu_backward[3] = BY_DTYPE(train_layers, gelu_backward, 0);
 static const cot_cuda_kernel add[3] = BY_DTYPE(train_layers, add, 0);
 static const cot_cuda_kernel spread[3] = BY_DTYPE(train_layers, spread, 0);
 static const cot_cuda_kernel collect[3] = BY_DTYPE(train_layers, collect, 0);
@@ -162,7 +168,69 @@ cot_status device_embedding_backward(cot_queue *queue, cot_dtype dtype, const em
     return status;
 }
 
-/* ---- RMSNorm ------------------------------------------------------------------------------------------ */
+/* One block of threads per position and per EMBEDDING_THREADS vectors of columns. */
+cot_status device_positions_backward(cot_queue *queue, cot_dtype dtype, const positions_backward_call *call)
+{
+    const cot_status status = check_vectors("positions_backward", dtype, "width", call->width);
+    if (status != COT_OK)
+        return status;
+    const int64_t vector = 16 / (int64_t)cot_dtype_size(dtype);
+    return launch(queue, &positions_backward[dtype - 1], call->time,
+                  cot_ceil_div(call->width, EMBEDDING_THREADS * vector), EMBEDDING_THREADS, 0, call);
+}
+
+/* ---- sums over rows ----------------------------------------------------------------------------------- */
+
+static cot_status launch_add_partials(cot_queue *queue, const float *partials, int64_t blocks, int64_t stride,
+                                      int64_t width, float *sums)
+{
+    const add_partials_call call = {
+        .partials = partials, .sums = sums, .width = width, .stride = stride, .blocks = (int32_t)blocks};
+    return launch(queue, &add_partials, cot_ceil_div(width, 32), 1, LAYER_THREADS, 0, &call);
+}
+
+cot_status device_column_sums(cot_queue *queue, cot_dtype dtype, const column_sums_call *call)
+{
+    cot_status status = check_vectors("column_sums", dtype, "width", call->width);
+    if (status != COT_OK || call->rows == 0)
+        return status;
+    const int64_t columns = 32 * (16 / (int64_t)cot_dtype_size(dtype)); /* of a warp, and of a block */
+    column_sums_call split = *call;
+    split.rows_a_block = (int32_t)cot_round_up(cot_ceil_div(call->rows, SUM_BLOCKS), LAYER_THREADS / 32);
+    const int64_t blocks = cot_ceil_div(call->rows, split.rows_a_block);
+    status =
+        launch(queue, &column_sums[dtype - 1], blocks, cot_ceil_div(call->width, columns), LAYER_THREADS, 0, &split);
+    return status != COT_OK ? status
+                            : launch_add_partials(queue, call->partials, blocks, call->width, call->width, call->sums);
+}
+
+/* ---- RMSNorm and LayerNorm ---------------------------------------------------------------------------- */
+
+/* The grid of a norm's backward, whose warps have sums_bytes bytes of sums each. */
+typedef struct norm_split {
+    int64_t rows_a_block, blocks;
+    int warps;
+} norm_split;
+
+static norm_split split_norm(int64_t rows, int64_t sums_bytes)
+{
+    norm_split split = {.warps = NORM_WARPS};
+    while (split.warps * sums_bytes > NORM_SHARED)
+        split.warps /= 2;
+    split.rows_a_block = cot_round_up(cot_ceil_div(rows, NORM_BLOCKS), split.warps);
+    split.blocks = cot_ceil_div(rows, split.rows_a_block);
+    return split;
+}
+
+/* Checks the widths of a norm's backward. */
+static cot_status check_norm(const char *name, cot_dtype dtype, int64_t width, int64_t max_width)
+{
+    const cot_status status = check_vectors(name, dtype, "width", width);
+    if (status == COT_OK && width > max_width)
+        return cot_fail(COT_INVALID_SHAPE, "%s: width is %lld, expected at most %lld", name, (long long)width,
+                        (long long)max_width);
+    return status;
+}
 
 cot_status device_rmsnorm_forward(cot_queue *queue, cot_dtype dtype, const rmsnorm_call *call)
 {
@@ -174,24 +242,43 @@ cot_status device_rmsnorm_forward(cot_queue *queue, cot_dtype dtype, const rmsno
 
 cot_status device_rmsnorm_backward(cot_queue *queue, cot_dtype dtype, const rmsnorm_backward_call *call)
 {
-    cot_status status = check_vectors("rmsnorm_backward", dtype, "width", call->width);
-    if (status != COT_OK)
+    cot_status status = check_norm("rmsnorm_backward", dtype, call->width, NORM_MAX_WIDTH);
+    if (status != COT_OK || call->rows == 0)
         return status;
-    if (call->width > NORM_MAX_WIDTH)
-        return cot_fail(COT_INVALID_SHAPE, "rmsnorm_backward: width is %lld, expected at most %d",
-                        (long long)call->width, NORM_MAX_WIDTH);
-    if (call->rows == 0)
-        return COT_OK;
     const int64_t sums_bytes = call->width * (int64_t)sizeof(float);
-    int warps = NORM_WARPS;
-    while (warps * sums_bytes > NORM_SHARED)
-        warps /= 2;
-    rmsnorm_backward_call split = *call;
-    split.rows_a_block = (int32_t)cot_round_up(cot_ceil_div(call->rows, NORM_BLOCKS), warps);
-    status = launch(queue, &rmsnorm_backward[dtype - 1], cot_ceil_div(call->rows, split.rows_a_block), 1, 32 * warps,
-                    warps * sums_bytes, &split);
+    const norm_split split = split_norm(call->rows, sums_bytes);
+    rmsnorm_backward_call with_rows = *call;
+    with_rows.rows_a_block = (int32_t)split.rows_a_block;
+    status = launch(queue, &rmsnorm_backward[dtype - 1], split.blocks, 1, 32 * split.warps, split.warps * sums_bytes,
+                    &with_rows);
+    return status != COT_OK
+               ? status
+               : launch_add_partials(queue, call->partials, split.blocks, call->width, call->width, call->dgain);
+}
+
+cot_status device_layernorm_forward(cot_queue *queue, cot_dtype dtype, const layernorm_call *call)
+{
+    const cot_status status = check_vectors("layernorm_forward", dtype, "width", call->width);
+    return status != COT_OK ? status
+                            : launch(queue, &layernorm_forward[dtype - 1], cot_ceil_div(call->rows, NORM_WARPS), 1,
+                                     32 * NORM_WARPS, 0, call);
+}
+
+cot_status device_layernorm_backward(cot_queue *queue, cot_dtype dtype, const layernorm_backward_call *call)
+{
+    cot_status status = check_norm("layernorm_backward", dtype, call->width, LAYERNORM_MAX_WIDTH);
+    if (status != COT_OK || call->rows == 0)
+        return status;
+    const int64_t width = call->width, sums_bytes = 2 * width * (int64_t)sizeof(float);
+    const norm_split split = split_norm(call->rows, sums_bytes);
+    layernorm_backward_call with_rows = *call;
+    with_rows.rows_a_block = (int32_t)split.rows_a_block;
+    status = launch(queue, &layernorm_backward[dtype - 1], split.blocks, 1, 32 * split.warps, split.warps * sums_bytes,
+                    &with_rows);
     if (status == COT_OK)
-        status = launch(queue, &rmsnorm_add_partials, cot_ceil_div(call->width, 32), 1, LAYER_THREADS, 0, &split);
+        status = launch_add_partials(queue, call->partials, split.blocks, 2 * width, width, call->dgain);
+    if (status == COT_OK)
+        status = launch_add_partials(queue, call->partials + width, split.blocks, 2 * width, width, call->dbias);
     return status;
 }
 
@@ -227,6 +314,20 @@ cot_status device_gate_backward(cot_queue *queue, cot_dtype dtype, const gate_ba
         status = check_vectors("gate_backward", dtype, names[i], strides[i]);
     return status != COT_OK ? status
                             : launch_vectors(queue, gate_backward, dtype, cot_mul(call->rows, call->inner), call);
+}
+
+/* ---- GELU --------------------------------------------------------------------------------------------- */
+
+cot_status device_gelu_forward(cot_queue *queue, cot_dtype dtype, const gelu_call *call)
+{
+    const cot_status status = check_vectors("gelu_forward", dtype, "count", call->count);
+    return status != COT_OK ? status : launch_vectors(queue, gelu_forward, dtype, call->count, call);
+}
+
+cot_status device_gelu_backward(cot_queue *queue, cot_dtype dtype, const gelu_call *call)
+{
+    const cot_status status = check_vectors("gelu_backward", dtype, "count", call->count);
+    return status != COT_OK ? status : launch_vectors(queue, gelu_backward, dtype, call->count, call);
 }
 
 /* ---- sums --------------------------------------------------------------------------------------------- */

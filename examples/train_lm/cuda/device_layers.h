@@ -23,19 +23,28 @@ enum {
     NORM_BLOCKS = 512,       /* maximum number of blocks of RMSNorm's backward, and of its partial sums */
     NORM_SHARED = 48 * 1024, /* shared memory that every GPU gives a block; the backward has one row of sums per warp */
     NORM_MAX_WIDTH = NORM_SHARED / 4,
-    SQUARES_CHUNK = 8192 /* elements whose squares one block sums */
+    LAYERNORM_MAX_WIDTH = NORM_SHARED / 8, /* its backward has two rows of sums per warp */
+    SUM_BLOCKS = 512,                      /* maximum number of blocks of column_sums along the rows */
+    SQUARES_CHUNK = 8192                   /* elements whose squares one block sums */
 };
 
 /* ---- embedding ---------------------------------------------------------------------------------------- */
 
-/* y[r] = table[tokens[r]];  tokens [rows], table [vocabulary,width], y [rows,width]. The caller has checked that the
- * tokens are less than the vocabulary. */
+/* y[r] = table[tokens[r]] + positions[r % time];  tokens [rows], table [vocabulary,width], y [rows,width], positions
+ * [time,width] or null. The caller has checked that the tokens are less than the vocabulary. */
 typedef struct embedding_call {
     const int32_t *tokens;
-    const void *table;
+    const void *table, *positions;
     void *y;
-    int64_t rows, width;
+    int64_t rows, width, time;
 } embedding_call;
+
+/* dtable[t] += sum of dy[r] over the rows with r % time == t;  dy [rows,width], dtable [time,width] float32. */
+typedef struct positions_backward_call {
+    const void *dy;
+    float *dtable;
+    int64_t rows, width, time;
+} positions_backward_call;
 
 /* Up to EMBEDDING_PIECE rows of one token: order[first] .. order[first + count - 1]. `partial` is the index of the
  * piece's partial sum, or -1 if the token has no other piece. */
@@ -96,6 +105,51 @@ typedef struct rmsnorm_backward_call {
     int32_t rows_a_block; /* set by the launch function */
 } rmsnorm_backward_call;
 
+/* ---- LayerNorm ---------------------------------------------------------------------------------------- */
+
+/* mean[r] = mean_c x;  inv_deviation[r] = 1 / sqrt(mean_c (x - mean)^2 + eps);  n = (x - mean) * inv_deviation;
+ * y = n * gain + bias. */
+typedef struct layernorm_call {
+    const void *x;           /* [rows,width] */
+    const void *gain, *bias; /* [width] */
+    void *y;                 /* [rows,width] */
+    float *mean, *inv_deviation;
+    int64_t rows, width;
+    float eps;
+} layernorm_call;
+
+/* With g = dy * gain:  dx = inv_deviation * (g - mean_c(g) - n * mean_c(g*n));  dgain[c] += sum_r dy * n;
+ * dbias[c] += sum_r dy. */
+typedef struct layernorm_backward_call {
+    const void *x, *gain, *dy;
+    const float *mean, *inv_deviation;
+    void *dx;
+    float *partials;      /* [NORM_BLOCKS,2,width] */
+    float *dgain, *dbias; /* [width] */
+    int64_t rows, width;
+    int32_t accumulate;   /* dx += instead of dx = */
+    int32_t rows_a_block; /* set by the launch function */
+} layernorm_backward_call;
+
+/* ---- sums over rows ----------------------------------------------------------------------------------- */
+
+/* sums[c] += sum_r x[r][c];  x [rows,width]. The gradient of a bias. */
+typedef struct column_sums_call {
+    const void *x;
+    float *partials; /* [SUM_BLOCKS,width] */
+    float *sums;     /* [width] */
+    int64_t rows, width;
+    int32_t rows_a_block; /* set by the launch function */
+} column_sums_call;
+
+/* sums[c] += the sum over the blocks of partials[block][c], in order. */
+typedef struct add_partials_call {
+    const float *partials; /* [blocks,stride] */
+    float *sums;           /* [width] */
+    int64_t width, stride;
+    int32_t blocks;
+} add_partials_call;
+
 /* ---- RoPE --------------------------------------------------------------------------------------------- */
 
 /* Rotary position embedding, in place, on the first heads*size elements of rows of length row_length. The channels j and
@@ -125,6 +179,16 @@ typedef struct gate_backward_call {
     int64_t rows, inner, a_stride, b_stride, da_stride, db_stride;
     int32_t silu;
 } gate_backward_call;
+
+/* ---- GELU --------------------------------------------------------------------------------------------- */
+
+/* y = x * sigmoid(2u), u = sqrt(2/pi) * (x + 0.044715 x^3); or with dy: y = dy * the derivative of that. y may be x or
+ * dy. */
+typedef struct gelu_call {
+    const void *x, *dy; /* [count]; dy only in the backward */
+    void *y;
+    int64_t count;
+} gelu_call;
 
 /* ---- sums --------------------------------------------------------------------------------------------- */
 
@@ -209,11 +273,17 @@ cot_status device_layers_load(cot_queue *queue);
 
 cot_status device_embedding_forward(cot_queue *queue, cot_dtype dtype, const embedding_call *call);
 cot_status device_embedding_backward(cot_queue *queue, cot_dtype dtype, const embedding_backward_call *call);
+cot_status device_positions_backward(cot_queue *queue, cot_dtype dtype, const positions_backward_call *call);
 cot_status device_rmsnorm_forward(cot_queue *queue, cot_dtype dtype, const rmsnorm_call *call);
 cot_status device_rmsnorm_backward(cot_queue *queue, cot_dtype dtype, const rmsnorm_backward_call *call);
+cot_status device_layernorm_forward(cot_queue *queue, cot_dtype dtype, const layernorm_call *call);
+cot_status device_layernorm_backward(cot_queue *queue, cot_dtype dtype, const layernorm_backward_call *call);
+cot_status device_column_sums(cot_queue *queue, cot_dtype dtype, const column_sums_call *call);
 cot_status device_rope(cot_queue *queue, cot_dtype dtype, const rope_call *call);
 cot_status device_gate_forward(cot_queue *queue, cot_dtype dtype, const gate_call *call);
 cot_status device_gate_backward(cot_queue *queue, cot_dtype dtype, const gate_backward_call *call);
+cot_status device_gelu_forward(cot_queue *queue, cot_dtype dtype, const gelu_call *call);
+cot_status device_gelu_backward(cot_queue *queue, cot_dtype dtype, const gelu_call *call);
 cot_status device_add(cot_queue *queue, cot_dtype dtype, const add_call *call);
 cot_status device_spread(cot_queue *queue, cot_dtype dtype, const streams_call *call);
 cot_status device_collect(cot_queue *queue, cot_dtype dtype, const streams_call *call);

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * train_layers.cu: embedding, RMSNorm, RoPE and gate. device_layers.h has the formulas. All kernels are bound by memory
+ * train_layers.cu: embedding, norms, RoPE, gate and GELU. device_layers.h has the formulas. All kernels are bound by memory
  * bandwidth. Each reads its inputs from memory once: a second pass over a row finds the row in the L1 cache. */
 #include "device_layers.h"
 #include "device_vector.cuh"
 
 /* ---- embedding ---------------------------------------------------------------------------------------- */
 
-/* A thread copies one vector. */
+/* A thread copies one vector, or adds the position's vector to it. */
 template <typename E> static __device__ __forceinline__ void embedding_forward(const embedding_call &c)
 {
     constexpr int N = vector_size<E>;
@@ -15,8 +15,36 @@ template <typename E> static __device__ __forceinline__ void embedding_forward(c
     if (index >= c.rows * vectors)
         return;
     const int64_t row = index / vectors, column = index % vectors;
-    const uint4 *table = (const uint4 *)c.table;
-    ((uint4 *)c.y)[index] = table[c.tokens[row] * vectors + column];
+    if (c.positions == nullptr) {
+        ((uint4 *)c.y)[index] = ((const uint4 *)c.table)[c.tokens[row] * vectors + column];
+        return;
+    }
+    float y[N], position[N];
+    load_floats_cached<E>(c.table, c.tokens[row] * c.width + column * N, y);
+    load_floats_cached<E>(c.positions, row % c.time * c.width + column * N, position);
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        y[j] += position[j];
+    store_floats<E>(c.y, index * N, y);
+}
+
+/* A block sums the rows of one position in order, a thread one vector of columns. */
+template <typename E> static __device__ __forceinline__ void positions_backward(const positions_backward_call &c)
+{
+    constexpr int N = vector_size<E>;
+    const int64_t column = ((int64_t)blockIdx.y * EMBEDDING_THREADS + threadIdx.x) * N;
+    if (column >= c.width)
+        return;
+    float sum[N] = {0};
+#pragma unroll 4
+    for (int64_t row = blockIdx.x; row < c.rows; row += c.time) {
+        float dy[N];
+        load_floats<E>(c.dy, row * c.width + column, dy);
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            sum[j] += dy[j];
+    }
+    add_floats<N>(c.dtable + blockIdx.x * c.width + column, sum);
 }
 
 /* A block sums the rows of a piece, a thread one vector of columns. */
@@ -64,6 +92,7 @@ extern "C" __global__ void __launch_bounds__(EMBEDDING_THREADS) embedding_add_pa
 
 DEFINE_KERNELS(embedding_forward, embedding_call, LAYER_THREADS)
 DEFINE_KERNELS(embedding_backward, embedding_backward_call, EMBEDDING_THREADS)
+DEFINE_KERNELS(positions_backward, positions_backward_call, EMBEDDING_THREADS)
 
 /* ---- RMSNorm ------------------------------------------------------------------------------------------ */
 
@@ -163,19 +192,19 @@ template <typename E> static __device__ __forceinline__ void rmsnorm_backward(co
     }
 }
 
-/* dgain[c] += the sum of the blocks' partial sums. A block has 32 columns, a warp a contiguous eighth of the blocks. */
-extern "C" __global__ void __launch_bounds__(LAYER_THREADS) rmsnorm_add_partials(const rmsnorm_backward_call c)
+/* A block has 32 columns, a warp a contiguous eighth of the partial sums. */
+extern "C" __global__ void __launch_bounds__(LAYER_THREADS) add_partials(const add_partials_call c)
 {
     constexpr int WARPS = LAYER_THREADS / 32;
     __shared__ float sums[WARPS][32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t column = (int64_t)blockIdx.x * 32 + lane;
-    const int blocks = (int)((c.rows + c.rows_a_block - 1) / c.rows_a_block), share = (blocks + WARPS - 1) / WARPS;
+    const int share = (c.blocks + WARPS - 1) / WARPS;
     float sum = 0;
     if (column < c.width)
 #pragma unroll 8
-        for (int block = warp * share; block < min((warp + 1) * share, blocks); block++)
-            sum += c.partials[block * c.width + column];
+        for (int block = warp * share; block < min((warp + 1) * share, c.blocks); block++)
+            sum += c.partials[block * c.stride + column];
     sums[warp][lane] = sum;
     __syncthreads();
     if (warp > 0 || column >= c.width)
@@ -183,11 +212,149 @@ extern "C" __global__ void __launch_bounds__(LAYER_THREADS) rmsnorm_add_partials
 #pragma unroll
     for (int other = 1; other < WARPS; other++)
         sum += sums[other][lane];
-    c.dgain[column] += sum;
+    c.sums[column] += sum;
 }
+
+/* A block has 32 vectors of columns and rows_a_block rows, a warp every eighth of these rows. */
+template <typename E> static __device__ __forceinline__ void column_sums(const column_sums_call &c)
+{
+    constexpr int N = vector_size<E>, WARPS = LAYER_THREADS / 32;
+    __shared__ float sums[WARPS][32 * N];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int64_t first_column = (int64_t)blockIdx.y * 32 * N, column = first_column + lane * N;
+    const int64_t first = (int64_t)blockIdx.x * c.rows_a_block,
+                  end = first + c.rows_a_block < c.rows ? first + c.rows_a_block : c.rows;
+    float sum[N] = {0};
+    if (column < c.width)
+#pragma unroll 4
+        for (int64_t row = first + warp; row < end; row += WARPS) {
+            float x[N];
+            load_floats<E>(c.x, row * c.width + column, x);
+#pragma unroll
+            for (int j = 0; j < N; j++)
+                sum[j] += x[j];
+        }
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        sums[warp][lane * N + j] = sum[j];
+    __syncthreads();
+    for (int i = threadIdx.x; i < 32 * N && first_column + i < c.width; i += LAYER_THREADS) {
+        float total = sums[0][i];
+#pragma unroll
+        for (int other = 1; other < WARPS; other++)
+            total += sums[other][i];
+        c.partials[blockIdx.x * c.width + first_column + i] = total;
+    }
+}
+
+DEFINE_KERNELS(column_sums, column_sums_call, LAYER_THREADS)
 
 DEFINE_KERNELS(rmsnorm_forward, rmsnorm_call, 32 * NORM_WARPS)
 DEFINE_KERNELS(rmsnorm_backward, rmsnorm_backward_call, 32 * NORM_WARPS)
+
+/* ---- LayerNorm ---------------------------------------------------------------------------------------- */
+
+/* A warp computes one row. The passes after the first find the row in the L1 cache. */
+template <typename E> static __device__ __forceinline__ void layernorm_forward(const layernorm_call &c)
+{
+    constexpr int N = vector_size<E>;
+    const int lane = threadIdx.x % 32;
+    const int64_t row = (int64_t)blockIdx.x * NORM_WARPS + threadIdx.x / 32, begin = row * c.width;
+    if (row >= c.rows)
+        return;
+    float sum = 0, squares = 0;
+    for (int64_t i = lane * N; i < c.width; i += 32 * N) {
+        float x[N];
+        load_floats_cached<E>(c.x, begin + i, x);
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            sum += x[j];
+    }
+    const float mean = warp_sum(sum) / (float)c.width;
+    for (int64_t i = lane * N; i < c.width; i += 32 * N) {
+        float x[N];
+        load_floats_cached<E>(c.x, begin + i, x);
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            squares += (x[j] - mean) * (x[j] - mean);
+    }
+    const float inv_deviation = 1.0f / sqrtf(warp_sum(squares) / (float)c.width + c.eps);
+    if (lane == 0) {
+        c.mean[row] = mean;
+        c.inv_deviation[row] = inv_deviation;
+    }
+    for (int64_t i = lane * N; i < c.width; i += 32 * N) {
+        float x[N], gain[N], bias[N];
+        load_floats_cached<E>(c.x, begin + i, x);
+        load_floats_cached<E>(c.gain, i, gain);
+        load_floats_cached<E>(c.bias, i, bias);
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            x[j] = (x[j] - mean) * inv_deviation * gain[j] + bias[j];
+        store_floats<E>(c.y, begin + i, x);
+    }
+}
+
+/* As rmsnorm_backward, with two rows of sums per warp: dgain, then dbias. */
+template <typename E> static __device__ __forceinline__ void layernorm_backward(const layernorm_backward_call &c)
+{
+    extern __shared__ float4 shared[];
+    constexpr int N = vector_size<E>;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    float *sums = (float *)shared;
+    float *dgain = sums + 2 * warp * c.width, *dbias = dgain + c.width;
+    for (int64_t i = lane * N; i < c.width; i += 32 * N)
+#pragma unroll
+        for (int j = 0; j < N; j += 4)
+            *(float4 *)(dgain + i + j) = *(float4 *)(dbias + i + j) = make_float4(0, 0, 0, 0);
+    const int64_t first = (int64_t)blockIdx.x * c.rows_a_block,
+                  end = first + c.rows_a_block < c.rows ? first + c.rows_a_block : c.rows;
+    for (int64_t row = first + warp; row < end; row += warps) {
+        const int64_t begin = row * c.width;
+        const float mean = c.mean[row], inv_deviation = c.inv_deviation[row];
+        float sum = 0, dot = 0;
+        for (int64_t i = lane * N; i < c.width; i += 32 * N) {
+            float x[N], dy[N], gain[N];
+            load_floats_cached<E>(c.x, begin + i, x);
+            load_floats_cached<E>(c.dy, begin + i, dy);
+            load_floats_cached<E>(c.gain, i, gain);
+#pragma unroll
+            for (int j = 0; j < N; j++) {
+                sum += dy[j] * gain[j];
+                dot += dy[j] * gain[j] * (x[j] - mean);
+            }
+        }
+        const float along_one = warp_sum(sum) / (float)c.width,
+                    along_n = warp_sum(dot) * inv_deviation / (float)c.width;
+        for (int64_t i = lane * N; i < c.width; i += 32 * N) {
+            float x[N], dy[N], gain[N], dx[N] = {0};
+            load_floats_cached<E>(c.x, begin + i, x);
+            load_floats_cached<E>(c.dy, begin + i, dy);
+            load_floats_cached<E>(c.gain, i, gain);
+            if (c.accumulate)
+                load_floats_cached<E>(c.dx, begin + i, dx);
+            add_floats<N>(dbias + i, dy);
+#pragma unroll
+            for (int j = 0; j < N; j++) {
+                const float n = (x[j] - mean) * inv_deviation;
+                dx[j] += inv_deviation * (dy[j] * gain[j] - along_one - n * along_n);
+                dy[j] *= n;
+            }
+            store_floats<E>(c.dx, begin + i, dx);
+            add_floats<N>(dgain + i, dy);
+        }
+    }
+    __syncthreads();
+    for (int64_t i = threadIdx.x; i < 2 * c.width; i += blockDim.x) {
+        float sum = sums[i];
+        for (int other = 1; other < warps; other++)
+            sum += sums[2 * other * c.width + i];
+        c.partials[2 * blockIdx.x * c.width + i] = sum;
+    }
+}
+
+DEFINE_KERNELS(layernorm_forward, layernorm_call, 32 * NORM_WARPS)
+DEFINE_KERNELS(layernorm_backward, layernorm_backward_call, 32 * NORM_WARPS)
 
 /* ---- RoPE --------------------------------------------------------------------------------------------- */
 
@@ -270,6 +437,54 @@ template <typename E> static __device__ __forceinline__ void gate_backward(const
 
 DEFINE_KERNELS(gate_forward, gate_call, LAYER_THREADS)
 DEFINE_KERNELS(gate_backward, gate_backward_call, LAYER_THREADS)
+
+/* ---- GELU --------------------------------------------------------------------------------------------- */
+
+static constexpr float GELU_SLOPE = 1.5957691216057308f /* 2 sqrt(2/pi) */, GELU_CUBIC = 0.044715f;
+
+/* In 16 bits the fast functions, whose relative error is below 2^-19 here. */
+template <typename E> static __device__ __forceinline__ float sigmoid_for(float x)
+{
+    return sizeof(E) == 2 ? __fdividef(1.0f, 1.0f + __expf(-x)) : sigmoid(x);
+}
+
+/* A thread computes one vector. */
+template <typename E> static __device__ __forceinline__ void gelu_forward(const gelu_call &c)
+{
+    constexpr int N = vector_size<E>;
+    const int64_t i = ((int64_t)blockIdx.x * LAYER_THREADS + threadIdx.x) * N;
+    if (i >= c.count)
+        return;
+    float x[N];
+    load_floats<E>(c.x, i, x);
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        x[j] *= sigmoid_for<E>(GELU_SLOPE * (x[j] + GELU_CUBIC * x[j] * x[j] * x[j]));
+    store_floats<E>(c.y, i, x);
+}
+
+template <typename E> static __device__ __forceinline__ void gelu_backward(const gelu_call &c)
+{
+    constexpr int N = vector_size<E>;
+    const int64_t i = ((int64_t)blockIdx.x * LAYER_THREADS + threadIdx.x) * N;
+    if (i >= c.count)
+        return;
+    float x[N], dy[N];
+    load_floats_cached<E>(c.x, i, x);
+    load_floats_cached<E>(c.dy, i, dy);
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        /* Beyond 16, s is 0 or 1, and the limit keeps x^2 finite. The factor x[j] passes a NaN on. */
+        const float z = fminf(fmaxf(x[j], -16.0f), 16.0f);
+        const float s = sigmoid_for<E>(GELU_SLOPE * (z + GELU_CUBIC * z * z * z));
+        const float slope = GELU_SLOPE * (1.0f + 3.0f * GELU_CUBIC * z * z);
+        dy[j] *= s + x[j] * s * (1.0f - s) * slope;
+    }
+    store_floats<E>(c.y, i, dy);
+}
+
+DEFINE_KERNELS(gelu_forward, gelu_call, LAYER_THREADS)
+DEFINE_KERNELS(gelu_backward, gelu_call, LAYER_THREADS)
 
 /* ---- sums --------------------------------------------------------------------------------------------- */
 
