@@ -23,12 +23,14 @@
 #                  run `make setup` first)
 #   make uninstall remove the files of the last `make install`
 #   make deb       build Debian packages, in build/release/deb
+#   make wheel     [DIST=dist] build the wheels for Linux with glibc 2.28 or newer, with GPU code and for the CPU alone, and the
+#                  source distribution
 #   make clean     remove build/
 
 BUILD = build
 .DEFAULT_GOAL = build
 .NOTPARALLEL:
-.PHONY: setup build asan run test bench gpu emulate format lint fuzz faults tables docs kernels release install uninstall deb clean
+.PHONY: setup build asan run test bench gpu emulate format lint fuzz faults tables docs kernels wheel release install uninstall deb clean
 
 setup:
 	@tools/setup.sh
@@ -108,6 +110,10 @@ uninstall:
 deb: setup
 	@$(MAKE) --no-print-directory release PREFIX=/usr
 	@cd $(RELEASE) && cpack -G DEB
+
+DIST = dist
+wheel: setup
+	@tools/make_wheel.sh $(BUILD) $(DIST)
 
 clean:
 	rm -rf $(BUILD)

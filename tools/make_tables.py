@@ -711,6 +711,41 @@ def parallel_page(results):
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
+INSTALL = """What a newcomer waits for, by [tools/measure_install.py](../../tools/measure_install.py): an empty virtual environment with PyTorch,
+`pip install WHEEL`, then a process that computes a gradient of causal_conv1d on the CPU. One wheel of `make wheel` is installed in all
+rows. *Wheel* is the time of pip. *Import* is that of cotangent after PyTorch's own. *First gradient* counts from the start of the process's
+first import: in the first process after the installation (*cold*), and as the median of *runs* processes. *OpenMP* is the one runtime in the process."""
+
+# What the peers' own pages say, not measured here.
+INSTALL_PEERS = """## Other packages
+
+Their own pages say:
+
+| package | documented way |
+|---|---|
+| flash-attn ([README](https://github.com/Dao-AILab/flash-attention#installation-and-features)) | `pip install flash-attn --no-build-isolation`, after PyTorch, `packaging` and `ninja`. It compiles with the CUDA toolkit: 3 to 5 minutes on 64 cores, 2 hours without ninja. `MAX_JOBS` limits the memory on machines with less than 96 GB |
+| causal-conv1d ([README](https://github.com/Dao-AILab/causal-conv1d)) | its README of commit 06e2d8f names none. PyPI has its source alone, which compiles with the CUDA toolkit |
+"""
+
+
+def install_page(results):
+    """docs/benchmarks/install.md, of tools/measure_install.py's rows."""
+    lines = [GENERATED, "", "# Benchmarks: installing", "", "[How to install](../guide/install.md)", "", INSTALL, ""]
+    for device in devices(results):
+        if ("install", device) not in results:
+            continue
+        source, rows = results["install", device]
+        lines += [f"## {device}", "", f"{measured_note(rows)[:-1]}: {record_link(source)}. The wheel has {rows[0]['wheel_bytes'] / 1e6:.1f} MB, "
+                  f"installed {rows[0]['installed_bytes'] / 1e6:.1f} MB.", "", *markdown([
+                      ("Python", lambda row: row["python"]), ("PyTorch", lambda row: row["torch"]), ("runs", lambda row: str(row["rounds"])),
+                      column("wheel, s", "wheel_install_s", ".1f"), column("import torch, s", "import_torch_s", ".2f"),
+                      column("import, s", "import_s", ".2f"), column("first gradient, s", "first_gradient_s", ".2f"),
+                      column("cold, s", "cold_s", ".1f"),
+                      ("pip install to first gradient, s", lambda row: f"{row['wheel_install_s'] + row['cold_s']:.1f}"),
+                      ("OpenMP", lambda row: row["openmp"])], rows), ""]
+    return "\n".join(lines) + INSTALL_PEERS
+
+
 def attention_means(results, peers):
     """The ratios of all devices that peers were timed on."""
     means = []
@@ -753,16 +788,17 @@ def measured(results):
 
 def index(results, peers):
     """docs/benchmarks/README.md."""
-    ops = [op for _, listed, _ in PAGES.values() for op in listed] + ["mhc_accuracy", "transformers", "parallel_attention"]
+    ops = [op for _, listed, _ in PAGES.values() for op in listed] + ["mhc_accuracy", "transformers", "parallel_attention", "install"]
     pages = {op: name for name, (_, listed, _) in PAGES.items() for op in listed} | {"mhc_accuracy": "mhc", "transformers": "transformers",
-        "parallel_attention": "parallel"}
+        "parallel_attention": "parallel", "install": "install"}
 
     def cell(op, device):
         links = [f"[{text}](../../bench/results/{found[op, device][0]})" for found, text in
                  ((results, ", ".join(sorted({row["date"] for row in results.get((op, device), ("", []))[1]}))), (peers, "peers")) if (op, device) in found]
         return ", ".join(links)
     models = [f"[{title}]({name}.md)" for measured_op, name, title in (
-        ("transformers", "transformers", "models of transformers"), ("parallel_attention", "parallel", "context parallelism"))
+        ("transformers", "transformers", "models of transformers"), ("parallel_attention", "parallel", "context parallelism"),
+        ("install", "install", "installing"))
         if any(op == measured_op for op, _ in results)]
     columns = [("op", lambda op: f"[{op}]({pages[op]}.md)")]
     columns += [(device, lambda op, device=device: cell(op, device)) for device in devices(results)]
@@ -877,6 +913,8 @@ def table(name, results, peers, directory):
         return models_page(results)
     if name == "parallel":
         return parallel_page(results)
+    if name == "install":
+        return install_page(results)
     if name == "train_lm":
         return trained(directory)
     if name in SEEDS or name == "shared_memory":
@@ -903,6 +941,8 @@ def main():
         texts[pages / "transformers.md"] = models_page(results)
     if any(op == "parallel_attention" for op, _ in results):
         texts[pages / "parallel.md"] = parallel_page(results)
+    if any(op == "install" for op, _ in results):
+        texts[pages / "install.md"] = install_page(results)
     texts[pages / "README.md"] = index(results, peers)
     for path in (ROOT / "README.md", ROOT / "docs/original_specifications.md", ROOT / "examples/train_lm/README.md"):
         texts[path] = MARKERS.sub(lambda m: m[1] + table(m[2], results, peers, options.results) + m[3], path.read_text())

@@ -1,24 +1,15 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Builds the wheel as `pip install .` does, and loads it with every installed Python from 3.9 on. Without torch, the
-# doctor reports that torch is missing, and the extension itself can be loaded. It compiles the library again. Run it
-# before a release.
+# Loads the extension of a wheel (tools/make_wheel.sh) with every installed Python from 3.9 on, without torch.
+# tools/measure_install.py installs it beside torch. Run it before a release.
 #
-#   tests/python/wheel.sh BUILD [PIP'S OPTIONS...]      leaves the wheel in BUILD/dist
-#   tests/python/wheel.sh build -v -C cmake.define.COT_CUDA=OFF
+#   tests/python/wheel.sh WHEEL
 set -eu
-build=$(cd "$1" && pwd)
-shift
-cd "$(dirname "$0")/../.."
-tools/setup_python.sh "$build/venv"
-rm -rf "$build/dist"
-"$build/venv/bin/pip" --quiet --disable-pip-version-check wheel . --no-deps -w "$build/dist" "$@"
-wheel=$(echo "$build"/dist/cotangent-*-cp39-abi3-linux_*.whl)
-[ -f "$wheel" ] || { echo "wheel: no wheel with the tag cp39-abi3 in $build/dist" >&2; exit 1; }
+wheel=$1
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-"$build/venv/bin/python" -m zipfile -e "$wheel" "$work"
+python3 -m zipfile -e "$wheel" "$work"
 served=0
 for python in python3 python3.9 python3.10 python3.11 python3.12 python3.13 python3.14 "$HOME"/.pyenv/versions/*/bin/python; do
     "$python" -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null || continue
