@@ -21,6 +21,8 @@ import pathlib
 import re
 import sys
 
+import predict_parallel
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 OPS = re.findall(r"^COT_OP_ENTRY\((\w+)\)", (ROOT / "src/ops/ops.def").read_text(), flags=re.M)
 MARKERS = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.S)
@@ -708,6 +710,7 @@ def parallel_page(results):
                              ("cut", lambda row: row["cut"]), ("columns", lambda row: str(row["columns"])), *parts,
                              ("share of ideal", number("share_of_ideal")),
                              ("group / single", lambda row: "" if row["engine"] == "nccl" else number("ratio")(row))], rows), ""]
+    lines += ["## Prediction", "", *predict_parallel.tables()]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
