@@ -14,7 +14,7 @@
  *     zigzag       chunks r and 2N-1-r of 2N chunks; chunk c is floor(T c / 2N) .. floor(T (c+1) / 2N)
  *     striped      stripes r, r+N, r+2N, ...; stripe c is c*stripe .. (c+1)*stripe, cut off at T
  * Zigzag and striped cuts give the ranks equal work under a causal mask. A stripe should have 128 rows or more: every
- * pair of stripes is one call of the core.
+ * stripe of queries, or even every pair of stripes, is one call of the core.
  *
  * Results are those of the single call on the whole sequence, within the error rule of
  * docs/guide/reproducibility.md. They have the same bits in every run with the same number of ranks and the same

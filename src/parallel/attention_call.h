@@ -72,18 +72,33 @@ void attention_free(void *call);
 bool attention_cut(attention_call *c);
 /* Whether a query of one piece sees a key of another, in any batch. Both are of the same sequence. */
 bool attention_sees(const attention_call *c, const piece *q, const piece *k);
+
+/* Queries and keys of one call of the core. A *joined* pair holds all rows of several pieces, with a mask that does not
+ * depend on the positions of the pieces: every query sees every key, or, with `causal`, query i sees keys 0 .. i. */
+typedef struct piece_pair {
+    int64_t q_index, q_count; /* the pieces of queries */
+    piece q, k;
+    bool joined, causal;
+} piece_pair;
+
+/* Calls body for every visible pair of this line's queries and the keys of line k_line, in a fixed order. Pieces are
+ * joined where the call has nothing that depends on positions but its mask. */
+typedef cot_status pair_body(const attention_call *c, void *context, const piece_pair *pair);
+cot_status attention_each_pair(const attention_call *c, int64_t k_line, pair_body *body, void *context);
 /* The lengths of sequence b that seqused leaves, and the whole lengths. */
 int64_t attention_used(const attention_call *c, bool keys, int64_t b);
 int64_t attention_index(const cot_tensor *tensor, int64_t i);
 
 /* The core's arguments for queries of piece q and keys of piece k. */
 typedef struct attention_block {
+    int32_t causal, window;
+    int64_t window_left, window_right;
     int64_t q_begin, q_length, k_begin, k_length;
     cot_tensor seqused_q, seqused_k, alibi_slopes, bias;
 } attention_block;
 
 /* b and h: one batch and one head of this rank, or -1 for all. */
-void attention_place(const attention_call *c, const piece *q, const piece *k, int64_t b, int64_t h, attention_block *x);
+void attention_place(const attention_call *c, const piece_pair *pair, int64_t b, int64_t h, attention_block *x);
 /* Rows of a line's tensor: [B,T,H,*], or [B,H,T] if statistic. `heads` of this tensor begin at `h`; h = -1: all. */
 cot_tensor attention_rows_of(const attention_call *c, const cot_tensor *t, bool statistic, int64_t b, int64_t row,
                              int64_t rows, int64_t h);

@@ -7,6 +7,7 @@
  * formula is q_begin + i if q_begin is `base` plus the row in the sequence, and seqused_q is `base` plus the length. */
 #include "attention_call.h"
 
+#include "core/front.h"
 #include "core/integers.h"
 #include "core/tensor.h"
 
@@ -80,6 +81,106 @@ bool attention_sees(const attention_call *c, const piece *q, const piece *k)
         if (sees(c, q, k, b))
             return true;
     return false;
+}
+
+/* ---- pairs of pieces ------------------------------------------------------------------------------------------ */
+
+static bool can_join(const attention_call *c)
+{
+    return !c->packed && !c->single && c->a.dropout_p == 0 && !cot_is_present(&c->a.seqused_q) &&
+           !cot_is_present(&c->a.seqused_k) && !cot_is_present(&c->a.alibi_slopes) && !cot_is_present(&c->a.bias);
+}
+
+/* Whether every query of one piece sees every key of another; without seqused. */
+static bool sees_all(const attention_call *c, const piece *q, const piece *k)
+{
+    const int64_t off = c->Tk - c->Tq;
+    return q->begin + q->rows - 1 + off - c->left <= k->begin && q->begin + off + c->right >= k->begin + k->rows - 1;
+}
+
+/* The consecutive pieces of keys that all queries of a piece see: first .. end. They are one range, because both bounds
+ * of the mask ascend. */
+typedef struct piece_run {
+    int64_t first, end;
+} piece_run;
+
+static piece_run run_of(const attention_call *c, const piece *q, const pieces *keys)
+{
+    piece_run run = {0, 0};
+    while (run.first < keys->first[1] && !sees_all(c, q, &keys->list[run.first]))
+        run.first++;
+    run.end = run.first;
+    while (run.end < keys->first[1] && sees_all(c, q, &keys->list[run.end]))
+        run.end++;
+    return run;
+}
+
+/* The rows of pieces first .. end, which follow each other in the line's tensors. */
+static piece rows_of_pieces(const pieces *p, int64_t first, int64_t end)
+{
+    piece joined = p->list[first];
+    joined.rows = p->list[end - 1].row + p->list[end - 1].rows - joined.row;
+    return joined;
+}
+
+static cot_status each_single_pair(const attention_call *c, const pieces *queries, const pieces *keys, int64_t i,
+                                   int64_t first, int64_t end, pair_body *body, void *context)
+{
+    for (int64_t j = first; j < end; j++) {
+        const piece_pair pair = {.q_index = i, .q_count = 1, .q = queries->list[i], .k = keys->list[j]};
+        if (attention_sees(c, &pair.q, &pair.k))
+            CHECK(body(c, context, &pair));
+    }
+    return COT_OK;
+}
+
+static cot_status each_joined_pair(const attention_call *c, const pieces *queries, const pieces *keys, pair_body *body,
+                                   void *context)
+{
+    const int64_t count = queries->first[1];
+    int64_t next;
+    for (int64_t i = 0; i < count; i = next) {
+        const piece_run run = run_of(c, &queries->list[i], keys);
+        for (next = i + 1; next < count; next++) {
+            const piece_run other = run_of(c, &queries->list[next], keys);
+            if (other.first != run.first || other.end != run.end)
+                break;
+        }
+        if (run.end > run.first) {
+            const piece_pair pair = {.q_index = i,
+                                     .q_count = next - i,
+                                     .q = rows_of_pieces(queries, i, next),
+                                     .k = rows_of_pieces(keys, run.first, run.end),
+                                     .joined = true};
+            CHECK(body(c, context, &pair));
+        }
+        for (int64_t n = i; n < next; n++) {
+            CHECK(each_single_pair(c, queries, keys, n, 0, run.first, body, context));
+            CHECK(each_single_pair(c, queries, keys, n, run.end, keys->first[1], body, context));
+        }
+    }
+    return COT_OK;
+}
+
+cot_status attention_each_pair(const attention_call *c, int64_t k_line, pair_body *body, void *context)
+{
+    const pieces *queries = &c->q_pieces[c->line], *keys = &c->k_pieces[k_line];
+    if (!can_join(c)) {
+        for (int64_t b = 0; b < (c->packed ? c->B : 1); b++)
+            for (int64_t i = queries->first[b]; i < queries->first[b + 1]; i++)
+                CHECK(each_single_pair(c, queries, keys, i, keys->first[b], keys->first[b + 1], body, context));
+        return COT_OK;
+    }
+    if (k_line != c->line || c->Tq != c->Tk || c->left != COT_HUGE || c->right != 0 || queries->first[1] == 0)
+        return each_joined_pair(c, queries, keys, body, context);
+    /* The rows are in ascending order: query i of this line sees its keys 0 .. i. */
+    const int64_t count = queries->first[1];
+    const piece_pair pair = {.q_count = count,
+                             .q = rows_of_pieces(queries, 0, count),
+                             .k = rows_of_pieces(keys, 0, count),
+                             .joined = true,
+                             .causal = true};
+    return body(c, context, &pair);
 }
 
 static bool line_sees(const attention_call *c, const pieces *q, const pieces *k)
@@ -194,9 +295,16 @@ cot_status attention_fill_used(const attention_call *c)
     return cot_group_upload(c->base.group, c->used_data, c->used, (size_t)c->used_count * sizeof *c->used);
 }
 
-void attention_place(const attention_call *c, const piece *q, const piece *k, int64_t b, int64_t h, attention_block *x)
+void attention_place(const attention_call *c, const piece_pair *pair, int64_t b, int64_t h, attention_block *x)
 {
+    const piece *q = &pair->q, *k = &pair->k;
     memset(x, 0, sizeof *x);
+    if (pair->joined) {
+        x->causal = pair->causal;
+        return;
+    }
+    x->causal = c->a.causal, x->window = c->a.window;
+    x->window_left = c->a.window_left, x->window_right = c->a.window_right;
     const int64_t sequence = c->packed ? q->b : b;
     x->alibi_slopes = slopes_of(c, sequence, h);
     x->bias = attention_bias_of(c, &c->a.bias, q, k);

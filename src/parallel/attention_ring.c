@@ -123,26 +123,17 @@ static cot_status end_ring(const attention_call *c, cot_status status)
     return status == COT_OK ? COT_OK : cot_group_fail(c->base.group, c->base.name, status);
 }
 
-/* ---- pairs of pieces ------------------------------------------------------------------------------------------ */
+/* ---- calls of the core ---------------------------------------------------------------------------------------- */
 
-/* Calls body for every visible pair of pieces of this line's queries and another line's keys, in a fixed order. b and h
- * are one batch and one head if the call is divided into single heads, else -1. */
-typedef cot_status pair_body(const attention_call *c, void *context, int64_t q_index, const piece *k, int64_t b,
-                             int64_t h);
+/* Calls body for each batch and head if the call is divided into single heads, else once with -1. */
+typedef cot_status head_body(const attention_call *c, void *context, const piece_pair *pair, int64_t b, int64_t h);
 
-static cot_status each_pair(const attention_call *c, int64_t k_line, pair_body *body, void *context)
+static cot_status each_head(const attention_call *c, void *context, const piece_pair *pair, head_body *body)
 {
-    const pieces *queries = &c->q_pieces[c->line], *keys = &c->k_pieces[k_line];
-    for (int64_t sequence = 0; sequence < (c->packed ? c->B : 1); sequence++)
-        for (int64_t i = queries->first[sequence]; i < queries->first[sequence + 1]; i++)
-            for (int64_t j = keys->first[sequence]; j < keys->first[sequence + 1]; j++) {
-                if (!attention_sees(c, &queries->list[i], &keys->list[j]))
-                    continue;
-                if (!c->single)
-                    CHECK(body(c, context, i, &keys->list[j], -1, -1));
-                for (int64_t n = 0; c->single && n < c->batches * c->heads; n++)
-                    CHECK(body(c, context, i, &keys->list[j], n / c->heads, n % c->heads));
-            }
+    if (!c->single)
+        return body(c, context, pair, -1, -1);
+    for (int64_t n = 0; n < c->batches * c->heads; n++)
+        CHECK(body(c, context, pair, n / c->heads, n % c->heads));
     return COT_OK;
 }
 
@@ -156,8 +147,8 @@ static int64_t kv_head(const attention_call *c, int64_t h)
 #define SET_BLOCK(x, c, place, pq, pk, blk, b, h)                                                    \
     do {                                                                                             \
         COT_INIT(x);                                                                                 \
-        (x)->causal = (c)->a.causal, (x)->window = (c)->a.window;                                    \
-        (x)->window_left = (c)->a.window_left, (x)->window_right = (c)->a.window_right;              \
+        (x)->causal = (place)->causal, (x)->window = (place)->window;                                \
+        (x)->window_left = (place)->window_left, (x)->window_right = (place)->window_right;          \
         (x)->scale = (c)->a.scale, (x)->softcap = (c)->a.softcap, (x)->dropout_p = (c)->a.dropout_p; \
         (x)->dropout_seed = (c)->a.dropout_seed, (x)->dropout_offset = (c)->a.dropout_offset;        \
         (x)->dropout_seed_memory = (c)->a.dropout_seed_memory;                                       \
@@ -181,15 +172,15 @@ typedef struct forward {
     block current;
 } forward;
 
-static cot_status attend(const attention_call *c, void *context, int64_t q_index, const piece *k, int64_t b, int64_t h)
+static cot_status attend_head(const attention_call *c, void *context, const piece_pair *pair, int64_t b, int64_t h)
 {
-    forward *f = context;
-    const piece *q = &c->q_pieces[c->line].list[q_index];
-    const bool first = !f->started[q_index];
+    const forward *f = context;
+    const piece *q = &pair->q;
+    const bool first = !f->started[pair->q_index];
     attention_block place;
     cot_attention_forward_args x;
-    attention_place(c, q, k, b, h, &place);
-    SET_BLOCK(&x, c, &place, q, k, &f->current, b, h);
+    attention_place(c, pair, b, h, &place);
+    SET_BLOCK(&x, c, &place, q, &pair->k, &f->current, b, h);
     cot_attention_merge_args m;
     COT_INIT(&m);
     m.out_a = m.out = attention_rows_of(c, &f->out, false, b, q->row, q->rows, h);
@@ -199,10 +190,26 @@ static cot_status attend(const attention_call *c, void *context, int64_t q_index
     x.out = first ? m.out : m.out_b;
     x.lse = first ? m.lse : m.lse_b;
     CHECK(cot_attention_forward(c->base.queue, &x));
-    if (!first)
-        CHECK(cot_attention_merge(c->base.queue, &m));
-    if (b < 0 || (b == c->batches - 1 && h == c->heads - 1))
-        f->started[q_index] = true;
+    return first ? COT_OK : cot_attention_merge(c->base.queue, &m);
+}
+
+static cot_status attend(const attention_call *c, void *context, const piece_pair *pair)
+{
+    const forward *f = context;
+    const int64_t end = pair->q_index + pair->q_count;
+    bool mixed = false;
+    for (int64_t i = pair->q_index; i < end; i++)
+        mixed = mixed || f->started[i] != f->started[pair->q_index];
+    for (int64_t i = pair->q_index; mixed && i < end; i++) { /* some rows have a result to merge with */
+        piece_pair part = *pair;
+        part.q_index = i, part.q_count = 1, part.q = c->q_pieces[c->line].list[i];
+        CHECK(attend(c, context, &part));
+    }
+    if (mixed)
+        return COT_OK;
+    CHECK(each_head(c, context, pair, attend_head));
+    for (int64_t i = pair->q_index; i < end; i++)
+        f->started[i] = true;
     return COT_OK;
 }
 
@@ -281,7 +288,7 @@ static cot_status ring_forward(const attention_call *c, forward *f)
     for (int64_t s = 0; s < c->R; s++) {
         CHECK(begin_step(c, &f->r, s));
         f->current = block_of_step(c, &f->r, s);
-        CHECK(each_pair(c, line_before(c, s), attend, f));
+        CHECK(attention_each_pair(c, line_before(c, s), attend, f));
     }
     return cot_group_wait(c->base.group, f->r.sends, (int)c->R);
 }
@@ -350,14 +357,14 @@ typedef struct backward {
     block keys, gradients; /* of the current step */
 } backward;
 
-static cot_status differentiate(const attention_call *c, void *context, int64_t q_index, const piece *k, int64_t b,
-                                int64_t h)
+static cot_status differentiate_head(const attention_call *c, void *context, const piece_pair *pair, int64_t b,
+                                     int64_t h)
 {
     const backward *w = context;
-    const piece *q = &c->q_pieces[c->line].list[q_index];
+    const piece *q = &pair->q, *k = &pair->k;
     attention_block place;
     cot_attention_backward_args x;
-    attention_place(c, q, k, b, h, &place);
+    attention_place(c, pair, b, h, &place);
     SET_BLOCK(&x, c, &place, q, k, &w->keys, b, h);
     x.accumulate = 1;
     x.allow_nondeterminism = c->a.allow_nondeterminism;
@@ -369,6 +376,11 @@ static cot_status differentiate(const attention_call *c, void *context, int64_t 
     x.dv = attention_rows_of(c, &w->gradients.v, false, b, k->row, k->rows, kv_head(c, h));
     x.dbias = attention_bias_of(c, &w->dbias, q, k);
     return cot_attention_backward(c->base.queue, &x);
+}
+
+static cot_status differentiate(const attention_call *c, void *context, const piece_pair *pair)
+{
+    return each_head(c, context, pair, differentiate_head);
 }
 
 static bool has_key_gradients(const attention_call *c)
@@ -431,7 +443,7 @@ static cot_status ring_backward(const attention_call *c, backward *w)
         CHECK(begin_step(c, &w->r, s));
         CHECK(begin_part(c, w, s));
         w->keys = block_of_step(c, &w->r, s);
-        CHECK(each_pair(c, line_before(c, s), differentiate, w));
+        CHECK(attention_each_pair(c, line_before(c, s), differentiate, w));
         CHECK(exchange_parts(c, w, s));
         CHECK(add_part(c, w, s - 1));
     }
