@@ -6,14 +6,15 @@ and einops, and checkouts of their repositories. The packages themselves need no
     tools/run_peer_tests.py --flash-attn CHECKOUT --causal-conv1d CHECKOUT [--sample N] [PYTEST'S OPTIONS...]
 
 A test that needs what cotangent does not support raises NotImplementedError and counts as skipped, with the message. The
-file of flash_attn has some hundred thousand cases: --sample runs N of them, always the same. Exit status 1 if a test fails
+file of flash_attn has some hundred thousand cases: --sample runs N of each test, always the same. Exit status 1 if a test fails
 or none passes.
 """
 import argparse
 import collections
 import functools
-import hashlib
+import math
 import pathlib
+import random
 import sys
 
 FILES = {"flash_attn": "tests/test_flash_attn.py", "causal_conv1d": "tests/test_causal_conv1d.py"}
@@ -25,13 +26,24 @@ class Plugin:
     def __init__(self, sample):
         self.sample, self.counts, self.refusals = sample, collections.Counter(), collections.Counter()
 
-    def pytest_collection_modifyitems(self, config, items):
-        if self.sample and len(items) > self.sample:
-            def order(item):
-                return hashlib.sha256(item.name.encode()).digest()
-
-            chosen = {id(item) for item in sorted(items, key=order)[: self.sample]}
-            items[:] = [item for item in items if id(item) in chosen]
+    def pytest_generate_tests(self, metafunc):
+        """Replaces the product of a test's parameters by a sample of it. pytest takes minutes to list the whole product."""
+        lists = []
+        for mark in list(metafunc.definition.iter_markers("parametrize")):
+            names, values = mark.args
+            lists.append((names.split(",") if isinstance(names, str) else list(names), list(values)))
+        count = math.prod(len(values) for _, values in lists)
+        if not self.sample or count <= self.sample:
+            return
+        cases = []
+        for number in random.Random(metafunc.function.__name__).sample(range(count), self.sample):
+            case = []
+            for names, values in lists:
+                number, index = divmod(number, len(values))
+                case.extend([values[index]] if len(names) == 1 else values[index])
+            cases.append(case)
+        metafunc.definition.own_markers[:] = [m for m in metafunc.definition.own_markers if m.name != "parametrize"]
+        metafunc.parametrize([name.strip() for names, _ in lists for name in names], cases)
 
     def pytest_runtest_makereport(self, item, call):
         import pytest

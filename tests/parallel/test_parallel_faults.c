@@ -520,7 +520,8 @@ static void expect_failure(rank_call calls[RANKS], const char *text)
     for (int rank = 0; rank < RANKS; rank++) {
         if (!calls[rank].calls)
             continue;
-        assert_int_equal(calls[rank].status, COT_PEER_ERROR);
+        if (calls[rank].status != COT_PEER_ERROR)
+            fail_msg("rank %d: got %s, expected an error with \"%s\"", rank, cot_status_name(calls[rank].status), text);
         if (strstr(calls[rank].message, text) == NULL)
             fail_msg("rank %d: got \"%s\", expected \"%s\"", rank, calls[rank].message, text);
         assert_true(calls[rank].seconds < 5);
@@ -538,7 +539,7 @@ static void custom_transfers_that_fail_break_the_group(void **state)
     } faults[] = {{{1, 5, 0}, "rank 1: a transfer with rank 0 did not start: no cable"},
                   {{1, 9, 0}, "did not start: no cable"},
                   {{2, 0, 5}, "rank 2: waited for rank 0: the cable broke"},
-                  {{0, 0, 9}, "the cable broke"}};
+                  {{0, 0, 5}, "the cable broke"}};
     static rank_call calls[RANKS];
     cot_group *groups[RANKS];
     for (size_t n = 0; n < COUNT(faults); n++) {
@@ -571,7 +572,7 @@ static void custom_groups_that_fail_at_once_keep_the_context(void **state)
     (void)state;
     cot_group *groups[RANKS];
     cot_status statuses[RANKS];
-    assert_int_equal(mailbox_groups(RANKS, NULL, &(mailbox_fault){1, 2, 0}, groups, statuses), COT_PEER_ERROR);
+    assert_int_equal(mailbox_groups(RANKS, NULL, &(mailbox_fault){1, 1, 0}, groups, statuses), COT_PEER_ERROR);
     for (int rank = 0; rank < RANKS; rank++) {
         assert_int_equal(statuses[rank], COT_PEER_ERROR);
         assert_null(groups[rank]);
