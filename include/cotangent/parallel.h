@@ -211,8 +211,8 @@ COT_PARALLEL_API cot_status cot_unshard(const cot_parallel_options *options, int
  *     lse = log(exp(lse_a) + exp(lse_b));    out = exp(lse_a - lse) * out_a + exp(lse_b - lse) * out_b
  *     at the end, with sink:    out = out * exp(lse - lse');    lse' = log(exp(lse) + exp(sink))
  *
- * In the backward, D and lse are those of the whole. Rank r computes its part of dk and dv for the keys of rank r-s, in
- * float32, and sends it to their owner, which adds the parts in the order of the steps.
+ * In the backward, delta and lse are those of the whole. Rank r computes its part of dk and dv for the keys of rank r-s,
+ * in float32, and sends it to their owner, which adds the parts in the order of the steps.
  *
  * Heads (columns = C > 1): ranks r with the same r / C exchange all-to-all, so that each holds the rows of all C ranks
  * for H/C heads. The ring then has N/C places. C = N has no ring. N must be a multiple of C, H of C, and either Hkv of C

@@ -11,7 +11,7 @@
  * magnitude of x:
  *     M(c) = |scale| sum |q k|;   M(s) = (1-t^2) M(c) + |slope (i+off-j)| + |bias| + |s|
  *     M(lse) = 1 + |lse| + sum P M(s);  M(P) = P (1 + M(s) + M(lse));  M(out) = sum M(P) |v|
- *     M(dP) = sum |dout v|;  M(D) = sum |dout out| + |dlse|;  M(dS) = M(P) |dP - D| + P (M(dP) + M(D))
+ *     M(dP) = sum |dout v|;  M(delta) = sum |dout out| + |dlse|;  M(dS) = M(P) |dP - delta| + P (M(dP) + M(delta))
  *     M(dZ) = M(dS) (1-t^2) + |dS| (1 + t^2 + 2 |t| (1-t^2) M(c) / softcap)
  * and so on for the gradients. In the backward lse is an input, so M(lse) = |lse| there.
  *
@@ -427,11 +427,11 @@ static void forward(const void *args, void *magnitudes)
 
 /* ---- backward ----------------------------------------------------------------------------------------------- */
 
-/* A backward call and its intermediates: D of every row, and sums of the outputs that heads or sequences share. */
+/* A backward call and its intermediates: delta of every row, and sums of the outputs that heads or sequences share. */
 typedef struct backward_state {
     call c;
     const cot_attention_backward_args *a, *m;
-    double *D, *D_magnitude; /* row h Tq + i of a sequence */
+    double *delta, *delta_magnitude; /* row h Tq + i of a sequence */
     long double *dsink, *dbias;
 } backward_state;
 
@@ -449,7 +449,7 @@ static bool make_pair(const backward_state *g, const sequence *s, int64_t h, int
     if (lse == -INFINITY || !visible(c, s, i, j))
         return false;
     const score y = make_score(c, s, h, i, j);
-    const double D = g->D[h * s->Tq + i], D_magnitude = g->D_magnitude[h * s->Tq + i];
+    const double delta = g->delta[h * s->Tq + i], delta_magnitude = g->delta_magnitude[h * s->Tq + i];
     double dP_magnitude;
     x->keep = dropout_factor(c, s, h, i, j);
     long double dP = dot_product(c, rows_of(&g->a->dout, s->q_row + i, h),
@@ -458,11 +458,12 @@ static bool make_pair(const backward_state *g, const sequence *s, int64_t h, int
     dP_magnitude = x->keep == 0 ? 0 : x->keep * dP_magnitude;
     x->zero_weight = x->keep == 0 || y.s == -INFINITY;
     x->P = y.s == -INFINITY ? 0 : exponential(c, (long double)y.s - lse);
-    x->dS = y.s == -INFINITY ? 0 : x->P * (dP - D);
+    x->dS = y.s == -INFINITY ? 0 : x->P * (dP - delta);
     x->dZ = x->dS * y.slope;
     x->P_magnitude = (x->P == 0 ? 0 : (double)x->P * (1 + y.magnitude + fabs(lse))) + SUBNORMAL_MAGNITUDE;
-    x->dS_magnitude =
-        y.s == -INFINITY ? 0 : x->P_magnitude * fabs((double)dP - D) + (double)x->P * (dP_magnitude + D_magnitude);
+    x->dS_magnitude = y.s == -INFINITY
+                          ? 0
+                          : x->P_magnitude * fabs((double)dP - delta) + (double)x->P * (dP_magnitude + delta_magnitude);
     x->dZ_magnitude = x->dS_magnitude * y.slope + fabs((double)x->dS) * y.slope_magnitude + SUBNORMAL_MAGNITUDE;
     return true;
 }
@@ -471,20 +472,20 @@ static void compute_D(const backward_state *g, const sequence *s, int64_t h, int
 {
     const cot_attention_backward_args *a = g->a;
     const int64_t index = statistic_index(&g->c, s, h, i);
-    long double D = 0;
+    long double delta = 0;
     double magnitude = 0;
     if (cot_is_present(&a->delta)) {
-        D = ((double *)a->delta.data)[index];
+        delta = ((double *)a->delta.data)[index];
     } else {
-        D = dot_product(&g->c, rows_of(&a->dout, s->q_row + i, h), rows_of(&a->out, s->q_row + i, h), g->c.dv,
-                        &magnitude);
+        delta = dot_product(&g->c, rows_of(&a->dout, s->q_row + i, h), rows_of(&a->out, s->q_row + i, h), g->c.dv,
+                            &magnitude);
         if (cot_is_present(&a->dlse)) {
-            D -= ((double *)a->dlse.data)[index];
+            delta -= ((double *)a->dlse.data)[index];
             magnitude += fabs(((double *)a->dlse.data)[index]);
         }
     }
-    g->D[h * s->Tq + i] = (double)D;
-    g->D_magnitude[h * s->Tq + i] = magnitude + fabs((double)D);
+    g->delta[h * s->Tq + i] = (double)delta;
+    g->delta_magnitude[h * s->Tq + i] = magnitude + fabs((double)delta);
 }
 
 /* Whether an input row of a query holds a NaN or an infinity. */
@@ -494,7 +495,7 @@ static bool query_has_nonfinite(const backward_state *g, const sequence *s, int6
     const int64_t index = statistic_index(&g->c, s, h, i), row = s->q_row + i;
     const double lse = ((double *)a->lse.data)[index];
     return !row_is_finite(&a->q, row, h) || !row_is_finite(&a->dout, row, h) || isnan(lse) || lse == INFINITY ||
-           !isfinite(g->D[h * s->Tq + i]);
+           !isfinite(g->delta[h * s->Tq + i]);
 }
 
 static bool key_has_nonfinite(const backward_state *g, const sequence *s, int64_t hkv, int64_t j)
@@ -593,14 +594,14 @@ static void add_to_dsink(const backward_state *g, const sequence *s, int64_t h, 
     if (lse == -INFINITY)
         return;
     const double sink = ((double *)g->a->sink.data)[h], weight = exp(sink - lse), scale = 1 + fabs(sink) + fabs(lse);
-    const double D = g->D[h * s->Tq + i], magnitude = g->D_magnitude[h * s->Tq + i];
+    const double delta = g->delta[h * s->Tq + i], magnitude = g->delta_magnitude[h * s->Tq + i];
     double *total = (double *)g->m->dsink.data + h;
     /* No key is visible: a kernel's weight is 0, or NaN as in the formula. */
     const bool undefined = lse == INFINITY && sink == INFINITY;
-    const bool may_be_nan = signbit(*total) || undefined || (weight < MIN_WEIGHT && !isfinite(D));
+    const bool may_be_nan = signbit(*total) || undefined || (weight < MIN_WEIGHT && !isfinite(delta));
     if (!undefined) {
-        g->dsink[h] -= expl((long double)sink - lse) * D;
-        *total = fabs(*total) + (weight + SUBNORMAL_MAGNITUDE) * ((weight == 0 ? 1 : scale) * fabs(D) + magnitude);
+        g->dsink[h] -= expl((long double)sink - lse) * delta;
+        *total = fabs(*total) + (weight + SUBNORMAL_MAGNITUDE) * ((weight == 0 ? 1 : scale) * fabs(delta) + magnitude);
     }
     *total = copysign(*total, may_be_nan ? -1 : 1);
 }
@@ -609,8 +610,8 @@ static void differentiate_sequence(backward_state *g, const sequence *s)
 {
     const call *c = &g->c;
     const bool parallel = worth_threads(c, s);
-    g->D = allocate(c->H * s->Tq, sizeof *g->D);
-    g->D_magnitude = allocate(c->H * s->Tq, sizeof *g->D_magnitude);
+    g->delta = allocate(c->H * s->Tq, sizeof *g->delta);
+    g->delta_magnitude = allocate(c->H * s->Tq, sizeof *g->delta_magnitude);
     for (int64_t n = 0; n < c->H * s->Tq; n++) {
         compute_D(g, s, n / s->Tq, n % s->Tq);
         if (cot_is_present(&g->a->dsink))
@@ -627,8 +628,8 @@ static void differentiate_sequence(backward_state *g, const sequence *s)
         for (int64_t n = 0; n < c->Hkv * s->Tk; n++)
             key_row(g, s, n / s->Tk, n % s->Tk);
     }
-    free(g->D);
-    free(g->D_magnitude);
+    free(g->delta);
+    free(g->delta_magnitude);
 }
 
 /* Sets an output to its old values if it accumulates, else to zero, and sets the magnitudes. */
@@ -734,13 +735,13 @@ static void delta(const void *args, void *magnitudes)
         const int64_t index = statistic_offset(&a->out, n / H, n % H);
         const double *out = rows_of(&a->out, n / H, n % H), *dout = rows_of(&a->dout, n / H, n % H);
         const double dlse = cot_is_present(&a->dlse) ? ((double *)a->dlse.data)[index] : 0;
-        long double D = -(long double)dlse;
+        long double delta = -(long double)dlse;
         double magnitude = fabs(dlse);
         for (int64_t c = 0; c < dv; c++) {
-            D += (long double)dout[c] * out[c];
+            delta += (long double)dout[c] * out[c];
             magnitude += fabs(dout[c] * out[c]);
         }
-        ((double *)a->delta.data)[index] = (double)D;
+        ((double *)a->delta.data)[index] = (double)delta;
         ((double *)m->delta.data)[index] = magnitude;
     }
 }

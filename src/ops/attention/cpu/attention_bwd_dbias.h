@@ -40,7 +40,7 @@ static void add_strip(const context *c, const score_context *a, const key_strip 
     const int64_t q_slot = (attention_first_slot(&queries, a->sequence.b) + q_block) * p->sizes.H + a->h;
     const int64_t tile_offset = mt_offset(SCORE_ROWS, 0, strips.first);
     const query_forms q = query_forms_at(c, q_slot);
-    const float *lse = c->lse + q_slot * BLOCK, *D = c->D + q_slot * BLOCK;
+    const float *lse = c->lse + q_slot * BLOCK, *delta = c->delta + q_slot * BLOCK;
     mt_product_all_terms(SCORE_ROWS, n, qk_size, keys->k, SCORE_ROWS, q.q_t + mt_offset(qk_size, 0, strips.first),
                          qk_size, buffers->scores + tile_offset, SCORE_ROWS, false, NULL);
     mt_product_all_terms(SCORE_ROWS, n, v_size, keys->v, SCORE_ROWS, q.dout_t + mt_offset(v_size, 0, strips.first),
@@ -56,8 +56,8 @@ static void add_strip(const context *c, const score_context *a, const key_strip 
             const int64_t offset = panel_offset(SCORE_ROWS, r, i);
             float values[VW];
             vf prob, ds;
-            differentiate_scores(a, buffers, offset, first_key + r, first_query + i, o, v_load(lse + i), v_load(D + i),
-                                 v_load(buffers->dp + offset), &prob, &ds);
+            differentiate_scores(a, buffers, offset, first_key + r, first_query + i, o, v_load(lse + i),
+                                 v_load(delta + i), v_load(buffers->dp + offset), &prob, &ds);
             v_store(values, ds);
             for (int64_t lane = 0; lane < VW; lane++)
                 sums[r * BLOCK + i + lane] += (double)values[lane];

@@ -32,7 +32,7 @@ typedef struct pending_products {
 
 /* A part of S^T and dP^T whose P^T and dS^T are not yet computed. */
 typedef struct score_part {
-    const float *s, *dp, *lse, *D;
+    const float *s, *dp, *lse, *delta;
     mt *prob, *ds, *ds_b;
 } score_part;
 
@@ -63,7 +63,7 @@ V_INLINE void compute_ds_row(score_queue *queue, vf ds[2])
 {
     V_UNROLL
     for (int m = 0; m < 2; m++)
-        ds[m] = v_mul(queue->prob[m], v_sub(v_load(queue->current.dp + m * VW), v_load(queue->current.D + m * VW)));
+        ds[m] = v_mul(queue->prob[m], v_sub(v_load(queue->current.dp + m * VW), v_load(queue->current.delta + m * VW)));
     mt_store_a2(queue->current.ds, ds[0], ds[1]);
     queue->current.dp += MT;
     queue->current.ds += MT;
@@ -252,9 +252,9 @@ static void differentiate_overlapped(const context *c, const score_context *a, c
             if (!all_visible(a, first_key + r, STRIP, b->first_query, queries))
                 apply_mask(a, s[ring_slot], first_key + r, b->first_query + i);
             const int64_t offset = buffer_offset + mt_offset(SCORE_ROWS, r, i);
-            ring[ring_slot] =
-                (score_part){s[ring_slot],         dp[ring_slot],         b->lse + i, b->D + i, buffers->prob + offset,
-                             buffers->ds + offset, buffers->ds_b + offset};
+            ring[ring_slot] = (score_part){s[ring_slot],          dp[ring_slot],          b->lse + i,
+                                           b->delta + i,          buffers->prob + offset, buffers->ds + offset,
+                                           buffers->ds_b + offset};
             queue.count++;
         }
         /* Spreads the pending parts evenly over the parts of this score tile. */

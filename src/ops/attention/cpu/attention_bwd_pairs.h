@@ -10,7 +10,7 @@ typedef struct context {
     const attention_problem *p;
     attention_bwd_layout layout;
     mt *queries, *keys;
-    float *lse, *D, *dq, *dk; /* lse: times the scale of exp_scores */
+    float *lse, *delta, *dq, *dk; /* lse: times the scale of exp_scores */
 } context;
 
 /* The packed forms of a block of queries. They are adjacent because they are prefetched together. */
@@ -42,9 +42,9 @@ static void pack_keys(const context *c, const attention_sequence *s, int64_t hkv
     }
 }
 
-/* D[i] = sum_c dout[i,c] out[i,c] of STRIP rows, rounded like dP = dout v^T. So dP - D is exactly 0 for a query that
- * sees one key: there out is v. */
-static void sum_dout_out(float *D, const float *dout, const float *out, int64_t columns)
+/* delta[i] = sum_c dout[i,c] out[i,c] of STRIP rows, rounded like dP = dout v^T. So dP - delta is exactly 0 for a query
+ * that sees one key: there out is v. */
+static void sum_dout_out(float *delta, const float *dout, const float *out, int64_t columns)
 {
     for (int64_t r = 0; r < STRIP; r += VW) {
         vf sum = v_zero();
@@ -61,7 +61,7 @@ static void sum_dout_out(float *D, const float *dout, const float *out, int64_t 
             }
             sum = mt_dot(sum, a, b, n);
         }
-        v_store(D + r, sum);
+        v_store(delta + r, sum);
     }
 }
 
@@ -72,9 +72,9 @@ static double lse_exp_scale(const attention_problem *p)
     return scores_exp_scale(p) / (scores_are_modified(p) ? 1 : p->sizes.scale);
 }
 
-/* Writes lse and D of STRIP queries. A query that passes no gradient gets lse = inf, so that its P is zero. */
+/* Writes lse and delta of STRIP queries. A query that passes no gradient gets lse = inf, so that its P is zero. */
 static void pack_statistics(const attention_problem *p, const attention_block *block, int64_t h, int64_t r, float *lse,
-                            float *D)
+                            float *delta)
 {
     const double exp_scale = lse_exp_scale(p);
     for (int64_t i = 0; i < STRIP; i++) {
@@ -86,11 +86,11 @@ static void pack_statistics(const attention_problem *p, const attention_block *b
             lse[i] = input_lse == -INFINITY ? INFINITY : (float)(input_lse * exp_scale);
         }
         if (lse[i] == INFINITY)
-            D[i] = 0;
+            delta[i] = 0;
         else if (cot_is_present(&p->delta))
-            D[i] = ((const float *)p->delta.data)[attention_lse_offset(&p->delta, block->sequence.b, h, row)];
+            delta[i] = ((const float *)p->delta.data)[attention_lse_offset(&p->delta, block->sequence.b, h, row)];
         else if (cot_is_present(&p->dlse))
-            D[i] -= ((const float *)p->dlse.data)[attention_lse_offset(&p->dlse, block->sequence.b, h, row)];
+            delta[i] -= ((const float *)p->dlse.data)[attention_lse_offset(&p->dlse, block->sequence.b, h, row)];
     }
 }
 
@@ -113,9 +113,9 @@ static void pack_queries_item(void *memory, int64_t item, void *scratch)
         pack_b(to.dout, BLOCK, r, staging, c->layout.v_size);
         if (!cot_is_present(&p->delta)) {
             load_rows(out, c->layout.v_size, &p->out, block.sequence.b, row, h, rows, p->sizes.dv);
-            sum_dout_out(c->D + first_row + r, staging, out, c->layout.v_size);
+            sum_dout_out(c->delta + first_row + r, staging, out, c->layout.v_size);
         }
-        pack_statistics(p, &block, h, r, c->lse + first_row + r, c->D + first_row + r);
+        pack_statistics(p, &block, h, r, c->lse + first_row + r, c->delta + first_row + r);
     }
 }
 
@@ -161,12 +161,12 @@ typedef struct strip_options {
 /* P^T (times the dropout factor) and dZ^T of key j and queries [i, i + VW). `offset` is the position of the score in
  * its score tile. */
 V_INLINE void differentiate_scores(const score_context *a, const strip_buffers *buffers, int64_t offset, int64_t j,
-                                   int64_t i, strip_options o, vf lse, vf D, vf dp, vf *prob, vf *ds)
+                                   int64_t i, strip_options o, vf lse, vf delta, vf dp, vf *prob, vf *ds)
 {
     *prob = exp_scores(v_load(buffers->scores + offset), o.exp_scale, lse);
     if (o.dropout)
         dp = v_mul(dp, v_load(buffers->dropout_factors + offset));
-    *ds = v_mul(*prob, v_sub(dp, D));
+    *ds = v_mul(*prob, v_sub(dp, delta));
     if (o.dropout)
         *prob = v_mul(*prob, v_load(buffers->dropout_factors + offset));
     if (o.softcap)
@@ -179,10 +179,10 @@ V_INLINE void differentiate_scores(const score_context *a, const strip_buffers *
 }
 
 /* Computes P^T and dS^T of keys [first_key, first_key + rows), which begin at row first_row of the block. The queries
- * are first_query + strips; lse and D begin at first_query. The stores take two keys and 2 VW queries at a time. */
+ * are first_query + strips; lse and delta begin at first_query. The stores take two keys and 2 VW queries at a time. */
 V_INLINE void differentiate_strip(const score_context *a, strip_buffers *buffers, int64_t first_row, int64_t rows,
                                   int64_t first_key, int64_t first_query, attention_span strips, const float *lse,
-                                  const float *D, strip_options o)
+                                  const float *delta, strip_options o)
 {
     const strip_operands to = strip_operands_at(buffers, first_row);
     for (int64_t i = strips.first; i < strips.end; i += 2 * VW) {
@@ -194,8 +194,8 @@ V_INLINE void differentiate_strip(const score_context *a, strip_buffers *buffers
                 for (int64_t m = 0; m < 2; m++) {
                     const vf dp = v_load(buffers->dp + panel_offset(BLOCK, first_row + r + n, i) + m * VW);
                     differentiate_scores(a, buffers, panel_offset(SCORE_ROWS, r + n, i) + m * VW, first_key + r + n,
-                                         first_query + i + m * VW, o, v_load(lse + i + m * VW), v_load(D + i + m * VW),
-                                         dp, &prob[n][m], &ds[n][m]);
+                                         first_query + i + m * VW, o, v_load(lse + i + m * VW),
+                                         v_load(delta + i + m * VW), dp, &prob[n][m], &ds[n][m]);
                 }
                 mt_store_a2(to.prob + panel_offset(SCORE_ROWS, r + n, i), prob[n][0], prob[n][1]);
                 if (!MT_SAME_FORM)
@@ -222,7 +222,7 @@ typedef struct block_pair {
     int64_t first_key, first_query;
     query_forms q;
     const mt *k, *kt, *v;
-    const float *lse, *D;
+    const float *lse, *delta;
     float *dq; /* [qk_size][BLOCK]; dk and dv are [BLOCK][qk_size] and [BLOCK][v_size] */
     float *dk, *dv;
     /* Whether the accumulators hold a value, for each strip of dq and of dk and dv. */
@@ -252,12 +252,12 @@ static void differentiate_keys(const context *c, const score_context *a, const b
             fill_dropout_factors(a, &tile, buffers->dropout_factors);
         o.softcap = p->sizes.softcap > 0;
         o.dropout = a->dropout.dropped > 0;
-        differentiate_strip(a, buffers, first_row, rows, j, b->first_query, strips, b->lse, b->D, o);
+        differentiate_strip(a, buffers, first_row, rows, j, b->first_query, strips, b->lse, b->delta, o);
     } else if (visible) {
         o.masked = false;
-        differentiate_strip(a, buffers, first_row, rows, j, b->first_query, strips, b->lse, b->D, o);
+        differentiate_strip(a, buffers, first_row, rows, j, b->first_query, strips, b->lse, b->delta, o);
     } else {
-        differentiate_strip(a, buffers, first_row, rows, j, b->first_query, strips, b->lse, b->D, o);
+        differentiate_strip(a, buffers, first_row, rows, j, b->first_query, strips, b->lse, b->delta, o);
     }
     mt_product(rows, v_size, n, operands.prob + mt_offset(SCORE_ROWS, 0, strips.first), SCORE_ROWS,
                b->q.dout + mt_offset(BLOCK, strips.first, 0), BLOCK, b->dv + row_offset, BLOCK,

@@ -3,14 +3,14 @@
  * attention_bwd_tiled.c: dq, dk and dv in tiles, on the products of simd/matmul.h. Scores are computed transposed,
  * with keys in rows and queries in lanes. Then P^T and dS^T are stored as the products for dv and dk read them:
  *
- *     S^T = K Q^T;  dP^T = V dout^T;  P^T = exp(scale S^T - lse);  dS^T = P^T (dP^T - D)
+ *     S^T = K Q^T;  dP^T = V dout^T;  P^T = exp(scale S^T - lse);  dS^T = P^T (dP^T - delta)
  *     dv += P^T dout;  dk += dS^T q;  dq^T += K^T dS^T
  *
  * attention_bwd_pairs.h does this for a block of keys and a block of queries. attention_bwd_overlapped.h does it for
  * AMX products of two and three bf16, with the elementwise arithmetic overlapped with the products.
  *
  * Passes:
- * (1) Every block of queries is packed once, in all forms that the five products read, with its lse and D.
+ * (1) Every block of queries is packed once, in all forms that the five products read, with its lse and delta.
  * (2) An item is one chunk of the key blocks of one sequence and key-value head. It processes a few key blocks at a
  * time: it packs them, walks the query blocks that see them, accumulates their dk and dv, and adds to the chunk's own
  * dq^T.
@@ -113,7 +113,7 @@ static void differentiate_queries(const context *c, item_keys *g, const score_co
             .kt = g->kt + k_row * c->layout.qk_size,
             .v = g->v + k_row * c->layout.v_size,
             .lse = c->lse + q_row,
-            .D = c->D + q_row,
+            .delta = c->delta + q_row,
             .dq = dq,
             .dk = g->dk + k_row * c->layout.qk_size,
             .dv = g->dv + k_row * c->layout.v_size,
@@ -225,7 +225,7 @@ static void store_dq_item(void *memory, int64_t item, void *scratch)
     }
 }
 
-/* ---- dsink: summed in double, from the packed lse and D ------------------------------------------------ */
+/* ---- dsink: summed in double, from the packed lse and delta ------------------------------------------------ */
 
 static void dsink_item(void *memory, int64_t h)
 {
@@ -240,7 +240,7 @@ static void dsink_item(void *memory, int64_t h)
         const attention_block block = attention_block_at(&axis, slot);
         const int64_t row = (slot * p->sizes.H + h) * BLOCK;
         for (int64_t i = 0; i < block.used; i++)
-            sum -= (double)(expf(sink - (float)(c->lse[row + i] / exp_scale)) * c->D[row + i]);
+            sum -= (double)(expf(sink - (float)(c->lse[row + i] / exp_scale)) * c->delta[row + i]);
     }
     cot_store_f64(p->dsink.data, p->dsink.dtype, offset, sum);
 }
@@ -253,7 +253,7 @@ cot_status V_NAME(attention_bwd_tiled)(cot_queue *queue, const void *problem, vo
     char *base = workspace;
     c.queries = (mt *)(base + layout.queries);
     c.keys = (mt *)(base + layout.k);
-    c.lse = (float *)(base + layout.lse), c.D = (float *)(base + layout.D);
+    c.lse = (float *)(base + layout.lse), c.delta = (float *)(base + layout.delta);
     c.dq = (float *)(base + layout.dq), c.dk = (float *)(base + layout.dk);
     cot_parallel_scratch(queue, layout.q_slots * sizes->H, pack_queries_item, &c);
     cot_parallel_scratch(queue, attention_sequence_count(c.p) * sizes->Hkv * layout.chunks, differentiate_item, &c);

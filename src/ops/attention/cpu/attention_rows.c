@@ -70,11 +70,12 @@ V_INLINE void delta_rows_as(const attention_delta_problem *p, row_range s, cot_d
     const cot_attention_delta_args *a = &p->args;
     for (int64_t i = s.i; i < s.i + s.count; i++)
         for (int64_t h = 0; h < p->sizes.H; h++) {
-            float D = dot_as(element_pointer(&a->dout, dout, attention_row_offset(&a->dout, s.b, i, h)), dout,
-                             element_pointer(&a->out, out, attention_row_offset(&a->out, s.b, i, h)), out, p->sizes.dv);
+            float delta =
+                dot_as(element_pointer(&a->dout, dout, attention_row_offset(&a->dout, s.b, i, h)), dout,
+                       element_pointer(&a->out, out, attention_row_offset(&a->out, s.b, i, h)), out, p->sizes.dv);
             if (cot_is_present(&a->dlse))
-                D -= load_statistic(&a->dlse, s.b, h, i);
-            ((float *)a->delta.data)[attention_lse_offset(&a->delta, s.b, h, i)] = D;
+                delta -= load_statistic(&a->dlse, s.b, h, i);
+            ((float *)a->delta.data)[attention_lse_offset(&a->delta, s.b, h, i)] = delta;
         }
 }
 

@@ -204,18 +204,18 @@ cot_status NAME(attention_fwd_scalar)(cot_queue *queue, const void *problem, voi
 
 /* ---- backward ----------------------------------------------------------------------------------------- */
 
-/* D of query i: computed, or read from delta. */
+/* delta of query i: computed, or read from delta. */
 static real delta_of(const head *a, int64_t i)
 {
     const attention_problem *p = a->p;
     const int64_t row = a->s.q_row + i;
     if (cot_is_present(&p->delta))
         return load(&p->delta, attention_lse_offset(&p->delta, a->s.b, a->h, row));
-    real D = dot(&p->dout, attention_row_offset(&p->dout, a->s.b, row, a->h), &p->out,
-                 attention_row_offset(&p->out, a->s.b, row, a->h), p->sizes.dv);
+    real delta = dot(&p->dout, attention_row_offset(&p->dout, a->s.b, row, a->h), &p->out,
+                     attention_row_offset(&p->out, a->s.b, row, a->h), p->sizes.dv);
     if (cot_is_present(&p->dlse))
-        D -= load(&p->dlse, attention_lse_offset(&p->dlse, a->s.b, a->h, row));
-    return D;
+        delta -= load(&p->dlse, attention_lse_offset(&p->dlse, a->s.b, a->h, row));
+    return delta;
 }
 
 static real lse_of(const head *a, int64_t i)
@@ -228,7 +228,7 @@ typedef struct pair {
     real P, dS, dZ;
 } pair;
 
-static pair pair_at(const head *a, int64_t i, int64_t j, real lse, real D)
+static pair pair_at(const head *a, int64_t i, int64_t j, real lse, real delta)
 {
     const attention_problem *p = a->p;
     real softcap_slope;
@@ -236,7 +236,7 @@ static pair pair_at(const head *a, int64_t i, int64_t j, real lse, real D)
                factor = (real)attention_dropout_factor(&a->dropout, i, j);
     const real dP = factor * dot(&p->dout, attention_row_offset(&p->dout, a->s.b, a->s.q_row + i, a->h), &p->v,
                                  attention_row_offset(&p->v, a->s.b, a->s.k_row + j, a->hkv), p->sizes.dv);
-    const real dS = P * (dP - D);
+    const real dS = P * (dP - delta);
     return (pair){P * factor, dS, dS * softcap_slope};
 }
 
@@ -245,13 +245,13 @@ static void backward_row(const head *a, int64_t i, real *dq, real *dk, real *dv)
     const attention_problem *p = a->p;
     const int64_t d = p->sizes.d, row = a->s.q_row + i;
     const attention_span keys = attention_visible_keys(&p->sizes, &a->s, i);
-    const real scale = (real)p->sizes.scale, lse = lse_of(a, i), D = delta_of(a, i);
+    const real scale = (real)p->sizes.scale, lse = lse_of(a, i), delta = delta_of(a, i);
     const int64_t q_offset = attention_row_offset(&p->q, a->s.b, row, a->h),
                   dout_offset = attention_row_offset(&p->dout, a->s.b, row, a->h);
     for (int64_t c = 0; c < d; c++)
         dq[c] = 0;
     for (int64_t j = keys.first; lse != -INFINITY && j < keys.end; j++) {
-        const pair x = pair_at(a, i, j, lse, D);
+        const pair x = pair_at(a, i, j, lse, delta);
         const int64_t k_offset = attention_row_offset(&p->k, a->s.b, a->s.k_row + j, a->hkv);
         add_row(dq, x.dZ, &p->k, k_offset, d);
         add_row(dk + j * d, x.dZ, &p->q, q_offset, d);
@@ -338,10 +338,10 @@ static void dbias_item(void *memory, int64_t item)
             for (int64_t i = rows.first; i < rows.end; i++) {
                 const attention_span keys = attention_visible_keys(&p->sizes, &a.s, i),
                                      key_range = bias_span(shape[3], j_index, a.s.Tk);
-                const real lse = lse_of(&a, i), D = delta_of(&a, i);
+                const real lse = lse_of(&a, i), delta = delta_of(&a, i);
                 const int64_t first = keys.first > key_range.first ? keys.first : key_range.first;
                 for (int64_t j = first; lse != -INFINITY && j < key_range.end && j < keys.end; j++)
-                    sum += (double)pair_at(&a, i, j, lse, D).dS;
+                    sum += (double)pair_at(&a, i, j, lse, delta).dS;
             }
         }
     }
@@ -371,11 +371,11 @@ static void delta_item(void *memory, int64_t item)
     const cot_attention_delta_args *a = &p->args;
     const int64_t b = item / p->sizes.H, h = item % p->sizes.H;
     for (int64_t i = 0; i < p->sizes.Tq; i++) {
-        real D = dot(&a->dout, attention_row_offset(&a->dout, b, i, h), &a->out, attention_row_offset(&a->out, b, i, h),
-                     p->sizes.dv);
+        real delta = dot(&a->dout, attention_row_offset(&a->dout, b, i, h), &a->out,
+                         attention_row_offset(&a->out, b, i, h), p->sizes.dv);
         if (cot_is_present(&a->dlse))
-            D -= load(&a->dlse, attention_lse_offset(&a->dlse, b, h, i));
-        store(&a->delta, attention_lse_offset(&a->delta, b, h, i), false, D);
+            delta -= load(&a->dlse, attention_lse_offset(&a->dlse, b, h, i));
+        store(&a->delta, attention_lse_offset(&a->delta, b, h, i), false, delta);
     }
 }
 

@@ -139,7 +139,7 @@ static inline attention_fwd_layout attention_fwd_layout_of(const attention_sizes
 /* Backward. An item is one chunk of the key blocks of one sequence and key-value head. The chunks of a sequence
  * contribute to the same dq, so each chunk has its own dq. Members from `queries` on are byte offsets:
  *   queries   the packed queries, in all forms that the five products read
- *   lse, D    of every query
+ *   lse, delta    of every query
  *   dq        dq^T of every chunk
  *   k, dk     the operands of each item's current key blocks; their dk and dv */
 typedef struct attention_bwd_layout {
@@ -147,7 +147,7 @@ typedef struct attention_bwd_layout {
     int64_t q_slots, chunks;
     int64_t query_block_elements; /* elements of a packed query block: q^T, q, dout^T, dout */
     int64_t key_block_elements;   /* elements of an item's packed key blocks: k, k^T, v of each */
-    size_t queries, lse, D, dq, k, dk, bytes;
+    size_t queries, lse, delta, dq, k, dk, bytes;
 } attention_bwd_layout;
 
 static inline int64_t attention_chunk_count(const attention_sizes *sizes)
@@ -171,7 +171,7 @@ static inline attention_bwd_layout attention_bwd_layout_of(const attention_sizes
     layout.queries =
         cot_workspace_reserve(&layout.bytes, COT_PRODUCT(layout.q_slots, sizes->H, layout.query_block_elements), size);
     layout.lse = cot_workspace_reserve(&layout.bytes, q_rows, sizeof(float));
-    layout.D = cot_workspace_reserve(&layout.bytes, q_rows, sizeof(float));
+    layout.delta = cot_workspace_reserve(&layout.bytes, q_rows, sizeof(float));
     layout.dq = cot_workspace_reserve(&layout.bytes, COT_PRODUCT(layout.chunks, q_rows, layout.qk_size), sizeof(float));
     layout.k = cot_workspace_reserve(&layout.bytes, cot_mul(items, layout.key_block_elements), size);
     layout.dk = cot_workspace_reserve(

@@ -7,15 +7,15 @@
     extern "C" __global__ void __launch_bounds__(32 * ATTENTION_MMA_WARPS) \
         attention_##name(const __grid_constant__ attention_mma_call c)
 
-#define DQ(dtype, element, name, dk, dv, slabs, columns, stages, score_mods)                     \
-    KERNEL(dq_mma_##dtype##_##name)                                                              \
-    {                                                                                            \
-        backward_q<element, dk, dv, slabs, columns, stages, ATTENTION_MMA_WARPS, score_mods>(c); \
+#define DQ(dtype, element, name, d_qk, d_v, slabs, columns, stages, score_mods)                     \
+    KERNEL(dq_mma_##dtype##_##name)                                                                 \
+    {                                                                                               \
+        backward_q<element, d_qk, d_v, slabs, columns, stages, ATTENTION_MMA_WARPS, score_mods>(c); \
     }
-#define DKV(stem, dtype, element, name, dk, dv, slabs, columns, stages, score_mods, with_k, with_v)               \
-    KERNEL(stem##_mma_##dtype##_##name)                                                                           \
-    {                                                                                                             \
-        backward_kv<element, dk, dv, slabs, columns, stages, ATTENTION_MMA_WARPS, score_mods, with_k, with_v>(c); \
+#define DKV(stem, dtype, element, name, d_qk, d_v, slabs, columns, stages, score_mods, with_k, with_v)               \
+    KERNEL(stem##_mma_##dtype##_##name)                                                                              \
+    {                                                                                                                \
+        backward_kv<element, d_qk, d_v, slabs, columns, stages, ATTENTION_MMA_WARPS, score_mods, with_k, with_v>(c); \
     }
 
 /* clang-format off */

@@ -18,13 +18,13 @@
 
 /* ---- dq ------------------------------------------------------------------------------------------------------ */
 
-template <typename E, int DK, int DV, int M, int COLUMNS, int STAGES, int WARPS, bool SCORE_MODS>
+template <typename E, int D_QK, int D_V, int M, int COLUMNS, int STAGES, int WARPS, bool SCORE_MODS>
 DEVICE void backward_q(const attention_mma_call &c)
 {
     constexpr int ROWS = 16 * M * WARPS, THREADS = 32 * WARPS, N = COLUMNS / 8;
-    const int k_bytes = tile_bytes<E, DK>(COLUMNS, c.pitch), v_bytes = tile_bytes<E, DV>(COLUMNS, c.pitch);
-    char *const q_tile = memory, *const dout_tile = q_tile + tile_bytes<E, DK>(ROWS, c.pitch),
-                *const k_tiles = dout_tile + tile_bytes<E, DV>(ROWS, c.pitch),
+    const int k_bytes = tile_bytes<E, D_QK>(COLUMNS, c.pitch), v_bytes = tile_bytes<E, D_V>(COLUMNS, c.pitch);
+    char *const q_tile = memory, *const dout_tile = q_tile + tile_bytes<E, D_QK>(ROWS, c.pitch),
+                *const k_tiles = dout_tile + tile_bytes<E, D_V>(ROWS, c.pitch),
                 *const v_tiles = k_tiles + STAGES * k_bytes;
     const block_coord coord = block_coord_of(c, c.H);
     const sequence s = sequence_at(c, coord.b);
@@ -40,7 +40,7 @@ DEVICE void backward_q(const attention_mma_call &c)
     const int row = lane_row<M>(), first = keys.first / COLUMNS * COLUMNS;
     const score_mods mods = SCORE_MODS ? score_mods_of(c, s, h) : score_mods{};
     const float scale = exp_scale_of<E, SCORE_MODS>(c);
-    float acc[M][DK / 8][4], lse[M][2], delta[M][2];
+    float acc[M][D_QK / 8][4], lse[M][2], delta[M][2];
     clear_accumulators(acc);
 #pragma unroll
     for (int m = 0; m < M; m++)
@@ -54,16 +54,16 @@ DEVICE void backward_q(const attention_mma_call &c)
             }
         }
     const auto load = [&](int j0, int stage) {
-        load_tile<E, COLUMNS, DK, THREADS>(k_tiles + stage * k_bytes, c.k, row_offset(c.k, s.b, s.k_row + j0, hkv),
-                                           s.Tk - j0, (int)c.d, c.pitch);
-        load_tile<E, COLUMNS, DV, THREADS>(v_tiles + stage * v_bytes, c.v, row_offset(c.v, s.b, s.k_row + j0, hkv),
-                                           s.Tk - j0, (int)c.dv, c.pitch);
+        load_tile<E, COLUMNS, D_QK, THREADS>(k_tiles + stage * k_bytes, c.k, row_offset(c.k, s.b, s.k_row + j0, hkv),
+                                             s.Tk - j0, (int)c.d, c.pitch);
+        load_tile<E, COLUMNS, D_V, THREADS>(v_tiles + stage * v_bytes, c.v, row_offset(c.v, s.b, s.k_row + j0, hkv),
+                                            s.Tk - j0, (int)c.d_v, c.pitch);
     };
     if (first < keys.end) {
-        load_tile<E, ROWS, DK, THREADS>(q_tile, c.q, row_offset(c.q, s.b, s.q_row + i0, h), s.Tq - i0, (int)c.d,
-                                        c.pitch);
-        load_tile<E, ROWS, DV, THREADS>(dout_tile, c.dout, row_offset(c.dout, s.b, s.q_row + i0, h), s.Tq - i0,
-                                        (int)c.dv, c.pitch);
+        load_tile<E, ROWS, D_QK, THREADS>(q_tile, c.q, row_offset(c.q, s.b, s.q_row + i0, h), s.Tq - i0, (int)c.d,
+                                          c.pitch);
+        load_tile<E, ROWS, D_V, THREADS>(dout_tile, c.dout, row_offset(c.dout, s.b, s.q_row + i0, h), s.Tq - i0,
+                                         (int)c.d_v, c.pitch);
         load(first, 0);
     }
     int stage = 0;
@@ -76,13 +76,13 @@ DEVICE void backward_q(const attention_mma_call &c)
         __syncthreads();
         if (STAGES == 2 && j0 + COLUMNS < keys.end)
             load(j0 + COLUMNS, stage ^ 1);
-        warp_gemm_abt<E, DK>(x, q_tile, k_tile, (int)c.d, c.pitch);
+        warp_gemm_abt<E, D_QK>(x, q_tile, k_tile, (int)c.d, c.pitch);
         if constexpr (SCORE_MODS)
             finish_scores<E, SCORE_MODS, false, true>(c, s, mods, t, all_visible<false>(c, s, t, ROWS, COLUMNS), x,
                                                       cap_slopes);
         else
             finish_scores<E, SCORE_MODS, false, false>(c, s, mods, t, all_visible<false>(c, s, t, ROWS, COLUMNS), x, x);
-        warp_gemm_abt<E, DV>(dp, dout_tile, v_tile, (int)c.dv, c.pitch);
+        warp_gemm_abt<E, D_V>(dp, dout_tile, v_tile, (int)c.d_v, c.pitch);
         uint32_t keep_bits[M];
         if (SCORE_MODS && c.dropped > 0)
             dropout_mask<false, M, N>(c, mods, t, keep_bits);
@@ -99,7 +99,7 @@ DEVICE void backward_q(const attention_mma_call &c)
                     if constexpr (SCORE_MODS)
                         x[m][n][e] *= cap_slopes[m][n][e];
                 }
-        warp_gemm_rs<E, DK>(acc, x, k_tile, (int)c.d, c.pitch);
+        warp_gemm_rs<E, D_QK>(acc, x, k_tile, (int)c.d, c.pitch);
         if (STAGES == 2) {
             stage ^= 1;
         } else if (j0 + COLUMNS < keys.end) {
@@ -111,20 +111,20 @@ DEVICE void backward_q(const attention_mma_call &c)
 #pragma unroll
     for (int m = 0; m < M; m++)
         factor[m][0] = factor[m][1] = c.scale;
-    store_rows<E, DK>(c.grad_q, row_offset(c.grad_q, s.b, s.q_row + i0, h), c.accumulate, s.Tq - i0, s.q_rows - i0,
-                      (int)c.d, acc, factor, q_tile);
+    store_rows<E, D_QK>(c.grad_q, row_offset(c.grad_q, s.b, s.q_row + i0, h), c.accumulate, s.Tq - i0, s.q_rows - i0,
+                        (int)c.d, acc, factor, q_tile);
 }
 
 /* ---- dk and dv ------------------------------------------------------------------------------------------------- */
 
-template <typename E, int DK, int DV, int M, int COLUMNS, int STAGES, int WARPS, bool SCORE_MODS, bool WITH_K,
+template <typename E, int D_QK, int D_V, int M, int COLUMNS, int STAGES, int WARPS, bool SCORE_MODS, bool WITH_K,
           bool WITH_V>
 DEVICE void backward_kv(const attention_mma_call &c)
 {
     constexpr int ROWS = 16 * M * WARPS, THREADS = 32 * WARPS, N = COLUMNS / 8;
-    const int q_bytes = tile_bytes<E, DK>(COLUMNS, c.pitch), dout_bytes = tile_bytes<E, DV>(COLUMNS, c.pitch);
-    char *const k_tile = memory, *const v_tile = k_tile + tile_bytes<E, DK>(ROWS, c.pitch),
-                *const q_tiles = v_tile + (WITH_K ? tile_bytes<E, DV>(ROWS, c.pitch) : 0),
+    const int q_bytes = tile_bytes<E, D_QK>(COLUMNS, c.pitch), dout_bytes = tile_bytes<E, D_V>(COLUMNS, c.pitch);
+    char *const k_tile = memory, *const v_tile = k_tile + tile_bytes<E, D_QK>(ROWS, c.pitch),
+                *const q_tiles = v_tile + (WITH_K ? tile_bytes<E, D_V>(ROWS, c.pitch) : 0),
                 *const dout_tiles = q_tiles + STAGES * q_bytes,
                 *const statistics = dout_tiles + STAGES * dout_bytes; /* for each stage: lse and delta of each column */
     const block_coord coord = block_coord_of(c, c.Hkv);
@@ -135,7 +135,7 @@ DEVICE void backward_kv(const attention_mma_call &c)
         if (WITH_K)
             clear_rows(c, c.grad_k, s.k_row, s.k_rows, hkv, coord.tile, c.d);
         if (WITH_V)
-            clear_rows(c, c.grad_v, s.k_row, s.k_rows, hkv, coord.tile, c.dv);
+            clear_rows(c, c.grad_v, s.k_row, s.k_rows, hkv, coord.tile, c.d_v);
         return;
     }
     const int j0 = coord.tile * ROWS;
@@ -145,14 +145,14 @@ DEVICE void backward_kv(const attention_mma_call &c)
     const int first = queries.first / COLUMNS * COLUMNS;
     const int steps = first < queries.end ? (queries.end - first + COLUMNS - 1) / COLUMNS : 0;
     const float scale = exp_scale_of<E, SCORE_MODS>(c);
-    float acc_dk[WITH_K ? M : 1][WITH_K ? DK / 8 : 1][4], acc_dv[WITH_V ? M : 1][WITH_V ? DV / 8 : 1][4];
+    float acc_dk[WITH_K ? M : 1][WITH_K ? D_QK / 8 : 1][4], acc_dv[WITH_V ? M : 1][WITH_V ? D_V / 8 : 1][4];
     clear_accumulators(acc_dk);
     clear_accumulators(acc_dv);
     const auto load = [&](int h, int i0, int stage) {
-        load_tile<E, COLUMNS, DK, THREADS>(q_tiles + stage * q_bytes, c.q, row_offset(c.q, s.b, s.q_row + i0, h),
-                                           s.Tq - i0, (int)c.d, c.pitch);
-        load_tile<E, COLUMNS, DV, THREADS>(dout_tiles + stage * dout_bytes, c.dout,
-                                           row_offset(c.dout, s.b, s.q_row + i0, h), s.Tq - i0, (int)c.dv, c.pitch);
+        load_tile<E, COLUMNS, D_QK, THREADS>(q_tiles + stage * q_bytes, c.q, row_offset(c.q, s.b, s.q_row + i0, h),
+                                             s.Tq - i0, (int)c.d, c.pitch);
+        load_tile<E, COLUMNS, D_V, THREADS>(dout_tiles + stage * dout_bytes, c.dout,
+                                            row_offset(c.dout, s.b, s.q_row + i0, h), s.Tq - i0, (int)c.d_v, c.pitch);
         if (threadIdx.x < COLUMNS) {
             const bool in_range = i0 + (int)threadIdx.x < s.Tq;
             const int64_t number = in_range ? statistic_row(c, s, h) + i0 + threadIdx.x : 0;
@@ -163,11 +163,11 @@ DEVICE void backward_kv(const attention_mma_call &c)
     };
     int h = (int)hkv * group, i0 = first, stage = 0;
     if (steps > 0) {
-        load_tile<E, ROWS, DK, THREADS>(k_tile, c.k, row_offset(c.k, s.b, s.k_row + j0, hkv), s.Tk - j0, (int)c.d,
-                                        c.pitch);
+        load_tile<E, ROWS, D_QK, THREADS>(k_tile, c.k, row_offset(c.k, s.b, s.k_row + j0, hkv), s.Tk - j0, (int)c.d,
+                                          c.pitch);
         if (WITH_K)
-            load_tile<E, ROWS, DV, THREADS>(v_tile, c.v, row_offset(c.v, s.b, s.k_row + j0, hkv), s.Tk - j0, (int)c.dv,
-                                            c.pitch);
+            load_tile<E, ROWS, D_V, THREADS>(v_tile, c.v, row_offset(c.v, s.b, s.k_row + j0, hkv), s.Tk - j0,
+                                             (int)c.d_v, c.pitch);
         load(h, i0, 0);
     }
     score_mods mods = SCORE_MODS && steps > 0 ? score_mods_of(c, s, h) : score_mods{};
@@ -183,7 +183,7 @@ DEVICE void backward_kv(const attention_mma_call &c)
         const int next_h = h + head_ends, next_i0 = head_ends ? first : i0 + COLUMNS;
         if (STAGES == 2 && step + 1 < steps * group)
             load(next_h, next_i0, stage ^ 1);
-        warp_gemm_abt<E, DK>(x, k_tile, q_tile, (int)c.d, c.pitch);
+        warp_gemm_abt<E, D_QK>(x, k_tile, q_tile, (int)c.d, c.pitch);
         if constexpr (SCORE_MODS && WITH_K)
             finish_scores<E, SCORE_MODS, true, true>(c, s, mods, t, all_visible<true>(c, s, t, COLUMNS, ROWS), x,
                                                      cap_slopes);
@@ -203,7 +203,7 @@ DEVICE void backward_kv(const attention_mma_call &c)
         }
         if constexpr (WITH_K) {
             float dp[M][N][4];
-            warp_gemm_abt<E, DV>(dp, v_tile, dout_tile, (int)c.dv, c.pitch);
+            warp_gemm_abt<E, D_V>(dp, v_tile, dout_tile, (int)c.d_v, c.pitch);
 #pragma unroll
             for (int n = 0; n < N; n++) {
                 const float2 of_column = *(const float2 *)(delta + 8 * n + 2 * (reload_lane() % 4));
@@ -219,7 +219,7 @@ DEVICE void backward_kv(const attention_mma_call &c)
                             dp[m][n][e] *= cap_slopes[m][n][e];
                     }
             }
-            warp_gemm_rs<E, DK>(acc_dk, dp, q_tile, (int)c.d, c.pitch);
+            warp_gemm_rs<E, D_QK>(acc_dk, dp, q_tile, (int)c.d, c.pitch);
         }
         if constexpr (WITH_V) {
             if (SCORE_MODS && c.dropped > 0) {
@@ -232,7 +232,7 @@ DEVICE void backward_kv(const attention_mma_call &c)
                             if (!(keep_bits[m] >> (4 * n + e) & 1))
                                 x[m][n][e] = 0.0f;
             }
-            warp_gemm_rs<E, DV>(acc_dv, x, dout_tile, (int)c.dv, c.pitch);
+            warp_gemm_rs<E, D_V>(acc_dv, x, dout_tile, (int)c.d_v, c.pitch);
         }
         if (STAGES == 2) {
             stage ^= 1;
@@ -251,17 +251,17 @@ DEVICE void backward_kv(const attention_mma_call &c)
         for (int m = 0; m < M; m++)
             factor[m][0] = factor[m][1] = c.scale;
         if (is_present(c.grad_k))
-            store_rows<E, DK>(c.grad_k, row_offset(c.grad_k, s.b, s.k_row + j0, hkv), c.accumulate, s.Tk - j0,
-                              s.k_rows - j0, (int)c.d, acc_dk, factor, k_tile);
+            store_rows<E, D_QK>(c.grad_k, row_offset(c.grad_k, s.b, s.k_row + j0, hkv), c.accumulate, s.Tk - j0,
+                                s.k_rows - j0, (int)c.d, acc_dk, factor, k_tile);
     }
     if constexpr (WITH_V) {
 #pragma unroll
         for (int m = 0; m < M; m++)
             factor[m][0] = factor[m][1] = SCORE_MODS && c.dropped > 0 ? c.keep_scale : 1.0f;
         if (is_present(c.grad_v))
-            store_rows<E, WITH_K ? DV : DK>(c.grad_v, row_offset(c.grad_v, s.b, s.k_row + j0, hkv), c.accumulate,
-                                            s.Tk - j0, s.k_rows - j0, (int)c.dv, acc_dv, factor,
-                                            WITH_K ? v_tile : k_tile);
+            store_rows<E, WITH_K ? D_V : D_QK>(c.grad_v, row_offset(c.grad_v, s.b, s.k_row + j0, hkv), c.accumulate,
+                                               s.Tk - j0, s.k_rows - j0, (int)c.d_v, acc_dv, factor,
+                                               WITH_K ? v_tile : k_tile);
     }
 }
 

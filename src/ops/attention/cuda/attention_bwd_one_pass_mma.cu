@@ -94,7 +94,7 @@ DEVICE void backward_one_pass(const attention_mma_call &c)
     const int group = (int)(c.H / c.Hkv);
     if (c.packed && coord.b == c.B) {
         clear_rows(c, c.grad_k, s.k_row, s.k_rows, hkv, coord.tile, c.d);
-        clear_rows(c, c.grad_v, s.k_row, s.k_rows, hkv, coord.tile, c.dv);
+        clear_rows(c, c.grad_v, s.k_row, s.k_rows, hkv, coord.tile, c.d_v);
         return;
     }
     const int j0 = coord.tile * KEYS;
@@ -125,7 +125,7 @@ DEVICE void backward_one_pass(const attention_mma_call &c)
         load_tile<E, QUERIES, HEAD_DIM, THREADS>(q_tiles + stage * q_bytes, c.q, row_offset(c.q, s.b, s.q_row + i0, h),
                                                  s.Tq - i0, (int)c.d, 0);
         load_tile<E, QUERIES, HEAD_DIM, THREADS>(dout_tiles + stage * q_bytes, c.dout,
-                                                 row_offset(c.dout, s.b, s.q_row + i0, h), s.Tq - i0, (int)c.dv, 0);
+                                                 row_offset(c.dout, s.b, s.q_row + i0, h), s.Tq - i0, (int)c.d_v, 0);
         if (threadIdx.x < QUERIES) {
             const bool in_range = i0 + (int)threadIdx.x < s.Tq;
             const int64_t number = in_range ? statistic_row(c, s, h) + i0 + threadIdx.x : 0;
@@ -165,7 +165,7 @@ DEVICE void backward_one_pass(const attention_mma_call &c)
         load_tile<E, KEYS, HEAD_DIM, THREADS>(k_tile, c.k, row_offset(c.k, s.b, s.k_row + j0, hkv), s.Tk - j0, (int)c.d,
                                               0);
         load_tile<E, KEYS, HEAD_DIM, THREADS>(v_tile, c.v, row_offset(c.v, s.b, s.k_row + j0, hkv), s.Tk - j0,
-                                              (int)c.dv, 0);
+                                              (int)c.d_v, 0);
         load(s, h, i0, 0);
     }
 #pragma unroll 1
@@ -200,7 +200,7 @@ DEVICE void backward_one_pass(const attention_mma_call &c)
         }
         if (!UNSPLIT)
             store_scores<E>(cot_shared_address(p_tile), warp_key(), query_split() * N, x);
-        warp_gemm_abt<E, HEAD_DIM>(dp, v_tile, dout_tile + query_split() * (COLUMNS * 2 * HEAD_DIM), (int)c.dv, 0,
+        warp_gemm_abt<E, HEAD_DIM>(dp, v_tile, dout_tile + query_split() * (COLUMNS * 2 * HEAD_DIM), (int)c.d_v, 0,
                                    warp_key());
 #pragma unroll
         for (int n = 0; n < N; n++) {
@@ -213,7 +213,7 @@ DEVICE void backward_one_pass(const attention_mma_call &c)
         }
         store_scores<E>(cot_shared_address(ds_tile), warp_key(), (UNSPLIT ? stage : query_split()) * N, dp);
         if constexpr (UNSPLIT) {
-            warp_gemm_rs<E, HEAD_DIM>(acc_dv, x, dout_tile, (int)c.dv, 0);
+            warp_gemm_rs<E, HEAD_DIM>(acc_dv, x, dout_tile, (int)c.d_v, 0);
             warp_gemm_rs<E, HEAD_DIM>(acc_dk, dp, q_tile, (int)c.d, 0);
         } else {
             const uint32_t p = cot_shared_address(p_tile), ds = cot_shared_address(ds_tile);
@@ -245,7 +245,7 @@ DEVICE void backward_one_pass(const attention_mma_call &c)
     factor[0][0] = factor[0][1] = factor[1][0] = factor[1][1] = 1.0f;
     if (is_present(c.grad_v))
         store_rows<E, HEAD_DIM>(c.grad_v, row_offset(c.grad_v, s.b, s.k_row + j0, hkv), c.accumulate, s.Tk - j0,
-                                s.k_rows - j0, (int)c.dv, acc_dv, factor, v_tile, warp_key(),
+                                s.k_rows - j0, (int)c.d_v, acc_dv, factor, v_tile, warp_key(),
                                 query_split() * WARP_COLUMNS);
 }
 

@@ -62,15 +62,15 @@ DEVICE void add_tile(const attention_mma_call &c, const sequence &s, const score
     load_tile<float, ROWS, MAX_D, THREADS>(q, c.q, row_offset(c.q, s.b, s.q_row + t.i, h), s.Tq - t.i, (int)c.d,
                                            c.pitch);
     load_tile<float, ROWS, MAX_D, THREADS>(dout, c.dout, row_offset(c.dout, s.b, s.q_row + t.i, h), s.Tq - t.i,
-                                           (int)c.dv, c.pitch);
+                                           (int)c.d_v, c.pitch);
     load_tile<float, COLUMNS, MAX_D, THREADS>(k, c.k, row_offset(c.k, s.b, s.k_row + t.j, hkv), s.Tk - t.j, (int)c.d,
                                               c.pitch);
-    load_tile<float, COLUMNS, MAX_D, THREADS>(v, c.v, row_offset(c.v, s.b, s.k_row + t.j, hkv), s.Tk - t.j, (int)c.dv,
+    load_tile<float, COLUMNS, MAX_D, THREADS>(v, c.v, row_offset(c.v, s.b, s.k_row + t.j, hkv), s.Tk - t.j, (int)c.d_v,
                                               c.pitch);
     __syncthreads();
     warp_gemm_abt<float, MAX_D>(x, q, k, (int)c.d, c.pitch);
     finish_scores<float, true, false, false>(c, s, mods, t, all_visible<false>(c, s, t, ROWS, COLUMNS), x, cap_slopes);
-    warp_gemm_abt<float, MAX_D>(dp, dout, v, (int)c.dv, c.pitch);
+    warp_gemm_abt<float, MAX_D>(dp, dout, v, (int)c.d_v, c.pitch);
     uint32_t keep_bits[1] = {~0u};
     if (c.dropped > 0)
         dropout_mask<false, 1, N>(c, mods, t, keep_bits);

@@ -3,17 +3,17 @@
  * attention_fwd_mma.cu: 16-bit instances of attention_fwd_mma.cuh, for compute capability 8.0 and later. */
 #include "attention_fwd_mma.cuh"
 
-#define KERNEL(dtype, element, name, dk, dv, slabs, columns, score_mods)                 \
+#define KERNEL(dtype, element, name, d_qk, d_v, slabs, columns, score_mods)              \
     extern "C" __global__ void __launch_bounds__(32 * ATTENTION_MMA_WARPS)               \
         attention_fwd_mma_##dtype##_##name(const __grid_constant__ attention_mma_call c) \
     {                                                                                    \
-        forward<element, dk, dv, slabs, columns, ATTENTION_MMA_WARPS, score_mods>(c);    \
+        forward<element, d_qk, d_v, slabs, columns, ATTENTION_MMA_WARPS, score_mods>(c); \
     }
-#define PLAIN(name, dk, dv, slabs, columns, stages)                  \
-    KERNEL(bf16, __nv_bfloat16, name, dk, dv, slabs, columns, false) \
-    KERNEL(f16, __half, name, dk, dv, slabs, columns, false)
-#define SCORE_MODS(name, dk, dv, slabs, columns, stages)            \
-    KERNEL(bf16, __nv_bfloat16, name, dk, dv, slabs, columns, true) \
-    KERNEL(f16, __half, name, dk, dv, slabs, columns, true)
+#define PLAIN(name, d_qk, d_v, slabs, columns, stages)                  \
+    KERNEL(bf16, __nv_bfloat16, name, d_qk, d_v, slabs, columns, false) \
+    KERNEL(f16, __half, name, d_qk, d_v, slabs, columns, false)
+#define SCORE_MODS(name, d_qk, d_v, slabs, columns, stages)            \
+    KERNEL(bf16, __nv_bfloat16, name, d_qk, d_v, slabs, columns, true) \
+    KERNEL(f16, __half, name, d_qk, d_v, slabs, columns, true)
 ATTENTION_FWD_TILES(PLAIN)
 ATTENTION_FWD_TILES_SCORE_MODS(SCORE_MODS)

@@ -49,17 +49,17 @@ DEVICE void softmax_step(float (&x)[M][N][4], float scale, float (&row_max)[M][2
         }
 }
 
-template <typename E, int DK, int DV, int M, int COLUMNS, int WARPS, bool SCORE_MODS>
+template <typename E, int D_QK, int D_V, int M, int COLUMNS, int WARPS, bool SCORE_MODS>
 DEVICE void forward(const attention_mma_call &c)
 {
     constexpr int ROWS = 16 * M * WARPS, THREADS = 32 * WARPS, N = COLUMNS / 8;
-    char *const q_tile = memory, *const k_tile = q_tile + tile_bytes<E, DK>(ROWS, c.pitch),
-                *const v_tile = k_tile + tile_bytes<E, DK>(COLUMNS, c.pitch);
+    char *const q_tile = memory, *const k_tile = q_tile + tile_bytes<E, D_QK>(ROWS, c.pitch),
+                *const v_tile = k_tile + tile_bytes<E, D_QK>(COLUMNS, c.pitch);
     const block_coord coord = block_coord_of(c, c.H);
     const sequence s = sequence_at(c, coord.b);
     const int64_t h = coord.head, hkv = h / (c.H / c.Hkv);
     if (c.packed && coord.b == c.B) {
-        clear_rows(c, c.out, s.q_row, s.q_rows, h, coord.tile, c.dv);
+        clear_rows(c, c.out, s.q_row, s.q_rows, h, coord.tile, c.d_v);
         for (int64_t i = coord.tile * (int64_t)THREADS + threadIdx.x; is_present(c.lse) && i < s.q_rows;
              i += c.tiles * THREADS)
             ((float *)c.lse.data)[statistic_offset(c.lse, 0, h, s.q_row + i)] = -INFINITE;
@@ -73,16 +73,16 @@ DEVICE void forward(const attention_mma_call &c)
     const int first = keys.first / COLUMNS * COLUMNS;
     const score_mods mods = SCORE_MODS ? score_mods_of(c, s, h) : score_mods{};
     const float scale = exp_scale_of<E, SCORE_MODS>(c);
-    float acc[M][DV / 8][4], row_max[M][2], row_sum[M][2];
+    float acc[M][D_V / 8][4], row_max[M][2], row_sum[M][2];
     clear_accumulators(acc);
 #pragma unroll
     for (int m = 0; m < M; m++)
         row_max[m][0] = row_max[m][1] = -INFINITE, row_sum[m][0] = row_sum[m][1] = 0.0f;
     if (first < keys.end) {
-        load_tile<E, ROWS, DK, THREADS>(q_tile, c.q, row_offset(c.q, s.b, s.q_row + i0, h), s.Tq - i0, (int)c.d,
-                                        c.pitch);
-        load_tile<E, COLUMNS, DK, THREADS>(k_tile, c.k, row_offset(c.k, s.b, s.k_row + first, hkv), s.Tk - first,
-                                           (int)c.d, c.pitch);
+        load_tile<E, ROWS, D_QK, THREADS>(q_tile, c.q, row_offset(c.q, s.b, s.q_row + i0, h), s.Tq - i0, (int)c.d,
+                                          c.pitch);
+        load_tile<E, COLUMNS, D_QK, THREADS>(k_tile, c.k, row_offset(c.k, s.b, s.k_row + first, hkv), s.Tk - first,
+                                             (int)c.d, c.pitch);
     }
 #pragma unroll 1
     for (int j0 = first; j0 < keys.end; j0 += COLUMNS) {
@@ -90,14 +90,14 @@ DEVICE void forward(const attention_mma_call &c)
         float x[M][N][4];
         wait_for_copies();
         __syncthreads(); /* K is loaded, and all warps have read V */
-        load_tile<E, COLUMNS, DV, THREADS>(v_tile, c.v, row_offset(c.v, s.b, s.k_row + j0, hkv), s.Tk - j0, (int)c.dv,
-                                           c.pitch);
-        warp_gemm_abt<E, DK>(x, q_tile, k_tile, (int)c.d, c.pitch);
+        load_tile<E, COLUMNS, D_V, THREADS>(v_tile, c.v, row_offset(c.v, s.b, s.k_row + j0, hkv), s.Tk - j0, (int)c.d_v,
+                                            c.pitch);
+        warp_gemm_abt<E, D_QK>(x, q_tile, k_tile, (int)c.d, c.pitch);
         wait_for_copies();
         __syncthreads();
         if (j0 + COLUMNS < keys.end)
-            load_tile<E, COLUMNS, DK, THREADS>(k_tile, c.k, row_offset(c.k, s.b, s.k_row + j0 + COLUMNS, hkv),
-                                               s.Tk - j0 - COLUMNS, (int)c.d, c.pitch);
+            load_tile<E, COLUMNS, D_QK, THREADS>(k_tile, c.k, row_offset(c.k, s.b, s.k_row + j0 + COLUMNS, hkv),
+                                                 s.Tk - j0 - COLUMNS, (int)c.d, c.pitch);
         finish_scores<E, SCORE_MODS, false, false>(c, s, mods, t, all_visible<false>(c, s, t, ROWS, COLUMNS), x, x);
         softmax_step<E>(x, scale, row_max, row_sum, acc);
         if constexpr (SCORE_MODS) {
@@ -114,7 +114,7 @@ DEVICE void forward(const attention_mma_call &c)
                                 x[m][n][e] = 0.0f;
             }
         }
-        warp_gemm_rs<E, DV>(acc, x, v_tile, (int)c.dv, c.pitch);
+        warp_gemm_rs<E, D_V>(acc, x, v_tile, (int)c.d_v, c.pitch);
     }
     const int row = lane_row<M>();
     /* The sink acts as one more key without a value. */
@@ -146,8 +146,8 @@ DEVICE void forward(const attention_mma_call &c)
             }
         }
     if (is_present(c.out))
-        store_rows<E, DK>(c.out, row_offset(c.out, s.b, s.q_row + i0, h), false, s.Tq - i0, s.q_rows - i0, (int)c.dv,
-                          acc, factor, q_tile);
+        store_rows<E, D_QK>(c.out, row_offset(c.out, s.b, s.q_row + i0, h), false, s.Tq - i0, s.q_rows - i0, (int)c.d_v,
+                            acc, factor, q_tile);
 }
 
 #endif

@@ -52,8 +52,8 @@ typedef struct attention_view {
 } attention_view;
 
 typedef struct attention_mma_call {
-    int64_t B, H, Hkv, Tq, Tk, d, dv; /* Tq and Tk: of the longest sequence */
-    int64_t rows_q, rows_k;           /* of all sequences */
+    int64_t B, H, Hkv, Tq, Tk, d, d_v; /* Tq and Tk: of the longest sequence */
+    int64_t rows_q, rows_k;            /* of all sequences */
     int64_t q_begin, q_length, k_begin, k_length;
     int64_t tiles;       /* of this launch, for one sequence and head */
     int32_t left, right; /* ATTENTION_FAR is beyond any key */
@@ -68,7 +68,7 @@ typedef struct attention_mma_call {
     attention_view cu_q, cu_k, used_q, used_k, seed_memory, offset_memory, sink, alibi_slopes, bias;
     attention_view q, k, v, out, lse, dout, dlse, delta, grad_q, grad_k, grad_v, dsink, dbias;
     float *row_lse;   /* [H][rows_q] lse_factor lse; inf for queries without gradient */
-    float *row_delta; /* [H][rows_q] D */
+    float *row_delta; /* [H][rows_q] delta */
     float *dq_accum;  /* [H][accum_rows][accum_columns]; null: two passes */
     int64_t accum_rows, accum_columns;
     int32_t stages; /* of q and dout */
@@ -77,12 +77,12 @@ typedef struct attention_mma_call {
 
 /* Arguments of the delta and merge kernels. */
 typedef struct attention_delta_call {
-    int64_t B, H, Tq, dv;
+    int64_t B, H, Tq, d_v;
     attention_view out, dout, dlse, delta;
 } attention_delta_call;
 
 typedef struct attention_merge_call {
-    int64_t B, H, Tq, dv;
+    int64_t B, H, Tq, d_v;
     attention_view out_a, out_b, lse_a, lse_b, sink, out, lse;
 } attention_merge_call;
 

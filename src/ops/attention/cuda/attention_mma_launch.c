@@ -20,25 +20,27 @@ extern const unsigned char cot_image_attention_fwd_mma[], cot_image_attention_bw
 
 /* One kernel: the columns of its tiles of q and k and of v, the rows of a block, and its warps. */
 typedef struct tiled_kernel {
-    int64_t dk, dv, rows;
+    int64_t d_qk, d_v, rows;
     unsigned warps;
     cot_cuda_kernel kernel;
 } tiled_kernel;
 
 /* Bytes of shared memory: rows of a block, and stages of the tile that it loops over. */
 #define ROWS_OF(slabs) (16 * (slabs)*ATTENTION_MMA_WARPS)
-#define FWD_BYTES(dk, dv, slabs, columns, stages) (2 * (ROWS_OF(slabs) * (dk) + (columns) * ((dk) + (dv))))
-#define DQ_BYTES(dk, dv, slabs, columns, stages) (2 * (ROWS_OF(slabs) + (stages) * (columns)) * ((dk) + (dv)))
-#define DKV_BYTES(dk, dv, slabs, columns, stages) (DQ_BYTES(dk, dv, slabs, columns, stages) + (stages) * (columns)*8)
+#define FWD_BYTES(d_qk, d_v, slabs, columns, stages) (2 * (ROWS_OF(slabs) * (d_qk) + (columns) * ((d_qk) + (d_v))))
+#define DQ_BYTES(d_qk, d_v, slabs, columns, stages) (2 * (ROWS_OF(slabs) + (stages) * (columns)) * ((d_qk) + (d_v)))
+#define DKV_BYTES(d_qk, d_v, slabs, columns, stages) \
+    (DQ_BYTES(d_qk, d_v, slabs, columns, stages) + (stages) * (columns)*8)
 #define ONE_PASS_BYTES(d, keys, queries, warps, stages)                                                          \
     (4 * (d) * ((keys) + (stages) * (queries)) + 128 * (keys) * (1 + (32 * (warps) > (keys))) + 16 * (queries) + \
      ATTENTION_WORK_BYTES)
-#define DV_BYTES(dk, dv, slabs, columns, stages) (DKV_BYTES(dk, dv, slabs, columns, stages) - 2 * ROWS_OF(slabs) * (dv))
+#define DV_BYTES(d_qk, d_v, slabs, columns, stages) \
+    (DKV_BYTES(d_qk, d_v, slabs, columns, stages) - 2 * ROWS_OF(slabs) * (d_v))
 
 /* clang-format off */
-#define TILED(image, stem, dtype, bytes, name, dk, dv, slabs, columns, stages) \
-    {dk, dv, ROWS_OF(slabs), ATTENTION_MMA_WARPS, \
-     {cot_image_attention_##image, "attention_" #stem "_mma_" #dtype "_" #name, bytes(dk, dv, slabs, columns, stages)}},
+#define TILED(image, stem, dtype, bytes, name, d_qk, d_v, slabs, columns, stages) \
+    {d_qk, d_v, ROWS_OF(slabs), ATTENTION_MMA_WARPS, \
+     {cot_image_attention_##image, "attention_" #stem "_mma_" #dtype "_" #name, bytes(d_qk, d_v, slabs, columns, stages)}},
 #define FWD(dtype, ...) TILED(fwd_mma, fwd, dtype, FWD_BYTES, __VA_ARGS__)
 #define DQ(dtype, ...) TILED(bwd_mma, dq, dtype, DQ_BYTES, __VA_ARGS__)
 #define DKV(dtype, ...) TILED(bwd_mma, dkv, dtype, DKV_BYTES, __VA_ARGS__)
@@ -103,7 +105,7 @@ static const cot_cuda_kernel prepare_rows = {cot_image_attention_rows, "attentio
 static const tiled_kernel *smallest_kernel(const kernel_family *f, const attention_problem *p)
 {
     const tiled_kernel *t = attention_has_score_mods(p) ? f->score_mods : f->plain;
-    while (t->rows > 0 && (t->dk < p->sizes.d || t->dv < p->sizes.dv))
+    while (t->rows > 0 && (t->d_qk < p->sizes.d || t->d_v < p->sizes.dv))
         t++;
     return t->rows > 0 ? t : NULL;
 }
@@ -161,7 +163,7 @@ static attention_mma_call call_of(cot_queue *queue, const attention_problem *p, 
         .Tq = z->Tq,
         .Tk = z->Tk,
         .d = z->d,
-        .dv = z->dv,
+        .d_v = z->dv,
         .rows_q = z->rows_q,
         .rows_k = z->rows_k,
         .left = (int32_t)cot_clamp(z->left, 0, ATTENTION_FAR),
@@ -284,7 +286,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
     if (stages > 0 && plan->one_pass) {
         c.dq_accum = (float *)((char *)workspace + plan->dq_accum);
         c.accum_rows = attention_accum_rows(&p->sizes);
-        c.accum_columns = dkv->dk;
+        c.accum_columns = dkv->d_qk;
     }
     cot_status status = launch_row_kernel(queue, &prepare_rows, &c);
     if (status == COT_OK && c.grad_q.data != NULL && c.dq_accum == NULL)
@@ -310,7 +312,7 @@ static cot_status backward_16(cot_queue *queue, const attention_problem *p, void
     const attention_mma_bwd_plan *plan = queue->plan;
     const tiled_kernel *dkv = smallest_kernel(&k->dkv, p);
     int stages = 0;
-    if (attention_supports_one_pass(p) && (plan->one_pass || dkv == NULL || dkv->dk > 64)) {
+    if (attention_supports_one_pass(p) && (plan->one_pass || dkv == NULL || dkv->d_qk > 64)) {
         const tiled_kernel *one_pass = smallest_kernel(&k->one_pass, p),
                            *one_pass_1_stage = smallest_kernel(&k->one_pass_1_stage, p);
         if (one_pass->kernel.shared_bytes <= queue->device->max_shared_bytes)
@@ -374,7 +376,7 @@ cot_status attention_delta_sm80(cot_queue *queue, const void *problem, void *wor
     const attention_delta_call c = {.B = z->B,
                                     .H = z->H,
                                     .Tq = z->Tq,
-                                    .dv = z->dv,
+                                    .d_v = z->dv,
                                     .out = view(&p->args.out),
                                     .dout = view(&p->args.dout),
                                     .dlse = view(&p->args.dlse),
@@ -390,7 +392,7 @@ cot_status attention_merge_sm80(cot_queue *queue, const void *problem, void *wor
     const attention_merge_call c = {.B = z->B,
                                     .H = z->H,
                                     .Tq = z->Tq,
-                                    .dv = z->dv,
+                                    .d_v = z->dv,
                                     .out_a = view(&p->args.out_a),
                                     .out_b = view(&p->args.out_b),
                                     .lse_a = view(&p->args.lse_a),

@@ -76,7 +76,7 @@ KERNEL(prepare, attention_mma_call)
         if (is_present(c.delta))
             delta = load_at(c.delta, statistic_offset(c.delta, s.b, h, i));
         else
-            delta = dot(c.out, row_offset(c.out, s.b, i, h), c.dout, row_offset(c.dout, s.b, i, h), c.dv);
+            delta = dot(c.out, row_offset(c.out, s.b, i, h), c.dout, row_offset(c.dout, s.b, i, h), c.d_v);
     }
     if (!is_present(c.delta)) {
         delta = add_lanes(delta);
@@ -175,7 +175,7 @@ KERNEL(delta_rows, attention_delta_call)
     const int64_t h = number % c.H, i = number / c.H % c.Tq, b = number / c.H / c.Tq;
     const bool in_range = b < c.B;
     const float sum =
-        add_lanes(in_range ? dot(c.out, row_offset(c.out, b, i, h), c.dout, row_offset(c.dout, b, i, h), c.dv) : 0.0f);
+        add_lanes(in_range ? dot(c.out, row_offset(c.out, b, i, h), c.dout, row_offset(c.dout, b, i, h), c.d_v) : 0.0f);
     if (!in_range || threadIdx.x % LANES != 0)
         return;
     const float dlse = is_present(c.dlse) ? load_at(c.dlse, statistic_offset(c.dlse, b, h, i)) : 0.0f;
@@ -203,7 +203,7 @@ KERNEL(merge_rows, attention_merge_call)
     if (is_present(c.out)) {
         const int64_t offset_a = row_offset(c.out_a, b, i, h), offset_b = row_offset(c.out_b, b, i, h),
                       offset = row_offset(c.out, b, i, h);
-        for (int64_t x = threadIdx.x % LANES; x < c.dv; x += LANES) {
+        for (int64_t x = threadIdx.x % LANES; x < c.d_v; x += LANES) {
             const float a_value = load_at(c.out_a, offset_a + x * c.out_a.stride[3]);
             const float b_value = load_at(c.out_b, offset_b + x * c.out_b.stride[3]);
             cot_store(c.out.data, c.out.dtype, offset + x * c.out.stride[3],
