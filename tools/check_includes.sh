@@ -4,7 +4,7 @@
 #
 #   include/cotangent <- src/core <- src/simd, src/cuda <- src/ops/OP <- src/ops                   the library
 #   src/core, src/ops/ops.def <- src/cases; src/ops/OP, src/cases <- src/ops/OP/check <- src/check <- src/bench <- src/cli
-#   src/core, src/cuda <- src/parallel                                                                    its own library
+#   src/core, src/cuda <- src/parallel <- src/cli                                                         its own library
 #   src/io (may include only include/)                                  <- src/check, src/bench, src/cli
 #   examples/X, python (may include only include/ and src/io); tests may include everything
 #   examples/X/cuda (may also include src/core and src/cuda) <-> examples/X
@@ -109,7 +109,7 @@ BEGIN {
     may_include["opcheck"] = "core simd cases"
     may_include["check"] = "core simd cuda op ops io cases opcheck"
     may_include["bench"] = may_include["check"] " check"
-    may_include["cli"] = may_include["bench"] " bench"
+    may_include["cli"] = may_include["bench"] " bench parallel"
 }
 
 { files[++count] = $0; known[$0] = 1 }

@@ -8,10 +8,13 @@
 #include "commands.h"
 #include "core/cpu_features.h"
 #include "core/queue.h"
+#include "parallel/explain.h"
 
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
+
+enum { MAX_EXPLAINED_RANKS = 1024 };
 
 /* A CPU queue with the settings of the user's environment. */
 static cot_queue *default_queue(void)
@@ -171,15 +174,20 @@ int command_ops(int argc, char **argv)
 
 typedef struct explain_input {
     const cot_op *op;
-    int direction;
+    int direction, ranks;
     cot_case c;
 } explain_input;
 
 static error_t parse_explain(int key, char *argument, struct argp_state *state)
 {
     explain_input *input = state->input;
-    (void)argument;
+    char *end;
     switch (key) {
+    case 'r':
+        input->ranks = (int)strtol(argument, &end, 10);
+        if (*end != '\0' || input->ranks < 1 || input->ranks > MAX_EXPLAINED_RANKS)
+            argp_error(state, "--ranks is %s, expected 1 to %d", argument, MAX_EXPLAINED_RANKS);
+        return 0;
     case ARGP_KEY_ARGS: {
         char **words = state->argv + state->next;
         const int count = state->argc - state->next;
@@ -188,11 +196,52 @@ static error_t parse_explain(int key, char *argument, struct argp_state *state)
             argp_error(state, "DIRECTION is missing");
         input->direction = find_direction(state, input->op, words[1]);
         case_from_words(state, input->op, input->direction, count - 2, words + 2, &input->c);
+        if (input->ranks > 0 && (strcmp(input->op->name, "attention") != 0 || input->direction > 1))
+            argp_error(state, "--ranks explains attention's forward and backward");
         return 0;
     }
     case ARGP_KEY_NO_ARGS: argp_error(state, "OP is missing"); return 0;
     default: return ARGP_ERR_UNKNOWN;
     }
+}
+
+/* The ways to divide a call among ranks: each cut with each number of ranks that exchange heads. */
+static int explain_ranks(cot_queue *queue, const explain_input *input)
+{
+#ifdef COT_WITH_PARALLEL
+    static const char *const cuts[] = {"contiguous", "zigzag"};
+    printf("over %d ranks (docs/guide/parallel.md); the most of any rank:\n"
+           "  cut        columns  calls  merges  messages   MB sent  MB memory  work / mean\n",
+           input->ranks);
+    for (int cut = 0; cut < 2; cut++)
+        for (int columns = 1; columns <= input->ranks; columns++) {
+            cot_parallel_options options;
+            cot_parallel_cost cost;
+            if (input->ranks % columns != 0)
+                continue;
+            COT_INIT(&options);
+            options.cut = cut == 1 ? COT_CUT_ZIGZAG : COT_CUT_CONTIGUOUS;
+            options.columns = columns;
+            const cot_status status =
+                cot_parallel_explain(queue, input->direction, input->c.args, input->ranks, &options, &cost);
+            if (status != COT_OK) {
+                fprintf(stderr, "cotangent: %s\n", cot_error_message());
+                return exit_status(status);
+            }
+            printf("  %-10s %7d  ", cuts[cut], columns);
+            if (cost.status != COT_OK)
+                printf("refused: %s\n", cost.refusal);
+            else
+                printf("%5lld  %6lld  %8lld  %8.1f  %9.1f  %11.2f\n", (long long)cost.calls, (long long)cost.merges,
+                       (long long)cost.messages, 1e-6 * (double)cost.sent_bytes, 1e-6 * (double)cost.memory_bytes,
+                       cost.balance);
+        }
+    return 0;
+#else
+    (void)queue, (void)input;
+    fprintf(stderr, "cotangent: this build has no libcotangent_parallel\n");
+    return 2;
+#endif
 }
 
 /* For a refusal such as "it supports K up to 32", formats the case's own K from its shape "B2 D64 T100 K40". Formats ""
@@ -213,8 +262,11 @@ static void format_refused_size(const char *refusal, const char *shape, char *te
 
 int command_explain(int argc, char **argv)
 {
+    static const struct argp_option options[] = {
+        {"ranks", 'r', "N", 0, "Attention: the ways to divide the call among N ranks of libcotangent_parallel", 0},
+        {0}};
     static const struct argp parser = {
-        0,
+        options,
         parse_explain,
         "OP DIRECTION [WORD...]",
         "Which kernel a call would take, and why no other.\vWORDs describe the call, as in\n"
@@ -248,6 +300,8 @@ int command_explain(int argc, char **argv)
                    choices[i].workspace_bytes);
         }
     }
+    if (status == 0 && input.ranks > 0)
+        status = explain_ranks(queue, &input);
     cot_queue_destroy(queue);
     return status;
 }

@@ -12,6 +12,11 @@
 #include "rows.h"
 #include "shard.h"
 
+#include "core/integers.h"
+
+/* A window without a bound. Sums with positions do not overflow. */
+#define ATTENTION_UNBOUNDED (COT_HUGE / 4)
+
 /* Rows of one sequence that a line holds without a gap: rows row .. row+rows of the line's tensors, which are rows
  * begin .. begin+rows of sequence b. An unpacked call has pieces of all batches at once: b is 0. */
 typedef struct piece {
@@ -48,7 +53,7 @@ typedef struct attention_call {
     int64_t B, H, Hkv, d, dv, Tq, Tk; /* of the whole; packed: B sequences, and Tq and Tk rows */
     int64_t batches;                  /* of the tensors: B, or 1 if packed */
     cot_dtype dtype, sum;             /* of q; of the sums: f32, or f64 in f64 calls */
-    int64_t left, right;              /* window, COT_HUGE = unbounded */
+    int64_t left, right;              /* window; ATTENTION_UNBOUNDED or less */
     bool single; /* the core gets one sequence and one head a call: the dropout mask of a part of the heads */
 
     int64_t C, R, line, column;
@@ -83,6 +88,7 @@ typedef struct piece_pair {
 
 /* Calls body for every visible pair of this line's queries and the keys of line k_line, in a fixed order. Pieces are
  * joined where the call has nothing that depends on positions but its mask. */
+double attention_pairs(const attention_call *c, const piece_pair *pair); /* queries and visible keys of a pair */
 typedef cot_status pair_body(const attention_call *c, void *context, const piece_pair *pair);
 cot_status attention_each_pair(const attention_call *c, int64_t k_line, pair_body *body, void *context);
 /* The lengths of sequence b that seqused leaves, and the whole lengths. */

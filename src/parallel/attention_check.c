@@ -224,10 +224,10 @@ static void name_sizes(attention_call *c)
     c->H = a->q.shape[2], c->d = a->q.shape[3], c->Hkv = a->k.shape[2], c->dv = a->v.shape[3];
     c->dtype = a->q.dtype;
     c->sum = c->dtype == COT_F64 ? COT_F64 : COT_F32;
-    c->left = !a->window || a->window_left < 0 ? COT_HUGE / 4 : cot_min(a->window_left, COT_HUGE / 4);
+    c->left = !a->window || a->window_left < 0 ? ATTENTION_UNBOUNDED : cot_min(a->window_left, ATTENTION_UNBOUNDED);
     c->right = a->causal                           ? 0
-               : !a->window || a->window_right < 0 ? COT_HUGE / 4
-                                                   : cot_min(a->window_right, COT_HUGE / 4);
+               : !a->window || a->window_right < 0 ? ATTENTION_UNBOUNDED
+                                                   : cot_min(a->window_right, ATTENTION_UNBOUNDED);
 }
 
 /* Copies the arguments of both directions to c->a. */

@@ -171,7 +171,7 @@ cot_status attention_each_pair(const attention_call *c, int64_t k_line, pair_bod
                 CHECK(each_single_pair(c, queries, keys, i, keys->first[b], keys->first[b + 1], body, context));
         return COT_OK;
     }
-    if (k_line != c->line || c->Tq != c->Tk || c->left != COT_HUGE || c->right != 0 || queries->first[1] == 0)
+    if (k_line != c->line || c->Tq != c->Tk || c->left < ATTENTION_UNBOUNDED || c->right != 0 || queries->first[1] == 0)
         return each_joined_pair(c, queries, keys, body, context);
     /* The rows are in ascending order: query i of this line sees its keys 0 .. i. */
     const int64_t count = queries->first[1];
@@ -181,6 +181,18 @@ cot_status attention_each_pair(const attention_call *c, int64_t k_line, pair_bod
                              .joined = true,
                              .causal = true};
     return body(c, context, &pair);
+}
+
+double attention_pairs(const attention_call *c, const piece_pair *pair)
+{
+    const piece *q = &pair->q, *k = &pair->k;
+    const int64_t off = c->Tk - c->Tq;
+    double pairs = 0;
+    if (pair->joined)
+        return pair->causal ? 0.5 * (double)q->rows * (double)(q->rows + 1) : (double)q->rows * (double)k->rows;
+    for (int64_t i = q->begin + off; i < q->begin + off + q->rows; i++)
+        pairs += (double)cot_max(cot_min(i + c->right, k->begin + k->rows - 1) - cot_max(i - c->left, k->begin) + 1, 0);
+    return pairs;
 }
 
 static bool line_sees(const attention_call *c, const pieces *q, const pieces *k)

@@ -137,6 +137,14 @@ static cot_status each_head(const attention_call *c, void *context, const piece_
     return COT_OK;
 }
 
+/* Counts a call of the core. */
+static void count_call(const attention_call *c, const piece_pair *pair, int64_t h)
+{
+    c->base.group->calls++;
+    if (c->base.group->dry)
+        c->base.group->pairs += attention_pairs(c, pair) * (double)(h < 0 ? c->heads * c->batches : 1);
+}
+
 /* The key-value head that head h of this rank reads; -1 for all. */
 static int64_t kv_head(const attention_call *c, int64_t h)
 {
@@ -189,6 +197,10 @@ static cot_status attend_head(const attention_call *c, void *context, const piec
     m.lse_b = attention_rows_of(c, &f->block_lse, true, b, q->row, q->rows, h);
     x.out = first ? m.out : m.out_b;
     x.lse = first ? m.lse : m.lse_b;
+    count_call(c, pair, h);
+    c->base.group->merges += !first;
+    if (c->base.group->dry)
+        return COT_OK;
     CHECK(cot_attention_forward(c->base.queue, &x));
     return first ? COT_OK : cot_attention_merge(c->base.queue, &m);
 }
@@ -253,6 +265,8 @@ static cot_status add_sinks_on_device(const attention_call *c, const forward *f,
 static cot_status add_sinks(const attention_call *c, const forward *f)
 {
     const pieces *p = &c->q_pieces[c->line];
+    if (c->base.group->dry)
+        return COT_OK;
     for (int64_t n = 0; cot_is_present(&c->a.sink) && n < p->first[c->packed ? c->B : 1]; n++)
         for (int64_t b = 0; b < c->batches; b++) {
             const piece *q = &p->list[n];
@@ -375,6 +389,9 @@ static cot_status differentiate_head(const attention_call *c, void *context, con
     x.dk = attention_rows_of(c, &w->gradients.k, false, b, k->row, k->rows, kv_head(c, h));
     x.dv = attention_rows_of(c, &w->gradients.v, false, b, k->row, k->rows, kv_head(c, h));
     x.dbias = attention_bias_of(c, &w->dbias, q, k);
+    count_call(c, pair, h);
+    if (c->base.group->dry)
+        return COT_OK;
     return cot_attention_backward(c->base.queue, &x);
 }
 
@@ -471,6 +488,8 @@ static cot_status sum_dsink_on_device(const attention_call *c, const cot_tensor 
 static cot_status sum_dsink(const attention_call *c, const cot_tensor *delta, double *sums)
 {
     const cot_tensor *lse = &c->a.lse, *sink = &c->a.sink;
+    if (c->base.group->dry)
+        return COT_OK;
     if (c->base.group->on_device)
         return sum_dsink_on_device(c, delta, sums);
     for (int64_t h = 0; h < c->H; h++) {
@@ -542,7 +561,7 @@ static cot_status sum_parameters(const attention_call *c, const parameter_sums *
 static cot_status find_delta(const attention_call *c, const cot_tensor *delta)
 {
     cot_attention_delta_args x;
-    if (cot_is_present(&c->a.delta))
+    if (cot_is_present(&c->a.delta) || c->base.group->dry)
         return COT_OK;
     COT_INIT(&x);
     x.out = c->a.out, x.dout = c->a.dout, x.dlse = c->a.dlse, x.delta = *delta;

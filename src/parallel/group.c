@@ -152,6 +152,8 @@ cot_status cot_group_values(cot_group *group, const char *name, const cot_tensor
 {
     cot_tensor view;
     void *copy;
+    if (group->dry)
+        return COT_OK;
     CHECK(cot_group_to_host(group, tensor, &view, &copy));
     cot_group_word(group, name, cot_hash_tensor(&view));
     free(copy);
@@ -246,6 +248,10 @@ static cot_status reserve_device(cot_group *group, const char *call, size_t byte
 static cot_status reserve(cot_group *group, const char *call, const cot_arena *counted)
 {
     const size_t tensors = (size_t)cot_max((int64_t)counted->used, COT_ALIGNMENT);
+    if (group->dry) {
+        group->device_bytes = tensors;
+        return reserve_host(group, call, (size_t)cot_max((int64_t)counted->host_used, COT_ALIGNMENT));
+    }
     if (!group->on_device)
         return reserve_host(group, call, (size_t)cot_add((int64_t)tensors, (int64_t)counted->host_used));
     CHECK(reserve_host(group, call, (size_t)cot_max((int64_t)counted->host_used, COT_ALIGNMENT)));
@@ -255,7 +261,9 @@ static cot_status reserve(cot_group *group, const char *call, const cot_arena *c
 static cot_arena divide(const cot_group *group, const cot_arena *counted)
 {
     cot_arena memory = {.base = group->host, .host = group->host};
-    if (group->on_device)
+    if (group->dry)
+        memory.base = (char *)(uintptr_t)COT_ALIGNMENT;
+    else if (group->on_device)
         memory.base = group->device;
     else
         memory.host += counted->used;
@@ -287,7 +295,7 @@ cot_status cot_group_to_host(cot_group *group, const cot_tensor *tensor, cot_ten
 
 cot_status cot_group_copy(cot_group *group, const cot_tensor *to, const cot_tensor *from, bool add)
 {
-    if (!cot_is_present(to))
+    if (!cot_is_present(to) || group->dry)
         return COT_OK;
     if (group->on_device)
         return cot_gpu_copy_tensor(group->gpu, to, from, add);
@@ -297,7 +305,7 @@ cot_status cot_group_copy(cot_group *group, const cot_tensor *to, const cot_tens
 
 cot_status cot_group_fill(cot_group *group, const cot_tensor *to, double value)
 {
-    if (!cot_is_present(to))
+    if (!cot_is_present(to) || group->dry)
         return COT_OK;
     if (group->on_device)
         return cot_gpu_fill_tensor(group->gpu, to, value);
@@ -309,7 +317,7 @@ cot_status cot_group_clear(cot_group *group, void *data, size_t bytes)
 {
     if (group->on_device)
         return cot_gpu_clear(group->gpu, data, bytes);
-    if (bytes > 0)
+    if (bytes > 0 && !group->dry)
         memset(data, 0, bytes);
     return COT_OK;
 }
@@ -318,7 +326,7 @@ cot_status cot_group_move(cot_group *group, void *to, const void *from, size_t b
 {
     if (group->on_device)
         return cot_gpu_move(group->gpu, to, from, bytes);
-    if (bytes > 0)
+    if (bytes > 0 && !group->dry)
         memcpy(to, from, bytes);
     return COT_OK;
 }
@@ -327,7 +335,7 @@ cot_status cot_group_upload(cot_group *group, void *to, const void *host, size_t
 {
     if (group->on_device)
         return cot_gpu_upload(group->gpu, to, host, bytes);
-    if (bytes > 0)
+    if (bytes > 0 && !group->dry)
         memcpy(to, host, bytes);
     return COT_OK;
 }
@@ -354,7 +362,7 @@ static cot_status use_queue(cot_group *group, const char *call, cot_queue *queue
                         backend == COT_BACKEND_CUDA ? "CUDA" : "the CPU",
                         backend == COT_BACKEND_CUDA ? "the CPU" : "CUDA", group->engine->name);
     cot_group_word(group, "the queue's backend", backend);
-    if (backend == COT_BACKEND_CPU)
+    if (backend == COT_BACKEND_CPU || group->dry)
         return COT_OK;
     CHECK(cot_queue_cuda(queue, &context, &stream));
     if (group->gpu == NULL)
@@ -431,8 +439,8 @@ static cot_status start(cot_group *group, cot_transfer *transfer, const cot_tran
     transfer->done = !transfer->started;
     if (transfer->done)
         return COT_OK;
-    if (transfer->on_device && !transfer->receive)
-        group->sent_bytes += transfer->bytes;
+    if (!transfer->receive && transfer->tag != TAG_AGREE)
+        group->sent_bytes += transfer->bytes, group->messages++;
     transfer->next = group->transfers;
     group->transfers = transfer;
     return group->engine->start(group, transfer);

@@ -82,7 +82,12 @@ struct cot_group {
     bool on_device; /* the current call is on a CUDA queue */
     char *device;   /* device memory of a call */
     size_t device_bytes;
-    uint64_t sent_bytes; /* by this rank so far, in calls on a CUDA queue */
+    bool dry; /* explain.c: tensors have no memory, and nothing is computed */
+    /* Of this rank so far: what its calls have sent, the calls of the core, merges of partial results, and pairs of a
+     * query and a visible key. */
+    uint64_t sent_bytes;
+    int64_t messages, calls, merges;
+    double pairs;
 };
 
 /* ---- engines -------------------------------------------------------------------------------------------------- */
