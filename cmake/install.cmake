@@ -1,5 +1,6 @@
-# The files that `make install` and `make deb` install, in three components: runtime (the shared library), development
-# (headers, static library, CMake and pkg-config files, man pages of the functions) and program.
+# The files that `make install` and `make deb` install, in components: runtime (the shared library), development
+# (headers, static library, CMake and pkg-config files, man pages of the functions), program, and parallel and
+# parallel_development (libcotangent_parallel, which needs MPI).
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -10,13 +11,13 @@ install(TARGETS cotangent_static EXPORT cotangent-targets
 install(DIRECTORY include/cotangent ${PROJECT_BINARY_DIR}/include/cotangent
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development)
 
-# libcotangent_parallel is a component of its own. The Debian packages leave it out: it needs MPI.
 if(COT_PARALLEL)
   set_target_properties(cotangent_parallel PROPERTIES INSTALL_RPATH "$ORIGIN")
-  install(TARGETS cotangent_parallel LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT parallel)
+  install(TARGETS cotangent_parallel LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT parallel
+    NAMELINK_COMPONENT parallel_development)
   configure_file(cmake/cotangent_parallel.pc.in cotangent_parallel.pc @ONLY)
   install(FILES ${CMAKE_CURRENT_BINARY_DIR}/cotangent_parallel.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
-    COMPONENT parallel)
+    COMPONENT parallel_development)
 endif()
 
 # ---- find_package(cotangent): cotangent::cotangent and cotangent::static -----------------------------------------
@@ -63,7 +64,7 @@ if(COT_PROGRAM)
   endif()
 endif()
 
-# ---- Debian packages: libcotangent0, libcotangent-dev, cotangent ---------------------------------------------------
+# ---- Debian packages: libcotangent0, libcotangent-dev, cotangent, libcotangent-parallel0, libcotangent-parallel-dev ---
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_VENDOR Cotangent)
 set(CPACK_PACKAGE_CONTACT "The Cotangent developers <cotangent@localhost>")
@@ -72,6 +73,9 @@ set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
 set(CPACK_STRIP_FILES ON)
 set(CPACK_PACKAGE_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/deb)
 set(CPACK_COMPONENTS_ALL runtime development program)
+if(COT_PARALLEL)
+  list(APPEND CPACK_COMPONENTS_ALL parallel parallel_development)
+endif()
 set(CPACK_DEB_COMPONENT_INSTALL ON)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
@@ -82,6 +86,15 @@ set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON)
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_NAME libcotangent-dev)
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_SECTION libdevel)
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_DEPENDS "libcotangent${PROJECT_VERSION_MAJOR} (= ${PROJECT_VERSION})")
+# dpkg-shlibdeps finds libcotangent.so.0 there, whose package is not installed yet.
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${PROJECT_BINARY_DIR})
+set(CPACK_DEBIAN_PARALLEL_PACKAGE_NAME libcotangent-parallel${PROJECT_VERSION_MAJOR})
+set(CPACK_DEBIAN_PARALLEL_PACKAGE_SECTION libs)
+set(CPACK_DEBIAN_PARALLEL_PACKAGE_DEPENDS "libcotangent${PROJECT_VERSION_MAJOR} (= ${PROJECT_VERSION})")
+set(CPACK_DEBIAN_PARALLEL_DEVELOPMENT_PACKAGE_NAME libcotangent-parallel-dev)
+set(CPACK_DEBIAN_PARALLEL_DEVELOPMENT_PACKAGE_SECTION libdevel)
+set(CPACK_DEBIAN_PARALLEL_DEVELOPMENT_PACKAGE_DEPENDS
+  "libcotangent-parallel${PROJECT_VERSION_MAJOR} (= ${PROJECT_VERSION}), libcotangent-dev (= ${PROJECT_VERSION})")
 set(CPACK_DEBIAN_PROGRAM_PACKAGE_NAME cotangent)
 set(CPACK_DEBIAN_PROGRAM_PACKAGE_SECTION science)
 include(CPack)

@@ -183,11 +183,15 @@ library=$(cd "$debian" && find usr/lib -name libcotangent.so.0)
 expect 'a program against the packages' clean gcc -I "$debian/usr/include" tests/consumers/program.c \
     -L "$debian/$(dirname "$library")" -lcotangent -o "$work/against_packages"
 expect 'and runs' clean env LD_LIBRARY_PATH="$debian/$(dirname "$library")" "$work/against_packages"
+expect 'a program against the packages of libcotangent_parallel' clean gcc -std=c11 -I "$debian/usr/include" \
+    examples/c/ring_attention.c -L "$debian/$(dirname "$library")" -lcotangent_parallel -lcotangent -lm -o "$work/ring"
+expect 'and runs' clean env LD_LIBRARY_PATH="$debian/$(dirname "$library")" "$work/ring"
 for package in build/release/deb/libcotangent0_*.deb build/release/deb/cotangent_*.deb; do
     expect "$package depends on libgomp1" grep -q libgomp1 <(dpkg-deb -f "$package" Depends)
 done
 expect 'dpkg -r' $as_root env PATH=/usr/sbin:/sbin:/usr/bin:/bin dpkg --root="$debian" --force-script-chrootless \
-    --log="$work/dpkg.log" -r libcotangent-dev cotangent libcotangent0
+    --log="$work/dpkg.log" -r libcotangent-parallel-dev libcotangent-parallel0 libcotangent-dev cotangent \
+    libcotangent0
 refuse 'dpkg -r leaves a file' grep -q . <(find "$debian/usr" -type f 2>/dev/null)
 
 echo "$passed passed, $failed failed"
