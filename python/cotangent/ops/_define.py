@@ -388,7 +388,8 @@ def _in_vmap(op: Any, batched: Sequence[str], folds: Callable[..., bool]) -> Cal
     folded into it. Otherwise, for example for a weight's gradient per sample, the op runs once for each index."""
     names = [argument.name for argument in op._schema.arguments]
     results = [result.name for result in op._schema.returns]
-    written = [i for i, argument in enumerate(op._schema.arguments) if argument.is_write]
+    aliases = [argument.alias_info for argument in op._schema.arguments]  # torch 2.5 has no argument.is_write
+    written = [i for i, alias in enumerate(aliases) if alias is not None and alias.is_write]
 
     def foldable(mapped: Sequence[int], arguments: Sequence[Any]) -> bool:
         if not all(names[i] in batched for i in mapped) or not folds(*arguments):
