@@ -68,7 +68,7 @@ static __device__ __forceinline__ void load_previous(const conv1d_call &c, int64
 }
 
 /* Loads the lane's V inputs from t on, and the W-1 inputs before them, from a tile in shared memory. The tile does not
- * have the columns of the initial state: these come from global memory. */
+ * have the positions of the initial state: these come from global memory. */
 template <typename E, int V, int W>
 static __device__ __forceinline__ void load_inputs_shared(const conv1d_call &c, int64_t b, int64_t d, const E *tile,
                                                           int t, float (&inputs)[W - 1 + V])

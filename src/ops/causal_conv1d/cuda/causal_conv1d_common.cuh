@@ -74,7 +74,7 @@ template <int W> static __device__ __forceinline__ float load_taps(const conv1d_
     return c.bias.data != nullptr ? cot_load(c.bias.data, c.bias.dtype, d * c.bias.stride[0]) : 0.0f;
 }
 
-/* The sequence id of token t of row b: 0 without packing, -1 (padding) from T on. Columns of the initial state (t < 0)
+/* The sequence id of token t of row b: 0 without packing, -1 (padding) from T on. Positions in the initial state (t < 0)
  * have the id of the first token. */
 static __device__ __forceinline__ int32_t token_id(const conv1d_call &c, int64_t b, int64_t t)
 {
@@ -142,15 +142,16 @@ static __device__ __forceinline__ float load_input(const conv1d_call &c, int64_t
 static __device__ __forceinline__ float load_dfinal_state(const conv1d_call &c, int64_t b, int64_t d, int64_t t)
 {
     const conv1d_array &state = c.dfinal_state;
-    const int64_t column = t - c.T + c.K - 1;
-    if (state.data == nullptr || column < 0 || t >= c.T)
+    const int64_t state_position = t - c.T + c.K - 1;
+    if (state.data == nullptr || state_position < 0 || t >= c.T)
         return 0.0f;
     if (c.seq_idx.data != nullptr) {
         const int32_t last_id = token_id(c, b, c.T - 1);
         if (last_id < 0 || token_id(c, b, t) != last_id)
             return 0.0f;
     }
-    return cot_load(state.data, state.dtype, b * state.stride[0] + d * state.stride[1] + column * state.stride[2]);
+    return cot_load(state.data, state.dtype,
+                    b * state.stride[0] + d * state.stride[1] + state_position * state.stride[2]);
 }
 
 /* Stores the block's sum k of channel d: tap k of W for k < W, dbias for k = W. With one block per channel this is the

@@ -102,7 +102,7 @@ static __device__ bool contributes(const conv1d_call &c, const sequence &s, int6
     return id >= 0 && (p == t || id_at(c, s, p) == id);
 }
 
-/* The input at position p of s. Positions before its first token are the columns of the initial state. */
+/* The input at position p of s. Positions before its first token are those of the initial state. */
 static __device__ float load_input(const conv1d_call &c, const sequence &s, int64_t d, int64_t p)
 {
     if (p >= s.first)
@@ -139,30 +139,30 @@ static __device__ float preactivation_gradient(const conv1d_call &c, const seque
 }
 
 /* ---- element numbers ---------------------------------------------------------------------------------- *
- * A grid-stride loop over the elements of [rows][D][columns]. Adjacent threads have adjacent elements of the axis along
+ * A grid-stride loop over the elements of [rows][D][positions]. Adjacent threads have adjacent elements of the axis along
  * which x is contiguous. */
 struct element {
-    int64_t row, d, column;
+    int64_t row, d, position;
 };
 
-static __device__ element element_at(int64_t element_number, int64_t D, int64_t columns, bool channels_innermost)
+static __device__ element element_at(int64_t element_number, int64_t D, int64_t positions, bool channels_innermost)
 {
     element e;
     if (channels_innermost) {
         e.d = element_number % D;
-        e.column = element_number / D % columns;
+        e.position = element_number / D % positions;
     } else {
-        e.column = element_number % columns;
-        e.d = element_number / columns % D;
+        e.position = element_number % positions;
+        e.d = element_number / positions % D;
     }
-    e.row = element_number / columns / D;
+    e.row = element_number / positions / D;
     return e;
 }
 
-#define FOR_EACH_ELEMENT(e, c, rows, columns)                                                                   \
-    for (int64_t number_ = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, count_ = (rows) * (c).D * (columns); \
-         number_ < count_; number_ += (int64_t)gridDim.x * blockDim.x)                                          \
-        if (const element e = element_at(number_, (c).D, columns, (c).x.stride[1] == 1); true)
+#define FOR_EACH_ELEMENT(e, c, rows, positions)                                                                   \
+    for (int64_t number_ = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, count_ = (rows) * (c).D * (positions); \
+         number_ < count_; number_ += (int64_t)gridDim.x * blockDim.x)                                            \
+        if (const element e = element_at(number_, (c).D, positions, (c).x.stride[1] == 1); true)
 
 /* ---- kernels ------------------------------------------------------------------------------------------ */
 
@@ -198,13 +198,13 @@ KERNEL causal_conv1d_forward_generic(const __grid_constant__ conv1d_call c)
 {
     FOR_EACH_ELEMENT(e, c, c.B, c.T)
     {
-        const sequence s = sequence_of(c, e.row, e.column);
+        const sequence s = sequence_of(c, e.row, e.position);
         float y = 0.0f;
         if (s.id >= 0) {
-            y = preactivation(c, s, e.d, e.column);
+            y = preactivation(c, s, e.d, e.position);
             y = c.silu ? cot_silu<true>(y) : y;
         }
-        store3(c.y, e.row, e.d, e.column, y);
+        store3(c.y, e.row, e.d, e.position, y);
     }
 }
 
@@ -213,24 +213,24 @@ KERNEL causal_conv1d_final_state(const __grid_constant__ conv1d_call c)
     FOR_EACH_ELEMENT(e, c, c.N, c.K - 1)
     {
         const sequence s = sequence_of_state(c, e.row);
-        const int64_t p = s.end - (c.K - 1) + e.column;
+        const int64_t p = s.end - (c.K - 1) + e.position;
         const bool kept = s.end == s.first || contributes(c, s, p, s.end - 1);
-        store3(c.final_state, e.row, e.d, e.column, kept ? load_input(c, s, e.d, p) : 0.0f);
+        store3(c.final_state, e.row, e.d, e.position, kept ? load_input(c, s, e.d, p) : 0.0f);
     }
 }
 
 KERNEL causal_conv1d_gradient_generic(const __grid_constant__ conv1d_call c)
 {
     FOR_EACH_ELEMENT(e, c, c.B, c.T)
-    c.g[(e.row * c.D + e.d) * c.T + e.column] =
-        preactivation_gradient(c, sequence_of(c, e.row, e.column), e.d, e.column);
+    c.g[(e.row * c.D + e.d) * c.T + e.position] =
+        preactivation_gradient(c, sequence_of(c, e.row, e.position), e.d, e.position);
 }
 
 KERNEL causal_conv1d_dx_generic(const __grid_constant__ conv1d_call c)
 {
     FOR_EACH_ELEMENT(e, c, c.B, c.T)
     {
-        const int64_t t = e.column;
+        const int64_t t = e.position;
         const sequence s = sequence_of(c, e.row, t);
         const float *g = c.g + (e.row * c.D + e.d) * c.T;
         float dx = 0.0f;
@@ -242,9 +242,9 @@ KERNEL causal_conv1d_dx_generic(const __grid_constant__ conv1d_call c)
                         chunk_sum = fmaf(load3(c.weight, e.d, c.K - 1 - j, 0), g[t + j], chunk_sum);
                 dx += chunk_sum;
             }
-            const int64_t column = t - s.end + c.K - 1;
-            if (is_present(c.dfinal_state) && column >= 0 && contributes(c, s, t, s.end - 1))
-                dx += load3(c.dfinal_state, s.state, e.d, column);
+            const int64_t state_position = t - s.end + c.K - 1;
+            if (is_present(c.dfinal_state) && state_position >= 0 && contributes(c, s, t, s.end - 1))
+                dx += load3(c.dfinal_state, s.state, e.d, state_position);
         }
         store3(c.dx, e.row, e.d, t, dx);
     }
@@ -257,7 +257,7 @@ KERNEL causal_conv1d_dinitial_state(const __grid_constant__ conv1d_call c)
     FOR_EACH_ELEMENT(e, c, c.N, c.K - 1)
     {
         const sequence s = sequence_of_state(c, e.row);
-        const int64_t i = e.column, length = s.end - s.first, p = s.first - (c.K - 1) + i;
+        const int64_t i = e.position, length = s.end - s.first, p = s.first - (c.K - 1) + i;
         float sum = 0.0f;
         for (int64_t begin = 0; begin <= i; begin += TAP_CHUNK) {
             float chunk_sum = 0.0f;
@@ -301,8 +301,8 @@ KERNEL causal_conv1d_dweight_generic(const __grid_constant__ conv1d_call c)
     }
     if (threadIdx.x != 0)
         return;
-    const int64_t column = k < c.K ? k : 0;
-    store3(out, d, column, 0, sums[0] + (c.accumulate ? load3(out, d, column, 0) : 0.0f));
+    const int64_t tap = k < c.K ? k : 0;
+    store3(out, d, tap, 0, sums[0] + (c.accumulate ? load3(out, d, tap, 0) : 0.0f));
 }
 
 /* Reduces the partial sums of the fast kernels, which may still run when this kernel starts. Block (x, k) reduces sum k
@@ -315,13 +315,13 @@ template <int W> static __device__ __forceinline__ void reduce(const conv1d_call
     const int lane = threadIdx.x % CONV1D_LANES, warp = threadIdx.x / CONV1D_LANES, k = (int)blockIdx.y;
     const int64_t d = (int64_t)blockIdx.x * CONV1D_LANES + lane;
     const conv1d_array &out = k < W ? c.dweight : c.dbias;
-    const int64_t column = k < W ? k - (W - c.K) : 0;
-    if (column < 0 || !is_present(out))
+    const int64_t tap = k < W ? k - (W - c.K) : 0;
+    if (tap < 0 || !is_present(out))
         return;
     /* Computes all addresses, and so loads all parameters, before the wait. The prefetches enforce this: the compiler
      * does not move a prefetch behind the wait. */
     const float *source = c.partial + (warp * (W + 1) + k) * c.D + d;
-    const int64_t step = CONV1D_WARPS * (W + 1) * c.D, to = d * out.stride[0] + column * out.stride[1];
+    const int64_t step = CONV1D_WARPS * (W + 1) * c.D, to = d * out.stride[0] + tap * out.stride[1];
     const int count = d < c.D ? ((int)c.partial_count - warp + CONV1D_WARPS - 1) / CONV1D_WARPS : 0;
     if (count > 0)
         cot_prefetch_l2(source);
@@ -348,7 +348,7 @@ template <int W> static __device__ __forceinline__ void reduce(const conv1d_call
 #pragma unroll
     for (int i = 1; i < CONV1D_WARPS; i++)
         sum += warp_sums[i][lane];
-    store3(out, d, column, 0, sum + (c.accumulate ? load3(out, d, column, 0) : 0.0f));
+    store3(out, d, tap, 0, sum + (c.accumulate ? load3(out, d, tap, 0) : 0.0f));
 }
 
 #define REDUCE(width)                                                           \
@@ -397,9 +397,9 @@ KERNEL causal_conv1d_update_generic(const __grid_constant__ conv1d_call c)
             for (int64_t t = c.T > c.S ? c.T - c.S : 0; t < c.T; t++)
                 store3(c.conv_state, row, d, (position + t) % c.S, load3(c.x, b, d, t));
         } else {
-            for (int64_t column = 0; column < c.S; column++) {
-                const int64_t source = column + c.T;
-                store3(c.conv_state, row, d, column,
+            for (int64_t position = 0; position < c.S; position++) {
+                const int64_t source = position + c.T;
+                store3(c.conv_state, row, d, position,
                        source < c.S ? load3(c.conv_state, row, d, source) : load3(c.x, b, d, source - c.S));
             }
         }
