@@ -686,7 +686,10 @@ PARALLEL = """Attention of one sequence over several ranks, by [bench_parallel](
 time in ms, and *both* is forward and backward without a wait between them.
 
 *nccl*: each rank has a GPU. *Share of ideal* is the time of the single call, divided by the ranks times the time of the group. It is above 1 where
-the backward of the long single call is slower per pair than the calls of the ranks. *local*: all ranks are streams of one GPU, and *group / single* is the cost of the division. *Columns*: ranks that exchange heads; 1 is a ring."""
+the backward of the long single call is slower per pair than the calls of the ranks. *local*: all ranks are streams of one GPU, and *group / single* is the cost of the division. *Columns*: ranks that exchange heads; 1 is a ring.
+
+Of the rank that waits longest, in one forward and backward: the *calls* of the core, the time of its *transfers*, and the time *exposed*, in
+which its arithmetic waits for them."""
 
 
 def parallel_page(results):
@@ -698,6 +701,9 @@ def parallel_page(results):
 
     def number(key):
         return lambda row: f"{row['both'][key]:.2f}" if key in row["both"] else ""
+
+    def profile(key, factor, form):
+        return lambda row: format(row["profile"][key] * factor, form) if "profile" in row else ""
     for device in devices(results):
         if ("parallel_attention", device) not in results:
             continue
@@ -708,7 +714,8 @@ def parallel_page(results):
                   *markdown([("engine", lambda row: row["engine"]), ("ranks", lambda row: str(row["ranks"])), ("T", lambda row: str(row["T"])),
                              ("heads", lambda row: f"{row['H']}/{row['Hkv']}"), ("mask", lambda row: "causal" if row["causal"] else "full"),
                              ("cut", lambda row: row["cut"]), ("columns", lambda row: str(row["columns"])), *parts,
-                             ("share of ideal", number("share_of_ideal")),
+                             ("calls", profile("calls", 1, "d")), ("transfers, ms", profile("transfer_s", 1000, ".1f")),
+                             ("exposed, ms", profile("exposed_s", 1000, ".1f")), ("share of ideal", number("share_of_ideal")),
                              ("group / single", lambda row: "" if row["engine"] == "nccl" else number("ratio")(row))], rows), ""]
     lines += ["## Prediction", "", *predict_parallel.tables()]
     return "\n".join(lines).rstrip("\n") + "\n"

@@ -13,9 +13,16 @@
 extern const unsigned char cot_image_group_rows[];
 
 enum { COPY_ROWS, ADD_SINK, SUM_DSINK, CLAMP_OFFSETS, KERNELS, MAX_BLOCKS = 1 << 14, MAX_HOST_BLOCKS = 4 };
+enum { MAX_MARKS = 512 }; /* pairs on each stream, in one measurement */
 
 static const char *const kernel_names[KERNELS] = {"cot_group_copy_rows", "cot_group_add_sink", "cot_group_sum_dsink",
                                                   "cot_group_clamp_offsets"};
+
+/* Pairs of timing events on the main and the side stream: begin, end, begin, end, ... */
+typedef struct marks {
+    void *events[2][2 * MAX_MARKS];
+    int count[2];
+} marks;
 
 struct cot_gpu {
     cot_cuda_driver driver;
@@ -29,6 +36,7 @@ struct cot_gpu {
     CUdeviceptr memory;
     void *host[MAX_HOST_BLOCKS];
     int host_count;
+    marks *marks; /* NULL: nothing is measured */
 };
 
 /* Makes a driver call. If it fails, returns from the function with the driver's error message. */
@@ -42,6 +50,16 @@ struct cot_gpu {
 static CUdeviceptr address(const void *memory)
 {
     return (CUdeviceptr)(uintptr_t)memory;
+}
+
+static void drop_marks(cot_gpu *g)
+{
+    for (int n = 0; g->marks != NULL && n < 2 * MAX_MARKS; n++) {
+        cot_gpu_drop(g, &g->marks->events[0][n]);
+        cot_gpu_drop(g, &g->marks->events[1][n]);
+    }
+    free(g->marks);
+    g->marks = NULL;
 }
 
 /* ---- opening and closing --------------------------------------------------------------------------------------- */
@@ -106,6 +124,7 @@ void cot_gpu_close(cot_gpu *g)
             g->driver.cuStreamDestroy(g->side);
         }
         cot_gpu_drop(g, &g->last);
+        drop_marks(g);
         if (g->memory != 0)
             g->driver.cuMemFree(g->memory);
         for (int n = 0; n < g->host_count; n++)
@@ -369,6 +388,52 @@ void cot_gpu_drop(cot_gpu *g, void **event)
     if (*event != NULL)
         g->driver.cuEventDestroy(*event);
     *event = NULL;
+}
+
+cot_status cot_gpu_profile_begin(cot_gpu *g)
+{
+    drop_marks(g);
+    g->marks = calloc(1, sizeof *g->marks);
+    return g->marks != NULL ? COT_OK : cot_fail(COT_OUT_OF_MEMORY, "no memory for the events of a measurement");
+}
+
+cot_status cot_gpu_mark(cot_gpu *g, bool side, bool mark_begin)
+{
+    marks *m = g->marks;
+    if (m == NULL || m->count[side] == 2 * MAX_MARKS || (m->count[side] % 2 == 0) != mark_begin)
+        return COT_OK;
+    CUevent created;
+    CUDA(g, "creating an event", cuEventCreate(&created, CU_EVENT_DEFAULT));
+    m->events[side][m->count[side]++] = created;
+    CUDA(g, "recording an event", cuEventRecord(created, stream_of(g, side)));
+    return COT_OK;
+}
+
+static cot_status sum_marks(cot_gpu *g, bool side, double *seconds)
+{
+    const marks *m = g->marks;
+    *seconds = 0;
+    for (int n = 0; n + 1 < m->count[side]; n += 2) {
+        float milliseconds;
+        CUDA(g, "waiting for an event", cuEventSynchronize(m->events[side][n + 1]));
+        CUDA(g, "reading a time", cuEventElapsedTime(&milliseconds, m->events[side][n], m->events[side][n + 1]));
+        *seconds += 1e-3 * (double)milliseconds;
+    }
+    return COT_OK;
+}
+
+cot_status cot_gpu_profile_end(cot_gpu *g, double *transfers, double *exposed)
+{
+    *transfers = *exposed = 0;
+    if (g->marks == NULL)
+        return COT_OK;
+    CHECK(cot_gpu_push(g));
+    cot_status status = sum_marks(g, true, transfers);
+    if (status == COT_OK)
+        status = sum_marks(g, false, exposed);
+    drop_marks(g);
+    cot_gpu_leave(g);
+    return status;
 }
 
 cot_status cot_gpu_move_aside(cot_gpu *g, void *to, const void *from, size_t bytes)

@@ -71,6 +71,13 @@ void cot_gpu_drop(cot_gpu *gpu, void **event);
 cot_status cot_gpu_move_aside(cot_gpu *gpu, void *to, const void *from, size_t bytes);
 cot_status cot_gpu_upload_aside(cot_gpu *gpu, void *to, const void *host, size_t bytes);
 cot_status cot_gpu_download_aside(cot_gpu *gpu, void *host, const void *from, size_t bytes);
+/* Measures transfers, from one call of profile_begin to one of profile_end: `transfers` are the seconds that they take on
+ * the side stream, and `exposed` are those in which the main stream waits for them. The engine encloses what it enqueues
+ * in marks. Between NCCL's marks are also the seconds in which a rank waits for another one. Without profile_begin a mark
+ * does nothing. */
+cot_status cot_gpu_profile_begin(cot_gpu *gpu);
+cot_status cot_gpu_profile_end(cot_gpu *gpu, double *transfers, double *exposed);
+cot_status cot_gpu_mark(cot_gpu *gpu, bool side, bool begin);
 /* The CUstream of transfers. */
 void *cot_gpu_side_stream(const cot_gpu *gpu);
 /* The event at the end of the last call; NULL before the first. */

@@ -49,7 +49,9 @@ static cot_status copy_on_device(cot_group *group, cot_transfer *receive, cot_tr
     cot_gpu *gpu = group->gpu;
     CHECK(cot_gpu_await(gpu, true, send->ready));
     CHECK(cot_gpu_await(gpu, true, receive->ready));
+    CHECK(cot_gpu_mark(gpu, true, true));
     CHECK(cot_gpu_move_aside(gpu, receive->data, send->data, receive->bytes));
+    CHECK(cot_gpu_mark(gpu, true, false));
     CHECK(cot_gpu_record(gpu, true, &receive->complete));
     return cot_gpu_record(gpu, true, &send->complete);
 }
@@ -215,13 +217,15 @@ static cot_status local_wait(cot_group *group, cot_transfer *transfers, int coun
     pthread_mutex_unlock(&h->mutex);
     if (failed)
         return cot_fail(COT_PEER_ERROR, "the group is broken: %s", group->reason);
-    cot_status status = COT_OK;
+    cot_status status = group->on_device ? cot_gpu_mark(group->gpu, false, true) : COT_OK;
     for (int i = 0; i < count; i++) {
         cot_transfer *t = &transfers[i];
         if (status == COT_OK && t->complete != NULL) /* once: no event is left after the first wait */
             status = cot_gpu_await(group->gpu, false, t->complete);
         drop_events(group, t);
     }
+    if (status == COT_OK && group->on_device)
+        status = cot_gpu_mark(group->gpu, false, false);
     return status;
 }
 

@@ -222,11 +222,13 @@ static cot_status nccl_flush(cot_group *group)
         return COT_OK;
     CHECK(cot_gpu_record(group->gpu, false, &s->batch->ready));
     CHECK(cot_gpu_await(group->gpu, true, s->batch->ready));
+    CHECK(cot_gpu_mark(group->gpu, true, true));
     nccl_result result = s->ncclGroupStart();
     for (const cot_transfer *t = s->batch; is_good(result) && t != NULL; t = t->next_posted)
         result = issue(s, t, stream);
     const nccl_result ended = s->ncclGroupEnd();
     CHECK(settle(group, is_good(result) ? ended : result));
+    CHECK(cot_gpu_mark(group->gpu, true, false));
     for (cot_transfer *t = s->batch; t != NULL; t = t->next_posted)
         CHECK(cot_gpu_record(group->gpu, true, &t->complete));
     while (s->batch != NULL) {
@@ -244,6 +246,7 @@ static cot_status nccl_wait(cot_group *group, cot_transfer *transfers, int count
     const nccl_result error = async_error(s);
     if (!is_good(error))
         return nccl_error(group, error);
+    CHECK(cot_gpu_mark(group->gpu, false, true));
     for (int i = 0; i < count; i++) {
         cot_transfer *t = &transfers[i];
         if (t->complete != NULL) /* once: no event is left after the first wait */
@@ -251,7 +254,7 @@ static cot_status nccl_wait(cot_group *group, cot_transfer *transfers, int count
         cot_gpu_drop(group->gpu, &t->ready);
         cot_gpu_drop(group->gpu, &t->complete);
     }
-    return COT_OK;
+    return cot_gpu_mark(group->gpu, false, false);
 }
 
 static cot_status exchange_agreements(cot_group *group)

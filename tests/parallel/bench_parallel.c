@@ -10,7 +10,10 @@
  *
  * Each repeat runs the single call, then the group, and waits for the GPUs. The times are medians of the wall time.
  * Forward and backward run without a wait between them. ratio = group / single. share_of_ideal = single / (ranks *
- * group), for ranks on GPUs of their own. Exit status 77: there are not enough GPUs, or no NCCL. */
+ * group), for ranks on GPUs of their own. Exit status 77: there are not enough GPUs, or no NCCL.
+ *
+ * profile: one more forward and backward, with events around transfers: for the rank that waits longest, the seconds of
+ * its transfers and those that its stream waits for them; calls of the core and messages of a rank. */
 #include "device/device_queue.h"
 
 #include "cases/draw.h"
@@ -55,6 +58,8 @@ typedef struct rank_state {
     attention own;
     size_t memory;
     uint64_t sent; /* bytes of one forward and backward */
+    int64_t calls, messages;
+    double transfers, exposed;
 } rank_state;
 
 static pthread_barrier_t barrier;
@@ -200,8 +205,12 @@ static void *run_rank(void *memory)
     time_single(&whole, r, BOTH, -1);
     time_group(r, BOTH, -1);
     const uint64_t sent = r->group->sent_bytes;
+    const int64_t calls = r->group->calls, messages = r->group->messages;
+    check(cot_gpu_profile_begin(r->group->gpu));
     time_group(r, BOTH, -1);
+    check(cot_gpu_profile_end(r->group->gpu, &r->transfers, &r->exposed));
     r->sent = r->group->sent_bytes - sent;
+    r->calls = r->group->calls - calls, r->messages = r->group->messages - messages;
     for (int n = 0; n < s->repeats; n++)
         for (int part = 0; part < PARTS; part++) {
             time_single(&whole, r, part, n);
@@ -241,7 +250,11 @@ static void print_report(const settings *s, const char *device)
            s->options.columns > 0 ? s->options.columns : 1, s->repeats, ranks[0].memory);
     for (int r = 0; r < s->ranks; r++)
         printf("%s%llu", r > 0 ? ", " : "", (unsigned long long)ranks[r].sent);
-    printf("]");
+    const rank_state *slowest = &ranks[0];
+    for (int r = 1; r < s->ranks; r++)
+        slowest = ranks[r].exposed > slowest->exposed ? &ranks[r] : slowest;
+    printf("], \"profile\": {\"transfer_s\": %.9f, \"exposed_s\": %.9f, \"calls\": %lld, \"messages\": %lld}",
+           slowest->transfers, slowest->exposed, (long long)slowest->calls, (long long)slowest->messages);
     for (int part = 0; part < PARTS; part++) {
         const double group = median(times[1][part], s->repeats);
         printf(", \"%s\": {\"group_s\": %.9f", part_names[part], group);
