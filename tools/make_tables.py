@@ -29,14 +29,14 @@ MARKERS = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.S)
 
 
 # Words of records up to 2026-11-25, and what bench writes since then.
-RENAMED = {r"\bany-order\b": "nondeterministic", r"\bR=(\d+)": r"iterations=\1"}
+RENAMED = {r"\bany-order\b": "nondeterministic", r"\bdrawn\b": "generated", r"\bR=(\d+)": r"iterations=\1"}
 
 
 def records(path):
     """The rows of a file of bench/results, with today's words."""
     rows = json.loads(path.read_text())
     for row in rows:
-        for key in row.keys() & {"options", "case"}:
+        for key in row.keys() & {"options", "case", "figure"}:
             for old, new in RENAMED.items():
                 row[key] = re.sub(old, new, row[key])
     return rows
@@ -58,11 +58,11 @@ def newest_results(directory):
 
 
 def same_work(row):
-    """What a row of ours and of a peer must have in common. Dtypes of weights differ, a peer's dropout draws its mask, attention's
+    """What a row of ours and of a peer must have in common. Dtypes of weights differ, a peer's dropout generates its mask, attention's
     order of sums is ours alone, and a peer's attention may have its rows as it likes them best."""
     if row["op"] == "attention":
         return row["direction"], row["dtype"], row["shape"], row["options"].removesuffix("+nondeterministic")
-    options = row["options"].removesuffix(" drawn")
+    options = row["options"].removesuffix(" generated")
     if row["op"].startswith("causal_conv1d"):
         options = "silu" in row["options"]
     return row["direction"], row["dtype"], row["layout"], row["shape"], options
@@ -496,7 +496,7 @@ weights have the dtype of x. The CUDA package causal_conv1d was not installed on
 seconds of load. *Burst* is one call on an idle GPU. """ + PRODUCTS + " The line in a picture is this rate."),
     "dropout": ("dropout", ["dropout"], MEMORY_BOUND + CYCLES + """
 
-*drawn* generates the mask from the seed, *mask* reads or writes a mask of one byte for each element, *mask_bits* of one bit. Peers are the same
+*generated*: the kernel generates the mask from the seed. *mask* reads or writes a mask of one byte for each element, *mask_bits* of one bit. Peers are the same
 formula in PyTorch, eager and through `torch.compile`."""),
     "mhc": ("mhc_pre, mhc_sinkhorn, mhc_post", ["mhc_pre", "mhc_sinkhorn", "mhc_post"],
             MEMORY_BOUND.replace("This op is", "mhc_pre and mhc_post are") + CYCLES + """
@@ -562,7 +562,7 @@ A commit that ends in *+* had uncommitted changes.
 | packed | cu_seqlens is given: the B sequences are packed, all of length T |
 | packed+mixed | the same, with lengths that alternate between T/2 and 3T/2 |
 | p=P | dropout probability |
-| drawn, mask, mask_bits | the mask is generated from the seed; or it is in memory, with one byte or one bit for each element |
+| generated, mask, mask_bits | the mask is generated from the seed; or it is in memory, with one byte or one bit for each element |
 | phi~1/nD, phi~1 | variance of the elements of phi |
 | sinkhorn | mhc_pre computes A too |
 | dh_res, dx_post | the backward has this optional input |
@@ -825,7 +825,7 @@ FRONT = [
     ("attention", "d=128 full T=8192", "bf16", "bthd", "B2 H16/16 T8192/8192 d128/128", "full"),
     ("causal_conv1d", "8x4096x4096 SiLU", "bf16", "channel-first", "B8 D4096 T4096 K4", "silu"),
     ("causal_conv1d_dense", "2048 to 2048 channels", "bf16", "channel-last", "B4 Din2048 Dout2048 T4096 K4", "silu"),
-    ("dropout", "32768x4096 with bias (forward: also residual)", "bf16", "contiguous", "R32768 D4096", "none+bias p=0.1 drawn"),
+    ("dropout", "32768x4096 with bias (forward: also residual)", "bf16", "contiguous", "R32768 D4096", "none+bias p=0.1 generated"),
     ("mhc_pre", "n=4 D=4096", "bf16", "token-major", "B1 T8192 n4 D4096", "phi~1/nD"),
     ("mhc_sinkhorn", "n=4 T=8192 f32", "f32", "token-major", "B1 T8192 n4", ""),
     ("mhc_post", "n=4 D=4096", "bf16", "token-major", "B1 T8192 n4 D4096", ""),

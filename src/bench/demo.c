@@ -374,10 +374,10 @@ static void figures_001(demo_state *s)
 static const job jobs_002[] = {
     {"f32, stored mask", DROPOUT, "f32 mask bias", NULL},
     {"f32, stored mask of bits", DROPOUT, "f32 mask_bits bias", NULL},
-    {"f32, mask drawn again", DROPOUT, "f32 drawn bias", NULL},
+    {"f32, mask generated again", DROPOUT, "f32 generated bias", NULL},
     {"f16, stored mask", DROPOUT, "f16 mask bias", NULL},
     {"f16, stored mask of bits", DROPOUT, "f16 mask_bits bias", NULL},
-    {"f16, mask drawn again", DROPOUT, "f16 drawn bias", NULL},
+    {"f16, mask generated again", DROPOUT, "f16 generated bias", NULL},
 };
 enum { F32_STORED, F32_DRAWN = 2, F16_STORED, F16_DRAWN = 5 };
 
@@ -390,7 +390,7 @@ static void figures_002(demo_state *s)
     snprintf(text, sizeof text, "%.2f of the time, in f16 %.2f",
              number_of(s, F32_DRAWN, "ms") / number_of(s, F32_STORED, "ms"),
              number_of(s, F16_DRAWN, "ms") / number_of(s, F16_STORED, "ms"));
-    add_figure(s, "mask drawn again, beside a stored one", "stored only", text);
+    add_figure(s, "mask generated again, beside a stored one", "stored only", text);
 }
 
 /* ---- 003: causal conv1d, forward ------------------------------------------------------------------------- */

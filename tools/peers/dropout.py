@@ -6,7 +6,7 @@
                            [--seconds N]
 
 Needs torch (pip install torch), which nothing else in this repository does. Prints JSON rows with keys of
-`cotangent bench --json`, timed as protocol.py describes. `bytes` are those that a mask drawn again needs, `ceiling` is
+`cotangent bench --json`, timed as protocol.py describes. `bytes` are those that a generated mask needs, `ceiling` is
 torch's copy_ at that footprint. Our rows have "ours". The forward is F.dropout(act(x + bias), p) + residual with what
 autograd saves, the backward autograd's, down to dx and dbias: each eager, and on a GPU compiled by torch.compile too.
 """
@@ -69,7 +69,7 @@ def measure(direction, shape, options, ours):
     if options.device == "cuda":
         makers[f"torch {torch.__version__} compiled"] = peer_call(torch.compile(drop, dynamic=False), direction)
     data = [data_of(R, D, dtype, options.device) for _ in range(protocol.copies_for(footprint, options.device))]
-    return protocol.memory_rows(makers, data, footprint, options, own_options=" drawn", op="dropout", direction=direction,
+    return protocol.memory_rows(makers, data, footprint, options, own_options=" generated", op="dropout", direction=direction,
                                 dtype=dtype, layout="contiguous", shape=f"R{R} D{D}",
                                 options=f"{activation}+bias{'+residual' if direction == 'forward' else ''} p={P}")
 

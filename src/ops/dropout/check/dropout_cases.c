@@ -31,8 +31,7 @@ static const char *const layout_names[] = {"contiguous", "slice", "swapped", "tr
 
 typedef enum mask_kind { GENERATED, FROM_MEMORY, BYTES, BITS, MASK_COUNT } mask_kind;
 
-/* "drawn" is the word for GENERATED in cases, and so in the recorded results. */
-static const char *const mask_names[] = {"drawn", "memory", "mask", "mask_bits"};
+static const char *const mask_names[] = {"generated", "memory", "mask", "mask_bits"};
 
 static const char *const activation_names[] = {"none", "silu", "relu", "gelu_tanh", "gelu_erf"};
 
@@ -396,7 +395,7 @@ static bool set_option(case_shape *p, const char *text)
 
 static const char *const options_help =
     "R=8192 D=1024 p=0.1, f32 f16 bf16 f64, contiguous slice swapped transposed strided broadcast, none silu relu "
-    "gelu_tanh gelu_erf, drawn memory mask mask_bits, bias residual mask_out mask_bits_out accumulate";
+    "gelu_tanh gelu_erf, generated memory mask mask_bits, bias residual mask_out mask_bits_out accumulate";
 
 static const char *parse(int direction, int count, char *const options[], cot_case *c)
 {
