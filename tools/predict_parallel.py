@@ -18,6 +18,9 @@ Memory: every pass over a tensor takes its bytes at the rate of a copy: merges o
 packing of messages, conversion of results. A call of the core also takes CALL seconds of launches, and a call of the group
 AGREEMENT seconds, in which the ranks compare their arguments.
 
+One GPU: the ranks of a local group share its arithmetic and its memory, so that their times add. A transfer is a copy in its
+memory. The group has no comparison of arguments over a network.
+
 Ideal: the time of the single call on one GPU, divided by N. Single calls and blocks run at the rates of RECORD: FLOP/s by T, at
 the clock of short runs (turn_ms), interpolated between its lengths, and constant beyond them. A block of n x n/2 has the rate of
 T = n/2."""
@@ -69,13 +72,13 @@ def single(rates, direction, T, heads=H):
     return seconds_of(rates, direction, "causal", T * (T + 1) / 2, T, heads)
 
 
-def ring(rates, direction, T, ranks, link, message):
+def ring(rates, direction, T, ranks, link, message, agreement=AGREEMENT):
     n, rates_copy = T / ranks, rates.copy
     row = H * D  # elements of a row of q, k, v or out
     keys = 2 * n * row * HALF / link + message
     parts = 2 * n * row * SINGLE / link + message
     pack = 2 * 2 * n * row * HALF / rates_copy  # keys and values into one message: read and write
-    total = AGREEMENT + pack
+    total = agreement + pack
     for s in range(ranks):
         if s == 0:
             work = single(rates, direction, n) + CALL
@@ -104,6 +107,16 @@ def heads(rates, direction, T, ranks, link, message):
     return AGREEMENT + CALL + exchange + memory + single(rates, direction, T, H / ranks)
 
 
+def local(rates, direction, T, ranks):
+    """The ring of ranks that share one GPU."""
+    n, row = T / ranks, H * D
+    work = ring(rates, direction, T, ranks, math.inf, 0, 0)
+    copies = (ranks - 1) * 2 * 2 * n * row * HALF  # keys and values: read and write
+    if direction == "backward":
+        copies += (ranks - 1) * 2 * 2 * n * row * SINGLE
+    return ranks * (work + copies / rates.copy)
+
+
 def tables():
     """Lines of Markdown."""
     rates = Rates()
@@ -121,6 +134,15 @@ def tables():
                 ideal = [single(rates, direction, T) / ranks for direction in ("forward", "backward")]
                 cells.append(f"{ideal[0] / group[0]:.2f}, {sum(ideal) / sum(group):.2f}")
             lines.append(f"| {name} | {engine} | " + " | ".join(cells) + " |")
+    lines += ["", "Ranks that share one GPU, ring, zigzag: the time of the group divided by that of the single call, forward and backward.", "",
+              "| ranks | T = 32k | T = 128k |", "|--:|--:|--:|"]  # fmt: skip
+    for ranks in (2, 4, 8):
+        cells = []
+        for T in (32768, 131072):
+            group, alone = (sum(time(direction) for direction in ("forward", "backward")) for time in (
+                lambda direction: local(rates, direction, T, ranks), lambda direction: single(rates, direction, T)))  # noqa: B023
+            cells.append(f"{group / alone:.2f}")
+        lines.append(f"| {ranks} | " + " | ".join(cells) + " |")
     assumed = "; ".join(f"{name}: {1e-9 * bandwidth:.0f} GB/s each way, {100 * reached:.0f} % of it, {1e6 * message:.0f} us a message"
                         for name, _, bandwidth, reached, message in SYSTEMS[1:])  # fmt: skip
     return [*lines, "", f"Assumed: {assumed}; {1e6 * CALL:.0f} us of launches a call of the core; {1e6 * AGREEMENT:.0f} us for the "
