@@ -79,7 +79,7 @@ typedef struct backend_operations {
      * executes enqueue(context), which calls begin, the model's functions and update; on a GPU from the second step on as
      * a CUDA graph. begin sets the loss to 0. update applies AdamW with the rate and the number of `step_rate` and
      * `step`. read_loss waits for the result. */
-    void (*load)(backend *b, int64_t rows, int64_t micro_batches, const uint8_t *inputs, const uint8_t *targets,
+    void (*load)(backend *b, int64_t rows, int64_t micro_batches, const int32_t *inputs, const int32_t *targets,
                  token_batch *batches);
     cot_status (*run)(backend *b, cot_status (*enqueue)(void *context), void *context);
     void (*begin)(backend *b);

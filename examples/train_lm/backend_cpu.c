@@ -174,7 +174,7 @@ static void collect(backend *b, int64_t rows, int64_t streams, int64_t width, co
 static void add_cross_entropy(backend *b, int64_t first, int64_t rows, int64_t mean_rows, int64_t classes,
                               const void *targets, void *logits, void *row_loss, bool gradient)
 {
-    b->loss += cross_entropy(rows, mean_rows, classes, (const uint8_t *)targets + first, logits, row_loss, gradient);
+    b->loss += cross_entropy(rows, mean_rows, classes, (const int32_t *)targets + first, logits, row_loss, gradient);
 }
 
 /* The embedding sorts rows, the norm has partial sums. */
@@ -188,7 +188,7 @@ static int64_t scratch_bytes(const backend *b, int64_t rows, int64_t width)
 
 /* ---- steps -------------------------------------------------------------------------------------------- */
 
-static void load(backend *b, int64_t rows, int64_t micro_batches, const uint8_t *inputs, const uint8_t *targets,
+static void load(backend *b, int64_t rows, int64_t micro_batches, const int32_t *inputs, const int32_t *targets,
                  token_batch *batches)
 {
     (void)b;

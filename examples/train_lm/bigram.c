@@ -34,7 +34,7 @@ void bigram_fit(bigram_model *model, const uint8_t *text, int64_t count)
         fit_row(pairs[a], unigram, model->log_probability[a]);
 }
 
-double bigram_loss(const bigram_model *model, const uint8_t *inputs, const uint8_t *targets, int64_t count)
+double bigram_loss(const bigram_model *model, const int32_t *inputs, const int32_t *targets, int64_t count)
 {
     double sum = 0;
     for (int64_t i = 0; i < count; i++)

@@ -21,6 +21,6 @@ typedef struct bigram_model {
 void bigram_fit(bigram_model *model, const uint8_t *text, int64_t count);
 
 /* The mean of -log p(targets[i] | inputs[i]). */
-double bigram_loss(const bigram_model *model, const uint8_t *inputs, const uint8_t *targets, int64_t count);
+double bigram_loss(const bigram_model *model, const int32_t *inputs, const int32_t *targets, int64_t count);
 
 #endif

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "checkpoint.h"
 
-#include "hash.h"
-
 #include "io/safetensors.h"
 
 #include <stdio.h>
@@ -66,9 +64,7 @@ void run_identity_make(run_identity *identity, const options *o, const corpus *t
         identity->defaults[count] = OPTIONS[i].absent;
         identity->pairs[2 * count++] = OPTIONS[i].name;
     }
-    uint64_t hash = hash_bytes(HASH_START, text->training.bytes, (size_t)text->training.count);
-    hash = hash_bytes(hash, text->validation.bytes, (size_t)text->validation.count);
-    snprintf(identity->texts[count], CHECKPOINT_TEXT_SIZE, "%016llx", (unsigned long long)hash);
+    snprintf(identity->texts[count], CHECKPOINT_TEXT_SIZE, "%016llx", (unsigned long long)corpus_hash(text));
     identity->pairs[2 * count++] = "text";
     for (int i = 0; i < count; i++)
         identity->pairs[2 * i + 1] = identity->texts[i];

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "data.h"
 
+#include "hash.h"
 #include "random.h"
 
 #include <dirent.h>
@@ -11,7 +12,14 @@
 #include <string.h>
 #include <sys/stat.h>
 
-enum { HELD_OUT_DIVISOR = 10, MAX_FOLDER_DEPTH = 16, MAX_PATH_LENGTH = 4096, FIRST_CAPACITY = 1 << 16 };
+enum {
+    HELD_OUT_DIVISOR = 10,
+    MAX_FOLDER_DEPTH = 16,
+    MAX_PATH_LENGTH = 4096,
+    FIRST_CAPACITY = 1 << 16,
+    HASH_BLOCK = 4096,
+    HASH_BLOCKS = 256
+};
 
 static const char LICENCE_TEXTS[] = "/usr/share/common-licenses";
 
@@ -97,6 +105,11 @@ void corpus_destroy(corpus *c)
 {
     free(c->training.bytes);
     free(c->validation.bytes);
+    for (int64_t i = 0; c->token_files != NULL && i < c->files; i++)
+        token_file_close(&c->token_files[i]);
+    free(c->token_files);
+    token_list_free(&c->training_tokens);
+    token_list_free(&c->validation_tokens);
     *c = (corpus){0};
 }
 
@@ -161,20 +174,106 @@ bool corpus_add_default(corpus *c, const char *source_dir)
     return c->files > 0 || fail(c, "no text in %s nor in --source-dir %s", LICENCE_TEXTS, source_dir);
 }
 
+/* ---- token files -------------------------------------------------------------------------------------- */
+
+static bool no_memory(corpus *c)
+{
+    errno = ENOMEM;
+    return fail_with_errno(c, "the tokens");
+}
+
+static bool open_tokens(corpus *c, const char *path)
+{
+    token_file *grown = realloc(c->token_files, (size_t)(c->files + 1) * sizeof *grown);
+    if (grown == NULL)
+        return no_memory(c);
+    c->token_files = grown;
+    if (!token_file_open(&c->token_files[c->files], path, c->error, sizeof c->error))
+        return false;
+    c->files++;
+    return true;
+}
+
+bool corpus_add_tokens(corpus *c, const char *path)
+{
+    if (!open_tokens(c, path))
+        return false;
+    const token_segment *all = &c->token_files[c->files - 1].segment;
+    const int64_t held_out = all->count / HELD_OUT_DIVISOR, count = all->count - held_out;
+    if (all->count == 0)
+        return fail(c, "%s: the file has no tokens", path);
+    return (token_list_add(&c->training_tokens, token_segment_part(all, 0, count)) &&
+            token_list_add(&c->validation_tokens, token_segment_part(all, count, held_out))) ||
+           no_memory(c);
+}
+
+bool corpus_add_validation(corpus *c, const char *path)
+{
+    for (int i = 0; i < c->training_tokens.count; i++)
+        c->training_tokens.segments[i] = c->token_files[i].segment;
+    token_list_free(&c->validation_tokens);
+    return open_tokens(c, path) &&
+           (token_list_add(&c->validation_tokens, c->token_files[c->files - 1].segment) || no_memory(c));
+}
+
+bool corpus_finish(corpus *c)
+{
+    const token_segment training = {c->training.bytes, c->training.count, 1},
+                        validation = {c->validation.bytes, c->validation.count, 1};
+    return c->token_files != NULL ||
+           (token_list_add(&c->training_tokens, training) && token_list_add(&c->validation_tokens, validation)) ||
+           no_memory(c);
+}
+
+int64_t corpus_count(const token_list *list)
+{
+    int64_t count = 0;
+    for (int i = 0; i < list->count; i++)
+        count += list->segments[i].count;
+    return count;
+}
+
+/* The hash of up to HASH_BLOCKS blocks at equal distances, and of the size. */
+static uint64_t hash_sample(uint64_t hash, const token_segment *segment)
+{
+    const uint8_t *bytes = segment->data;
+    const int64_t size = segment->count * segment->size, blocks = (size + HASH_BLOCK - 1) / HASH_BLOCK,
+                  count = blocks < HASH_BLOCKS ? blocks : HASH_BLOCKS;
+    hash = hash_bytes(hash, &size, sizeof size);
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t begin = i * blocks / count * HASH_BLOCK, left = size - begin;
+        hash = hash_bytes(hash, bytes + begin, (size_t)(left < HASH_BLOCK ? left : HASH_BLOCK));
+    }
+    return hash;
+}
+
+uint64_t corpus_hash(const corpus *c)
+{
+    uint64_t hash = HASH_START;
+    for (int i = 0; c->token_files != NULL && i < c->training_tokens.count; i++)
+        hash = hash_sample(hash, &c->training_tokens.segments[i]);
+    for (int i = 0; c->token_files != NULL && i < c->validation_tokens.count; i++)
+        hash = hash_sample(hash, &c->validation_tokens.segments[i]);
+    if (c->training.count > 0)
+        hash = hash_bytes(hash, c->training.bytes, (size_t)c->training.count);
+    if (c->validation.count > 0)
+        hash = hash_bytes(hash, c->validation.bytes, (size_t)c->validation.count);
+    return hash;
+}
+
 /* ---- batches ------------------------------------------------------------------------------------------ */
 
-int64_t sampler_bytes_needed(int64_t batch, int64_t context)
+int64_t sampler_tokens_needed(int64_t batch, int64_t context)
 {
     return (batch + 1) * context;
 }
 
-bool sampler_create(sampler *s, const byte_string *text, int64_t context, uint64_t seed)
+bool sampler_create(sampler *s, const token_list *tokens, int64_t context, uint64_t seed)
 {
-    /* An offset of up to context-1 and the last target must fit behind the last window. */
-    *s = (sampler){.bytes = text->bytes,
-                   .count = text->count,
+    /* An offset of up to context-1 and the last target must fit behind the last window of a segment. */
+    *s = (sampler){.tokens = tokens,
                    .context = context,
-                   .windows = (text->count - context) / context,
+                   .windows = token_list_windows(tokens, context, context),
                    .seed = seed,
                    .epoch = -1};
     s->order = calloc((size_t)s->windows, sizeof *s->order);
@@ -199,14 +298,13 @@ static void start_epoch(sampler *s, int64_t epoch)
     }
 }
 
-void sampler_batch(sampler *s, int64_t step, int64_t batch, uint8_t *inputs, uint8_t *targets)
+void sampler_batch(sampler *s, int64_t step, int64_t batch, int32_t *inputs, int32_t *targets)
 {
     for (int64_t b = 0; b < batch; b++) {
         const int64_t number = step * batch + b;
         if (number / s->windows != s->epoch)
             start_epoch(s, number / s->windows);
-        const uint8_t *window = s->bytes + s->offset + s->order[number % s->windows] * s->context;
-        memcpy(inputs + b * s->context, window, (size_t)s->context);
-        memcpy(targets + b * s->context, window + 1, (size_t)s->context);
+        token_list_window(s->tokens, s->context, s->context, s->order[number % s->windows], s->offset,
+                          inputs + b * s->context, targets + b * s->context);
     }
 }

@@ -1,49 +1,51 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "layers.h"
 
+#include <stdlib.h>
+
 static const real NORM_EPS = (real)1e-6, LAYERNORM_EPS = (real)1e-5;
 
 /* Sums over rows go over blocks of ROW_BLOCK rows first, then over the blocks. */
-enum { ROW_BLOCK = 64, BYTES = 256 };
+enum { ROW_BLOCK = 64 };
 
 /* ---- embedding ---------------------------------------------------------------------------------------- */
 
-void embedding_forward(int64_t rows, int64_t width, const uint8_t *bytes, const real *table, real *y)
+void embedding_forward(int64_t rows, int64_t width, const int32_t *tokens, const real *table, real *y)
 {
 #pragma omp parallel for
     for (int64_t r = 0; r < rows; r++)
-        memcpy(y + r * width, table + bytes[r] * width, (size_t)width * sizeof(real));
+        memcpy(y + r * width, table + tokens[r] * width, (size_t)width * sizeof(real));
 }
 
-/* order: the rows sorted by byte; rows of the same byte keep their order. start[v]: the first row of byte v in it. */
-static void sort_rows_by_byte(int64_t rows, const uint8_t *bytes, int64_t *order, int64_t *start)
+/* An entry of `order` has the token in its upper and the row in its lower 32 bits. */
+static int32_t token_of(int64_t entry)
 {
-    int64_t next[BYTES] = {0};
-    for (int64_t r = 0; r < rows; r++)
-        next[bytes[r]]++;
-    int64_t sum = 0;
-    for (int64_t v = 0; v < BYTES; v++) {
-        start[v] = sum;
-        sum += next[v];
-        next[v] = start[v];
-    }
-    start[BYTES] = sum;
-    for (int64_t r = 0; r < rows; r++)
-        order[next[bytes[r]]++] = r;
+    return (int32_t)(entry >> 32);
 }
 
-void embedding_backward(int64_t rows, int64_t width, int64_t vocabulary, const uint8_t *bytes, const real *dy,
+static int by_token_and_row(const void *a, const void *b)
+{
+    const int64_t first = *(const int64_t *)a, second = *(const int64_t *)b;
+    return (first > second) - (first < second);
+}
+
+/* The first entry of each token sums the token's rows, in order. */
+void embedding_backward(int64_t rows, int64_t width, int64_t vocabulary, const int32_t *tokens, const real *dy,
                         int64_t *order, real *dtable, matrix_store store)
 {
-    int64_t start[BYTES + 1];
-    sort_rows_by_byte(rows, bytes, order, start);
-#pragma omp parallel for schedule(dynamic)
-    for (int64_t v = 0; v < vocabulary; v++) {
-        real *sum = dtable + v * width;
-        if (store == MATRIX_SET)
-            memset(sum, 0, (size_t)width * sizeof(real));
-        for (int64_t i = v < BYTES ? start[v] : rows; i < (v < BYTES ? start[v + 1] : rows); i++) {
-            const real *row = dy + order[i] * width;
+    for (int64_t r = 0; r < rows; r++)
+        order[r] = (int64_t)tokens[r] << 32 | r;
+    qsort(order, (size_t)rows, sizeof *order, by_token_and_row);
+    if (store == MATRIX_SET)
+        memset(dtable, 0, (size_t)(vocabulary * width) * sizeof(real));
+#pragma omp parallel for schedule(dynamic, 16)
+    for (int64_t first = 0; first < rows; first++) {
+        const int32_t token = token_of(order[first]);
+        if (first > 0 && token_of(order[first - 1]) == token)
+            continue;
+        real *sum = dtable + token * width;
+        for (int64_t i = first; i < rows && token_of(order[i]) == token; i++) {
+            const real *row = dy + (order[i] & UINT32_MAX) * width;
             for (int64_t c = 0; c < width; c++)
                 sum[c] += row[c];
         }
@@ -344,7 +346,7 @@ static double cross_entropy_row(int64_t classes, int target, real *logits, real 
     return log(sum) - shifted_target;
 }
 
-double cross_entropy(int64_t rows, int64_t mean_rows, int64_t classes, const uint8_t *targets, real *logits,
+double cross_entropy(int64_t rows, int64_t mean_rows, int64_t classes, const int32_t *targets, real *logits,
                      double *row_loss, bool gradient)
 {
     const real scale = 1 / (real)mean_rows;

@@ -10,11 +10,11 @@
 
 #include <stdbool.h>
 
-/* y[r] = table[bytes[r]];  y [rows,width], table [vocabulary,width]. */
-void embedding_forward(int64_t rows, int64_t width, const uint8_t *bytes, const real *table, real *y);
+/* y[r] = table[tokens[r]];  y [rows,width], table [vocabulary,width]. */
+void embedding_forward(int64_t rows, int64_t width, const int32_t *tokens, const real *table, real *y);
 
-/* dtable[v] = sum of dy[r] over the rows with bytes[r] == v. order: scratch memory for `rows` indices. */
-void embedding_backward(int64_t rows, int64_t width, int64_t vocabulary, const uint8_t *bytes, const real *dy,
+/* dtable[v] = sum of dy[r] over the rows with tokens[r] == v. order: scratch memory for `rows` indices. rows < 2^32. */
+void embedding_backward(int64_t rows, int64_t width, int64_t vocabulary, const int32_t *tokens, const real *dy,
                         int64_t *order, real *dtable, matrix_store store);
 
 /* inv_rms[r] = 1 / sqrt(mean_c x^2 + eps);  y = x * inv_rms * gain;  gain [width]. */
@@ -69,7 +69,7 @@ void swiglu_backward(int64_t rows, int64_t inner, const real *mixed, const real 
 
 /* The sum over rows of -log softmax(logits)[target] / mean_rows. row_loss: scratch memory for `rows` values. With
  * `gradient`, logits become dlogits = (softmax - onehot(target)) / mean_rows, in place. */
-double cross_entropy(int64_t rows, int64_t mean_rows, int64_t classes, const uint8_t *targets, real *logits,
+double cross_entropy(int64_t rows, int64_t mean_rows, int64_t classes, const int32_t *targets, real *logits,
                      double *row_loss, bool gradient);
 
 #endif

@@ -6,6 +6,7 @@
 #include "matrix.h"
 #include "op_times.h"
 #include "options.h"
+#include "pretrained.h"
 #include "runs.h"
 #include "sample.h"
 #include "train.h"
@@ -18,6 +19,8 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+enum { BYTES = 256, PROMPT_TOKENS = 8, EXIT_INTERRUPTED = 130 };
 
 static const double LN2 = 0.69314718055994530942;
 
@@ -33,54 +36,67 @@ __attribute__((format(printf, 2, 3))) static int fail(int status, const char *fo
     return status;
 }
 
+static const char *unit_of(const options *o)
+{
+    return o->tokens ? "token" : "byte";
+}
+
 static int load_text(corpus *text, const options *o)
 {
+    const char *option = o->tokens ? "--tokens" : "--text", *unit = unit_of(o);
     bool good = true;
     for (int i = 0; good && i < o->text_count; i++)
-        good = corpus_add_file(text, o->texts[i]);
+        good = o->tokens ? corpus_add_tokens(text, o->texts[i]) : corpus_add_file(text, o->texts[i]);
     if (o->text_count == 0)
         good = corpus_add_default(text, o->source_dir);
+    if (good && o->validation != NULL)
+        good = corpus_add_validation(text, o->validation);
+    good = good && corpus_finish(text);
     if (!good)
-        return fail(text->out_of_memory ? EXIT_FAILURE : EXIT_BAD_INPUT, "--text: %s", text->error);
-    const int64_t needed = sampler_bytes_needed(o->batch * o->accumulate, o->context);
-    if (text->training.count < needed)
+        return fail(text->out_of_memory ? EXIT_FAILURE : EXIT_BAD_INPUT, "%s: %s", option, text->error);
+    const int64_t sequences = o->batch * o->accumulate, needed = sampler_tokens_needed(sequences, o->context),
+                  count = corpus_count(&text->training_tokens);
+    if (count < needed || token_list_windows(&text->training_tokens, o->context, o->context) < sequences)
         return fail(EXIT_BAD_INPUT,
-                    "--text: %lld bytes to train on, one batch of --batch %lld --context %lld needs %lld",
-                    (long long)text->training.count, (long long)o->batch, (long long)o->context, (long long)needed);
-    if (text->validation.count <= o->context)
-        return fail(EXIT_BAD_INPUT, "--text: %lld bytes to validate on, --context %lld needs %lld",
-                    (long long)text->validation.count, (long long)o->context, (long long)o->context + 1);
+                    "%s: %lld %ss to train on, one batch of --batch %lld --context %lld needs %lld in one file", option,
+                    (long long)count, unit, (long long)o->batch, (long long)o->context, (long long)needed);
+    if (token_list_windows(&text->validation_tokens, o->context, 1) == 0)
+        return fail(EXIT_BAD_INPUT, "%s: %lld %ss to validate on, --context %lld needs %lld in one file", option,
+                    (long long)corpus_count(&text->validation_tokens), unit, (long long)o->context,
+                    (long long)o->context + 1);
     return EXIT_SUCCESS;
 }
 
-static int make_folder(const char *folder)
+static int make_folder(const char *option, const char *folder)
 {
     struct stat information;
     if (mkdir(folder, 0777) != 0 && errno != EEXIST)
-        return fail(EXIT_BAD_INPUT, "--out %s: %s", folder, strerror(errno));
+        return fail(EXIT_BAD_INPUT, "%s %s: %s", option, folder, strerror(errno));
     if (stat(folder, &information) != 0 || !S_ISDIR(information.st_mode))
-        return fail(EXIT_BAD_INPUT, "--out %s: not a folder", folder);
+        return fail(EXIT_BAD_INPUT, "%s %s: not a folder", option, folder);
     if (access(folder, W_OK | X_OK) != 0)
-        return fail(EXIT_BAD_INPUT, "--out %s: %s", folder, strerror(errno));
+        return fail(EXIT_BAD_INPUT, "%s %s: %s", option, folder, strerror(errno));
     return EXIT_SUCCESS;
 }
 
 static void print_start(const corpus *text, const options *o, const cot_queue *queue)
 {
-    printf("text: %lld files, %lld bytes to train on, %lld held out\n", (long long)text->files,
-           (long long)text->training.count, (long long)text->validation.count);
+    printf("%s: %lld files, %lld %ss to train on, %lld held out\n", o->tokens ? "tokens" : "text",
+           (long long)text->files, (long long)corpus_count(&text->training_tokens), unit_of(o),
+           (long long)corpus_count(&text->validation_tokens));
     printf(
-        "model: width %lld, inner %lld, %lld blocks, %lld of them with attention, kernel %lld, %lld stream%s, dense kernel %lld; %lld steps of %lld x %lld bytes, %d threads\n",
+        "model: width %lld, inner %lld, %lld blocks, %lld of them with attention, kernel %lld, %lld stream%s, dense kernel %lld; %lld steps of %lld x %lld %ss, %d threads\n",
         (long long)o->width, (long long)o->inner, (long long)o->layers,
         (long long)(o->attention > 0 ? o->layers / o->attention : 0), (long long)o->kernel,
         (long long)(o->streams > 0 ? o->streams : 1), o->streams > 1 ? "s" : "", (long long)o->dense,
-        (long long)o->steps, (long long)o->batch, (long long)o->context, (int)cot_queue_threads(queue));
+        (long long)o->steps, (long long)(o->batch * o->accumulate), (long long)o->context, unit_of(o),
+        (int)cot_queue_threads(queue));
     fflush(stdout);
 }
 
-static void print_loss(const char *name, double loss)
+static void print_loss(const char *name, double loss, const char *unit)
 {
-    printf("%-18s %.9g nats/byte = %.4f bits/byte\n", name, loss, loss / LN2);
+    printf("%-18s %.9g nats/%s = %.4f bits/%s\n", name, loss, unit, loss / LN2, unit);
 }
 
 static int64_t count_parameters(const training *t)
@@ -91,43 +107,73 @@ static int64_t count_parameters(const training *t)
     return count;
 }
 
-static void print_results(const training *t)
+static void print_results(const training *t, const options *o)
 {
+    const char *unit = unit_of(o);
     printf("\n%lld parameters, %.0f tokens/s in training\n", (long long)count_parameters(t), t->tokens_per_second);
-    print_loss("training loss", t->train);
-    print_loss("validation loss", t->validation);
-    print_loss("byte-bigram model", t->curve.bigram);
-    printf("(the last two over the same %lld held-out bytes)\n", (long long)t->validation_bytes);
+    print_loss("training loss", t->train, unit);
+    print_loss("validation loss", t->validation, unit);
+    if (!o->tokens) {
+        print_loss("byte-bigram model", t->curve.bigram, unit);
+        printf("(the last two over the same %lld held-out bytes)\n", (long long)t->validation_bytes);
+    }
     printf("hash of the parameters: %016llx\n", (unsigned long long)parameter_table_hash(&t->model.parameters));
 }
 
-/* Prints bytes that are not ASCII text as '?', because a sample may be invalid in any encoding. */
-static void print_text(const uint8_t *bytes, int64_t count)
+/* Prints bytes that are not ASCII text as '?', because a sample may be invalid in any encoding. Tokens of token files
+ * are printed as numbers. */
+static void print_tokens(const int32_t *tokens, int64_t count, const options *o)
 {
     for (int64_t i = 0; i < count; i++) {
-        const bool shown = (bytes[i] >= 0x20 && bytes[i] < 0x7f) || bytes[i] == '\n' || bytes[i] == '\t';
-        putchar(shown ? bytes[i] : '?');
+        const int32_t c = tokens[i];
+        if (o->tokens)
+            printf("%d%c", c, i + 1 < count ? ' ' : '\n');
+        else
+            putchar((c >= 0x20 && c < 0x7f) || c == '\n' || c == '\t' ? c : '?');
     }
-    putchar('\n');
+    if (!o->tokens)
+        putchar('\n');
 }
 
-static int print_sample(const training *t, const options *o, cot_queue *queue)
+/* The prompt's bytes; of token files, the first held-out tokens. NULL if there is no memory. */
+static int32_t *make_prompt(const corpus *text, const options *o, int64_t *count)
 {
+    const token_segment held_out = text->validation_tokens.segments[0],
+                        prompt = {o->prompt, (int64_t)strlen(o->prompt), 1};
+    *count = !o->tokens ? prompt.count : held_out.count < PROMPT_TOKENS ? held_out.count : PROMPT_TOKENS;
+    int32_t *tokens = calloc((size_t)*count + 1, sizeof *tokens);
+    if (tokens != NULL)
+        token_segment_copy(o->tokens ? &held_out : &prompt, 0, *count, tokens);
+    return tokens;
+}
+
+static int print_sample(const training *t, const corpus *text, const options *o, cot_queue *queue)
+{
+    int64_t prompt_count;
     if (o->sample == 0)
         return EXIT_SUCCESS;
-    const sample_options sample = {
-        .prompt = o->prompt, .count = o->sample, .temperature = o->temperature, .seed = (uint64_t)o->seed};
-    uint8_t *bytes = malloc((size_t)o->sample);
-    if (bytes == NULL)
-        return fail(EXIT_FAILURE, "out of memory");
+    int32_t *prompt = make_prompt(text, o, &prompt_count), *out = calloc((size_t)o->sample, sizeof *out);
+    const sample_options sample = {.prompt = prompt,
+                                   .prompt_count = prompt_count,
+                                   .count = o->sample,
+                                   .classes = o->tokens ? o->vocabulary : BYTES,
+                                   .temperature = o->temperature,
+                                   .seed = (uint64_t)o->seed};
     backend cpu;
     backend_cpu_create(&cpu, queue);
-    const cot_status status = sample_generate(&t->model, &cpu, &sample, bytes);
+    cot_status status = COT_OUT_OF_MEMORY;
+    if (prompt != NULL && out != NULL)
+        status = sample_generate(&t->model, &cpu, &sample, out);
     if (status == COT_OK) {
-        printf("\nsample, temperature %g:\n%s", o->temperature, o->prompt);
-        print_text(bytes, o->sample);
+        printf("\nsample, temperature %g:\n", o->temperature);
+        if (o->tokens)
+            print_tokens(prompt, prompt_count, o);
+        else
+            printf("%s", o->prompt);
+        print_tokens(out, o->sample, o);
     }
-    free(bytes);
+    free(prompt);
+    free(out);
     const char *reason = cot_error_message(); /* empty if the library did not fail */
     return status == COT_OK ? EXIT_SUCCESS
                             : fail(EXIT_FAILURE, "sampling: %s", reason[0] != '\0' ? reason : "out of memory");
@@ -138,7 +184,7 @@ static int write_curve(const training *t, const options *o)
     io_error error;
     if (!plot_write_csv(&t->curve, o->out, &error))
         return fail(EXIT_FAILURE, "%s", error.text);
-    switch (plot_write_svg(o->out, &error)) {
+    switch (plot_write_svg(&t->curve, o->out, &error)) {
     case PLOT_DONE: printf("\nloss curve: %s/loss.svg (numbers: %s/loss.csv)\n", o->out, o->out); return EXIT_SUCCESS;
     case PLOT_NO_GNUPLOT:
         printf("\nloss curve: %s/loss.csv (gnuplot is not installed: no loss.svg)\n", o->out);
@@ -147,15 +193,30 @@ static int write_curve(const training *t, const options *o)
     }
 }
 
-static int report(const training *t, const options *o, cot_queue *queue)
+static int export_model(const training *t, const options *o)
 {
-    print_results(t);
-    int status = print_sample(t, o, queue);
+    io_error error;
+    if (!pretrained_write(&t->model, o->export, &error))
+        return fail(EXIT_FAILURE, "--export %s", error.text);
+    printf("model for transformers: %s/config.json, %s/model.safetensors\n", o->export, o->export);
+    return EXIT_SUCCESS;
+}
+
+static int report(const training *t, const corpus *text, const options *o, cot_queue *queue)
+{
+    print_results(t, o);
+    int status = t->stopped ? EXIT_SUCCESS : print_sample(t, text, o, queue);
     if (status == EXIT_SUCCESS)
         status = write_curve(t, o);
+    if (status == EXIT_SUCCESS && o->export != NULL)
+        status = export_model(t, o);
     if (status == EXIT_SUCCESS && !o->quiet && strcmp(o->backend, "cpu") == 0) /* a GPU runs the calls later */
         op_times_print();
-    return status;
+    if (status != EXIT_SUCCESS || !t->stopped)
+        return status;
+    return fail(EXIT_INTERRUPTED, "stopped by SIGINT after step %lld of %lld%s%s", (long long)t->curve.count,
+                (long long)o->steps, o->checkpoint != NULL ? ": --resume goes on from " : "",
+                o->checkpoint != NULL ? o->checkpoint : "");
 }
 
 /* Prints why a run ended early. Returns the exit status. */
@@ -169,6 +230,8 @@ static int report_failure(const training *t, train_result result)
     case TRAIN_BAD_CHECKPOINT:
         return fail(t->error.out_of_memory ? EXIT_FAILURE : EXIT_BAD_INPUT, "--checkpoint %s", t->error.text);
     case TRAIN_NO_CHECKPOINT: return fail(EXIT_FAILURE, "--checkpoint %s", t->error.text);
+    case TRAIN_BAD_OPTION:
+        return fail(t->error.out_of_memory ? EXIT_FAILURE : EXIT_BAD_INPUT, "%s %s", t->option, t->error.text);
     case TRAIN_DIVERGED:
         return fail(EXIT_FAILURE, "the loss is no longer finite after step %lld: try a smaller --lr",
                     (long long)t->curve.count);
@@ -182,7 +245,7 @@ static int train_and_report(const corpus *text, const options *o, cot_queue *que
     print_start(text, o, queue);
     int status = report_failure(&t, train(&t, text, o, queue));
     if (status == EXIT_SUCCESS)
-        status = report(&t, o, queue);
+        status = report(&t, text, o, queue);
     training_destroy(&t);
     return status;
 }
@@ -196,9 +259,9 @@ static int train_one(const corpus *text, const options *o, cot_queue *queue, con
     print_start(text, &run_options, queue);
     int status = report_failure(&t, train(&t, text, &run_options, queue));
     if (status == EXIT_SUCCESS)
-        status = make_folder(folder);
+        status = make_folder("--out", folder);
     if (status == EXIT_SUCCESS) {
-        print_results(&t);
+        print_results(&t, o);
         status = write_curve(&t, &run_options);
         *result = (finished_run){.arch = result->arch,
                                  .seed = o->seed,
@@ -265,7 +328,9 @@ static int run(options *o, corpus *text)
 {
     int status = load_text(text, o);
     if (status == EXIT_SUCCESS)
-        status = make_folder(o->out);
+        status = make_folder("--out", o->out);
+    if (status == EXIT_SUCCESS && o->export != NULL)
+        status = make_folder("--export", o->export);
     if (status != EXIT_SUCCESS)
         return status;
     choose_backend(o);
@@ -291,6 +356,7 @@ int main(int argc, char **argv)
     options o;
     corpus text = {0};
     options_parse(&o, argc, argv);
+    train_catch_interrupt();
     signal(SIGXFSZ, SIG_IGN); /* a file size limit then is a write error, like a full disk */
     int status = run(&o, &text);
     if ((fflush(stdout) != 0 || ferror(stdout)) && status == EXIT_SUCCESS)

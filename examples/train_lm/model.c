@@ -398,13 +398,13 @@ void model_decoder_restart(const model *m, model_decoder *decoder)
     decoder->tokens = 0;
 }
 
-cot_status model_decoder_step(const model *m, model_decoder *decoder, uint8_t byte)
+cot_status model_decoder_step(const model *m, model_decoder *decoder, int32_t token)
 {
     model_pass *pass = &decoder->pass;
     backend *b = pass->b;
     if (m->config.gpt2 && decoder->tokens == m->config.context)
         return cot_error_set(COT_INVALID_SHAPE, "decoding: the model has no position for another token");
-    cot_status status = embed(m, pass, 1, 1, &byte, decoder);
+    cot_status status = embed(m, pass, 1, 1, &token, decoder);
     for (int64_t i = 0; i < m->block_count && status == COT_OK; i++)
         status = run_block(m, pass, 1, 1, i, decoder);
     if (status != COT_OK)

@@ -94,9 +94,9 @@ cot_status model_backward(const model *m, model_pass *pass, int64_t batch, int64
 bool model_decoder_create(model_decoder *decoder, const model *m, backend *b);
 void model_decoder_destroy(model_decoder *decoder);
 
-/* Feeds one byte. Then decoder->pass.logits are the logits of the next byte. With gpt2, there are positions for
+/* Feeds one token. Then decoder->pass.logits are the logits of the next token. With gpt2, there are positions for
  * `context` tokens: feed no more, or restart the decoder. */
-cot_status model_decoder_step(const model *m, model_decoder *decoder, uint8_t byte);
+cot_status model_decoder_step(const model *m, model_decoder *decoder, int32_t token);
 
 /* Forgets all tokens. */
 void model_decoder_restart(const model *m, model_decoder *decoder);

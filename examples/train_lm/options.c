@@ -45,7 +45,12 @@ enum {
     KEY_PROMPT,
     KEY_TEXT,
     KEY_SOURCE_DIR,
+    KEY_TOKENS,
+    KEY_VALIDATION,
     KEY_CHECKPOINT,
+    KEY_IMPORT,
+    KEY_EXPORT,
+    KEY_LOG,
     KEY_EVERY,
     KEY_RESUME,
     KEY_BACKEND,
@@ -63,6 +68,9 @@ static const struct argp_option OPTIONS[] = {
     {"text", KEY_TEXT, "FILE", 0, "Train on FILE; may be repeated, and further files may follow", 0},
     {"source-dir", KEY_SOURCE_DIR, "DIR", 0,
      "Without --text: the licence texts in /usr/share/common-licenses and the sources below DIR", 0},
+    {"tokens", KEY_TOKENS, "FILE", 0,
+     "Train on the tokens of FILE, in llm.c's format; may be repeated, and further files may follow", 0},
+    {"validation", KEY_VALIDATION, "FILE", 0, "With --tokens: hold out this file, and nothing of the others", 0},
     {0, 0, 0, 0, "Model:", 2},
     {"arch", KEY_ARCH, "NAME,...", 0,
      "conv, attention (in every block), hybrid (--attention 5), hybrid-mhc (--attention 5 --mhc 2) or full (--attention 5 "
@@ -80,6 +88,7 @@ static const struct argp_option OPTIONS[] = {
     {"heads", KEY_HEADS, "N", 0, "Heads of attention (default: 4)", 0},
     {"kv-heads", KEY_KV_HEADS, "N", 0, "Heads of attention's keys and values (default: half of the heads)", 0},
     {"vocabulary", KEY_VOCABULARY, "N", 0, "Rows of the embedding and of the head; a text uses the first 256", 0},
+    {"import", KEY_IMPORT, "FILE", 0, "Initial values: a model.safetensors of GPT-2 or Llama with the same sizes", 0},
     {"preset", KEY_PRESET, "NAME", 0,
      "gpt2-124m, gpt2-350m (GPT-2's layers), llama-130m, llama-350m, hybrid-130m or hybrid-mhc-130m: sizes of the model, "
      "its learning rate, no dropout, context 1024; options after it change them",
@@ -101,7 +110,11 @@ static const struct argp_option OPTIONS[] = {
     {0, 0, 0, 0, "Output:", 4},
     {"out", KEY_OUT, "DIR", 0, "Where loss.csv and loss.svg go; made if it is not there", 0},
     {"json", KEY_JSON, "FILE", 0, "The table of several runs as JSON", 0},
-    {"sample", KEY_SAMPLE, "N", 0, "Bytes of text to generate at the end of a single run", 0},
+    {"log", KEY_LOG, "FILE", 0, "One line of JSON for each step, as it ends; --resume appends to it", 0},
+    {"export", KEY_EXPORT, "DIR", 0,
+     "Write the trained model to DIR/config.json and DIR/model.safetensors, which transformers loads as GPT-2 or Llama",
+     0},
+    {"sample", KEY_SAMPLE, "N", 0, "Bytes or tokens to generate at the end of a single run", 0},
     {"temperature", KEY_TEMPERATURE, "X", 0, "Of the sample; 0: always the likeliest byte", 0},
     {"prompt", KEY_PROMPT, "TEXT", 0, "What the sample continues", 0},
     {"quiet", 'q', 0, 0, "No progress, only the results", 0},
@@ -277,6 +290,9 @@ static error_t parse_option(int key, char *text, struct argp_state *state)
     case KEY_SOURCE_DIR: o->source_dir = parse_text(key, text); return 0;
     case KEY_PROMPT: o->prompt = parse_text(key, text); return 0;
     case KEY_CHECKPOINT: o->checkpoint = parse_text(key, text); return 0;
+    case KEY_IMPORT: o->import = parse_text(key, text); return 0;
+    case KEY_EXPORT: o->export = parse_text(key, text); return 0;
+    case KEY_LOG: o->log = parse_text(key, text); return 0;
     case KEY_RESUME: o->resume = true; return 0;
     case KEY_JSON: o->json = parse_text(key, text); return 0;
     case KEY_ARCH: o->archs = parse_archs(text); return 0;
@@ -287,7 +303,9 @@ static error_t parse_option(int key, char *text, struct argp_state *state)
                                 "gpt2-124m, gpt2-350m, llama-130m, llama-350m, hybrid-130m or hybrid-mhc-130m"),
                      o);
         return 0;
-    case KEY_TEXT:
+    case KEY_VALIDATION: o->validation = parse_text(key, text); return 0;
+    case KEY_TOKENS: o->tokens = true;                           /* fallthrough */
+    case KEY_TEXT: o->has_text = o->has_text || key == KEY_TEXT; /* fallthrough */
     case ARGP_KEY_ARG: o->texts[o->text_count++] = text; return 0;
     case 'q': o->quiet = true; return 0;
     default: return parse_number(key, text, o) ? 0 : ARGP_ERR_UNKNOWN;
@@ -299,8 +317,8 @@ static const struct argp PARSER = {
     .parser = parse_option,
     .args_doc = "[FILE...]",
     .doc =
-        "Trains a byte-level language model of causal convolutions and attention on text files, holding out the last tenth of each; "
-        "prints its validation loss and that of a byte-bigram model, and a sample; and writes the loss curve.",
+        "Trains a language model of causal convolutions and attention on the bytes of text files or on token files, holding out "
+        "the last tenth of each; prints its validation loss and that of a byte-bigram model, and a sample; and writes the loss curve.",
 };
 
 static void refuse(const char *why)
@@ -320,6 +338,10 @@ static int64_t default_inner(const options *o)
 /* Checks combinations of options. */
 static void check_combinations(const options *o)
 {
+    if (o->tokens && o->has_text)
+        refuse("--text and --tokens: give one of them");
+    if (o->validation != NULL && !o->tokens)
+        refuse("--validation needs --tokens");
     if (o->checkpoint == NULL && o->resume)
         refuse("--resume needs --checkpoint");
     if (o->checkpoint == NULL && o->every > 0)
@@ -344,6 +366,8 @@ static void check_combinations(const options *o)
         refuse("--kv-heads must divide --heads");
     if (o->checkpoint != NULL && options_run_count(o) > 1)
         refuse("--checkpoint is of a single run: one --arch, and --seeds 1");
+    if ((o->export != NULL || o->log != NULL) && options_run_count(o) > 1)
+        refuse("--export and --log are of a single run: one --arch, and --seeds 1");
     if (o->json != NULL && options_run_count(o) == 1)
         refuse("--json is of several runs: --arch all, or --seeds");
 }

@@ -28,9 +28,15 @@ typedef struct options {
     const char *out, *source_dir, *prompt;
     const char *json;       /* NULL: not written */
     const char *checkpoint; /* NULL: not written */
+    const char *import;     /* a file of initial values for all parameters, or NULL */
+    const char *export;     /* the folder of a model for transformers; NULL: not written */
+    const char *log;        /* JSON lines; NULL: not written */
     int64_t every;
     bool resume, quiet;
-    const char **texts; /* [text_count], pointers into argv */
+    bool has_text;          /* --text was given */
+    bool tokens;            /* the texts are token files */
+    const char *validation; /* a token file; NULL: the last tenth of each file is held out */
+    const char **texts;     /* [text_count], pointers into argv */
     int text_count;
 } options;
 

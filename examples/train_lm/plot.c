@@ -19,17 +19,18 @@ extern char **environ;
 /* gnuplot runs in the output folder, so that no path has to be quoted. */
 static const char SCRIPT[] = "set terminal svg size 900,540 font 'sans,14' background rgb 'white'\n"
                              "set datafile separator ','\n"
-                             "set title 'Byte-level language model: loss'\n"
+                             "set title 'Language model: loss'\n"
                              "set xlabel 'step'\n"
-                             "set ylabel 'nats per byte'\n"
+                             "set ylabel 'nats per token'\n"
                              "set xrange [0:*]\n"
                              "set grid\n"
                              "set key top right\n"
                              "plot 'loss.csv' using 1:2 every ::1 with lines lc rgb '#9ecae1' title 'train', \\\n"
-                             "     'loss.csv' using 1:4 every ::1 with lines dt 2 lw 2 lc rgb '#555555' "
-                             "title 'bigram, on validation text', \\\n"
+                             "%s"
                              "     'loss.csv' using 1:3 every ::1 with linespoints pt 7 ps 0.5 lw 2 lc rgb '#d62728' "
                              "title 'validation'\n";
+static const char BIGRAM_LINE[] = "     'loss.csv' using 1:4 every ::1 with lines dt 2 lw 2 lc rgb '#555555' "
+                                  "title 'bigram, on validation text', \\\n";
 
 static bool join_path(char *path, const char *folder, const char *name, io_error *error)
 {
@@ -42,12 +43,14 @@ static bool write_points(io_writer *writer, const loss_curve *curve, io_error *e
     bool good = io_print(writer, error, "step,train,validation,bigram\n");
     for (int64_t i = 0; good && i < curve->count; i++) {
         const curve_point *p = &curve->points[i];
-        char train[32] = "", validation[32] = "";
+        char train[32] = "", validation[32] = "", bigram[32] = "";
         if (!isnan(p->train))
             snprintf(train, sizeof train, "%.9g", p->train);
         if (!isnan(p->validation))
             snprintf(validation, sizeof validation, "%.9g", p->validation);
-        good = io_print(writer, error, "%lld,%s,%s,%.9g\n", (long long)p->step, train, validation, curve->bigram);
+        if (!isnan(curve->bigram))
+            snprintf(bigram, sizeof bigram, "%.9g", curve->bigram);
+        good = io_print(writer, error, "%lld,%s,%s,%s\n", (long long)p->step, train, validation, bigram);
     }
     return good;
 }
@@ -92,12 +95,14 @@ static int start_gnuplot(const char *folder, int to, pid_t *child)
 }
 
 /* Sends the script and waits for gnuplot. SIGPIPE is ignored, because gnuplot may exit before it reads the script. */
-static bool run_script(int pipe_end, pid_t child)
+static bool run_script(int pipe_end, pid_t child, bool bigram)
 {
+    char script[sizeof SCRIPT + sizeof BIGRAM_LINE];
+    const int length = snprintf(script, sizeof script, SCRIPT, bigram ? BIGRAM_LINE : "");
     const struct sigaction ignore = {.sa_handler = SIG_IGN};
     struct sigaction before;
     sigaction(SIGPIPE, &ignore, &before);
-    const bool sent = write(pipe_end, SCRIPT, strlen(SCRIPT)) == (ssize_t)strlen(SCRIPT);
+    const bool sent = write(pipe_end, script, (size_t)length) == length;
     close(pipe_end);
     sigaction(SIGPIPE, &before, NULL);
     int status = 0;
@@ -107,7 +112,7 @@ static bool run_script(int pipe_end, pid_t child)
     return sent && WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-static plot_result draw_svg(io_writer *writer, const char *folder, io_error *error)
+static plot_result draw_svg(io_writer *writer, const char *folder, bool bigram, io_error *error)
 {
     pid_t child;
     const int pipe_end = start_gnuplot(folder, writer->fd, &child);
@@ -115,20 +120,20 @@ static plot_result draw_svg(io_writer *writer, const char *folder, io_error *err
         return PLOT_NO_GNUPLOT;
     if (pipe_end < 0)
         io_fail(error, writer->path, "gnuplot cannot be started: %s", strerror(errno));
-    else if (!run_script(pipe_end, child))
+    else if (!run_script(pipe_end, child, bigram))
         io_fail(error, writer->path, "gnuplot could not draw it");
     else if (io_publish(writer, 1, error))
         return PLOT_DONE;
     return PLOT_FAILED;
 }
 
-plot_result plot_write_svg(const char *folder, io_error *error)
+plot_result plot_write_svg(const loss_curve *curve, const char *folder, io_error *error)
 {
     char path[MAX_PATH_LENGTH];
     io_writer writer;
     if (!join_path(path, folder, "loss.svg", error) || !io_open(&writer, path, error))
         return PLOT_FAILED;
-    const plot_result result = draw_svg(&writer, folder, error);
+    const plot_result result = draw_svg(&writer, folder, !isnan(curve->bigram), error);
     io_abandon(&writer);
     return result;
 }

@@ -26,6 +26,6 @@ typedef enum plot_result { PLOT_DONE, PLOT_NO_GNUPLOT, PLOT_FAILED } plot_result
 bool plot_write_csv(const loss_curve *curve, const char *folder, io_error *error);
 
 /* Draws folder/loss.svg from folder/loss.csv. */
-plot_result plot_write_svg(const char *folder, io_error *error);
+plot_result plot_write_svg(const loss_curve *curve, const char *folder, io_error *error);
 
 #endif

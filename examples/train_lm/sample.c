@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BYTES = 256, SAMPLE_STREAM = 0x53414d50 }; /* selects the random stream of the sample */
+enum { SAMPLE_STREAM = 0x53414d50 }; /* selects the random stream of the sample */
 
 static int argmax(const real *logits, int64_t count)
 {
@@ -36,7 +36,7 @@ int sample_pick(const real *logits, int64_t count, double temperature, double u)
 
 /* Feeds token number `index` of a text. A model with learned positions has none behind its context: the decoder then
  * restarts with the last half of a context. */
-static cot_status feed(const model *m, model_decoder *decoder, const uint8_t *text, int64_t index)
+static cot_status feed(const model *m, model_decoder *decoder, const int32_t *text, int64_t index)
 {
     const int64_t context = m->config.context;
     cot_status status = COT_OK;
@@ -49,32 +49,31 @@ static cot_status feed(const model *m, model_decoder *decoder, const uint8_t *te
 }
 
 /* text: the prompt, and memory for the sample behind it. */
-static cot_status generate(const model *m, model_decoder *decoder, const sample_options *options, uint8_t *text,
-                           int64_t prompt)
+static cot_status generate(const model *m, model_decoder *decoder, const sample_options *options, int32_t *text)
 {
     random_stream stream = random_start(options->seed, SAMPLE_STREAM);
-    const int64_t bytes = m->config.vocabulary < BYTES ? m->config.vocabulary : BYTES; /* other tokens are no text */
+    const int64_t classes = m->config.vocabulary < options->classes ? m->config.vocabulary : options->classes;
     cot_status status = COT_OK;
-    for (int64_t i = 0; i < prompt + options->count && status == COT_OK; i++) {
-        if (i >= prompt)
-            text[i] = (uint8_t)sample_pick(decoder->pass.logits, bytes, options->temperature, random_unit(&stream));
+    for (int64_t i = 0; i < options->prompt_count + options->count && status == COT_OK; i++) {
+        if (i >= options->prompt_count)
+            text[i] = sample_pick(decoder->pass.logits, classes, options->temperature, random_unit(&stream));
         status = feed(m, decoder, text, i);
     }
     return status;
 }
 
-cot_status sample_generate(const model *m, backend *b, const sample_options *options, uint8_t *out)
+cot_status sample_generate(const model *m, backend *b, const sample_options *options, int32_t *out)
 {
     model_decoder decoder;
-    const size_t prompt = strlen(options->prompt), count = (size_t)options->count;
-    uint8_t *text = malloc(prompt + count + 1);
+    const size_t prompt = (size_t)options->prompt_count, count = (size_t)options->count;
+    int32_t *text = calloc(prompt + count + 1, sizeof *text);
     cot_status status = COT_OUT_OF_MEMORY;
     if (model_decoder_create(&decoder, m, b) && text != NULL) {
-        memcpy(text, options->prompt, prompt);
-        status = generate(m, &decoder, options, text, (int64_t)prompt);
+        memcpy(text, options->prompt, prompt * sizeof *text);
+        status = generate(m, &decoder, options, text);
     }
     if (status == COT_OK)
-        memcpy(out, text + prompt, count);
+        memcpy(out, text + prompt, count * sizeof *out);
     model_decoder_destroy(&decoder);
     free(text);
     return status;

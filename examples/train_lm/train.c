@@ -7,8 +7,12 @@
 #include "checkpoint.h"
 #include "op_times.h"
 #include "optimizer.h"
+#include "pretrained.h"
 #include "progress.h"
 
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -20,10 +24,24 @@ enum {
     LAST_DIVISOR = 20        /* the final training loss is a mean over the last 1/20 of the steps */
 };
 
+static volatile sig_atomic_t interrupted;
+
+static void interrupt(int signal)
+{
+    (void)signal;
+    interrupted = 1;
+}
+
+void train_catch_interrupt(void)
+{
+    const struct sigaction action = {.sa_handler = interrupt, .sa_flags = (int)SA_RESETHAND};
+    sigaction(SIGINT, &action, NULL);
+}
+
 /* The held-out windows, the same for every validation: inputs and targets [windows,context]. */
 typedef struct held_out {
     int64_t windows;
-    uint8_t *inputs, *targets;
+    int32_t *inputs, *targets;
 } held_out;
 
 /* The state of a run, apart from its result. */
@@ -34,27 +52,43 @@ typedef struct run_state {
     sampler sampler;
     held_out held_out;
     model_pass pass;
-    uint8_t *inputs, *targets; /* [accumulate,batch,context] */
+    int32_t *inputs, *targets; /* [accumulate,batch,context] */
     token_batch *batches;      /* [accumulate], the same for the backend */
     progress progress;
     double training_seconds; /* of timed_steps steps */
     int64_t timed_steps;
     run_identity identity;
+    FILE *log; /* NULL without --log */
 } run_state;
 
-static bool held_out_create(held_out *h, const byte_string *text, int64_t context)
+static bool held_out_create(held_out *h, const token_list *tokens, int64_t context)
 {
-    const int64_t available = (text->count - 1) / context;
+    const int64_t available = token_list_windows(tokens, context, 1);
     h->windows = available < VALIDATION_WINDOWS ? available : VALIDATION_WINDOWS;
-    h->inputs = malloc((size_t)(h->windows * context));
-    h->targets = malloc((size_t)(h->windows * context));
+    h->inputs = calloc((size_t)(h->windows * context), sizeof *h->inputs);
+    h->targets = calloc((size_t)(h->windows * context), sizeof *h->targets);
     if (h->inputs == NULL || h->targets == NULL)
         return false;
-    for (int64_t i = 0; i < h->windows; i++) {
-        const uint8_t *window = text->bytes + i * available / h->windows * context;
-        memcpy(h->inputs + i * context, window, (size_t)context);
-        memcpy(h->targets + i * context, window + 1, (size_t)context);
-    }
+    for (int64_t i = 0; i < h->windows; i++)
+        token_list_window(tokens, context, 1, i * available / h->windows, 0, h->inputs + i * context,
+                          h->targets + i * context);
+    return true;
+}
+
+static train_result bad_option(training *t, const char *name)
+{
+    t->option = name;
+    return TRAIN_BAD_OPTION;
+}
+
+/* False, with a message, if a token is not in the vocabulary. */
+static bool check_tokens(training *t, const options *o, const int32_t *tokens, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (tokens[i] >= o->vocabulary)
+            return bad_option(t, "--tokens"),
+                   io_fail(&t->error, "data", "token %d, expected less than --vocabulary %lld", tokens[i],
+                           (long long)o->vocabulary);
     return true;
 }
 
@@ -166,14 +200,26 @@ static train_result create_run(training *t, run_state *run, const corpus *text, 
                                  .kv_heads = o->kv_heads};
     const int64_t sequences = o->batch * o->accumulate;
     const uint64_t seed = (uint64_t)o->seed;
-    run->inputs = malloc((size_t)(sequences * o->context));
-    run->targets = malloc((size_t)(sequences * o->context));
+    run->inputs = calloc((size_t)(sequences * o->context), sizeof *run->inputs);
+    run->targets = calloc((size_t)(sequences * o->context), sizeof *run->targets);
     run->batches = calloc((size_t)o->accumulate, sizeof *run->batches);
     t->curve.points = calloc((size_t)o->steps, sizeof *t->curve.points);
     if (run->inputs == NULL || run->targets == NULL || run->batches == NULL || t->curve.points == NULL ||
-        !sampler_create(&run->sampler, &text->training, o->context, seed) ||
-        !held_out_create(&run->held_out, &text->validation, o->context) || !model_create(&t->model, config, seed))
+        !sampler_create(&run->sampler, &text->training_tokens, o->context, seed) ||
+        !held_out_create(&run->held_out, &text->validation_tokens, o->context))
         return TRAIN_OUT_OF_MEMORY;
+    const int64_t count = run->held_out.windows * o->context;
+    if (!check_tokens(t, o, run->held_out.inputs, count) || !check_tokens(t, o, run->held_out.targets, count))
+        return TRAIN_BAD_OPTION;
+    if ((o->export != NULL || o->import != NULL) && !pretrained_supports(&config)) {
+        io_fail(&t->error, o->export != NULL ? o->export : o->import,
+                "is of GPT-2 or Llama: --arch gpt2, or --attention 1 --mlp N");
+        return bad_option(t, o->export != NULL ? "--export" : "--import");
+    }
+    if (!model_create(&t->model, config, seed))
+        return TRAIN_OUT_OF_MEMORY;
+    if (o->import != NULL && !pretrained_read(&t->model, o->import, &t->error))
+        return bad_option(t, "--import");
     return is_cuda(o) ? create_cuda(t, run) : create_cpu(t, run, queue);
 }
 
@@ -190,13 +236,18 @@ static void destroy_run(run_state *run)
     free(run->inputs);
     free(run->targets);
     free(run->batches);
+    if (run->log != NULL)
+        fclose(run->log);
 }
 
 static void fit_bigram(training *t, const run_state *run, const corpus *text)
 {
     static bigram_model bigram; /* 0.5 MB: too large for a stack */
-    bigram_fit(&bigram, text->training.bytes, text->training.count);
     t->validation_bytes = run->held_out.windows * run->o->context;
+    t->curve.bigram = NAN;
+    if (text->token_files != NULL)
+        return;
+    bigram_fit(&bigram, text->training.bytes, text->training.count);
     t->curve.bigram = bigram_loss(&bigram, run->held_out.inputs, run->held_out.targets, t->validation_bytes);
 }
 
@@ -259,14 +310,13 @@ static cot_status enqueue_step(void *context)
     return status != COT_OK ? status : b->status;
 }
 
-/* Runs one step. Steps count from 1. */
+/* Runs one step on the tokens of run->inputs. Steps count from 1. */
 static cot_status train_step(training *t, run_state *run, int64_t step, double *loss)
 {
     const options *o = run->o;
     backend *b = run->b;
     step_context context = {t, run};
     const double start = progress_now();
-    sampler_batch(&run->sampler, step - 1, o->batch * o->accumulate, run->inputs, run->targets);
     b->step = step;
     b->step_rate = learning_rate(o->rate, step, o->steps / WARMUP_DIVISOR, o->steps);
     b->op->load(b, o->batch * o->context, o->accumulate, run->inputs, run->targets, run->batches);
@@ -280,6 +330,13 @@ static cot_status train_step(training *t, run_state *run, int64_t step, double *
         run->timed_steps++;
     }
     return COT_OK;
+}
+
+/* The tokens of train_step. */
+static bool check_batch(training *t, const run_state *run)
+{
+    const int64_t count = run->o->batch * run->o->accumulate * run->o->context;
+    return check_tokens(t, run->o, run->inputs, count) && check_tokens(t, run->o, run->targets, count);
 }
 
 static bool is_validation_step(int64_t step, int64_t steps)
@@ -312,34 +369,66 @@ static train_result resume(training *t, run_state *run)
     return run->b->status == COT_OK ? TRAIN_DONE : TRAIN_LIBRARY_ERROR;
 }
 
-static bool is_checkpoint_step(const options *o, int64_t step)
+/* `last`: the last step, or the one that SIGINT made the last. */
+static bool is_checkpoint_step(const options *o, int64_t step, bool last)
 {
-    return o->checkpoint != NULL && (step % o->every == 0 || step == o->steps);
+    return o->checkpoint != NULL && (step % o->every == 0 || last);
+}
+
+static bool open_log(training *t, run_state *run)
+{
+    const options *o = run->o;
+    if (o->log == NULL)
+        return true;
+    run->log = fopen(o->log, o->resume ? "a" : "w");
+    return run->log != NULL || io_fail(&t->error, o->log, "cannot be written: %s", strerror(errno));
+}
+
+/* One line per step. A log on a full disk is not worth the run: a failure to write is ignored. */
+static void log_step(const run_state *run, const curve_point *point)
+{
+    const options *o = run->o;
+    char validation[40] = "";
+    if (run->log == NULL)
+        return;
+    if (!isnan(point->validation))
+        snprintf(validation, sizeof validation, ", \"validation\": %.9g", point->validation);
+    fprintf(run->log, "{\"step\": %lld, \"loss\": %.9g%s, \"rate\": %.6g, \"tokens\": %lld, \"seconds\": %.3f}\n",
+            (long long)point->step, point->train, validation, run->b->step_rate,
+            (long long)(point->step * o->batch * o->accumulate * o->context), progress_now() - run->progress.start);
+    fflush(run->log);
 }
 
 static train_result run_steps(training *t, run_state *run)
 {
     const int64_t steps = run->o->steps;
-    for (int64_t step = t->curve.count + 1; step <= steps; step++) {
+    for (int64_t step = t->curve.count + 1; step <= steps && !t->stopped; step++) {
         curve_point *point = &t->curve.points[t->curve.count++];
         *point = (curve_point){.step = step, .validation = NAN};
+        sampler_batch(&run->sampler, step - 1, run->o->batch * run->o->accumulate, run->inputs, run->targets);
+        if (!check_batch(t, run))
+            return TRAIN_BAD_OPTION;
         if (train_step(t, run, step, &point->train) != COT_OK)
             return TRAIN_LIBRARY_ERROR;
         if (!isfinite(point->train))
             return TRAIN_DIVERGED;
         progress_step(&run->progress, step, point->train);
         if (is_validation_step(step, steps)) {
+            const double start = progress_now();
             if (validate(t, run, &point->validation) != COT_OK)
                 return TRAIN_LIBRARY_ERROR;
+            run->progress.start += progress_now() - start; /* tokens/s are those of training */
             progress_validation(&run->progress, step, run->progress.loss, point->validation);
             t->validation = point->validation;
         }
-        if (is_checkpoint_step(run->o, step))
+        log_step(run, point);
+        t->stopped = interrupted && step < steps;
+        const bool saves = is_checkpoint_step(run->o, step, t->stopped || step == steps);
+        if (saves)
             run->b->op->download(run->b, &t->model.parameters);
         if (run->b->status != COT_OK)
             return TRAIN_LIBRARY_ERROR;
-        if (is_checkpoint_step(run->o, step) &&
-            !checkpoint_write(run->o->checkpoint, &run->identity, &t->model.parameters, &t->curve, &t->error))
+        if (saves && !checkpoint_write(run->o->checkpoint, &run->identity, &t->model.parameters, &t->curve, &t->error))
             return TRAIN_NO_CHECKPOINT;
     }
     return isfinite(t->validation) ? TRAIN_DONE : TRAIN_DIVERGED;
@@ -364,6 +453,8 @@ train_result train(training *t, const corpus *text, const options *o, cot_queue 
         progress_start(&run.progress, o->steps, o->accumulate * o->batch * o->context, o->quiet);
         run_identity_make(&run.identity, o, text);
         result = resume(t, &run);
+        if (result == TRAIN_DONE && !open_log(t, &run))
+            result = bad_option(t, "--log");
         op_times_start();
         if (result == TRAIN_DONE)
             result = run_steps(t, &run);

@@ -47,7 +47,7 @@ static cot_status enqueue_step(void *context)
     return status != COT_OK ? status : s->b->status;
 }
 
-static double run_step(side *s, int64_t step, const uint8_t *inputs, const uint8_t *targets)
+static double run_step(side *s, int64_t step, const int32_t *inputs, const int32_t *targets)
 {
     double loss = NAN;
     s->b->step = step;
@@ -129,13 +129,13 @@ static void check_steps(model_config config, cot_dtype dtype, double dropout)
     const double loss_scale = dtype == COT_F16 ? 64 : 1;
     backend cpu_backend;
     cot_queue *cpu_queue;
-    uint8_t inputs[BYTES], targets[BYTES];
+    int32_t inputs[BYTES], targets[BYTES];
     random_stream stream = random_start(11, 1);
     side cpu = {.dropout = dropout}, gpu = {.dropout = dropout};
     for (int i = 0; i < BYTES; i++) {
         inputs[i] =
-            (uint8_t)(random_below(&stream, 4) == 0 ? 7 : random_below(&stream, 64)); /* one token is frequent */
-        targets[i] = (uint8_t)random_below(&stream, 64);
+            (int32_t)(random_below(&stream, 4) == 0 ? 7 : random_below(&stream, 64)); /* one token is frequent */
+        targets[i] = (int32_t)random_below(&stream, 64);
     }
     assert_ok(cot_queue_create(NULL, &cpu_queue));
     backend_cpu_create(&cpu_backend, cpu_queue);

@@ -160,6 +160,9 @@ def make_inputs():
     with open('work/old.safetensors', 'w', encoding='utf-8') as file:
         file.write('the old file')
     shutil.copy(LICENSE, 'work/text')
+    with open('work/tokens.bin', 'wb') as file:
+        np.array([20240520, 1, 2000] + [0] * 253, '<i4').tofile(file)
+        (np.arange(2000) % 256).astype('<u2').tofile(file)
     result, _ = run([PROGRAM, 'run', 'attention', 'forward', *QKV, '--out', 'forward.safetensors'])
     assert result.returncode == 0, result.stderr
     numbers = ('streams pieces total_ms allocation_ms to_device_ms kernels_ms to_host_ms bytes_to_device bytes_to_host').split()
@@ -195,6 +198,8 @@ def test_train_lm():
     small = ['--steps', 2, '--batch', 1, '--context', 8, '--width', 4, '--layers', 1, '--quiet', '--out', 'old']
     trainer = {'program': TRAIN_LM, 'steady': without_rate, 'excepted': 'libopenblas libgomp', 'in_turn': True}
     command('train_lm', 'text', *small, '--attention', 1, '--mhc', 2, '--sample', 2, '--checkpoint', 'run.safetensors', **trainer)
+    command('train_lm of tokens', '--tokens', 'tokens.bin', '--vocabulary', 256, *small, '--arch', 'gpt2', '--heads', 2,
+            '--sample', 2, '--export', 'old', **trainer)
     command('train_lm of its own text', *small, '--source-dir', '.', '--sample', 0, **trainer)
     command('train_lm of several', 'text', *small, '--sample', 0, '--seeds', 2, '--json', 'old/runs.json', **trainer)
 

@@ -10,6 +10,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -169,6 +170,30 @@ def test_several():
               and result.stderr.count('\n') == 1, f'{arguments}: {result.returncode} {result.stderr}')
 
 
+def test_interrupt():
+    """SIGINT ends a run after its step, with a checkpoint and one line. The resumed run equals an undisturbed one. The log
+    has every step once."""
+    clear()
+    undisturbed = run('--every', 1000)
+    expected = end_of(undisturbed)
+    clear()
+    process = subprocess.Popen([*RUN, '--every', '1000', '--log', 'log.jsonl'], stdout=subprocess.DEVNULL,
+                               stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    while process.poll() is None and not (os.path.exists('log.jsonl') and content('log.jsonl')):
+        time.sleep(0.001)
+    process.send_signal(signal.SIGINT)
+    message = process.communicate()[1]
+    check(process.returncode == 130 and message.count('\n') == 1 and
+          message.startswith('train_lm: stopped by SIGINT after step ') and
+          message.endswith(f'of {STEPS}: --resume goes on from run.safetensors\n'),
+          f'SIGINT: status {process.returncode}, {message!r}')
+    check(os.path.exists('out/loss.csv'), 'SIGINT: no curve')
+    resumed = run('--resume', '--every', 1000, '--log', 'log.jsonl')
+    check(resumed.returncode == 0 and end_of(resumed) == expected, f'after SIGINT: {resumed.stdout}{resumed.stderr}')
+    steps = [json.loads(line)['step'] for line in content('log.jsonl').splitlines()]
+    check(steps == list(range(1, STEPS + 1)), f'after SIGINT: the log has the steps {steps}')
+
+
 def test_default():
     """Without --arch every op is used, and a table at the end lists them."""
     clear()
@@ -241,6 +266,7 @@ def main():
         test_all_kills()
         test_several()
         test_default()
+        test_interrupt()
         test_refusals()
         os.chdir('/')
     print(f'{passed} passed, {failed} failed')

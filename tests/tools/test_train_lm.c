@@ -41,11 +41,11 @@ static real *random_values(int64_t count, uint64_t name)
     return values;
 }
 
-static void fill_bytes(uint8_t *bytes, int64_t count, int vocabulary, uint64_t name)
+static void fill_tokens(int32_t *tokens, int64_t count, int vocabulary, uint64_t name)
 {
     random_stream stream = random_start(11, name);
     for (int64_t i = 0; i < count; i++)
-        bytes[i] = (uint8_t)random_below(&stream, vocabulary);
+        tokens[i] = (int32_t)random_below(&stream, vocabulary);
 }
 
 static double dot(const real *a, const real *b, int64_t count)
@@ -273,14 +273,14 @@ static void test_gelu(void **state)
 
 typedef struct embedding_case {
     int64_t rows, width;
-    uint8_t bytes[40];
+    int32_t tokens[40];
     real *table, *y, *dy;
 } embedding_case;
 
 static double embedding_loss(void *context)
 {
     const embedding_case *c = context;
-    embedding_forward(c->rows, c->width, c->bytes, c->table, c->y);
+    embedding_forward(c->rows, c->width, c->tokens, c->table, c->y);
     return dot(c->y, c->dy, c->rows * c->width);
 }
 
@@ -289,13 +289,13 @@ static void test_embedding(void **state)
     (void)state;
     enum { VOCABULARY = 13 };
     embedding_case c = {.rows = 40, .width = 6};
-    fill_bytes(c.bytes, c.rows, VOCABULARY - 1, 1); /* the last byte value never occurs: its gradient is 0 */
+    fill_tokens(c.tokens, c.rows, VOCABULARY - 1, 1); /* the last token never occurs: its gradient is 0 */
     c.table = random_values(VOCABULARY * c.width, 2);
     c.dy = random_values(c.rows * c.width, 3);
     c.y = real_allocate(c.rows * c.width);
     real *dtable = random_values(VOCABULARY * c.width, 4);
     int64_t order[40];
-    embedding_backward(c.rows, c.width, VOCABULARY, c.bytes, c.dy, order, dtable, MATRIX_SET);
+    embedding_backward(c.rows, c.width, VOCABULARY, c.tokens, c.dy, order, dtable, MATRIX_SET);
     check_gradient("embedding", embedding_loss, &c, c.table, dtable, VOCABULARY * c.width);
     free(c.table), free(c.y), free(c.dy), free(dtable);
 }
@@ -361,7 +361,7 @@ static void test_rope(void **state)
 enum { CE_ROWS = 6, CE_CLASSES = 17 };
 
 typedef struct ce_case {
-    uint8_t targets[CE_ROWS];
+    int32_t targets[CE_ROWS];
     real *logits;
 } ce_case;
 
@@ -377,7 +377,7 @@ static void test_cross_entropy(void **state)
     (void)state;
     ce_case c;
     double row_loss[CE_ROWS];
-    fill_bytes(c.targets, CE_ROWS, CE_CLASSES, 1);
+    fill_tokens(c.targets, CE_ROWS, CE_CLASSES, 1);
     c.logits = random_values(CE_ROWS * CE_CLASSES, 2);
     for (int i = 0; i < CE_CLASSES; i++)
         c.logits[i] = 1000 + 3 * c.logits[i]; /* exp overflows unless the row's maximum is subtracted */
@@ -400,7 +400,7 @@ typedef struct model_case {
     model_pass pass;
     cot_queue *queue;
     backend b;
-    uint8_t inputs[BATCH * TIME], targets[BATCH * TIME];
+    int32_t inputs[BATCH * TIME], targets[BATCH * TIME];
 } model_case;
 
 /* Creates a model with random parameters, so that no gradient vanishes. */
@@ -412,8 +412,8 @@ static void model_case_create(model_case *c, model_config config)
     c->queue = make_queue(2);
     backend_cpu_create(&c->b, c->queue);
     assert_true(model_pass_create(&c->pass, &c->model, &c->b, BATCH * TIME, true));
-    fill_bytes(c->inputs, BATCH * TIME, (int)config.vocabulary, 1);
-    fill_bytes(c->targets, BATCH * TIME, (int)config.vocabulary, 2);
+    fill_tokens(c->inputs, BATCH * TIME, (int)config.vocabulary, 1);
+    fill_tokens(c->targets, BATCH * TIME, (int)config.vocabulary, 2);
 }
 
 static void model_case_destroy(model_case *c)
@@ -707,7 +707,7 @@ static void test_decoding(void **state)
     check_decoding(gpt2_config());
 }
 
-/* A sample of GPT-2 goes on behind the context. Its first bytes are those of a sample that ends there; what follows
+/* A sample of GPT-2 goes on behind the context. Its first tokens are those of a sample that ends there; what follows
  * depends on the last half of the context alone. */
 static void test_long_sample(void **state)
 {
@@ -715,15 +715,17 @@ static void test_long_sample(void **state)
     enum { SHORT = TIME - 3, LONG = 2 * TIME };
     model_case c;
     model_decoder decoder;
-    uint8_t few[SHORT], many[LONG];
+    const int32_t prompt[] = {1, 2, 3};
+    int32_t few[SHORT], many[LONG];
     model_case_create(&c, gpt2_config());
-    sample_options options = {.prompt = "\1\2\3", .count = SHORT, .temperature = 0, .seed = 1};
+    sample_options options = {
+        .prompt = prompt, .prompt_count = 3, .count = SHORT, .classes = 256, .temperature = 0, .seed = 1};
     assert_int_equal(sample_generate(&c.model, &c.b, &options, few), COT_OK);
     options.count = LONG;
     assert_int_equal(sample_generate(&c.model, &c.b, &options, many), COT_OK);
-    assert_memory_equal(few, many, SHORT);
+    assert_memory_equal(few, many, sizeof few);
     assert_true(model_decoder_create(&decoder, &c.model, &c.b));
-    for (int64_t i = TIME - TIME / 2 - 3; i <= TIME - 3; i++) /* the prompt has 3 bytes */
+    for (int64_t i = TIME - TIME / 2 - 3; i <= TIME - 3; i++) /* the prompt has 3 tokens */
         assert_int_equal(model_decoder_step(&c.model, &decoder, many[i]), COT_OK);
     assert_int_equal(sample_pick(decoder.pass.logits, c.model.config.vocabulary, 0, 0), many[TIME - 2]);
     while (decoder.tokens < TIME)
@@ -790,9 +792,9 @@ static uint64_t hash_after_training(int threads, int64_t attention, int64_t stre
     model m;
     model_pass pass;
     backend b;
-    uint8_t inputs[ROWS], targets[ROWS];
-    fill_bytes(inputs, ROWS, 256, 1);
-    fill_bytes(targets, ROWS, 256, 2);
+    int32_t inputs[ROWS], targets[ROWS];
+    fill_tokens(inputs, ROWS, 256, 1);
+    fill_tokens(targets, ROWS, 256, 2);
     omp_set_num_threads(threads);
     cot_queue *queue = make_queue(threads);
     assert_true(model_create(&m, config, 1));
@@ -918,7 +920,7 @@ static void test_bigram(void **state)
     }
     /* a is followed by b twice and by c and d once each. b occurs 2 times among 11. */
     const double expected = (2 + 3 * (3.0 / 267)) / (4 + 3);
-    const uint8_t a = 'a', b = 'b';
+    const int32_t a = 'a', b = 'b';
     assert_true(fabs(bigram_loss(&bigram, &a, &b, 1) + log(expected)) <= 1e-12);
 }
 
@@ -926,10 +928,12 @@ static void test_sampler(void **state)
 {
     (void)state;
     enum { COUNT = 103, CONTEXT = 10, WINDOWS = 9 };
-    uint8_t bytes[COUNT], inputs[3 * CONTEXT], targets[3 * CONTEXT];
+    uint8_t bytes[COUNT];
+    int32_t inputs[3 * CONTEXT], targets[3 * CONTEXT];
     for (int i = 0; i < COUNT; i++)
         bytes[i] = (uint8_t)i;
-    const byte_string text = {.bytes = bytes, .count = COUNT};
+    token_segment segment = {bytes, COUNT, 1};
+    const token_list text = {&segment, 1};
     sampler s;
     int64_t identities = 0;
     assert_true(sampler_create(&s, &text, CONTEXT, 1));
@@ -951,12 +955,106 @@ static void test_sampler(void **state)
     sampler_destroy(&s);
 }
 
+/* Windows of several segments, with tokens of each size. None crosses from one segment to the next. */
+static void test_token_list(void **state)
+{
+    (void)state;
+    enum { CONTEXT = 4, SPARE = 2, PARTS = 4 };
+    const uint8_t bytes[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};          /* 2 windows */
+    const uint16_t halves[] = {50001, 50002, 50003, 50004, 50005, 50006}; /* 1 */
+    const uint32_t words[] = {100001, 100002, 100003, 100004, 100005}, huge[] = {1, 2, 3, 4, 5, 1u << 31}; /* 0, 1 */
+    const token_segment segments[PARTS] = {{bytes, 11, 1}, {words, 5, 4}, {halves, 6, 2}, {huge, 6, 4}};
+    const int32_t first[] = {1, 5, 50001, 1};
+    token_list list = {0};
+    int32_t inputs[CONTEXT], targets[CONTEXT];
+    for (int i = 0; i < PARTS; i++)
+        assert_true(token_list_add(&list, segments[i]));
+    assert_int_equal(corpus_count(&list), 28);
+    assert_int_equal(token_list_windows(&list, CONTEXT, SPARE), 4);
+    for (int64_t w = 0; w < 4; w++)
+        for (int64_t offset = 0; offset < SPARE; offset++) {
+            token_list_window(&list, CONTEXT, SPARE, w, offset, inputs, targets);
+            for (int i = 0; i < CONTEXT; i++) {
+                assert_int_equal(inputs[i], first[w] + offset + i);
+                assert_int_equal(targets[i],
+                                 w == 3 && offset == 1 && i == CONTEXT - 1 ? INT32_MAX : first[w] + offset + i + 1);
+            }
+        }
+    token_list_free(&list);
+}
+
 static void write_file(const char *path, const char *text)
 {
     FILE *file = fopen(path, "w");
     assert_non_null(file);
     assert_int_equal(fputs(text, file) >= 0, 1);
     assert_int_equal(fclose(file), 0);
+}
+
+static void write_tokens(const char *path, int32_t magic, int32_t version, int32_t count, const void *data,
+                         size_t bytes)
+{
+    int32_t header[256] = {magic, version, count};
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(header, sizeof header, 1, file), 1);
+    assert_int_equal(fwrite(data, 1, bytes, file), bytes);
+    assert_int_equal(fclose(file), 0);
+}
+
+static void check_bad_tokens(const char *path, const char *expected)
+{
+    corpus c = {0};
+    assert_false(corpus_add_tokens(&c, path));
+    if (strstr(c.error, expected) == NULL || strstr(c.error, path) == NULL)
+        fail_msg("\"%s\", expected \"%s\"", c.error, expected);
+    corpus_destroy(&c);
+}
+
+static void test_token_files(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/test_train_lm_XXXXXX", path[64], other[64];
+    uint16_t halves[20];
+    uint32_t words[10];
+    for (int i = 0; i < 20; i++)
+        halves[i] = (uint16_t)(65535 - i);
+    for (int i = 0; i < 10; i++)
+        words[i] = 1000000u + (unsigned)i;
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/a.bin", folder);
+    snprintf(other, sizeof other, "%s/b.bin", folder);
+    write_tokens(path, 20240520, 1, 20, halves, sizeof halves);
+    write_tokens(other, 20240801, 7, 10, words, sizeof words);
+    corpus c = {0};
+    int32_t tokens[20];
+    assert_true(corpus_add_tokens(&c, path) && corpus_add_tokens(&c, other) && corpus_finish(&c));
+    assert_int_equal(corpus_count(&c.training_tokens), 18 + 9);
+    assert_int_equal(corpus_count(&c.validation_tokens), 2 + 1);
+    const uint64_t hash = corpus_hash(&c);
+    token_segment_copy(&c.training_tokens.segments[0], 0, 18, tokens);
+    assert_true(tokens[0] == 65535 && tokens[17] == 65535 - 17);
+    token_segment_copy(&c.validation_tokens.segments[1], 0, 1, tokens);
+    assert_int_equal(tokens[0], 1000009);
+    corpus_destroy(&c);
+    assert_true(corpus_add_tokens(&c, path) && corpus_add_validation(&c, other) && corpus_finish(&c));
+    assert_int_equal(corpus_count(&c.training_tokens), 20);
+    assert_int_equal(corpus_count(&c.validation_tokens), 10);
+    assert_true(corpus_hash(&c) != hash);
+    corpus_destroy(&c);
+    check_bad_tokens("/nowhere/at all", "No such file");
+    check_bad_tokens(folder, "not a file");
+    write_tokens(path, 20240520, 7, 20, halves, sizeof halves);
+    check_bad_tokens(path, "is no token file: it begins with 20240520 and 7");
+    write_tokens(path, 20240520, 1, 21, halves, sizeof halves);
+    check_bad_tokens(path, "40 bytes of tokens, expected 42");
+    write_tokens(path, 20240520, 1, 0, halves, 0);
+    check_bad_tokens(path, "the file has no tokens");
+    write_file(path, "short");
+    check_bad_tokens(path, "5 bytes, expected the header of a token file");
+    unlink(path);
+    unlink(other);
+    rmdir(folder);
 }
 
 static void test_corpus(void **state)
@@ -1043,6 +1141,8 @@ int main(void)
         cmocka_unit_test(test_learning_rate),
         cmocka_unit_test(test_bigram),
         cmocka_unit_test(test_sampler),
+        cmocka_unit_test(test_token_list),
+        cmocka_unit_test(test_token_files),
         cmocka_unit_test(test_corpus),
         cmocka_unit_test(test_csv),
     };

@@ -422,7 +422,7 @@ static int64_t scratch_bytes(const backend *b, int64_t rows, int64_t width)
 
 /* ---- steps -------------------------------------------------------------------------------------------- */
 
-static void load(backend *b, int64_t rows, int64_t micro_batches, const uint8_t *inputs, const uint8_t *targets,
+static void load(backend *b, int64_t rows, int64_t micro_batches, const int32_t *inputs, const int32_t *targets,
                  token_batch *batches)
 {
     cuda_backend *c = cuda_of(b);
@@ -437,10 +437,8 @@ static void load(backend *b, int64_t rows, int64_t micro_batches, const uint8_t 
     c->host.offset[1] = (int32_t)(uint32_t)(offset >> 32);
     for (int64_t i = 0; i < micro_batches; i++) {
         device_tokens *host = &c->host.batches[i];
-        for (int64_t r = 0; r < rows; r++) {
-            host->tokens[r] = inputs[i * rows + r];
-            host->targets[r] = targets[i * rows + r];
-        }
+        memcpy(host->tokens, inputs + i * rows, (size_t)rows * sizeof *inputs);
+        memcpy(host->targets, targets + i * rows, (size_t)rows * sizeof *targets);
         embedding_make_plan(&host->plan, rows, c->options.vocabulary, host->tokens, c->next);
         memcpy(host->counts, host->plan.counts, sizeof host->plan.counts);
         batches[i] = (token_batch){&c->device.batches[i], c->device.batches[i].targets};
