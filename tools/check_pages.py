@@ -6,8 +6,8 @@
 
 A relative link must lead to a file or folder of the repository, and its #anchor to a heading. The README has at most 5000
 bytes, src/ops/*/README.md 150 lines, docs/kernels/*.md 200 lines. A sentence has at most 35 words; code,
-tables and headings are left out. docs/guide/c.md and docs/guide/parallel.md quote their examples word for
-word.
+tables and headings are left out. docs/README.md links every page of docs/guide and docs/kernels. docs/guide/c.md and
+docs/guide/parallel.md quote their examples word for word.
 """
 import pathlib
 import re
@@ -85,6 +85,11 @@ def main():
         complaints += [f"{name}: {sentence}" for sentence in long_sentences(path)]
     if (root / "README.md").exists() and (size := (root / "README.md").stat().st_size) > README_BYTES:
         complaints.append(f"README.md: {size} bytes, at most {README_BYTES} are allowed")
+    index = root / "docs/README.md"
+    linked = re.findall(r"\]\(([^)\s#]+)", index.read_text()) if index.exists() else []
+    complaints += [f"docs/README.md: no link to {path.relative_to(root / 'docs')}" for path in pages
+                   if index.exists() and path.parent.name in ("guide", "kernels") and path.parent.parent == root / "docs"
+                   and str(path.relative_to(root / "docs")) not in linked]
     for page, source in QUOTES.items():
         if not (root / page).exists():
             continue

@@ -181,6 +181,9 @@ expect pass '0 complaints' page README.md "Just $(repeat 33 'not ')long.\n\n    
 expect fail '151 lines, at most 150' page src/ops/op/README.md "$(repeat 75 'A line.\n\n')A line.\n"
 expect fail '36 words' page src/ops/op/README.md "Not $(repeat 34 'too ')long.\n"
 expect pass '0 complaints' page src/ops/op/README.md '# Op\n'
+expect fail 'no link to guide/new.md' page docs/README.md '# Documentation\n' "$(printf '# New\n' >"$pages/docs/guide/new.md")"
+expect pass '0 complaints' page docs/README.md '[New](guide/new.md)\n'
+rm "$pages/docs/README.md" "$pages/docs/guide/new.md"
 expect pass '0 complaints' page docs/guide/c.md "$(printf '```c\\nint other;\\n```\\n```c\\n%s\\n```\\n' "$quote")"
 sed -i 's/args.weight/args.weights/' "$pages/docs/guide/c.md"
 expect fail 'no ```c block equals examples/c/causal_conv1d.c' "$tools/check_pages.py" "$pages"
