@@ -28,7 +28,7 @@
  * output is rounded once. f64 (CPU): all tensors are f64, and so are the sums.
  *
  * B and T may be 0. Outputs may not overlap each other or any input. NaN and infinities follow the formulas. On a GPU's
- * tensor cores phi and gamma are sums of three bf16: an infinity in them gives NaN.
+ * tensor cores phi, gamma and an x of f32 are sums of three bf16: an infinity in them gives NaN.
  *
  * Errors, for all calls: COT_INVALID_ARGUMENT (queue, args, struct_size, a required tensor is missing, an option out of
  * its range), COT_INVALID_SHAPE, COT_INVALID_DTYPE, COT_INVALID_LAYOUT (misaligned data, output with repeated elements,

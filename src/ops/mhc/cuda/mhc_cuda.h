@@ -14,17 +14,36 @@ enum {
     MHC_CUDA_TOKEN_THREADS = 64, /* in a block of Sinkhorn's kernels; a thread handles one token */
     MHC_CUDA_MAX_PARTS = 16,     /* token ranges with a separate partial Q */
     MHC_CUDA_TOKEN_PARTS = 256,  /* token ranges with separate sums of dz in the generic backward */
-    MHC_CUDA_TILE_TOKENS = 64,   /* tokens of a block in pre's tiled kernels */
-    MHC_CUDA_SLICE = 512,        /* columns of a stream in one of the forward's partial sums (tiled kernels) */
-    MHC_CUDA_DX_COLUMNS = 128,   /* columns of a stream in one block of the dx kernel */
-    MHC_CUDA_Q_COLUMNS = 64,
-    MHC_CUDA_SUM_COLUMNS = 32, /* columns of Q that one block sums over the parts */
-    MHC_CUDA_RUN = 16,         /* tokens that dphi sums in one run */
-    /* Tensor-core kernels: tokens of a block, columns of a stream in a block, tokens of one run of Q. */
-    MHC_CUDA_MMA_TOKENS = 128,
-    MHC_CUDA_MMA_COLUMNS = 128,
-    MHC_CUDA_MMA_RUN = 32
+    MHC_CUDA_SUM_COLUMNS = 32,   /* columns of Q that one block sums over the parts */
+    MHC_CUDA_RUN = 16,           /* tokens that the generic dphi sums in one run */
+    /* Tensor-core kernels of any GPU. */
+    MHC_CUDA_MMA_TERMS = 3,     /* bf16 terms of a float32 */
+    MHC_CUDA_MMA_TOKENS = 128,  /* of a block's tile in project and dx */
+    MHC_CUDA_MMA_COLUMNS = 128, /* columns of a stream in a block of dx and dphi */
+    MHC_CUDA_MMA_CHUNK = 32,    /* columns of a stage of project */
+    MHC_CUDA_MMA_CHUNK_PITCH = MHC_CUDA_MMA_CHUNK + 8,
+    MHC_CUDA_MMA_RUN = 32,       /* tokens of a stage of dphi */
+    MHC_CUDA_MMA_BLOCKS = 1056,  /* that dx and dphi divide the work into: 8 for each multiprocessor of an H200 */
+    MHC_CUDA_MMA_BYTES = 101376, /* shared memory of a block that every GPU has */
+    MHC_CUDA_MMA_MAX_STAGES = 4
 };
+
+/* Rows of phi that the kernels multiply, in whole octets. A kernel is for n up to 2, 4 or 8. */
+#define MHC_CUDA_MMA_M(n) ((n) <= 2 ? 8 : (n) <= 4 ? 24 : 80)
+/* The same in whole steps of 16, in which the terms of phi and dh_mix are stored. */
+#define MHC_CUDA_MMA_ROWS(M) (((M) + 15) / 16 * 16)
+/* Elements of a row of x in a stage of dphi. `element` is the number of bytes of an element of x. */
+#define MHC_CUDA_MMA_X_PITCH(element) (MHC_CUDA_MMA_COLUMNS + 16 / (element))
+/* Bytes of a stage, and the number of stages. */
+#define MHC_CUDA_MMA_PROJECT_STAGE(element, M)                      \
+    ((MHC_CUDA_MMA_TOKENS * MHC_CUDA_MMA_CHUNK_PITCH) * (element) + \
+     MHC_CUDA_MMA_TERMS * MHC_CUDA_MMA_ROWS(M) * MHC_CUDA_MMA_CHUNK_PITCH * 2)
+#define MHC_CUDA_MMA_DPHI_STAGE(element, M)                         \
+    (MHC_CUDA_MMA_RUN * MHC_CUDA_MMA_X_PITCH(element) * (element) + \
+     MHC_CUDA_MMA_TERMS * MHC_CUDA_MMA_RUN * (MHC_CUDA_MMA_ROWS(M) + 8) * 2)
+#define MHC_CUDA_MMA_STAGES(stage_bytes)                                                               \
+    (MHC_CUDA_MMA_BYTES / (stage_bytes) < MHC_CUDA_MMA_MAX_STAGES ? MHC_CUDA_MMA_BYTES / (stage_bytes) \
+                                                                  : MHC_CUDA_MMA_MAX_STAGES)
 
 /* Floats of one token's partial sums over one slice of columns: h_mix and the sum of squares, padded to a multiple of
  * 16 bytes. */
@@ -62,12 +81,16 @@ typedef struct mhc_call {
     float *dz;                 /* [tokens][M] */
     float *dh_mix;             /* [tokens][M] */
     float *factor;             /* [tokens]: c of the formulas */
+    uint16_t *phi_terms;       /* [MHC_CUDA_MMA_TERMS][rows][n][term_columns]: bf16 terms of phi gamma */
+    uint16_t *mix_terms;       /* [MHC_CUDA_MMA_TERMS][tokens][rows]: bf16 terms of dh_mix; null = not needed */
     float *sums;               /* [tokens][slices][MHC_CUDA_SUMS(n)] */
     mhc_token_record *records; /* [tokens, rounded up to whole tiles]; null = not needed */
     uint32_t *counters;        /* [MHC_SM90_RECORD_COUNTS + tiles]: progress shared by blocks, see mhc_maps.h */
     float *partial;            /* [parts][M][n*D]: Q of each part */
     double *token_sums;        /* [token_parts][M][2]: sum of dz, and sum of dz * h_mix * inv_rms */
     int64_t parts, part_length, token_parts, slices;
+    int64_t term_columns;  /* D, rounded up to MHC_CUDA_MMA_COLUMNS */
+    int32_t slice_columns; /* columns of one of the `slices`, in the kernels for any GPU */
 } mhc_call;
 
 #endif

@@ -33,7 +33,6 @@ IMAGE(mhc_pre_fwd_cluster_sm90)
 IMAGE(mhc_pre_bwd_cluster_sm90)
 IMAGE(mhc_pre_bwd_split_sm90)
 IMAGE(mhc_pre_tokens)
-IMAGE(mhc_pre_tiles)
 IMAGE(mhc_pre_mma)
 IMAGE(mhc_post)
 IMAGE(mhc_sinkhorn)
@@ -67,24 +66,22 @@ static const cot_cuda_kernel pre_finish_any[3] = BY_DTYPE(mhc_pre_tokens, mhc_pr
 static const cot_cuda_kernel pre_records[3] = BY_DTYPE(mhc_pre_tokens, mhc_pre_records);
 static const cot_cuda_kernel pre_records_any[3] = BY_DTYPE(mhc_pre_tokens, mhc_pre_records_any);
 
-/* Indexed by n <= 2. */
-#define TILES(stem) {{cot_image_mhc_pre_tiles, #stem "_f32", 0}, {cot_image_mhc_pre_tiles, #stem "_few_f32", 0}}
-static const cot_cuda_kernel pre_tiles_project[2] = TILES(mhc_pre_tiles_project);
-static const cot_cuda_kernel pre_tiles_dx[2] = TILES(mhc_pre_tiles_dx);
-static const cot_cuda_kernel pre_tiles_dphi[2] = TILES(mhc_pre_tiles_dphi);
-
-/* Tensor-core kernels for x of f16 and bf16. Their bytes of shared memory, where
- * `planes` is the number of bf16 terms of x, and `rows` the rows of phi rounded up to whole pairs of octets. */
-#define PROJECT_BYTES(planes, rows) (((planes) * MHC_CUDA_MMA_TOKENS + 3 * (rows)) * 72 * 2)
-#define DX_BYTES(planes, rows) (3 * (rows) * (MHC_CUDA_MMA_COLUMNS + 8) * 2)
-#define DPHI_BYTES(planes, rows) (MHC_CUDA_MMA_RUN * ((planes) * (MHC_CUDA_MMA_COLUMNS + 8) + 3 * ((rows) + 8)) * 2)
+/* Tensor-core kernels for any GPU, indexed by the class of n and by dtype: f32, f16, bf16. */
+#define PROJECT_BYTES(element, M) \
+    MHC_CUDA_MMA_STAGES(MHC_CUDA_MMA_PROJECT_STAGE(element, M)) * MHC_CUDA_MMA_PROJECT_STAGE(element, M)
+#define DX_BYTES(element, M) \
+    MHC_CUDA_MMA_TERMS * MHC_CUDA_MMA_ROWS(M) * (MHC_CUDA_MMA_COLUMNS + 8) * 2
+#define DPHI_BYTES(element, M) \
+    MHC_CUDA_MMA_STAGES(MHC_CUDA_MMA_DPHI_STAGE(element, M)) * MHC_CUDA_MMA_DPHI_STAGE(element, M)
+#define MMA_BY_DTYPE(stem, bytes, M) \
+    {{cot_image_mhc_pre_mma, #stem "_f32", bytes(4, M)}, {cot_image_mhc_pre_mma, #stem "_f16", bytes(2, M)}, \
+     {cot_image_mhc_pre_mma, #stem "_bf16", bytes(2, M)}}
 #define MMA(stem, bytes) \
-    {{{cot_image_mhc_pre_mma, #stem "_n2_f16", bytes(2, 16)}, {cot_image_mhc_pre_mma, #stem "_n2_bf16", bytes(1, 16)}}, \
-     {{cot_image_mhc_pre_mma, #stem "_n4_f16", bytes(2, 32)}, {cot_image_mhc_pre_mma, #stem "_n4_bf16", bytes(1, 32)}}, \
-     {{cot_image_mhc_pre_mma, #stem "_n8_f16", bytes(2, 80)}, {cot_image_mhc_pre_mma, #stem "_n8_bf16", bytes(1, 80)}}}
-static const cot_cuda_kernel pre_mma_project[3][2] = MMA(mhc_pre_mma_project, PROJECT_BYTES);
-static const cot_cuda_kernel pre_mma_dx[3][2] = MMA(mhc_pre_mma_dx, DX_BYTES);
-static const cot_cuda_kernel pre_mma_dphi[3][2] = MMA(mhc_pre_mma_dphi, DPHI_BYTES);
+    {MMA_BY_DTYPE(stem##_n2, bytes, 8), MMA_BY_DTYPE(stem##_n4, bytes, 24), MMA_BY_DTYPE(stem##_n8, bytes, 80)}
+static const cot_cuda_kernel pre_mma_split = {cot_image_mhc_pre_mma, "mhc_pre_mma_split", 0};
+static const cot_cuda_kernel pre_mma_project[3][3] = MMA(mhc_pre_mma_project, PROJECT_BYTES);
+static const cot_cuda_kernel pre_mma_dx[3][3] = MMA(mhc_pre_mma_dx, DX_BYTES);
+static const cot_cuda_kernel pre_mma_dphi[3][3] = MMA(mhc_pre_mma_dphi, DPHI_BYTES);
 
 /* Hopper kernels, indexed by dtype: f16, bf16. */
 #define HOPPER(image, stem) \
@@ -240,11 +237,12 @@ static int64_t cluster_count(const mhc_call *c, int tile)
     return cot_clamp(cot_ceil_div(c->tokens, tile), 1, MHC_SM90_CLUSTERS);
 }
 
+/* call: the argument of the kernel, which contains c. */
 static cot_status launch_clusters(cot_queue *queue, const cot_cuda_kernel *kernel, int tile, int threads,
-                                  bool dependent, const mhc_mapped_call *call)
+                                  bool dependent, const mhc_call *c, const void *call)
 {
     const cot_cuda_grid grid = {
-        .blocks = {(unsigned)(cluster_count(&call->call, tile) * MHC_SM90_CLUSTER), 1, 1},
+        .blocks = {(unsigned)(cluster_count(c, tile) * MHC_SM90_CLUSTER), 1, 1},
         .threads = (unsigned)threads,
         .shared_bytes = (unsigned)kernel->shared_bytes,
         .cluster = MHC_SM90_CLUSTER,
@@ -283,11 +281,11 @@ static bool rows_vectorized(const void *problem, const cot_tensor *const tensors
     return mhc_cuda_admit_rows(problem, tensors, count) == NULL;
 }
 
-/* Launches one of [3][2] tensor-core kernels, by n and dtype. */
-static cot_status launch_mma(cot_queue *queue, const cot_cuda_kernel kernels[3][2], const mhc_sizes *s, int64_t x,
+/* Launches one of [3][3] tensor-core kernels, by n and dtype. */
+static cot_status launch_mma(cot_queue *queue, const cot_cuda_kernel kernels[3][3], const mhc_sizes *s, int64_t x,
                              int64_t y, const mhc_call *c)
 {
-    const cot_cuda_kernel *kernel = &kernels[s->n <= 2 ? 0 : s->n <= 4 ? 1 : 2][s->dtype - COT_F16];
+    const cot_cuda_kernel *kernel = &kernels[s->n <= 2 ? 0 : s->n <= 4 ? 1 : 2][s->dtype - COT_F32];
     const cot_cuda_grid grid = {
         .blocks = {(unsigned)x, (unsigned)y, 1},
         .threads = MHC_CUDA_THREADS,
@@ -296,26 +294,33 @@ static cot_status launch_mma(cot_queue *queue, const cot_cuda_kernel kernels[3][
     return x * y == 0 ? COT_OK : cot_cuda_launch(queue, kernel, &grid, c);
 }
 
+/* Stores the terms of phi gamma in the workspace. */
+static cot_status launch_split(cot_queue *queue, const mhc_call *c)
+{
+    LAUNCH(queue, &pre_mma_split, cot_ceil_div(c->n * c->term_columns / 8, MHC_CUDA_THREADS),
+           MHC_CUDA_MMA_ROWS(MHC_CUDA_MMA_M(c->n)), MHC_CUDA_THREADS, c);
+    return COT_OK;
+}
+
 cot_status mhc_pre_fwd_tiles_sm80(cot_queue *queue, const void *problem, void *workspace)
 {
     const mhc_pre_forward_problem *p = problem;
     const mhc_sizes *s = &p->sizes;
     const mhc_cuda_pre_fwd_plan *plan = queue->plan;
     mhc_call c = pre_forward_call(p);
+    if (c.tokens == 0)
+        return COT_OK;
     c.logits = c.A.data != NULL ? workspace : NULL;
     c.sums = (float *)((char *)workspace + plan->sums);
+    c.phi_terms = (uint16_t *)((char *)workspace + plan->phi_terms);
+    c.term_columns = mhc_cuda_term_columns(s);
     c.slices = plan->slices;
+    c.slice_columns = (int32_t)mhc_cuda_slice_columns(s);
     c.vectorized = rows_vectorized(problem, (const cot_tensor *const[]){&p->args.x, &p->args.h_in}, 2);
-    if (s->dtype == COT_F32) {
-        LAUNCH(queue, &pre_tiles_project[c.n <= 2], cot_ceil_div(c.tokens, MHC_CUDA_TILE_TOKENS), c.slices,
-               MHC_CUDA_THREADS, &c);
-    } else {
-        const cot_status status =
-            launch_mma(queue, pre_mma_project, s, cot_ceil_div(c.tokens, MHC_CUDA_MMA_TOKENS), c.slices, &c);
-        if (status != COT_OK)
-            return status;
-    }
-    return launch_finish(queue, &c, s, c.vectorized);
+    cot_status status = launch_split(queue, &c);
+    if (status == COT_OK)
+        status = launch_mma(queue, pre_mma_project, s, cot_ceil_div(c.tokens, MHC_CUDA_MMA_TOKENS), c.slices, &c);
+    return status == COT_OK ? launch_finish(queue, &c, s, c.vectorized) : status;
 }
 
 /* By clusters, or (split) by blocks that store the sums of one slice each. */
@@ -344,7 +349,7 @@ static cot_status forward_sm90(cot_queue *queue, const void *problem, void *work
     cot_status status = make_tile_map(queue, &mapped.x, &p->sizes, &a->x, box);
     if (status == COT_OK)
         status = split ? launch_slices(queue, kernel, MHC_SM90_SPLIT_THREADS, false, &p->sizes, &mapped)
-                       : launch_clusters(queue, kernel, box.tokens, MHC_SM90_FWD_THREADS, false, &mapped);
+                       : launch_clusters(queue, kernel, box.tokens, MHC_SM90_FWD_THREADS, false, c, &mapped);
     if (status != COT_OK)
         return status;
     return split ? launch_finish(queue, c, &p->sizes, true) : launch_fused_sinkhorn(queue, c);
@@ -486,7 +491,7 @@ cot_status mhc_pre_bwd_cluster_sm90(cot_queue *queue, const void *problem, void 
         return status;
     const cot_cuda_kernel *kernel = c->dx_post.data != NULL ? &pre_bwd_cluster_post : &pre_bwd_cluster;
     const cot_status launch_status =
-        launch_clusters(queue, kernel, MHC_SM90_TILE, MHC_SM90_BWD_THREADS, c->dA.data != NULL, &mapped);
+        launch_clusters(queue, kernel, MHC_SM90_TILE, MHC_SM90_BWD_THREADS, c->dA.data != NULL, c, &mapped);
     return launch_status == COT_OK ? launch_sum_parts(queue, c) : launch_status;
 }
 
@@ -509,30 +514,26 @@ cot_status mhc_pre_bwd_tiles_sm80(cot_queue *queue, const void *problem, void *w
     const mhc_pre_backward_problem *p = problem;
     const cot_mhc_pre_backward_args *a = &p->args;
     const mhc_sizes *s = &p->sizes;
+    const mhc_cuda_layout *layout = queue->plan;
     mhc_call c = pre_backward_call(queue, p, workspace);
     c.records = NULL;
+    c.phi_terms = (uint16_t *)((char *)workspace + layout->phi_terms);
+    c.mix_terms = (uint16_t *)((char *)workspace + layout->mix_terms);
+    c.term_columns = mhc_cuda_term_columns(s);
     c.vectorized = rows_vectorized(problem, (const cot_tensor *const[]){&a->x, &a->dh_in, &a->dx_post, &a->dx}, 4);
     cot_status status = launch_records(queue, &c, s, c.vectorized);
     if (status != COT_OK)
         return status;
-    const int64_t columns = c.n * cot_ceil_div(c.D, MHC_CUDA_MMA_COLUMNS);
-    const bool need_Q = c.dphi.data != NULL || c.dgamma.data != NULL;
-    if (s->dtype == COT_F32) {
-        if (c.dx.data != NULL)
-            LAUNCH(queue, &pre_tiles_dx[c.n <= 2], cot_ceil_div(c.tokens, MHC_CUDA_TILE_TOKENS),
-                   c.n * cot_ceil_div(c.D, MHC_CUDA_DX_COLUMNS), MHC_CUDA_THREADS, &c);
-        if (need_Q)
-            LAUNCH(queue, &pre_tiles_dphi[c.n <= 2], c.n * cot_ceil_div(c.D, MHC_CUDA_Q_COLUMNS), c.parts,
-                   MHC_CUDA_THREADS, &c);
-        return launch_sum_parts(queue, &c);
+    const int64_t columns = mhc_cuda_mma_columns(s), tiles = cot_ceil_div(c.tokens, MHC_CUDA_MMA_TOKENS);
+    if (c.dx.data != NULL && tiles > 0) {
+        status = launch_split(queue, &c);
+        if (status == COT_OK)
+            status = launch_mma(queue, pre_mma_dx, s, cot_min(tiles, cot_ceil_div(MHC_CUDA_MMA_BLOCKS, columns)),
+                                columns, &c);
     }
-    if (c.dx.data != NULL)
-        status = launch_mma(queue, pre_mma_dx, s, cot_ceil_div(c.tokens, MHC_CUDA_MMA_TOKENS), columns, &c);
-    if (status == COT_OK && need_Q)
+    if (status == COT_OK && (c.dphi.data != NULL || c.dgamma.data != NULL))
         status = launch_mma(queue, pre_mma_dphi, s, columns, c.parts, &c);
-    if (status != COT_OK)
-        return status;
-    return launch_sum_parts(queue, &c);
+    return status == COT_OK ? launch_sum_parts(queue, &c) : status;
 }
 
 /* One kernel does everything except the sums over the parts. It has one block for each multiprocessor. */

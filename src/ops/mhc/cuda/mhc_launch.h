@@ -24,24 +24,60 @@ static inline int64_t mhc_sm90_parts(const mhc_sizes *s)
     return tiles < max_parts ? tiles : max_parts;
 }
 
+/* ---- tensor-core kernels for any GPU ------------------------------------------------------------------ */
+
+static inline int64_t mhc_cuda_term_columns(const mhc_sizes *s)
+{
+    return cot_round_up(s->D, MHC_CUDA_MMA_COLUMNS);
+}
+
+static inline int64_t mhc_cuda_phi_terms(const mhc_sizes *s)
+{
+    return COT_PRODUCT(MHC_CUDA_MMA_TERMS, MHC_CUDA_MMA_ROWS(MHC_CUDA_MMA_M(s->n)), s->n, mhc_cuda_term_columns(s));
+}
+
+/* Column tiles of all streams in dx and dphi. */
+static inline int64_t mhc_cuda_mma_columns(const mhc_sizes *s)
+{
+    return s->n * cot_ceil_div(s->D, MHC_CUDA_MMA_COLUMNS);
+}
+
+/* Columns of a stream in one of the forward's partial sums. Long slices give few sums, short slices many blocks. */
+static inline int64_t mhc_cuda_slice_columns(const mhc_sizes *s)
+{
+    const int64_t tiles = cot_ceil_div(s->tokens, MHC_CUDA_MMA_TOKENS);
+    int64_t columns = 2048;
+    while (columns > 256 && cot_mul(tiles, s->n * cot_ceil_div(s->D, columns)) < MHC_CUDA_MMA_BLOCKS / 4)
+        columns /= 2;
+    return columns;
+}
+
 /* ---- pre's backward ----------------------------------------------------------------------------------- */
 
 /* Offsets in the workspace, in bytes. The parts depend only on the shape, so the order of sums does too. */
 typedef struct mhc_cuda_layout {
     int64_t parts, part_length, token_parts;
-    size_t dz, dh_mix, factor, records, counters, history, token_sums, partial, bytes;
+    size_t dz, dh_mix, factor, phi_terms, mix_terms, records, counters, history, token_sums, partial, bytes;
 } mhc_cuda_layout;
 
-static inline mhc_cuda_layout mhc_cuda_layout_pre_bwd(const mhc_sizes *s, int32_t iterations)
+static inline mhc_cuda_layout mhc_cuda_layout_pre_bwd(const mhc_sizes *s, int32_t iterations, bool mma)
 {
     const int64_t tiles = s->n == MHC_SM90_N ? cot_ceil_div(s->tokens, MHC_SM90_TILE) : 0;
     mhc_cuda_layout l = {0};
     l.dz = cot_workspace_reserve(&l.bytes, cot_mul(s->tokens, s->M), sizeof(float));
     l.dh_mix = cot_workspace_reserve(&l.bytes, cot_mul(s->tokens, s->M), sizeof(float));
     l.factor = cot_workspace_reserve(&l.bytes, s->tokens, sizeof(float));
+    if (mma) {
+        l.phi_terms = cot_workspace_reserve(&l.bytes, mhc_cuda_phi_terms(s), sizeof(uint16_t));
+        l.mix_terms = cot_workspace_reserve(
+            &l.bytes, COT_PRODUCT(MHC_CUDA_MMA_TERMS, s->tokens, MHC_CUDA_MMA_ROWS(MHC_CUDA_MMA_M(s->n))),
+            sizeof(uint16_t));
+    }
     l.records = cot_workspace_reserve(&l.bytes, cot_mul(tiles, MHC_SM90_TILE), sizeof(mhc_token_record));
     l.counters = cot_workspace_reserve(&l.bytes, MHC_SM90_RECORD_COUNTS + tiles, sizeof(uint32_t));
-    l.part_length = cot_round_up(cot_ceil_div(s->tokens, MHC_CUDA_MAX_PARTS), MHC_CUDA_RUN);
+    const int64_t most_parts =
+        cot_clamp(cot_ceil_div(MHC_CUDA_MMA_BLOCKS, mhc_cuda_mma_columns(s)), 1, MHC_CUDA_MAX_PARTS);
+    l.part_length = cot_round_up(cot_ceil_div(s->tokens, most_parts), MHC_CUDA_RUN);
     l.parts = s->tokens > 0 ? cot_ceil_div(s->tokens, l.part_length) : 0;
     l.token_parts = cot_clamp(s->tokens, 0, MHC_CUDA_TOKEN_PARTS);
     /* The cluster kernel stores one part for each cluster, and sums of dz for each block of the clusters. */
@@ -95,7 +131,7 @@ static inline const char *admit_cuda_pre_tiles(const void *problem)
     const mhc_sizes *sizes = problem;
     if (admit_cuda(problem) != NULL)
         return admit_cuda(problem);
-    return sizes->D > 65535 / MHC_CUDA_MAX_N * MHC_CUDA_DX_COLUMNS ? "D is too large for a grid of tiles" : NULL;
+    return sizes->D > 65535 / MHC_CUDA_MAX_N * MHC_CUDA_MMA_COLUMNS ? "D is too large for a grid of tiles" : NULL;
 }
 
 static inline const char *admit_cuda_post_fwd(const void *problem)
@@ -216,37 +252,42 @@ static inline size_t workspace_cuda_pre_fwd(const void *problem)
                                       : 0;
 }
 
-/* Slices of all streams. Only the last slice of a stream can be partial. */
-static inline int64_t mhc_cuda_slices(const mhc_sizes *s)
-{
-    return s->n * cot_ceil_div(s->D, MHC_CUDA_SLICE);
-}
-
 /* The plan of a forward whose blocks take slices of the streams: the slices' sums follow the logits. */
 typedef struct mhc_cuda_pre_fwd_plan {
     int64_t slices;
-    size_t sums, bytes; /* offset of the sums; of the whole workspace */
+    size_t sums, phi_terms, bytes; /* offsets of the sums and of the terms of phi gamma; of the whole workspace */
 } mhc_cuda_pre_fwd_plan;
 
-static inline mhc_cuda_pre_fwd_plan mhc_cuda_plan_pre_fwd(const mhc_pre_forward_problem *p, int64_t slices)
+static inline mhc_cuda_pre_fwd_plan mhc_cuda_plan_pre_fwd(const mhc_pre_forward_problem *p, int64_t slices, bool mma)
 {
     const int64_t n = p->sizes.n, logits = cot_is_present(&p->args.A) ? COT_PRODUCT(p->sizes.tokens, n, n) : 0;
     mhc_cuda_pre_fwd_plan plan = {.slices = slices};
     cot_workspace_reserve(&plan.bytes, logits, sizeof(float));
     plan.sums =
         cot_workspace_reserve(&plan.bytes, COT_PRODUCT(p->sizes.tokens, slices, MHC_CUDA_SUMS(n)), sizeof(float));
+    if (mma)
+        plan.phi_terms = cot_workspace_reserve(&plan.bytes, mhc_cuda_phi_terms(&p->sizes), sizeof(uint16_t));
     return plan;
 }
 
-COT_PLAN(plan_cuda_pre_fwd_tiles, mhc_cuda_pre_fwd_plan, mhc_cuda_plan_pre_fwd(problem, mhc_cuda_slices(problem)))
-COT_PLAN(plan_sm90_pre_fwd_split, mhc_cuda_pre_fwd_plan, mhc_cuda_plan_pre_fwd(problem, mhc_sm90_slices(problem)))
-
-static inline mhc_cuda_layout mhc_cuda_plan_pre_bwd(const mhc_pre_backward_problem *p)
+/* Only the last slice of a stream can be partial. */
+static inline mhc_cuda_pre_fwd_plan mhc_cuda_plan_pre_fwd_tiles(const mhc_pre_forward_problem *p)
 {
-    return mhc_cuda_layout_pre_bwd(&p->sizes, mhc_pre_iterations(&p->args));
+    const mhc_sizes *s = &p->sizes;
+    return mhc_cuda_plan_pre_fwd(p, s->n * cot_ceil_div(s->D, mhc_cuda_slice_columns(s)), true);
 }
 
-COT_PLAN(plan_cuda_pre_bwd, mhc_cuda_layout, mhc_cuda_plan_pre_bwd(problem))
+COT_PLAN(plan_cuda_pre_fwd_tiles, mhc_cuda_pre_fwd_plan, mhc_cuda_plan_pre_fwd_tiles(problem))
+COT_PLAN(plan_sm90_pre_fwd_split, mhc_cuda_pre_fwd_plan,
+         mhc_cuda_plan_pre_fwd(problem, mhc_sm90_slices(problem), false))
+
+static inline mhc_cuda_layout mhc_cuda_plan_pre_bwd(const mhc_pre_backward_problem *p, bool mma)
+{
+    return mhc_cuda_layout_pre_bwd(&p->sizes, mhc_pre_iterations(&p->args), mma);
+}
+
+COT_PLAN(plan_cuda_pre_bwd, mhc_cuda_layout, mhc_cuda_plan_pre_bwd(problem, false))
+COT_PLAN(plan_cuda_pre_bwd_tiles, mhc_cuda_layout, mhc_cuda_plan_pre_bwd(problem, true))
 
 static inline size_t workspace_cuda_sinkhorn_bwd(const void *problem)
 {

@@ -167,6 +167,18 @@ static __device__ __forceinline__ void compute_dh_pre(const mhc_call &c, int64_t
     }
 }
 
+/* Rows from M on are zero. */
+static __device__ __forceinline__ void store_mix_terms(const mhc_call &c, int n, int64_t token, int j, float dh_mix)
+{
+    const int rows = MHC_CUDA_MMA_ROWS(MHC_CUDA_MMA_M(n));
+#pragma unroll
+    for (int term = 0; term < MHC_CUDA_MMA_TERMS; term++) {
+        const __nv_bfloat16 value = __float2bfloat16_rn(dh_mix);
+        c.mix_terms[(term * c.tokens + token) * rows + j] = __bfloat16_as_ushort(value);
+        dh_mix -= __bfloat162float(value);
+    }
+}
+
 /* All other inputs are loaded before dh_pre is computed. Afterwards they would be the only loads in flight. */
 template <typename E, int V> static __device__ __forceinline__ void records(const mhc_call &c)
 {
@@ -199,6 +211,8 @@ template <typename E, int V> static __device__ __forceinline__ void records(cons
         c.dh_mix[token * M + j] = dh_mix;
     }
     products[j] = du * h_mix;
+    if (c.mix_terms != nullptr && j < MHC_CUDA_MMA_ROWS(MHC_CUDA_MMA_M(n)))
+        store_mix_terms(c, n, token, j, dh_mix);
     __syncthreads();
     mhc_token_record *record = c.records == nullptr ? nullptr : &c.records[token];
     if (j < 32) {
