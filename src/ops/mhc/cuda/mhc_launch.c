@@ -12,6 +12,7 @@
 #include "../mhc_pre_kernels.def"
 #include "../mhc_sinkhorn_kernels.def"
 #include "../mhc_post_kernels.def"
+#include "../mhc_seam_kernels.def"
 #undef COT_KERNEL_ENTRY
 
 /* Returns from the caller on the first launch that fails. A grid without blocks is skipped. */
@@ -89,6 +90,7 @@ static const cot_cuda_kernel pre_mma_dphi[3][3] = MMA(mhc_pre_mma_dphi, DPHI_BYT
 static const cot_cuda_kernel pre_fwd_cluster[2] = HOPPER(mhc_pre_fwd_cluster_sm90, mhc_pre_fwd_cluster_sm90);
 static const cot_cuda_kernel pre_fwd_wide[2] = HOPPER(mhc_pre_fwd_cluster_sm90, mhc_pre_fwd_wide_sm90);
 static const cot_cuda_kernel pre_fwd_split[2] = HOPPER(mhc_pre_fwd_cluster_sm90, mhc_pre_fwd_split_sm90);
+static const cot_cuda_kernel seam_fwd_cluster[2] = HOPPER(mhc_pre_fwd_cluster_sm90, mhc_seam_fwd_cluster_sm90);
 static const cot_cuda_kernel pre_bwd_split[2] = HOPPER(mhc_pre_bwd_split_sm90, mhc_pre_bwd_split_sm90);
 static const cot_cuda_kernel pre_bwd_one_pass = {cot_image_mhc_pre_bwd_split_sm90, "mhc_pre_bwd_once_sm90_bf16",
                                              MHC_SM90_SHARED_BYTES};
@@ -652,4 +654,63 @@ cot_status mhc_post_bwd_rows_sm80(cot_queue *queue, const void *problem, void *w
         return mhc_post_bwd_generic_sm80(queue, problem, workspace);
     LAUNCH(queue, &post_backward[c.n - 1][p->sizes.dtype - COT_F32], c.tokens, 1, post_threads(&p->sizes), &c);
     return COT_OK;
+}
+
+/* ---- seam --------------------------------------------------------------------------------------------- */
+
+cot_status mhc_seam_fwd_generic_sm80(cot_queue *queue, const void *problem, void *workspace)
+{
+    const mhc_post_forward_problem post = mhc_seam_post_forward(problem);
+    const mhc_pre_forward_problem pre = mhc_seam_pre_forward(problem);
+    const cot_status status = mhc_post_fwd_generic_sm80(queue, &post, NULL);
+    return status == COT_OK ? mhc_pre_fwd_generic_sm80(queue, &pre, workspace) : status;
+}
+
+/* Post, by the kernel that supports its tensors. */
+static cot_status launch_seam_post(cot_queue *queue, const void *problem)
+{
+    const mhc_post_forward_problem post = mhc_seam_post_forward(problem);
+    return admit_cuda_post_fwd(&post) == NULL ? mhc_post_fwd_rows_sm80(queue, &post, NULL)
+                                              : mhc_post_fwd_generic_sm80(queue, &post, NULL);
+}
+
+cot_status mhc_seam_fwd_tiles_sm80(cot_queue *queue, const void *problem, void *workspace)
+{
+    const mhc_pre_forward_problem pre = mhc_seam_pre_forward(problem);
+    const cot_status status = launch_seam_post(queue, problem);
+    return status == COT_OK ? mhc_pre_fwd_tiles_sm80(queue, &pre, workspace) : status;
+}
+
+cot_status mhc_seam_fwd_split_sm90(cot_queue *queue, const void *problem, void *workspace)
+{
+    const mhc_pre_forward_problem pre = mhc_seam_pre_forward(problem);
+    const bool split = pre.sizes.D > MHC_SM90_WIDE_MAX_D || cost_sm90_split(&pre) < cost_sm90_pre(&pre);
+    const cot_status status = launch_seam_post(queue, problem);
+    return status == COT_OK ? forward_sm90(queue, &pre, workspace, split) : status;
+}
+
+cot_status mhc_seam_fwd_cluster_sm90(cot_queue *queue, const void *problem, void *workspace)
+{
+    const mhc_seam_forward_problem *p = problem;
+    const cot_mhc_seam_forward_args *a = &p->args;
+    const mhc_pre_forward_problem pre = mhc_seam_pre_forward(p);
+    mhc_seam_call seam = {.call = pre_forward_call(&pre), .h_post = make_array(&a->h_post), .A = make_array(&a->A)};
+    mhc_call *c = &seam.call;
+    if (!is_aligned(&a->x, 16) || !is_aligned(&a->f, 16) || !is_aligned(&a->y, 16) || !is_aligned(&a->h_in, 16) ||
+        !is_aligned(&a->phi, 8) || !is_aligned(&a->gamma, 8))
+        return mhc_seam_fwd_generic_sm80(queue, problem, workspace);
+    if (c->tokens == 0)
+        return COT_OK;
+    c->logits = c->A.data != NULL ? workspace : NULL;
+    const tile_box all_streams = {MHC_SM90_CHUNKS, MHC_SM90_TILE, MHC_SM90_N},
+                   one_stream = {MHC_SM90_CHUNKS, MHC_SM90_TILE, 1};
+    cot_status status = make_tile_map(queue, &seam.x, &p->sizes, &a->x, all_streams);
+    if (status == COT_OK)
+        status = make_tile_map(queue, &seam.f, &p->sizes, &a->f, one_stream);
+    if (status == COT_OK)
+        status = make_tile_map(queue, &seam.y, &p->sizes, &a->y, all_streams);
+    if (status == COT_OK)
+        status = launch_clusters(queue, &seam_fwd_cluster[p->sizes.dtype - COT_F16], MHC_SM90_TILE,
+                                 MHC_SM90_FWD_THREADS, false, c, &seam);
+    return status == COT_OK ? launch_fused_sinkhorn(queue, c) : status;
 }

@@ -289,6 +289,46 @@ static inline mhc_cuda_layout mhc_cuda_plan_pre_bwd(const mhc_pre_backward_probl
 COT_PLAN(plan_cuda_pre_bwd, mhc_cuda_layout, mhc_cuda_plan_pre_bwd(problem, false))
 COT_PLAN(plan_cuda_pre_bwd_tiles, mhc_cuda_layout, mhc_cuda_plan_pre_bwd(problem, true))
 
+/* ---- seam --------------------------------------------------------------------------------------------- */
+
+static inline size_t workspace_cuda_seam_fwd(const void *problem)
+{
+    const mhc_pre_forward_problem pre = mhc_seam_pre_forward(problem);
+    return workspace_cuda_pre_fwd(&pre);
+}
+
+static inline mhc_cuda_pre_fwd_plan mhc_cuda_plan_seam_fwd_tiles(const mhc_seam_forward_problem *p)
+{
+    const mhc_pre_forward_problem pre = mhc_seam_pre_forward(p);
+    return mhc_cuda_plan_pre_fwd_tiles(&pre);
+}
+
+static inline mhc_cuda_pre_fwd_plan mhc_sm90_plan_seam_fwd_split(const mhc_seam_forward_problem *p)
+{
+    const mhc_pre_forward_problem pre = mhc_seam_pre_forward(p);
+    return mhc_cuda_plan_pre_fwd(&pre, mhc_sm90_slices(&p->sizes), false);
+}
+
+COT_PLAN(plan_cuda_seam_fwd_tiles, mhc_cuda_pre_fwd_plan, mhc_cuda_plan_seam_fwd_tiles(problem))
+COT_PLAN(plan_sm90_seam_fwd_split, mhc_cuda_pre_fwd_plan, mhc_sm90_plan_seam_fwd_split(problem))
+
+static inline const char *admit_sm90_seam_fwd_split(const void *problem)
+{
+    const mhc_pre_forward_problem pre = mhc_seam_pre_forward(problem);
+    return admit_sm90_pre_fwd_split(&pre);
+}
+
+static inline const char *admit_sm90_seam_fwd(const void *problem)
+{
+    const mhc_seam_forward_problem *p = problem;
+    const cot_mhc_seam_forward_args *a = &p->args;
+    if (p->sizes.D > MHC_SM90_MAX_D)
+        return "a cluster has room for a D of 4096";
+    if (!mhc_cuda_uniform_token_stride(&a->A) || !mhc_cuda_uniform_token_stride(&a->h_post))
+        return "tokens of A or h_post do not lie at one stride";
+    return mhc_sm90_admit(problem, (const cot_tensor *const[]){&a->x, &a->f, &a->y, &a->h_in}, 4, &a->phi, &a->gamma);
+}
+
 static inline size_t workspace_cuda_sinkhorn_bwd(const void *problem)
 {
     const mhc_sinkhorn_backward_problem *p = problem;

@@ -43,4 +43,11 @@ typedef struct mhc_mapped_call {
     mhc_call call;
 } mhc_mapped_call;
 
+/* The call is pre's: its h_post and A are those of the next layer. */
+typedef struct mhc_seam_call {
+    CUtensorMap x, f, y;
+    mhc_call call;
+    mhc_array h_post, A; /* of post; A[in,out] */
+} mhc_seam_call;
+
 #endif

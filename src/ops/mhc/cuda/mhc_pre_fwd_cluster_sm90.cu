@@ -37,8 +37,16 @@
  *
  * SPLIT, for D with more slices of 256 columns than a cluster has blocks, and for bf16 or f16 with any D: the blocks do
  * not communicate. A block has one slice and every gridDim.y-th tile. The reducers store the slice's sums to global
- * memory, and the MMA warps release the stage. mhc_pre_tokens.cu sums over the slices and reads x again for h_in. */
+ * memory, and the MMA warps release the stage. mhc_pre_tokens.cu sums over the slices and reads x again for h_in.
+ *
+ * SEAM, post of a layer and pre of the next, for D up to 4096: x of pre is y of post, which never is read from memory.
+ * The producer also loads a tile of f. The h_in warps first compute y in place of x: a thread replaces the elements
+ * that it reads for h_in later, LOOKAHEAD tiles after. One of their threads stores y by one TMA box. The MMA warps wait
+ * for mixed[stage] (128 arrivals, the h_in threads: y of the tile is in shared memory) instead of full[stage]. The
+ * order of the sums of y is that of mhc_post.cu, so y has the bits of mhc_post. */
 #include "mhc_mma.cuh"
+
+#include "../../../cuda/device/bulk.cuh"
 
 enum {
     N = MHC_SM90_N,
@@ -55,14 +63,17 @@ template <typename E> constexpr int groups_of = terms_of<E> *OCTETS;
 /* The configuration of a block with 64 * CHUNKS_ columns of each stream. With more than 4 chunks, phi gamma does not
  * fit in registers. Shared memory then holds the second terms of a warp's last steps (f16) or all third terms as bytes
  * (bf16). */
-template <typename E_, int CHUNKS_> struct fwd_traits {
+template <typename E_, int CHUNKS_, bool SEAM_ = false> struct fwd_traits {
     typedef E_ E;
     enum {
+        SEAM = SEAM_,
         CHUNKS = CHUNKS_,
         WIDE = CHUNKS > MHC_SM90_CHUNKS,
         TILE = WIDE ? MHC_SM90_WIDE_TILE : MHC_SM90_TILE,
-        STAGES = 6,
-        STAGE_BYTES = N * CHUNKS * MHC_SM90_CHUNK * TILE * 2,
+        STAGES = SEAM ? 5 : 6,
+        STREAM_BYTES = CHUNKS * MHC_SM90_CHUNK * TILE * 2, /* of one stream in a stage */
+        STAGE_BYTES = N * STREAM_BYTES,
+        LOOKAHEAD = 2,                                        /* tiles from y to h_in */
         STEPS = N * CHUNKS * MHC_SM90_CHUNK / 16 / MMA_WARPS, /* steps of 16 k of one MMA warp */
         PAIRS = STEPS / 2,
         GROUPS = groups_of<E>,
@@ -82,6 +93,8 @@ template <typename E_, int CHUNKS_> struct fwd_traits {
 
 template <typename Traits> struct shared_memory {
     unsigned char x[Traits::STAGES][Traits::STAGE_BYTES]; /* [stream][chunk][token][128 bytes, swizzled] */
+    unsigned char f[Traits::SEAM ? Traits::STAGES : 1]
+                   [Traits::SEAM ? Traits::STREAM_BYTES : 16]; /* x without streams */
     uint2 phi[MMA_WARPS][Traits::SHARED_STEPS > 0 ? Traits::SHARED_STEPS : 1][Traits::SHARED_STEPS > 0 ? OCTETS : 1]
              [Traits::SHARED_STEPS > 0 ? 32 : 1];
     /* One word for each step. */
@@ -91,10 +104,12 @@ template <typename Traits> struct shared_memory {
     /* Sums from all blocks, for each stage that holds a token of this block. */
     float gathered[Traits::STAGES * Traits::TILE / MHC_SM90_CLUSTER][MHC_SM90_CLUSTER][SUMS];
     float h_pre[Traits::STAGES][Traits::TILE][N];
+    /* Of each token: rows of A, then h_post. Tiles alternate between two buffers. */
+    float4 mixture[2][Traits::SEAM ? Traits::TILE : 1][N + 1];
     /* Scales of rows r, 8 + r and 16 + r of a warp. */
     float4 row_scales[Traits::BYTE_TERMS ? MMA_WARPS : 1][Traits::BYTE_TERMS ? 8 : 1];
     uint64_t full[Traits::STAGES], empty[Traits::STAGES], gathered_full[Traits::STAGES], h_pre_full[Traits::STAGES];
-    uint64_t partial_full, partial_empty;
+    uint64_t partial_full, partial_empty, mixed[Traits::STAGES];
 };
 extern __shared__ __align__(1024) unsigned char memory[];
 
@@ -269,7 +284,7 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
                        first_row = row_address[0] + stage_offset;
         const uint32_t row_base[2] = {first_row,
                                       Traits::PAIRS % 2 == 0 ? first_row ^ 64 : row_address[1] + stage_offset};
-        cot_mbarrier_wait(&s.full[ring.stage], ring.parity);
+        cot_mbarrier_wait(Traits::SEAM ? &s.mixed[ring.stage] : &s.full[ring.stage], ring.parity);
 #pragma unroll
         for (int t = 0; t < TILE / 8; t++) {
             float sums[PAIRS][4] = {0}, tail_sums[4] = {0}, run[4] = {0};
@@ -337,13 +352,78 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
     }
 }
 
+/* Starts the loads of the coefficients of post, of the tokens of one h_in warp: zero for tokens that do not exist. */
 template <typename Traits>
-static __device__ __forceinline__ void compute_h_in(const mhc_call &c, shared_memory<Traits> &s,
-                                                    const tile_schedule &schedule)
+static __device__ __forceinline__ void load_mixture(const mhc_seam_call &p, float4 (*to)[N + 1], int first_token)
+{
+    constexpr int FLOATS = N * N + N;
+    const int axis = p.call.T > 1 ? 1 : 0; /* of the stride between tokens, for any B */
+#pragma unroll 1 /* otherwise the offsets of all elements take registers in the loop over tiles */
+    for (int index = threadIdx.x % 32; index < Traits::TILE / 4 * FLOATS; index += 32) {
+        const int ij = index % FLOATS, token = first_token + index / FLOATS;
+        const bool valid = token < (int)p.call.tokens;
+        const mhc_array &a = ij < N * N ? p.A : p.h_post;
+        const int64_t offset = ij < N * N ? ij / N * a.stride[2] + ij % N * a.stride[3] : (ij - N * N) * a.stride[2];
+        cot_cp_async_zfill<4>(valid, cot_shared_address((float *)to + index),
+                              (const float *)a.data + (valid ? token * a.stride[axis] + offset : 0));
+    }
+    cot_cp_async_commit_group();
+}
+
+/* Replaces x of one token and 16 bytes of each chunk by y. */
+template <typename Traits>
+static __device__ __forceinline__ void mix(unsigned char *x, const unsigned char *f, const float4 (&mixture)[N + 1])
+{
+    typedef typename Traits::E E;
+    float coefficient[N + 1][N];
+#pragma unroll
+    for (int i = 0; i <= N; i++) {
+        const float4 row = mixture[i];
+        coefficient[i][0] = row.x, coefficient[i][1] = row.y, coefficient[i][2] = row.z, coefficient[i][3] = row.w;
+    }
+#pragma unroll 1
+    for (int chunk = 0; chunk < Traits::CHUNKS; chunk++, x += Traits::TILE * 128, f += Traits::TILE * 128) {
+        cot_words<4> streams[N], layer = *(const cot_words<4> *)f;
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            streams[i] = *(const cot_words<4> *)(x + i * Traits::STREAM_BYTES);
+#pragma unroll
+        for (int w = 0; w < 4; w++) {
+            const float2 f_pair = cot_unpack_pair<E>(layer.word[w]);
+            float2 pairs[N];
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                pairs[i] = cot_unpack_pair<E>(streams[i].word[w]);
+#pragma unroll
+            for (int o = 0; o < N; o++) {
+                float2 sum = {coefficient[N][o] * f_pair.x, coefficient[N][o] * f_pair.y};
+#pragma unroll
+                for (int i = 0; i < N; i++)
+                    sum = {fmaf(coefficient[i][o], pairs[i].x, sum.x), fmaf(coefficient[i][o], pairs[i].y, sum.y)};
+                streams[o].word[w] = cot_pack_pair<E>(sum.x, sum.y);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            *(cot_words<4> *)(x + i * Traits::STREAM_BYTES) = streams[i];
+    }
+}
+
+/* Waits until at most PENDING of this thread's bulk groups still read shared memory. */
+template <int PENDING> static __device__ __forceinline__ void wait_bulk_read(void)
+{
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
+/* seam: null in pre. */
+template <typename Traits>
+static __device__ __forceinline__ void compute_h_in(const mhc_call &c, const mhc_seam_call *seam,
+                                                    shared_memory<Traits> &s, const tile_schedule &schedule)
 {
     typedef typename Traits::E E;
     /* 16-byte units in a chunk of one stream. A thread processes one unit in every (128 / UNITS)-th chunk. */
     constexpr int UNITS = Traits::TILE * 8;
+    static_assert(!Traits::SEAM || UNITS == 128, "a thread must have one unit of every chunk");
     const int thread = threadIdx.x % 128, t = thread % UNITS / 8, unit = thread % 8;
     const int x_offset = (thread / UNITS * Traits::TILE + t) * 128 + (unit ^ (t & 7)) * 16;
     const int d = (schedule.rank * Traits::CHUNKS + thread / UNITS) * MHC_SM90_CHUNK + unit * 8;
@@ -351,16 +431,15 @@ static __device__ __forceinline__ void compute_h_in(const mhc_call &c, shared_me
     const int chunks =
         min((int)Traits::CHUNKS, (int)c.D / MHC_SM90_CHUNK - schedule.rank * Traits::CHUNKS) - thread / UNITS;
     const int64_t stride = c.h_in.stride[c.T > 1 ? 1 : 0]; /* between tokens, for any B */
-    E *to = (E *)c.h_in.data + ((int64_t)schedule.first * Traits::TILE + t) * stride + d;
-    cot_cluster_wait();
-    FOR_EACH_TILE(tile, ring, schedule)
-    {
-        cot_mbarrier_wait(&s.full[ring.stage], ring.parity);
+    auto finish_tile = [&](int tile, const cot_pipeline_state<Traits::STAGES> &ring) {
+        if (!Traits::SEAM)
+            cot_mbarrier_wait(&s.full[ring.stage], ring.parity);
         cot_mbarrier_wait(&s.h_pre_full[ring.stage], ring.parity);
         if (thread == 0)
             cot_mbarrier_arrive_expect(&s.h_pre_full[ring.stage], sizeof s.h_pre[0]);
         const bool active = present(c.h_in) && tile * Traits::TILE + t < (int)c.tokens;
         const unsigned char *x = s.x[ring.stage] + x_offset;
+        E *to = (E *)c.h_in.data + ((int64_t)tile * Traits::TILE + t) * stride + d;
 #pragma unroll
         for (int pass = 0; pass < (Traits::CHUNKS * UNITS + 127) / 128; pass++) {
             const int chunk = pass * (128 / UNITS);
@@ -382,10 +461,50 @@ static __device__ __forceinline__ void compute_h_in(const mhc_call &c, shared_me
             }
             cot_store_vector<E, 8>(to + chunk * MHC_SM90_CHUNK, sum);
         }
-        to += (int64_t)schedule.step * Traits::TILE * stride;
         __syncwarp();
+        if (Traits::SEAM && thread == 0)
+            wait_bulk_read<Traits::LOOKAHEAD>(); /* the store of y has read the stage */
         if (threadIdx.x % 32 == 0)
             cot_mbarrier_arrive(&s.empty[ring.stage]);
+    };
+    if constexpr (!Traits::SEAM) {
+        cot_cluster_wait();
+        FOR_EACH_TILE(tile, ring, schedule)
+        finish_tile(tile, ring);
+    } else {
+        const int warp_token = thread / 32 * (Traits::TILE / 4);
+        load_mixture<Traits>(*seam, &s.mixture[0][warp_token], schedule.first * Traits::TILE + warp_token);
+        cot_cluster_wait();
+        cot_pipeline_state<Traits::STAGES> mix_ring, ring;
+        int buffer = 0;
+        for (int tile = schedule.first; tile < schedule.tiles + Traits::LOOKAHEAD * schedule.step;
+             tile += schedule.step) {
+            if (tile < schedule.tiles) {
+                cot_cp_async_wait_group<0>();
+                __syncwarp(); /* the coefficients of all lanes are there, and those of the tile before have been read */
+                load_mixture<Traits>(*seam, &s.mixture[buffer ^ 1][warp_token],
+                                     (tile + schedule.step) * Traits::TILE + warp_token);
+                cot_mbarrier_wait(&s.full[mix_ring.stage], mix_ring.parity);
+                mix<Traits>(s.x[mix_ring.stage] + x_offset, s.f[mix_ring.stage] + x_offset, s.mixture[buffer][t]);
+                buffer ^= 1;
+                cot_fence_proxy_async();
+                cot_mbarrier_arrive(&s.mixed[mix_ring.stage]);
+                cot_named_barrier<1>(128);
+                if (thread == 0) {
+                    cot_tma_store_4d(&seam->y, 0, tile * Traits::TILE, schedule.rank * Traits::CHUNKS, 0,
+                                     s.x[mix_ring.stage]);
+                    cot_bulk_commit();
+                }
+                mix_ring.next();
+            }
+            if (tile >= Traits::LOOKAHEAD * schedule.step) { /* first < step */
+                finish_tile(tile - Traits::LOOKAHEAD * schedule.step, ring);
+                ring.next();
+            }
+        }
+        if (thread == 0)
+            cot_bulk_wait_read(); /* the block's shared memory must live until then */
+        __syncwarp();
     }
 }
 
@@ -482,8 +601,6 @@ static __device__ __forceinline__ void finalize_token(const mhc_call &c, shared_
         const int tile_token = (schedule.rank - ring.stage * Traits::TILE) & (MHC_SM90_CLUSTER - 1);
         if (tile_token >= Traits::TILE)
             continue;
-        const uint32_t token = (uint32_t)(tile * Traits::TILE + tile_token), b = token / (uint32_t)c.T,
-                       t = token - b * (uint32_t)c.T;
         cot_mbarrier_wait(&s.gathered_full[ring.stage], ring.parity);
         __syncwarp();
         if (lane == 0)
@@ -507,6 +624,8 @@ static __device__ __forceinline__ void finalize_token(const mhc_call &c, shared_
             cot_store_async(cot_mapa(cot_shared_address(s.h_pre[ring.stage][tile_token]), lane),
                             cot_mapa(cot_shared_address(&s.h_pre_full[ring.stage]), lane), h_pre[0], h_pre[1], h_pre[2],
                             h_pre[3]);
+        const uint32_t token = (uint32_t)(tile * Traits::TILE + tile_token), b = token / (uint32_t)c.T,
+                       t = token - b * (uint32_t)c.T;
         if (token >= c.tokens)
             continue;
         if (to_sum.data != nullptr)
@@ -518,15 +637,31 @@ static __device__ __forceinline__ void finalize_token(const mhc_call &c, shared_
     }
 }
 
-template <typename Traits, bool SPLIT>
-static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_memory<Traits> &s,
-                                               const tile_schedule &schedule)
+/* The schedule for one role. In seam, each role reads its first tile again. Otherwise the loops of all roles share one
+ * register of the compiler, and a role with few registers spills it for all. */
+template <typename Traits> static __device__ __forceinline__ tile_schedule for_role(tile_schedule schedule)
+{
+    if constexpr (Traits::SEAM) {
+        int block;
+        asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+        schedule.first = block / MHC_SM90_CLUSTER;
+    }
+    return schedule;
+}
+
+/* Call: mhc_mapped_call, or mhc_seam_call. */
+template <typename Traits, bool SPLIT, typename Call>
+static __device__ __forceinline__ void produce(const Call &p, shared_memory<Traits> &s, const tile_schedule &schedule)
 {
     if (threadIdx.x % 32 == 0) {
         FOR_EACH_TILE(tile, ring, schedule)
         {
             cot_mbarrier_wait(&s.empty[ring.stage], ring.parity ^ 1);
-            cot_mbarrier_arrive_expect(&s.full[ring.stage], Traits::STAGE_BYTES);
+            cot_mbarrier_arrive_expect(&s.full[ring.stage],
+                                       Traits::STAGE_BYTES + (Traits::SEAM ? Traits::STREAM_BYTES : 0));
+            if constexpr (Traits::SEAM)
+                cot_tma_load_4d(s.f[ring.stage], &p.f, 0, tile * Traits::TILE, schedule.rank * Traits::CHUNKS, 0,
+                                &s.full[ring.stage]);
             cot_tma_load_4d(s.x[ring.stage], &p.x, 0, tile * Traits::TILE, schedule.rank * Traits::CHUNKS, 0,
                             &s.full[ring.stage]);
         }
@@ -536,7 +671,7 @@ static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_
         cot_cluster_wait(); /* the producer never stores to another block */
 }
 
-template <typename Traits, bool SPLIT> static __device__ __forceinline__ void forward(const mhc_mapped_call &p)
+template <typename Traits, bool SPLIT, typename Call> static __device__ __forceinline__ void forward(const Call &p)
 {
     static_assert(sizeof(shared_memory<Traits>) <= MHC_SM90_SHARED_BYTES, "must fit in a block's shared memory");
     shared_memory<Traits> &s = *(shared_memory<Traits> *)memory;
@@ -547,6 +682,7 @@ template <typename Traits, bool SPLIT> static __device__ __forceinline__ void fo
         for (int stage = 0; stage < Traits::STAGES; stage++) {
             cot_mbarrier_init(&s.full[stage], 1);
             cot_mbarrier_init(&s.empty[stage], SPLIT ? MMA_WARPS : 4);
+            cot_mbarrier_init(&s.mixed[stage], 128);
             cot_mbarrier_init(&s.gathered_full[stage], 1);
             cot_mbarrier_init(&s.h_pre_full[stage], 1);
             cot_mbarrier_arrive_expect(&s.gathered_full[stage], sizeof s.gathered[0]);
@@ -561,25 +697,36 @@ template <typename Traits, bool SPLIT> static __device__ __forceinline__ void fo
         cot_cluster_arrive(); /* the matching wait precedes the first store to another block */
     if (warp < MMA_WARPS) {
         cot_setmaxnreg_inc<SPLIT ? 224 : Traits::WIDE ? 216 : 208>();
-        multiply<Traits, SPLIT>(c, s, schedule);
-    } else {
-        cot_setmaxnreg_dec<SPLIT ? 56 : Traits::WIDE ? 40 : 48>();
+        multiply<Traits, SPLIT>(c, s, for_role<Traits>(schedule));
+    } else if (warp < MMA_WARPS + 4) {
+        cot_setmaxnreg_dec<SPLIT ? 56 : Traits::SEAM ? 32 : Traits::WIDE ? 40 : 48>();
         if (warp < MMA_WARPS + 2)
-            reduce<Traits, SPLIT>(c, s, schedule);
+            reduce<Traits, SPLIT>(c, s, for_role<Traits>(schedule));
         else if (warp == MMA_WARPS + 2)
-            produce<Traits, SPLIT>(p, s, schedule);
-        else if constexpr (!SPLIT) {
-            if (warp == MMA_WARPS + 3)
-                finalize_token(c, s, schedule);
-            else
-                compute_h_in(c, s, schedule);
-        }
+            produce<Traits, SPLIT>(p, s, for_role<Traits>(schedule));
+        else if constexpr (!SPLIT)
+            finalize_token(c, s, for_role<Traits>(schedule));
+    } else if constexpr (!SPLIT) {
+        cot_setmaxnreg_dec<Traits::SEAM ? 64 : Traits::WIDE ? 40 : 48>();
+        if constexpr (Traits::SEAM)
+            compute_h_in(c, &p, s, for_role<Traits>(schedule));
+        else
+            compute_h_in(c, nullptr, s, for_role<Traits>(schedule));
     }
     if (!SPLIT) {
         cot_cluster_arrive(); /* no block exits while another block may still write to its shared memory */
         cot_cluster_wait();
     }
 }
+
+#define SEAM_INSTANCE(suffix, element)                                              \
+    extern "C" __global__ void __launch_bounds__(MHC_SM90_FWD_THREADS, 1)           \
+        mhc_seam_fwd_cluster_sm90_##suffix(const __grid_constant__ mhc_seam_call p) \
+    {                                                                               \
+        forward<fwd_traits<element, MHC_SM90_CHUNKS, true>, false>(p);              \
+    }
+SEAM_INSTANCE(f16, __half)
+SEAM_INSTANCE(bf16, __nv_bfloat16)
 
 #define INSTANCE(name, element, chunks, split, threads)               \
     extern "C" __global__ void __launch_bounds__(threads, 1)          \
