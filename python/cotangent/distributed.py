@@ -153,7 +153,7 @@ def _name_of(group: Any) -> str:
         if group.ndim != 1:
             raise ValueError(f"cotangent.distributed: the DeviceMesh has {group.ndim} dimensions, expected 1")
         group = group.get_group()
-    if group is dist.GroupMember.NON_GROUP_MEMBER or not hasattr(group, "group_name"):
+    if not isinstance(group, dist.ProcessGroup):
         raise TypeError(f"cotangent.distributed: group is {group!r}, expected a ProcessGroup of this rank, a DeviceMesh "
                         "with one dimension, or a name")  # fmt: skip
     return str(group.group_name)
