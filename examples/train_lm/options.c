@@ -50,6 +50,7 @@ enum {
     KEY_CHECKPOINT,
     KEY_IMPORT,
     KEY_EXPORT,
+    KEY_GRADIENTS,
     KEY_LOG,
     KEY_EVERY,
     KEY_RESUME,
@@ -114,6 +115,8 @@ static const struct argp_option OPTIONS[] = {
     {"export", KEY_EXPORT, "DIR", 0,
      "Write the trained model to DIR/config.json and DIR/model.safetensors, which transformers loads as GPT-2 or Llama",
      0},
+    {"gradients", KEY_GRADIENTS, "FILE", 0,
+     "Write the gradients of the last step and its tokens to FILE (.safetensors), with the names of --export", 0},
     {"sample", KEY_SAMPLE, "N", 0, "Bytes or tokens to generate at the end of a single run", 0},
     {"temperature", KEY_TEMPERATURE, "X", 0, "Of the sample; 0: always the likeliest byte", 0},
     {"prompt", KEY_PROMPT, "TEXT", 0, "What the sample continues", 0},
@@ -292,6 +295,7 @@ static error_t parse_option(int key, char *text, struct argp_state *state)
     case KEY_CHECKPOINT: o->checkpoint = parse_text(key, text); return 0;
     case KEY_IMPORT: o->import = parse_text(key, text); return 0;
     case KEY_EXPORT: o->export = parse_text(key, text); return 0;
+    case KEY_GRADIENTS: o->gradients = parse_text(key, text); return 0;
     case KEY_LOG: o->log = parse_text(key, text); return 0;
     case KEY_RESUME: o->resume = true; return 0;
     case KEY_JSON: o->json = parse_text(key, text); return 0;
@@ -366,8 +370,8 @@ static void check_combinations(const options *o)
         refuse("--kv-heads must divide --heads");
     if (o->checkpoint != NULL && options_run_count(o) > 1)
         refuse("--checkpoint is of a single run: one --arch, and --seeds 1");
-    if ((o->export != NULL || o->log != NULL) && options_run_count(o) > 1)
-        refuse("--export and --log are of a single run: one --arch, and --seeds 1");
+    if ((o->export != NULL || o->gradients != NULL || o->log != NULL) && options_run_count(o) > 1)
+        refuse("--export, --gradients and --log are of a single run: one --arch, and --seeds 1");
     if (o->json != NULL && options_run_count(o) == 1)
         refuse("--json is of several runs: --arch all, or --seeds");
 }

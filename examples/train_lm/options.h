@@ -30,6 +30,7 @@ typedef struct options {
     const char *checkpoint; /* NULL: not written */
     const char *import;     /* a file of initial values for all parameters, or NULL */
     const char *export;     /* the folder of a model for transformers; NULL: not written */
+    const char *gradients;  /* a file for the gradients of the last step; NULL: not written */
     const char *log;        /* JSON lines; NULL: not written */
     int64_t every;
     bool resume, quiet;

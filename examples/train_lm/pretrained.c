@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { MAX_ITEMS_PER_LAYER = 12, OUTER_ITEMS = 5, NAME_SIZE = 64, MAX_PATH_LENGTH = 4096 };
+enum { MAX_ITEMS_PER_LAYER = 12, OUTER_ITEMS = 7, NAME_SIZE = 64, MAX_PATH_LENGTH = 4096 };
 
 static const char GPT2_PREFIX[] = "transformer."; /* files of the first GPT-2 do not have it */
 
@@ -181,6 +181,32 @@ bool pretrained_write(const model *m, const char *folder, io_error *error)
     if (good) {
         add_all(&list, m);
         good = publish(m, &list, config, tensors, error);
+    }
+    free_items(&list);
+    return good;
+}
+
+/* A view of a value, moved to the gradient. All values are in one array, and all gradients in another. */
+static void use_gradients(item_list *list, const model *m)
+{
+    for (int i = 0; i < list->count; i++) {
+        cot_tensor *t = &list->items[i].tensor;
+        t->data = m->parameters.gradients + ((real *)t->data - m->parameters.values);
+    }
+}
+
+bool pretrained_write_gradients(const model *m, const int32_t *inputs, const int32_t *targets, int64_t sequences,
+                                int64_t context, const char *path, io_error *error)
+{
+    const int64_t shape[] = {sequences, context};
+    item_list list;
+    bool good = create_items(&list, m, path, error);
+    if (good) {
+        add_all(&list, m);
+        use_gradients(&list, m);
+        add(&list, "", "inputs", cot_tensor_contiguous((void *)(uintptr_t)inputs, COT_I32, 2, shape));
+        add(&list, "", "targets", cot_tensor_contiguous((void *)(uintptr_t)targets, COT_I32, 2, shape));
+        good = safetensors_write(path, list.items, list.count, NULL, error);
     }
     free_items(&list);
     return good;

@@ -169,8 +169,9 @@ static train_result create_cuda(training *t, run_state *run)
         return TRAIN_OUT_OF_MEMORY;
     const double gigabytes = 1e-9 * (double)backend_cuda_bytes(run->b, &t->model.parameters);
     backend_cuda_describe(run->b, name, sizeof name, &free_bytes, &total_bytes);
-    printf("GPU: %s, %s; %.2f GB of its %.0f GB, and the workspace of the ops\n", name, o->dtype, gigabytes,
-           1e-9 * (double)total_bytes);
+    const double others = 1e-9 * (double)(total_bytes - free_bytes) - 1e-9 * (double)backend_cuda_bytes_now(run->b);
+    printf("GPU: %s, %s; %.2f GB for the model, %.2f of its %.0f GB in use then, and the workspace of the ops\n", name,
+           o->dtype, gigabytes, gigabytes + (others > 0 ? others : 0), 1e-9 * (double)total_bytes);
     fflush(stdout);
     run->progress.gigabytes = gigabytes;
     run->progress.flops = flops_per_token(&t->model);
@@ -178,6 +179,18 @@ static train_result create_cuda(training *t, run_state *run)
     if (backend_cuda_plan_end(run->b) != COT_OK || backend_cuda_bind(run->b, &t->model.parameters) != COT_OK)
         return TRAIN_LIBRARY_ERROR;
     return model_pass_create(&run->pass, &t->model, run->b, rows, true) ? TRAIN_DONE : TRAIN_OUT_OF_MEMORY;
+}
+
+/* Checks that the options with files of transformers have a model that it has too. */
+static bool check_pretrained(training *t, const options *o, const model_config *config)
+{
+    const char *const names[] = {"--export", "--import", "--gradients"}, *const files[] = {o->export, o->import,
+                                                                                           o->gradients};
+    for (int i = 0; i < 3; i++)
+        if (files[i] != NULL && !pretrained_supports(config))
+            return bad_option(t, names[i]),
+                   io_fail(&t->error, files[i], "is of GPT-2 or Llama: --arch gpt2, or --attention 1 --mlp N");
+    return true;
 }
 
 /* ---- the run ------------------------------------------------------------------------------------------ */
@@ -211,11 +224,8 @@ static train_result create_run(training *t, run_state *run, const corpus *text, 
     const int64_t count = run->held_out.windows * o->context;
     if (!check_tokens(t, o, run->held_out.inputs, count) || !check_tokens(t, o, run->held_out.targets, count))
         return TRAIN_BAD_OPTION;
-    if ((o->export != NULL || o->import != NULL) && !pretrained_supports(&config)) {
-        io_fail(&t->error, o->export != NULL ? o->export : o->import,
-                "is of GPT-2 or Llama: --arch gpt2, or --attention 1 --mlp N");
-        return bad_option(t, o->export != NULL ? "--export" : "--import");
-    }
+    if (!check_pretrained(t, o, &config))
+        return TRAIN_BAD_OPTION;
     if (!model_create(&t->model, config, seed))
         return TRAIN_OUT_OF_MEMORY;
     if (o->import != NULL && !pretrained_read(&t->model, o->import, &t->error))
@@ -399,6 +409,19 @@ static void log_step(const run_state *run, const curve_point *point)
     fflush(run->log);
 }
 
+/* After the last step, before a validation, which sets the gradients of a GPU to 0. */
+static train_result write_gradients(training *t, run_state *run)
+{
+    const options *o = run->o;
+    run->b->op->download(run->b, &t->model.parameters);
+    if (run->b->status != COT_OK)
+        return TRAIN_LIBRARY_ERROR;
+    return pretrained_write_gradients(&t->model, run->inputs, run->targets, o->accumulate * o->batch, o->context,
+                                      o->gradients, &t->error)
+               ? TRAIN_DONE
+               : bad_option(t, "--gradients");
+}
+
 static train_result run_steps(training *t, run_state *run)
 {
     const int64_t steps = run->o->steps;
@@ -412,6 +435,11 @@ static train_result run_steps(training *t, run_state *run)
             return TRAIN_LIBRARY_ERROR;
         if (!isfinite(point->train))
             return TRAIN_DIVERGED;
+        if (run->o->gradients != NULL && step == steps) {
+            const train_result written = write_gradients(t, run);
+            if (written != TRAIN_DONE)
+                return written;
+        }
         progress_step(&run->progress, step, point->train);
         if (is_validation_step(step, steps)) {
             const double start = progress_now();

@@ -150,6 +150,7 @@ def test_errors():
             (['--export', 'x'], '--export x: is of GPT-2 or Llama'),
             (['--export', 'tokens.bin', *MODELS['gpt2']], '--export tokens.bin: not a folder'),
             (['--import', 'missing', *MODELS['gpt2']], '--import missing: '),
+            (['--gradients', 'missing/g', *MODELS['gpt2']], '--gradients missing/g: cannot be written'),
             (['--import', 'llama/model.safetensors', *MODELS['gpt2']],
              '--import llama/model.safetensors: has no tensor'),
             (['--import', 'gpt2/model.safetensors', *MODELS['gpt2'], '--layers', '3'],

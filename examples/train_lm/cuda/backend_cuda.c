@@ -540,6 +540,11 @@ size_t backend_cuda_bytes(const backend *b, const parameter_table *table)
     return c->bytes + c->arena_used + elements * each;
 }
 
+size_t backend_cuda_bytes_now(const backend *b)
+{
+    return ((const cuda_backend *)b)->bytes;
+}
+
 cot_status backend_cuda_bind(backend *b, parameter_table *table)
 {
     cuda_backend *c = cuda_of(b);

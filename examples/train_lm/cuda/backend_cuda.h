@@ -33,6 +33,9 @@ cot_status backend_cuda_plan_end(backend *b);
  * workspaces of the library's ops. */
 size_t backend_cuda_bytes(const backend *b, const parameter_table *table);
 
+/* The bytes of device memory that the backend has now. */
+size_t backend_cuda_bytes_now(const backend *b);
+
 /* The name of the GPU, its free and total memory. */
 void backend_cuda_describe(backend *b, char *name, size_t size, size_t *free_bytes, size_t *total_bytes);
 
