@@ -136,41 +136,75 @@ typedef struct block_order {
     int32_t heads_per_section, longest_first_section;
 } block_order;
 
-/* Chosen by measurements on an H200: docs/experiments/attention.md, "Order of blocks".
+/* Whether blocks should stay at nearby tiles: every block of a head reads the head's q and dout and adds to its dq, and
+ * these exceed half of the L2 cache. At 64 columns the order for this costs more, and they must exceed all of it. */
+static bool is_long(const attention_sizes *z, int64_t columns)
+{
+    const int64_t row_bytes = columns * (2 * (int64_t)sizeof(uint16_t) + (int64_t)sizeof(float));
+    return cot_mul(z->Tq, row_bytes) > (columns == 64 ? 48 : 24) << 20;
+}
+
+static bool is_nondeterministic_faster(const attention_sizes *z, bool general, int64_t columns, int64_t blocks)
+{
+    const bool causal = z->right == 0;
+    if (general)
+        return true;
+    if (z->H != z->Hkv)
+        return !causal || columns > 128 || z->Hkv == 1;
+    if (causal)
+        return blocks >= 128;
+    return columns <= 128 && blocks >= (columns == 128 ? 32 : 64);
+}
+
+/* Chosen by measurements on an H200 and an H100: docs/experiments/attention.md, "Order of blocks".
  *   nondeterministic        longest first, so that the last blocks to end are short ones. Chosen, if allowed, only
  *                           where it is faster than the deterministic mode
  *   deterministic, causal   shortest first. The last section is longest first, so that short blocks end last
  *   the same with GQA       up to 128 columns: longest first, with descending tiles
+ *   the same, if is_long    longest first, with descending tiles. In the order above, running blocks are at tiles far
+ *                           from each other, and a tile leaves the L2 cache between two blocks
  *   deterministic, other    shortest first: by descending keys
- * A section of few heads keeps blocks that add to the same rows of dq together. A section of many heads starts them at
- * different times, so that a block of a full mask need not wait for the one before it. */
+ * A section of few heads keeps blocks that add to the same rows of dq together, and their rows in the L2 cache. A
+ * section of many heads starts them at different times, so that a block of a full mask need not wait for the one before
+ * it. */
 static block_order block_order_of(const attention_problem *p, bool general, int64_t columns)
 {
     const attention_sizes *z = &p->sizes;
     const bool causal = z->right == 0, clusters = columns > 128, grouped = z->H != z->Hkv;
     const int64_t blocks = cot_max(cot_ceil_div(z->Tk, ATTENTION_KEYS), 1), heads = cot_mul(z->B, z->Hkv);
-    const bool balanced = causal && grouped && !clusters; /* see head_blocks_of */
-    const bool is_nondeterministic_faster = general || (grouped && (!balanced || z->Hkv == 1)) ||
-                                            (clusters && causal && blocks >= 128) ||
-                                            (columns == 128 && !causal && blocks >= 32);
-    if (p->allow_nondeterminism && is_nondeterministic_faster)
-        return (block_order){.heads_per_section = 4, .reversed = causal && grouped};
-    if (general)
-        return (block_order){.deterministic = true, .heads_per_section = 4, .longest_first_section = INT32_MAX};
-    if (!causal)
-        return (block_order){.deterministic = true,
-                             .heads_per_section = clusters ? 8 : (int32_t)cot_clamp(512 / blocks, 4, 32),
-                             .longest_first_section = INT32_MAX,
-                             .stores_dq = columns == 64 && !grouped};
-    if (balanced)
-        return (block_order){.deterministic = true, .heads_per_section = 8, .reversed = true};
-    const int64_t most = cot_clamp(heads / 2, 1, clusters ? 8 : 32), least = cot_min(most, 2);
-    const int64_t heads_per_section = cot_clamp((clusters ? 128 : 256) / blocks, least, most);
-    return (block_order){.deterministic = true,
-                         .heads_per_section = (int32_t)heads_per_section,
-                         .longest_first_section = (int32_t)(cot_ceil_div(heads, heads_per_section) - 1),
-                         .reversed = true,
-                         .stores_dq = !grouped && (columns == 64 || (columns == 128 && blocks <= 16))};
+    block_order order = {.deterministic = true, .heads_per_section = 4, .longest_first_section = INT32_MAX};
+    if (p->allow_nondeterminism && is_nondeterministic_faster(z, general, columns, blocks)) {
+        order = (block_order){.heads_per_section = 4, .reversed = causal && grouped};
+        if (!general && grouped && is_long(z, columns))
+            order.heads_per_section = 1;
+        else if (!general && !grouped && !causal)
+            order.heads_per_section = 2;
+        else if (!general && !grouped && !is_long(z, columns))
+            order.heads_per_section = 8;
+    } else if (!general && !causal) {
+        order.stores_dq = columns == 64 && !grouped;
+        if (is_long(z, columns))
+            order.heads_per_section = 1;
+        else
+            order.heads_per_section = clusters ? 8 : (int32_t)cot_clamp(512 / blocks, 4, 32);
+    } else if (!general && is_long(z, columns)) {
+        order.heads_per_section = grouped ? 2 : 4;
+        order.longest_first_section = 0;
+        order.reversed = true;
+        order.stores_dq = columns == 64 && !grouped;
+    } else if (!general && grouped && !clusters) { /* divided over two blocks, see head_blocks_of */
+        order.heads_per_section = 8;
+        order.longest_first_section = 0;
+        order.reversed = true;
+    } else if (!general) {
+        const int64_t most = cot_clamp(heads / 2, 1, clusters ? 8 : 32), least = cot_min(most, 2);
+        const int64_t heads_per_section = cot_clamp((clusters ? 128 : 256) / blocks, least, most);
+        order.heads_per_section = (int32_t)heads_per_section;
+        order.longest_first_section = (int32_t)(cot_ceil_div(heads, heads_per_section) - 1);
+        order.reversed = true;
+        order.stores_dq = !grouped && (columns == 64 || (columns == 128 && blocks <= 16));
+    }
+    return order;
 }
 
 /* The number of blocks that divide the query heads of a group. They form a cluster, and add their dK and dV at the end.
