@@ -381,7 +381,7 @@ static __device__ __forceinline__ void mix(unsigned char *x, const unsigned char
         const float4 row = mixture[i];
         coefficient[i][0] = row.x, coefficient[i][1] = row.y, coefficient[i][2] = row.z, coefficient[i][3] = row.w;
     }
-#pragma unroll 1
+#pragma unroll 2
     for (int chunk = 0; chunk < Traits::CHUNKS; chunk++, x += Traits::TILE * 128, f += Traits::TILE * 128) {
         cot_words<4> streams[N], layer = *(const cot_words<4> *)f;
 #pragma unroll
