@@ -25,12 +25,14 @@
 #   make deb       build Debian packages, in build/release/deb
 #   make wheel     [DIST=dist] build the wheels for Linux with glibc 2.28 or newer, with GPU code and for the CPU alone, and the
 #                  source distribution
+#   make release   TAG=vVERSION [DIST=dist] build wheels, source archives, Debian packages, bill of materials, changes and
+#                  checksums from a tag, in DIST/TAG
 #   make clean     remove build/
 
 BUILD = build
 .DEFAULT_GOAL = build
 .NOTPARALLEL:
-.PHONY: setup build asan run test bench gpu emulate format lint fuzz faults tables docs kernels wheel release install uninstall deb clean
+.PHONY: setup build asan run test bench gpu emulate format lint fuzz faults tables docs kernels wheel release release_build install uninstall deb clean
 
 setup:
 	@tools/setup.sh
@@ -96,24 +98,27 @@ kernels: setup
 # The installed build has no tests and no debug information.
 PREFIX = /usr/local
 RELEASE = $(BUILD)/release
-release:
+release_build:
 	@cmake --log-level=NOTICE -G Ninja -S . -B $(RELEASE) -DCMAKE_BUILD_TYPE=Release -DCOT_TESTS=OFF -DCOT_PYTHON=OFF \
 		-DCMAKE_INSTALL_PREFIX=$(PREFIX) "-DCOT_GPUS=$(GPUS)"
 	@cmake --build $(RELEASE)
 
-install: release
+install: release_build
 	@DESTDIR=$(DESTDIR) cmake --install $(RELEASE)
 
 uninstall:
 	@tools/uninstall.sh $(RELEASE)/install_manifest.txt $(DESTDIR)
 
 deb: setup
-	@$(MAKE) --no-print-directory release PREFIX=/usr
+	@$(MAKE) --no-print-directory release_build PREFIX=/usr
 	@cd $(RELEASE) && cpack -G DEB
 
 DIST = dist
 wheel: setup
 	@tools/make_wheel.sh $(BUILD) $(DIST)
+
+release: setup
+	@tools/make_release.sh $(TAG) $(BUILD) $(DIST)/$(TAG)
 
 clean:
 	rm -rf $(BUILD)

@@ -9,7 +9,7 @@
 #
 # gcc of this machine compiles. The extension is linked to stubs of glibc 2.28 (tools/make_glibc_stubs.py), and takes
 # OpenMP from torch (python/openmp.c), so that auditwheel finds nothing to add. The GPU code is that of BUILD, which is
-# brought up to date, or that of the folder COT_FATBINS of the environment. Two builds of a commit give the same bytes.
+# brought up to date, or that of the folder COT_FATBINS of the environment.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$1" "$2"
@@ -82,13 +82,13 @@ check_wheel()
 start=$(date +%s)
 phase "stubs of glibc $glibc" python3 tools/make_glibc_stubs.py "$glibc" "$build/glibc-$glibc"
 mkdir -p "$dist/cpu"
+phase 'wheel for the CPU' build_wheel "$dist/cpu" -C cmake.define.COT_CUDA=OFF
 if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
     phase 'GPU code' build_device_code
     phase 'wheel with GPU code' build_wheel "$dist" -C cmake.define.COT_CUDA=ON -C "cmake.define.COT_FATBINS=${COT_FATBINS:-$build/cuda}"
 else
     echo 'wheel: no nvcc, so no wheel with GPU code'
 fi
-phase 'wheel for the CPU' build_wheel "$dist/cpu" -C cmake.define.COT_CUDA=OFF
 rm -f "$dist"/cotangent-*.tar.gz
 phase 'source distribution' python3 -m build --sdist --no-isolation --outdir "$dist" . >/dev/null
 echo "wheel: $(($(date +%s) - start)) s in all"
