@@ -37,6 +37,7 @@ page cotangent cotangent 'the kernels that train sequence models, forward and ba
 tools/make_docs.sh --lenient "$out/doxygen" >&2
 mv "$out/doxygen/man/man3" "$out/man3"
 rm -r "$out/doxygen"
+rm -f "$out"/man3/_* # of the folder of the headers, named after its path on this machine
 # For troff a line that begins with a quote is a request. doxygen does not escape such lines.
 sed -i "s/^'\([^\\\\]\)/\\\\\&'\1/" "$out"/man3/*
 for page in "$out"/man3/*.h.3; do # core.h(3) is too general a name for the system's manual
