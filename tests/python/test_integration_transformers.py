@@ -3,6 +3,7 @@
 same dtype. The reference is eager PyTorch in float64."""
 import contextlib
 import os
+import statistics
 
 import pytest
 import torch
@@ -55,21 +56,25 @@ def errors(found, exact):
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("name", [*ATTENTION, *HYBRIDS])
 def test_loss_and_gradients(device, name, padding):
-    batch = {k: v.to(device) for k, v in inputs(padding).items()}
+    """The median error of three batches. The error of one batch is one sample of a rounding error: in 12 batches of mamba2
+    in float32 on a GPU, ours was 0.85 to 2.23 times that of eager, 1.03 in the median."""
     expected = {f"{op}_{way}" for op in (["attention"] if name in ATTENTION else ["causal_conv1d"]) for way in ("forward", "backward")}
-    exact = eager(name, torch.float64, batch)
 
-    def ours(dtype):
+    def ours(dtype, batch):
         recorder = OpRecorder()
         result = train(make(name, dtype, "cotangent").to(device), batch, recorder)
         assert expected <= recorder.names
-        return errors(result, exact)
+        return result
 
+    batches = [{k: v.to(device) for k, v in inputs(padding, seed=seed).items()} for seed in range(1, 4)]
+    exact = [eager(name, torch.float64, batch) for batch in batches]
     if device.type == "cpu":  # a GPU has no float64 kernels
-        assert max(ours(torch.float64)) < 1e-13
+        assert max(errors(ours(torch.float64, batches[0]), exact[0])) < 1e-13
     for dtype, unit in ((torch.float32, 2.0**-24), (torch.bfloat16, 2.0**-9)):
-        plain = errors(eager(name, dtype, batch), exact)
-        for about, a, b in zip(("losses", "gradients"), ours(dtype), plain):
+        found = [errors(ours(dtype, batch), e) for batch, e in zip(batches, exact)]
+        plain = [errors(eager(name, dtype, batch), e) for batch, e in zip(batches, exact)]
+        for about, a, b in zip(("losses", "gradients"), zip(*found), zip(*plain)):
+            a, b = statistics.median(a), statistics.median(b)
             assert a <= 2 * b + unit, f"{about} in {dtype}: error {a:.3g}, of eager {b:.3g}"
 
 
