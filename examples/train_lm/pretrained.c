@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { MAX_ITEMS_PER_LAYER = 12, OUTER_ITEMS = 7, NAME_SIZE = 64, MAX_PATH_LENGTH = 4096 };
+enum { MAX_ITEMS_PER_LAYER = 12, OUTER_ITEMS = 7, PREFIX_SIZE = 80, NAME_SIZE = 128, MAX_PATH_LENGTH = 4096 };
 
 static const char GPT2_PREFIX[] = "transformer."; /* files of the first GPT-2 do not have it */
 
@@ -70,7 +70,7 @@ static cot_tensor rows_of(const parameter *p, int64_t first, int64_t count)
 static void add_gpt2_block(item_list *list, const mixer_block *block, int64_t layer, const char *norm, const char *in,
                            const char *out)
 {
-    char prefix[NAME_SIZE];
+    char prefix[PREFIX_SIZE];
     snprintf(prefix, sizeof prefix, "%sh.%lld.%s.", GPT2_PREFIX, (long long)layer, norm);
     add(list, prefix, "weight", whole(block->norm.gain));
     add(list, prefix, "bias", whole(block->norm.bias));
@@ -101,7 +101,7 @@ static void add_llama(item_list *list, const model *m)
     for (int64_t layer = 0; layer < m->config.layers; layer++) {
         const mixer_block *attention = &m->blocks[2 * layer], *feed_forward = &m->blocks[2 * layer + 1];
         const int64_t kv = (attention->w_in->shape[0] - inner) / 2;
-        char prefix[NAME_SIZE];
+        char prefix[PREFIX_SIZE];
         snprintf(prefix, sizeof prefix, "model.layers.%lld.", (long long)layer);
         add(list, prefix, "input_layernorm.weight", whole(attention->norm.gain));
         add(list, prefix, "self_attn.q_proj.weight", rows_of(attention->w_in, 0, inner));
