@@ -756,6 +756,39 @@ def install_page(results):
     return "\n".join(lines) + INSTALL_PEERS
 
 
+TRAINING = """Steps of GPT-2 by [`train_lm --backend cuda`](../../examples/train_lm/README.md), beside PyTorch with torch.compile and its fastest
+attention ([tools/peers/train_gpt2.py](../../tools/peers/train_gpt2.py)), one after the other on one machine. A step is forward and backward
+of all its batches, the clipping, and AdamW. *MFU* is the share of 989 TFLOP/s. A token takes 6 operations for each weight of a matrix,
+and 6 T times the width for causal attention in each layer."""
+PEAK = 989e12
+LAYERS, WIDTH, VOCABULARY = 12, 768, 50304  # of gpt2-124m
+
+
+def training_rows(results, device):
+    def utilisation(row):
+        flops = 6 * (12 * LAYERS * WIDTH**2 + VOCABULARY * WIDTH) + 6 * LAYERS * WIDTH * row["context"]
+        return f"{100 * row['tokens_per_second'] * flops / PEAK:.1f} %"
+
+    def ratio(row):
+        peers = [r for r in rows if r["library"] != "cotangent" and all(r[k] == row[k] for k in ("model", "context", "batch", "accumulate", "steps"))]
+        return f"{row['tokens_per_second'] / peers[0]['tokens_per_second']:.2f}" if peers and row["library"] == "cotangent" else ""
+    source, rows = results["training", device]
+    return [f"{measured_note(rows)[:-1]}: {record_link(source)}.", "", *markdown([
+        ("model", lambda row: row["model"]), column("T", "context", "d"),
+        ("batch", lambda row: f"{row['accumulate']} x {row['batch']}"),
+        ("library", lambda row: row["library"] + (f", attention by {row['attention']}" if "attention" in row else "")),
+        column("tokens/s", "tokens_per_second", ".0f"), ("MFU", utilisation), ("cotangent / PyTorch", ratio)], rows), ""]
+
+
+def training_page(results):
+    """docs/benchmarks/training.md."""
+    lines = [GENERATED, "", "# Benchmarks: training", "", TRAINING, ""]
+    for device in devices(results):
+        if ("training", device) in results:
+            lines += [f"## {device}", "", *training_rows(results, device)]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
 def attention_means(results, peers):
     """The ratios of all devices that peers were timed on."""
     means = []
@@ -798,16 +831,16 @@ def measured(results):
 
 def index(results, peers):
     """docs/benchmarks/README.md."""
-    ops = [op for _, listed, _ in PAGES.values() for op in listed] + ["mhc_accuracy", "transformers", "parallel_attention", "install"]
+    ops = [op for _, listed, _ in PAGES.values() for op in listed] + ["mhc_accuracy", "transformers", "training", "parallel_attention", "install"]
     pages = {op: name for name, (_, listed, _) in PAGES.items() for op in listed} | {"mhc_accuracy": "mhc", "transformers": "transformers",
-        "parallel_attention": "parallel", "install": "install"}
+        "training": "training", "parallel_attention": "parallel", "install": "install"}
 
     def cell(op, device):
         links = [f"[{text}](../../bench/results/{found[op, device][0]})" for found, text in
                  ((results, ", ".join(sorted({row["date"] for row in results.get((op, device), ("", []))[1]}))), (peers, "peers")) if (op, device) in found]
         return ", ".join(links)
     models = [f"[{title}]({name}.md)" for measured_op, name, title in (
-        ("transformers", "transformers", "models of transformers"), ("parallel_attention", "parallel", "context parallelism"),
+        ("transformers", "transformers", "models of transformers"), ("training", "training", "training"), ("parallel_attention", "parallel", "context parallelism"),
         ("install", "install", "installing"))
         if any(op == measured_op for op, _ in results)]
     columns = [("op", lambda op: f"[{op}]({pages[op]}.md)")]
@@ -925,6 +958,8 @@ def table(name, results, peers, directory):
         return parallel_page(results)
     if name == "install":
         return install_page(results)
+    if name == "training":
+        return training_page(results)
     if name == "train_lm":
         return trained(directory)
     if name in SEEDS or name == "shared_memory":
@@ -953,6 +988,8 @@ def main():
         texts[pages / "parallel.md"] = parallel_page(results)
     if any(op == "install" for op, _ in results):
         texts[pages / "install.md"] = install_page(results)
+    if any(op == "training" for op, _ in results):
+        texts[pages / "training.md"] = training_page(results)
     texts[pages / "README.md"] = index(results, peers)
     for path in (ROOT / "README.md", ROOT / "docs/original_specifications.md", ROOT / "examples/train_lm/README.md"):
         texts[path] = MARKERS.sub(lambda m: m[1] + table(m[2], results, peers, options.results) + m[3], path.read_text())
