@@ -40,6 +40,7 @@ bool whole_case_make(whole_case *w, const sharded_op *op, const cot_case *c)
     bound_case_make(&w->bound, &ref, false);
     reference_free(&ref);
     const cot_status status = verification_begin(&w->expected, sharded_cases(op), c->direction, w->bound.args);
+    memcpy(w->expected.c.shared, c->shared, sizeof c->shared); /* arguments alone do not tell it */
     if (status == COT_UNSUPPORTED) /* f64: the first kernel is that of f32. The norm rule is left out */
         reference_run_oracle(&w->expected.ref);
     return status == COT_OK || status == COT_UNSUPPORTED;
