@@ -789,6 +789,19 @@ def training_page(results):
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
+# Pages that are not of an op: {page: (the op of its records, title, function)}.
+OTHER_PAGES = {
+    "transformers": ("transformers", "models of transformers", models_page),
+    "training": ("training", "training", training_page),
+    "parallel": ("parallel_attention", "context parallelism", parallel_page),
+    "install": ("install", "installing", install_page),
+}
+
+
+def has_records(op, results):
+    return any(key[0] == op for key in results)
+
+
 def attention_means(results, peers):
     """The ratios of all devices that peers were timed on."""
     means = []
@@ -831,21 +844,18 @@ def measured(results):
 
 def index(results, peers):
     """docs/benchmarks/README.md."""
-    ops = [op for _, listed, _ in PAGES.values() for op in listed] + ["mhc_accuracy", "transformers", "training", "parallel_attention", "install"]
-    pages = {op: name for name, (_, listed, _) in PAGES.items() for op in listed} | {"mhc_accuracy": "mhc", "transformers": "transformers",
-        "training": "training", "parallel_attention": "parallel", "install": "install"}
+    ops = [op for _, listed, _ in PAGES.values() for op in listed] + ["mhc_accuracy"] + [op for op, _, _ in OTHER_PAGES.values()]
+    pages = {op: name for name, (_, listed, _) in PAGES.items() for op in listed} | {"mhc_accuracy": "mhc"}
+    pages |= {op: name for name, (op, _, _) in OTHER_PAGES.items()}
 
     def cell(op, device):
         links = [f"[{text}](../../bench/results/{found[op, device][0]})" for found, text in
                  ((results, ", ".join(sorted({row["date"] for row in results.get((op, device), ("", []))[1]}))), (peers, "peers")) if (op, device) in found]
         return ", ".join(links)
-    models = [f"[{title}]({name}.md)" for measured_op, name, title in (
-        ("transformers", "transformers", "models of transformers"), ("training", "training", "training"), ("parallel_attention", "parallel", "context parallelism"),
-        ("install", "install", "installing"))
-        if any(op == measured_op for op, _ in results)]
+    others = [f"[{title}]({name}.md)" for name, (op, title, _) in OTHER_PAGES.items() if has_records(op, results)]
     columns = [("op", lambda op: f"[{op}]({pages[op]}.md)")]
     columns += [(device, lambda op, device=device: cell(op, device)) for device in devices(results)]
-    lines = [GENERATED, "", "# Benchmarks", "", "Pages: " + " · ".join([f"[{PAGES[name][0]}]({name}.md)" for name in measured(results)] + models) + ".", "", README, *markdown(columns, [op for op in ops if any(key[0] == op for key in results)])]
+    lines = [GENERATED, "", "# Benchmarks", "", "Pages: " + " · ".join([f"[{PAGES[name][0]}]({name}.md)" for name in measured(results)] + others) + ".", "", README, *markdown(columns, [op for op in ops if has_records(op, results)])]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -952,14 +962,8 @@ def table(name, results, peers, directory):
     """A page or a table by its name."""
     if name == "front":
         return front(results, peers)
-    if name == "transformers":
-        return models_page(results)
-    if name == "parallel":
-        return parallel_page(results)
-    if name == "install":
-        return install_page(results)
-    if name == "training":
-        return training_page(results)
+    if name in OTHER_PAGES:
+        return OTHER_PAGES[name][2](results)
     if name == "train_lm":
         return trained(directory)
     if name in SEEDS or name == "shared_memory":
@@ -982,14 +986,7 @@ def main():
         return
     pages = ROOT / "docs/benchmarks"
     texts = {pages / f"{name}.md": page(name, results, peers, options.results) for name in measured(results)}
-    if any(op == "transformers" for op, _ in results):
-        texts[pages / "transformers.md"] = models_page(results)
-    if any(op == "parallel_attention" for op, _ in results):
-        texts[pages / "parallel.md"] = parallel_page(results)
-    if any(op == "install" for op, _ in results):
-        texts[pages / "install.md"] = install_page(results)
-    if any(op == "training" for op, _ in results):
-        texts[pages / "training.md"] = training_page(results)
+    texts |= {pages / f"{name}.md": write(results) for name, (op, _, write) in OTHER_PAGES.items() if has_records(op, results)}
     texts[pages / "README.md"] = index(results, peers)
     for path in (ROOT / "README.md", ROOT / "docs/original_specifications.md", ROOT / "examples/train_lm/README.md"):
         texts[path] = MARKERS.sub(lambda m: m[1] + table(m[2], results, peers, options.results) + m[3], path.read_text())
