@@ -144,11 +144,10 @@ static bool is_long(const attention_sizes *z, int64_t columns)
     return cot_mul(z->Tq, row_bytes) > (columns == 64 ? 48 : 24) << 20;
 }
 
-static bool is_nondeterministic_faster(const attention_sizes *z, bool general, int64_t columns, int64_t blocks)
+/* For the versions other than _general, whose nondeterministic mode is always faster. */
+static bool is_nondeterministic_faster(const attention_sizes *z, int64_t columns, int64_t blocks)
 {
     const bool causal = z->right == 0;
-    if (general)
-        return true;
     if (z->H != z->Hkv)
         return !causal || columns > 128 || z->Hkv == 1;
     if (causal)
@@ -171,38 +170,33 @@ static block_order block_order_of(const attention_problem *p, bool general, int6
 {
     const attention_sizes *z = &p->sizes;
     const bool causal = z->right == 0, clusters = columns > 128, grouped = z->H != z->Hkv;
+    const bool long_heads = is_long(z, columns);
     const int64_t blocks = cot_max(cot_ceil_div(z->Tk, ATTENTION_KEYS), 1), heads = cot_mul(z->B, z->Hkv);
-    block_order order = {.deterministic = true, .heads_per_section = 4, .longest_first_section = INT32_MAX};
-    if (p->allow_nondeterminism && is_nondeterministic_faster(z, general, columns, blocks)) {
-        order = (block_order){.heads_per_section = 4, .reversed = causal && grouped};
-        if (!general && grouped && is_long(z, columns))
-            order.heads_per_section = 1;
-        else if (!general && !grouped && !causal)
-            order.heads_per_section = 2;
-        else if (!general && !grouped && !is_long(z, columns))
-            order.heads_per_section = 8;
-    } else if (!general && !causal) {
-        order.stores_dq = columns == 64 && !grouped;
-        if (is_long(z, columns))
-            order.heads_per_section = 1;
-        else
-            order.heads_per_section = clusters ? 8 : (int32_t)cot_clamp(512 / blocks, 4, 32);
-    } else if (!general && is_long(z, columns)) {
+    if (general) /* it has one order for each mode */
+        return (block_order){.deterministic = !p->allow_nondeterminism, .heads_per_section = 4};
+    if (p->allow_nondeterminism && is_nondeterministic_faster(z, columns, blocks)) {
+        block_order order = {.heads_per_section = 2, .reversed = causal && grouped};
+        if (grouped)
+            order.heads_per_section = long_heads ? 1 : 4;
+        else if (causal)
+            order.heads_per_section = long_heads ? 4 : 8;
+        return order;
+    }
+    block_order order = {.deterministic = true, .reversed = causal, .stores_dq = columns == 64 && !grouped};
+    if (!causal) {
+        const int32_t short_heads = clusters ? 8 : (int32_t)cot_clamp(512 / blocks, 4, 32);
+        order.heads_per_section = long_heads ? 1 : short_heads;
+        order.longest_first_section = INT32_MAX;
+    } else if (long_heads) {
         order.heads_per_section = grouped ? 2 : 4;
-        order.longest_first_section = 0;
-        order.reversed = true;
-        order.stores_dq = columns == 64 && !grouped;
-    } else if (!general && grouped && !clusters) { /* divided over two blocks, see head_blocks_of */
+    } else if (grouped && !clusters) { /* divided over two blocks, see head_blocks_of */
         order.heads_per_section = 8;
-        order.longest_first_section = 0;
-        order.reversed = true;
-    } else if (!general) {
+    } else {
         const int64_t most = cot_clamp(heads / 2, 1, clusters ? 8 : 32), least = cot_min(most, 2);
         const int64_t heads_per_section = cot_clamp((clusters ? 128 : 256) / blocks, least, most);
         order.heads_per_section = (int32_t)heads_per_section;
         order.longest_first_section = (int32_t)(cot_ceil_div(heads, heads_per_section) - 1);
-        order.reversed = true;
-        order.stores_dq = !grouped && (columns == 64 || (columns == 128 && blocks <= 16));
+        order.stores_dq |= columns == 128 && !grouped && blocks <= 16;
     }
     return order;
 }
