@@ -138,6 +138,28 @@ template <typename E> static __device__ __forceinline__ void rmsnorm_forward(con
     }
 }
 
+/* A warp sets its sums to 0. */
+template <typename E> static __device__ __forceinline__ void clear_sums(float *sums, int64_t width)
+{
+    for (int64_t i = threadIdx.x % 32 * vector_size<E>; i < width; i += 32 * vector_size<E>)
+#pragma unroll
+        for (int j = 0; j < vector_size<E>; j += 4)
+            *(float4 *)(sums + i + j) = make_float4(0, 0, 0, 0);
+}
+
+/* The sums of all warps are added in the order of the warps, and are the block's row of `partials`. */
+static __device__ __forceinline__ void store_block_sums(const float *sums, int64_t width, float *partials)
+{
+    const int warps = blockDim.x / 32;
+    __syncthreads();
+    for (int64_t i = threadIdx.x; i < width; i += blockDim.x) {
+        float sum = sums[i];
+        for (int other = 1; other < warps; other++)
+            sum += sums[other * width + i];
+        partials[blockIdx.x * width + i] = sum;
+    }
+}
+
 /* A block computes rows_a_block rows, a warp one row at a time. Each warp sums its rows' dgain in shared memory, where
  * a lane always has the same columns. */
 template <typename E> static __device__ __forceinline__ void rmsnorm_backward(const rmsnorm_backward_call &c)
@@ -147,10 +169,7 @@ template <typename E> static __device__ __forceinline__ void rmsnorm_backward(co
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     float *sums = (float *)shared;
     float *dgain = sums + warp * c.width;
-    for (int64_t i = lane * N; i < c.width; i += 32 * N)
-#pragma unroll
-        for (int j = 0; j < N; j += 4)
-            *(float4 *)(dgain + i + j) = make_float4(0, 0, 0, 0);
+    clear_sums<E>(dgain, c.width);
     const int64_t first = (int64_t)blockIdx.x * c.rows_a_block,
                   end = first + c.rows_a_block < c.rows ? first + c.rows_a_block : c.rows;
     for (int64_t row = first + warp; row < end; row += warps) {
@@ -183,13 +202,7 @@ template <typename E> static __device__ __forceinline__ void rmsnorm_backward(co
             add_floats<N>(dgain + i, dy);
         }
     }
-    __syncthreads();
-    for (int64_t i = threadIdx.x; i < c.width; i += blockDim.x) {
-        float sum = sums[i];
-        for (int other = 1; other < warps; other++)
-            sum += sums[other * c.width + i];
-        c.partials[blockIdx.x * c.width + i] = sum;
-    }
+    store_block_sums(sums, c.width, c.partials);
 }
 
 /* A block has 32 columns, a warp a contiguous eighth of the partial sums. */
@@ -303,10 +316,7 @@ template <typename E> static __device__ __forceinline__ void layernorm_backward(
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     float *sums = (float *)shared;
     float *dgain = sums + 2 * warp * c.width, *dbias = dgain + c.width;
-    for (int64_t i = lane * N; i < c.width; i += 32 * N)
-#pragma unroll
-        for (int j = 0; j < N; j += 4)
-            *(float4 *)(dgain + i + j) = *(float4 *)(dbias + i + j) = make_float4(0, 0, 0, 0);
+    clear_sums<E>(dgain, 2 * c.width);
     const int64_t first = (int64_t)blockIdx.x * c.rows_a_block,
                   end = first + c.rows_a_block < c.rows ? first + c.rows_a_block : c.rows;
     for (int64_t row = first + warp; row < end; row += warps) {
@@ -344,13 +354,7 @@ template <typename E> static __device__ __forceinline__ void layernorm_backward(
             add_floats<N>(dgain + i, dy);
         }
     }
-    __syncthreads();
-    for (int64_t i = threadIdx.x; i < 2 * c.width; i += blockDim.x) {
-        float sum = sums[i];
-        for (int other = 1; other < warps; other++)
-            sum += sums[2 * other * c.width + i];
-        c.partials[2 * blockIdx.x * c.width + i] = sum;
-    }
+    store_block_sums(sums, 2 * c.width, c.partials);
 }
 
 DEFINE_KERNELS(layernorm_forward, layernorm_call, 32 * NORM_WARPS)
