@@ -11,23 +11,23 @@ import cotangent
 
 
 class MambaBlock(nn.Module):
-    def __init__(self, width, inner, kernel=4):
+    def __init__(self, dim, inner, width=4):
         super().__init__()
-        self.in_proj = nn.Linear(width, 2 * inner, bias=False)
-        self.conv = cotangent.CausalConv1d(inner, kernel, activation="silu", channel_last=True)
-        self.out_proj = nn.Linear(inner, width, bias=False)
+        self.in_proj = nn.Linear(dim, 2 * inner, bias=False)
+        self.conv = cotangent.CausalConv1d(inner, width, activation="silu", channel_last=True)
+        self.out_proj = nn.Linear(inner, dim, bias=False)
 
     def forward(self, x):
-        """x [B,T,width] -> [B,T,width]"""
+        """x [B,T,dim] -> [B,T,dim]"""
         u, gate = self.in_proj(x).chunk(2, -1)  # views: the convolution reads them without a copy
         return self.out_proj(self.conv(u) * F.silu(gate))
 
     def new_state(self, batch):
-        """The last kernel-1 inputs of the convolution, here zeros."""
+        """The last width-1 inputs of the convolution, here zeros."""
         return self.conv.weight.new_zeros(batch, self.conv.channels, self.conv.width - 1)
 
     def step(self, x, conv_state):
-        """One token: x [B,width] -> [B,width]. Updates conv_state."""
+        """One token: x [B,dim] -> [B,dim]. Updates conv_state."""
         u, gate = self.in_proj(x).chunk(2, -1)
         return self.out_proj(self.conv.step(u, conv_state) * F.silu(gate))
 

@@ -5,10 +5,11 @@ Functions: attention, attention_varlen, causal_conv1d, causal_conv1d_update, cau
 mhc_pre, mhc_sinkhorn, mhc_post, mhc_seam; check_index_data reports invalid index data on a GPU.
 Layers (torch.nn.Module): Attention, BiasDropoutResidual, CausalConv1d, HyperConnection, HyperConnectionStack, LinearDropoutResidual,
 MambaFront.
-Python modules to import: cotangent.compat, cotangent.distributed, cotangent.integrations.
+Python modules to import: cotangent.compat, cotangent.distributed, cotangent.integrations.transformers,
+cotangent.integrations.dtensor.
 
 The docstrings are the reference. docs/guide/python.md of the repository is the guide. The C headers in include/cotangent
-have the derivations: all formulas, also those of the gradients."""
+have all formulas, also those of the gradients."""
 from typing import Any
 
 _functions: "dict[str, Any]" = {}
@@ -31,9 +32,9 @@ try:
     from .ops._queue import check_index_data
 
     globals().update(_functions)  # the generated __init__.pyi has them for type checkers
-    from .integrations import flash_attention as _flash_attention, flops as _flops
+    from .integrations import flops as _flops, torch_attention as _torch_attention
 
-    _flash_attention.register()
+    _torch_attention.register()
     _flops.register()
 except ImportError as error:  # raised at the first use, so that python -m cotangent.doctor can start and explain it
     _missing = error

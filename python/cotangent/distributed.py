@@ -694,7 +694,8 @@ def causal_conv1d(
     The other arguments are those of cotangent.causal_conv1d."""
     with_state, name = flag("causal_conv1d", "return_final_state", return_final_state), _name_of(group)
     y, final_state = _conv_forward(
-        x, weight, bias, initial_state, seq_idx, cu_seqlens, activation_number(activation, ("silu",)), with_state,
+        x, weight, bias, initial_state, seq_idx, cu_seqlens,
+        activation_number("causal_conv1d", activation, ("silu",)), with_state,
         _whole("causal_conv1d", x, 2, length, name), name, _cut_number("causal_conv1d", cut), stripe,
     )  # fmt: skip
     return (y, final_state) if with_state else y

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Iterable, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterable, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -77,7 +77,7 @@ class CausalConv1d(nn.Module):
 
 class BiasDropoutResidual(nn.Module):
     """residual + dropout(act(x + bias)) in one pass. Use it after the last nn.Linear of a layer. Create that nn.Linear
-    with bias=False. In eval mode nothing is dropped."""
+    with bias=False. p is the dropout probability, as dropout_p of Attention. In eval mode nothing is dropped."""
 
     def __init__(
         self,
@@ -112,12 +112,27 @@ class Unmixed(NamedTuple):
     A: Tensor
 
 
+def _expand(x: Tensor, streams: int) -> Tensor:
+    """[B,T,D] -> [B,T,n,D]: a copy of the input in every stream."""
+    return x.unsqueeze(2).repeat(1, 1, streams, 1)
+
+
+class _Expand:
+    """_expand as a method: an instance of HyperConnection has a default number of streams, its own."""
+
+    def __get__(self, instance: "Optional[HyperConnection]", owner: Any) -> "Callable[..., Tensor]":
+        if instance is None:
+            return _expand
+        own = instance.streams
+        return lambda x, streams=None: _expand(x, own if streams is None else streams)
+
+
 class HyperConnection(nn.Module):
     """Connects a layer to n residual streams: x -> post(x, layer(pre(x))), x [B,T,n,D].
 
     layer is any module from [B,T,D] to [B,T,D]. forward passes further arguments to it. If the layer returns a tuple,
-    forward returns (streams, rest of the tuple...). Before the first block, `expand` makes the n streams as copies of
-    the input. After the last block, `reduce` sums them. Parameters (float32): phi [n*n+2n, n*D], alpha [3],
+    forward returns (streams, rest of the tuple...). Before the first block, `expand(x)` makes the n streams as copies of
+    the input. After the last block, `reduce` sums them. HyperConnection.expand(x, n) needs no instance. Parameters (float32): phi [n*n+2n, n*D], alpha [3],
     bias [n*n+2n], gamma [n,D]. At initialisation the input of the layer is about the mean of the streams, the layer's
     result is added to every stream with a weight of about 1, and the streams almost do not mix.
 
@@ -157,10 +172,7 @@ class HyperConnection(nn.Module):
                     state_dict[f"{prefix}layer.{name[len(prefix):]}"] = state_dict.pop(name)
         super()._load_from_state_dict(state_dict, prefix, *others)
 
-    @staticmethod
-    def expand(x: Tensor, streams: int) -> Tensor:
-        """[B,T,D] -> [B,T,n,D]: a copy of the input in every stream."""
-        return x.unsqueeze(2).repeat(1, 1, streams, 1)
+    expand = _Expand()
 
     @staticmethod
     def reduce(x: Tensor) -> Tensor:
@@ -184,12 +196,13 @@ class HyperConnection(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention with its projections: x [B,T,D] -> [B,T,D].
+    """Self-attention with its projections: x [B,T,D] -> [B,T,D]. dim is D.
 
     It is causal by default. The function cotangent.attention is not.
 
-    It has `heads` query heads and kv_heads (None: heads) key-value heads of size head_dim (None: D / heads). sink=True
-    adds a learned logit for each head. causal, window, softcap and dropout_p are those of cotangent.attention.
+    It has `heads` query heads and kv_heads (None: heads) key-value heads of size head_dim (None: D / heads). bias=True
+    adds a bias to the projections, not to the scores. sink=True adds a learned logit for each head. causal, window,
+    softcap and dropout_p are those of cotangent.attention. The other layers call the dropout probability p.
 
     rope_base        rotary position embeddings (RoPE) with this base, for example 10000. None: no position embeddings
     rope_dim         the columns of a head that are rotated; None: all
@@ -221,10 +234,10 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         if head_dim is None and dim % heads != 0:
-            raise ValueError(f"heads is {heads}, expected a divisor of dim={dim} (or head_dim)")
+            raise ValueError(f"Attention: heads is {heads}, expected a divisor of dim={dim} (or head_dim)")
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads or heads, head_dim or dim // heads
         if heads % self.kv_heads != 0:
-            raise ValueError(f"kv_heads is {kv_heads}, expected a divisor of heads={heads}")
+            raise ValueError(f"Attention: kv_heads is {kv_heads}, expected a divisor of heads={heads}")
         self.causal, self.window, self.softcap, self.dropout_p = causal, window, softcap, dropout_p
         rows = (heads + 2 * self.kv_heads) * self.head_dim
         self.qkv = nn.Linear(dim, rows, bias=bias, device=device, dtype=dtype)
@@ -233,7 +246,7 @@ class Attention(nn.Module):
         self.rope_base, self.rope_interleaved = rope_base, rope_interleaved
         self.rope_dim = rope_dim or self.head_dim
         if rope_base is not None and (self.rope_dim % 2 != 0 or self.rope_dim > self.head_dim):
-            raise ValueError(f"rope_dim is {self.rope_dim}, expected an even number up to head_dim={self.head_dim}")
+            raise ValueError(f"Attention: rope_dim is {self.rope_dim}, expected an even number up to head_dim={self.head_dim}")
         self.q_norm = None if qk_norm is None else nn.RMSNorm(self.head_dim, qk_norm, device=device, dtype=dtype)
         self.k_norm = None if qk_norm is None else nn.RMSNorm(self.head_dim, qk_norm, device=device, dtype=dtype)
         self._table: "Optional[Tuple[Tensor, Tensor]]" = None  # cos and sin of the first positions
@@ -271,11 +284,16 @@ class Attention(nn.Module):
     def _options(self) -> "dict[str, Any]":
         return dict(causal=self.causal, window=self.window, softcap=self.softcap, sink=self.sink)
 
-    def forward(self, x: Tensor, cu_seqlens: Optional[Tensor] = None, max_seqlen: int = 0) -> Tensor:
-        """x [B,T,D]; or packed sequences [total,D] with cu_seqlens (int32 [N+1]) and max_seqlen. Each sequence begins at
-        position 0."""
+    def forward(
+        self, x: Tensor, cu_seqlens: Optional[Tensor] = None, max_seqlen: Optional[int] = None
+    ) -> Tensor:
+        """x [B,T,D]; or packed sequences [total,D] with cu_seqlens (int32 [N+1]) and max_seqlen, the length of the longest
+        sequence or more. Each sequence begins at position 0."""
+        if (cu_seqlens is None) != (max_seqlen is None):
+            missing, given = ("max_seqlen", "cu_seqlens") if max_seqlen is None else ("cu_seqlens", "max_seqlen")
+            raise ValueError(f"Attention: {missing} is None, expected a value because {given} is given")
         options = dict(self._options(), dropout_p=self.dropout_p if self.training else 0.0)
-        if cu_seqlens is None:
+        if cu_seqlens is None or max_seqlen is None:
             q, k, v = self._project(x, None, x.shape[-2])
             y = attention(q, k, v, **options)
         else:
@@ -288,8 +306,8 @@ class Attention(nn.Module):
 
     @torch.no_grad()
     def step(self, x: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor) -> Tensor:
-        """Decodes new tokens x [B,D] or [B,Tn,D]. Row b of the caches [B,longest,kv_heads,head_dim] holds
-        cache_seqlens[b] (int32 [B]) tokens. The new keys and values are written behind them. The caller then adds Tn to
+        """Decodes new tokens x [B,D] or [B,Tn,D]. The caches [B,longest,kv_heads,head_dim] of batch
+        element b hold cache_seqlens[b] (int32 [B]) tokens. The new keys and values are written behind them. The caller then adds Tn to
         cache_seqlens. Without dropout and without a gradient."""
         need_tensors("Attention.step", x=x, k_cache=k_cache, v_cache=v_cache, cache_seqlens=cache_seqlens)
         if not self.causal:
@@ -317,7 +335,8 @@ class LinearDropoutResidual(nn.Linear):
     """residual + dropout(act(linear(x))), the end of an attention or MLP block. The bias, the activation, the dropout and
     the residual are one pass over the product.
 
-    Parameters and state_dict are those of torch.nn.Linear. In eval mode nothing is dropped."""
+    Parameters and state_dict are those of torch.nn.Linear. p is the dropout probability, as dropout_p of Attention. In
+    eval mode nothing is dropped."""
 
     def __init__(
         self,
@@ -425,7 +444,7 @@ class HyperConnectionStack(nn.Module):
 
     def forward(self, x: Tensor, *arguments: Any, **options: Any) -> Tensor:
         """Further arguments go to every layer. A layer's further results are dropped."""
-        streams: Any = HyperConnection.expand(x, self.streams)
+        streams: Any = _expand(x, self.streams)
         for index, layer in enumerate(self.layers):
             result = layer(streams, *arguments, unmixed=index + 1 < len(self.layers), **options)
             streams = result[0] if isinstance(result, tuple) and not isinstance(result, Unmixed) else result

@@ -139,7 +139,8 @@ def test_update_continues_the_sequence(device):
 @pytest.mark.parametrize(
     "error, message, change",
     [
-        (ValueError, "activation is 'tanh'", dict(activation="tanh")),
+        (ValueError, "causal_conv1d: activation is 'tanh', expected None or one of silu, swish$", dict(activation="tanh")),
+        (ValueError, "activation is 'gelu_erf'", dict(activation="gelu_erf")),
         (ValueError, "weight has D=9", dict(weight=torch.zeros(9, 4))),
         (ValueError, "initial_state", dict(initial_state=torch.zeros(2, 10, 4))),
         (ValueError, "bias", dict(bias=torch.zeros(11))),

@@ -11,6 +11,8 @@ ACTIVATIONS = {
     "relu": F.relu,
     "silu": F.silu,
     "gelu": F.gelu,
+    "gelu_erf": F.gelu,
+    "swish": F.silu,
     "gelu_tanh": lambda z: F.gelu(z, approximate="tanh"),
 }
 
@@ -155,7 +157,9 @@ def test_gradients_in_float64(on_cpu):
     [
         (ValueError, "p is 1.5", dict(p=1.5)),
         (ValueError, "p is nan", dict(p=float("nan"))),
-        (ValueError, "activation is 'tanh'", dict(activation="tanh")),
+        (ValueError, "dropout: activation is 'tanh', expected None or one of silu, relu, gelu_tanh, gelu, swish, gelu_erf$",
+         dict(activation="tanh")),
+        (TypeError, "dropout: activation is 2", dict(activation=2)),
         (ValueError, "return_mask is 'mask'", dict(return_mask="mask")),
         (ValueError, "bias", dict(bias=torch.zeros(36))),
         (ValueError, "residual", dict(residual=torch.zeros(3, 5, 36))),

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import cotangent
 from cotangent.compat import sdpa
-from cotangent.integrations import flash_attention, flops
+from cotangent.integrations import flops, torch_attention
 
 registry = pytest.importorskip("torch.nn.attention._registry")
 close = dict(rtol=1e-4, atol=1e-5)
@@ -45,8 +45,8 @@ def gradients(run, tensors):
 def test_activated(on_cpu, monkeypatch, L, S):
     calls = []
     for name in ("attention", "_run_backward"):
-        function = getattr(flash_attention, name)
-        monkeypatch.setattr(flash_attention, name, lambda *a, _f=function, _n=name, **o: calls.append(_n) or _f(*a, **o))
+        function = getattr(torch_attention, name)
+        monkeypatch.setattr(torch_attention, name, lambda *a, _f=function, _n=name, **o: calls.append(_n) or _f(*a, **o))
     q, k, v = (torch.randn(2, 4, T, 16, requires_grad=True) for T in (L, S, S))
     mask = torch.rand(2, 1, L, S) < 0.7
     mask[..., 0] = True
@@ -86,7 +86,7 @@ def test_kernels_of_cuda(device):
     q, k, v = (torch.randn(2, 3, 7, 16, device=device, requires_grad=True) for _ in range(3))
     dout = torch.randn_like(q)
     for options in (dict(is_causal=True), dict(dropout_p=0.4), dict(scale=0.3)):
-        out, lse, _, _, max_q, max_k, rng_state, offset, _ = flash_attention._cuda_forward(q, k, v, **options)
+        out, lse, _, _, max_q, max_k, rng_state, offset, _ = torch_attention._cuda_forward(q, k, v, **options)
         assert (max_q, max_k) == (7, 7) and rng_state.dtype == offset.dtype == torch.uint64 and rng_state.shape == (2,)
         dropout_p, causal = options.get("dropout_p", 0.0), options.get("is_causal", False)
         seed = rng_state.view(torch.int32)[:2] if dropout_p else None
@@ -94,11 +94,11 @@ def test_kernels_of_cuda(device):
                                        dropout_p=dropout_p, seed_memory=seed)  # fmt: skip
         assert torch.equal(out, expected.transpose(1, 2))
         wanted = torch.autograd.grad(expected, (q, k, v), dout.transpose(1, 2))
-        found = flash_attention._cuda_backward(dout, q, k, v, out, lse, None, None, 7, 7, dropout_p, causal, rng_state,
+        found = torch_attention._cuda_backward(dout, q, k, v, out, lse, None, None, 7, 7, dropout_p, causal, rng_state,
                                                offset, scale=options.get("scale"))  # fmt: skip
         assert all(torch.equal(a, b) for a, b in zip(found, wanted))
     with pytest.raises(NotImplementedError, match="return_debug_mask is not supported"):
-        flash_attention._cuda_forward(q, k, v, return_debug_mask=True)
+        torch_attention._cuda_forward(q, k, v, return_debug_mask=True)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -114,7 +114,7 @@ def test_flash_attention_forward(device, packed):
         (dict(window_size_left=3), dict(window=(3, -1))),
         (dict(alibi_slopes=slopes), dict(alibi_slopes=slopes)),
     ):
-        out, lse, rng_state, unused, _ = flash_attention._flash_forward(q, k, v, ends, ends, 11, 11, 0.2, False, False, **extra)
+        out, lse, rng_state, unused, _ = torch_attention._flash_forward(q, k, v, ends, ends, 11, 11, 0.2, False, False, **extra)
         options = dict(dropout_p=0.2, seed_memory=rng_state.view(torch.int32)[:2], **wanted_options)
         if packed:
             expected = cotangent.attention_varlen(q, k, v, ends, ends, 11, 11, **options)
@@ -122,13 +122,13 @@ def test_flash_attention_forward(device, packed):
             expected = cotangent.attention(q, k, v, **options)
         assert torch.equal(out, expected)
         into = torch.empty_like(out)
-        flash_attention._flash_forward_into(into, q, k, v, ends, ends, 11, 11, 0.0, True, False)
+        torch_attention._flash_forward_into(into, q, k, v, ends, ends, 11, 11, 0.0, True, False)
         if "alibi_slopes" in extra:
             continue
-        found = flash_attention._flash_backward(dout, q, k, v, out, lse, ends, ends, 11, 11, 0.2, False, rng_state, unused, **extra)
+        found = torch_attention._flash_backward(dout, q, k, v, out, lse, ends, ends, 11, 11, 0.2, False, rng_state, unused, **extra)
         assert all(torch.equal(a, b) for a, b in zip(found, torch.autograd.grad(expected, (q, k, v), dout)))
     with pytest.raises(NotImplementedError, match="block_table is not supported"):
-        flash_attention._flash_forward(q, k, v, ends, ends, 11, 11, 0.0, False, False, block_table=q)
+        torch_attention._flash_forward(q, k, v, ends, ends, 11, 11, 0.0, False, False, block_table=q)
 
 
 # ---- scaled_dot_product_attention -------------------------------------------------------------------------

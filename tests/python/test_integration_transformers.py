@@ -345,6 +345,30 @@ def test_refusals(on_cpu):
                                       max_length_q=2, position_bias=torch.zeros(1, 2, 3, 3))  # fmt: skip
 
 
+def test_unregister(on_cpu):
+    """The name and the convolution are gone. What compat.install() installed before register() stays."""
+    import sys
+
+    names = transformers.AttentionInterface(), transformers.AttentionMaskInterface()
+    assert all("cotangent" in interface for interface in names) and "causal_conv1d" in sys.modules
+    integration.unregister()
+    assert not any("cotangent" in interface for interface in names) and "causal_conv1d" not in sys.modules
+    integration.unregister()  # a second call has no effect
+    model = make("llama", torch.float32, "sdpa")
+    with pytest.raises(ValueError, match="cotangent"):
+        model.set_attn_implementation("cotangent")
+    compat.install()
+    integration.register()
+    model.set_attn_implementation("cotangent")
+    model.set_attn_implementation("sdpa")
+    integration.unregister()
+    assert {"causal_conv1d", "flash_attn"} <= sys.modules.keys()
+    compat.uninstall("causal_conv1d")
+    assert "causal_conv1d" not in sys.modules and "flash_attn" in sys.modules
+    with pytest.raises(ValueError, match="uninstall: 'flash' is not one of"):
+        compat.uninstall("flash")
+
+
 def test_a_model_imported_before_register(on_cpu):
     with without_cotangent():
         forget()

@@ -98,6 +98,7 @@ def test_hyper_connection_stack(device):
     assert not result.unexpected_keys and all(not key.endswith((".weight", "layer.bias")) for key in result.missing_keys)
     x = torch.randn(2, 5, 12, device=device)
     streams = HyperConnection.expand(x, 3)
+    assert torch.equal(streams, stack.layers[0].expand(x)) and stack.layers[0].expand(x, 2).shape == (2, 5, 2, 12)
     for connection, layer in zip(stack.layers, plain):
         assert torch.equal(connection.layer.weight, layer.weight)
         h_in, h_post, A = cotangent.mhc_pre(streams, connection.phi, connection.alpha, connection.bias, connection.gamma)
@@ -150,6 +151,10 @@ def test_attention_with_rope(device, with_attention, interleaved, qk_norm):
     # Each packed sequence begins at position 0.
     ends = torch.tensor([0, 9, 18], dtype=torch.int32, device=device)
     torch.testing.assert_close(module(x.flatten(0, 1), ends, 9).unflatten(0, (2, 9)), expected, **close)
+    with pytest.raises(ValueError, match="max_seqlen is None, expected a value because cu_seqlens is given"):
+        module(x.flatten(0, 1), ends)
+    with pytest.raises(ValueError, match="cu_seqlens is None, expected a value because max_seqlen is given"):
+        module(x, max_seqlen=9)
 
 
 @pytest.mark.parametrize("rope_base", [None, 50.0])

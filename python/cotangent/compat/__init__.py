@@ -106,14 +106,18 @@ def _forget_availability() -> None:
         attention._loaded_implementation = None  # type: ignore[union-attr]
 
 
+def _check_packages(call: str, packages: Sequence[str]) -> None:
+    for package in packages:
+        if package not in _VERSIONS:
+            raise ValueError(f"{call}: {package!r} is not one of {', '.join(_VERSIONS)}")
+
+
 def install(*packages: str) -> None:
     """From now on `import causal_conv1d`, `import flash_attn` and `import flash_attn_interface` import the modules of
     this package, even if the real packages are installed. Modules that have already imported the real ones keep
     them. Other submodules, for example flash_attn.ops, cannot be imported. packages: only these of the three; by default
     all."""
-    for package in packages:
-        if package not in _VERSIONS:
-            raise ValueError(f"install: {package!r} is not one of {', '.join(_VERSIONS)}")
+    _check_packages("install", packages)
     for name, source in _MODULES.items():
         package = name.split(".")[0]
         if name in _replaced or package not in (packages or _VERSIONS):
@@ -134,13 +138,14 @@ def install(*packages: str) -> None:
     _forget_availability()
 
 
-def uninstall() -> None:
-    """Reverts install(). Modules that have imported these modules keep them."""
-    for name, module in _replaced.items():
+def uninstall(*packages: str) -> None:
+    """Reverts install(). Modules that have imported these modules keep them. packages: only these; by default all."""
+    _check_packages("uninstall", packages)
+    for name in [name for name in _replaced if name.split(".")[0] in (packages or _VERSIONS)]:
+        module = _replaced.pop(name)
         sys.modules.pop(name, None)
         if module is not None:
             sys.modules[name] = module
-    if _replaced:
+    if not _replaced and _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
-    _replaced.clear()
     _forget_availability()

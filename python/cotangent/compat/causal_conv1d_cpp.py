@@ -16,7 +16,6 @@ from ._arguments import renamed
 __all__ = ["causal_conv1d_bwd_function", "causal_conv1d_fwd_function", "causal_conv1d_update_function"]
 
 
-
 def _activation(function: str, silu_activation: bool) -> int:
     return int(flag(function, "silu_activation", silu_activation))  # cot_activation: 1 is SiLU
 

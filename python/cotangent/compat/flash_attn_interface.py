@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three functions of flash_attn_interface (FlashAttention 3), with its signatures and semantics. With return_attn_probs
+"""Four functions of flash_attn_interface (FlashAttention 3), with its signatures and semantics. With return_attn_probs
 the result is (out, softmax_lse). num_splits, pack_gqa, sm_margin and deterministic are accepted and have no effect:
 results are always deterministic. Arguments that change results and that no kernel supports (qv, descales,
 attention_chunk) raise NotImplementedError."""

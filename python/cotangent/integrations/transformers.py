@@ -27,7 +27,7 @@ from .. import compat
 from ..compat._arguments import refuse
 from ..ops.attention import attention, attention_varlen
 
-__all__ = ["attention_forward", "attention_mask", "register"]
+__all__ = ["attention_forward", "attention_mask", "register", "unregister"]
 
 
 class Segments(NamedTuple):
@@ -429,7 +429,8 @@ def register(name: str = "cotangent", *, convolution: bool = True) -> None:
 
     convolution: models that import causal_conv1d use cotangent's too (compat.install("causal_conv1d")). They look for
     the package when their module is imported, so call register() before. For attention alone, call it before the model
-    is built. Raises ImportError if transformers is missing or older than its interface for masks."""
+    is built. unregister() reverts it. Raises ImportError if transformers is missing or older than its interface for
+    masks."""
     import transformers
     from transformers import masking_utils as masks
 
@@ -453,4 +454,21 @@ def register(name: str = "cotangent", *, convolution: bool = True) -> None:
         warnings.warn(
             f"cotangent: {early[0]} was imported before register(), so it keeps its own convolution", stacklevel=2
         )
-    compat.install("causal_conv1d")
+    if "causal_conv1d" not in compat._replaced:
+        compat.install("causal_conv1d")
+        _installed_by.add(name)
+
+
+def unregister(name: str = "cotangent") -> None:
+    """Reverts register(name). Call model.set_attn_implementation("sdpa") first for each model that has this
+    implementation. Model modules that have imported cotangent's convolution keep it."""
+    import transformers
+
+    for interface in (transformers.AttentionInterface, transformers.AttentionMaskInterface):
+        interface._global_mapping.pop(name, None)
+    if name in _installed_by:
+        _installed_by.discard(name)
+        compat.uninstall("causal_conv1d")
+
+
+_installed_by: "set[str]" = set()  # the names whose register() installed causal_conv1d

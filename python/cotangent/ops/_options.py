@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 
-
 def wrong_type(call: str, name: str, value: Any, expected: str) -> TypeError:
     """The exception for an argument with a wrong type."""
     found = "None" if value is None else f"a {type(value).__name__}"
@@ -66,18 +65,19 @@ def cast(call: str, name: str, value: Any, dtype: torch.dtype) -> Tensor:
 
 # cot_activation
 _ACTIVATIONS = {"silu": 1, "relu": 2, "gelu_tanh": 3, "gelu": 4}
-_OTHER_NAMES = {"swish": "silu"}
+_ALIASES = {"swish": "silu", "gelu_erf": "gelu"}
 
 
-def activation_number(name: Optional[str], supported: Sequence[str] = tuple(_ACTIVATIONS)) -> int:
-    """The library's number of an activation. Raises ValueError for a name that is not in `supported`."""
+def activation_number(call: str, name: Optional[str], supported: Sequence[str] = tuple(_ACTIVATIONS)) -> int:
+    """The library's number of an activation. Raises ValueError for a name that is neither in `supported` nor an alias of
+    a name in it."""
     if name is None:
         return 0
-    if not isinstance(name, str):
-        raise TypeError(f"activation is {name!r}, expected None or one of {', '.join(supported)}")
-    known = _OTHER_NAMES.get(name, name)
+    known = _ALIASES.get(name, name) if isinstance(name, str) else None
     if known not in supported:
-        raise ValueError(f"activation is {name!r}, expected None or one of {', '.join(supported)}")
+        names = [*supported, *(alias for alias, meaning in _ALIASES.items() if meaning in supported)]
+        wrong = ValueError if isinstance(name, str) else TypeError
+        raise wrong(f"{call}: activation is {name!r}, expected None or one of {', '.join(names)}")
     return _ACTIVATIONS[known]
 
 

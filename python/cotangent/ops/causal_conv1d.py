@@ -122,8 +122,8 @@ def causal_conv1d(
     Raises ValueError, TypeError or NotImplementedError, which name the wrong argument."""
     return_final_state = flag("causal_conv1d", "return_final_state", return_final_state)
     y, final_state = _forward(
-        x, weight, bias, initial_state, seq_idx, cu_seqlens, activation_number(activation, ("silu",)),
-        return_final_state,
+        x, weight, bias, initial_state, seq_idx, cu_seqlens,
+        activation_number("causal_conv1d", activation, ("silu",)), return_final_state,
     )  # fmt: skip
     return (y, final_state) if return_final_state else y
 
@@ -146,14 +146,15 @@ def causal_conv1d_update(
     conv_state          [N,D,S] with S >= K-1: the last S inputs, oldest first. With cache_seqlens it is a ring buffer:
                         the input of position p is at index p mod S
     weight, bias        [D,K], [D]
-    cache_seqlens       int32 [B]: the new tokens of row b are at the positions cache_seqlens[b] + t
-    conv_state_indices  int32 [B]: the row of conv_state for each x; a negative index gives y = 0 and leaves the state
+    cache_seqlens       int32 [B]: the new tokens of batch element b are at the positions cache_seqlens[b] + t
+    conv_state_indices  int32 [B]: the index in conv_state for each x; a negative index gives y = 0 and leaves the state
                         unchanged; no index may occur twice
 
     Returns y like x. Not differentiable. Dtypes and errors as in causal_conv1d."""
     return _update(
-        x, conv_state, weight, bias, cache_seqlens, conv_state_indices, activation_number(activation, ("silu",))
-    )
+        x, conv_state, weight, bias, cache_seqlens, conv_state_indices,
+        activation_number("causal_conv1d_update", activation, ("silu",)),
+    )  # fmt: skip
 
 
 def _example(randn: "Callable[..., Tensor]") -> Tensor:

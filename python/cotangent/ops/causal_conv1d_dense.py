@@ -97,8 +97,9 @@ def causal_conv1d_dense(
     Raises ValueError, TypeError or NotImplementedError, which name the wrong argument."""
     return_final_state = flag("causal_conv1d_dense", "return_final_state", return_final_state)
     y, final_state = _forward(
-        x, weight, bias, initial_state, activation_number(activation, ("silu",)), return_final_state
-    )
+        x, weight, bias, initial_state, activation_number("causal_conv1d_dense", activation, ("silu",)),
+        return_final_state,
+    )  # fmt: skip
     return (y, final_state) if return_final_state else y
 
 

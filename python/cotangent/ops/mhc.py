@@ -251,8 +251,8 @@ def mhc_seam(
         h_in, next_h_post, next_A = mhc_pre(y, phi, alpha, bias, gamma, ...)
 
     x, f, h_post, A: as in mhc_post. The other arguments are those of mhc_pre, for the next layer. Returns
-    (y, h_in, next_h_post, next_A). The results are those of the two calls. In the backward, the gradient of y is
-    float32 (float64 if x is float64) between the two halves, and y is computed again from x and f. Differentiable
+    (y, h_in, next_h_post, next_A). The results are those of the two calls. In the backward on the CPU, the gradient of y
+    is float32 (float64 if x is float64) between the two halves, and y is computed again from x and f. Differentiable
     once, in all inputs. Raises the errors of mhc_post and mhc_pre."""
     if not isinstance(x, Tensor):
         need_tensors("mhc_seam", x=x)
