@@ -7,7 +7,7 @@
 A relative link must lead to a file or folder of the repository, and its #anchor to a heading. The README has at most 5000
 bytes, src/ops/*/README.md 150 lines, docs/kernels/*.md 200 lines. A sentence has at most 35 words; code,
 tables and headings are left out. docs/README.md links every page of docs/guide and docs/kernels. docs/guide/c.md and
-docs/guide/parallel.md quote their examples word for word.
+docs/guide/context_parallel_c.md quote their examples word for word.
 """
 import pathlib
 import re
@@ -15,7 +15,7 @@ import subprocess
 import sys
 
 LONGEST_SENTENCE, README_BYTES, OP_LINES, KERNEL_LINES = 35, 5000, 150, 200
-QUOTES = {"docs/guide/c.md": "examples/c/causal_conv1d.c", "docs/guide/parallel.md": "examples/c/ring_attention.c"}
+QUOTES = {"docs/guide/c.md": "examples/c/causal_conv1d.c", "docs/guide/context_parallel_c.md": "examples/c/ring_attention.c"}
 
 
 def without_code(text):

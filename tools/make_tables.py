@@ -682,7 +682,7 @@ def models_page(results):
 
 
 PARALLEL = """Attention of one sequence over several ranks, by [bench_parallel](../../tests/parallel/bench_parallel.c) on
-[libcotangent_parallel](../guide/parallel.md). Each repeat runs the single call on one GPU, then the group. Times are medians of the wall
+[libcotangent_parallel](../guide/context_parallel_c.md). Each repeat runs the single call on one GPU, then the group. Times are medians of the wall
 time in ms, and *both* is forward and backward without a wait between them.
 
 *nccl*: each rank has a GPU. *Share of ideal* is the time of the single call, divided by the ranks times the time of the group. It is above 1 where
@@ -694,7 +694,7 @@ which its arithmetic waits for them."""
 
 def parallel_page(results):
     """docs/benchmarks/parallel.md, of bench_parallel's rows."""
-    lines = [GENERATED, "", "# Benchmarks: context parallelism", "", "[How to use it](../guide/parallel.md)", "", PARALLEL, ""]
+    lines = [GENERATED, "", "# Benchmarks: context parallelism", "", "[How to use it](../guide/context_parallel_c.md)", "", PARALLEL, ""]
 
     def time(part, kind):
         return lambda row: f"{row[part][kind] * 1000:.1f}" if kind in row[part] else ""

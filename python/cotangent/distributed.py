@@ -609,7 +609,7 @@ def attention(
     """cotangent.attention of the whole sequence. q, k and v have the rows of this rank, and so do out, lse and the gradients.
 
     columns             the number of ranks that exchange heads; 1: a ring alone, the number of ranks: no ring. See
-                        docs/guide/parallel.md
+                        docs/guide/context_parallel_c.md
     q_length, k_length  the rows of the whole; by default this rank's rows times the number of ranks
     bias                [B or 1, H or 1, rows of this rank or 1, Tk or 1]: all keys
     seqused_q, seqused_k, sink, alibi_slopes, seed, offset, seed_memory, offset_memory

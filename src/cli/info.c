@@ -210,7 +210,7 @@ static int explain_ranks(cot_queue *queue, const explain_input *input)
 {
 #ifdef COT_WITH_PARALLEL
     static const char *const cuts[] = {"contiguous", "zigzag"};
-    printf("over %d ranks (docs/guide/parallel.md); the most of any rank:\n"
+    printf("over %d ranks (docs/guide/context_parallel_c.md); the most of any rank:\n"
            "  cut        columns  calls  merges  messages   MB sent  MB memory  work / mean\n",
            input->ranks);
     for (int cut = 0; cut < 2; cut++)

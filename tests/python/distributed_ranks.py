@@ -389,7 +389,7 @@ def fsdp(ranks):
     near({n: p.grad.full_tensor() for n, p in model.named_parameters()}, exact, "fsdp")
 
 
-# ---- docs/guide/distributed.md ---------------------------------------------------------------------------------------
+# ---- docs/guide/context_parallel_pytorch.md ---------------------------------------------------------------------------------------
 
 
 def page():
