@@ -165,11 +165,7 @@ static inline const char *admit_post_bwd_rows(const void *problem)
     return admit_rows(problem, (const cot_tensor *const[]){&a->x, &a->f, &a->dy, &a->dx, &a->df}, 5);
 }
 
-static inline size_t workspace_pre_fwd_tiles(const void *problem)
-{
-    const mhc_chunks chunks = mhc_split_columns(problem, MHC_CHUNK);
-    return cot_bytes(mhc_weight_elements(problem, &chunks), sizeof(float));
-}
+COT_PLAN(plan_pre_fwd_tiles, mhc_pre_fwd_plan, mhc_pre_fwd_plan_of(problem))
 
 static inline mhc_pre_bwd_layout mhc_plan_pre_bwd(const mhc_pre_backward_problem *p)
 {
@@ -225,12 +221,7 @@ static inline size_t scratch_seam_bwd_tiles(const void *problem)
     return MHC_BWD_SCRATCH + y + (mhc_seam_needs_g(&p->args) ? mhc_block_bytes(&p->sizes, COT_F32) : 0);
 }
 
-static inline size_t workspace_sinkhorn_bwd_lanes(const void *problem)
-{
-    const mhc_sinkhorn_backward_problem *p = problem;
-    const int64_t part_elements = mhc_history_floats(p->sizes.n, p->args.iterations);
-    return cot_bytes(cot_mul(mhc_sinkhorn_parts(p->sizes.tokens).count, part_elements), sizeof(float));
-}
+COT_PLAN(plan_sinkhorn_bwd_lanes, mhc_sinkhorn_bwd_plan, mhc_sinkhorn_bwd_plan_of(problem))
 
 /* Costs of the vector kernels by instruction set. */
 #define COT_COSTS(isa, lanes)                                           \

@@ -285,7 +285,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
     c.stages = stages;
     if (stages > 0 && plan->one_pass) {
         c.dq_accum = (float *)((char *)workspace + plan->dq_accum);
-        c.accum_rows = attention_accum_rows(&p->sizes);
+        c.accum_rows = plan->accum_rows;
         c.accum_columns = dkv->d_qk;
     }
     cot_status status = launch_row_kernel(queue, &prepare_rows, &c);
@@ -312,7 +312,7 @@ static cot_status backward_16(cot_queue *queue, const attention_problem *p, void
     const attention_mma_bwd_plan *plan = queue->plan;
     const tiled_kernel *dkv = smallest_kernel(&k->dkv, p);
     int stages = 0;
-    if (attention_supports_one_pass(p) && (plan->one_pass || dkv == NULL || dkv->d_qk > 64)) {
+    if (plan->supports_one_pass && (plan->one_pass || dkv == NULL || dkv->d_qk > 64)) {
         const tiled_kernel *one_pass = smallest_kernel(&k->one_pass, p),
                            *one_pass_1_stage = smallest_kernel(&k->one_pass_1_stage, p);
         if (one_pass->kernel.shared_bytes <= queue->device->max_shared_bytes)

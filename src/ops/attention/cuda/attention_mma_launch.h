@@ -85,11 +85,10 @@ static inline bool attention_supports_one_pass(const attention_problem *p)
     return !attention_has_score_mods(p) && !(z->d > 128 && z->d <= 192 && z->dv <= 128);
 }
 
-/* Whether that pass also computes dq, in any order of blocks. */
-static inline bool attention_is_one_pass(const attention_problem *p)
+/* Whether that pass also computes dq, in any order of blocks, if it supports the problem. */
+static inline bool attention_one_pass_computes_dq(const attention_problem *p)
 {
-    return p->allow_nondeterminism && attention_supports_one_pass(p) && cot_is_present(&p->dq) &&
-           (cot_is_present(&p->dk) || cot_is_present(&p->dv));
+    return p->allow_nondeterminism && cot_is_present(&p->dq) && (cot_is_present(&p->dk) || cot_is_present(&p->dv));
 }
 
 /* Rows of dq_accum for one head. */
@@ -99,28 +98,32 @@ static inline int64_t attention_accum_rows(const attention_sizes *z)
     return cot_mul(rows, z->packed ? z->rows_q / rows + z->B : cot_mul(z->B, cot_ceil_div(z->Tq, rows)));
 }
 
-/* The plan of a backward: offsets of the workspace's parts in bytes. lse of the rows comes first. */
+/* The plan of a backward. The offsets of the workspace's parts are in bytes. lse of the rows comes first. */
 typedef struct attention_mma_bwd_plan {
-    bool one_pass; /* see attention_is_one_pass */
+    bool supports_one_pass; /* see attention_supports_one_pass */
+    bool one_pass;          /* the same pass computes dq */
+    int64_t accum_rows;     /* rows of dq_accum for one head; 0 without one_pass */
     size_t row_delta, dq_accum, bytes;
 } attention_mma_bwd_plan;
 
-static inline attention_mma_bwd_plan attention_mma_bwd_plan_of(const attention_problem *p, bool one_pass)
+static inline attention_mma_bwd_plan attention_mma_bwd_plan_of(const attention_problem *p, bool supports_one_pass)
 {
     const attention_sizes *z = &p->sizes;
+    const bool one_pass = supports_one_pass && attention_one_pass_computes_dq(p);
     const int64_t rows = cot_mul(z->H, z->rows_q), longest = cot_max(z->d, z->dv),
                   columns = longest <= 64    ? 64
                             : longest <= 128 ? 128
                                              : 256;
-    attention_mma_bwd_plan plan = {.one_pass = one_pass};
+    attention_mma_bwd_plan plan = {.supports_one_pass = supports_one_pass,
+                                   .one_pass = one_pass,
+                                   .accum_rows = one_pass ? attention_accum_rows(z) : 0};
     cot_workspace_reserve(&plan.bytes, rows, sizeof(float));
     plan.row_delta = cot_workspace_reserve(&plan.bytes, rows, sizeof(float));
-    plan.dq_accum = cot_workspace_reserve(
-        &plan.bytes, one_pass ? COT_PRODUCT(z->H, attention_accum_rows(z), columns) : 0, sizeof(float));
+    plan.dq_accum = cot_workspace_reserve(&plan.bytes, COT_PRODUCT(z->H, plan.accum_rows, columns), sizeof(float));
     return plan;
 }
 
 COT_PLAN(plan_bwd_f32, attention_mma_bwd_plan, attention_mma_bwd_plan_of(problem, false))
-COT_PLAN(plan_bwd_mma, attention_mma_bwd_plan, attention_mma_bwd_plan_of(problem, attention_is_one_pass(problem)))
+COT_PLAN(plan_bwd_mma, attention_mma_bwd_plan, attention_mma_bwd_plan_of(problem, attention_supports_one_pass(problem)))
 
 #endif

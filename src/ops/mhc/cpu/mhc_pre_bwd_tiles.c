@@ -443,13 +443,14 @@ cot_status V_NAME(mhc_pre_bwd_blocks)(cot_queue *queue, const mhc_pre_backward_p
                                       const mhc_post_backward_problem *post, void *workspace)
 {
     const cot_mhc_pre_backward_args *a = &p->args;
+    const mhc_pre_bwd_layout *layout = queue->plan;
     backward_context context = {
         .problem = p,
         .recomputation = recomputation,
         .post = post,
-        .chunks = mhc_split_columns(&p->sizes, MHC_BWD_CHUNK),
-        .parts = mhc_pre_bwd_parts(p->sizes.tokens),
-        .layout = *(const mhc_pre_bwd_layout *)queue->plan,
+        .chunks = layout->chunks,
+        .parts = layout->parts,
+        .layout = *layout,
         .workspace = workspace,
         .stream_stores = post == NULL && mhc_should_stream(&a->dx, &p->sizes),
         .need_Q = cot_is_present(&a->dphi) || cot_is_present(&a->dgamma),

@@ -350,7 +350,7 @@ cot_status V_NAME(mhc_pre_fwd_blocks)(cot_queue *queue, const mhc_pre_forward_pr
 {
     forward_context context = {.problem = p,
                                .post = post,
-                               .chunks = mhc_split_columns(&p->sizes, MHC_CHUNK),
+                               .chunks = ((const mhc_pre_fwd_plan *)queue->plan)->chunks,
                                .weights = workspace,
                                .block_tokens = mhc_item_tokens(p->sizes.tokens),
                                .stream_stores = mhc_should_stream(&p->args.h_in, &p->sizes)};

@@ -69,8 +69,8 @@ static void backward_item(void *context, int64_t part)
 
 cot_status V_NAME(mhc_sinkhorn_bwd_lanes)(cot_queue *queue, const void *problem, void *workspace)
 {
-    lanes_context c = {
-        .problem = problem, .parts = mhc_sinkhorn_parts(((const mhc_sizes *)problem)->tokens), .history = workspace};
+    const mhc_sinkhorn_bwd_plan *plan = queue->plan;
+    lanes_context c = {.problem = problem, .parts = plan->parts, .history = workspace};
     cot_parallel(queue, c.parts.count, backward_item, &c);
     return COT_OK;
 }

@@ -86,8 +86,35 @@ static inline int64_t mhc_history_floats(int64_t n, int32_t iterations)
     return COT_PRODUCT(iterations, 2, n, MHC_MAX_LANES);
 }
 
-/* Layout of pre's backward workspace: byte offsets. */
+/* The plan of pre's forward. The workspace has the packed phi * gamma. */
+typedef struct mhc_pre_fwd_plan {
+    mhc_chunks chunks;
+    size_t bytes;
+} mhc_pre_fwd_plan;
+
+static inline mhc_pre_fwd_plan mhc_pre_fwd_plan_of(const mhc_sizes *sizes)
+{
+    const mhc_chunks chunks = mhc_split_columns(sizes, MHC_CHUNK);
+    return (mhc_pre_fwd_plan){chunks, cot_bytes(mhc_weight_elements(sizes, &chunks), sizeof(float))};
+}
+
+/* The plan of Sinkhorn's backward. The workspace has the history of each part. */
+typedef struct mhc_sinkhorn_bwd_plan {
+    mhc_parts parts;
+    size_t bytes;
+} mhc_sinkhorn_bwd_plan;
+
+static inline mhc_sinkhorn_bwd_plan mhc_sinkhorn_bwd_plan_of(const mhc_sinkhorn_backward_problem *p)
+{
+    const mhc_parts parts = mhc_sinkhorn_parts(p->sizes.tokens);
+    const int64_t floats = cot_mul(parts.count, mhc_history_floats(p->sizes.n, p->args.iterations));
+    return (mhc_sinkhorn_bwd_plan){parts, cot_bytes(floats, sizeof(float))};
+}
+
+/* The plan of pre's backward, with byte offsets in the workspace. */
 typedef struct mhc_pre_bwd_layout {
+    mhc_chunks chunks;
+    mhc_parts parts;
     size_t weights, Q, sums, history, bytes;
     size_t Q_part, sums_part, history_part; /* bytes of one part */
 } mhc_pre_bwd_layout;
@@ -95,15 +122,17 @@ typedef struct mhc_pre_bwd_layout {
 static inline mhc_pre_bwd_layout mhc_layout_pre_bwd(const mhc_sizes *sizes, int32_t iterations)
 {
     const mhc_chunks chunks = mhc_split_columns(sizes, MHC_BWD_CHUNK);
-    const int64_t parts = mhc_pre_bwd_parts(sizes->tokens).count;
-    mhc_pre_bwd_layout l = {.Q_part = cot_align_up(cot_bytes(mhc_weight_elements(sizes, &chunks), sizeof(float))),
+    const mhc_parts parts = mhc_pre_bwd_parts(sizes->tokens);
+    mhc_pre_bwd_layout l = {.chunks = chunks,
+                            .parts = parts,
+                            .Q_part = cot_align_up(cot_bytes(mhc_weight_elements(sizes, &chunks), sizeof(float))),
                             .sums_part = cot_align_up(cot_bytes(sizes->M + 3, sizeof(double))),
                             .history_part =
                                 cot_align_up(cot_bytes(mhc_history_floats(sizes->n, iterations), sizeof(float)))};
     l.weights = cot_workspace_reserve(&l.bytes, 1, l.Q_part); /* W has the size of one Q */
-    l.Q = cot_workspace_reserve(&l.bytes, parts, l.Q_part);
-    l.sums = cot_workspace_reserve(&l.bytes, parts, l.sums_part);
-    l.history = cot_workspace_reserve(&l.bytes, parts, l.history_part);
+    l.Q = cot_workspace_reserve(&l.bytes, parts.count, l.Q_part);
+    l.sums = cot_workspace_reserve(&l.bytes, parts.count, l.sums_part);
+    l.history = cot_workspace_reserve(&l.bytes, parts.count, l.history_part);
     return l;
 }
 

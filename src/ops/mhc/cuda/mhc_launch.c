@@ -255,10 +255,10 @@ static cot_status launch_clusters(cot_queue *queue, const cot_cuda_kernel *kerne
 
 /* Grid: x = column slices, y = parts of the tokens. */
 static cot_status launch_slices(cot_queue *queue, const cot_cuda_kernel *kernel, int threads, bool dependent,
-                                const mhc_sizes *sizes, const mhc_mapped_call *call)
+                                int64_t slices, int64_t parts, const mhc_mapped_call *call)
 {
     const cot_cuda_grid grid = {
-        .blocks = {(unsigned)mhc_sm90_slices(sizes), (unsigned)mhc_sm90_parts(sizes), 1},
+        .blocks = {(unsigned)slices, (unsigned)parts, 1},
         .threads = (unsigned)threads,
         .shared_bytes = (unsigned)kernel->shared_bytes,
         .dependent = dependent,
@@ -317,7 +317,7 @@ cot_status mhc_pre_fwd_tiles_sm80(cot_queue *queue, const void *problem, void *w
     c.phi_terms = (uint16_t *)((char *)workspace + plan->phi_terms);
     c.term_columns = mhc_cuda_term_columns(s);
     c.slices = plan->slices;
-    c.slice_columns = (int32_t)mhc_cuda_slice_columns(s);
+    c.slice_columns = (int32_t)plan->slice_columns;
     c.vectorized = rows_vectorized(problem, (const cot_tensor *const[]){&p->args.x, &p->args.h_in}, 2);
     cot_status status = launch_split(queue, &c);
     if (status == COT_OK)
@@ -350,7 +350,8 @@ static cot_status forward_sm90(cot_queue *queue, const void *problem, void *work
                                              : pre_fwd_cluster)[p->sizes.dtype - COT_F16];
     cot_status status = make_tile_map(queue, &mapped.x, &p->sizes, &a->x, box);
     if (status == COT_OK)
-        status = split ? launch_slices(queue, kernel, MHC_SM90_SPLIT_THREADS, false, &p->sizes, &mapped)
+        status = split ? launch_slices(queue, kernel, MHC_SM90_SPLIT_THREADS, false, c->slices,
+                                       mhc_sm90_parts(&p->sizes), &mapped)
                        : launch_clusters(queue, kernel, box.tokens, MHC_SM90_FWD_THREADS, false, c, &mapped);
     if (status != COT_OK)
         return status;
@@ -565,7 +566,7 @@ cot_status mhc_pre_bwd_split_sm90(cot_queue *queue, const void *problem, void *w
     mhc_call *c = &mapped.call;
     if (!backward_is_aligned(a))
         return mhc_pre_bwd_generic_sm80(queue, problem, workspace);
-    c->parts = mhc_sm90_parts(&p->sizes);
+    c->parts = ((const mhc_cuda_layout *)queue->plan)->split_parts;
     if (c->tokens == 0)
         return launch_sum_parts(queue, c);
     cot_status status = map_backward(queue, &mapped, p);
@@ -576,7 +577,7 @@ cot_status mhc_pre_bwd_split_sm90(cot_queue *queue, const void *problem, void *w
     if (status == COT_OK)
         status = launch_slices(
             queue, &(c->dx_post.data != NULL ? pre_bwd_split_post : pre_bwd_split)[p->sizes.dtype - COT_F16],
-            MHC_SM90_BWD_THREADS, true, &p->sizes, &mapped);
+            MHC_SM90_BWD_THREADS, true, mhc_sm90_slices(&p->sizes), c->parts, &mapped);
     return status == COT_OK ? launch_sum_parts(queue, c) : status;
 }
 

@@ -57,6 +57,7 @@ static inline int64_t mhc_cuda_slice_columns(const mhc_sizes *s)
 /* Offsets in the workspace, in bytes. The parts depend only on the shape, so the order of sums does too. */
 typedef struct mhc_cuda_layout {
     int64_t parts, part_length, token_parts;
+    int64_t split_parts; /* of the split kernel, see mhc_sm90_parts; 0 without it */
     size_t dz, dh_mix, factor, phi_terms, mix_terms, records, counters, history, token_sums, partial, bytes;
 } mhc_cuda_layout;
 
@@ -82,8 +83,8 @@ static inline mhc_cuda_layout mhc_cuda_layout_pre_bwd(const mhc_sizes *s, int32_
     l.token_parts = cot_clamp(s->tokens, 0, MHC_CUDA_TOKEN_PARTS);
     /* The cluster kernel stores one part for each cluster, and sums of dz for each block of the clusters. */
     const int64_t clusters = cot_min(cot_ceil_div(s->tokens, MHC_SM90_TILE), MHC_SM90_CLUSTERS);
-    const int64_t split_parts = s->n == MHC_SM90_N ? mhc_sm90_parts(s) : 0;
-    const int64_t max_parts = cot_max(split_parts, cot_max(clusters, l.parts));
+    l.split_parts = s->n == MHC_SM90_N ? mhc_sm90_parts(s) : 0;
+    const int64_t max_parts = cot_max(l.split_parts, cot_max(clusters, l.parts));
     l.history = cot_workspace_reserve(&l.bytes, COT_PRODUCT(2, s->n, iterations, s->tokens), sizeof(float));
     l.token_sums = cot_workspace_reserve(&l.bytes, COT_PRODUCT(MHC_CUDA_TOKEN_PARTS, s->M, 2), sizeof(double));
     l.partial = cot_workspace_reserve(&l.bytes, COT_PRODUCT(max_parts, s->M, s->n, s->D), sizeof(float));
@@ -255,6 +256,7 @@ static inline size_t workspace_cuda_pre_fwd(const void *problem)
 /* The plan of a forward whose blocks take slices of the streams: the slices' sums follow the logits. */
 typedef struct mhc_cuda_pre_fwd_plan {
     int64_t slices;
+    int64_t slice_columns;         /* of the tensor-core kernels, see mhc_cuda_slice_columns */
     size_t sums, phi_terms, bytes; /* offsets of the sums and of the terms of phi gamma; of the whole workspace */
 } mhc_cuda_pre_fwd_plan;
 
@@ -274,7 +276,10 @@ static inline mhc_cuda_pre_fwd_plan mhc_cuda_plan_pre_fwd(const mhc_pre_forward_
 static inline mhc_cuda_pre_fwd_plan mhc_cuda_plan_pre_fwd_tiles(const mhc_pre_forward_problem *p)
 {
     const mhc_sizes *s = &p->sizes;
-    return mhc_cuda_plan_pre_fwd(p, s->n * cot_ceil_div(s->D, mhc_cuda_slice_columns(s)), true);
+    const int64_t columns = mhc_cuda_slice_columns(s);
+    mhc_cuda_pre_fwd_plan plan = mhc_cuda_plan_pre_fwd(p, s->n * cot_ceil_div(s->D, columns), true);
+    plan.slice_columns = columns;
+    return plan;
 }
 
 COT_PLAN(plan_cuda_pre_fwd_tiles, mhc_cuda_pre_fwd_plan, mhc_cuda_plan_pre_fwd_tiles(problem))
