@@ -2,7 +2,7 @@
 """Run by test_distributed.py on several processes, which are the ranks of a gloo group:
 
     distributed_ranks.py SECTION,SECTION... RANK RANKS FOLDER [cuda]
-    torchrun distributed_ranks.py page
+    torchrun distributed_ranks.py page NUMBER
 
 cuda: each rank has a GPU of its own, and the group has NCCL too.
 
@@ -389,29 +389,34 @@ def fsdp(ranks):
     near({n: p.grad.full_tensor() for n, p in model.named_parameters()}, exact, "fsdp")
 
 
-# ---- docs/guide/context_parallel_pytorch.md ---------------------------------------------------------------------------------------
+# ---- docs/guide/context_parallel_pytorch.md -------------------------------------------------------------------------
 
 
-def page():
-    """Runs the Python blocks of the page, and compares their results with those of the single calls."""
-    text = (Path(__file__).parents[2] / "docs" / "guide" / "distributed.md").read_text()
+def page(number):
+    """Runs a program of the page, and compares its results with those of the single calls."""
+    text = (Path(__file__).parents[2] / "docs/guide/context_parallel_pytorch.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", text, flags=re.M | re.S)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     names = {}
-    for block in blocks:
-        exec(block, names)
-    found = {n: p.grad.clone() for n, p in [*names["project"].named_parameters(), *names["model"].named_parameters()]}
-    names["project"].zero_grad(), names["model"].zero_grad()
-    q, k, v = names["project"](names["x"]).unflatten(-1, (3, 4, 16)).unbind(2)
-    out = cotangent.attention(q, k, v, causal=True)
-    out.square().sum().backward()
-    torch.testing.assert_close(names["whole"], out.detach())
-    near({n: found[n] for n in ("weight", "bias")}, gradients_of(names["project"]), "the page's layer")
-    loss_of(names["model"], names["text"][:, :-1], names["text"][:, 1:]).backward()
-    exact = gradients_of(names["model"])
-    near({n: found[n] for n in exact}, exact, "the page's model")
-    print(f"rank {dist.get_rank()} is done")
-    dist.destroy_process_group()
+    exec(blocks[number], names)
+    assert not dist.is_initialized()
+    if number == 1:
+        model, text = names["model"], names["text"]
+        found = gradients_of(model)
+        model.zero_grad()
+        loss_of(model, text[:, :-1], text[:, 1:]).backward()
+        near(found, gradients_of(model), "the page's model")
+    else:
+        project, x = names["project"], names["x" if number == 0 else "batch"]
+        found = gradients_of(project)
+        project.zero_grad()
+        q, k, v = project(x).unflatten(-1, (3, 4, 16)).unbind(2)
+        out = cotangent.attention(q, k, v, causal=True)
+        out.square().sum().backward()
+        if number == 0:
+            torch.testing.assert_close(names["whole"], out.detach())
+        near(found, gradients_of(project), "the page's layer")
+    print(f"rank {os.environ['RANK']} is done")
 
 
 # ---- faults ----------------------------------------------------------------------------------------------------------
@@ -483,5 +488,5 @@ def main(sections, rank, ranks, folder, device="cpu"):
 
 if __name__ == "__main__":
     if sys.argv[1] == "page":
-        sys.exit(page())
+        sys.exit(page(int(sys.argv[2])))
     main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

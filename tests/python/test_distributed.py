@@ -49,11 +49,14 @@ def test_models_of_transformers_and_fsdp(on_cpu, tmp_path):
     check(tmp_path, "models,fsdp" if hasattr(torch.distributed.fsdp, "fully_shard") else "models", 2)
 
 
-def test_page(on_cpu):
-    pytest.importorskip("transformers")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT), "page"]
+@pytest.mark.parametrize("number, ranks", [(0, 2), (1, 2), (2, 4)])
+def test_page(on_cpu, number, ranks):
+    if number == 1:
+        pytest.importorskip("transformers")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), str(SCRIPT), "page",
+               str(number)]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=ENVIRONMENT)
-    assert done.returncode == 0 and done.stdout.count("is done") == 2, done.stdout + done.stderr
+    assert done.returncode == 0 and done.stdout.count("is done") == ranks, done.stdout + done.stderr
 
 
 def test_faults_reach_every_rank(on_cpu, tmp_path):
