@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python programs of the guide run. test_distributed.py runs those of the page about context parallelism."""
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.attention
+
+from cotangent import compat
+
+GUIDE = Path(__file__).parents[2] / "docs/guide"
+NOT_RUN = re.compile(r"mamba_ssm|from_pretrained|get_local_kernel")  # packages and weights that the tests do not have
+REGISTRY = hasattr(torch.nn.attention, "activate_flash_attention_impl")
+
+
+def programs():
+    for page in sorted(GUIDE.glob("*.md")):
+        if page.name != "context_parallel_pytorch.md":
+            for number, program in enumerate(re.findall(r"^```python\n(.*?)^```$", page.read_text(), flags=re.M | re.S)):
+                if not NOT_RUN.search(program) and (REGISTRY or "activate_flash_attention_impl" not in program):
+                    yield pytest.param(program, id=f"{page.stem}-{number}")
+
+
+@pytest.mark.parametrize("program", list(programs()))
+def test_program(on_cpu, program):
+    try:
+        exec(program, {})
+    finally:
+        compat.uninstall()
+        if "activate_flash_attention_impl" in program:
+            torch.nn.attention.restore_flash_attention_impl()
