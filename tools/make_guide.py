@@ -23,7 +23,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 NAVIGATION = [
     ("Cotangent", "README.md"),
     ("All pages", "docs/README.md"),
-    ("Guide", [("Getting started", "docs/guide/getting_started.md"), ("What is supported", "docs/guide/support.md"),
+    ("Guide", [("Before you adopt it", "docs/guide/before_you_adopt.md"),
+               ("Getting started", "docs/guide/getting_started.md"), ("What is supported", "docs/guide/support.md"),
                ("C", "docs/guide/c.md"), ("Command line", "docs/guide/command_line.md"),
                ("PyTorch", "docs/guide/python.md"), ("PyTorch reference", "docs/guide/python_reference.md"),
                ("Transformers", "docs/guide/transformers.md"), ("Replacing other packages", "docs/guide/replace.md"),
@@ -31,7 +32,7 @@ NAVIGATION = [
                ("Context parallelism in C", "docs/guide/context_parallel_c.md"),
                ("Context parallelism in PyTorch", "docs/guide/context_parallel_pytorch.md"),
                ("Ring attention by hand", "docs/guide/ring_attention_by_hand.md"),
-               ("Installing", "docs/guide/install.md"),
+               ("Installing and packaging", "docs/guide/install.md"),
                ("Reproducibility", "docs/guide/reproducibility.md"), ("Errors", "docs/guide/errors.md")]),
     ("Benchmarks", "docs/benchmarks"),
     ("Ops", "src/ops"),

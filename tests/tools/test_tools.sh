@@ -188,9 +188,9 @@ expect pass '0 complaints' page docs/guide/c.md "$(printf '```c\\nint other;\\n`
 sed -i 's/args.weight/args.weights/' "$pages/docs/guide/c.md"
 expect fail 'no ```c block equals examples/c/causal_conv1d.c' "$tools/check_pages.py" "$pages"
 
-# ---- make prints the build's messages, and the option in docs/guide/python.md that disables GPU code exists
-grep -q 'COT_CUDA=OFF' docs/guide/python.md && grep -q '^option(COT_CUDA ' CMakeLists.txt ||
-    { echo "FAILED: docs/guide/python.md names no build for the CPU alone"; failed=$((failed + 1)); }
+# ---- make prints the build's messages, and the option in docs/guide/install.md that disables GPU code exists
+grep -q 'COT_CUDA=OFF' docs/guide/install.md && grep -q '^option(COT_CUDA ' CMakeLists.txt ||
+    { echo "FAILED: docs/guide/install.md names no build for the CPU alone"; failed=$((failed + 1)); }
 first_build()
 {
     make -n build BUILD="$work/none" | grep -c -- '--log-level=NOTICE'
