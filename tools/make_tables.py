@@ -234,8 +234,9 @@ def column(title, key, form):
 
 
 def case_words(text):
-    """A shape or options as the pages print them. Delta and merge have no keys and no head dimension of keys."""
-    return re.sub(r"T(\d+)/1 d1/(\d+)", r"T\1 dv\2", text).removesuffix("+nondeterministic")
+    """A shape or options as the pages print them. Delta and merge have no keys and no head dimension of keys. No activation is
+    not named beside other options."""
+    return re.sub(r"T(\d+)/1 d1/(\d+)", r"T\1 dv\2", text).removesuffix("+nondeterministic").removeprefix("none+")
 
 
 def commit_column(rows):
@@ -268,6 +269,9 @@ def product_bound(row):
     return row["direction"] in PRODUCT_BOUND.get(row["op"], ())
 
 
+SLOW_COPY = 1.1  # a call cannot be this much faster than a copy of its minimum traffic
+
+
 def case_table(rows):
     """Cases of a direction: against matrix products where products bound the op, against the copy elsewhere."""
     columns = case_columns(rows)
@@ -283,7 +287,9 @@ def case_table(rows):
         columns += products
     if rows[0]["backend"] == "cpu":
         columns.append(column("cycles / 16", "cycles16", ".1f"))
-    return markdown(columns + commit_column(rows), rows)
+    slow_copies = any(row.get("ratio", 0) > SLOW_COPY for row in rows)
+    note = [f"*Of copy* above {SLOW_COPY}: the copy was slow in that run. Compare the {unit} of rows instead.", ""] if slow_copies else []
+    return markdown(columns + commit_column(rows), rows) + note
 
 
 def beside_peers(rows, peer_rows):
@@ -302,7 +308,7 @@ def beside_peers(rows, peer_rows):
 def peers_table(cases):
     """Milliseconds of each library, and how many times as fast as the fastest peer ours is."""
     names = list(dict.fromkeys(name for _, _, times in cases for name in times))
-    columns = [(key, lambda case, key=key: case[0][key]) for key in ("direction", "dtype", "layout", "shape", "options")]
+    columns = [(key, lambda case, key=key: case_words(case[0][key])) for key in ("direction", "dtype", "layout", "shape", "options")]
     if len({case[0]["layout"] for case in cases}) == 1:
         del columns[2]
     columns += [("cotangent, ms", lambda case: figure(case[1]["ms"]))]
@@ -421,7 +427,8 @@ def attention_gpu(rows, peer_rows):
                   "ran no Hopper kernel." + older, ""]
         for direction in dict.fromkeys(row["direction"] for row in others):
             rows_of = [row for row in others if row["direction"] == direction]
-            lines += [f"{direction.capitalize()}:", ""]
+            commits = {row["commit"][:7] for row in rows_of}
+            lines += [f"{direction.capitalize()}{f', commit {commits.pop()}' if len(commits) == 1 else ''}:", ""]
             if all("nondeterministic" in row["options"] for row in rows_of):
                 lines += ["These times use `allow_nondeterminism`. A default call is deterministic and may be slower: it was not measured for these shapes.", ""]
             lines += case_table(rows_of)
@@ -465,8 +472,8 @@ products alone, measured in the same run and under the same load."""
 PAGES = {
     "attention": ("attention", ["attention"], """## How to read
 
-TFLOP/s count as the FlashAttention papers do: forward 4 B H T² d operations, backward 2.5 times that. A causal mask halves both. All kernels of a call are timed. Every GPU case has 16384 tokens, H d = 2048 and bf16,
-except under "Other shapes and options".
+TFLOP/s count as the FlashAttention papers do: forward 4 B H T² d operations, backward 2.5 times that. A causal mask halves both.
+All kernels of a call are timed. Every GPU case has 16384 tokens, H d = 2048 and bf16, except under "Other shapes and options".
 
 Times for T >= 4096 are sustained: the second half of a load of 3 seconds (`cotangent bench`) or 2.5 seconds (the peers' process).
 Shorter cases run in rounds of 8 ms. The two groups cannot be compared: the clock falls under a sustained load. *Burst* is one
@@ -476,7 +483,8 @@ The backward has two modes. The deterministic mode adds the parts of dQ in a fix
 nondeterministic mode adds them in the order in which the blocks finish. *cotangent* runs the deterministic mode, its default.
 *cotangent, nondeterministic* sets `allow_nondeterminism` (Python: `deterministic=False`). From
 commit 513ef73 on the library then takes the nondeterministic mode only where it is faster: elsewhere both rows are the same kernel.
-Records of earlier commits show a slower deterministic mode. Each table names its date, and its commit if bench measured it.
+Records of earlier commits show a slower deterministic mode. Each table names its date, and the commit of cotangent if bench measured
+it. The peers' process does not record the commit.
 *FlashAttention-4* is nondeterministic, its default, and *FlashAttention-4 deterministic* adds in a fixed order.
 
 A ratio above 1 means that cotangent is faster. On CPUs, and under "Other shapes and options", TFLOP/s count only the query-key pairs
@@ -496,8 +504,8 @@ weights have the dtype of x. The CUDA package causal_conv1d was not installed on
 seconds of load. *Burst* is one call on an idle GPU. """ + PRODUCTS + " The line in a picture is this rate."),
     "dropout": ("dropout", ["dropout"], MEMORY_BOUND + CYCLES + """
 
-*generated*: the kernel generates the mask from the seed. *mask* reads or writes a mask of one byte for each element, *mask_bits* of one bit. Peers are the same
-formula in PyTorch, eager and through `torch.compile`."""),
+*generated*: the kernel generates the mask from the seed. *mask*: the mask is in memory, with one byte for each element. *mask_bits*:
+with one bit for each element. Peers are the same formula in PyTorch, eager and through `torch.compile`."""),
     "mhc": ("mhc_pre, mhc_sinkhorn, mhc_post", ["mhc_pre", "mhc_sinkhorn", "mhc_post"],
             MEMORY_BOUND.replace("This op is", "mhc_pre and mhc_post are") + CYCLES + """
 
@@ -518,8 +526,8 @@ device and op, and draws the pictures.
 - The kernels of a case alternate with a memory copy of the same number of bytes. For compute-bound ops, a plain matrix product
   takes part too. A time is the median of the rounds. Inputs rotate through more memory than the caches hold.
 - On a GPU, one round repeats a kernel for about 8 ms in one CUDA graph. A GPU lowers its clock under load, so some compute-bound
-  cases then run alone for three seconds. *ms* is the time of one call in the second half of this period (sustained). *Burst* is
-  one call on an idle GPU. A row with *burst ms* is sustained:
+  cases then run alone for 3 seconds (the peers' process: 2.5 seconds). *ms* is the time of one call in the second half of this
+  period (sustained). *Burst* is one call on an idle GPU. A row with *burst ms* is sustained:
 
 | cases on a GPU | *ms* is |
 |---|---|
@@ -554,7 +562,7 @@ A commit that ends in *+* had uncommitted changes.
 | option | meaning |
 |---|---|
 | w=DTYPE | dtype of the weight |
-| silu, gelu_tanh, gelu_erf, none | activation |
+| silu, gelu_tanh, gelu_erf | activation. `none`: no activation and no other option |
 | bias, residual, gamma | the call has this optional input |
 | full, causal | attention without a mask, or with a causal mask |
 | windowLEFT,RIGHT | a query attends to LEFT keys before it and RIGHT keys after it |
@@ -606,6 +614,15 @@ def threads_note(rows):
     return f", measured with {rows[0]['threads']} threads" if cores and rows[0]["threads"] < int(cores[1]) else ""
 
 
+def older_note(op, device, results):
+    """A warning if another GPU has a newer record of the op."""
+    dates = {name: max(row["date"] for row in rows) for (other, name), (_, rows) in results.items() if other == op and rows[0]["backend"] == "cuda"}
+    newest = max(dates, key=dates.get, default=None)
+    if device not in dates or dates[device] == dates[newest]:
+        return []
+    return [f"These rows are older than those of {newest} ({dates[newest]}): the library may have faster kernels today.", ""]
+
+
 def op_section(op, device, results, peers, directory, level):
     source, rows = results[op, device]
     peer_source, peer_rows = peers.get((op, device), ("", []))
@@ -617,7 +634,7 @@ def op_section(op, device, results, peers, directory, level):
     names = ", ".join(dict.fromkeys(row["kernel"] for row in peer_rows if not row.get("ours")))
     dates, peer_dates = (", ".join(dict.fromkeys(row["date"] for row in timed)) for timed in (chosen, peer_rows))
     lines = [f"Commit {commits}, {dates}{host}: {record_link(source)}."
-             + (f" Peers, {peer_dates}: {record_link(peer_source)} ({names})." if peer_rows else ""), ""]
+             + (f" Peers, {peer_dates}: {record_link(peer_source)} ({names})." if peer_rows else ""), "", *older_note(op, device, results)]
     if op == "attention" and not cpu:
         return lines + attention_gpu(rows, peer_rows) + profiled(op, device, max(row["date"] for row in rows), directory)
     for direction in dict.fromkeys(row["direction"] for row in chosen):
@@ -632,7 +649,7 @@ def op_section(op, device, results, peers, directory, level):
 
 def accuracy(results):
     """Of test_mhc_accuracy's rows."""
-    lines = ["## Accuracy", "", "Errors against the float64 oracle, by `test_mhc_accuracy --json`. *Largest* is the largest magnitude of the output. "
+    lines = ["## Accuracy", "", "Errors against the oracle, computed in long double, by `test_mhc_accuracy --json`. *Largest* is the largest magnitude of the output. "
              "*ulp* is the rms error in units in the last place of the output's dtype. *Relative* is the error norm over the norm. The "
              "last rows compare the projection with one running float32 sum and with TF32.", ""]
     for device in devices(results):
@@ -682,13 +699,14 @@ def models_page(results):
 
 
 PARALLEL = """Attention of one sequence over several ranks, by [bench_parallel](../../tests/parallel/bench_parallel.c) on
-[libcotangent_parallel](../guide/context_parallel_c.md). Each repeat runs the single call on one GPU, then the group. Times are medians of the wall
-time in ms, and *both* is forward and backward without a wait between them.
+[libcotangent_parallel](../guide/context_parallel_c.md). Each repeat runs one call of libcotangent on one GPU (*single*), then the group. Times
+are medians of the wall time in ms, and *both* is forward and backward without a wait between them.
 
-*nccl*: each rank has a GPU. *Share of ideal* is the time of the single call, divided by the ranks times the time of the group. It is above 1 where
-the backward of the long single call is slower per pair than the calls of the ranks. *local*: all ranks are streams of one GPU, and *group / single* is the cost of the division. *Columns*: ranks that exchange heads; 1 is a ring.
+*nccl*: each rank has a GPU. *Share of ideal* is the time of *single*, divided by the ranks times the time of the group. It is above 1 where
+the backward of the long call is slower per pair than the calls of the ranks. *local*: all ranks are streams of one GPU, and *group /
+single* is the cost of the division. *Columns*: ranks that exchange heads; 1 is a ring.
 
-Of the rank that waits longest, in one forward and backward: the *calls* of the core, the time of its *transfers*, and the time *exposed*, in
+Of the rank that waits longest, in one forward and backward: the *calls* of libcotangent, the time of its *transfers*, and the time *exposed*, in
 which its arithmetic waits for them."""
 
 
@@ -782,7 +800,7 @@ def training_rows(results, device):
 
 def training_page(results):
     """docs/benchmarks/training.md."""
-    lines = [GENERATED, "", "# Benchmarks: training", "", TRAINING, ""]
+    lines = [GENERATED, "", "# Training in C (train_lm) against PyTorch", "", TRAINING, ""]
     for device in devices(results):
         if ("training", device) in results:
             lines += [f"## {device}", "", *training_rows(results, device)]
@@ -792,7 +810,7 @@ def training_page(results):
 # Pages that are not of an op: {page: (the op of its records, title, function)}.
 OTHER_PAGES = {
     "transformers": ("transformers", "models of transformers", models_page),
-    "training": ("training", "training", training_page),
+    "training": ("training", "training in C (train_lm) against PyTorch", training_page),
     "parallel": ("parallel_attention", "context parallelism", parallel_page),
     "install": ("install", "installing", install_page),
 }

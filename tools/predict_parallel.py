@@ -15,7 +15,7 @@ Heads (all-to-all). Each rank sends its rows, computes H/N heads of all T rows i
 Nothing overlaps.
 
 Memory: every pass over a tensor takes its bytes at the rate of a copy: merges of partial results (float32), sums of dk and dv,
-packing of messages, conversion of results. A call of the core also takes CALL seconds of launches, and a call of the group
+packing of messages, conversion of results. A call of libcotangent also takes CALL seconds of launches, and a call of the group
 AGREEMENT seconds, in which the ranks compare their arguments.
 
 One GPU: the ranks of a local group share its arithmetic and its memory, so that their times add. A transfer is a copy in its
@@ -122,7 +122,7 @@ def tables():
     rates = Rates()
     lines = [
         f"By [predict_parallel.py](../../tools/predict_parallel.py) from the times of single calls in "
-        f"[{RECORD}](../../bench/results/{RECORD}), written before any run on more than two GPUs. Its first lines state the model. Causal, "
+        f"[{RECORD}](../../bench/results/{RECORD}). No run on more than two GPUs exists yet. Its first lines state the model. Causal, "
         f"bf16, {H} heads of {D}. Each cell is the share of ideal: forward, then forward and backward.", "",
         "| system | engine | " + " | ".join(f"T = {T // 1024}k" for T in LENGTHS) + " |", "|---|---|" + "---|" * len(LENGTHS),
     ]  # fmt: skip
@@ -145,7 +145,7 @@ def tables():
         lines.append(f"| {ranks} | " + " | ".join(cells) + " |")
     assumed = "; ".join(f"{name}: {1e-9 * bandwidth:.0f} GB/s each way, {100 * reached:.0f} % of it, {1e6 * message:.0f} us a message"
                         for name, _, bandwidth, reached, message in SYSTEMS[1:])  # fmt: skip
-    return [*lines, "", f"Assumed: {assumed}; {1e6 * CALL:.0f} us of launches a call of the core; {1e6 * AGREEMENT:.0f} us for the "
+    return [*lines, "", f"Assumed: {assumed}; {1e6 * CALL:.0f} us of launches a call of libcotangent; {1e6 * AGREEMENT:.0f} us for the "
             "comparison of arguments.", ""]  # fmt: skip
 
 
