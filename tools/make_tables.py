@@ -526,7 +526,7 @@ device and op, and draws the pictures.
 - The kernels of a case alternate with a memory copy of the same number of bytes. For compute-bound ops, a plain matrix product
   takes part too. A time is the median of the rounds. Inputs rotate through more memory than the caches hold.
 - On a GPU, one round repeats a kernel for about 8 ms in one CUDA graph. A GPU lowers its clock under load, so some compute-bound
-  cases then run alone for 3 seconds (the peers' process: 2.5 seconds). *ms* is the time of one call in the second half of this
+  cases then run alone for `--load` seconds: 3, unless a page names another number. *ms* is the time of one call in the second half of this
   period (sustained). *Burst* is one call on an idle GPU. A row with *burst ms* is sustained:
 
 | cases on a GPU | *ms* is |
