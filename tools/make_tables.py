@@ -435,7 +435,7 @@ def attention_gpu(rows, peer_rows):
     portable = [row for row in rows if is_entry(row) and row["kernel"].endswith("_mma")]
     peers_only = [row for row in peer_rows if not row.get("ours")]
     if portable and peers_only:
-        lines += ["### Portable kernels", "", f"The kernels for other GPUs, run on this one (commit {portable[0]['commit']}):", ""]
+        lines += ["### Portable GPU kernels", "", f"The kernels for GPUs other than Hopper, run on this one (commit {portable[0]['commit']}):", ""]
         lines += means_table(mean_rows("", attention_ratios(attention_cells(portable + peers_only))))
     return lines
 

@@ -3,7 +3,7 @@
 
     import cotangent.distributed as cp
 
-    x = cp.shard(x, dim=1, cut="zigzag")                  # [B, T, ...] -> the rows of this rank
+    x = cp.shard(x, dim=1, cut="zigzag")                  # [B, T, ...] -> the tokens of this rank
     out = cp.attention(q, k, v, causal=True, cut="zigzag")
     cp.all_reduce_gradients(model.parameters())
 
@@ -11,8 +11,8 @@ Arguments that all functions share:
 
 group    a ProcessGroup, a DeviceMesh with one dimension, the name of a group, or None for the default group. CPU
          tensors need a backend for the CPU: gloo. CUDA tensors need NCCL, each rank with a GPU of its own
-cut      which rows of a sequence of T rows a rank holds, in ascending order: "contiguous": one range; "zigzag": a chunk
-         from the front and its mirror image from the back; "striped": every Nth stripe of `stripe` rows.
+cut      which tokens of a sequence of T tokens a rank holds, in ascending order: "contiguous": one range; "zigzag": a
+         chunk from the front and its mirror image from the back; "striped": every Nth stripe of `stripe` tokens.
          include/cotangent/parallel.h has the formulas. T need not be a multiple of the number of ranks
 
 Every rank makes the same calls in the same order, forward and backward. Before data travels, all ranks compare their
@@ -418,7 +418,9 @@ def _gather(x: Tensor, axis: int, length: int, group: str, cut: int, stripe: int
     ]
     own = len(rows[dist.get_rank(process_group)])
     if x.shape[axis] != own:
-        raise ValueError(f"unshard: x has {x.shape[axis]} rows, expected {own}, the part of this rank of length {length}")
+        raise ValueError(
+            f"unshard: x has {x.shape[axis]} tokens, expected {own}, the part of this rank of length {length}"
+        )
     longest = max(len(part) for part in rows)
     padded = x.new_zeros((longest, *x.movedim(axis, 0).shape[1:]))
     padded[:own] = x.movedim(axis, 0)
@@ -495,14 +497,14 @@ torch.library.register_autograd(
 def positions(
     length: int, *, group: Any = None, cut: str = "contiguous", stripe: int = 0, device: Any = None
 ) -> Tensor:
-    """The positions of this rank's rows in the whole sequence of `length` rows: int64 [rows], for rotary embeddings
+    """The positions of this rank's tokens in the whole sequence of `length` tokens: int64 [tokens], for rotary embeddings
     (position_ids) and masks of your own."""
     rows: Tensor = _positions_op(length, _name_of(group), _cut_number("positions", cut), stripe)
     return rows if device is None else rows.to(device)
 
 
 def shard(x: Tensor, *, dim: int, group: Any = None, cut: str = "contiguous", stripe: int = 0) -> Tensor:
-    """The rows of this rank of a whole tensor, a copy. Any dtype. No communication. Differentiable."""
+    """The tokens of this rank out of a whole tensor, a copy. Any dtype. No communication. Differentiable."""
     need_tensors("shard", x=x)
     return x.index_select(dim, positions(x.shape[dim], group=group, cut=cut, stripe=stripe, device=x.device))
 
@@ -510,8 +512,8 @@ def shard(x: Tensor, *, dim: int, group: Any = None, cut: str = "contiguous", st
 def unshard(
     x: Tensor, *, dim: int, length: Optional[int] = None, group: Any = None, cut: str = "contiguous", stripe: int = 0
 ) -> Tensor:
-    """The whole tensor of the rows of all ranks, on every rank: the inverse of shard. length: the rows of the whole, by
-    default this rank's rows times the number of ranks. Any dtype. The backward adds the gradients of all ranks."""
+    """The whole tensor of the tokens of all ranks, on every rank: the inverse of shard. length: the tokens of the whole,
+    by default this rank's tokens times the number of ranks. Any dtype. The backward adds the gradients of all ranks."""
     need_tensors("unshard", x=x)
     name, axis = _name_of(group), dim % x.dim()
     whole: Tensor = _gather_op(x, axis, _whole("unshard", x, axis, length, name), name, _cut_number("unshard", cut), stripe)
@@ -519,7 +521,7 @@ def unshard(
 
 
 def _whole(call: str, x: Any, axis: int, length: Optional[int], group: str) -> Any:
-    """The rows of the whole sequence."""
+    """The number of tokens of the whole sequence."""
     if length is not None:
         return length
     need_tensors(call, x=x)
@@ -606,12 +608,13 @@ def attention(
     deterministic: bool = True,
     return_lse: bool = False,
 ) -> Any:
-    """cotangent.attention of the whole sequence. q, k and v have the rows of this rank, and so do out, lse and the gradients.
+    """cotangent.attention of the whole sequence. q, k and v have the tokens of this rank, and so do out, lse and the
+    gradients.
 
     columns             the number of ranks that exchange heads; 1: a ring alone, the number of ranks: no ring. See
                         docs/guide/context_parallel_c.md
-    q_length, k_length  the rows of the whole; by default this rank's rows times the number of ranks
-    bias                [B or 1, H or 1, rows of this rank or 1, Tk or 1]: all keys
+    q_length, k_length  the tokens of the whole; by default this rank's tokens times the number of ranks
+    bias                [B or 1, H or 1, tokens of this rank or 1, Tk or 1]: all keys
     seqused_q, seqused_k, sink, alibi_slopes, seed, offset, seed_memory, offset_memory
                         those of the whole, the same on every rank. Without a seed, all ranks use that of rank 0. The
                         dropout mask is that of the single call
@@ -656,8 +659,8 @@ def attention_varlen(
     deterministic: bool = True,
     return_lse: bool = False,
 ) -> Any:
-    """cotangent.attention_varlen of the whole. The total rows are cut, so that a sequence may lie over several ranks. q, k
-    and v have the rows of this rank. cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k and bias are those of the
+    """cotangent.attention_varlen of the whole. The total tokens are cut, so that a sequence may lie over several ranks.
+    q, k and v have the tokens of this rank. cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k and bias are those of the
     whole, the same on every rank. The other arguments are those of attention."""
     return _run_attention(
         "attention_varlen", q, k, v, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), group, cut, stripe,
@@ -729,11 +732,11 @@ def context_parallel(
     group: Any = None, *, cut: str = "contiguous", stripe: int = 0, columns: int = 1, length: Optional[int] = None,
     cu_seqlens: Optional[Tensor] = None,
 ) -> "Iterator[None]":  # fmt: skip
-    """Models of transformers with attn_implementation="cotangent" (integrations.transformers.register) attend to the rows
-    of all ranks. Pass input_ids and position_ids through shard and positions, and compute the loss from sharded labels.
+    """Models of transformers with attn_implementation="cotangent" (integrations.transformers.register) attend to the
+    tokens of all ranks. Pass input_ids and position_ids through shard and positions, and compute the loss from sharded labels.
     Run the backward inside too: gradient checkpointing calls the attention again.
 
-    length      rows of the whole; by default this rank's rows times the number of ranks
+    length      tokens of the whole; by default this rank's tokens times the number of ranks
     cu_seqlens  int32 [N+1]: packed sequences of the whole, for a batch of 1"""
     longest = 0 if cu_seqlens is None else int(cu_seqlens.diff().max())
     _cut_number("context_parallel", cut)

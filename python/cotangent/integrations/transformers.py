@@ -10,7 +10,7 @@ register() adds an attention function and its mask function. The mask function d
 can: causal, window, padding, packed sequences. Kernels then skip masked tiles. Every other mask becomes a bias
 [B,1,Tq,Tk].
 
-Inside cotangent.distributed.context_parallel, the model has the rows of one rank, and its attention those of all."""
+Inside cotangent.distributed.context_parallel, the model has the tokens of one rank, and its attention those of all."""
 from __future__ import annotations
 
 import inspect
@@ -45,7 +45,7 @@ class Mask(NamedTuple):
     window: Optional[Tuple[int, int]]
     keys: Optional[int]  # the first keys of a static cache that are filled, None: all
     padding: Optional[Tensor]  # bool [B,Tk], True: a token. None: no padding
-    lengths: Optional[Tensor]  # int32 [B]: the tokens of each row, if all padding is on the right
+    lengths: Optional[Tensor]  # int32 [B]: the tokens of each batch element, if all padding is on the right
     segments: Optional[Segments]  # packed sequences; or the tokens between left and right padding
 
 
@@ -180,8 +180,8 @@ def _with_padding(mask: Mask, tokens: Tensor, queries: int) -> Mask:
         return mask._replace(padding=tokens)
     if not first.any():
         return mask._replace(padding=tokens, lengths=count)
-    # Sequence b + 1 begins at the first token of row b and ends before the first token of the next row. Its used part is
-    # the tokens of row b. Sequence 0 holds the padding before the first token, and nothing of it is used.
+    # Sequence b + 1 begins at the first token of batch element b and ends before that of the next one. Its used part is
+    # the tokens of batch element b. Sequence 0 holds the padding before the first token, and nothing of it is used.
     starts = torch.arange(B, device=tokens.device) * T + first
     ends = F.pad(F.pad(starts, (1, 0)), (0, 1), value=B * T).to(torch.int32)
     return mask._replace(padding=tokens, segments=Segments(ends, F.pad(count, (1, 0)), int(ends.diff().max())))
@@ -302,7 +302,7 @@ def _as_bias(mask: Tensor, q: Tensor) -> Tensor:
 
 def _packed_by_positions(position_ids: Any, B: int, T: int) -> Optional[Segments]:
     """The packed sequences of position ids [B,T] or [1,T]: a sequence ends where the next position is not one more. None
-    if every row is one sequence. The result is kept for the next layers."""
+    if every batch element is one sequence. The result is kept for the next layers."""
     if not isinstance(position_ids, Tensor) or position_ids.dim() != 2 or position_ids.shape[1] != T:
         return None
     if torch.compiler.is_compiling() or position_ids.shape[0] not in (1, B):
@@ -345,7 +345,7 @@ def attention_forward(
                     added. Numbers at or below -65504 mask the key
     s_aux           [H]: a logit of each head without a value (sink)
     position_bias   [1 or B,H,Tq,Tk], added to the scores; has a gradient
-    position_ids    [B,T]: packed sequences, if a row has several and attention_mask is None
+    position_ids    [B,T]: packed sequences, if a batch element has several and attention_mask is None
     cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k
                     packed sequences of the flattened batch, as DataCollatorWithFlattening gives them
 

@@ -24,13 +24,13 @@ _OPTIONS = (
 def _folds(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, used_q: Any, used_k: Any, sink: Any, slopes: Any, bias: Any,
            seed_memory: Any, offset_memory: Any, causal: Any, window: Any, left: Any, right: Any, scale: Any,
            softcap: Any, dropout_p: float, *others: Any) -> bool:  # fmt: skip
-    """Whether vmap may fold its axis into the batch. Not with dropout, whose masks number the rows of the batch, and
+    """Whether vmap may fold its axis into the batch. Not with dropout, whose masks number the elements of the batch, and
     not with slopes or a bias, which may have their own batch axis."""
     return cu_q is None and cu_k is None and slopes is None and bias is None and dropout_p == 0
 
 
 # A bias at or below the lowest number of float16 masks the key. Padding masks contain the lowest number of their dtype,
-# or a number such as -1e9. If all keys of a row had such a bias, the gradient would be wrong: float32's lse has no bits
+# or a number such as -1e9. If all keys of a query had such a bias, the gradient would be wrong: float32's lse has no bits
 # left for the scores next to such a large number, and exp(s - lse) would be 1 for each key.
 MASKED = -65504.0
 _BIAS = 9  # its position in both schemas
@@ -158,7 +158,7 @@ def attention(
     softcap        cap(x) = softcap * tanh(x / softcap); 0: cap(x) = x
     dropout_p      the probability of dropping an element of softmax(...); seed, offset, seed_memory and offset_memory
                    are those of cotangent.dropout
-    seqused_q, seqused_k   int32 [B]: how many queries and keys of each sequence are used. off then counts used rows
+    seqused_q, seqused_k   int32 [B]: how many queries and keys of each sequence are used. off then counts used tokens
                    only. Queries beyond seqused_q get out = 0
     sink           [H]: an additional logit of each head, without a value; has a gradient
     alibi_slopes   [H] or [B,H]: slope * |i + off - j| is subtracted from the scores; without a gradient
