@@ -53,7 +53,7 @@ PYTHON_FILES += [(f"cotangent.compat{name and '.' + name}", [f"compat/{name or '
                  for name in ("", "causal_conv1d", "causal_conv1d_cpp", "flash_attn", "flash_attn_cute", "flash_attn_interface",
                               "bert_padding", "rotary", "sdpa")]
 PYTHON_FILES += [(f"cotangent.integrations.{name}", [f"integrations/{name}.py"])
-                 for name in ("transformers", "flash_attention", "flops", "dtensor")]
+                 for name in ("transformers", "torch_attention", "flops", "dtensor")]
 
 
 def python_entry(node, prefix, level):
