@@ -93,22 +93,74 @@ void mixer_block_initialise(mixer_block *block, block_sizes sizes, int64_t layer
     parameter_randomise(block->w_out, seed, 1 / sqrt((double)sizes.inner * 2 * (double)layers));
 }
 
+/* The elements of each member of mixer_block_saved but x. */
+typedef struct saved_counts {
+    int64_t mean, inv_deviation, normed, mixed, mixer_out, gated, lse;
+} saved_counts;
+
+static saved_counts counts_of(block_sizes sizes, int64_t rows)
+{
+    return (saved_counts){.mean = sizes.gpt2 ? rows : 1,
+                          .inv_deviation = rows,
+                          .normed = rows * sizes.width,
+                          .mixed = rows * mixer_block_mixed_width(sizes),
+                          .mixer_out = sizes.mlp ? 1 : rows * sizes.inner,
+                          .gated = sizes.attention ? 1 : rows * sizes.inner,
+                          .lse = sizes.attention ? rows * mixer_block_query_heads(sizes) : 1};
+}
+
+static int64_t larger(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+static saved_counts larger_counts(saved_counts a, saved_counts b)
+{
+    return (saved_counts){.mean = larger(a.mean, b.mean),
+                          .inv_deviation = larger(a.inv_deviation, b.inv_deviation),
+                          .normed = larger(a.normed, b.normed),
+                          .mixed = larger(a.mixed, b.mixed),
+                          .mixer_out = larger(a.mixer_out, b.mixer_out),
+                          .gated = larger(a.gated, b.gated),
+                          .lse = larger(a.lse, b.lse)};
+}
+
+/* Allocates all members but x. */
+static bool allocate_members(mixer_block_saved *saved, saved_counts counts, backend *b)
+{
+    saved->norm.mean = b->op->allocate(b, counts.mean, b->wide);
+    saved->norm.inv_deviation = b->op->allocate(b, counts.inv_deviation, b->wide);
+    saved->normed = b->op->allocate(b, counts.normed, b->dtype);
+    saved->mixed = b->op->allocate(b, counts.mixed, b->dtype);
+    saved->mixer_out = b->op->allocate(b, counts.mixer_out, b->dtype);
+    saved->gated = b->op->allocate(b, counts.gated, b->dtype);
+    saved->lse = b->op->allocate(b, counts.lse, b->wide);
+    return saved->norm.mean != NULL && saved->norm.inv_deviation != NULL && saved->normed != NULL &&
+           saved->mixed != NULL && saved->mixer_out != NULL && saved->gated != NULL && saved->lse != NULL;
+}
+
 bool mixer_block_saved_allocate(mixer_block_saved *saved, block_sizes sizes, backend *b, int64_t rows)
 {
-    const int64_t gated = sizes.attention ? 1 : rows * sizes.inner, mixer_out = sizes.mlp ? 1 : rows * sizes.inner,
-                  lse = sizes.attention ? rows * mixer_block_query_heads(sizes) : 1;
-    *saved = (mixer_block_saved){
-        .x = b->op->allocate(b, rows * sizes.width, b->dtype),
-        .norm = {.mean = b->op->allocate(b, sizes.gpt2 ? rows : 1, b->wide),
-                 .inv_deviation = b->op->allocate(b, rows, b->wide)},
-        .normed = b->op->allocate(b, rows * sizes.width, b->dtype),
-        .mixed = b->op->allocate(b, rows * mixer_block_mixed_width(sizes), b->dtype),
-        .mixer_out = b->op->allocate(b, mixer_out, b->dtype),
-        .gated = b->op->allocate(b, gated, b->dtype),
-        .lse = b->op->allocate(b, lse, b->wide),
-    };
-    return saved->x != NULL && saved->norm.mean != NULL && saved->norm.inv_deviation != NULL && saved->normed != NULL &&
-           saved->mixed != NULL && saved->mixer_out != NULL && saved->gated != NULL && saved->lse != NULL;
+    *saved = (mixer_block_saved){.x = b->op->allocate(b, rows * sizes.width, b->dtype)};
+    return allocate_members(saved, counts_of(sizes, rows), b) && saved->x != NULL;
+}
+
+bool mixer_block_shared_allocate(mixer_block_saved *shared, const block_sizes *sizes, int64_t count, backend *b,
+                                 int64_t rows)
+{
+    saved_counts counts = {0};
+    for (int64_t i = 0; i < count; i++)
+        counts = larger_counts(counts, counts_of(sizes[i], rows));
+    *shared = (mixer_block_saved){0};
+    return allocate_members(shared, counts, b);
+}
+
+bool mixer_block_saved_share(mixer_block_saved *saved, const mixer_block_saved *shared, block_sizes sizes, backend *b,
+                             int64_t rows)
+{
+    *saved = *shared;
+    saved->x = b->op->allocate(b, rows * sizes.width, b->dtype);
+    return saved->x != NULL;
 }
 
 void mixer_block_saved_free(mixer_block_saved *saved, backend *b)
@@ -401,8 +453,8 @@ static void norm_and_project_in(const mixer_block *block, block_sizes sizes, bac
                           saved->mixed);
 }
 
-static cot_status project_out(const mixer_block *block, block_sizes sizes, backend *b, int64_t rows,
-                              mixer_block_saved *saved, void *x_next)
+/* Sets saved->gated, unless the block has attention. */
+static void activate(block_sizes sizes, backend *b, int64_t rows, mixer_block_saved *saved)
 {
     if (sizes.mlp && sizes.gpt2)
         b->op->gelu_forward(b, rows, sizes.inner, saved->mixed, saved->gated);
@@ -410,14 +462,19 @@ static cot_status project_out(const mixer_block *block, block_sizes sizes, backe
         b->op->swiglu_forward(b, rows, sizes.inner, saved->mixed, saved->gated);
     else if (!sizes.attention)
         b->op->gate_forward(b, rows, sizes.inner, saved->mixer_out, saved->mixed, saved->gated);
+}
+
+static cot_status project_out(const mixer_block *block, block_sizes sizes, backend *b, int64_t rows,
+                              mixer_block_saved *saved, void *x_next)
+{
     const bool drops = saved->drop.p > 0; /* then the dropout adds the residual */
     b->op->linear_forward(b, out_shape(sizes, rows), w_out_input(sizes, saved), block->w_out->w,
                           value_of(block->bias_out), drops || sizes.no_residual ? NULL : saved->x, x_next);
     return drops ? add_residual(sizes, b, rows, saved, x_next) : COT_OK;
 }
 
-cot_status mixer_block_forward(const mixer_block *block, block_sizes sizes, backend *b, int64_t batch, int64_t time,
-                               mixer_block_saved *saved, void *x_next)
+cot_status mixer_block_recompute(const mixer_block *block, block_sizes sizes, backend *b, int64_t batch, int64_t time,
+                                 mixer_block_saved *saved)
 {
     cot_status status = COT_OK;
     norm_and_project_in(block, sizes, b, batch * time, saved);
@@ -425,6 +482,15 @@ cot_status mixer_block_forward(const mixer_block *block, block_sizes sizes, back
         status = attend(sizes, b, batch, time, saved);
     else if (!sizes.mlp)
         status = convolve(block, sizes, b, batch, time, saved);
+    if (status == COT_OK)
+        activate(sizes, b, batch * time, saved);
+    return status;
+}
+
+cot_status mixer_block_forward(const mixer_block *block, block_sizes sizes, backend *b, int64_t batch, int64_t time,
+                               mixer_block_saved *saved, void *x_next)
+{
+    const cot_status status = mixer_block_recompute(block, sizes, b, batch, time, saved);
     return status != COT_OK ? status : project_out(block, sizes, b, batch * time, saved, x_next);
 }
 
@@ -442,6 +508,8 @@ cot_status mixer_block_step(const mixer_block *block, block_sizes sizes, backend
         status = attend_step(sizes, b, max_tokens, past_tokens, state, saved);
     else if (!sizes.mlp)
         status = convolve_step(block, sizes, b, 1, state, saved);
+    if (status == COT_OK)
+        activate(sizes, b, 1, saved);
     return status != COT_OK ? status : project_out(block, sizes, b, 1, saved, x_next);
 }
 

@@ -87,6 +87,13 @@ void mixer_block_initialise(mixer_block *block, block_sizes sizes, int64_t layer
 bool mixer_block_saved_allocate(mixer_block_saved *saved, block_sizes sizes, backend *b, int64_t rows);
 void mixer_block_saved_free(mixer_block_saved *saved, backend *b);
 
+/* Allocates all members but x, each for the largest of `count` blocks. mixer_block_saved_share: allocates x, and takes the
+ * other members from `shared`. Free x alone then. */
+bool mixer_block_shared_allocate(mixer_block_saved *shared, const block_sizes *sizes, int64_t count, backend *b,
+                                 int64_t rows);
+bool mixer_block_saved_share(mixer_block_saved *saved, const mixer_block_saved *shared, block_sizes sizes, backend *b,
+                             int64_t rows);
+
 /* inner, mixed: the largest of all blocks. */
 bool mixer_block_scratch_allocate(mixer_block_scratch *scratch, backend *b, int64_t rows, int64_t width, int64_t inner,
                                   int64_t mixed);
@@ -95,6 +102,10 @@ void mixer_block_scratch_free(mixer_block_scratch *scratch, backend *b);
 /* Computes x_next from saved->x, and sets the other members of saved. */
 cot_status mixer_block_forward(const mixer_block *block, block_sizes sizes, backend *b, int64_t batch, int64_t time,
                                mixer_block_saved *saved, void *x_next);
+
+/* Sets the members of saved again, from saved->x, for the backward. */
+cot_status mixer_block_recompute(const mixer_block *block, block_sizes sizes, backend *b, int64_t batch, int64_t time,
+                                 mixer_block_saved *saved);
 
 /* Replaces dx, the gradient of x_next, by the gradient of x. Sets the parameters' gradients. */
 cot_status mixer_block_backward(const mixer_block *block, block_sizes sizes, backend *b, int64_t batch, int64_t time,

@@ -130,6 +130,23 @@ static bool allocate_backward(model_pass *pass, const model *m)
            pass->dx != NULL && pass->embedding_scratch != NULL;
 }
 
+/* Allocates what each block stores for the backward. */
+static bool allocate_blocks(model_pass *pass, const model *m)
+{
+    backend *b = pass->b;
+    block_sizes *sizes = calloc((size_t)m->block_count, sizeof *sizes);
+    bool complete = sizes != NULL;
+    for (int64_t i = 0; complete && i < m->block_count; i++)
+        sizes[i] = block_sizes_of(m, i);
+    if (complete && pass->recompute)
+        complete = mixer_block_shared_allocate(&pass->shared, sizes, m->block_count, b, pass->rows);
+    for (int64_t i = 0; complete && i < m->block_count; i++)
+        complete = pass->recompute ? mixer_block_saved_share(&pass->blocks[i], &pass->shared, sizes[i], b, pass->rows)
+                                   : mixer_block_saved_allocate(&pass->blocks[i], sizes[i], b, pass->rows);
+    free(sizes);
+    return complete;
+}
+
 bool model_pass_create(model_pass *pass, const model *m, backend *b, int64_t rows, bool backward)
 {
     const int64_t logit_rows = b->logit_rows > 0 && b->logit_rows < rows ? b->logit_rows : rows;
@@ -137,6 +154,7 @@ bool model_pass_create(model_pass *pass, const model *m, backend *b, int64_t row
         .b = b,
         .rows = rows,
         .blocks_allocated = m->block_count,
+        .recompute = b->recompute && backward,
         .logit_rows = logit_rows,
         .blocks = calloc((size_t)m->block_count, sizeof(mixer_block_saved)),
         .x = b->op->allocate(b, rows * m->config.width, b->dtype),
@@ -150,8 +168,7 @@ bool model_pass_create(model_pass *pass, const model *m, backend *b, int64_t row
     bool complete = pass->blocks != NULL && (m->config.dense == 0 || pass->embedded != NULL) && pass->x != NULL &&
                     pass->norm.mean != NULL && pass->norm.inv_deviation != NULL && pass->normed != NULL &&
                     pass->logits != NULL && pass->row_loss != NULL;
-    for (int64_t i = 0; complete && i < m->block_count; i++)
-        complete = mixer_block_saved_allocate(&pass->blocks[i], block_sizes_of(m, i), b, rows);
+    complete = complete && allocate_blocks(pass, m);
     if (complete && m->hypers != NULL)
         complete = allocate_streams(pass, m);
     return complete && (!backward || allocate_backward(pass, m));
@@ -163,7 +180,11 @@ void model_pass_destroy(model_pass *pass)
     if (b == NULL)
         return;
     for (int64_t i = 0; pass->blocks != NULL && i < pass->blocks_allocated; i++)
-        mixer_block_saved_free(&pass->blocks[i], b);
+        if (pass->recompute)
+            b->op->release(b, pass->blocks[i].x);
+        else
+            mixer_block_saved_free(&pass->blocks[i], b);
+    mixer_block_saved_free(&pass->shared, b);
     free(pass->blocks);
     for (int64_t i = 0; pass->hypers != NULL && i < pass->blocks_allocated; i++)
         hyper_saved_free(&pass->hypers[i], b);
@@ -348,9 +369,13 @@ cot_status model_backward(const model *m, model_pass *pass, int64_t batch, int64
     if (m->hypers != NULL)
         hyper_spread(hyper_sizes_of(m), b, rows, pass->dx, pass->dstreams);
     cot_status status = COT_OK;
-    for (int64_t i = m->block_count - 1; i >= 0 && status == COT_OK; i--)
-        status = m->hypers != NULL ? run_connected_block_backward(m, pass, batch, time, i)
-                                   : run_block_backward(m, pass, batch, time, i);
+    for (int64_t i = m->block_count - 1; i >= 0 && status == COT_OK; i--) {
+        if (pass->recompute && i + 1 < m->block_count) /* the last block was the last that ran */
+            status = mixer_block_recompute(&m->blocks[i], block_sizes_of(m, i), b, batch, time, &pass->blocks[i]);
+        if (status == COT_OK)
+            status = m->hypers != NULL ? run_connected_block_backward(m, pass, batch, time, i)
+                                       : run_block_backward(m, pass, batch, time, i);
+    }
     if (status == COT_OK && m->hypers != NULL)
         hyper_collect(hyper_sizes_of(m), b, rows, pass->dstreams, pass->dx);
     if (status == COT_OK && m->config.dense > 0)

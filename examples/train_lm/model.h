@@ -45,6 +45,8 @@ typedef struct model_pass {
     int64_t rows, blocks_allocated, logit_rows;
     model_dropout dropout; /* set before a forward; all zero = none */
     mixer_block_saved *blocks;
+    bool recompute;           /* `blocks` share the members of `shared`, which are those of the last block that ran */
+    mixer_block_saved shared; /* zero without recompute */
     mixer_block_scratch scratch;
     hyper_saved *hypers; /* [block_count]; this and the next three members are NULL or zero without streams */
     hyper_scratch hyper_scratch;

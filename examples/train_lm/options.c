@@ -61,7 +61,8 @@ enum {
     KEY_VOCABULARY,
     KEY_MLP,
     KEY_HEADS,
-    KEY_KV_HEADS
+    KEY_KV_HEADS,
+    KEY_RECOMPUTE
 };
 
 static const struct argp_option OPTIONS[] = {
@@ -98,6 +99,8 @@ static const struct argp_option OPTIONS[] = {
     {"backend", KEY_BACKEND, "NAME", 0, "cpu, cuda (the first GPU) or auto: the GPU, if there is one", 0},
     {"dtype", KEY_DTYPE, "TYPE", 0, "On a GPU: f32, f16 or bf16, with float32 masters (bf16)", 0},
     {"accumulate", KEY_ACCUMULATE, "N", 0, "Batches whose gradients a step adds", 0},
+    {"recompute", KEY_RECOMPUTE, 0, 0,
+     "Store the input of each block alone, and run its forward again in the backward: less memory, the same bits", 0},
     {"steps", KEY_STEPS, "N", 0, "Steps of the optimiser (2600; of several runs 700 each)", 0},
     {"batch", KEY_BATCH, "N", 0, "Sequences in a step", 0},
     {"context", KEY_CONTEXT, "N", 0, "Bytes in a sequence", 0},
@@ -298,6 +301,7 @@ static error_t parse_option(int key, char *text, struct argp_state *state)
     case KEY_GRADIENTS: o->gradients = parse_text(key, text); return 0;
     case KEY_LOG: o->log = parse_text(key, text); return 0;
     case KEY_RESUME: o->resume = true; return 0;
+    case KEY_RECOMPUTE: o->recompute = true; return 0;
     case KEY_JSON: o->json = parse_text(key, text); return 0;
     case KEY_ARCH: o->archs = parse_archs(text); return 0;
     case KEY_BACKEND: o->backend = parse_name(key, text, BACKENDS, "cpu, cuda or auto"); return 0;

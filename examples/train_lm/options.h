@@ -34,6 +34,7 @@ typedef struct options {
     const char *log;        /* JSON lines; NULL: not written */
     int64_t every;
     bool resume, quiet;
+    bool recompute;         /* see backend.recompute */
     bool has_text;          /* --text was given */
     bool tokens;            /* the texts are token files */
     const char *validation; /* a token file; NULL: the last tenth of each file is held out */

@@ -109,6 +109,7 @@ static train_result create_cpu(training *t, run_state *run, cot_queue *queue)
     run->b = &run->cpu;
     backend_cpu_create(run->b, queue);
     run->b->adamw = adamw_of(run->o);
+    run->b->recompute = run->o->recompute;
     return model_pass_create(&run->pass, &t->model, run->b, run->o->batch * run->o->context, true)
                ? TRAIN_DONE
                : TRAIN_OUT_OF_MEMORY;
@@ -162,6 +163,7 @@ static train_result create_cuda(training *t, run_state *run)
     size_t free_bytes, total_bytes;
     if (backend_cuda_create(&run->b, &cuda) != COT_OK)
         return TRAIN_LIBRARY_ERROR;
+    run->b->recompute = o->recompute;
     backend_cuda_plan_begin(run->b);
     const bool planned = model_pass_create(&run->pass, &t->model, run->b, rows, true);
     model_pass_destroy(&run->pass);

@@ -14,7 +14,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { BATCH = 2, TIME = 16, MICRO_BATCHES = 2, ROWS = BATCH * TIME, BYTES = MICRO_BATCHES * ROWS, STEPS = 3 };
+enum {
+    BATCH = 2,
+    TIME = 16,
+    MICRO_BATCHES = 2,
+    ROWS = BATCH * TIME,
+    BYTES = MICRO_BATCHES * ROWS,
+    STEPS = 3,
+    CHUNK = 24
+};
 
 static const double RATE = 1e-3;
 static const adamw_options ADAMW = {.beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8, .weight_decay = 0.1, .clip = 1};
@@ -26,6 +34,8 @@ typedef struct side {
     backend *b;
     token_batch batches[MICRO_BATCHES];
     double dropout;
+    bool recompute;
+    size_t bytes; /* backend_cuda_bytes */
 } side;
 
 static cot_status enqueue_step(void *context)
@@ -69,12 +79,14 @@ static void create_model(side *s, model_config config)
     }
 }
 
-static void create_cuda(side *s, model_config config, cot_dtype dtype, double loss_scale)
+/* A backend for `rows` rows a micro-batch. logit_rows: 0: the backend's own. */
+static void create_cuda(side *s, model_config config, cot_dtype dtype, double loss_scale, int64_t rows,
+                        int64_t micro_batches, int64_t logit_rows)
 {
     create_model(s, config);
     const cuda_options options = {.dtype = dtype,
-                                  .rows = ROWS,
-                                  .micro_batches = MICRO_BATCHES,
+                                  .rows = rows,
+                                  .micro_batches = micro_batches,
                                   .time = TIME,
                                   .head_size = config.inner / model_heads(&s->model),
                                   .vocabulary = config.vocabulary,
@@ -83,14 +95,18 @@ static void create_cuda(side *s, model_config config, cot_dtype dtype, double lo
                                   .loss_scale = loss_scale,
                                   .adamw = ADAMW};
     assert_ok(backend_cuda_create(&s->b, &options));
-    s->b->logit_rows = 24; /* two chunks */
+    if (logit_rows > 0)
+        s->b->logit_rows = logit_rows;
+    s->b->recompute = s->recompute;
     backend_cuda_plan_begin(s->b);
-    assert_true(model_pass_create(&s->pass, &s->model, s->b, ROWS, true));
+    assert_true(model_pass_create(&s->pass, &s->model, s->b, rows, true));
     model_pass_destroy(&s->pass);
-    assert_true(backend_cuda_bytes(s->b, &s->model.parameters) > 0);
+    s->bytes = backend_cuda_bytes(s->b, &s->model.parameters);
+    assert_true(s->bytes > 0);
     assert_ok(backend_cuda_plan_end(s->b));
     assert_ok(backend_cuda_bind(s->b, &s->model.parameters));
-    assert_true(model_pass_create(&s->pass, &s->model, s->b, ROWS, true));
+    assert_true(fabs((double)backend_cuda_bytes_now(s->b) - (double)s->bytes) <= 0.05 * (double)s->bytes);
+    assert_true(model_pass_create(&s->pass, &s->model, s->b, rows, true));
 }
 
 static void destroy_side(side *s)
@@ -121,6 +137,16 @@ static double drift(const parameter_table *a, const parameter_table *b)
     return sqrt(sum / (double)a->elements) / RATE;
 }
 
+static void fill_tokens(int32_t inputs[BYTES], int32_t targets[BYTES])
+{
+    random_stream stream = random_start(11, 1);
+    for (int i = 0; i < BYTES; i++) {
+        inputs[i] =
+            (int32_t)(random_below(&stream, 4) == 0 ? 7 : random_below(&stream, 64)); /* one token is frequent */
+        targets[i] = (int32_t)random_below(&stream, 64);
+    }
+}
+
 static void check_steps(model_config config, cot_dtype dtype, double dropout)
 {
     /* The unit roundoff of the dtype, times the depth of the sums of rounded values that lead to a gradient. */
@@ -130,20 +156,15 @@ static void check_steps(model_config config, cot_dtype dtype, double dropout)
     backend cpu_backend;
     cot_queue *cpu_queue;
     int32_t inputs[BYTES], targets[BYTES];
-    random_stream stream = random_start(11, 1);
     side cpu = {.dropout = dropout}, gpu = {.dropout = dropout};
-    for (int i = 0; i < BYTES; i++) {
-        inputs[i] =
-            (int32_t)(random_below(&stream, 4) == 0 ? 7 : random_below(&stream, 64)); /* one token is frequent */
-        targets[i] = (int32_t)random_below(&stream, 64);
-    }
+    fill_tokens(inputs, targets);
     assert_ok(cot_queue_create(NULL, &cpu_queue));
     backend_cpu_create(&cpu_backend, cpu_queue);
     cpu_backend.adamw = ADAMW;
     cpu.b = &cpu_backend;
     create_model(&cpu, config);
     assert_true(model_pass_create(&cpu.pass, &cpu.model, cpu.b, ROWS, true));
-    create_cuda(&gpu, config, dtype, loss_scale);
+    create_cuda(&gpu, config, dtype, loss_scale, ROWS, MICRO_BATCHES, CHUNK);
     for (int64_t step = 1; step <= STEPS; step++) { /* the second step is captured, the third is replayed */
         const double expected = run_step(&cpu, step, inputs, targets), loss = run_step(&gpu, step, inputs, targets);
         if (!(fabs(loss - expected) <= tolerance * expected / 10))
@@ -182,10 +203,8 @@ static void hybrid_steps_match_the_cpu(void **state)
         check_steps(config, DTYPES[i], 0.2);
 }
 
-/* GPT-2. The head reads the embedding, so that the ranges of both are those of training. */
-static void gpt2_steps_match_the_cpu(void **state)
+static model_config gpt2_config(void)
 {
-    (void)state;
     model_config config = SMALL;
     config.gpt2 = true;
     config.attention = 1;
@@ -193,8 +212,15 @@ static void gpt2_steps_match_the_cpu(void **state)
     config.inner = config.width;
     config.heads = config.kv_heads = 2;
     config.mlp = 4 * config.width;
+    return config;
+}
+
+/* GPT-2. The head reads the embedding, so that the ranges of both are those of training. */
+static void gpt2_steps_match_the_cpu(void **state)
+{
+    (void)state;
     for (size_t i = 0; i < COUNT(DTYPES); i++)
-        check_steps(config, DTYPES[i], i == 0 ? 0.2 : 0);
+        check_steps(gpt2_config(), DTYPES[i], i == 0 ? 0.2 : 0);
 }
 
 /* Attention and MLPs, as in Llama. */
@@ -222,6 +248,42 @@ static void connected_steps_match_the_cpu(void **state)
     check_steps(config, COT_BF16, 0.1);
 }
 
+/* ---- recomputation -------------------------------------------------------------------------------------- */
+
+/* With `recompute`, a model needs less memory, and the losses and parameters of all steps have the same bits. */
+static void check_recompute(model_config config, cot_dtype dtype)
+{
+    int32_t inputs[BYTES], targets[BYTES];
+    side plain = {.dropout = 0.2}, less = {.dropout = 0.2, .recompute = true};
+    fill_tokens(inputs, targets);
+    create_cuda(&plain, config, dtype, 1, ROWS, MICRO_BATCHES, CHUNK);
+    create_cuda(&less, config, dtype, 1, ROWS, MICRO_BATCHES, CHUNK);
+    assert_true(less.bytes < plain.bytes);
+    const parameter_table *expected = &plain.model.parameters, *table = &less.model.parameters;
+    for (int64_t step = 1; step <= STEPS; step++) {
+        assert_true(run_step(&plain, step, inputs, targets) == run_step(&less, step, inputs, targets));
+        assert_memory_equal(expected->gradients, table->gradients, (size_t)table->elements * sizeof(real));
+        assert_memory_equal(expected->values, table->values, (size_t)table->elements * sizeof(real));
+    }
+    destroy_side(&plain);
+    destroy_side(&less);
+    backend_cuda_destroy(plain.b);
+    backend_cuda_destroy(less.b);
+}
+
+static void recomputed_steps_have_the_same_bits(void **state)
+{
+    (void)state;
+    model_config config = SMALL;
+    config.layers = 3;
+    config.attention = 2;
+    check_recompute(config, COT_BF16);
+    config.streams = 2;
+    config.mlp = 40;
+    check_recompute(config, COT_F32);
+    check_recompute(gpt2_config(), COT_BF16);
+}
+
 int main(void)
 {
     cot_queue *queue;
@@ -242,6 +304,7 @@ int main(void)
         cmocka_unit_test(transformer_steps_match_the_cpu),
         cmocka_unit_test(gpt2_steps_match_the_cpu),
         cmocka_unit_test(connected_steps_match_the_cpu),
+        cmocka_unit_test(recomputed_steps_have_the_same_bits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

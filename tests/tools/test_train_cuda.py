@@ -51,6 +51,8 @@ def test_bits(dtype):
     check(first.returncode == 0, f'{dtype}: status {first.returncode}: {first.stderr}')
     check(results(first) == results(second), f'{dtype}: two runs differ')
     check(content('first.safetensors') == content('second.safetensors'), f'{dtype}: two checkpoints differ')
+    less = run(*options[:4], '--recompute')
+    check(results(less) == results(first), f'{dtype}: a run with --recompute differs: {less.stderr}')
     killed = subprocess.Popen([*RUN, '--out', 'out', *options, '--checkpoint', 'third.safetensors'],
                               env=environment(EMULATOR), stdout=subprocess.DEVNULL)
     while killed.poll() is None and not os.path.exists('third.safetensors'):

@@ -498,6 +498,59 @@ static void check_model(model_config config, double dropout)
     model_case_destroy(&c);
 }
 
+/* Checks that the blocks share memory with `recompute`, and that it changes no bit of the loss and the gradients. */
+static void check_recompute(model_config config)
+{
+    model_case c;
+    model_case_create(&c, config);
+    parameter_table *table = &c.model.parameters;
+    real *expected = real_allocate(table->elements);
+    double loss = 0;
+    for (int recompute = 0; recompute < 2; recompute++) {
+        model_pass_destroy(&c.pass);
+        c.b.recompute = recompute == 1;
+        assert_true(model_pass_create(&c.pass, &c.model, &c.b, BATCH * TIME, true));
+        assert_true((c.pass.blocks[0].mixed == c.pass.blocks[1].mixed) == (recompute == 1));
+        c.pass.dropout = (model_dropout){.p = 0.3, .seed = 1, .step = 3};
+        c.b.op->begin(&c.b);
+        assert_int_equal(model_forward(&c.model, &c.pass, BATCH, TIME, c.inputs), COT_OK);
+        assert_int_equal(model_backward(&c.model, &c.pass, BATCH, TIME, BATCH * TIME, c.inputs, c.targets), COT_OK);
+        if (recompute == 0) {
+            loss = c.b.loss;
+            memcpy(expected, table->gradients, (size_t)table->elements * sizeof *expected);
+        }
+    }
+    assert_true(c.b.loss == loss);
+    assert_memory_equal(table->gradients, expected, (size_t)table->elements * sizeof *expected);
+    free(expected);
+    model_case_destroy(&c);
+}
+
+static void test_recompute(void **state)
+{
+    (void)state;
+    model_config config = SMALL;
+    config.layers = 3;
+    config.attention = 2;
+    check_recompute(config);
+    config.streams = 2;
+    config.dense = 3;
+    config.mlp = 14;
+    check_recompute(config);
+    config = (model_config){.vocabulary = 11,
+                            .width = 6,
+                            .inner = 6,
+                            .layers = 2,
+                            .kernel = 4,
+                            .context = 64,
+                            .attention = 1,
+                            .mlp = 24,
+                            .heads = 2,
+                            .kv_heads = 2,
+                            .gpt2 = true};
+    check_recompute(config);
+}
+
 static void test_model(void **state)
 {
     (void)state;
@@ -1123,6 +1176,7 @@ int main(void)
         cmocka_unit_test(test_cross_entropy),
         cmocka_unit_test(test_mixer_block),
         cmocka_unit_test(test_model),
+        cmocka_unit_test(test_recompute),
         cmocka_unit_test(test_model_kernels),
         cmocka_unit_test(test_model_stem),
         cmocka_unit_test(test_model_mlp),
