@@ -10,6 +10,8 @@
 #include "../../examples/train_lm/model.h"
 #include "../../examples/train_lm/random.h"
 
+#include "cuda/device.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -284,6 +286,82 @@ static void recomputed_steps_have_the_same_bits(void **state)
     check_recompute(gpt2_config(), COT_BF16);
 }
 
+/* ---- long sums ------------------------------------------------------------------------------------------ */
+
+enum { LONG_BATCH = 256, LONG_ROWS = LONG_BATCH * TIME, FREQUENT = 7 };
+
+static cot_status enqueue_long(void *context)
+{
+    side *s = context;
+    s->b->op->begin(s->b);
+    s->b->accumulate = true;
+    cot_status status = model_forward(&s->model, &s->pass, LONG_BATCH, TIME, s->batches[0].inputs);
+    if (status == COT_OK)
+        status = model_backward(&s->model, &s->pass, LONG_BATCH, TIME, LONG_ROWS, s->batches[0].inputs,
+                                s->batches[0].targets);
+    return status != COT_OK ? status : s->b->status;
+}
+
+/* The gradient of the head in double, from the head's input. */
+static void exact_head_gradient(const side *s, const float *normed, const int32_t *targets, double *gradient)
+{
+    const int64_t width = s->model.config.width, classes = s->model.config.vocabulary;
+    const real *head = s->model.head->value;
+    double p[64];
+    assert_true(classes <= (int64_t)COUNT(p));
+    for (int64_t r = 0; r < LONG_ROWS; r++) {
+        double sum = 0;
+        for (int64_t v = 0; v < classes; v++) {
+            double logit = 0;
+            for (int64_t c = 0; c < width; c++)
+                logit += (double)head[v * width + c] * (double)normed[r * width + c];
+            sum += p[v] = exp(logit);
+        }
+        for (int64_t v = 0; v < classes; v++)
+            for (int64_t c = 0; c < width; c++)
+                gradient[v * width + c] += (p[v] / sum - (v == targets[r])) / LONG_ROWS * (double)normed[r * width + c];
+    }
+}
+
+/* Where one token is often the target, a float32 sum of all rows has an error that grows with their number. */
+static void head_gradient_of_many_rows(void **state)
+{
+    (void)state;
+    static int32_t inputs[LONG_ROWS], targets[LONG_ROWS];
+    const model_config config = {.vocabulary = 64, .width = 16, .inner = 16, .layers = 1, .kernel = 4, .context = TIME};
+    side gpu = {0};
+    double loss = NAN, difference = 0, size = 0;
+    random_stream stream = random_start(12, 1);
+    for (int i = 0; i < LONG_ROWS; i++) {
+        inputs[i] = (int32_t)(random_below(&stream, 4) > 0 ? FREQUENT : random_below(&stream, 64));
+        targets[i] = (int32_t)(random_below(&stream, 4) > 0 ? FREQUENT : random_below(&stream, 64));
+    }
+    create_cuda(&gpu, config, COT_F32, 1, LONG_ROWS, 1, 0);
+    const int64_t count = gpu.model.head->count;
+    gpu.b->step = 1;
+    gpu.b->op->load(gpu.b, LONG_ROWS, 1, inputs, targets, gpu.batches);
+    assert_ok(gpu.b->op->run(gpu.b, enqueue_long, &gpu));
+    assert_ok(gpu.b->op->read_loss(gpu.b, &loss));
+    gpu.b->op->download(gpu.b, &gpu.model.parameters);
+    float *normed = malloc((size_t)(LONG_ROWS * config.width) * sizeof *normed);
+    double *exact = calloc((size_t)count, sizeof *exact);
+    assert_true(normed != NULL && exact != NULL);
+    assert_ok(cot_cuda_copy_to_host(gpu.b->queue, normed, gpu.pass.normed,
+                                    (size_t)(LONG_ROWS * config.width) * sizeof *normed));
+    exact_head_gradient(&gpu, normed, targets, exact);
+    for (int64_t i = 0; i < count; i++) {
+        const double error = (double)gpu.model.head->gradient[i] - exact[i];
+        difference += error * error;
+        size += exact[i] * exact[i];
+    }
+    if (!(sqrt(difference / size) <= 2e-6)) /* 8.4e-6 in one sum of all rows */
+        fail_msg("the head's gradient of %d rows has an error of %g", LONG_ROWS, sqrt(difference / size));
+    free(normed);
+    free(exact);
+    destroy_side(&gpu);
+    backend_cuda_destroy(gpu.b);
+}
+
 int main(void)
 {
     cot_queue *queue;
@@ -305,6 +383,7 @@ int main(void)
         cmocka_unit_test(gpt2_steps_match_the_cpu),
         cmocka_unit_test(connected_steps_match_the_cpu),
         cmocka_unit_test(recomputed_steps_have_the_same_bits),
+        cmocka_unit_test(head_gradient_of_many_rows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

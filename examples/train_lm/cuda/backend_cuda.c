@@ -18,8 +18,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* ALIGNMENT: bytes. LOGIT_ROWS: at a vocabulary of 50304, a chunk of bf16 logits has 400 MB. */
-enum { ALIGNMENT = 256, PARAMETER_ALIGNMENT = 16, LOGIT_ROWS = 4096, MAX_ALLOCATIONS = 16 };
+/* ALIGNMENT: bytes. LOGIT_ROWS: at a vocabulary of 50304, a chunk of bf16 logits has 400 MB.
+ * LOGIT_ROWS_F32: the product for the gradient of the head adds a chunk of rows in one float32 sum each. The softmax of a
+ * token that is rarely the target is below half an ulp of the sum of a frequent one: a longer sum loses it. */
+enum { ALIGNMENT = 256, PARAMETER_ALIGNMENT = 16, LOGIT_ROWS = 4096, LOGIT_ROWS_F32 = 512, MAX_ALLOCATIONS = 16 };
 
 static const float NORM_EPS = 1e-6f, LAYERNORM_EPS = 1e-5f;
 
@@ -742,7 +744,7 @@ cot_status backend_cuda_create(backend **out, const cuda_options *options)
     c->base = (backend){.op = &OPERATIONS,
                         .dtype = options->dtype,
                         .wide = COT_F32,
-                        .logit_rows = LOGIT_ROWS,
+                        .logit_rows = options->dtype == COT_F32 ? LOGIT_ROWS_F32 : LOGIT_ROWS,
                         .always_accumulates = true,
                         .accumulate = true};
     cot_status status = open_queue(c);
