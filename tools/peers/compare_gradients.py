@@ -17,7 +17,7 @@ import sys
 import torch
 import train_gpt2
 
-DTYPES = {"F32": torch.float32, "I32": torch.int32}
+DTYPES = {"F32": torch.float32, "F64": torch.float64, "I32": torch.int32}
 
 
 def read_tensors(path):
@@ -28,10 +28,9 @@ def read_tensors(path):
     tensors = {}
     for name, entry in header.items():
         if name != "__metadata__":
-            begin, end = entry["data_offsets"]
-            count = (end - begin) // 4
+            (begin, end), dtype = entry["data_offsets"], DTYPES[entry["dtype"]]
             tensors[name.removeprefix("transformer.")] = torch.frombuffer(
-                data, dtype=DTYPES[entry["dtype"]], count=count, offset=begin).reshape(entry["shape"])
+                data, dtype=dtype, count=(end - begin) // dtype.itemsize, offset=begin).reshape(entry["shape"])
     return tensors
 
 

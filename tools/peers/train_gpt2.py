@@ -99,9 +99,8 @@ def fastest_attention(batch, heads, context, size):
     return min(seconds, key=seconds.get)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", choices=MODELS, default="124m")
+def add_options(parser, models):
+    parser.add_argument("--model", choices=models, default=next(iter(models)))
     for name, value in {"batch": 32, "accumulate": 2, "context": 1024, "steps": 40, "warm": 5}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -109,18 +108,20 @@ def main():
     parser.add_argument("--mode", default="default")
     parser.add_argument("--attention", choices=SWITCHES)
     parser.add_argument("--json")
-    options = parser.parse_args()
-    layers, heads, width, vocabulary = MODELS[options.model]
+
+
+def choose_attention(options, heads, size):
+    """The name of the backend that the model will use."""
+    if options.device != "cuda":
+        return "default"
+    chosen = options.attention or fastest_attention(options.batch, heads, options.context, size)
+    use_attention(chosen)
+    return chosen
+
+
+def measure(model, compiled, optimizer, options, row, flops):
+    """Times steps on random tokens. Prints `row` with the results as JSON. flops: of a token; parameters: of the model."""
     cuda = options.device == "cuda"
-    torch.manual_seed(1)
-    torch.set_float32_matmul_precision("high")
-    backend = "default"
-    if cuda:
-        backend = options.attention or fastest_attention(options.batch, heads, options.context, width // heads)
-        use_attention(backend)
-    model = GPT2(layers, heads, width, vocabulary, options.context).to(options.device)
-    optimizer = optimizer_of(model, options.device)
-    compiled = model if options.eager else torch.compile(model, mode=options.mode)
     tokens = torch.randint(0, 256, (options.accumulate, options.batch, options.context + 1), device=options.device)
 
     def step():
@@ -143,23 +144,36 @@ def main():
         loss = step()
     final = loss.item()
     seconds = (time.perf_counter() - start) / options.steps
-    count = sum(p.numel() for p in model.parameters())
-    products = count - model.positions.weight.numel() - sum(p.numel() for p in model.parameters() if p.dim() == 1)
-    flops = 6 * products + 6 * layers * width * options.context  # of a token: as train_lm counts them
     rate = options.batch * options.accumulate * options.context / seconds
     device = torch.cuda.get_device_name() if cuda else "cpu"
     peak = next((value for name, value in PEAK.items() if name in device), None)
-    row = {"trained": f"gpt2-{options.model}", "kernel": f"torch {torch.__version__}",
-           "compile": "eager" if options.eager else options.mode, "attention": backend, "parameters": count,
-           "batch": options.batch, "accumulate": options.accumulate, "context": options.context, "steps": options.steps,
-           "ms_per_step": round(1e3 * seconds, 3), "tokens_per_second": round(rate),
-           "mfu": round(rate * flops / peak, 4) if peak else None, "loss": round(final, 4),
-           "memory_gb": round(1e-9 * torch.cuda.max_memory_allocated(), 2) if cuda else None, "device": device}
+    row |= {"kernel": f"torch {torch.__version__}", "compile": "eager" if options.eager else options.mode,
+            "parameters": sum(p.numel() for p in model.parameters()), "batch": options.batch,
+            "accumulate": options.accumulate, "context": options.context, "steps": options.steps,
+            "ms_per_step": round(1e3 * seconds, 3), "tokens_per_second": round(rate),
+            "mfu": round(rate * flops / peak, 4) if peak else None, "loss": round(final, 4),
+            "memory_gb": round(1e-9 * torch.cuda.max_memory_allocated(), 2) if cuda else None, "device": device}
     print(json.dumps(row))
     if options.json:
         with open(options.json, "w") as file:
             json.dump([row], file)
             file.write("\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_options(parser, MODELS)
+    options = parser.parse_args()
+    layers, heads, width, vocabulary = MODELS[options.model]
+    torch.manual_seed(1)
+    torch.set_float32_matmul_precision("high")
+    backend = choose_attention(options, heads, width // heads)
+    model = GPT2(layers, heads, width, vocabulary, options.context).to(options.device)
+    compiled = model if options.eager else torch.compile(model, mode=options.mode)
+    products = sum(p.numel() for p in model.parameters() if p.dim() > 1) - model.positions.weight.numel()
+    flops = 6 * products + 6 * layers * width * options.context  # of a token: as train_lm counts them
+    measure(model, compiled, optimizer_of(model, options.device), options,
+            {"trained": f"gpt2-{options.model}", "attention": backend}, flops)
 
 
 if __name__ == "__main__":
