@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * extension.c: the module cotangent._C, which calls the library from Python. One binary works with every Python from
- * 3.9 on (limited API). It works with every torch, because it reads tensors only through their Python attributes and
- * methods.
+ * 3.9 on (limited API). It works with every torch, because it reads tensors only through DLPack's C exchange API
+ * (dlpack.h) or, in a torch without it, through their Python attributes and methods.
  *
  *   plan(call, fields) -> plan           call: the name of an argument struct without cot_ and _args; fields: its
  *                                        members in the order of the values of run_*, None for a value to skip
@@ -26,6 +26,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "dlpack.h"
 #include "openmp.h"
 
 #include <cotangent/cotangent.h>
@@ -165,8 +166,62 @@ static int read_sizes(PyObject *tuple, int64_t *sizes, int32_t *rank)
     return PyErr_Occurred() == NULL ? 0 : -1;
 }
 
-/* device -1: torch's dispatch has already made sure that all tensors are on the CPU. */
-static int read_tensor(const char *call_name, const char *name, PyObject *value, int device, cot_tensor *tensor)
+static PyObject *tensor_types;          /* (Tensor, Parameter) */
+static const dlpack_exchange *exchange; /* NULL in torch before 2.10 */
+
+/* Whether the type is Tensor or Parameter, and no subclass that may behave differently. */
+static int is_plain_tensor(PyObject *value)
+{
+    const PyObject *type = (PyObject *)Py_TYPE(value);
+    return tensor_types != NULL &&
+           (type == PyTuple_GetItem(tensor_types, 0) || type == PyTuple_GetItem(tensor_types, 1));
+}
+
+/* Returns 0, without an exception, if the tensor cannot be read in this way: it has no memory, for example. The exchange
+ * takes 0.06 us for a tensor, the attributes and methods take 0.3 us. */
+static int read_by_exchange(PyObject *value, dlpack_tensor *t)
+{
+    if (exchange == NULL || !is_plain_tensor(value))
+        return 0;
+    if (exchange->read(value, t) == 0)
+        return 1;
+    PyErr_Clear();
+    return 0;
+}
+
+static cot_dtype exchanged_dtype(const dlpack_tensor *t)
+{
+    switch (t->code << 8 | t->bits) {
+    case DLPACK_FLOAT << 8 | 32: return COT_F32;
+    case DLPACK_FLOAT << 8 | 64: return COT_F64;
+    case DLPACK_FLOAT << 8 | 16: return COT_F16;
+    case DLPACK_BFLOAT << 8 | 16: return COT_BF16;
+    case DLPACK_INT << 8 | 32: return COT_I32;
+    case DLPACK_UINT << 8 | 8:
+    case DLPACK_BOOL << 8 | 8: return COT_U8;
+    default: return COT_DTYPE_NONE;
+    }
+}
+
+/* Reads a tensor that needs no error message. Returns 0 if read_attributes must read it. */
+static int read_quickly(PyObject *value, int device, cot_tensor *tensor)
+{
+    dlpack_tensor t;
+    if (!read_by_exchange(value, &t) || t.rank > COT_MAX_RANK || t.lanes != 1 || t.byte_offset != 0)
+        return 0;
+    if (device < 0 ? t.device_type != DLPACK_CPU : t.device_type != DLPACK_CUDA || t.device != device)
+        return 0;
+    tensor->dtype = exchanged_dtype(&t);
+    tensor->rank = t.rank;
+    tensor->data = t.data;
+    for (int32_t axis = 0; axis < t.rank; axis++) {
+        tensor->shape[axis] = t.shape[axis];
+        tensor->stride[axis] = t.stride[axis];
+    }
+    return tensor->dtype != COT_DTYPE_NONE;
+}
+
+static int read_attributes(const char *call_name, const char *name, PyObject *value, int device, cot_tensor *tensor)
 {
     if (read_dtype(call_name, name, value, &tensor->dtype) != 0 ||
         read_sizes(PyObject_GetAttr(value, name_shape), tensor->shape, &tensor->rank) != 0)
@@ -200,6 +255,12 @@ static int read_tensor(const char *call_name, const char *name, PyObject *value,
     tensor->data = PyLong_AsVoidPtr(pointer);
     Py_DECREF(pointer);
     return PyErr_Occurred() == NULL ? 0 : -1;
+}
+
+/* device -1: torch's dispatch has already made sure that all tensors are on the CPU. */
+static int read_tensor(const char *call_name, const char *name, PyObject *value, int device, cot_tensor *tensor)
+{
+    return read_quickly(value, device, tensor) ? 0 : read_attributes(call_name, name, value, device, tensor);
 }
 
 static int read_value(const char *call_name, const field *f, PyObject *value, int device, char *args)
@@ -691,8 +752,19 @@ static PyObject *shard_positions(PyObject *self, PyObject *args)
 
 /* ---- the route of a call --------------------------------------------------------------------------------- */
 
-static PyObject *tensor_types, *forward_ad, *is_grad_enabled, *guards;
+static PyObject *forward_ad, *is_grad_enabled, *guards;
 static PyObject *name_current_level, *name_is_cuda, *name_is_cpu, *name_is_neg, *name_requires_grad;
+
+/* Finds the exchange API of the type Tensor, if it has one. */
+static void find_exchange(PyObject *type)
+{
+    PyObject *capsule = PyObject_GetAttrString(type, "__dlpack_c_exchange_api__"); /* kept for good */
+    const dlpack_exchange *found = capsule != NULL ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : NULL;
+    PyErr_Clear();
+    while (found != NULL && found->major != DLPACK_MAJOR)
+        found = found->previous;
+    exchange = found != NULL && found->read != NULL ? found : NULL;
+}
 
 /* types: (Tensor, Parameter); forward_ad: its module; guards: functions that return true if a part of torch may
  * intercept a call. */
@@ -703,6 +775,7 @@ static PyObject *set_guards(PyObject *self, PyObject *args)
                           &PyTuple_Type, &guards))
         return NULL;
     Py_INCREF(tensor_types), Py_INCREF(forward_ad), Py_INCREF(is_grad_enabled), Py_INCREF(guards);
+    find_exchange(PyTuple_GetItem(tensor_types, 0));
     Py_RETURN_NONE;
 }
 
@@ -734,11 +807,14 @@ enum { BY_DISPATCHER = 0, ON_CPU = 1, ON_CUDA = 2, WITH_GRADIENT = 4 };
  * exception. */
 static int device_of(PyObject *tensor)
 {
-    const PyObject *type = (PyObject *)Py_TYPE(tensor);
-    if (type != PyTuple_GetItem(tensor_types, 0) && type != PyTuple_GetItem(tensor_types, 1))
+    dlpack_tensor t;
+    if (!is_plain_tensor(tensor))
         return BY_DISPATCHER;
-    const int cuda = take_truth(PyObject_GetAttr(tensor, name_is_cuda));
-    const int cpu = cuda == 0 ? take_truth(PyObject_GetAttr(tensor, name_is_cpu)) : 0;
+    const int known = read_by_exchange(tensor, &t);
+    const int cuda = known ? t.device_type == DLPACK_CUDA : take_truth(PyObject_GetAttr(tensor, name_is_cuda));
+    const int cpu = known       ? t.device_type == DLPACK_CPU
+                    : cuda == 0 ? take_truth(PyObject_GetAttr(tensor, name_is_cpu))
+                                : 0;
     const int negative = take_truth(PyObject_CallMethodObjArgs(tensor, name_is_neg, NULL));
     if (cuda < 0 || cpu < 0 || negative < 0)
         return -1;

@@ -3,8 +3,8 @@
 """Measures the overhead of a call from Python over the C call, forward and backward, for each layer.
 
 Times are in microseconds of the calling thread, the best of many short rounds. The shapes are so small that the time of
-the kernels is negligible. The backward is compared with that of an autograd function in Python that does nothing: the
-difference is the overhead of this package.
+the kernels is negligible. The floors are those of autograd functions in Python without a kernel: one does nothing, the
+other allocates its results. The difference to a floor is the overhead of this package.
 
     python_overhead.py [--device cuda]
 """
@@ -42,6 +42,19 @@ class Nothing(torch.autograd.Function):
     def backward(ctx, dy):
         ctx.saved_tensors
         return (*ctx.results, None)
+
+
+class Allocating(Nothing):
+    """The same, but it allocates its results."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, results):
+        ctx.save_for_backward(x, weight, bias)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return (*[torch.empty_like(tensor) for tensor in ctx.saved_tensors], None)
 
 
 def main():
@@ -100,8 +113,10 @@ def main():
     inputs = tuple(tensor.clone().requires_grad_() for tensor in inputs)
     recording = best(call, *counts)
     recording_nothing = best(lambda: Nothing.apply(*inputs, gradients), *counts)
+    recording_allocating = best(lambda: Allocating.apply(*inputs, gradients), *counts)
     differentiating = differentiate(call())
     differentiating_nothing = differentiate(Nothing.apply(*inputs, gradients))
+    differentiating_allocating = differentiate(Allocating.apply(*inputs, gradients))
     print(f"causal_conv1d on {device}, torch {torch.__version__}; microseconds a call")
     for name, value in (
         ("forward: the C call", c_forward),
@@ -110,17 +125,21 @@ def main():
         ("the public function", public_function - reading - allocating),
         ("autograd's record", recording - public_function),
         ("an autograd function that does nothing", recording_nothing),
+        ("an autograd function that allocates y", recording_allocating),
         ("overhead without gradients", public_function - c_forward),
         ("overhead with gradients", recording - c_forward),
+        ("the same over the function that allocates", recording - c_forward - recording_allocating),
         ("overhead through torch's dispatcher", through_dispatcher - c_forward),
         ("backward: the C call", c_backward),
         ("reading the tensors", reading_backward - c_backward),
         ("allocating the gradients", allocating_backward),
         ("an autograd function that does nothing", differentiating_nothing),
-        ("overhead over that function", differentiating - differentiating_nothing - c_backward),
+        ("a function that allocates the gradients", differentiating_allocating),
         ("overhead with torch's engine", differentiating - c_backward),
+        ("the same over the function that does nothing", differentiating - c_backward - differentiating_nothing),
+        ("the same over the function that allocates", differentiating - c_backward - differentiating_allocating),
     ):
-        print(f"  {name:42s} {value:7.2f}")
+        print(f"  {name:44s} {value:7.2f}")
 
 
 if __name__ == "__main__":

@@ -420,6 +420,44 @@ def test_faults_of_index_data_are_reported(on_gpu, device):
     cotangent.check_index_data(device)
 
 
+# Prints the results of calls with all dtypes, and with strides of every kind.
+RESULTS_OF_LAYOUTS = """
+import sys
+import torch
+
+if sys.argv[1] == "attributes":
+    del torch.Tensor.__dlpack_c_exchange_api__
+import cotangent
+
+torch.manual_seed(0)
+for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+    x, weight = torch.randn(2, 6, 9).to(dtype), torch.nn.Parameter(torch.randn(6, 4).to(dtype))
+    seq_idx = torch.tensor([[0, 0, 1, 1, 1, 2, 2, 2, 2]] * 2, dtype=torch.int32)
+    for view in (x, x.mT.contiguous().mT, x[:, :, ::2], x[1:, 1:, 1:], x[:, :, :1], x[:0], x.expand(3, 2, 6, 9)[0]):
+        y = cotangent.causal_conv1d(view, weight[-view.shape[1] :], seq_idx=seq_idx[: view.shape[0], : view.shape[2]])
+        y.sum().backward()
+        print(y.tolist(), y.stride(), weight.grad.tolist())
+    for kept in (torch.bool, torch.uint8):
+        mask = torch.randint(0, 2, (6, 9), dtype=torch.uint8).to(kept)
+        print(cotangent.dropout(x[0], 0.5, mask=mask).tolist())
+try:
+    cotangent.causal_conv1d(torch.zeros(2, 6, 9, dtype=torch.int64), weight)
+except TypeError as error:
+    print(error)
+"""
+
+
+def test_both_ways_to_read_a_tensor_agree(on_cpu):
+    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        pytest.skip("this torch has no exchange API")
+    done = [
+        subprocess.run([sys.executable, "-c", RESULTS_OF_LAYOUTS, way], capture_output=True, text=True)
+        for way in ("exchange", "attributes")
+    ]
+    assert [result.returncode for result in done] == [0, 0], done[1].stderr + done[0].stderr
+    assert done[0].stdout == done[1].stdout and "x has dtype torch.int64" in done[0].stdout
+
+
 # Calls run_cuda with a driver that executes nothing (tests/fake_cuda.c), for stand-ins of a GPU's tensors.
 WITHOUT_A_GPU = """
 import torch

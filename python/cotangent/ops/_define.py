@@ -274,6 +274,9 @@ def _differentiable(spec: _Autograd, run: Callable[..., Any]) -> Any:
             needs_gradient = ctx.needs_input_grad
             values = [*ctx.saved_tensors, *ctx.plain, [*wanted(needs_gradient)]]
             for gradient, fill, layout in zip(differentiable(gradients), filled, ctx.layouts):
+                if gradient is not None and gradient.stride() == layout[1] and not gradient._is_zerotensor():
+                    values.append(gradient)
+                    continue
                 if gradient is None and fill:
                     gradient = _zeros_of_subclass(gradients, layout)
                 values.append(_match_layout(gradient, *layout) if gradient is not None or fill else None)
