@@ -567,6 +567,8 @@ A commit that ends in *+* had uncommitted changes.
 | full, causal | attention without a mask, or with a causal mask |
 | windowLEFT,RIGHT | a query attends to LEFT keys before it and RIGHT keys after it |
 | softcapC, sink | softcap C; an additional logit of each head |
+| dropoutP, alibi | dropout probability P; slopes of ALiBi |
+| biasN | a bias is added to the scores, and the backward has dbias. If bit n of N is set, all indices of axis n share it |
 | packed | cu_seqlens is given: the B sequences are packed, all of length T |
 | packed+mixed | the same, with lengths that alternate between T/2 and 3T/2 |
 | p=P | dropout probability |

@@ -442,7 +442,8 @@ typedef struct bench_shape {
     cot_dtype dtype;
     bool causal, sink, packed, mixed;
     int64_t left; /* 0: no window */
-    double softcap;
+    double softcap, dropout;
+    bool alibi, bias;
 } bench_shape;
 
 static void bench(cot_case_visitor *v, int direction, unsigned uses, bool allow_nondeterminism,
@@ -463,6 +464,10 @@ static void bench(cot_case_visitor *v, int direction, unsigned uses, bool allow_
                                          .window = s->left > 0,
                                          .left = s->left,
                                          .softcap = s->softcap,
+                                         .dropout = s->dropout,
+                                         .alibi = s->alibi,
+                                         .bias = s->bias,
+                                         .bias_axes = 1, /* one bias for all of the batch */
                                          .sink = s->sink,
                                          .packed = s->packed,
                                          .mixed = s->mixed,
@@ -472,25 +477,33 @@ static void bench(cot_case_visitor *v, int direction, unsigned uses, bool allow_
     }
 }
 
-/* The cost of features, to compare with the entries of bench_cuda without them; and head sizes in between. */
+/* The cost of features, to compare with the entries of bench_cuda without them; and head sizes in between. With dropout,
+ * ALiBi or bias the kernels of the backward have one order of sums. */
 static void bench_features_cuda(cot_case_visitor *v, int direction)
 {
     static const bench_shape shapes[] = {
-        {1, 16, 16, 16384, 128, 128, COT_F16, true, false, false, false, 0, 0},
-        {1, 16, 16, 16384, 128, 128, COT_BF16, true, false, false, false, 1024, 0},
-        {4, 16, 16, 4096, 128, 128, COT_BF16, true, false, false, false, 0, 30},
-        {4, 16, 16, 4096, 128, 128, COT_BF16, true, true, false, false, 0, 0},
-        {4, 16, 2, 4096, 128, 128, COT_BF16, true, false, false, false, 0, 0},
-        {4, 16, 16, 4096, 128, 128, COT_BF16, true, false, true, false, 0, 0},
-        {4, 16, 16, 4096, 128, 128, COT_BF16, true, false, true, true, 0, 0},
-        {32, 32, 32, 512, 64, 64, COT_BF16, true, false, true, false, 0, 0},
-        {32, 32, 32, 512, 64, 64, COT_BF16, true, false, true, true, 0, 0},
-        {4, 16, 16, 4096, 192, 128, COT_BF16, true, false, false, false, 0, 0},
-        {4, 16, 16, 4096, 192, 192, COT_BF16, true, false, false, false, 0, 0},
-        {4, 16, 16, 4096, 96, 96, COT_BF16, true, false, false, false, 0, 0},
+        {1, 16, 16, 16384, 128, 128, COT_F16, .causal = true},
+        {1, 16, 16, 16384, 128, 128, COT_BF16, .causal = true, .left = 1024},
+        {4, 16, 16, 4096, 128, 128, COT_BF16, .causal = true, .softcap = 30},
+        {4, 16, 16, 4096, 128, 128, COT_BF16, .causal = true, .sink = true},
+        {4, 16, 2, 4096, 128, 128, COT_BF16, .causal = true},
+        {4, 16, 16, 4096, 128, 128, COT_BF16, .causal = true, .packed = true},
+        {4, 16, 16, 4096, 128, 128, COT_BF16, .causal = true, .packed = true, .mixed = true},
+        {32, 32, 32, 512, 64, 64, COT_BF16, .causal = true, .packed = true},
+        {32, 32, 32, 512, 64, 64, COT_BF16, .causal = true, .packed = true, .mixed = true},
+        {4, 16, 16, 4096, 192, 128, COT_BF16, .causal = true},
+        {4, 16, 16, 4096, 192, 192, COT_BF16, .causal = true},
+        {4, 16, 16, 4096, 96, 96, COT_BF16, .causal = true},
+        {4, 16, 16, 4096, 128, 128, COT_BF16, .causal = true, .dropout = 0.1},
+        {4, 16, 16, 4096, 128, 128, COT_BF16, .causal = true, .alibi = true},
+        {4, 16, 16, 4096, 128, 128, COT_BF16, .causal = true, .bias = true},
     };
-    bench(v, direction, COT_CASE_BENCH_CUDA, direction == COT_ATTENTION_BACKWARD, shapes,
-          sizeof shapes / sizeof *shapes);
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        const bool one_order = shapes[i].dropout > 0 || shapes[i].alibi || shapes[i].bias;
+        bench(v, direction, COT_CASE_BENCH_CUDA, false, shapes + i, 1);
+        if (direction == COT_ATTENTION_BACKWARD && !one_order)
+            bench(v, direction, COT_CASE_BENCH_CUDA, true, shapes + i, 1);
+    }
 }
 
 static void bench_shapes(cot_case_visitor *v, int direction)
