@@ -36,6 +36,7 @@ typedef struct tally {
     const cot_kernel *kernel;
     int64_t passed, failed, skipped;
     double worst_ratio, worst_ulp; /* over all outputs of all cases */
+    uint64_t hash;                 /* the sum of the cases' hashes, which does not depend on the order of the cases */
     char worst_case[256];
 } tally;
 
@@ -225,7 +226,29 @@ typedef struct outcome {
     bool failed;
     char why[256];
     double worst_ratio, worst_ulp;
+    uint64_t hash;
 } outcome;
+
+/* FNV-1a, of 64 bits. */
+static uint64_t add_to_hash(uint64_t hash, const char *data, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i++)
+        hash = (hash ^ (unsigned char)data[i]) * 0x100000001b3u;
+    return hash;
+}
+
+/* The hash of the case's description, its seed, and the bits of its outputs whose order of sums is fixed. */
+static uint64_t hash_outputs(const worker *w, const cot_case *c, const cot_direction *direction, const bound_case *b)
+{
+    char text[256];
+    describe_case(w->cases, c, text, sizeof text);
+    uint64_t hash = add_to_hash(0xcbf29ce484222325u, text, strlen(text));
+    hash = add_to_hash(hash, (const char *)&c->seed, sizeof c->seed);
+    for (int f = 0; f < direction->field_count; f++)
+        if (direction->fields[f].role != COT_INPUT && b->fields[f].memory != NULL && !c->nondeterministic[f])
+            hash = add_to_hash(hash, b->fields[f].memory, b->fields[f].bytes);
+    return hash;
+}
 
 /* Compares the outputs in b with the oracle's; s are the scalar kernel's. Writes a report of each output if `report` is
  * not NULL. */
@@ -272,6 +295,8 @@ static outcome check_kernel(worker *w, const reference *ref, const cot_kernel *k
                  !same_bytes(ref->c, direction, &first, &second, 2, out.why, sizeof out.why) ||
                  !(kernel->backend == COT_BACKEND_CUDA ? repeats_agree_on_device : repeats_agree_on_host)(
                      w, kernel, ref->c, direction, &first, &second, &initial, out.why, sizeof out.why);
+    if (ran && w->options->hash)
+        out.hash = hash_outputs(w, ref->c, direction, &first);
     if (ran)
         compare_outputs(ref, kernel, &first, s, report, &out);
     bound_case_free(&initial, direction);
@@ -305,6 +330,7 @@ static void record(worker *w, const cot_kernel *kernel, const outcome *out, cons
 {
     tally *t = &w->results->tallies[kernel - w->cases->op->kernels];
     pthread_mutex_lock(&w->results->lock);
+    t->hash += out->hash;
     if (!out->failed) {
         t->passed++;
         if (out->worst_ratio > t->worst_ratio) {
@@ -498,7 +524,7 @@ static void *run_worker(void *argument)
 
 /* ---- all cases ---------------------------------------------------------------------------------------- */
 
-static void print_tallies(const shared_results *results, const cot_op *op, bool report, summary *total)
+static void print_tallies(const shared_results *results, const cot_op *op, const check_options *options, summary *total)
 {
     if (results->gradients_passed + results->gradients_failed > 0)
         printf("%-48s %6" PRId64 " passed %4" PRId64
@@ -517,8 +543,10 @@ static void print_tallies(const shared_results *results, const cot_op *op, bool 
                t->failed, t->skipped);
         if (t->passed > 0)
             printf("   at most %.2f of the tolerance", t->worst_ratio);
+        if (options->hash && t->passed + t->failed > 0)
+            printf("   hash %016" PRIx64, t->hash);
         printf("\n");
-        if (report && t->passed > 0)
+        if (options->report && t->passed > 0)
             printf("    closest to the tolerance: %s; largest error %.3g ulp\n", t->worst_case, t->worst_ulp);
     }
     total->passed += results->gradients_passed;
@@ -557,7 +585,7 @@ static void check_op(const check_options *options, const cot_op_cases *cases, su
             pthread_join(workers[i].thread, NULL);
         if (options->progress != NULL)
             options->progress(options->context, 1, "");
-        print_tallies(&results, cases->op, options->report, total);
+        print_tallies(&results, cases->op, options, total);
     }
     for (int i = 0; i < queue_count; i++) {
         cot_queue_destroy(workers[i].explain_queue);

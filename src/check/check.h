@@ -11,6 +11,7 @@ typedef struct check_options {
     const char *only;   /* only cases whose description contains this; NULL = all */
     cot_backend backend;
     bool quick, report;
+    bool hash;  /* prints a hash of each kernel's outputs */
     int repeat; /* runs of every case, all with the same bytes; at least 2 */
     int jobs;   /* cases checked at the same time, with one thread each; at least 1 */
     /* Called from time to time by the calling thread, with the part of the work that is done (0 to 1). May be NULL. */

@@ -6,10 +6,13 @@
 
 #include <unistd.h>
 
+enum { HASH = 256 };
+
 static error_t parse(int key, char *argument, struct argp_state *state)
 {
     check_options *options = state->input;
     switch (key) {
+    case HASH: options->hash = true; return 0;
     case 'b': options->backend = parse_backend(state, argument); return 0;
     case 'j': options->jobs = (int)parse_number(state, "--jobs", argument, 1, 1024); return 0;
     case 'k': options->kernel = argument; return 0;
@@ -30,6 +33,8 @@ int command_check(int argc, char **argv)
 {
     static const struct argp_option table[] = {
         {"backend", 'b', "cpu|cuda", 0, "Check this backend's kernels (cpu)", 0},
+        {"hash", HASH, 0, 0,
+         "Print a hash of each kernel's outputs: equal hashes of two builds mean the same bits in every case", 0},
         {"jobs", 'j', "N", 0, "Check N cases at a time (as many as there are cores)", 0},
         {"kernel", 'k', "TEXT", 0, "Only kernels whose name contains TEXT", 0},
         {"only", 'o', "TEXT", 0, "Only cases whose description contains TEXT, as in 'bf16 channel-last'", 0},

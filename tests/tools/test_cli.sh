@@ -115,6 +115,13 @@ expect 2 "no kernel's name contains 'zzz'" check --quick --kernel zzz
 expect 2 "no kernel with 'update' in its name supports a case" check causal_conv1d --quick --kernel update --only forward
 expect 0 ' 0 failed' check --quick --kernel update --only 'update bf16'
 grep -q amx_bf16 /proc/cpuinfo || expect 2 'this machine lacks the instruction set' check causal_conv1d_dense --quick --kernel amx
+
+# The hashes of check do not depend on the number of jobs. Two kernels with other bits have other hashes.
+hashes() { "$program" check dropout --quick --hash --kernel bwd_ --only gelu_erf "$@" | grep -o 'hash [0-9a-f]*$'; }
+hashes --jobs 1 >"$work/hashes"
+[ -s "$work/hashes" ] && [ "$(hashes --jobs 3)" = "$(cat "$work/hashes")" ] && [ -z "$(sort "$work/hashes" | uniq -d)" ] ||
+    { echo "FAILED: check --hash: $(cat "$work/hashes")"; failed=$((failed + 1)); }
+
 expect 2 "no case's description contains 'zzz'" bench causal_conv1d --only zzz
 expect 2 "no kernel's name contains 'zzz'" bench causal_conv1d --kernel zzz
 expect 2 "no kernel with 'update' in its name supports a case" bench causal_conv1d forward D=16 T=64 --kernel update
