@@ -58,9 +58,10 @@ def test_losses():
 
 
 def test_hybrid():
-    printed = run(PROGRAM, '--text', TEXT, '--layers', LAYERS, '--width', WIDTH, '--inner', WIDTH, '--heads', 4, '--kv-heads', 4,
-                  '--attention', 2, '--mlp', 48, '--mhc', 4, '--dropout', 0, '--context', CONTEXT, '--batch', 4, '--steps', 8,
-                  '--lr', '1e-2', '--sample', 0, '--quiet', '--checkpoint', 'run.safetensors', '--out', 'out')
+    printed = run(PROGRAM, '--text', TEXT, '--layers', LAYERS, '--width', WIDTH, '--inner', WIDTH, '--heads', 4,
+                  '--kv-heads', 4, '--attention', 2, '--mlp', 48, '--mhc', 4, '--dropout', 0, '--context', CONTEXT,
+                  '--batch', 4, '--steps', 8, '--lr', '1e-2', '--sample', 0, '--quiet', '--checkpoint', 'run.safetensors',
+                  '--out', 'out')
     ours = float(re.search(r'validation loss +([\d.]+)', printed)[1])
     theirs = float(run(PYTHON, '-c', HYBRID, 'run.safetensors', TEXT))
     if not abs(ours - theirs) < 1e-5:

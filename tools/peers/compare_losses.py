@@ -25,6 +25,7 @@ import torch
 import train_gpt2
 
 RATE, LAST, WINDOWS, MASK = 6e-4, 50, 64, (1 << 64) - 1
+SIZES = {"steps": 1000, "batch": 256, "context": 256, "layers": 4, "width": 256, "heads": 4}
 
 
 # ---- the batches of train_lm: random.h and data.c
@@ -105,7 +106,8 @@ def train_ours(options, folder, seed):
 
 def train_peer(options, folder, seed, data):
     """From the weights of train_lm with that seed: a step with the learning rate 0 changes none."""
-    train_lm(options, folder, seed, "--backend", options.backend, "--batch", 1, "--steps", 1, "--lr", 0, "--export", folder / "model")
+    train_lm(options, folder, seed, "--backend", options.backend, "--batch", 1, "--steps", 1, "--lr", 0, "--export",
+             folder / "model")
     values = compare_gradients.read_tensors(folder / "model/model.safetensors")
     cuda = options.backend == "cuda"
     device = "cuda" if cuda else "cpu"
@@ -145,7 +147,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("program", type=pathlib.Path)
     parser.add_argument("files", nargs="+", type=pathlib.Path)
-    for name, value in {"seeds": 3, "steps": 1000, "batch": 256, "context": 256, "layers": 4, "width": 256, "heads": 4}.items():
+    for name, value in {"seeds": 3, **SIZES}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--backend", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--json")
@@ -154,7 +156,7 @@ def main():
     text = b"".join(path.read_bytes() for path in options.files)
     tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     data = tokens[:len(tokens) * 9 // 10], tokens[len(tokens) * 9 // 10:]
-    rows = []
+    rows, device = [], torch.cuda.get_device_name() if options.backend == "cuda" else "cpu"
     print(f"{len(data[0])} tokens to train on, {len(data[1])} held out")
     print("seed  library   training  validation   step 1  seconds")
     with tempfile.TemporaryDirectory() as name:
@@ -165,11 +167,11 @@ def main():
                 start = time.perf_counter()
                 losses, validation = (train_ours(options, folder, seed) if library == "cotangent"
                                       else train_peer(options, folder, seed, data))
-                rows.append({"op": "training_loss", "library": library, "seed": seed, "first": round(losses[0], 5),
-                             "training": round(sum(losses[-LAST:]) / len(losses[-LAST:]), 5), "validation": round(validation, 5),
-                             **{key: getattr(options, key) for key in ("steps", "batch", "context", "layers", "width", "heads")},
-                             "tokens": len(data[0]), "device": torch.cuda.get_device_name() if options.backend == "cuda" else "cpu"})
-                row = rows[-1]
+                row = {"op": "training_loss", "library": library, "seed": seed, "first": round(losses[0], 5),
+                       "training": round(sum(losses[-LAST:]) / len(losses[-LAST:]), 5),
+                       "validation": round(validation, 5), **{key: getattr(options, key) for key in SIZES},
+                       "tokens": len(data[0]), "device": device}
+                rows.append(row)
                 print(f"{seed:4}  {library.split()[0]:9} {row['training']:8.4f}  {row['validation']:10.4f}  {row['first']:7.4f}"
                       f"  {time.perf_counter() - start:7.1f}", flush=True)
     apart = False
