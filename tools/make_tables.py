@@ -776,28 +776,82 @@ def install_page(results):
     return "\n".join(lines) + INSTALL_PEERS
 
 
-TRAINING = """Steps of GPT-2 by [`train_lm --backend cuda`](../../examples/train_lm/README.md), beside PyTorch with torch.compile and its fastest
-attention ([tools/peers/train_gpt2.py](../../tools/peers/train_gpt2.py)), one after the other on one machine. A step is forward and backward
-of all its batches, the clipping, and AdamW. *MFU* is the share of 989 TFLOP/s. A token takes 6 operations for each weight of a matrix,
-and 6 T times the width for causal attention in each layer."""
+TRAINING = """Steps of [`train_lm --backend cuda`](../../examples/train_lm/README.md), beside PyTorch with torch.compile and its
+fastest attention ([train_gpt2.py](../../tools/peers/train_gpt2.py), [train_hybrid.py](../../tools/peers/train_hybrid.py)), one after
+the other on one machine. A step is forward and backward of all its batches, the clipping, and AdamW. *MFU* is the share of
+989 TFLOP/s. A token takes 6 operations for each weight of a matrix, and 6 T times the width for causal attention in each of
+its layers. PyTorch compiles the whole model, of hybrid-mhc-130m each kind of block together with post of the block before."""
+RECOMPUTE = """`--recompute` stores the input of each block alone. *Printed* is the memory that train_lm prints before it allocates,
+*used* the largest figure of nvidia-smi in the run. The parameters after the run have the same bits with and without it."""
+LOSSES = """[compare_losses.py](../../tools/peers/compare_losses.py) trains GPT-2 with the same batches from the same initial weights, in
+bf16. *Spread* is the largest minus the smallest loss of the seeds."""
+GRADIENTS = """[compare_gradients.py](../../tools/peers/compare_gradients.py): the error of the gradient of each parameter of gpt2-124m
+against float64, divided by that of PyTorch in the same dtype."""
 PEAK = 989e12
 LAYERS, WIDTH, VOCABULARY = 12, 768, 50304  # of gpt2-124m
 
 
-def training_rows(results, device):
+def training_speed(rows):
     def utilisation(row):
         flops = 6 * (12 * LAYERS * WIDTH**2 + VOCABULARY * WIDTH) + 6 * LAYERS * WIDTH * row["context"]
-        return f"{100 * row['tokens_per_second'] * flops / PEAK:.1f} %"
+        return f"{100 * row.get('mfu', row['tokens_per_second'] * flops / PEAK):.1f} %"
 
     def ratio(row):
-        peers = [r for r in rows if r["library"] != "cotangent" and all(r[k] == row[k] for k in ("model", "context", "batch", "accumulate", "steps"))]
+        peers = [r for r in rows if r["library"] != "cotangent" and all(r[k] == row[k] for k in ("model", "context", "batch", "accumulate"))]
         return f"{row['tokens_per_second'] / peers[0]['tokens_per_second']:.2f}" if peers and row["library"] == "cotangent" else ""
-    source, rows = results["training", device]
-    return [f"{measured_note(rows)[:-1]}: {record_link(source)}.", "", *markdown([
+    return markdown([
         ("model", lambda row: row["model"]), column("T", "context", "d"),
         ("batch", lambda row: f"{row['accumulate']} x {row['batch']}"),
         ("library", lambda row: row["library"] + (f", attention by {row['attention']}" if "attention" in row else "")),
-        column("tokens/s", "tokens_per_second", ".0f"), ("MFU", utilisation), ("cotangent / PyTorch", ratio)], rows), ""]
+        column("tokens/s", "tokens_per_second", ".0f"), ("MFU", utilisation), ("cotangent / PyTorch", ratio)], rows)
+
+
+def streams_cost(rows):
+    """What mHC adds to the time of a step, for each library."""
+    for row in rows:
+        plain = [r for r in rows if r["model"] == "hybrid-130m" and all(r[k] == row[k] for k in ("library", "context", "batch", "accumulate"))]
+        if row["model"] == "hybrid-mhc-130m" and plain:
+            share = plain[0]["tokens_per_second"] / row["tokens_per_second"] - 1
+            yield f"- {row['library']}: the 4 streams of hybrid-mhc-130m add {100 * share:.1f} % to the time of a step of hybrid-130m."
+
+
+def losses_of(rows):
+    seeds = sorted({row["seed"] for row in rows})
+    lines = []
+    for loss in "training", "validation":
+        for library in dict.fromkeys(row["library"] for row in rows):
+            values = [row[loss] for row in rows if row["library"] == library]
+            lines.append({"loss": loss, "library": library, "values": values, "mean": sum(values) / len(values),
+                          "spread": max(values) - min(values)})
+    return markdown([("loss", lambda row: row["loss"]), ("library", lambda row: row["library"]),
+                     *[(f"seed {seed}", lambda row, i=i: f"{row['values'][i]:.4f}") for i, seed in enumerate(seeds)],
+                     column("mean", "mean", ".4f"), column("spread", "spread", ".4f")], lines)
+
+
+def training_rows(results, device):
+    def records_of(op):
+        source, rows = results[op, device]
+        return source, rows, f"{measured_note(rows)[:-1]}: {record_link(source)}."
+    source, rows, note = records_of("training")
+    lines = [note, "", *training_speed([row for row in rows if "used_gb" not in row])]
+    cost = list(streams_cost([row for row in rows if "used_gb" not in row]))
+    lines += [*cost, ""] if cost else []
+    if memory := [row for row in rows if "used_gb" in row]:
+        lines += [RECOMPUTE, "", *markdown([
+            ("model", lambda row: row["model"]), ("`--recompute`", lambda row: "yes" if row["recompute"] else ""),
+            ("batch", lambda row: f"{row['accumulate']} x {row['batch']}"), column("tokens/s", "tokens_per_second", ".0f"),
+            column("printed, GB", "printed_gb", ".2f"), column("used, GB", "used_gb", ".2f")], memory)]
+    if ("training_loss", device) in results:
+        source, rows, note = records_of("training_loss")
+        row = rows[0]
+        lines += [f"{LOSSES} {row['layers']} layers of width {row['width']}, {row['steps']} steps of {row['batch']} x {row['context']} bytes. "
+                  f"Losses of a step: the mean of the last 50. {note}", "", *losses_of(rows)]
+    if ("training_gradients", device) in results:
+        source, rows, note = records_of("training_gradients")
+        lines += [f"{GRADIENTS} {note}", "", *markdown([
+            ("dtype", lambda row: row["dtype"]), column("parameters", "parameters", "d"), column("largest ratio", "ratio", ".3f"),
+            ("of", lambda row: f"`{row['parameter']}`"), column("median", "median", ".3f")], rows)]
+    return lines
 
 
 def training_page(results):
