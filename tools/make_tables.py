@@ -741,6 +741,33 @@ def parallel_page(results):
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
+ATTENTION_OPTIONS = """What a call of `cotangent.attention` costs that the Hopper kernels do not support, by
+[tools/measure_attention_options.py](../../tools/measure_attention_options.py), from Python with a causal mask. *none* in bfloat16 runs the Hopper kernels, all
+other rows run the [portable GPU kernels](../kernels/attention_portable_gpu.md). *Times none* is the time divided by that of *none* in
+bfloat16. TFLOP/s count as on the [attention page](attention.md). *k expanded*: k is a view with stride 0 between the heads."""
+
+
+def attention_options_page(results):
+    """docs/benchmarks/attention_options.md, of tools/measure_attention_options.py's rows."""
+    lines = [GENERATED, "", "# Benchmarks: attention by option", "", "[Which calls are fast](../guide/support.md#which-attention-calls-are-fast-on-hopper)",
+             "", ATTENTION_OPTIONS, ""]
+    for device in devices(results):
+        if ("attention_options", device) not in results:
+            continue
+        source, rows = results["attention_options", device]
+        none = {row["shape"]: row for row in rows if row["case"] == "none" and row["dtype"] == "bfloat16"}
+
+        def times(direction):
+            return "times none", lambda row: f"{row[direction + '_ms'] / none[row['shape']][direction + '_ms']:.1f}"
+        columns = [(key, lambda row, key=key: row[key]) for key in ("shape", "dtype", "case")]
+        for direction in ("forward", "backward"):
+            columns += [(f"{direction}, ms", lambda row, key=f"{direction}_ms": figure(row[key])),
+                        ("TFLOP/s", lambda row, key=f"{direction}_tflops": f"{row[key]:.1f}"), times(direction)]
+        columns.append(("sdpa of PyTorch, forward, ms", lambda row: figure(row["sdpa_forward_ms"]) if "sdpa_forward_ms" in row else ""))
+        lines += [f"## {device}", "", f"{measured_note(rows)[:-1]}: {record_link(source)}. PyTorch {rows[0]['torch']}.", "", *markdown(columns, rows)]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
 INSTALL = """What a newcomer waits for, by [tools/measure_install.py](../../tools/measure_install.py): an empty virtual environment with PyTorch,
 `pip install WHEEL`, then a process that computes a gradient of causal_conv1d on the CPU. One wheel of `make wheel` is installed in all
 rows. *Wheel* is the time of pip. *Import* is that of cotangent after PyTorch's own. *First gradient* counts from the start of the process's
@@ -866,6 +893,7 @@ def training_page(results):
 # Pages that are not of an op: {page: (the op of its records, title, function)}.
 OTHER_PAGES = {
     "transformers": ("transformers", "models of transformers", models_page),
+    "attention_options": ("attention_options", "attention by option", attention_options_page),
     "training": ("training", "training in C (train_lm) against PyTorch", training_page),
     "parallel": ("parallel_attention", "context parallelism", parallel_page),
     "install": ("install", "installing", install_page),

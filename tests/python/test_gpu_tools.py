@@ -49,6 +49,15 @@ def test_peer_tests(on_cpu, tmp_path):
     assert run(TOOLS / "run_peer_tests.py").returncode == 2
 
 
+def test_attention_options(on_cpu, tmp_path):
+    small = ["--device", "cpu", "--tokens", 64, "--length", 32, "--width", 128]
+    done = run(TOOLS / "measure_attention_options.py", *small, "--json", tmp_path / "out.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "out.json").read_text())
+    assert len(rows) == 14 and all(row["forward_ms"] > 0 and row["backward_ms"] > 0 for row in rows)
+    assert {row["dtype"] for row in rows} == {"bfloat16", "float32"} and sum("sdpa_forward_ms" in row for row in rows) == 4
+
+
 def test_measurement(on_cpu, tmp_path):
     pytest.importorskip("transformers")
     small = ["--device", "cpu", "--dtype", "float32", "--batch", 2, "--length", 24, "--layers", 1, "--width", 128, "--steps", 1,
