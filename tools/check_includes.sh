@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Checks the direction of includes. A part may include the parts to the left of its arrow:
 #
-#   include/cotangent <- src/core <- src/simd, src/cuda <- src/ops/OP <- src/ops                   the library
+#   include/cotangent <- src/core <- src/simd, src/cuda <- src/hip <- src/ops/OP <- src/ops                   the library
 #   src/core, src/ops/ops.def <- src/cases; src/ops/OP, src/cases <- src/ops/OP/check <- src/check <- src/bench <- src/cli
 #   src/core, src/cuda <- src/parallel <- src/cli                                                         its own library
 #   src/io (may include only include/)                                  <- src/check, src/bench, src/cli
@@ -103,7 +103,8 @@ BEGIN {
     may_include["simd"] = may_include["cuda"] = "core"
     may_include["io"] = ""
     may_include["parallel"] = "core cuda"
-    may_include["op"] = "core simd cuda"
+    may_include["hip"] = "core cuda"
+    may_include["op"] = "core simd cuda hip"
     may_include["ops"] = "core op"
     may_include["cases"] = "core ops"
     may_include["opcheck"] = "core simd cases"

@@ -74,6 +74,8 @@ obstacle()
         echo "this processor lacks ${needs[number]}"
     elif [[ ${fails[number]} == *emulate\ * && ! -f $cuda/tests/emulator/libcuda.so.1 ]]; then
         echo "$cuda has no CUDA (--cuda)"
+    elif [[ ${fails[number]} == *emulate_hip\ * && ! -f $cuda/tests/emulator-amd/libamdhip64.so ]]; then
+        echo "$cuda has no HIP (--cuda)"
     elif [[ ${fails[number]} == pytest\ * && ! (-d $python/python/cotangent && -x $python/venv/bin/python) ]]; then
         echo "$python has no Python package with a venv (--python)"
     fi
@@ -82,7 +84,7 @@ obstacle()
 # Whether --sample may choose the fault: not with CUDA or Python, and not if most of the library is compiled again.
 can_be_sampled()
 {
-    [[ ${fails[$1]} != *@(emulate|pytest|tiles)\ * && ${file[$1]} != src/@(core|simd)/* ]] && [ -z "$(obstacle "$1")" ]
+    [[ ${fails[$1]} != *@(emulate|emulate_hip|pytest|tiles)\ * && ${file[$1]} != src/@(core|simd)/* ]] && [ -z "$(obstacle "$1")" ]
 }
 
 choose_faults()
@@ -120,7 +122,7 @@ copy_tree()
     (cd "$tree" && find . -path ./build -prune -o -type f -print | sed 's:^\./::' | LC_ALL=C sort |
         LC_ALL=C comm -23 - "$work/files" | xargs -r -d '\n' rm)
     [ -f "$build/build.ninja" ] || # a build for these commands only, quick to compile
-        cmake --log-level=WARNING -G Ninja -S "$tree" -B "$build" -DCOT_INSTALL=OFF -DCOT_PYTHON=OFF -DCOT_CUDA=OFF \
+        cmake --log-level=WARNING -G Ninja -S "$tree" -B "$build" -DCOT_INSTALL=OFF -DCOT_PYTHON=OFF -DCOT_CUDA=OFF -DCOT_HIP=OFF \
             "-DCMAKE_C_FLAGS_RELWITHDEBINFO=-O1 -DCOT_FEW_INSTANCES" >"$log" 2>&1 || { tail -5 "$log"; exit 1; }
 }
 
@@ -193,6 +195,18 @@ emulate()
             -I"$tree/src" -o "$to" "$source" >"$log" 2>&1 && [ -s "$to" ] || { tail -5 "$log"; return $NOT_BUILT; }
     fi
     EMU_CODE=$code LD_LIBRARY_PATH=$cuda/tests/emulator timeout 300 "$cuda/cotangent" check "$@" --backend cuda --report
+}
+
+# emulate_hip STEM OP...: `cotangent check OP --backend hip` on tests/emulator-amd. STEM.cu is compiled from the copy.
+emulate_hip()
+{
+    local stem=$1 source
+    shift
+    source=$(echo "$tree"/src/ops/*/cuda/"$stem".cu)
+    "$tree/tools/compile_hip_code.sh" clang-19 "$tree" "$work/$stem.hipfb" "$source" >"$log" 2>&1 ||
+        { tail -5 "$log"; return $NOT_BUILT; }
+    EMU_CODE=$work/$stem.hipfb LD_LIBRARY_PATH=$cuda/tests/emulator-amd timeout 300 "$cuda/cotangent" check "$@" \
+        --backend hip --report
 }
 
 # pytest FILE...: tests/python/FILE, with the Python modules of the copy and the extension of the build with Python

@@ -129,15 +129,18 @@ typedef enum cot_activation {
 
 /* The backend of a queue. */
 typedef enum cot_backend {
-    COT_BACKEND_CPU = 0, /* threads of this process */
-    COT_BACKEND_CUDA = 1 /* NVIDIA GPUs, optimised for Hopper; COT_NO_DEVICE in a build without CUDA */
+    COT_BACKEND_CPU = 0,  /* threads of this process */
+    COT_BACKEND_CUDA = 1, /* NVIDIA GPUs, optimised for Hopper; COT_NO_DEVICE in a build without CUDA */
+    COT_BACKEND_HIP = 2   /* AMD GPUs, gfx90a and gfx942: some ops, tested in an emulator only; COT_NO_DEVICE in a build
+                           * without HIP */
 } cot_backend;
 
 /* A queue runs work. Only one thread may use a queue at a time. Different queues are independent.
  *   CPU   a call is complete when it returns.
  *   CUDA  a call only enqueues work on the queue's stream. It does not wait, and it allocates memory only to grow the
  *         pool (see cot_queue_reserve and cot_queue_set_allocator). A CUDA graph can capture it. All tensor data and the workspace are device
- *         memory. The host cannot check index data: kernels clamp invalid entries, and cot_queue_check reports them. */
+ *         memory. The host cannot check index data: kernels clamp invalid entries, and cot_queue_check reports them.
+ *   HIP   as CUDA. A call of an op without a HIP kernel returns COT_UNSUPPORTED. */
 typedef struct cot_queue cot_queue;
 
 /* Options of cot_queue_create. COT_INIT sets the defaults. */
@@ -146,16 +149,17 @@ typedef struct cot_queue_options {
     cot_backend backend; /* default: COT_BACKEND_CPU */
     int32_t threads; /* CPU: number of threads; 0 = OpenMP's default. Affects the workspace sizes, not the results */
     const char *kernels; /* forces kernels: "op=kernel,op=kernel"; copied. NULL = environment variable COT_KERNEL */
-    int32_t device;      /* CUDA: index of the device; ignored if stream is set */
+    int32_t device;      /* CUDA, HIP: index of the device; ignored if stream is set */
     void *stream;        /* CUDA: a CUstream (cudaStream_t) that the caller owns and destroys after the queue;
-                          * NULL = the default stream of the device's primary context */
+                          * NULL = the default stream of the device's primary context. HIP: a hipStream_t */
 } cot_queue_options;
 
 /* Creates a queue. options may be NULL (CPU, all threads). The caller destroys the queue with cot_queue_destroy.
  * In a process that was forked after the library was loaded, CPU queues run on one thread: OpenMP's threads do
  * not survive a fork.
  * A CUDA queue opens the driver (libcuda.so.1, version 12.0 or later). It uses the context of the stream, else the
- * device's primary context. No call changes the thread's current context.
+ * device's primary context. No call changes the thread's current context. A HIP queue opens libamdhip64.so of ROCm 6.0
+ * or later. No call changes the thread's current device.
  * Errors: COT_INVALID_ARGUMENT (out, options, threads, kernels, device), COT_OUT_OF_MEMORY, COT_NO_DEVICE (no driver,
  * a driver that is too old, no device, an architecture that no kernel supports), COT_DEVICE_ERROR. */
 COT_API cot_status cot_queue_create(const cot_queue_options *options, cot_queue **out);
@@ -171,7 +175,7 @@ COT_API cot_backend cot_queue_backend(const cot_queue *queue);
 
 /* Writes the CUcontext and the CUstream (NULL = the default stream) of a CUDA queue, for libraries that enqueue work of
  * their own on it, such as libcotangent_parallel. Both belong to the queue or to its caller.
- * Errors: COT_INVALID_ARGUMENT (queue; a CPU queue; context, stream). */
+ * Errors: COT_INVALID_ARGUMENT (queue; a CPU or HIP queue; context, stream). */
 COT_API cot_status cot_queue_cuda(const cot_queue *queue, void **context, void **stream);
 
 /* Grows the queue's pool to at least `bytes`. Calls without a workspace of their own use the pool, and allocate nothing
@@ -202,8 +206,8 @@ typedef void *cot_allocator(void *context, size_t bytes);
  * Errors of this function: COT_INVALID_ARGUMENT (queue). */
 COT_API cot_status cot_queue_set_allocator(cot_queue *queue, cot_allocator *allocator, void *context);
 
-/* Sets the stream of a CUDA queue, for all later calls. The stream belongs to the queue's context; NULL = the default
- * stream. One queue, with the device code that it has loaded, can thus serve all streams of a device.
+/* Sets the stream of a CUDA or HIP queue, for all later calls. The stream belongs to the queue's context (HIP: its
+ * device); NULL = the default stream. One queue, with the device code that it has loaded, can thus serve all streams of a device.
  * The caller synchronises streams whose work depends on each other. Streams that run at the same time need their own
  * workspaces, because the queue has only one pool. The function may be called during a capture.
  * Errors: COT_INVALID_ARGUMENT (queue; a CPU queue; a stream of another context), COT_DEVICE_ERROR. */

@@ -269,7 +269,7 @@ cot_status device_image_make(device_image *image, const bound_case *b, const cot
     memcpy(image->args, b->args, sizeof image->args);
     const size_t workspace = image_offsets(b, direction, image->offsets);
     image->bytes = workspace + workspace_bytes;
-    const cot_status status = cot_cuda_alloc(queue, image->bytes, (void **)&image->memory);
+    const cot_status status = queue->calls->alloc(queue, image->bytes, (void **)&image->memory);
     if (status != COT_OK)
         return status;
     for (int f = 0; f < direction->field_count; f++) {
@@ -287,11 +287,11 @@ cot_status device_image_make(device_image *image, const bound_case *b, const cot
 cot_status device_image_write(const device_image *image, const bound_case *b, const cot_direction *direction,
                               cot_queue *queue)
 {
-    cot_status status = cot_cuda_memset_async(queue, image->memory, POISON, image->bytes);
+    cot_status status = queue->calls->memset_async(queue, image->memory, POISON, image->bytes);
     for (int f = 0; status == COT_OK && f < direction->field_count; f++)
         if (b->fields[f].memory != NULL)
-            status = cot_cuda_copy_to_device(queue, image->memory + image->offsets[f], b->fields[f].memory,
-                                             b->fields[f].bytes);
+            status = queue->calls->copy_to_device(queue, image->memory + image->offsets[f], b->fields[f].memory,
+                                                  b->fields[f].bytes);
     return status;
 }
 
@@ -300,8 +300,8 @@ cot_status device_image_read(const device_image *image, bound_case *b, const cot
     cot_status status = COT_OK;
     for (int f = 0; status == COT_OK && f < direction->field_count; f++)
         if (b->fields[f].memory != NULL)
-            status = cot_cuda_copy_to_host(queue, b->fields[f].memory, image->memory + image->offsets[f],
-                                           b->fields[f].bytes);
+            status = queue->calls->copy_to_host(queue, b->fields[f].memory, image->memory + image->offsets[f],
+                                                b->fields[f].bytes);
     return status;
 }
 
@@ -318,7 +318,7 @@ cot_status device_image_read_outputs(const device_image *image, bound_case *b, c
     if (end == 0)
         return COT_OK;
     char *host = allocate(end - first, 1);
-    const cot_status status = cot_cuda_copy_to_host(queue, host, image->memory + first, end - first);
+    const cot_status status = queue->calls->copy_to_host(queue, host, image->memory + first, end - first);
     for (int f = 0; status == COT_OK && f < direction->field_count; f++)
         if (b->fields[f].memory != NULL && direction->fields[f].role != COT_INPUT)
             memcpy(b->fields[f].memory, host + image->offsets[f] - first, b->fields[f].bytes);
@@ -328,7 +328,7 @@ cot_status device_image_read_outputs(const device_image *image, bound_case *b, c
 
 void device_image_free(device_image *image, cot_queue *queue)
 {
-    cot_cuda_free(queue, image->memory);
+    queue->calls->free(queue, image->memory);
 }
 
 static cot_status run_on_device(bound_case *b, const cot_direction *direction, cot_queue *queue, size_t bytes)
@@ -351,6 +351,6 @@ cot_status bound_case_run(bound_case *b, const cot_direction *direction, cot_que
     const cot_status status = cot_op_workspace(direction, queue, b->args, &bytes);
     if (status != COT_OK)
         return status;
-    return queue->backend == COT_BACKEND_CUDA ? run_on_device(b, direction, queue, bytes)
-                                              : run_on_host(b, direction, queue, bytes);
+    return queue->backend != COT_BACKEND_CPU ? run_on_device(b, direction, queue, bytes)
+                                             : run_on_host(b, direction, queue, bytes);
 }

@@ -86,8 +86,7 @@ void describe_case(const cot_op_cases *cases, const cot_case *c, char *text, siz
 
 static bool case_selected(const worker *w, const cot_case *c)
 {
-    const unsigned all =
-        w->options->backend == COT_BACKEND_CUDA ? COT_CASE_CHECK | COT_CASE_CHECK_CUDA : COT_CASE_CHECK;
+    const unsigned all = w->options->backend != COT_BACKEND_CPU ? COT_CASE_CHECK | COT_CASE_CHECK_CUDA : COT_CASE_CHECK;
     const unsigned uses = w->options->quick ? COT_CASE_QUICK : all;
     char text[256];
     if (!(c->uses & uses))
@@ -114,13 +113,13 @@ static cot_queue *queue_for(const cot_op *op, const cot_kernel *kernel, int thre
 static bool run_once(worker *w, const cot_kernel *kernel, const cot_direction *direction, bound_case *b, int threads,
                      char *why, size_t size)
 {
-    /* A CUDA queue loads the device code when it is created, so one queue per kernel is enough for all cases. */
+    /* A GPU queue loads the device code when it is created, so one queue per kernel is enough for all cases. */
     cot_queue **cached = &w->device_queues[kernel - w->cases->op->kernels];
     cot_queue *queue = *cached != NULL ? *cached : queue_for(w->cases->op, kernel, threads);
     const cot_status status = queue == NULL ? COT_NO_DEVICE : bound_case_run(b, direction, queue);
     if (status != COT_OK)
         snprintf(why, size, "%s: %s", cot_status_name(status), cot_error_message());
-    if (kernel->backend == COT_BACKEND_CUDA)
+    if (kernel->backend != COT_BACKEND_CPU)
         *cached = queue;
     else
         cot_queue_destroy(queue);
@@ -203,7 +202,8 @@ static bool repeats_agree_on_device(worker *w, const cot_kernel *kernel, const c
     for (int done = 0; same && status == COT_OK && done < repeats; done += batch) {
         const int count = repeats - done < batch ? repeats - done : batch;
         for (int i = 0; i < count && status == COT_OK; i++) {
-            status = cot_cuda_copy_on_device_async(queue, images[i].memory, initial_image.memory, initial_image.bytes);
+            status =
+                queue->calls->copy_on_device_async(queue, images[i].memory, initial_image.memory, initial_image.bytes);
             if (status == COT_OK)
                 status = cot_op_run(direction, queue, images[i].args);
         }
@@ -293,7 +293,7 @@ static outcome check_kernel(worker *w, const reference *ref, const cot_kernel *k
             s[f] = tensor_values(&first.fields[f].view);
     out.failed = !ran || !memory_intact(direction, &first, &initial, out.why, sizeof out.why) ||
                  !same_bytes(ref->c, direction, &first, &second, 2, out.why, sizeof out.why) ||
-                 !(kernel->backend == COT_BACKEND_CUDA ? repeats_agree_on_device : repeats_agree_on_host)(
+                 !(kernel->backend != COT_BACKEND_CPU ? repeats_agree_on_device : repeats_agree_on_host)(
                      w, kernel, ref->c, direction, &first, &second, &initial, out.why, sizeof out.why);
     if (ran && w->options->hash)
         out.hash = hash_outputs(w, ref->c, direction, &first);
@@ -599,7 +599,7 @@ static void check_op(const check_options *options, const cot_op_cases *cases, su
 static void print_why_nothing_checked(const check_options *options, const summary *total)
 {
     const char *op = options->op != NULL ? options->op : "any op", *only = options->only;
-    const char *backend = options->backend == COT_BACKEND_CUDA ? "cuda" : "cpu";
+    const char *backend = cot_backend_name(options->backend);
     fprintf(stderr, "cotangent check: nothing was checked: ");
     if (total->cases == 0 && only != NULL)
         fprintf(stderr, "no case's description contains '%s'%s (of %s)\n", only, options->quick ? " with --quick" : "",

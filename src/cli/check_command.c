@@ -4,6 +4,7 @@
 #include "check/check.h"
 #include "commands.h"
 
+#include <string.h>
 #include <unistd.h>
 
 enum { HASH = 256 };
@@ -13,7 +14,9 @@ static error_t parse(int key, char *argument, struct argp_state *state)
     check_options *options = state->input;
     switch (key) {
     case HASH: options->hash = true; return 0;
-    case 'b': options->backend = parse_backend(state, argument); return 0;
+    case 'b':
+        options->backend = strcmp(argument, "hip") == 0 ? COT_BACKEND_HIP : parse_backend(state, argument);
+        return 0;
     case 'j': options->jobs = (int)parse_number(state, "--jobs", argument, 1, 1024); return 0;
     case 'k': options->kernel = argument; return 0;
     case 'o': options->only = argument; return 0;
@@ -32,7 +35,7 @@ static error_t parse(int key, char *argument, struct argp_state *state)
 int command_check(int argc, char **argv)
 {
     static const struct argp_option table[] = {
-        {"backend", 'b', "cpu|cuda", 0, "Check this backend's kernels (cpu)", 0},
+        {"backend", 'b', "cpu|cuda|hip", 0, "Check this backend's kernels (cpu)", 0},
         {"hash", HASH, 0, 0,
          "Print a hash of each kernel's outputs: equal hashes of two builds mean the same bits in every case", 0},
         {"jobs", 'j', "N", 0, "Check N cases at a time (as many as there are cores)", 0},

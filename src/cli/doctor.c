@@ -289,6 +289,25 @@ static void examine_devices(const driver *d)
     }
 }
 
+static void examine_hip(void)
+{
+#if defined(COT_HIP)
+    report(OK, "hip code",
+           "code objects for gfx90a and gfx942, which no AMD GPU has run: they are tested in an emulator");
+#else
+    report(ABSENT, "hip code", "none in this build (no clang-19 and lld-19 were found, or COT_HIP=OFF)");
+#endif
+    cot_queue_options options;
+    COT_INIT(&options);
+    options.backend = COT_BACKEND_HIP;
+    cot_queue *queue = NULL;
+    if (cot_queue_create(&options, &queue) == COT_OK)
+        report(OK, "hip queues", "available");
+    else
+        report(ABSENT, "hip queues", "%s", cot_error_message());
+    cot_queue_destroy(queue);
+}
+
 static void examine_gpu(void)
 {
     driver d;
@@ -309,6 +328,7 @@ static void examine_gpu(void)
     else
         report(ABSENT, "cuda queues", "%s: use --backend cpu", cot_error_message());
     cot_queue_destroy(queue);
+    examine_hip();
     const char *nvcc = find_program("nvcc");
     if (nvcc == NULL && access("/usr/local/cuda/bin/nvcc", X_OK) == 0)
         nvcc = "/usr/local/cuda/bin/nvcc";

@@ -28,6 +28,24 @@ static cot_queue *default_queue(void)
     return queue;
 }
 
+/* Returns "available", or why there is no HIP queue. *isa: the instruction sets that its kernels may use. */
+static const char *describe_hip(uint32_t *isa)
+{
+    static char text[200] = "available";
+    cot_queue *queue = NULL;
+    cot_queue_options options;
+    COT_INIT(&options);
+    options.backend = COT_BACKEND_HIP;
+    *isa = 0;
+    if (cot_queue_create(&options, &queue) != COT_OK) {
+        snprintf(text, sizeof text, "%s", cot_error_message());
+        return text;
+    }
+    *isa = queue->isa;
+    cot_queue_destroy(queue);
+    return text;
+}
+
 /* Returns "available, NVIDIA H200", or why there is no CUDA queue. *isa: the instruction sets that its kernels may
  * use. */
 static const char *describe_cuda(uint32_t *isa)
@@ -71,11 +89,11 @@ int command_info(int argc, char **argv)
     device_name(device, sizeof device);
     cot_queue *queue = default_queue();
     const uint32_t isa = cot_cpu_features();
-    uint32_t cuda_isa;
-    json_t *info =
-        json_pack("{s:s, s:s, s:s, s:[s], s:i, s:{s:s, s:s}}", "version", cot_version(), "device", device, "isa",
-                  cot_isa_name(isa), "isa_levels", cot_isa_name(COT_ISA_PORTABLE), "threads",
-                  (int)cot_queue_threads(queue), "backends", "cpu", "available", "cuda", describe_cuda(&cuda_isa));
+    uint32_t cuda_isa, hip_isa;
+    json_t *info = json_pack("{s:s, s:s, s:s, s:[s], s:i, s:{s:s, s:s, s:s}}", "version", cot_version(), "device",
+                             device, "isa", cot_isa_name(isa), "isa_levels", cot_isa_name(COT_ISA_PORTABLE), "threads",
+                             (int)cot_queue_threads(queue), "backends", "cpu", "available", "cuda",
+                             describe_cuda(&cuda_isa), "hip", describe_hip(&hip_isa));
     for (uint32_t level = COT_ISA_AVX2; level <= COT_ISA_AMX; level <<= 1)
         if (isa & level)
             json_array_append_new(json_object_get(info, "isa_levels"), json_string(cot_isa_name(level)));
@@ -83,8 +101,10 @@ int command_info(int argc, char **argv)
         json_dumpf(info, stdout, JSON_INDENT(2) | JSON_PRESERVE_ORDER);
         putchar('\n');
     } else {
-        printf("cotangent %s\nprocessor  %s\nisa        %s\nthreads    %d\ncpu        available\ncuda       %s\n",
-               cot_version(), device, cot_isa_name(isa), (int)cot_queue_threads(queue), describe_cuda(&cuda_isa));
+        printf("cotangent %s\nprocessor  %s\nisa        %s\nthreads    %d\ncpu        available\ncuda       %s\n"
+               "hip        %s\n",
+               cot_version(), device, cot_isa_name(isa), (int)cot_queue_threads(queue), describe_cuda(&cuda_isa),
+               describe_hip(&hip_isa));
     }
     json_decref(info);
     cot_queue_destroy(queue);
@@ -138,7 +158,7 @@ static void print_kernels(const cot_op *op, int direction, const layout_kernels 
         if (kernel->direction != direction)
             continue;
         printf("    %-46s %-7s %s", kernel->name,
-               kernel->backend == COT_BACKEND_CPU ? cot_isa_name(kernel->isa) : "cuda",
+               kernel->backend == COT_BACKEND_CPU ? cot_isa_name(kernel->isa) : cot_backend_name(kernel->backend),
                (kernel->isa & ~isa) == 0            ? "runs here"
                : kernel->backend == COT_BACKEND_CPU ? "not on this processor"
                                                     : "not on this device");
@@ -155,15 +175,16 @@ int command_ops(int argc, char **argv)
         0, parse_nothing, "", "The ops, their kernels, and which of them this machine runs and takes.", 0, 0, 0};
     parse_arguments(&parser, argc, argv, NULL);
     cot_queue *queue = default_queue();
-    uint32_t cuda_isa;
+    uint32_t cuda_isa, hip_isa;
     describe_cuda(&cuda_isa);
+    describe_hip(&hip_isa);
     for (int i = 0; i < cot_op_count; i++) {
         printf("%s\n", cot_ops[i]->name);
         for (int d = 0; d < cot_ops[i]->direction_count; d++) {
             layout_kernels r = {.cases = find_cases(cot_ops[i]), .queue = queue, .direction = d};
             r.cases->each(add_layout_kernel, &r);
             printf("  %s\n", cot_ops[i]->directions[d].name);
-            print_kernels(cot_ops[i], d, &r, cot_cpu_features() | cuda_isa);
+            print_kernels(cot_ops[i], d, &r, cot_cpu_features() | cuda_isa | hip_isa);
         }
     }
     cot_queue_destroy(queue);

@@ -14,7 +14,9 @@ enum {
     COT_ISA_AMX = 1 << 3,        /* amx tile and bf16, and the above */
     /* For CUDA queues. */
     COT_ISA_SM80 = 1 << 16, /* portable PTX: compute capability 8.0 and later */
-    COT_ISA_SM90 = 1 << 17  /* Hopper-only instructions (sm_90a) */
+    COT_ISA_SM90 = 1 << 17, /* Hopper-only instructions (sm_90a) */
+    /* For HIP queues. */
+    COT_ISA_CDNA = 1 << 18 /* gfx90a (MI200) and gfx942 (MI300) */
 };
 
 /* The levels of this machine, combined with |. The function requests permission to use AMX tiles from Linux. If Linux

@@ -63,6 +63,8 @@ static cot_status forced_kernel(const cot_direction *direction, const cot_queue 
 static const char *missing_isa(const cot_kernel *kernel, const cot_queue *queue)
 {
     const uint32_t missing = kernel->isa & ~queue->isa;
+    if (missing & COT_ISA_CDNA)
+        return "this device is no AMD GPU of gfx90a or gfx942";
     if (missing & COT_ISA_SM90)
         return "this device is no Hopper (compute capability 9.0)";
     if (missing & COT_ISA_SM80)
@@ -132,7 +134,7 @@ static void admit_kernels(const cot_direction *direction, const cot_queue *queue
         cot_choice *choice = &choices[(*count)++];
         *choice = (cot_choice){.kernel = kernel};
         if (kernel->backend != queue->backend)
-            choice->refusal = "it is a kernel of the other backend";
+            choice->refusal = "it is a kernel of another backend";
         else if ((choice->refusal = missing_isa(kernel, queue)) == NULL)
             choice->refusal = kernel->admit(problem);
         if (choice->refusal == NULL)
@@ -223,11 +225,11 @@ static cot_status run_kernel(cot_queue *queue, const cot_choice *chosen, const v
         queue->scratch = (char *)workspace + (chosen->workspace_bytes - scratch_of_threads(queue, chosen));
         return chosen->kernel->run(queue, problem, workspace);
     }
-    cot_status status = cot_device_enter(queue->device);
+    cot_status status = queue->calls->enter(queue->device);
     if (status != COT_OK)
         return status;
     status = chosen->kernel->run(queue, problem, workspace);
-    cot_device_leave(queue->device);
+    queue->calls->leave(queue->device);
     return status;
 }
 

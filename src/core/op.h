@@ -33,7 +33,14 @@ typedef struct cot_kernel {
 } cot_kernel;
 
 /* The backend of a kernel, from its instruction set. */
-#define COT_ISA_BACKEND(isa) ((isa) >= COT_ISA_SM80 ? COT_BACKEND_CUDA : COT_BACKEND_CPU)
+#define COT_ISA_BACKEND(isa) \
+    ((isa) >= COT_ISA_CDNA ? COT_BACKEND_HIP : (isa) >= COT_ISA_SM80 ? COT_BACKEND_CUDA : COT_BACKEND_CPU)
+
+/* The name of a backend on the command line and in reports. */
+static inline const char *cot_backend_name(cot_backend backend)
+{
+    return backend == COT_BACKEND_CUDA ? "cuda" : backend == COT_BACKEND_HIP ? "hip" : "cpu";
+}
 
 typedef enum cot_role { COT_INPUT, COT_OUTPUT, COT_INPUT_OUTPUT } cot_role;
 

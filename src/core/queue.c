@@ -50,8 +50,9 @@ cot_status cot_queue_create(const cot_queue_options *options, cot_queue **out)
                             size, sizeof settings);
         memcpy(&settings, options, size);
     }
-    if (settings.backend != COT_BACKEND_CPU && settings.backend != COT_BACKEND_CUDA)
-        return cot_fail(COT_INVALID_ARGUMENT, "%s: options.backend is %d, expected 0 (CPU) or 1 (CUDA)", call,
+    if (settings.backend != COT_BACKEND_CPU && settings.backend != COT_BACKEND_CUDA &&
+        settings.backend != COT_BACKEND_HIP)
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: options.backend is %d, expected 0 (CPU), 1 (CUDA) or 2 (HIP)", call,
                         (int)settings.backend);
     if (settings.threads < 0 || settings.threads > MAX_THREADS)
         return cot_fail(COT_INVALID_ARGUMENT, "%s: options.threads is %d, expected 0 (all) to %d", call,
@@ -72,8 +73,9 @@ cot_status cot_queue_create(const cot_queue_options *options, cot_queue **out)
     queue->backend = settings.backend;
     queue->threads = settings.threads > 0 ? settings.threads : omp_get_max_threads();
     queue->isa = cot_cpu_features();
-    if (settings.backend == COT_BACKEND_CUDA) {
-        const cot_status status = cot_device_open(&settings, &queue->device, &queue->isa);
+    if (settings.backend != COT_BACKEND_CPU) {
+        queue->calls = settings.backend == COT_BACKEND_CUDA ? &cot_cuda_calls : &cot_hip_calls;
+        const cot_status status = queue->calls->open(&settings, &queue->device, &queue->isa);
         if (status != COT_OK) {
             cot_queue_destroy(queue);
             return status;
@@ -88,7 +90,7 @@ void cot_queue_destroy(cot_queue *queue)
     if (queue == NULL)
         return;
     if (queue->device != NULL)
-        cot_device_close(queue->device);
+        queue->calls->close(queue->device);
     free(queue->pool);
     free(queue->forced);
     free(queue);
@@ -114,9 +116,10 @@ cot_status cot_queue_cuda(const cot_queue *queue, void **context, void **stream)
                         queue == NULL     ? "queue"
                         : context == NULL ? "context"
                                           : "stream");
-    if (queue->device == NULL)
-        return cot_fail(COT_INVALID_ARGUMENT, "%s: queue is of the CPU, expected one of CUDA", call);
-    cot_device_handles(queue->device, context, stream);
+    if (queue->backend != COT_BACKEND_CUDA)
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: queue is of %s, expected one of CUDA", call,
+                        queue->backend == COT_BACKEND_HIP ? "HIP" : "the CPU");
+    queue->calls->handles(queue->device, context, stream);
     return COT_OK;
 }
 
@@ -142,21 +145,21 @@ cot_status cot_queue_set_stream(cot_queue *queue, void *stream)
     if (queue == NULL)
         return cot_fail(COT_INVALID_ARGUMENT, "cot_queue_set_stream: queue is null");
     if (queue->device == NULL)
-        return cot_fail(COT_INVALID_ARGUMENT, "cot_queue_set_stream: queue is of the CPU, expected one of CUDA");
-    return cot_device_set_stream(queue->device, stream);
+        return cot_fail(COT_INVALID_ARGUMENT, "cot_queue_set_stream: queue is of the CPU, expected one of a GPU");
+    return queue->calls->set_stream(queue->device, stream);
 }
 
 cot_status cot_queue_check(cot_queue *queue)
 {
     if (queue == NULL)
         return cot_fail(COT_INVALID_ARGUMENT, "cot_queue_check: queue is null");
-    return queue->device != NULL ? cot_device_check(queue->device) : COT_OK;
+    return queue->device != NULL ? queue->calls->check(queue->device) : COT_OK;
 }
 
 cot_status cot_queue_pool(cot_queue *queue, size_t bytes, void **pool)
 {
     if (queue->device != NULL)
-        return cot_device_pool(queue->device, bytes, pool);
+        return queue->calls->pool(queue->device, bytes, pool);
     if (bytes > queue->pool_bytes) {
         void *grown = NULL;
         if (bytes > SIZE_MAX - COT_ALIGNMENT || posix_memalign(&grown, COT_ALIGNMENT, cot_align_up(bytes)) != 0)

@@ -20,8 +20,9 @@ struct cot_queue {
     const void *plan; /* of the running call, as the kernel's `plan` function wrote it */
     char *scratch;    /* CPU: the scratch memory of the running call, scratch_bytes for each thread */
     size_t scratch_bytes;
-    char *forced;       /* "op=kernel,op=kernel", or NULL */
-    cot_device *device; /* CUDA: the backend's state; NULL on the CPU */
+    char *forced;                  /* "op=kernel,op=kernel", or NULL */
+    const cot_device_calls *calls; /* of the GPU backend; NULL on the CPU */
+    cot_device *device;            /* the state of the GPU backend; NULL on the CPU */
 };
 
 /* Runs body(context, item) for every item in [0, items) on the queue's threads, in no particular order. A result may

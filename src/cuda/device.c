@@ -4,6 +4,7 @@
 #include "branches.h"
 #include "core/cpu_features.h"
 #include "core/status.h"
+#include "fault_text.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -111,11 +112,11 @@ cot_status cot_cuda_add_image(cot_queue *queue, const unsigned char *image)
     for (int i = 0; i < d->library_count; i++)
         if (d->images[i] == image)
             return COT_OK;
-    cot_status status = cot_device_enter(d);
+    cot_status status = cot_cuda_enter(d);
     if (status != COT_OK)
         return status;
     status = load_image(d, call, image);
-    cot_device_leave(d);
+    cot_cuda_leave(d);
     return status;
 }
 
@@ -126,36 +127,7 @@ static cot_status allocate_fault_word(cot_device *d)
     return COT_OK;
 }
 
-cot_status cot_device_open(const cot_queue_options *options, cot_device **out, uint32_t *isa)
-{
-    cot_device *d = calloc(1, sizeof *d);
-    if (d == NULL)
-        return cot_fail(COT_OUT_OF_MEMORY, "%s: no memory for a queue", create_call);
-    cot_status status = cot_cuda_driver_open(create_call, &d->driver);
-    if (status != COT_OK) {
-        free(d);
-        return status;
-    }
-    status = find_context(d, options);
-    if (status == COT_OK)
-        status = cot_device_enter(d);
-    if (status == COT_OK) {
-        status = read_device(d, isa);
-        if (status == COT_OK)
-            status = load_images(d);
-        if (status == COT_OK)
-            status = allocate_fault_word(d);
-        cot_device_leave(d);
-    }
-    if (status != COT_OK) {
-        cot_device_close(d);
-        return status;
-    }
-    *out = d;
-    return COT_OK;
-}
-
-void cot_device_close(cot_device *d)
+static void close_device(cot_device *d)
 {
     if (d->context != NULL && d->driver.cuCtxPushCurrent(d->context) == CUDA_SUCCESS) {
         if (d->fault != 0)
@@ -167,7 +139,7 @@ void cot_device_close(cot_device *d)
         for (int i = 0; i < d->library_count; i++)
             if (d->libraries[i] != NULL)
                 d->driver.cuLibraryUnload(d->libraries[i]);
-        cot_device_leave(d);
+        cot_cuda_leave(d);
     }
     if (d->primary)
         d->driver.cuDevicePrimaryCtxRelease(d->number);
@@ -175,25 +147,54 @@ void cot_device_close(cot_device *d)
     free(d);
 }
 
-cot_status cot_device_enter(cot_device *d)
+static cot_status open_device(const cot_queue_options *options, cot_device **out, uint32_t *isa)
+{
+    cot_device *d = calloc(1, sizeof *d);
+    if (d == NULL)
+        return cot_fail(COT_OUT_OF_MEMORY, "%s: no memory for a queue", create_call);
+    cot_status status = cot_cuda_driver_open(create_call, &d->driver);
+    if (status != COT_OK) {
+        free(d);
+        return status;
+    }
+    status = find_context(d, options);
+    if (status == COT_OK)
+        status = cot_cuda_enter(d);
+    if (status == COT_OK) {
+        status = read_device(d, isa);
+        if (status == COT_OK)
+            status = load_images(d);
+        if (status == COT_OK)
+            status = allocate_fault_word(d);
+        cot_cuda_leave(d);
+    }
+    if (status != COT_OK) {
+        close_device(d);
+        return status;
+    }
+    *out = d;
+    return COT_OK;
+}
+
+cot_status cot_cuda_enter(cot_device *d)
 {
     CUDA(d, "making the queue's context current", cuCtxPushCurrent(d->context));
     return COT_OK;
 }
 
-void cot_device_leave(cot_device *d)
+void cot_cuda_leave(cot_device *d)
 {
     CUcontext popped;
     d->driver.cuCtxPopCurrent(&popped);
 }
 
-void cot_device_handles(const cot_device *d, void **context, void **stream)
+static void device_handles(const cot_device *d, void **context, void **stream)
 {
     *context = d->context;
     *stream = d->stream;
 }
 
-cot_status cot_device_set_stream(cot_device *d, void *stream)
+static cot_status set_device_stream(cot_device *d, void *stream)
 {
     static const char call[] = "cot_queue_set_stream";
     CUcontext context = d->context;
@@ -244,14 +245,14 @@ static cot_status grow_pool(cot_device *d, size_t bytes)
     return COT_OK;
 }
 
-cot_status cot_device_pool(cot_device *d, size_t bytes, void **pool)
+static cot_status device_pool(cot_device *d, size_t bytes, void **pool)
 {
     if (bytes > d->pool_bytes) {
-        cot_status status = cot_device_enter(d);
+        cot_status status = cot_cuda_enter(d);
         if (status != COT_OK)
             return status;
         status = grow_pool(d, bytes);
-        cot_device_leave(d);
+        cot_cuda_leave(d);
         if (status != COT_OK)
             return status;
     }
@@ -260,22 +261,6 @@ cot_status cot_device_pool(cot_device *d, size_t bytes, void **pool)
 }
 
 /* ---- faults ------------------------------------------------------------------------------------------- */
-
-static cot_status fail_with_fault(unsigned long long word)
-{
-    static const char *const formats[] = {
-        [COT_FAULT_CU_SEQLENS] = "cu_seqlens[%u] is out of order or beyond the tensor",
-        [COT_FAULT_CACHE_SEQLENS] = "cache_seqlens[%u] is negative",
-        [COT_FAULT_STATE_INDEX] = "conv_state_indices[%u] is beyond the rows of conv_state",
-        [COT_FAULT_SEQUSED] = "seqused[%u] is negative or more than its sequence has",
-    };
-    const unsigned kind = (unsigned)(word >> 32), index = (unsigned)word;
-    if (kind >= sizeof formats / sizeof *formats)
-        return cot_fail(COT_DEVICE_ERROR, "cot_queue_check: a kernel reported fault %u", kind);
-    char text[120];
-    snprintf(text, sizeof text, formats[kind], index);
-    return cot_fail(COT_INVALID_DATA, "cot_queue_check: a kernel met index data at fault: %s", text);
-}
 
 static cot_status check_fault_word(cot_device *d)
 {
@@ -292,16 +277,16 @@ static cot_status check_fault_word(cot_device *d)
     if (word == 0)
         return COT_OK;
     CUDA(d, call, cuMemsetD8Async(d->fault, 0, sizeof word, d->stream));
-    return fail_with_fault(word);
+    return cot_fail_with_fault(word);
 }
 
-cot_status cot_device_check(cot_device *d)
+static cot_status check_device(cot_device *d)
 {
-    cot_status status = cot_device_enter(d);
+    cot_status status = cot_cuda_enter(d);
     if (status != COT_OK)
         return status;
     status = check_fault_word(d);
-    cot_device_leave(d);
+    cot_cuda_leave(d);
     return status;
 }
 
@@ -442,3 +427,20 @@ cot_status cot_cuda_swizzled_map(cot_queue *queue, CUtensorMap *map, cot_dtype d
     return encode_map(queue, map, dtype, rank, data, sizes, strides, box, CU_TENSOR_MAP_SWIZZLE_128B,
                       CU_TENSOR_MAP_L2_PROMOTION_NONE);
 }
+
+const cot_device_calls cot_cuda_calls = {
+    .open = open_device,
+    .close = close_device,
+    .enter = cot_cuda_enter,
+    .leave = cot_cuda_leave,
+    .pool = device_pool,
+    .handles = device_handles,
+    .set_stream = set_device_stream,
+    .check = check_device,
+    .alloc = cot_cuda_alloc,
+    .free = cot_cuda_free,
+    .copy_to_device = cot_cuda_copy_to_device,
+    .copy_to_host = cot_cuda_copy_to_host,
+    .memset_async = cot_cuda_memset_async,
+    .copy_on_device_async = cot_cuda_copy_on_device_async,
+};

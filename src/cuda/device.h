@@ -46,6 +46,10 @@ struct cot_device {
     void *on_launch_context;
 };
 
+/* cot_cuda_enter makes the device's context the thread's current context. cot_cuda_leave restores the previous one. */
+cot_status cot_cuda_enter(cot_device *device);
+void cot_cuda_leave(cot_device *device);
+
 /* Loads an image that is not in cot_cuda_images, for kernels that only the program has. */
 cot_status cot_cuda_add_image(cot_queue *queue, const unsigned char *image);
 

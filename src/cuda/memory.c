@@ -8,11 +8,11 @@
 #define IN_CONTEXT(d, what, calls)                                                          \
     do {                                                                                    \
         CUresult result = CUDA_SUCCESS;                                                     \
-        cot_status status_ = cot_device_enter(d);                                           \
+        cot_status status_ = cot_cuda_enter(d);                                             \
         if (status_ != COT_OK)                                                              \
             return status_;                                                                 \
         calls;                                                                              \
-        cot_device_leave(d);                                                                \
+        cot_cuda_leave(d);                                                                  \
         return result == CUDA_SUCCESS ? COT_OK : cot_cuda_fail(&(d)->driver, result, what); \
     } while (0)
 
@@ -37,10 +37,10 @@ cot_status cot_cuda_alloc(cot_queue *queue, size_t bytes, void **memory)
 void cot_cuda_free(cot_queue *queue, void *memory)
 {
     cot_device *d = queue->device;
-    if (memory == NULL || cot_device_enter(d) != COT_OK)
+    if (memory == NULL || cot_cuda_enter(d) != COT_OK)
         return;
     d->driver.cuMemFree(address(memory));
-    cot_device_leave(d);
+    cot_cuda_leave(d);
 }
 
 cot_status cot_cuda_alloc_host(cot_queue *queue, size_t bytes, void **memory)
@@ -53,10 +53,10 @@ cot_status cot_cuda_alloc_host(cot_queue *queue, size_t bytes, void **memory)
 void cot_cuda_free_host(cot_queue *queue, void *memory)
 {
     cot_device *d = queue->device;
-    if (memory == NULL || cot_device_enter(d) != COT_OK)
+    if (memory == NULL || cot_cuda_enter(d) != COT_OK)
         return;
     d->driver.cuMemFreeHost(memory);
-    cot_device_leave(d);
+    cot_cuda_leave(d);
 }
 
 cot_status cot_cuda_copy_to_device_async(cot_queue *queue, void *device, const void *host, size_t bytes)
@@ -125,10 +125,10 @@ cot_status cot_cuda_stream_create(cot_queue *queue, void **stream)
 void cot_cuda_stream_destroy(cot_queue *queue, void *stream)
 {
     cot_device *d = queue->device;
-    if (cot_device_enter(d) != COT_OK)
+    if (cot_cuda_enter(d) != COT_OK)
         return;
     d->driver.cuStreamDestroy(stream);
-    cot_device_leave(d);
+    cot_cuda_leave(d);
 }
 
 cot_status cot_cuda_event_create(cot_queue *queue, void **event)
@@ -144,10 +144,10 @@ cot_status cot_cuda_event_create(cot_queue *queue, void **event)
 void cot_cuda_event_destroy(cot_queue *queue, void *event)
 {
     cot_device *d = queue->device;
-    if (event == NULL || cot_device_enter(d) != COT_OK)
+    if (event == NULL || cot_cuda_enter(d) != COT_OK)
         return;
     d->driver.cuEventDestroy(event);
-    cot_device_leave(d);
+    cot_cuda_leave(d);
 }
 
 cot_status cot_cuda_event_record(cot_queue *queue, void *event)
@@ -196,7 +196,7 @@ cot_status cot_cuda_graph_capture(cot_queue *queue, cot_status (*enqueue)(void *
     *graph = created;
     if (created == NULL)
         return cot_fail(COT_OUT_OF_MEMORY, "capturing a graph: out of memory");
-    const cot_status status = cot_device_enter(d);
+    const cot_status status = cot_cuda_enter(d);
     if (status != COT_OK)
         return status;
     THEN(d->driver.cuEventCreate(&created->begin, CU_EVENT_DEFAULT));
@@ -210,7 +210,7 @@ cot_status cot_cuda_graph_capture(cot_queue *queue, cot_status (*enqueue)(void *
         THEN(d->driver.cuGraphInstantiateWithFlags(&created->executable, captured, 0));
     if (captured != NULL)
         d->driver.cuGraphDestroy(captured);
-    cot_device_leave(d);
+    cot_cuda_leave(d);
     if (enqueued != COT_OK)
         return enqueued;
     return result == CUDA_SUCCESS ? COT_OK : cot_cuda_fail(&d->driver, result, "capturing a graph");
@@ -235,14 +235,14 @@ void cot_cuda_graph_destroy(cot_queue *queue, cot_cuda_graph *graph)
     cot_device *d = queue->device;
     if (graph == NULL)
         return;
-    if (cot_device_enter(d) == COT_OK) {
+    if (cot_cuda_enter(d) == COT_OK) {
         if (graph->executable != NULL)
             d->driver.cuGraphExecDestroy(graph->executable);
         if (graph->begin != NULL)
             d->driver.cuEventDestroy(graph->begin);
         if (graph->end != NULL)
             d->driver.cuEventDestroy(graph->end);
-        cot_device_leave(d);
+        cot_cuda_leave(d);
     }
     free(graph);
 }

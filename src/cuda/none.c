@@ -5,53 +5,17 @@
 #include "core/status.h"
 #include "memory.h"
 
-cot_status cot_device_open(const cot_queue_options *options, cot_device **out, uint32_t *isa)
+static cot_status fail_open(const cot_queue_options *options, cot_device **out, uint32_t *isa)
 {
     (void)options, (void)out, (void)isa;
     return cot_fail(COT_NO_DEVICE,
                     "cot_queue_create: this build has no CUDA backend (no nvcc was found, or COT_CUDA=OFF)");
 }
 
+/* The other calls need a device. */
+const cot_device_calls cot_cuda_calls = {.open = fail_open};
+
 /* The functions below are never called, since no device can be opened. */
-void cot_device_close(cot_device *device)
-{
-    (void)device;
-}
-
-cot_status cot_device_enter(cot_device *device)
-{
-    (void)device;
-    return COT_NO_DEVICE;
-}
-
-void cot_device_leave(cot_device *device)
-{
-    (void)device;
-}
-
-void cot_device_handles(const cot_device *device, void **context, void **stream)
-{
-    (void)device, (void)context, (void)stream;
-}
-
-cot_status cot_device_pool(cot_device *device, size_t bytes, void **pool)
-{
-    (void)device, (void)bytes, (void)pool;
-    return COT_NO_DEVICE;
-}
-
-cot_status cot_device_set_stream(cot_device *device, void *stream)
-{
-    (void)device, (void)stream;
-    return COT_NO_DEVICE;
-}
-
-cot_status cot_device_check(cot_device *device)
-{
-    (void)device;
-    return COT_NO_DEVICE;
-}
-
 cot_status cot_cuda_alloc(cot_queue *queue, size_t bytes, void **memory)
 {
     (void)queue, (void)bytes, (void)memory;

@@ -357,6 +357,8 @@ static cot_status use_queue(cot_group *group, const char *call, cot_queue *queue
     void *context = NULL, *stream = NULL;
     if (queue == NULL && !host)
         return cot_fail(COT_INVALID_ARGUMENT, "%s: queue is null", call);
+    if (backend == COT_BACKEND_HIP)
+        return cot_fail(COT_UNSUPPORTED, "%s: queue is of HIP, which groups do not support", call);
     if (!(backend == COT_BACKEND_CUDA ? group->engine->moves_device : group->engine->moves_host))
         return cot_fail(COT_UNSUPPORTED, "%s: queue is of %s, expected one of %s: the group is %s", call,
                         backend == COT_BACKEND_CUDA ? "CUDA" : "the CPU",

@@ -104,9 +104,9 @@ int main(void)
     const size_t bytes = 2 * (size_t)B * ROW,
                  needed = 3 * bytes + 2 * bytes + ((size_t)1 << 30); /* also the buffer g of the generic kernel */
     size_t available = 0, all = 0;
-    assert_ok(cot_device_enter(queue->device));
+    assert_ok(cot_cuda_enter(queue->device));
     queue->device->driver.cuMemGetInfo(&available, &all);
-    cot_device_leave(queue->device);
+    cot_cuda_leave(queue->device);
     if (available < needed) {
         printf("skipped: %zu MB are needed, the GPU has %zu\n", needed >> 20, available >> 20);
         cot_queue_destroy(queue);

@@ -182,7 +182,7 @@ static void capture_and_replay(const call *one, device_queue *d)
     assert_int_equal(driver->cuStreamBeginCapture(d->stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), CUDA_SUCCESS);
     assert_ok(cot_op_run(direction, d->queue, image.args));
     assert_int_equal(driver->cuStreamEndCapture(d->stream, &graph), CUDA_SUCCESS);
-    assert_int_equal(cot_device_enter(d->queue->device), COT_OK);
+    assert_int_equal(cot_cuda_enter(d->queue->device), COT_OK);
     assert_int_equal(driver->cuGraphInstantiateWithFlags(&executable, graph, 0), CUDA_SUCCESS);
     for (int replay = 0; replay < 3; replay++) {
         assert_ok(device_image_write(&image, &second, direction, d->queue));
@@ -196,7 +196,7 @@ static void capture_and_replay(const call *one, device_queue *d)
     }
     driver->cuGraphExecDestroy(executable);
     driver->cuGraphDestroy(graph);
-    cot_device_leave(d->queue->device);
+    cot_cuda_leave(d->queue->device);
     device_image_free(&image, d->queue);
     bound_case_free(&first, direction);
     bound_case_free(&second, direction);

@@ -74,9 +74,9 @@ static void launch(const char *name, unsigned blocks, unsigned threads, unsigned
                              .attrs = attributes,
                              .numAttrs = count};
     void *arguments[] = {(void *)(uintptr_t)call};
-    assert_ok(cot_device_enter(queue->device));
+    assert_ok(cot_cuda_enter(queue->device));
     const CUresult result = queue->device->driver.cuLaunchKernelEx(&config, (CUfunction)kernel, arguments, NULL);
-    cot_device_leave(queue->device);
+    cot_cuda_leave(queue->device);
     assert_driver(result, name);
 }
 

@@ -302,7 +302,7 @@ static void explain_gives_every_reason(void **state)
         "size is below 10",
         NULL,
         "this processor lacks AVX-512 (f, bw, dq, vl) or BMI2",
-        "it is a kernel of the other backend",
+        "it is a kernel of another backend",
     };
     for (int k = 0; k < count; k++) {
         assert_ptr_equal(choices[k].kernel, &kernels[k]);
@@ -345,7 +345,7 @@ static void a_forced_kernel_runs_or_reports_why_not(void **state)
         {"toy=toy_avx512", COT_UNSUPPORTED,
          "toy_forward: the forced kernel toy_avx512 refuses: this processor lacks AVX-512 (f, bw, dq, vl) or BMI2"},
         {"toy=toy_cuda", COT_UNSUPPORTED,
-         "toy_forward: the forced kernel toy_cuda refuses: it is a kernel of the other backend"},
+         "toy_forward: the forced kernel toy_cuda refuses: it is a kernel of another backend"},
         {"toy=toy_slo", COT_INVALID_ARGUMENT, "toy_forward: the forced kernel \"toy_slo\" is none of toy's"},
         {"toy=toy_slow2", COT_INVALID_ARGUMENT, "toy_forward: the forced kernel \"toy_slow2\" is none of toy's"},
     };

@@ -125,8 +125,8 @@ static void options_are_checked(void **state)
     snprintf(message, sizeof message, "cot_queue_create: options.struct_size is %zu, expected %zu (use COT_INIT)",
              size + 1, size);
     create_refuses((cot_queue_options){.struct_size = size + 1}, COT_INVALID_ARGUMENT, message);
-    create_refuses((cot_queue_options){.struct_size = size, .backend = (cot_backend)2}, COT_INVALID_ARGUMENT,
-                   "cot_queue_create: options.backend is 2, expected 0 (CPU) or 1 (CUDA)");
+    create_refuses((cot_queue_options){.struct_size = size, .backend = (cot_backend)3}, COT_INVALID_ARGUMENT,
+                   "cot_queue_create: options.backend is 3, expected 0 (CPU), 1 (CUDA) or 2 (HIP)");
     create_refuses((cot_queue_options){.struct_size = size, .threads = -1}, COT_INVALID_ARGUMENT,
                    "cot_queue_create: options.threads is -1, expected 0 (all) to 4096");
     create_refuses((cot_queue_options){.struct_size = size, .threads = 4097}, COT_INVALID_ARGUMENT,
@@ -199,7 +199,7 @@ static void cpu_queue_has_no_stream(void **state)
     cot_queue *queue = make_queue(NULL, 1);
     assert_fails(cot_queue_set_stream(NULL, NULL), COT_INVALID_ARGUMENT, "cot_queue_set_stream: queue is null");
     assert_fails(cot_queue_set_stream(queue, NULL), COT_INVALID_ARGUMENT,
-                 "cot_queue_set_stream: queue is of the CPU, expected one of CUDA");
+                 "cot_queue_set_stream: queue is of the CPU, expected one of a GPU");
     void *context, *stream;
     assert_fails(cot_queue_cuda(NULL, &context, &stream), COT_INVALID_ARGUMENT, "cot_queue_cuda: queue is null");
     assert_fails(cot_queue_cuda(queue, NULL, &stream), COT_INVALID_ARGUMENT, "cot_queue_cuda: context is null");

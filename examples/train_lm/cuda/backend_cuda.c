@@ -801,8 +801,8 @@ void backend_cuda_describe(backend *b, char *name, size_t size, size_t *free_byt
     *free_bytes = *total_bytes = 0;
     if (cot_cuda_describe(b->queue, name, size, &cache) != COT_OK)
         snprintf(name, size, "unknown GPU");
-    if (cot_device_enter(d) == COT_OK) {
+    if (cot_cuda_enter(d) == COT_OK) {
         d->driver.cuMemGetInfo(free_bytes, total_bytes);
-        cot_device_leave(d);
+        cot_cuda_leave(d);
     }
 }

@@ -91,10 +91,10 @@ cot_status cublaslt_open(cot_queue *queue, void *workspace, cublaslt **out)
     if (status == COT_OK)
         status = find_functions(l);
     if (status == COT_OK)
-        status = cot_device_enter(queue->device);
+        status = cot_cuda_enter(queue->device);
     if (status == COT_OK) {
         const int result = l->cublasLtCreate(&l->handle);
-        cot_device_leave(queue->device);
+        cot_cuda_leave(queue->device);
         if (result != LT_SUCCESS)
             status = cot_fail(COT_DEVICE_ERROR, "cuBLASLt: cublasLtCreate failed with status %d", result);
     }
@@ -214,7 +214,7 @@ cot_status cublaslt_multiply(cublaslt *l, const cublaslt_product *product)
     s.transpose_a = product->transpose_a, s.transpose_b = product->transpose_b;
     s.adds = product->c != NULL, s.has_bias = product->bias != NULL;
     s.in = product->in, s.out = product->out;
-    cot_status status = cot_device_enter(l->queue->device);
+    cot_status status = cot_cuda_enter(l->queue->device);
     if (status != COT_OK)
         return status;
     status = find_product(l, &s, product->bias, &p);
@@ -230,6 +230,6 @@ cot_status cublaslt_multiply(cublaslt *l, const cublaslt_product *product)
             status = cot_fail(COT_DEVICE_ERROR, "cuBLASLt: a product %lld x %lld x %lld of %s failed with status %d",
                               (long long)s.m, (long long)s.n, (long long)s.k, cot_dtype_name(s.in), result);
     }
-    cot_device_leave(l->queue->device);
+    cot_cuda_leave(l->queue->device);
     return status;
 }

@@ -82,11 +82,11 @@ static cot_status launch(cot_queue *queue, const cot_cuda_kernel *kernel, int64_
                         (long long)y);
     const cot_cuda_grid grid = {
         .blocks = {(unsigned)x, (unsigned)y, 1}, .threads = (unsigned)threads, .shared_bytes = (unsigned)shared_bytes};
-    cot_status status = cot_device_enter(queue->device);
+    cot_status status = cot_cuda_enter(queue->device);
     if (status != COT_OK)
         return status;
     status = cot_cuda_launch(queue, kernel, &grid, call);
-    cot_device_leave(queue->device);
+    cot_cuda_leave(queue->device);
     return status;
 }
 

@@ -12,6 +12,8 @@
 
 #include "../../core/gelu.h"
 
+#if !defined(__HIP__) /* hip/device/vocabulary.h has them for AMD GPUs */
+
 static __device__ __forceinline__ float cot_ex2(float x)
 {
     float y;
@@ -25,6 +27,23 @@ static __device__ __forceinline__ float cot_rcp(float x)
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+
+/* The maximum or minimum of two numbers. The result is NaN if either is NaN. */
+static __device__ __forceinline__ float cot_max_nan(float a, float b)
+{
+    float c;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+
+static __device__ __forceinline__ float cot_min_nan(float a, float b)
+{
+    float c;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+
+#endif
 
 /* sigma(z), and *complement = 1 - sigma(z), accurate to about the last bit of float32. */
 static __device__ __forceinline__ float cot_sigmoid(float z, float *complement)
@@ -45,21 +64,6 @@ static __device__ __forceinline__ float cot_sigmoid(float z, float *complement)
 static __device__ __forceinline__ float cot_sigmoid_approx(float z)
 {
     return cot_rcp(1.0f + cot_ex2(-1.4426950408889634f * z));
-}
-
-/* The maximum or minimum of two numbers. The result is NaN if either is NaN. */
-static __device__ __forceinline__ float cot_max_nan(float a, float b)
-{
-    float c;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
-    return c;
-}
-
-static __device__ __forceinline__ float cot_min_nan(float a, float b)
-{
-    float c;
-    asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
-    return c;
 }
 
 /* z sigma(z) */

@@ -6,8 +6,10 @@
 #define COT_CUDA_ELEMENT_CUH
 
 #include <cotangent/core.h>
+#if !defined(__HIP__) /* hip/device/vocabulary.h has these types for AMD GPUs, and the PTX instructions below */
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#endif
 
 static __device__ __forceinline__ float cot_to_f32(float value)
 {
@@ -64,6 +66,8 @@ static __device__ __forceinline__ void cot_store(void *data, int dtype, int64_t 
 template <typename E> static constexpr bool cot_is_f16 = false;
 template <> constexpr bool cot_is_f16<__half> = true;
 
+#if !defined(__HIP__)
+
 /* Packs two floats into one register, `low` in the lower half, and unpacks them. */
 template <typename E> static __device__ __forceinline__ uint32_t cot_pack_pair(float low, float high)
 {
@@ -74,6 +78,8 @@ template <typename E> static __device__ __forceinline__ uint32_t cot_pack_pair(f
         asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
 }
+
+#endif
 
 template <typename E> static __device__ __forceinline__ float2 cot_unpack_pair(uint32_t pair)
 {
@@ -86,6 +92,8 @@ template <typename E> static __device__ __forceinline__ float2 cot_unpack_pair(u
 /* ---- vectors of W 32-bit words, unpacked to floats only where they are used ------------------------------ *
  * A packed vector takes 1/4 to 1/2 of the registers of the floats that it unpacks to. This leaves registers for more
  * loads in flight. */
+
+#if !defined(__HIP__)
 
 template <int W> struct cot_words {
     uint32_t word[W];
@@ -208,6 +216,8 @@ template <int W> static __device__ __forceinline__ void cot_store_words_if(bool 
                      "r"(v.word[0]), "r"(v.word[1]), "r"(v.word[2]), "r"(v.word[3]), "r"((uint32_t)wanted)
                      : "memory");
 }
+
+#endif
 
 /* V elements of type E. */
 template <typename E, int V> struct cot_vector {

@@ -10,6 +10,8 @@
 
 #include <stdint.h>
 
+#if !defined(__HIP__) /* hip/device/vocabulary.h has those of the portable kernels for AMD GPUs */
+
 static __device__ __forceinline__ uint32_t cot_shared_address(const void *pointer)
 {
     return (uint32_t)__cvta_generic_to_shared(pointer);
@@ -217,6 +219,8 @@ static __device__ __forceinline__ void cot_griddepcontrol_wait(void)
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+
+#endif
 
 #endif
 

@@ -296,7 +296,7 @@ KERNEL causal_conv1d_dweight_generic(const __grid_constant__ conv1d_call c)
     sums[threadIdx.x] = sum;
     for (int half = 128; half > 0; half /= 2) {
         __syncthreads();
-        if (threadIdx.x < half)
+        if ((int)threadIdx.x < half)
             sums[threadIdx.x] += sums[threadIdx.x + half];
     }
     if (threadIdx.x != 0)

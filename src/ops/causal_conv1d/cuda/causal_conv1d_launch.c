@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * causal_conv1d_launch.c: host side of the CUDA kernels: which kernels a call launches, and with what grids. */
+ * causal_conv1d_launch.c: host side of the GPU kernels: which kernels a call launches, and with what grids. Compiled
+ * for CUDA and for HIP. */
 #include "causal_conv1d_launch.h"
 
-#include "causal_conv1d_maps.h"
-#include "cuda/device.h"
+#include "hip/launcher.h"
 
 #include "core/op_tables.h"
+
+#if !defined(COT_FOR_HIP)
+#include "causal_conv1d_maps.h"
+#endif
 
 #define COT_KERNEL_ENTRY COT_DECLARE_KERNEL
 #include "../causal_conv1d_kernels.def"
@@ -32,10 +36,10 @@ typedef struct kernel_instances {
 } kernel_instances;
 
 /* clang-format off */
-#define IMAGE(stem) extern const unsigned char cot_image_##stem[];
+#define IMAGE(stem) extern const unsigned char COT_IMAGE(stem)[];
 #define KERNELS(stem, suffix, shared16, shared32) \
-    {{cot_image_##stem, #stem "_f32" suffix, shared32}, {cot_image_##stem, #stem "_f16" suffix, shared16}, \
-     {cot_image_##stem, #stem "_bf16" suffix, shared16}}
+    {{COT_IMAGE(stem), #stem "_f32" suffix, shared32}, {COT_IMAGE(stem), #stem "_f16" suffix, shared16}, \
+     {COT_IMAGE(stem), #stem "_bf16" suffix, shared16}}
 #define INSTANCES(name) \
     IMAGE(causal_conv1d_##name) \
     static const kernel_instances name = {KERNELS(causal_conv1d_##name, "", 0, 0), \
@@ -56,13 +60,14 @@ INSTANCES(fwd_channel_first)
 INSTANCES(fwd_channel_last)
 INSTANCES(bwd_channel_first)
 INSTANCES(bwd_channel_last)
+IMAGE(causal_conv1d_generic)
+#if !defined(COT_FOR_HIP)
 SM90_CHANNEL_FIRST(fwd_channel_first_sm90, CHANNEL_FIRST_TILE_BYTES(CONV1D_SM90_FWD_CHUNKS))
 SM90_CHANNEL_FIRST(bwd_channel_first_sm90, 2 * CHANNEL_FIRST_TILE_BYTES(CONV1D_SM90_BWD_CHUNKS))
 SM90_CHANNEL_LAST(fwd_channel_last_sm90,
                   CHANNEL_LAST_TILE_BYTES(CONV1D_SM90_FWD_WARP_TOKENS, 1, CONV1D_SM90_FWD_CHANNELS))
 SM90_CHANNEL_LAST(bwd_channel_last_sm90,
                   2 * CHANNEL_LAST_TILE_BYTES(CONV1D_SM90_BWD_WARP_TOKENS, 2, CONV1D_SM90_BWD_CHANNELS))
-IMAGE(causal_conv1d_generic)
 IMAGE(causal_conv1d_fwd_im2col)
 /* clang-format on */
 
@@ -72,8 +77,9 @@ IMAGE(causal_conv1d_fwd_im2col)
     }
 static const cot_cuda_kernel im2col[2][2] = {{IM2COL("_f16"), IM2COL("_bf16")},
                                              {IM2COL("_f16_k8"), IM2COL("_bf16_k8")}};
+#endif
 
-#define GENERIC(name) static const cot_cuda_kernel name = {cot_image_causal_conv1d_generic, "causal_conv1d_" #name, 0}
+#define GENERIC(name) static const cot_cuda_kernel name = {COT_IMAGE(causal_conv1d_generic), "causal_conv1d_" #name, 0}
 GENERIC(check_seqlens);
 GENERIC(expand_seqlens);
 GENERIC(forward_generic);
@@ -209,6 +215,8 @@ static cot_status launch_with_config(cot_queue *queue, const cot_cuda_kernel *ke
     return cot_cuda_launch(queue, kernel, &grid, call);
 }
 
+#if !defined(COT_FOR_HIP)
+
 /* The tensor map of x, dy or dx, with contiguous channels. rows, channels: the box. */
 static cot_status map_tile(cot_queue *queue, CUtensorMap *map, const conv1d_call *c, const conv1d_array *a, int rows,
                            int channels)
@@ -238,6 +246,8 @@ static cot_status launch_sm90(cot_queue *queue, const cot_cuda_kernel *kernel, c
     return status == COT_OK ? launch_with_config(queue, kernel, config, true, &mapped) : status;
 }
 
+#endif
+
 /* ---- forward ------------------------------------------------------------------------------------------ */
 
 /* It needs the inputs only, so every forward kernel can use it. */
@@ -251,7 +261,7 @@ static cot_status write_final_state(cot_queue *queue, const conv1d_forward_probl
     return COT_OK;
 }
 
-cot_status causal_conv1d_fwd_generic_sm80(cot_queue *queue, const void *problem, void *workspace)
+cot_status COT_LAUNCHER(causal_conv1d_fwd_generic)(cot_queue *queue, const void *problem, void *workspace)
 {
     (void)workspace;
     const conv1d_forward_problem *p = problem;
@@ -284,15 +294,17 @@ static cot_status forward(cot_queue *queue, const conv1d_forward_problem *p, voi
     return write_final_state(queue, p, &c);
 }
 
-cot_status causal_conv1d_fwd_channel_first_sm80(cot_queue *queue, const void *problem, void *workspace)
+cot_status COT_LAUNCHER(causal_conv1d_fwd_channel_first)(cot_queue *queue, const void *problem, void *workspace)
 {
     return forward(queue, problem, workspace, &fwd_channel_first, 2);
 }
 
-cot_status causal_conv1d_fwd_channel_last_sm80(cot_queue *queue, const void *problem, void *workspace)
+cot_status COT_LAUNCHER(causal_conv1d_fwd_channel_last)(cot_queue *queue, const void *problem, void *workspace)
 {
     return forward(queue, problem, workspace, &fwd_channel_last, 1);
 }
+
+#if !defined(COT_FOR_HIP)
 
 static cot_status forward_sm90(cot_queue *queue, const conv1d_forward_problem *p, const cot_cuda_kernel *kernels,
                                int axis)
@@ -343,6 +355,8 @@ cot_status causal_conv1d_fwd_im2col_sm80(cot_queue *queue, const void *problem, 
     return write_final_state(queue, p, &c);
 }
 
+#endif
+
 /* ---- backward ----------------------------------------------------------------------------------------- */
 
 static cot_status write_dinitial_state(cot_queue *queue, const conv1d_backward_problem *p, conv1d_call *c)
@@ -355,7 +369,7 @@ static cot_status write_dinitial_state(cot_queue *queue, const conv1d_backward_p
     return COT_OK;
 }
 
-cot_status causal_conv1d_bwd_generic_sm80(cot_queue *queue, const void *problem, void *workspace)
+cot_status COT_LAUNCHER(causal_conv1d_bwd_generic)(cot_queue *queue, const void *problem, void *workspace)
 {
     const conv1d_backward_problem *p = problem;
     conv1d_call c = make_backward_call(queue, p, 2);
@@ -407,15 +421,22 @@ static cot_status backward(cot_queue *queue, const conv1d_backward_problem *p, v
     return write_dinitial_state(queue, p, &c);
 }
 
-cot_status causal_conv1d_bwd_channel_first_sm80(cot_queue *queue, const void *problem, void *workspace)
+cot_status COT_LAUNCHER(causal_conv1d_bwd_channel_first)(cot_queue *queue, const void *problem, void *workspace)
 {
+#if defined(COT_FOR_HIP) /* without general instances */
+    const conv1d_call c = make_backward_call(queue, problem, 2);
+    if (!all_aligned(&c))
+        return COT_LAUNCHER(causal_conv1d_bwd_generic)(queue, problem, workspace);
+#endif
     return backward(queue, problem, workspace, &bwd_channel_first, 2);
 }
 
-cot_status causal_conv1d_bwd_channel_last_sm80(cot_queue *queue, const void *problem, void *workspace)
+cot_status COT_LAUNCHER(causal_conv1d_bwd_channel_last)(cot_queue *queue, const void *problem, void *workspace)
 {
     return backward(queue, problem, workspace, &bwd_channel_last, 1);
 }
+
+#if !defined(COT_FOR_HIP)
 
 static cot_status backward_sm90(cot_queue *queue, const conv1d_backward_problem *p, void *workspace,
                                 const cot_cuda_kernel *kernels, int axis)
@@ -447,9 +468,11 @@ cot_status causal_conv1d_bwd_channel_last_sm90(cot_queue *queue, const void *pro
                            : causal_conv1d_bwd_channel_last_sm80(queue, problem, workspace);
 }
 
+#endif
+
 /* ---- update ------------------------------------------------------------------------------------------- */
 
-cot_status causal_conv1d_update_generic_sm80(cot_queue *queue, const void *problem, void *workspace)
+cot_status COT_LAUNCHER(causal_conv1d_update_generic)(cot_queue *queue, const void *problem, void *workspace)
 {
     (void)workspace;
     const conv1d_update_problem *p = problem;

@@ -357,4 +357,30 @@ static inline size_t workspace_cuda_bwd_generic(const void *problem)
     return cot_bytes(COT_PRODUCT(s->B, s->D, s->T), sizeof(float));
 }
 
+/* ---- AMD GPUs ----------------------------------------------------------------------------------------- *
+ * They have the portable kernels, without im2col. The backward with contiguous time has no general instances there,
+ * which would spill 600 registers: the generic kernel takes these calls. The alignment of the data is known in `run`
+ * alone, so that its workspace suffices for both. */
+static inline const char *admit_hip_bwd_channel_first(const void *problem)
+{
+    const conv1d_backward_problem *p = problem;
+    const char *refusal = admit_cuda_bwd_channel_first(problem);
+    if (refusal != NULL)
+        return refusal;
+    if (p->sizes.K > 4 || p->sizes.T % 8 != 0)
+        return "it supports K up to 4, and T that is a multiple of 8";
+    return cot_is_present(&p->args.seq_idx) || cot_is_present(&p->args.cu_seqlens) ? "it supports no packed sequences"
+                                                                                   : NULL;
+}
+
+static inline conv1d_bwd_plan conv1d_hip_plan_bwd_channel_first(const conv1d_backward_problem *p)
+{
+    conv1d_bwd_plan plan = conv1d_cuda_plan_bwd(p, 2, NULL);
+    const size_t generic = workspace_cuda_bwd_generic(p);
+    plan.bytes = plan.bytes > generic ? plan.bytes : generic;
+    return plan;
+}
+
+COT_PLAN(plan_hip_bwd_channel_first, conv1d_bwd_plan, conv1d_hip_plan_bwd_channel_first(problem))
+
 #endif

@@ -446,8 +446,11 @@ KERNELS(f32, float)
 /* Reduces the partial sums to dbias. A block has 32 columns. Each of its 8 warps sums every 8th row tile, and the
  * warps' sums are added in the order of the warps. SHIFTED tiles overlap by one group, so some columns have sums in two
  * tiles. */
-extern "C" __global__ void __launch_bounds__(DROPOUT_THREADS) dropout_bwd_reduce(const __grid_constant__ dropout_call c)
+extern "C" __global__ void __launch_bounds__(DROPOUT_THREADS)
+    dropout_bwd_reduce(const __grid_constant__ dropout_call argument)
 {
+    (void)argument;
+    const dropout_call &c = DROPOUT_ARGUMENT;
     constexpr int WARPS = DROPOUT_THREADS / 32;
     __shared__ float warp_sums[WARPS][32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * dropout_launch.c: the host side of the CUDA kernels: which kernels a call enqueues, and with which grids. */
+ * dropout_launch.c: the host side of the GPU kernels: which kernels a call enqueues, and with which grids. Compiled for
+ * CUDA and for HIP. */
 #include "dropout_launch.h"
 
-#include "cuda/device.h"
+#include "hip/launcher.h"
 
 #include "core/op_tables.h"
 
@@ -21,15 +22,15 @@ typedef cot_cuda_kernel instances[3][3];
 
 /* clang-format off */
 #define KERNELS(stem, suffix) \
-    {{cot_image_##stem, #stem "_f32" suffix, 0}, {cot_image_##stem, #stem "_f16" suffix, 0}, \
-     {cot_image_##stem, #stem "_bf16" suffix, 0}}
+    {{COT_IMAGE(stem), #stem "_f32" suffix, 0}, {COT_IMAGE(stem), #stem "_f16" suffix, 0}, \
+     {COT_IMAGE(stem), #stem "_bf16" suffix, 0}}
 #define INSTANCES(stem, suffix) {KERNELS(stem, suffix), KERNELS(stem, "_shifted" suffix), KERNELS(stem, "_strided" suffix)}
 
-extern const unsigned char cot_image_dropout_fwd_rows[], cot_image_dropout_bwd_rows[];
+extern const unsigned char COT_IMAGE(dropout_fwd_rows)[], COT_IMAGE(dropout_bwd_rows)[];
 static const instances forward = INSTANCES(dropout_fwd_rows, "");
 /* Without and with an activation. */
 static const instances backward[2] = {INSTANCES(dropout_bwd_rows, ""), INSTANCES(dropout_bwd_rows, "_active")};
-static const cot_cuda_kernel reduce = {cot_image_dropout_bwd_rows, "dropout_bwd_reduce", 0};
+static const cot_cuda_kernel reduce = {COT_IMAGE(dropout_bwd_rows), "dropout_bwd_reduce", 0};
 /* clang-format on */
 
 /* ---- arguments ---------------------------------------------------------------------------------------- */
@@ -137,7 +138,7 @@ static cot_status launch_tiles(cot_queue *queue, const cot_cuda_kernel *kernel, 
     return cot_cuda_launch(queue, kernel, &grid, call);
 }
 
-cot_status dropout_fwd_rows_sm80(cot_queue *queue, const void *problem, void *workspace)
+cot_status COT_LAUNCHER(dropout_fwd_rows)(cot_queue *queue, const void *problem, void *workspace)
 {
     (void)workspace;
     const dropout_forward_problem *p = problem;
@@ -164,7 +165,7 @@ static cot_status launch_reduce(cot_queue *queue, const dropout_call *c)
     return cot_cuda_launch(queue, &reduce, &grid, c);
 }
 
-cot_status dropout_bwd_rows_sm80(cot_queue *queue, const void *problem, void *workspace)
+cot_status COT_LAUNCHER(dropout_bwd_rows)(cot_queue *queue, const void *problem, void *workspace)
 {
     const dropout_backward_problem *p = problem;
     const cot_dropout_backward_args *a = &p->args;

@@ -30,18 +30,24 @@ enum { SOURCE_KEEP_ALL, SOURCE_GENERATED, SOURCE_DROP_ALL, SOURCE_BYTES, SOURCE_
 /* Defines a kernel: body<element, access, ...>. `blocks`: the number of resident blocks per multiprocessor on Hopper.
  * It limits the registers of a thread. Other devices have no such limit, because the kernels would spill there. */
 /* clang-format off */
-#ifdef COT_EVERY_GPU
+#if defined(COT_EVERY_GPU)
 #error "compile this file for sm_90a: add it to COT_HOPPER_PARTS of cmake/cuda.cmake"
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define DROPOUT_BLOCKS(blocks) blocks
 #else
 #define DROPOUT_BLOCKS(blocks) 1
 #endif
+#if defined(__HIP__)
+#define DROPOUT_ARGUMENT COT_HIP_ARGUMENT(dropout_call)
+#else
+#define DROPOUT_ARGUMENT argument
+#endif
 #define DROPOUT_KERNEL(name, blocks, body) \
     extern "C" __global__ void __launch_bounds__(DROPOUT_THREADS, DROPOUT_BLOCKS(blocks)) \
-        name(const __grid_constant__ dropout_call c) \
+        name(const __grid_constant__ dropout_call argument) \
     { \
-        body(c); \
+        (void)argument; \
+        body(DROPOUT_ARGUMENT); \
     }
 /* clang-format on */
 
@@ -467,7 +473,11 @@ static __device__ __forceinline__ uint32_t generate_keep_bits(const philox_state
     uint32_t words[4];
     cot_dropout_group(philox.seed, philox.offset, group, words);
 #pragma unroll
-    for (int j = COT_DROPOUT_GROUP - 1; j >= 0; j--)
+    for (int j = COT_DROPOUT_GROUP - 1; j >= 0; j--) {
+#if defined(__HIP__)
+        const uint32_t number = j % 2 != 0 ? words[j / 2] : words[j / 2] << 16;
+        keep = 2 * keep + (uint32_t)(number >= threshold << 16);
+#else
         asm("{\n"
             "    .reg .u32 sum;\n"
             "    add.cc.u32 sum, %1, %2;\n"
@@ -475,6 +485,8 @@ static __device__ __forceinline__ uint32_t generate_keep_bits(const philox_state
             "}"
             : "+r"(keep)
             : "r"(j % 2 != 0 ? words[j / 2] : words[j / 2] << 16), "r"(0u - (threshold << 16)));
+#endif
+    }
     return keep;
 }
 
