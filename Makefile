@@ -43,14 +43,14 @@ build: setup
 	@cmake --build $(BUILD)
 
 asan: setup
-	@test -f $(BUILD)/asan/build.ninja || CC=clang CXX=clang++ cmake --log-level=NOTICE -G Ninja -S . -B $(BUILD)/asan -DCOT_SANITIZE=ON -DCOT_CUDA=OFF
+	@test -f $(BUILD)/asan/build.ninja || CC=clang CXX=clang++ cmake --log-level=NOTICE -G Ninja -S . -B $(BUILD)/asan -DCOT_SANITIZE=ON -DCOT_CUDA=OFF -DCOT_HIP=OFF
 	@cmake --build $(BUILD)/asan
 
 # In a fresh clone, build only the trainer; without a GPU also without device code, which takes minutes to compile.
 TRAINER = $(if $(wildcard $(BUILD)/build.ninja),$(BUILD),$(BUILD)/trainer)
 run: setup
 	@test -f $(TRAINER)/build.ninja || cmake --log-level=NOTICE -G Ninja -S . -B $(TRAINER) -DCMAKE_BUILD_TYPE=Release \
-		-DCOT_CUDA=$(if $(wildcard /dev/nvidia0),ON,OFF) -DCOT_PYTHON=OFF
+		-DCOT_CUDA=$(if $(wildcard /dev/nvidia0),ON,OFF) -DCOT_PYTHON=OFF -DCOT_HIP=OFF
 	@cmake --build $(TRAINER) --target train_lm
 	@$(TRAINER)/train_lm --backend auto --out $(BUILD)/run $(if $(ARCH),--arch $(ARCH)) $(if $(SEEDS),--seeds $(SEEDS))
 

@@ -12,11 +12,15 @@ function(cot_embed_hip_code target symbol)
   foreach(source IN LISTS ARGN)
     get_filename_component(stem ${source} NAME_WE)
     set(image ${directory}/${stem}.hipfb)
-    add_custom_command(OUTPUT ${image}
-      COMMAND ${PROJECT_SOURCE_DIR}/tools/compile_hip_code.sh ${COT_HIP_CLANG} ${PROJECT_SOURCE_DIR} ${image} ${source}
-        -MD -MF ${directory}/${stem}.d -MT ${image}
-      COMMENT "Compiling AMD GPU code ${stem}.cu" DEPENDS ${source} ${PROJECT_SOURCE_DIR}/tools/compile_hip_code.sh
-      DEPFILE ${directory}/${stem}.d VERBATIM)
+    if(COT_FATBINS AND EXISTS ${COT_FATBINS}/../hip/${stem}.hipfb) # of the same other build
+      set(image ${COT_FATBINS}/../hip/${stem}.hipfb)
+    else()
+      add_custom_command(OUTPUT ${image}
+        COMMAND ${PROJECT_SOURCE_DIR}/tools/compile_hip_code.sh ${COT_HIP_CLANG} ${PROJECT_SOURCE_DIR} ${image} ${source}
+          -MD -MF ${directory}/${stem}.d -MT ${image}
+        COMMENT "Compiling AMD GPU code ${stem}.cu" DEPENDS ${source} ${PROJECT_SOURCE_DIR}/tools/compile_hip_code.sh
+        DEPFILE ${directory}/${stem}.d VERBATIM)
+    endif()
     list(APPEND images ${image})
     string(APPEND assembly "    .balign 4096\n    .globl cot_hip_image_${stem}\n    .hidden cot_hip_image_${stem}\n"
       "cot_hip_image_${stem}:\n    .incbin \"${image}\"\n")
@@ -28,4 +32,9 @@ function(cot_embed_hip_code target symbol)
   file(GENERATE OUTPUT ${directory}/${symbol}.S CONTENT "${assembly}")
   set_source_files_properties(${directory}/${symbol}.S PROPERTIES OBJECT_DEPENDS "${images}" GENERATED TRUE)
   target_sources(${target} PRIVATE ${directory}/${symbol}.S)
+  if(NOT TARGET device_code) # as in cmake/cuda.cmake
+    add_custom_target(device_code)
+  endif()
+  add_custom_target(${symbol}_code DEPENDS ${images})
+  add_dependencies(device_code ${symbol}_code)
 endfunction()

@@ -3,7 +3,7 @@
  * driver.c: the functions of HIP for which fake_hip.c is not enough. A launch runs the kernel before it returns.
  *
  *   EMU_TARGET=gfx90a  the GPU; gfx942 without it
- *   EMU_SEED=N         varies the order of waves: they change after at most 200 instructions
+ *   EMU_SEED=N         varies the order of waves, in each launch anew: they change after at most 200 instructions
  *   EMU_CODE=FILE      a bundle whose kernels replace those of the library, for planted faults */
 #include "emulator.h"
 
@@ -211,6 +211,7 @@ static const emu_code *find_code(const emu_kernel *kernel)
 int hipModuleLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned threads_x, unsigned threads_y,
                           unsigned threads_z, unsigned shared_bytes, void *stream, void **parameters, void **extra)
 {
+    static unsigned launches;
     const char *seed = getenv("EMU_SEED");
     (void)stream;
     if (x == 0 || y == 0 || z == 0 || threads_x == 0 || threads_x > 1024 || threads_y != 1 || threads_z != 1 ||
@@ -218,7 +219,7 @@ int hipModuleLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, un
         return INVALID_VALUE;
     pthread_mutex_lock(&lock);
     const bool ran = emu_run(find_code(function), function, (const uint32_t[3]){x, y, z}, threads_x, parameters[0],
-                             seed != NULL ? (unsigned)atoi(seed) : 0, failure, sizeof failure);
+                             seed != NULL ? 100000u * (unsigned)atoi(seed) + ++launches : 0, failure, sizeof failure);
     pthread_mutex_unlock(&lock);
     return ran ? COT_HIP_SUCCESS : LAUNCH_FAILURE;
 }
