@@ -436,7 +436,7 @@ static __device__ __forceinline__ uint32_t softcap_to_p(const attention_bwd_soft
                 if (TANH) {
                     const float tanh = tanh_anywhere(cap.scale * x);
                     exponent = fmaf(tanh, cap.factor, -base);
-                    slope = cap.slope_scale * fmaf(-tanh, tanh, 1.0f);
+                    slope = fmaf(-tanh, tanh, 1.0f);
                 } else {
                     exponent = fmaf(x, fmaf(fmaf(u, cap.series[2], cap.series[1]), u, cap.series[0]), -base);
                     slope = fmaf(fmaf(u, cap.series_slope[2], cap.series_slope[1]), u, cap.series_slope[0]);

@@ -331,8 +331,7 @@ static __device__ void compute_dq(const attention_bwd_call &c, shared_storage<CO
  * loses bits of P below 2^-14, the average P at 16384 keys, and all bits below 2^-25. P stays finite up to 255. Apart
  * from rounding, P exceeds 1 only if the caller's lse is not that of the forward. dv_scale removes the scale from dV.
  *
- * The P that multiplies dP - delta is doubled again: its scale is 2^9. dP and delta are multiplied by
- * ATTENTION_DP_SCALE = 2^-9. dS therefore has no scale. */
+ * dP and delta are multiplied by ATTENTION_DP_SCALE = 2^-8. dS therefore has no scale. */
 template <typename E> constexpr float dv_scale = cot_is_f16<E> ? 1.0f / (1 << ATTENTION_P_SCALE_LOG2) : 1.0f;
 
 /* P for dS, with 8 more bits than the 16-bit P that dV reads. For example P = 1/3 in bf16:
@@ -346,8 +345,13 @@ template <typename E> constexpr float dv_scale = cot_is_f16<E> ? 1.0f / (1 << AT
  * low_bytes[i] has the 8 bits of the mantissa that follow the rounded ones, of elements 4i to 4i + 3, one byte each. A
  * P that was rounded up has a byte of at least 128. As a signed number, the byte is P minus the rounded P,
  * in units of the last bit that is kept. `restore` adds the signed byte. A tie has the byte 128, whether it was rounded
- * up or down. If it was rounded down, the restored P is one unit of the 16-bit format too small. */
-template <typename E, int N> struct saved_p {
+ * up or down. If it was rounded down, the restored P is one unit of the 16-bit format too small.
+ *
+ * JOINS: low_bytes has the byte plus 128, which is not signed. One byte permutation joins it to the rounded P, and one
+ * subtraction removes the 128. In the example, 0xaa becomes 0x2a, and 0x3eab2a00 - 0x8000 = 0x3eaaaa00. This saves one
+ * instruction per element. f16 has no such form, because its byte is not at a byte's place. The GENERAL versions at 64
+ * columns are slower with it. */
+template <typename E, int N, bool JOINS> struct saved_p {
     uint32_t low_bytes[N / 4];
 
     __device__ __forceinline__ void save(const float (&p)[N])
@@ -362,13 +366,26 @@ template <typename E, int N> struct saved_p {
             /* 0x0051: byte 1 of both arguments. 0x5410: the lower halves of both arguments. */
             low_bytes[i / 4] =
                 __byte_perm(__byte_perm(bits[0], bits[1], 0x0051), __byte_perm(bits[2], bits[3], 0x0051), 0x5410);
+            if (JOINS)
+                low_bytes[i / 4] ^= 0x80808080;
         }
     }
 
-    /* Element i. opaque_zero is 0, but the compiler cannot prove it. This keeps the compiler from unpacking before
-     * registers are free. */
-    __device__ __forceinline__ float restore(const uint32_t (&packed)[N / 2], int i, uint32_t opaque_zero) const
+    /* Element i. `one` is 1. If the compiler cannot prove it, the subtraction is a multiply-add, on another pipe than
+     * the permutations. opaque_zero is 0, but the compiler cannot prove it. This keeps the compiler from unpacking
+     * before registers are free. */
+    __device__ __forceinline__ float restore(const uint32_t (&packed)[N / 2], int i, uint32_t opaque_zero,
+                                             uint32_t one) const
     {
+        if constexpr (JOINS) {
+            /* The selector takes, from the lowest byte on: the sign of P, which fills a byte with 0, then the low byte,
+             * then the rounded P. */
+            const uint32_t selector = (i % 2 == 0 ? 0x1009 : 0x320b) | (4 + i % 4) << 4;
+            uint32_t joined;
+            asm("prmt.b32 %0, %1, %2, %3;" : "=r"(joined) : "r"(packed[i / 2]), "r"(low_bytes[i / 4]), "r"(selector));
+            asm("mad.lo.u32 %0, %0, %1, %2;" : "+r"(joined) : "r"(one), "r"(0xffff8000));
+            return __uint_as_float(joined);
+        }
         constexpr int SHIFT = cot_is_f16<E> ? 3 : 0;
         const float2 pair = cot_unpack_pair<E>(packed[i / 2] + opaque_zero);
         const uint32_t sign = 8 | i % 4;
@@ -382,7 +399,7 @@ template <typename E, int N> struct saved_p {
         if (!cot_is_f16<E>)
             return __int_as_float(__float_as_int(rounded) + difference);
         /* A P that f16 rounded to 0 may have a negative byte. Then the sum is negative, and P is 0. */
-        return __int_as_float(max(__float_as_int(2.0f * rounded) + (difference >> SHIFT), 0));
+        return __int_as_float(max(__float_as_int(rounded) + (difference >> SHIFT), 0));
     }
 
     /* With softcap: element i of P times the slope. `upper` has bits 31 to 16, low_bytes bits 15 to 8. Bits 7 to 0 do
@@ -412,7 +429,8 @@ enum { SHORT_SERIES, LONG_SERIES, TANH }; /* the method depends on the size of t
 template <typename E, int N, int METHOD>
 static __device__ __forceinline__ void softcap_to_p_by(const attention_bwd_call &c, const attention_work &w, int tile,
                                                        int key, const float *lse_log2, float2 pair0, float2 pair1,
-                                                       uint32_t ds_address, float (&scores)[N], saved_p<E, N> &saved)
+                                                       uint32_t ds_address, float (&scores)[N],
+                                                       saved_p<E, N, false> &saved)
 {
     const attention_bwd_softcap &cap = c.cap;
     const float2 *lse_pairs = (const float2 *)lse_log2;
@@ -436,7 +454,7 @@ static __device__ __forceinline__ void softcap_to_p_by(const attention_bwd_call 
             } else {
                 const float tanh = tanh_anywhere(cap.scale * x);
                 exponent = fmaf(tanh, cap.factor, -base);
-                slope = cap.slope_scale * fmaf(-tanh, tanh, 1.0f);
+                slope = fmaf(-tanh, tanh, 1.0f);
             }
             float p = cot_ex2(exponent);
             if (METHOD != SHORT_SERIES && is_masked<2 * N>(w, tile, key, 8 * k + i))
@@ -465,7 +483,8 @@ static __device__ __forceinline__ void softcap_to_p_by(const attention_bwd_call 
 template <typename E, int N>
 static __device__ __forceinline__ void softcap_to_p(const attention_bwd_call &c, const attention_work &w, int tile,
                                                     int key_begin, const float *lse_log2, float2 pair0, float2 pair1,
-                                                    uint32_t ds_address, float (&scores)[N], saved_p<E, N> &saved)
+                                                    uint32_t ds_address, float (&scores)[N],
+                                                    saved_p<E, N, false> &saved)
 {
     int bits = 0;
 #pragma unroll
@@ -556,9 +575,10 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     for (int query_group = 0; query_group < LSE_PRELOADS; query_group++)
         lse_log2[query_group] = load_pair_early(&s.lse_log2[q][8 * query_group + lane_query]);
     cot_wgmma_wait<FIRST ? 0 : 1>();
-    saved_p<E, N> saved;
+    constexpr bool JOINS = !cot_is_f16<E> && !(COLUMNS == 64 && GENERAL);
+    saved_p<E, N, JOINS && !SOFTCAP> saved;
     const uint32_t ds_address = ds_fragments + ds * (2 * 128 * QUERIES);
-    if (SOFTCAP) {
+    if constexpr (SOFTCAP) {
         softcap_to_p(c, w, tile, key_begin, s.lse_log2[q] + lane_query, lse_log2[0], lse_log2[1], ds_address, scores,
                      saved);
     } else {
@@ -627,6 +647,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
         cot_mbarrier_wait(&s.ds_empty[ds], step / ATTENTION_DS_STAGES & 1 ^ 1);
     const uint32_t opaque_zero =
         (cot_is_f16<E> || COLUMNS == 64) && !SOFTCAP ? *(volatile uint32_t *)&s.opaque_zero : 0;
+    const uint32_t one = COLUMNS == 64 ? opaque_zero + 1 : GENERAL ? gridDim.y : 1; /* as measured */
 #pragma unroll
     for (int k = 0; k < N / 8; k++) {
         if (SOFTCAP && k < N / 8 - 1)
@@ -640,7 +661,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
         }
 #pragma unroll
         for (int i = 8 * k; i < 8 * k + 8; i++)
-            scores[i] *= SOFTCAP ? saved.p_times_slope(upper[k % 2], i) : saved.restore(packed, i, opaque_zero);
+            scores[i] *= SOFTCAP ? saved.p_times_slope(upper[k % 2], i) : saved.restore(packed, i, opaque_zero, one);
         uint32_t words[4];
 #pragma unroll
         for (int i = 0; i < 4; i++)

@@ -77,7 +77,8 @@ static __device__ __forceinline__ attention_work work_of(const attention_bwd_cal
 }
 
 /* For sequences of different lengths, and for windows. Blocks are numbered sequence by sequence, and inside a sequence
- * as in work_of. Returns false if the grid has more blocks than there is work. */
+ * as in work_of: shortest first in deterministic mode, else longest first with descending tiles. Returns false if the
+ * grid has more blocks than there is work. */
 template <int QUERIES>
 static __device__ __forceinline__ bool work_of_general(const attention_bwd_call &c, unsigned block, attention_work &w)
 {
@@ -112,7 +113,7 @@ static __device__ __forceinline__ bool work_of_general(const attention_bwd_call 
     const int first_query = max(w.first_key - w.window_last, 0);
     const int last_query = min(min(w.first_key + KEYS, w.used_k) - 1 - w.window_first, w.used_q - 1);
     const bool empty = w.first_key >= w.used_k || last_query < first_query;
-    set_tiles(w, first_query / QUERIES, empty ? 0 : last_query / QUERIES + 1, false);
+    set_tiles(w, first_query / QUERIES, empty ? 0 : last_query / QUERIES + 1, !c.deterministic);
     return true;
 }
 
@@ -127,8 +128,8 @@ struct attention_step {
 template <bool GENERAL>
 static __device__ __forceinline__ attention_step step_of(const attention_bwd_call &c, const attention_work &w, int step)
 {
-    const int i = (int)__umulhi(2 * (uint32_t)step, c.inverse_heads);            /* step / heads */
-    return {step - i * w.heads, w.tile_first + (GENERAL ? i : w.tile_step * i)}; /* GENERAL: tile_step is 1 */
+    const int i = (int)__umulhi(2 * (uint32_t)step, c.inverse_heads); /* step / heads */
+    return {step - i * w.heads, w.tile_first + w.tile_step * i};
 }
 
 template <bool GENERAL>

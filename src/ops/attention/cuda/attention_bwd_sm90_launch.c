@@ -94,12 +94,12 @@ static cot_status map_dq_accum(cot_queue *queue, CUtensorMap *map, const attenti
 }
 
 /* Coefficients for attention_bwd_softcap. */
-static attention_bwd_softcap backward_softcap(const attention_sizes *z, bool p_scaled)
+static attention_bwd_softcap backward_softcap(const attention_sizes *z)
 {
     attention_bwd_softcap cap = {0};
     if (z->softcap > 0) {
         const double scale = z->scale / z->softcap, square = scale * scale, max_scale = 16384;
-        const double factor = z->softcap * 1.4426950408889634, linear = scale * factor, slope_scale = p_scaled ? 2 : 1;
+        const double factor = z->softcap * 1.4426950408889634, linear = scale * factor;
         const bool normal = fabs(scale) > 1 / max_scale && fabs(scale) < max_scale;
         /* tolerance: relative error that P and slope may have. A series' error is its first omitted power, less the
          * part that lower powers can take over (Chebyshev polynomials). The longer series counts its second omitted
@@ -112,19 +112,18 @@ static attention_bwd_softcap backward_softcap(const attention_sizes *z, bool p_s
         const double f2 = series_max * series_max, f4 = f2 * f2, f6 = f4 * f2;
         cap.scale = (float)scale;
         cap.factor = (float)factor;
-        cap.slope_scale = (float)slope_scale;
         cap.max_square[0] = normal ? (float)(n2 / square) : -1;
         cap.max_square[1] = normal ? (float)(f2 / square) : -1;
         cap.short_series[0] = (float)((1 - n4 / 24) * linear);
         cap.short_series[1] = (float)((-1.0 / 3 + n2 / 6) * linear * square);
-        cap.short_slope[0] = (float)((1 - n4 / 12) * slope_scale);
-        cap.short_slope[1] = (float)((-1 + n2 * 2 / 3) * slope_scale * square);
+        cap.short_slope[0] = (float)(1 - n4 / 12);
+        cap.short_slope[1] = (float)((-1 + n2 * 2 / 3) * square);
         cap.series[0] = (float)((1 - f6 * 17 / 2880) * linear);
         cap.series[1] = (float)((-1.0 / 3 + f4 * 17 / 360) * linear * square);
         cap.series[2] = (float)((2.0 / 15 - f2 * 17 / 180) * linear * square * square);
-        cap.series_slope[0] = (float)((1 - f6 * 17 / 1440) * slope_scale);
-        cap.series_slope[1] = (float)((-1 + f4 * 17 / 80) * slope_scale * square);
-        cap.series_slope[2] = (float)((2.0 / 3 - f2 * 17 / 30) * slope_scale * square * square);
+        cap.series_slope[0] = (float)(1 - f6 * 17 / 1440);
+        cap.series_slope[1] = (float)((-1 + f4 * 17 / 80) * square);
+        cap.series_slope[2] = (float)((2.0 / 3 - f2 * 17 / 30) * square * square);
     }
     return cap;
 }
@@ -158,6 +157,7 @@ static bool is_nondeterministic_faster(const attention_sizes *z, int64_t columns
 /* Chosen by measurements on an H200 and an H100: docs/experiments/attention.md, "Order of blocks".
  *   nondeterministic        longest first, so that the last blocks to end are short ones. Chosen, if allowed, only
  *                           where it is faster than the deterministic mode
+ *   the same, _general      with descending tiles: a head's blocks begin together, at the last tile
  *   deterministic, causal   shortest first. The last section is longest first, so that short blocks end last
  *   the same with GQA       up to 128 columns: longest first, with descending tiles
  *   the same, if is_long    longest first, with descending tiles. In the order above, running blocks are at tiles far
@@ -258,7 +258,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             .scale_log2 = (float)((z->softcap > 0 ? z->softcap : z->scale) * 1.4426950408889634),
             .p_scale_log2 = p_scaled ? ATTENTION_P_SCALE_LOG2 : 0,
             .dp_scale = p_scaled ? ATTENTION_DP_SCALE : 1,
-            .cap = backward_softcap(z, p_scaled),
+            .cap = backward_softcap(z),
             .lse = attention_array_of(&p->lse),
             .out = attention_array_of(&p->out),
             .dout = attention_array_of(&p->dout),

@@ -28,7 +28,7 @@ enum {
     (8192 * ((d) <= 192 ? 4 * ((d) / 64) + 3 * ((dv) / 64) + 3 + 2 * 2 : 4 + 2 + 4 + 2 * 4 + 3 * 2 + 2 + 2) + \
      256 * 4 + 512 * ((d) <= 192 ? 2 : 1) + 512)
 
-#define ATTENTION_DP_SCALE 0x1p-9f /* scale of dP and D in f16, which removes the scale of P from dS */
+#define ATTENTION_DP_SCALE 0x1p-8f /* scale of dP and D in f16, which removes the scale of P from dS */
 
 /* A tensor on the device; null = absent. Strides in elements: b, t, h for tensors like q; b, h, t for tensors like
  * lse. */
@@ -102,11 +102,11 @@ typedef struct attention_softcap {
 
 /* softcap in the backward for Hopper, in base 2: a score is factor tanh(scale q.k). With u = (q.k)^2:
  *   u <= max_square[0]   the score is q.k times the polynomial short_series[] in u, and
- *                        slope_scale (1 - tanh^2) is the polynomial short_slope[] in u
+ *                        1 - tanh^2 is the polynomial short_slope[] in u
  *   u <= max_square[1]   the same with series[] and series_slope[]
  * Their errors are smaller than the rounding errors of P and dS. */
 typedef struct attention_bwd_softcap {
-    float scale, factor, slope_scale, max_square[2], short_series[2], short_slope[2], series[3], series_slope[3];
+    float scale, factor, max_square[2], short_series[2], short_slope[2], series[3], series_slope[3];
 } attention_bwd_softcap;
 
 typedef struct attention_bwd_call {
