@@ -810,7 +810,7 @@ static int device_of(PyObject *tensor)
     dlpack_tensor t;
     if (!is_plain_tensor(tensor))
         return BY_DISPATCHER;
-    const int known = read_by_exchange(tensor, &t);
+    const int known = read_by_exchange(tensor, &t) && (t.device_type == DLPACK_CPU || t.device_type == DLPACK_CUDA);
     const int cuda = known ? t.device_type == DLPACK_CUDA : take_truth(PyObject_GetAttr(tensor, name_is_cuda));
     const int cpu = known       ? t.device_type == DLPACK_CPU
                     : cuda == 0 ? take_truth(PyObject_GetAttr(tensor, name_is_cpu))
