@@ -201,12 +201,8 @@ cot_status hyper_seam(const hyper_connection *hyper, hyper_sizes sizes, backend 
     args.next_A = matrix_tensor(b, sizes, rows, next->A);
     args.inv_rms = scalar_tensor(b, rows, next->inv_rms);
     args.h_mix = vector_tensor(b, rows, coefficient_count(sizes), next->h_mix);
-    cot_status status = TIMED(OP_MHC_SEAM_FORWARD, bytes_of(b, sizes, rows, 2 * sizes.streams + 2),
-                              cot_mhc_seam_forward(b->queue, &args));
-    if (status != COT_UNSUPPORTED)
-        return status;
-    status = hyper_post(sizes, b, rows, saved, next->x); /* the backend has no kernel for both together */
-    return status != COT_OK ? status : hyper_pre(hyper, sizes, b, rows, next, h_in);
+    return TIMED(OP_MHC_SEAM_FORWARD, bytes_of(b, sizes, rows, 2 * sizes.streams + 2),
+                 cot_mhc_seam_forward(b->queue, &args));
 }
 
 cot_status hyper_post_backward(hyper_sizes sizes, backend *b, int64_t rows, const hyper_saved *saved,
@@ -229,7 +225,7 @@ cot_status hyper_post_backward(hyper_sizes sizes, backend *b, int64_t rows, cons
 
 cot_status hyper_seam_backward(const hyper_connection *hyper, hyper_sizes sizes, backend *b, int64_t rows,
                                const hyper_saved *saved, const hyper_saved *next, const hyper_gradients *next_gradients,
-                               const hyper_gradients *gradients, void *dstreams)
+                               const hyper_gradients *gradients)
 {
     cot_mhc_seam_backward_args args;
     COT_MHC_SEAM_BACKWARD_INIT(&args);
@@ -246,6 +242,8 @@ cot_status hyper_seam_backward(const hyper_connection *hyper, hyper_sizes sizes,
     args.h_mix = vector_tensor(b, rows, coefficient_count(sizes), next->h_mix);
     args.h_pre = vector_tensor(b, rows, sizes.streams, next->h_pre);
     args.next_h_post = vector_tensor(b, rows, sizes.streams, next->h_post);
+    if (cot_queue_backend(b->queue) == COT_BACKEND_CUDA) /* a CPU computes it again faster than it reads it */
+        args.y = streams_tensor(b, sizes, rows, next->x);
     args.dh_in = layer_tensor(b, sizes, rows, next_gradients->df);
     args.dnext_h_post = vector_tensor(b, rows, sizes.streams, next_gradients->dh_post);
     args.dnext_A = matrix_tensor(b, sizes, rows, next_gradients->dA);
@@ -258,12 +256,8 @@ cot_status hyper_seam_backward(const hyper_connection *hyper, hyper_sizes sizes,
     args.dalpha = gradient_tensor(b, hyper->alpha);
     args.dbias = gradient_tensor(b, hyper->bias);
     args.dgamma = gradient_tensor(b, hyper->gamma);
-    cot_status status = TIMED(OP_MHC_SEAM_BACKWARD, bytes_of(b, sizes, rows, 3 * sizes.streams + 3),
-                              cot_mhc_seam_backward(b->queue, &args));
-    if (status != COT_UNSUPPORTED)
-        return status;
-    status = hyper_pre_backward(hyper, sizes, b, rows, next, next_gradients, dstreams);
-    return status != COT_OK ? status : hyper_post_backward(sizes, b, rows, saved, gradients, dstreams);
+    return TIMED(OP_MHC_SEAM_BACKWARD, bytes_of(b, sizes, rows, 3 * sizes.streams + 3),
+                 cot_mhc_seam_backward(b->queue, &args));
 }
 
 cot_status hyper_pre_backward(const hyper_connection *hyper, hyper_sizes sizes, backend *b, int64_t rows,

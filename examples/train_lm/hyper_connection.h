@@ -74,13 +74,13 @@ cot_status hyper_post(hyper_sizes sizes, backend *b, int64_t rows, hyper_saved *
 
 /* hyper_post_backward computes gradients->df of the last block from dnext. hyper_pre_backward computes dx of the first
  * block from gradients->df, which has become dh_in; dx may be the memory of dnext. Between two blocks,
- * hyper_seam_backward computes the gradients of the block before from `next`; dstreams is scratch memory of the size of
- * dx. The last two also set the parameters' gradients. A backend without a kernel for the seam runs post and pre. */
+ * hyper_seam_backward computes the gradients of the block before from `next`. The last two also set the parameters'
+ * gradients. */
 cot_status hyper_post_backward(hyper_sizes sizes, backend *b, int64_t rows, const hyper_saved *saved,
                                const hyper_gradients *gradients, void *dnext);
 cot_status hyper_seam_backward(const hyper_connection *hyper, hyper_sizes sizes, backend *b, int64_t rows,
                                const hyper_saved *saved, const hyper_saved *next, const hyper_gradients *next_gradients,
-                               const hyper_gradients *gradients, void *dstreams);
+                               const hyper_gradients *gradients);
 cot_status hyper_pre_backward(const hyper_connection *hyper, hyper_sizes sizes, backend *b, int64_t rows,
                               const hyper_saved *saved, const hyper_gradients *gradients, void *dx);
 

@@ -351,7 +351,7 @@ static cot_status run_connected_block_backward(const model *m, model_pass *pass,
                                       &pass->scratch, gradients->df);
     if (status == COT_OK && i > 0)
         status = hyper_seam_backward(&m->hypers[i], sizes, b, rows, &pass->hypers[i - 1], &pass->hypers[i], gradients,
-                                     before, pass->dstreams);
+                                     before);
     else if (status == COT_OK)
         status = hyper_pre_backward(&m->hypers[i], sizes, b, rows, &pass->hypers[i], gradients, pass->dstreams);
     return status;

@@ -21,7 +21,7 @@
  *
  * Layout: every tensor may have any strides. [B,n,T,D] can be passed as a view, and so can a slice of a longer batch.
  * Fast kernels need n <= 8, and d contiguous in x and in all tensors of x's shape. Other layouts use the scalar kernel.
- * On a GPU n is at most 8 and B*T is less than 2^30. On a GPU seam has no backward yet.
+ * On a GPU n is at most 8 and B*T is less than 2^30.
  *
  * Dtypes: x is f32, f16 or bf16. All tensors with the axes T and D (h_in, f, y, their gradients, dx_post) have x's
  * dtype. All others (phi, gamma, bias, alpha, the coefficients, their gradients) are f32. Sums are float32, and every

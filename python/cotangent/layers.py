@@ -136,9 +136,9 @@ class HyperConnection(nn.Module):
     bias [n*n+2n], gamma [n,D]. At initialisation the input of the layer is about the mean of the streams, the layer's
     result is added to every stream with a weight of about 1, and the streams almost do not mix.
 
-    Between two layers, cotangent.mhc_seam computes post of the first and pre of the second: on the CPU in one pass over
-    the streams, on a GPU by the two calls. Call the first with unmixed=True. It then returns Unmixed in place of the
-    streams, which the second takes as its x. HyperConnectionStack does so.
+    Between two layers, cotangent.mhc_seam computes post of the first and pre of the second in one call. Call the first
+    with unmixed=True. It then returns Unmixed in place of the streams, which the second takes as its x.
+    HyperConnectionStack does so.
 
     load_state_dict(..., strict=False) also reads the checkpoint of the layer alone."""
 

@@ -54,12 +54,11 @@ def calls(device):
         f(2, 3, 4), None, f(2, 3, 4, 4), 1e-6, 2.0, 1e-6, 5, [True] * 5,
     )  # fmt: skip
     halves = (streams, f(2, 3, 8), f(2, 3, 4), f(2, 3, 4, 4), phi, alpha, coefficients, gamma)
-    if device.type == "cpu":
-        yield "mhc_seam_forward", (*halves, 1e-6, 1e-6, 2.0, 1e-6, 5, 0, True)
-        yield "mhc_seam_backward", (
-            *halves, f(2, 3).abs() + 1, f(2, 3, 24), f(2, 3, 4), f(2, 3, 4), f(2, 3, 8), f(2, 3, 4), None, f(2, 3, 4, 4),
-            streams, 1e-6, 2.0, 1e-6, 5, 0, [True] * 8,
-        )  # fmt: skip
+    yield "mhc_seam_forward", (*halves, 1e-6, 1e-6, 2.0, 1e-6, 5, 0, True)
+    yield "mhc_seam_backward", (
+        *halves, f(2, 3).abs() + 1, f(2, 3, 24), f(2, 3, 4), f(2, 3, 4), f(2, 3, 8), f(2, 3, 4), None, f(2, 3, 4, 4),
+        streams, streams, 1e-6, 2.0, 1e-6, 5, 0, [True] * 8,
+    )  # fmt: skip
     yield "mhc_sinkhorn_forward", (f(2, 3, 4, 4), 1e-6, 5)
     yield "mhc_sinkhorn_backward", (f(2, 3, 4, 4), f(2, 3, 4, 4), 1e-6, 5)
     yield "mhc_post_forward", (streams, f(2, 3, 8), f(2, 3, 4), f(2, 3, 4, 4), 0)

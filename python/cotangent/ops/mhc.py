@@ -185,23 +185,30 @@ def mhc_post(x: Tensor, f: Tensor, h_post: Tensor, A: Tensor, *, A_is_out_in: bo
 
 def _seam_gradients(
     x: Tensor, f: Tensor, h_post: Tensor, A: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Any, inv_rms: Any,
-    h_mix: Any, h_pre: Any, next_h_post: Any, dh_in: Any, dnext_h_post: Any, dh_res: Any, dnext_A: Any, dy: Any,
+    h_mix: Any, h_pre: Any, next_h_post: Any, dh_in: Any, dnext_h_post: Any, dh_res: Any, dnext_A: Any, dy: Any, y: Any,
     hc_eps: float, post_scale: float, sinkhorn_eps: float, sinkhorn_iterations: int, A_is_out_in: int,
     _wanted: "list[bool]",
 ) -> Any:  # fmt: skip
     return gradients_like((x, f, h_post, A, phi, alpha, bias, gamma), _wanted)
 
 
-# Without the argument y, the library computes y again. That reads x and f, which the backward reads anyway.
+def _seam_without_y(*arguments: Any) -> "tuple[Any, ...]":
+    """On a CPU, y is computed again: that reads x and f, which the backward reads anyway. A GPU reads y. It is also saved
+    for the next layer, so it takes no memory."""
+    position = 17
+    return arguments if arguments[0].is_cuda else (*arguments[:position], None, *arguments[position + 1 :])
+
+
 _seam_backward = define(
     "mhc_seam_backward(Tensor x, Tensor f, Tensor h_post, Tensor A, Tensor phi, Tensor alpha, Tensor bias, "
     "Tensor? gamma, Tensor inv_rms, Tensor h_mix, Tensor h_pre, Tensor next_h_post, Tensor dh_in, Tensor dnext_h_post, "
-    "Tensor? dh_res, Tensor? dnext_A, Tensor? dy, float hc_eps, float post_scale, float sinkhorn_eps, "
+    "Tensor? dh_res, Tensor? dnext_A, Tensor? dy, Tensor? y, float hc_eps, float post_scale, float sinkhorn_eps, "
     "int sinkhorn_iterations, int A_is_out_in, bool[] _wanted) -> (Tensor dx, Tensor df, Tensor dh_post, Tensor dA, "
     "Tensor dphi, Tensor dalpha, Tensor dbias, Tensor dgamma)",
     _seam_gradients,
     batched=("x", "f", "h_post", "A", "inv_rms", "h_mix", "h_pre", "next_h_post", "dh_in", "dnext_h_post", "dh_res",
-             "dnext_A", "dy", "dx", "df", "dh_post", "dA"),
+             "dnext_A", "dy", "y", "dx", "df", "dh_post", "dA"),
+    prepare=_seam_without_y,
 )  # fmt: skip
 
 
@@ -244,24 +251,17 @@ def mhc_seam(
     hc_eps: float = 1e-6,
     post_scale: float = 2.0,
 ) -> "tuple[Tensor, Tensor, Tensor, Tensor]":
-    """mhc_post of a layer and mhc_pre of the next layer. On the CPU this is one pass over the streams, on a GPU the two
-    calls.
+    """mhc_post of a layer and mhc_pre of the next layer in one call.
 
         y = mhc_post(x, f, h_post, A, A_is_out_in=A_is_out_in)
         h_in, next_h_post, next_A = mhc_pre(y, phi, alpha, bias, gamma, ...)
 
     x, f, h_post, A: as in mhc_post. The other arguments are those of mhc_pre, for the next layer. Returns
-    (y, h_in, next_h_post, next_A). The results are those of the two calls. In the backward on the CPU, the gradient of y
-    is float32 (float64 if x is float64) between the two halves, and y is computed again from x and f. Differentiable
+    (y, h_in, next_h_post, next_A). The results are those of the two calls. In the backward, the gradient of y is
+    float32 (float64 if x is float64) between the two halves. On a CPU y is computed again from x and f. Differentiable
     once, in all inputs. Raises the errors of mhc_post and mhc_pre."""
     if not isinstance(x, Tensor):
         need_tensors("mhc_seam", x=x)
-    if x.is_cuda:
-        y = mhc_post(x, f, h_post, A, A_is_out_in=A_is_out_in)
-        return y, *mhc_pre(
-            y, phi, alpha, bias, gamma, sinkhorn=sinkhorn, sinkhorn_iterations=sinkhorn_iterations,
-            sinkhorn_eps=sinkhorn_eps, norm_eps=norm_eps, hc_eps=hc_eps, post_scale=post_scale,
-        )  # fmt: skip
     dtype = _coefficients_dtype(x)
     f = cast("mhc_seam", "f", f, x.dtype)
     phi, alpha = cast("mhc_seam", "phi", phi, dtype), cast("mhc_seam", "alpha", alpha, dtype)

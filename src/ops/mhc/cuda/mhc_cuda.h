@@ -17,7 +17,9 @@ enum {
     MHC_CUDA_SUM_COLUMNS = 32,   /* columns of Q that one block sums over the parts */
     MHC_CUDA_RUN = 16,           /* tokens that the generic dphi sums in one run */
     /* Tensor-core kernels of any GPU. */
-    MHC_CUDA_MMA_TERMS = 3,     /* bf16 terms of a float32 */
+    MHC_CUDA_MMA_TERMS = 3, /* bf16 terms of a float32 */
+    /* Terms of dh_mix are terms of dh_mix times this number: the smallest bf16 is 2^16 times the smallest float32. */
+    MHC_CUDA_MIX_SCALE = 1 << 24,
     MHC_CUDA_MMA_TOKENS = 128,  /* of a block's tile in project and dx */
     MHC_CUDA_MMA_COLUMNS = 128, /* columns of a stream in a block of dx and dphi */
     MHC_CUDA_MMA_CHUNK = 32,    /* columns of a stage of project */
@@ -51,7 +53,7 @@ enum {
 
 /* The per-token inputs of the dx and Q products, for four streams. */
 typedef struct mhc_token_record {
-    uint16_t terms[3][24]; /* three bf16 terms whose sum is dh_mix */
+    uint16_t terms[3][24]; /* three bf16 terms whose sum is dh_mix * MHC_CUDA_MIX_SCALE */
     float h_pre[4];
     /* factor is c of the formulas. The record is an odd number of 16-byte units, which avoids shared-memory bank
      * conflicts. */
@@ -70,6 +72,7 @@ typedef struct mhc_call {
     int64_t tokens, T, D;
     int32_t n, iterations, accumulate;
     int32_t vectorized; /* every row of x, h_in and their gradients is a whole number of aligned 16-byte vectors */
+    int32_t f32_dx; /* 1: pre's dx is float32 for every dtype of x. It is then the gradient g of y in seam's backward */
     float norm_eps, hc_eps, post_scale, sinkhorn_eps;
     mhc_array x, phi, alpha, bias, gamma;
     mhc_array h_in, h_pre, h_post, h_res, A, inv_rms, h_mix;
@@ -82,13 +85,15 @@ typedef struct mhc_call {
     float *dh_mix;             /* [tokens][M] */
     float *factor;             /* [tokens]: c of the formulas */
     uint16_t *phi_terms;       /* [MHC_CUDA_MMA_TERMS][rows][n][term_columns]: bf16 terms of phi gamma */
-    uint16_t *mix_terms;       /* [MHC_CUDA_MMA_TERMS][tokens][rows]: bf16 terms of dh_mix; null = not needed */
+    uint16_t *mix_terms;       /* [MHC_CUDA_MMA_TERMS][tokens][rows]: bf16 terms of dh_mix * MHC_CUDA_MIX_SCALE */
     float *sums;               /* [tokens][slices][MHC_CUDA_SUMS(n)] */
     mhc_token_record *records; /* [tokens, rounded up to whole tiles]; null = not needed */
     uint32_t *counters;        /* [MHC_SM90_RECORD_COUNTS + tiles]: progress shared by blocks, see mhc_maps.h */
-    float *partial;            /* [parts][M][n*D]: Q of each part */
+    float *partial;            /* [parts][M][n*D]: Q of each part, divided by Q_scale */
     double *token_sums;        /* [token_parts][M][2]: sum of dz, and sum of dz * h_mix * inv_rms */
+    float *post_sums; /* [slices][tokens][n*n+n]: sums of dA, then of dh_post, over the columns of each slice */
     int64_t parts, part_length, token_parts, slices;
+    float Q_scale;         /* 1, or 1 / MHC_CUDA_MIX_SCALE if Q was computed from the terms of dh_mix */
     int64_t term_columns;  /* D, rounded up to MHC_CUDA_MMA_COLUMNS */
     int32_t slice_columns; /* columns of one of the `slices`, in the kernels for any GPU */
 } mhc_call;

@@ -261,7 +261,11 @@ static __device__ __forceinline__ void write_dx(const mhc_call &c, const token_o
         if (present(c.dx_post))
             dx += load_e<E>(c.dx_post,
                             token_offset(c, c.dx_post, token) + i * c.dx_post.stride[2] + d * c.dx_post.stride[3]);
-        store_e<E>(c.dx, token_offset(c, c.dx, token) + i * c.dx.stride[2] + d * c.dx.stride[3], dx);
+        const int64_t to = token_offset(c, c.dx, token) + i * c.dx.stride[2] + d * c.dx.stride[3];
+        if (c.f32_dx)
+            store_f32(c.dx, to, dx);
+        else
+            store_e<E>(c.dx, to, dx);
     }
 }
 
@@ -461,6 +465,7 @@ KERNEL mhc_pre_sum_parts(const __grid_constant__ mhc_call c)
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
                 const int row = first + r * GROUPS;
+                Q[r] *= (double)c.Q_scale;
                 dgamma += (double)phi[r] * Q[r];
                 if (row < M)
                     store_gradient(c, c.dphi, row * c.dphi.stride[0] + k * c.dphi.stride[1], (float)Q[r] * gamma);
@@ -505,7 +510,7 @@ template <typename E> static __device__ __forceinline__ void post_forward(const 
 }
 
 /* dh_post[o] in sum 0, dA[i,o] in sum 1+i. */
-template <typename E>
+template <typename E, typename G>
 static __device__ __forceinline__ void post_sums(const mhc_call &c, int64_t token, int o, float (*warp_sums)[32])
 {
     float sums[32] = {0}, total = 0.0f;
@@ -515,7 +520,7 @@ static __device__ __forceinline__ void post_sums(const mhc_call &c, int64_t toke
     for (int64_t begin = 0; begin < c.D; begin += THREADS) {
         const int64_t d = begin + threadIdx.x;
         if (d < c.D) {
-            const float dy = load_e<E>(c.dy, dy_offset + d * c.dy.stride[3]);
+            const float dy = load_e<G>(c.dy, dy_offset + d * c.dy.stride[3]);
             sums[0] = fmaf(load_e<E>(c.f, f_offset + d * c.f.stride[2]), dy, sums[0]);
 #pragma unroll
             for (int i = 0; i < MHC_CUDA_MAX_N; i++)
@@ -548,20 +553,21 @@ static __device__ __forceinline__ void post_sums(const mhc_call &c, int64_t toke
     __syncthreads();
 }
 
-template <typename E> static __device__ __forceinline__ void post_backward(const mhc_call &c)
+/* G: type of dy. Seam's gradient g of y is float32. */
+template <typename E, typename G = E> static __device__ __forceinline__ void post_backward(const mhc_call &c)
 {
     __shared__ float warp_sums[WARPS][32];
     const int n = c.n;
     for (int64_t token = blockIdx.x; token < c.tokens; token += gridDim.x) {
         for (int o = 0; o < n && (present(c.dh_post) || present(c.dA)); o++)
-            post_sums<E>(c, token, o, warp_sums);
+            post_sums<E, G>(c, token, o, warp_sums);
         const int64_t dy_offset = token_offset(c, c.dy, token), A_offset = token_offset(c, c.A, token);
         for (int64_t d = threadIdx.x; d < c.D && (present(c.dx) || present(c.df)); d += THREADS) {
             float dy[MHC_CUDA_MAX_N], df = 0.0f;
 #pragma unroll
             for (int o = 0; o < MHC_CUDA_MAX_N; o++)
                 if (o < n) {
-                    dy[o] = load_e<E>(c.dy, dy_offset + o * c.dy.stride[2] + d * c.dy.stride[3]);
+                    dy[o] = load_e<G>(c.dy, dy_offset + o * c.dy.stride[2] + d * c.dy.stride[3]);
                     df = fmaf(load_f32(c.h_post, token_offset(c, c.h_post, token) + o * c.h_post.stride[2]), dy[o], df);
                 }
             if (present(c.df))
@@ -597,3 +603,11 @@ INSTANCES(pre_dx, 0)
 INSTANCES(pre_dphi, 0)
 INSTANCES(post_forward, 0)
 INSTANCES(post_backward, 1)
+
+template <typename E> static __device__ __forceinline__ void post_backward_f32(const mhc_call &c)
+{
+    post_backward<E, float>(c);
+}
+
+INSTANCE(post_backward_f32, f16, __half, 1)
+INSTANCE(post_backward_f32, bf16, __nv_bfloat16, 1)

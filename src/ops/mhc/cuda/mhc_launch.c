@@ -36,11 +36,14 @@ IMAGE(mhc_pre_bwd_split_sm90)
 IMAGE(mhc_pre_tokens)
 IMAGE(mhc_pre_mma)
 IMAGE(mhc_post)
+IMAGE(mhc_seam_bwd_sm90)
 IMAGE(mhc_sinkhorn)
 
 /* Indexed by dtype: f32, f16 and bf16 are 1, 2 and 3 in cot_dtype. */
 #define BY_DTYPE(image, stem) \
     {{cot_image_##image, #stem "_f32", 0}, {cot_image_##image, #stem "_f16", 0}, {cot_image_##image, #stem "_bf16", 0}}
+/* Indexed by dtype: f16, bf16. */
+#define BY_HALF_DTYPE(image, stem) {{cot_image_##image, #stem "_f16", 0}, {cot_image_##image, #stem "_bf16", 0}}
 /* Indexed by n - 1. */
 #define BY_N(image, stem) \
     {{cot_image_##image, #stem "_n1", 0}, {cot_image_##image, #stem "_n2", 0}, {cot_image_##image, #stem "_n3", 0}, \
@@ -49,12 +52,17 @@ IMAGE(mhc_sinkhorn)
 #define BY_N_AND_DTYPE(image, stem) \
     {BY_DTYPE(image, stem##_n1), BY_DTYPE(image, stem##_n2), BY_DTYPE(image, stem##_n3), BY_DTYPE(image, stem##_n4), \
      BY_DTYPE(image, stem##_n5), BY_DTYPE(image, stem##_n6), BY_DTYPE(image, stem##_n7), BY_DTYPE(image, stem##_n8)}
+#define BY_N_AND_HALF_DTYPE(image, stem) \
+    {BY_HALF_DTYPE(image, stem##_n1), BY_HALF_DTYPE(image, stem##_n2), BY_HALF_DTYPE(image, stem##_n3), \
+     BY_HALF_DTYPE(image, stem##_n4), BY_HALF_DTYPE(image, stem##_n5), BY_HALF_DTYPE(image, stem##_n6), \
+     BY_HALF_DTYPE(image, stem##_n7), BY_HALF_DTYPE(image, stem##_n8)}
 
 static const cot_cuda_kernel pre_forward_generic[3] = BY_DTYPE(mhc_generic, mhc_pre_forward_generic);
 static const cot_cuda_kernel pre_dx_generic[3] = BY_DTYPE(mhc_generic, mhc_pre_dx_generic);
 static const cot_cuda_kernel pre_dphi_generic[3] = BY_DTYPE(mhc_generic, mhc_pre_dphi_generic);
 static const cot_cuda_kernel post_forward_generic[3] = BY_DTYPE(mhc_generic, mhc_post_forward_generic);
 static const cot_cuda_kernel post_backward_generic[3] = BY_DTYPE(mhc_generic, mhc_post_backward_generic);
+static const cot_cuda_kernel post_backward_f32_generic[2] = BY_HALF_DTYPE(mhc_generic, mhc_post_backward_f32_generic);
 static const cot_cuda_kernel pre_sum_parts = {cot_image_mhc_generic, "mhc_pre_sum_parts", 0};
 static const cot_cuda_kernel pre_token_sums = {cot_image_mhc_generic, "mhc_pre_token_sums", 0};
 static const cot_cuda_kernel sinkhorn_forward[8] = BY_N(mhc_sinkhorn, mhc_sinkhorn_forward);
@@ -62,6 +70,7 @@ static const cot_cuda_kernel sinkhorn_backward[8] = BY_N(mhc_sinkhorn, mhc_sinkh
 static const cot_cuda_kernel pre_dz[8] = BY_N(mhc_sinkhorn, mhc_pre_dz);
 static const cot_cuda_kernel post_forward[8][3] = BY_N_AND_DTYPE(mhc_post, mhc_post_forward);
 static const cot_cuda_kernel post_backward[8][3] = BY_N_AND_DTYPE(mhc_post, mhc_post_backward);
+static const cot_cuda_kernel post_backward_f32[8][2] = BY_N_AND_HALF_DTYPE(mhc_post, mhc_post_backward_f32);
 static const cot_cuda_kernel pre_finish[3] = BY_DTYPE(mhc_pre_tokens, mhc_pre_finish);
 static const cot_cuda_kernel pre_finish_any[3] = BY_DTYPE(mhc_pre_tokens, mhc_pre_finish_any);
 static const cot_cuda_kernel pre_records[3] = BY_DTYPE(mhc_pre_tokens, mhc_pre_records);
@@ -91,6 +100,9 @@ static const cot_cuda_kernel pre_fwd_cluster[2] = HOPPER(mhc_pre_fwd_cluster_sm9
 static const cot_cuda_kernel pre_fwd_wide[2] = HOPPER(mhc_pre_fwd_cluster_sm90, mhc_pre_fwd_wide_sm90);
 static const cot_cuda_kernel pre_fwd_split[2] = HOPPER(mhc_pre_fwd_cluster_sm90, mhc_pre_fwd_split_sm90);
 static const cot_cuda_kernel seam_fwd_cluster[2] = HOPPER(mhc_pre_fwd_cluster_sm90, mhc_seam_fwd_cluster_sm90);
+static const cot_cuda_kernel seam_bwd[2] = HOPPER(mhc_seam_bwd_sm90, mhc_seam_bwd_sm90);
+static const cot_cuda_kernel seam_bwd_any[2] = HOPPER(mhc_seam_bwd_sm90, mhc_seam_bwd_any_sm90);
+static const cot_cuda_kernel seam_sum_slices = {cot_image_mhc_seam_bwd_sm90, "mhc_seam_sum_slices", 0};
 static const cot_cuda_kernel pre_bwd_split[2] = HOPPER(mhc_pre_bwd_split_sm90, mhc_pre_bwd_split_sm90);
 static const cot_cuda_kernel pre_bwd_one_pass = {cot_image_mhc_pre_bwd_split_sm90, "mhc_pre_bwd_once_sm90_bf16",
                                              MHC_SM90_SHARED_BYTES};
@@ -100,6 +112,8 @@ static const cot_cuda_kernel pre_bwd_cluster = {cot_image_mhc_pre_bwd_cluster_sm
                                                 MHC_SM90_SHARED_BYTES};
 static const cot_cuda_kernel pre_bwd_cluster_post = {cot_image_mhc_pre_bwd_cluster_sm90,
                                                      "mhc_pre_bwd_cluster_post_sm90", MHC_SM90_SHARED_BYTES};
+static const cot_cuda_kernel pre_bwd_cluster_records = {cot_image_mhc_pre_bwd_cluster_sm90,
+                                                        "mhc_pre_bwd_cluster_records_sm90", MHC_SM90_SHARED_BYTES};
 /* clang-format on */
 
 /* ---- arguments ---------------------------------------------------------------------------------------- */
@@ -396,6 +410,7 @@ static mhc_call pre_backward_call(const cot_queue *queue, const mhc_pre_backward
     c.dA = make_array(&a->dA);
     c.dx_post = make_array(&a->dx_post);
     c.dx = make_array(&a->dx);
+    c.f32_dx = a->dx.dtype == COT_F32;
     c.dphi = make_array(&a->dphi);
     c.dalpha = make_array(&a->dalpha);
     c.dbias = make_array(&a->dbias);
@@ -408,6 +423,7 @@ static mhc_call pre_backward_call(const cot_queue *queue, const mhc_pre_backward
     c.history = (float *)(base + layout->history);
     c.partial = (float *)(base + layout->partial);
     c.token_sums = (double *)(base + layout->token_sums);
+    c.Q_scale = 1;
     c.parts = layout->parts;
     c.token_parts = layout->token_parts;
     c.part_length = layout->part_length;
@@ -473,16 +489,18 @@ static bool backward_is_aligned(const cot_mhc_pre_backward_args *a)
     return is_aligned(&a->x, 16) && is_aligned(&a->dh_in, 16) && is_aligned(&a->dx, 16) && is_aligned(&a->dx_post, 16);
 }
 
-cot_status mhc_pre_bwd_cluster_sm90(cot_queue *queue, const void *problem, void *workspace)
+/* With keep_records, dx is absent, and the records of all tokens are stored in the workspace. */
+static cot_status backward_cluster(cot_queue *queue, const mhc_pre_backward_problem *p, void *workspace,
+                                   bool keep_records)
 {
-    const mhc_pre_backward_problem *p = problem;
     const cot_mhc_pre_backward_args *a = &p->args;
     mhc_mapped_call mapped = {.call = pre_backward_call(queue, p, workspace)};
     mhc_call *c = &mapped.call;
     if (!backward_is_aligned(a))
-        return mhc_pre_bwd_generic_sm80(queue, problem, workspace);
+        return mhc_pre_bwd_generic_sm80(queue, p, workspace);
     if (c->tokens == 0)
         return launch_sum_parts(queue, c);
+    c->Q_scale = 1 / (float)MHC_CUDA_MIX_SCALE;
     c->parts = cluster_count(c, MHC_SM90_TILE);
     c->token_parts = c->parts * MHC_SM90_CLUSTER;
     if (c->dA.data != NULL)
@@ -492,10 +510,17 @@ cot_status mhc_pre_bwd_cluster_sm90(cot_queue *queue, const void *problem, void 
     const cot_status status = map_backward(queue, &mapped, p);
     if (status != COT_OK)
         return status;
-    const cot_cuda_kernel *kernel = c->dx_post.data != NULL ? &pre_bwd_cluster_post : &pre_bwd_cluster;
+    const cot_cuda_kernel *kernel = keep_records              ? &pre_bwd_cluster_records
+                                    : c->dx_post.data != NULL ? &pre_bwd_cluster_post
+                                                              : &pre_bwd_cluster;
     const cot_status launch_status =
         launch_clusters(queue, kernel, MHC_SM90_TILE, MHC_SM90_BWD_THREADS, c->dA.data != NULL, c, &mapped);
     return launch_status == COT_OK ? launch_sum_parts(queue, c) : launch_status;
+}
+
+cot_status mhc_pre_bwd_cluster_sm90(cot_queue *queue, const void *problem, void *workspace)
+{
+    return backward_cluster(queue, problem, workspace, false);
 }
 
 /* dz, dh_mix and c of all tokens, and their records if c->records is not null. Then the sums of dz over parts of the
@@ -520,6 +545,7 @@ cot_status mhc_pre_bwd_tiles_sm80(cot_queue *queue, const void *problem, void *w
     const mhc_cuda_layout *layout = queue->plan;
     mhc_call c = pre_backward_call(queue, p, workspace);
     c.records = NULL;
+    c.Q_scale = 1 / (float)MHC_CUDA_MIX_SCALE;
     c.phi_terms = (uint16_t *)((char *)workspace + layout->phi_terms);
     c.mix_terms = (uint16_t *)((char *)workspace + layout->mix_terms);
     c.term_columns = mhc_cuda_term_columns(s);
@@ -566,6 +592,7 @@ cot_status mhc_pre_bwd_split_sm90(cot_queue *queue, const void *problem, void *w
     mhc_call *c = &mapped.call;
     if (!backward_is_aligned(a))
         return mhc_pre_bwd_generic_sm80(queue, problem, workspace);
+    c->Q_scale = 1 / (float)MHC_CUDA_MIX_SCALE;
     c->parts = ((const mhc_cuda_layout *)queue->plan)->split_parts;
     if (c->tokens == 0)
         return launch_sum_parts(queue, c);
@@ -643,7 +670,10 @@ cot_status mhc_post_bwd_generic_sm80(cot_queue *queue, const void *problem, void
     (void)workspace;
     const mhc_post_backward_problem *p = problem;
     const mhc_call c = post_backward_call(p);
-    LAUNCH(queue, &post_backward_generic[p->sizes.dtype - COT_F32], generic_blocks(c.tokens), 1, MHC_CUDA_THREADS, &c);
+    const cot_cuda_kernel *kernel = p->sizes.dtype == p->args.dy.dtype
+                                        ? &post_backward_generic[p->sizes.dtype - COT_F32]
+                                        : &post_backward_f32_generic[p->sizes.dtype - COT_F16];
+    LAUNCH(queue, kernel, generic_blocks(c.tokens), 1, MHC_CUDA_THREADS, &c);
     return COT_OK;
 }
 
@@ -653,7 +683,10 @@ cot_status mhc_post_bwd_rows_sm80(cot_queue *queue, const void *problem, void *w
     const mhc_call c = post_backward_call(p);
     if (!all_aligned((const mhc_array[]){c.x, c.f, c.dy, c.dx, c.df}, 5))
         return mhc_post_bwd_generic_sm80(queue, problem, workspace);
-    LAUNCH(queue, &post_backward[c.n - 1][p->sizes.dtype - COT_F32], c.tokens, 1, post_threads(&p->sizes), &c);
+    const cot_cuda_kernel *kernel = p->sizes.dtype == p->args.dy.dtype
+                                        ? &post_backward[c.n - 1][p->sizes.dtype - COT_F32]
+                                        : &post_backward_f32[c.n - 1][p->sizes.dtype - COT_F16];
+    LAUNCH(queue, kernel, c.tokens, 1, post_threads(&p->sizes), &c);
     return COT_OK;
 }
 
@@ -714,4 +747,113 @@ cot_status mhc_seam_fwd_cluster_sm90(cot_queue *queue, const void *problem, void
         status = launch_clusters(queue, &seam_fwd_cluster[p->sizes.dtype - COT_F16], MHC_SM90_TILE,
                                  MHC_SM90_FWD_THREADS, false, c, &seam);
     return status == COT_OK ? launch_fused_sinkhorn(queue, c) : status;
+}
+
+/* Computes y in the workspace if it is not an input. Returns y. */
+static cot_status find_seam_y(cot_queue *queue, const mhc_seam_backward_problem *p, void *workspace, cot_tensor *y)
+{
+    const mhc_cuda_seam_layout *layout = queue->plan;
+    *y = p->args.y;
+    if (cot_is_present(y))
+        return COT_OK;
+    mhc_post_forward_problem post = mhc_seam_recomputation(p);
+    post.args.y = *y = cot_tensor_contiguous((char *)workspace + layout->y, p->sizes.dtype, 4, p->args.x.shape);
+    return admit_cuda_post_fwd(&post) == NULL ? mhc_post_fwd_rows_sm80(queue, &post, NULL)
+                                              : mhc_post_fwd_generic_sm80(queue, &post, NULL);
+}
+
+/* Pre's backward, which stores g in float32, then post's backward. */
+static cot_status seam_backward(cot_queue *queue, const mhc_seam_backward_problem *p, void *workspace, bool tiles)
+{
+    const mhc_cuda_seam_layout *layout = queue->plan;
+    mhc_pre_backward_problem pre = mhc_seam_pre_backward(p);
+    mhc_post_backward_problem post = mhc_seam_post_backward(p);
+    cot_status status = find_seam_y(queue, p, workspace, &pre.args.x);
+    if (mhc_seam_needs_g(&p->args))
+        pre.args.dx = post.args.dy = cot_tensor_contiguous((char *)workspace + layout->g, COT_F32, 4, p->args.x.shape);
+    if (status == COT_OK)
+        status = (tiles ? mhc_pre_bwd_tiles_sm80 : mhc_pre_bwd_generic_sm80)(queue, &pre, workspace);
+    if (status != COT_OK || !mhc_seam_needs_g(&p->args))
+        return status;
+    return admit_cuda_post_bwd(&post) == NULL ? mhc_post_bwd_rows_sm80(queue, &post, NULL)
+                                              : mhc_post_bwd_generic_sm80(queue, &post, NULL);
+}
+
+cot_status mhc_seam_bwd_generic_sm80(cot_queue *queue, const void *problem, void *workspace)
+{
+    return seam_backward(queue, problem, workspace, false);
+}
+
+cot_status mhc_seam_bwd_tiles_sm80(cot_queue *queue, const void *problem, void *workspace)
+{
+    return seam_backward(queue, problem, workspace, true);
+}
+
+/* The gradients of the parameters and the records of all tokens, for tensors whose data is not aligned. */
+static cot_status launch_any_records(cot_queue *queue, const mhc_pre_backward_problem *p, void *workspace)
+{
+    mhc_call c = pre_backward_call(queue, p, workspace);
+    cot_status status = launch_records(queue, &c, &p->sizes, false);
+    if (status != COT_OK)
+        return status;
+    if (c.dphi.data != NULL || c.dgamma.data != NULL)
+        LAUNCH(queue, &pre_dphi_generic[p->sizes.dtype - COT_F32], cot_ceil_div(c.n * c.D, MHC_CUDA_THREADS), c.parts,
+               MHC_CUDA_THREADS, &c);
+    return launch_sum_parts(queue, &c);
+}
+
+/* All gradients of post's half, from the records of all tokens. */
+static cot_status launch_seam_data_gradients(cot_queue *queue, const mhc_seam_backward_problem *p, void *workspace)
+{
+    const cot_mhc_seam_backward_args *a = &p->args;
+    const mhc_cuda_seam_layout *layout = queue->plan;
+    const mhc_post_backward_problem post = mhc_seam_post_backward(p);
+    mhc_call c = post_backward_call(&post);
+    c.phi = make_array(&a->phi);
+    c.gamma = make_array(&a->gamma);
+    c.dh_in = make_array(&a->dh_in);
+    c.dy = make_array(&a->dy);
+    mhc_array *const rows[] = {&c.x, &c.f, &c.dh_in, &c.dy, &c.dx, &c.df};
+    for (int i = 0; i < COUNT(rows) && c.T <= 1; i++)
+        rows[i]->stride[1] = rows[i]->stride[0]; /* the stride between all tokens */
+    c.records = (mhc_token_record *)((char *)workspace + layout->pre.records);
+    c.slices = cot_ceil_div(c.D, MHC_SM90_SEAM_COLUMNS);
+    const bool sums = c.dA.data != NULL || c.dh_post.data != NULL;
+    c.post_sums = sums ? (float *)((char *)workspace + layout->sums) : NULL;
+    const bool aligned = all_aligned((const mhc_array[]){c.x, c.f, c.dh_in, c.dy, c.dx, c.df}, 6);
+    const cot_cuda_kernel *kernel = &(aligned ? seam_bwd : seam_bwd_any)[p->sizes.dtype - COT_F16];
+    const cot_cuda_grid grid = {
+        .blocks = {(unsigned)c.slices, (unsigned)mhc_sm90_seam_parts(&p->sizes), 1},
+        .threads = MHC_SM90_SEAM_THREADS,
+        .shared_bytes = (unsigned)kernel->shared_bytes,
+    };
+    const cot_status status = cot_cuda_launch(queue, kernel, &grid, &c);
+    if (status == COT_OK && sums)
+        LAUNCH(queue, &seam_sum_slices, cot_ceil_div(c.tokens * (c.n * c.n + c.n), MHC_CUDA_THREADS), 1,
+               MHC_CUDA_THREADS, &c);
+    return status;
+}
+
+static cot_status seam_backward_sm90(cot_queue *queue, const mhc_seam_backward_problem *p, void *workspace, bool split)
+{
+    mhc_pre_backward_problem pre = mhc_seam_pre_backward(p);
+    pre.args.dx_post = (cot_tensor){0};
+    cot_status status = find_seam_y(queue, p, workspace, &pre.args.x);
+    if (status == COT_OK)
+        status = !backward_is_aligned(&pre.args) ? launch_any_records(queue, &pre, workspace)
+                 : split                         ? mhc_pre_bwd_split_sm90(queue, &pre, workspace)
+                                                 : backward_cluster(queue, &pre, workspace, true);
+    if (status != COT_OK || p->sizes.tokens == 0 || !mhc_seam_needs_g(&p->args))
+        return status;
+    return launch_seam_data_gradients(queue, p, workspace);
+}
+
+cot_status mhc_seam_bwd_cluster_sm90(cot_queue *queue, const void *problem, void *workspace)
+{
+    return seam_backward_sm90(queue, problem, workspace, false);
+}
+
+cot_status mhc_seam_bwd_split_sm90(cot_queue *queue, const void *problem, void *workspace)
+{
+    return seam_backward_sm90(queue, problem, workspace, true);
 }

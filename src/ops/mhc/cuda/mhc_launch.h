@@ -317,6 +317,60 @@ static inline mhc_cuda_pre_fwd_plan mhc_sm90_plan_seam_fwd_split(const mhc_seam_
 COT_PLAN(plan_cuda_seam_fwd_tiles, mhc_cuda_pre_fwd_plan, mhc_cuda_plan_seam_fwd_tiles(problem))
 COT_PLAN(plan_sm90_seam_fwd_split, mhc_cuda_pre_fwd_plan, mhc_sm90_plan_seam_fwd_split(problem))
 
+/* Layout of the workspace of seam's backward: that of pre's backward, then y if it is computed again; g if one kernel
+ * stores it for another; or the sums of the column slices for dA and dh_post. */
+typedef struct mhc_cuda_seam_layout {
+    mhc_cuda_layout pre;
+    size_t y, g, sums, bytes; /* byte offsets of y, g and the sums */
+} mhc_cuda_seam_layout;
+
+static inline mhc_cuda_seam_layout mhc_cuda_layout_seam(const mhc_seam_backward_problem *p, bool mma, bool fused)
+{
+    const mhc_pre_backward_problem pre = mhc_seam_pre_backward(p);
+    const mhc_sizes *s = &p->sizes;
+    const int64_t elements = COT_PRODUCT(s->tokens, s->n, s->D);
+    const bool sums = cot_is_present(&p->args.dA) || cot_is_present(&p->args.dh_post);
+    mhc_cuda_seam_layout l = {.pre = mhc_cuda_plan_pre_bwd(&pre, mma)};
+    l.bytes = l.pre.bytes;
+    l.y = cot_workspace_reserve(&l.bytes, cot_is_present(&p->args.y) ? 0 : elements, cot_dtype_size(s->dtype));
+    l.g = cot_workspace_reserve(&l.bytes, !fused && mhc_seam_needs_g(&p->args) ? elements : 0, sizeof(float));
+    if (fused && sums)
+        l.sums = cot_workspace_reserve(
+            &l.bytes, COT_PRODUCT(cot_ceil_div(s->D, MHC_SM90_SEAM_COLUMNS), s->tokens, cot_mul(s->n, s->n + 1)),
+            sizeof(float));
+    return l;
+}
+
+COT_PLAN(plan_cuda_seam_bwd, mhc_cuda_seam_layout, mhc_cuda_layout_seam(problem, false, false))
+COT_PLAN(plan_cuda_seam_bwd_tiles, mhc_cuda_seam_layout, mhc_cuda_layout_seam(problem, true, false))
+COT_PLAN(plan_sm90_seam_bwd, mhc_cuda_seam_layout, mhc_cuda_layout_seam(problem, false, true))
+
+/* Blocks of a column slice in the kernel of seam's data gradients. If one block for each multiprocessor leaves many
+ * multiprocessors without a block, three times as many blocks divide the work. */
+static inline int64_t mhc_sm90_seam_parts(const mhc_sizes *s)
+{
+    const int64_t slices = cot_ceil_div(s->D, MHC_SM90_SEAM_COLUMNS), blocks = MHC_SM90_BLOCKS / slices * slices;
+    const int64_t parts = (blocks > MHC_SM90_BLOCKS * 9 / 10 ? 1 : 3) * MHC_SM90_BLOCKS / slices;
+    return cot_clamp(cot_ceil_div(s->tokens, MHC_SM90_TILE * MHC_SM90_SEAM_THREADS / 32), 1, cot_max(parts, 1));
+}
+
+static inline const char *admit_sm90_seam_bwd_split(const void *problem)
+{
+    const cot_mhc_seam_backward_args *a = &((const mhc_seam_backward_problem *)problem)->args;
+    return mhc_sm90_admit(problem, (const cot_tensor *const[]){&a->x, &a->f, &a->y, &a->dh_in, &a->dy, &a->dx, &a->df},
+                          7, &a->phi, &a->gamma);
+}
+
+static inline const char *admit_sm90_seam_bwd(const void *problem)
+{
+    const mhc_sizes *sizes = problem;
+    if (sizes->dtype != COT_BF16)
+        return "it supports bf16";
+    if (sizes->D > MHC_SM90_MAX_D)
+        return "a cluster has room for a D of 4096";
+    return admit_sm90_seam_bwd_split(problem);
+}
+
 static inline const char *admit_sm90_seam_fwd_split(const void *problem)
 {
     const mhc_pre_forward_problem pre = mhc_seam_pre_forward(problem);

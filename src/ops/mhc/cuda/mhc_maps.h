@@ -28,6 +28,8 @@ enum {
     MHC_SM90_FWD_THREADS = 512,
     MHC_SM90_BWD_THREADS = 384,
     MHC_SM90_SPLIT_THREADS = 384, /* of the split forward */
+    MHC_SM90_SEAM_COLUMNS = 128,  /* of each stream, in a block of seam's backward */
+    MHC_SM90_SEAM_THREADS = 256,
     /* Beyond this D the split backward makes the token records in the same kernel and reads x once from memory. */
     MHC_SM90_ONE_PASS_MIN_D = 4096,
     /* Indices in mhc_call's counters: the next token without a record, the furthest tile that a producer has reached,

@@ -76,6 +76,18 @@ static __device__ __forceinline__ void unpack_word(const cot_vector<E, V> &v, in
     cot_unpack(single, values);
 }
 
+/* Elements w * P to w * P + P - 1 of a vector, with P elements of another type in a word. */
+template <int P, typename G, int V>
+static __device__ __forceinline__ void unpack_part(const cot_vector<G, V> &v, int w, float (&values)[P])
+{
+    if constexpr (P * sizeof(G) == 4)
+        unpack_word(v, w, values);
+    else
+#pragma unroll
+        for (int p = 0; p < P; p++)
+            values[p] = __uint_as_float(v.raw.word[w * P + p]);
+}
+
 template <typename E, int V>
 static __device__ __forceinline__ void pack_word(cot_vector<E, V> &v, int w, const float (&values)[4 / sizeof(E)])
 {
@@ -156,15 +168,16 @@ static __device__ __forceinline__ void store_sums(const mhc_call &c, const float
     }
 }
 
-template <typename E, int N> static __device__ __forceinline__ void backward(const mhc_call &c)
+/* G: type of dy. Seam's gradient g of y is float32. */
+template <typename E, int N, typename G = E> static __device__ __forceinline__ void backward(const mhc_call &c)
 {
-    constexpr int V = vector_of<E, N>, P = 4 / (int)sizeof(E);
+    constexpr int V = sizeof(G) == sizeof(E) ? vector_of<E, N> : 4, P = 4 / (int)sizeof(E);
     __shared__ coefficients<N> s;
     const int D = (int)c.D;
     const int64_t token = blockIdx.x;
     const E *x = (const E *)c.x.data + token_offset(c, c.x, token),
             *f = (const E *)c.f.data + token_offset(c, c.f, token);
-    const E *dy = (const E *)c.dy.data + token_offset(c, c.dy, token);
+    const G *dy = (const G *)c.dy.data + token_offset(c, c.dy, token);
     E *dx = (E *)c.dx.data + token_offset(c, c.dx, token), *df = (E *)c.df.data + token_offset(c, c.df, token);
     float sums[sum_count<N>] = {0}, total[sum_count<N> / 32] = {0};
     int terms = 0;
@@ -182,10 +195,11 @@ template <typename E, int N> static __device__ __forceinline__ void backward(con
     for (int begin = 0; begin < D; begin += (int)blockDim.x * V) {
         const int d = begin + (int)threadIdx.x * V;
         if (d < D) {
-            cot_vector<E, V> raw_x[N], raw_dy[N], raw_f = load_row<E, V>(f + d);
+            cot_vector<E, V> raw_x[N], raw_f = load_row<E, V>(f + d);
+            cot_vector<G, V> raw_dy[N];
 #pragma unroll
             for (int i = 0; i < N; i++)
-                raw_dy[i] = load_row<E, V>(dy + i * c.dy.stride[2] + d);
+                raw_dy[i] = load_row<G, V>(dy + i * c.dy.stride[2] + d);
 #pragma unroll
             for (int i = 0; i < N; i++)
                 raw_x[i] = load_row<E, V>(x + i * c.x.stride[2] + d);
@@ -195,7 +209,7 @@ template <typename E, int N> static __device__ __forceinline__ void backward(con
                 unpack_word(raw_f, w, f_values);
 #pragma unroll
                 for (int o = 0; o < N; o++) {
-                    unpack_word(raw_dy[o], w, dy_values[o]);
+                    unpack_part<P>(raw_dy[o], w, dy_values[o]);
 #pragma unroll
                     for (int p = 0; p < P; p++) {
                         out[p] = o == 0 ? s.value[N * N] * dy_values[0][p]
@@ -252,10 +266,18 @@ template <typename E, int N> static __device__ __forceinline__ void backward(con
     {                                                                                     \
         backward<element, n>(c);                                                          \
     }
-#define INSTANCES(n)         \
-    INSTANCE(n, f32, float)  \
-    INSTANCE(n, f16, __half) \
-    INSTANCE(n, bf16, __nv_bfloat16)
+#define F32_INSTANCE(n, suffix, element)                                                  \
+    extern "C" __global__ void __launch_bounds__(MHC_CUDA_POST_THREADS, (n) <= 4 ? 2 : 1) \
+        mhc_post_backward_f32_n##n##_##suffix(const __grid_constant__ mhc_call c)         \
+    {                                                                                     \
+        backward<element, n, float>(c);                                                   \
+    }
+#define INSTANCES(n)                 \
+    INSTANCE(n, f32, float)          \
+    INSTANCE(n, f16, __half)         \
+    INSTANCE(n, bf16, __nv_bfloat16) \
+    F32_INSTANCE(n, f16, __half)     \
+    F32_INSTANCE(n, bf16, __nv_bfloat16)
 
 INSTANCES(1)
 INSTANCES(2)

@@ -31,20 +31,24 @@
 
 enum { RECORD_UNITS = sizeof(token_record) / 16 };
 
-/* With ADD_POST, the buffer of dx_post replaces one stage. */
-template <bool ADD_POST> struct shared_memory {
-    enum { STAGES = ADD_POST ? 3 : 4 };
+/* Of dx: seam's backward computes the records and the gradients of the parameters only. */
+enum data_gradient { NO_DX, DX, DX_AND_POST };
+
+/* With DX_AND_POST, the buffer of dx_post replaces one stage. With NO_DX, a stage replaces the terms of phi gamma. */
+template <data_gradient MODE> struct shared_memory {
+    enum { STAGES = MODE == NO_DX ? 5 : MODE == DX ? 4 : 3 };
     unsigned char stages[STAGES][STAGE_BYTES]; /* x [stream][chunk][token][128 bytes, swizzled], then dh_in likewise */
-    unsigned char dx_post[ADD_POST ? N : 1][ADD_POST ? STREAM_BYTES : 1024];
-    phi_fragments<GROUPS> phi;
+    unsigned char dx_post[MODE == DX_AND_POST ? N : 1][MODE == DX_AND_POST ? STREAM_BYTES : 1024];
+    phi_fragments<MODE == NO_DX ? 1 : GROUPS> phi;
     token_record records[STAGES][TILE], owned_record;
     float gathered[STAGES][MHC_SM90_CLUSTER][N];
     float partial[MMA_WARPS][TILE][N];
     uint64_t full[STAGES], gathered_full[STAGES], records_full[STAGES], dx_full[STAGES], partial_full, partial_empty;
     uint64_t post_full[N], post_empty[N];
 };
-static_assert(sizeof(shared_memory<false>) <= MHC_SM90_SHARED_BYTES, "must fit in a block's shared memory");
-static_assert(sizeof(shared_memory<true>) <= MHC_SM90_SHARED_BYTES, "must fit in a block's shared memory");
+static_assert(sizeof(shared_memory<NO_DX>) <= MHC_SM90_SHARED_BYTES, "must fit in a block's shared memory");
+static_assert(sizeof(shared_memory<DX>) <= MHC_SM90_SHARED_BYTES, "must fit in a block's shared memory");
+static_assert(sizeof(shared_memory<DX_AND_POST>) <= MHC_SM90_SHARED_BYTES, "must fit in a block's shared memory");
 extern __shared__ __align__(1024) unsigned char memory[];
 
 #define FOR_EACH_TILE(tile, ring, count) \
@@ -59,8 +63,8 @@ static __device__ __forceinline__ int64_t first_column(void)
 }
 
 /* Computes the warp's part of dh_pre. The lanes that hold the diagonals store tokens g and g+8. */
-template <bool ADD_POST>
-static __device__ __forceinline__ void compute_dh_pre(shared_memory<ADD_POST> &s, uint32_t x, uint32_t dh_in, int warp,
+template <data_gradient MODE>
+static __device__ __forceinline__ void compute_dh_pre(shared_memory<MODE> &s, uint32_t x, uint32_t dh_in, int warp,
                                                       uint32_t parity)
 {
     const int lane = threadIdx.x % 32, g = lane / 4;
@@ -90,14 +94,18 @@ static __device__ __forceinline__ void compute_dh_pre(shared_memory<ADD_POST> &s
     arrive_all_lanes(&s.partial_full);
 }
 
-template <bool ADD_POST>
-static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory<ADD_POST> &s, int rank, int tiles)
+template <data_gradient MODE>
+static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory<MODE> &s, int rank, int tiles)
 {
     const int warp = threadIdx.x / 32;
     uint32_t second_terms[GROUPS][6];
-    load_phi<0, GROUPS / 2>(c, s, first_column(), warp, second_terms);
+    if constexpr (MODE != NO_DX)
+        load_phi<0, GROUPS / 2>(c, s, first_column(), warp, phi_scale<__nv_bfloat16, MODE == DX_AND_POST>,
+                                second_terms);
     cot_cluster_wait();
-    load_phi<GROUPS / 2, GROUPS>(c, s, first_column(), warp, second_terms);
+    if constexpr (MODE != NO_DX)
+        load_phi<GROUPS / 2, GROUPS>(c, s, first_column(), warp, phi_scale<__nv_bfloat16, MODE == DX_AND_POST>,
+                                     second_terms);
     float Q[GROUPS][OCTETS][4] = {0};
     const lane_units units = find_lane_units(s, warp);
     cot_pipeline_state<s.STAGES> next_ring;
@@ -116,7 +124,10 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
         cot_mbarrier_wait(&s.records_full[ring.stage], ring.parity);
         if (threadIdx.x == 0)
             cot_mbarrier_arrive_expect(&s.records_full[ring.stage], sizeof s.records[0]);
-        multiply_tile<__nv_bfloat16, ADD_POST>(c, s, units, ring, warp, post_parity, second_terms, Q);
+        if constexpr (MODE == NO_DX)
+            accumulate_tile<__nv_bfloat16>(s, units, ring, Q);
+        else
+            multiply_tile<__nv_bfloat16, MODE == DX_AND_POST>(c, s, units, ring, warp, post_parity, second_terms, Q);
         post_parity ^= 1;
     }
     const int64_t d = first_column();
@@ -126,7 +137,7 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
 
 /* ---- other roles -------------------------------------------------------------------------------------- */
 
-template <bool ADD_POST> static __device__ __forceinline__ void reduce(shared_memory<ADD_POST> &s, int rank, int tiles)
+template <data_gradient MODE> static __device__ __forceinline__ void reduce(shared_memory<MODE> &s, int rank, int tiles)
 {
     const int token = threadIdx.x % 32;
     uint32_t parity = 0;
@@ -152,8 +163,8 @@ template <bool ADD_POST> static __device__ __forceinline__ void reduce(shared_me
 
 /* Sends 16-byte units of the owned record to all blocks. Units 0, 3, 6 (the first unit of each term) and 10 (factor)
  * depend on dh_pre: AFTER_DH_PRE sends these, the other call sends the rest. */
-template <bool AFTER_DH_PRE, bool ADD_POST>
-static __device__ __forceinline__ void send_units(shared_memory<ADD_POST> &s, int stage, int rank)
+template <bool AFTER_DH_PRE, data_gradient MODE>
+static __device__ __forceinline__ void send_units(shared_memory<MODE> &s, int stage, int rank)
 {
     constexpr uint32_t COUNT = AFTER_DH_PRE ? 4 : RECORD_UNITS - 4;
     const uint32_t to = cot_shared_address(&s.records[stage][rank]),
@@ -169,9 +180,10 @@ static __device__ __forceinline__ void send_units(shared_memory<ADD_POST> &s, in
     __syncwarp();
 }
 
-template <bool ADD_POST>
-static __device__ __forceinline__ void set_terms(shared_memory<ADD_POST> &s, int j, float dh_mix)
+template <data_gradient MODE>
+static __device__ __forceinline__ void set_terms(shared_memory<MODE> &s, int j, float dh_mix)
 {
+    dh_mix *= (float)MHC_CUDA_MIX_SCALE;
 #pragma unroll
     for (int term = 0; term < TERMS; term++) {
         const __nv_bfloat16 value = __float2bfloat16_rn(dh_mix);
@@ -183,8 +195,8 @@ static __device__ __forceinline__ void set_terms(shared_memory<ADD_POST> &s, int
 /* All blocks wait for the records sent from here. So a token's inputs are loaded one tile ahead, and the units that do
  * not depend on dh_pre are computed and sent before dh_pre arrives. The stage is free at that time: a block that has
  * sent dh_pre of the previous tile has finished the tile two before that one. */
-template <bool ADD_POST>
-static __device__ __forceinline__ void make_owned_records(const mhc_call &c, shared_memory<ADD_POST> &s, int rank,
+template <data_gradient MODE>
+static __device__ __forceinline__ void make_owned_records(const mhc_call &c, shared_memory<MODE> &s, int rank,
                                                           int tiles)
 {
     const int lane = threadIdx.x % 32;
@@ -229,6 +241,11 @@ static __device__ __forceinline__ void make_owned_records(const mhc_call &c, sha
         if (lane == 0)
             s.owned_record.factor = (sum + post_res_sum) * scale;
         send_units<true>(s, ring.stage, rank);
+        if (MODE == NO_DX) {
+            if (lane < RECORD_UNITS)
+                ((uint4 *)&c.records[tile * TILE + rank])[lane] = ((const uint4 *)&s.owned_record)[lane];
+            __syncwarp(); /* the record is replaced after this */
+        }
         if (lane < N)
             dz = dz_pre;
         dbias += (double)dz;
@@ -241,18 +258,17 @@ static __device__ __forceinline__ void make_owned_records(const mhc_call &c, sha
     }
 }
 
-template <bool ADD_POST>
-static __device__ __forceinline__ void load_tile(const mhc_mapped_call &p, shared_memory<ADD_POST> &s, int stage,
-                                                 int tile, int rank)
+template <data_gradient MODE>
+static __device__ __forceinline__ void load_tile(const mhc_mapped_call &p, shared_memory<MODE> &s, int stage, int tile,
+                                                 int rank)
 {
     cot_mbarrier_arrive_expect(&s.full[stage], STAGE_BYTES);
     cot_tma_load_4d(s.stages[stage], &p.x, 0, tile * TILE, rank * MHC_SM90_CHUNKS, 0, &s.full[stage]);
     cot_tma_load_4d(s.stages[stage] + X_BYTES, &p.dh_in, 0, tile * TILE, rank * MHC_SM90_CHUNKS, 0, &s.full[stage]);
 }
 
-template <bool ADD_POST>
-static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_memory<ADD_POST> &s, int rank,
-                                               int tiles)
+template <data_gradient MODE>
+static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_memory<MODE> &s, int rank, int tiles)
 {
     cot_cluster_wait();
     if (threadIdx.x % 32 == 0) {
@@ -262,7 +278,7 @@ static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_
         FOR_EACH_TILE(tile, ring, tiles)
         {
             cot_mbarrier_wait(&s.dx_full[ring.stage], ring.parity);
-            if (present(p.call.dx)) {
+            if (MODE != NO_DX && present(p.call.dx)) {
                 cot_tma_store_4d(&p.dx, 0, tile * TILE, rank * MHC_SM90_CHUNKS, 0, s.stages[ring.stage]);
                 cot_bulk_commit();
                 cot_bulk_wait_read();
@@ -276,8 +292,8 @@ static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_
 }
 
 /* Loads each stream of dx_post as soon as the MMA warps have read that stream of the previous tile. */
-static __device__ __forceinline__ void produce_dx_post(const mhc_mapped_call &p, shared_memory<true> &s, int rank,
-                                                       int tiles)
+static __device__ __forceinline__ void produce_dx_post(const mhc_mapped_call &p, shared_memory<DX_AND_POST> &s,
+                                                       int rank, int tiles)
 {
     cot_cluster_wait();
     if (threadIdx.x % 32 == 0) {
@@ -295,9 +311,9 @@ static __device__ __forceinline__ void produce_dx_post(const mhc_mapped_call &p,
     __syncwarp();
 }
 
-template <bool ADD_POST> static __device__ __forceinline__ void backward(const mhc_mapped_call &p)
+template <data_gradient MODE> static __device__ __forceinline__ void backward(const mhc_mapped_call &p)
 {
-    shared_memory<ADD_POST> &s = *(shared_memory<ADD_POST> *)memory;
+    shared_memory<MODE> &s = *(shared_memory<MODE> *)memory;
     const mhc_call &c = p.call;
     const int rank = (int)cot_cluster_rank(), warp = threadIdx.x / 32;
     const int tiles = (int)((c.tokens + TILE - 1) / TILE);
@@ -321,17 +337,17 @@ template <bool ADD_POST> static __device__ __forceinline__ void backward(const m
     __syncthreads();
     cot_cluster_arrive(); /* the matching wait precedes the first store to another block */
     if (warp < MMA_WARPS) {
-        cot_setmaxnreg_inc<ADD_POST ? 224 : 216>();
-        multiply<ADD_POST>(c, s, rank, tiles);
+        cot_setmaxnreg_inc<MODE == DX ? 216 : 224>();
+        multiply(c, s, rank, tiles);
     } else {
-        cot_setmaxnreg_dec<ADD_POST ? 56 : 72>();
+        cot_setmaxnreg_dec<MODE == DX ? 72 : 56>();
         if (warp == MMA_WARPS)
             reduce(s, rank, tiles);
         else if (warp == MMA_WARPS + 1)
             make_owned_records(c, s, rank, tiles);
         else if (warp == MMA_WARPS + 2)
             produce(p, s, rank, tiles);
-        else if constexpr (ADD_POST)
+        else if constexpr (MODE == DX_AND_POST)
             produce_dx_post(p, s, rank, tiles);
         else
             cot_cluster_wait();
@@ -343,12 +359,19 @@ template <bool ADD_POST> static __device__ __forceinline__ void backward(const m
 extern "C" __global__ void __launch_bounds__(MHC_SM90_BWD_THREADS, 1)
     mhc_pre_bwd_cluster_sm90(const __grid_constant__ mhc_mapped_call p)
 {
-    backward<false>(p);
+    backward<DX>(p);
 }
 
 /* Adds dx_post. */
 extern "C" __global__ void __launch_bounds__(MHC_SM90_BWD_THREADS, 1)
     mhc_pre_bwd_cluster_post_sm90(const __grid_constant__ mhc_mapped_call p)
 {
-    backward<true>(p);
+    backward<DX_AND_POST>(p);
+}
+
+/* For seam: without dx. Also stores the records. */
+extern "C" __global__ void __launch_bounds__(MHC_SM90_BWD_THREADS, 1)
+    mhc_pre_bwd_cluster_records_sm90(const __grid_constant__ mhc_mapped_call p)
+{
+    backward<NO_DX>(p);
 }

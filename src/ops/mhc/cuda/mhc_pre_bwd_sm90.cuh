@@ -56,10 +56,15 @@ static __device__ __forceinline__ constexpr int column_of(int group)
     return group % 2 * 16;
 }
 
-/* Loads phi gamma of the warp's columns and splits it into two bf16 terms. The first terms go to shared memory. The
- * second terms stay in registers; those of groups from REGISTER_GROUPS on go to shared memory too. */
+/* The terms of phi gamma are divided by MHC_CUDA_MIX_SCALE. In one kernel the registers do not suffice for that, and the
+ * sums are divided. */
+template <typename E, bool ADD_POST>
+constexpr float phi_scale = cot_is_f16<E> &&ADD_POST ? 1.0f : 1.0f / MHC_CUDA_MIX_SCALE;
+
+/* Loads phi gamma times `scale` of the warp's columns and splits it into two bf16 terms. The first terms go to
+ * shared memory. The second terms stay in registers; those of groups from REGISTER_GROUPS on go to shared memory too. */
 template <int BEGIN, int END, int REGISTER_GROUPS, typename S>
-static __device__ __forceinline__ void load_phi(const mhc_call &c, S &s, int64_t d, int warp,
+static __device__ __forceinline__ void load_phi(const mhc_call &c, S &s, int64_t d, int warp, float scale,
                                                 uint32_t (&second_terms)[REGISTER_GROUPS][6])
 {
     const int lane = threadIdx.x % 32;
@@ -70,9 +75,9 @@ static __device__ __forceinline__ void load_phi(const mhc_call &c, S &s, int64_t
 #pragma unroll
         for (int t = 0; t < 2; t++) {
             const int64_t column = d + column_of(group) + t * 8 + lane / 4;
-            const float gamma = present(c.gamma) && inside
-                                    ? load_f32(c.gamma, group / 2 * c.gamma.stride[0] + column * c.gamma.stride[1])
-                                    : 1.0f;
+            float weight = scale;
+            if (present(c.gamma) && inside)
+                weight *= load_f32(c.gamma, group / 2 * c.gamma.stride[0] + column * c.gamma.stride[1]);
 #pragma unroll
             for (int octet = 0; octet < OCTETS; octet++) {
                 float values[2];
@@ -81,7 +86,7 @@ static __device__ __forceinline__ void load_phi(const mhc_call &c, S &s, int64_t
                     const int j = octet * 8 + lane % 4 * 2 + r;
                     values[r] =
                         inside ? load_f32(c.phi, j * c.phi.stride[0] + (group / 2 * c.D + column) * c.phi.stride[1]) *
-                                     gamma
+                                     weight
                                : 0.0f;
                 }
                 uint32_t terms[2];
@@ -108,8 +113,8 @@ static __device__ __forceinline__ uint32_t unit_address(uint32_t first, int grou
     return (first ^ (uint32_t)(group % 2 * 32)) + (uint32_t)(group / 2 * STREAM_BYTES);
 }
 
-/* Q += x^T dh_mix. Each fragment of Q is [16 columns][8 rows of phi]. */
-template <typename E>
+/* Q += x^T dh_mix, for groups BEGIN to END - 1. Each fragment of Q is [16 columns][8 rows of phi]. */
+template <typename E, int BEGIN = 0, int END = GROUPS>
 static __device__ __forceinline__ void accumulate_Q(uint32_t x, uint32_t records, float (&Q)[GROUPS][OCTETS][4])
 {
     const int lane = threadIdx.x % 32;
@@ -124,7 +129,7 @@ static __device__ __forceinline__ void accumulate_Q(uint32_t x, uint32_t records
         B[pair][0] = r[0], B[pair][1] = r[1], B[pair + 1][0] = r[2], B[pair + 1][1] = r[3];
     }
 #pragma unroll
-    for (int group = 0; group < GROUPS; group++) {
+    for (int group = BEGIN; group < END; group++) {
         uint32_t A[4];
         float product[OCTETS][4] = {0};
         cot_ldmatrix_x4_trans(A, unit_address(x, group));
@@ -223,6 +228,8 @@ static __device__ __forceinline__ void compute_dx(S &s, uint32_t x, uint32_t dh_
             const uint32_t dh_in_word = dh_in_words[group % 2][i];
             float low = sums[t][2 * half], high = sums[t][2 * half + 1];
             const float2 from_x = cot_unpack_pair<E>(x_words[i]), from_dh_in = cot_unpack_pair<E>(dh_in_word);
+            if (phi_scale<E, ADD_POST> == 1.0f)
+                low /= MHC_CUDA_MIX_SCALE, high /= MHC_CUDA_MIX_SCALE;
             low = fmaf(factor[half], from_x.x, low);
             high = fmaf(factor[half], from_x.y, high);
             low = fmaf(h_pre[half], from_dh_in.x, low);
@@ -323,6 +330,22 @@ template <typename S> static __device__ __forceinline__ lane_units find_lane_uni
     return {chunk + lane % 16 * 128 + ((first_unit + lane / 16) ^ lane % 8) * 16,
             chunk + (lane / 16 * 8 + lane % 8) * 128 + ((first_unit + lane / 8 % 2) ^ lane % 8) * 16,
             cot_shared_address(s.dx_post[0]) - stages};
+}
+
+/* Adds the tile to Q and signals that the MMA warps have finished the stage. */
+template <typename E, typename S>
+static __device__ __forceinline__ void accumulate_tile(S &s, const lane_units &units,
+                                                       const cot_pipeline_state<S::STAGES> &ring,
+                                                       float (&Q)[GROUPS][OCTETS][4])
+{
+    const uint32_t x = units.by_column + (uint32_t)(ring.stage * STAGE_BYTES),
+                   records = cot_shared_address(s.records[ring.stage]);
+    accumulate_Q<E, 0, GROUPS / 2>(x, records, Q);
+    cot_mbarrier_wait(&s.full[ring.stage], ring.parity); /* never blocks, see compute_dx */
+    accumulate_Q<E, GROUPS / 2, GROUPS>(x, records, Q);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0)
+        cot_mbarrier_arrive(&s.dx_full[ring.stage]);
 }
 
 /* Adds the tile to Q, computes its dx if dx is an output, and signals that the MMA warps have finished the stage. */

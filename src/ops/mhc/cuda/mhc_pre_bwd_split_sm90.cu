@@ -114,8 +114,8 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
 {
     const int warp = threadIdx.x / 32;
     uint32_t second_terms[register_groups<ADD_POST>][6];
-    load_phi<0, GROUPS / 2>(c, s, first_column<ONE_PASS>(c), warp, second_terms);
-    load_phi<GROUPS / 2, GROUPS>(c, s, first_column<ONE_PASS>(c), warp, second_terms);
+    load_phi<0, GROUPS / 2>(c, s, first_column<ONE_PASS>(c), warp, phi_scale<E, ADD_POST>, second_terms);
+    load_phi<GROUPS / 2, GROUPS>(c, s, first_column<ONE_PASS>(c), warp, phi_scale<E, ADD_POST>, second_terms);
     float Q[GROUPS][OCTETS][4] = {0};
     const lane_units units = find_lane_units(s, warp);
     uint32_t post_parity = 0;
@@ -275,7 +275,7 @@ static __device__ __forceinline__ void make_record(const mhc_call &c, int token,
     const float du = alpha * dz;
     const float sum = sum_over_warp(du * in.h_mix);
     if (lane < M) {
-        float rest = du * in.inv_rms;
+        float rest = du * in.inv_rms * (float)MHC_CUDA_MIX_SCALE;
 #pragma unroll
         for (int term = 0; term < TERMS; term++) {
             const __nv_bfloat16 value = __float2bfloat16_rn(rest);

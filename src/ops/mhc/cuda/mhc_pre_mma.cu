@@ -309,6 +309,21 @@ template <typename E> struct row_piece {
     }
 };
 
+/* Stores a lane's eight columns of a row of dx. */
+template <typename E>
+static __device__ __forceinline__ void store_piece(const mhc_call &c, int64_t offset, int d, const float (&values)[8])
+{
+    E *row = (E *)c.dx.data + offset;
+    if (c.vectorized) {
+        cot_store_vector<E, 8>(row + d, values);
+    } else {
+#pragma unroll
+        for (int v = 0; v < 8; v++)
+            if (d + v < c.D)
+                cot_from_f32(row + (int64_t)(d + v) * c.dx.stride[3], values[v]);
+    }
+}
+
 /* Stores the block's columns of the terms of phi gamma in shared memory. In each group of 32 columns, the columns 8 q +
  * 2 o and 8 q + 2 o + 1 become columns 2 q and 2 q + 1 of octet o. So a lane's columns of the four octets are eight
  * consecutive columns of x. */
@@ -394,24 +409,20 @@ template <typename E, int OCTETS> static __device__ __forceinline__ void dx(cons
                 cot_unpack(dh_in[h].raw, dh_in_values);
 #pragma unroll
                 for (int v = 0; v < 8; v++)
-                    out[v] = fmaf(h_pre[h], dh_in_values[v], fmaf(factor[h], x_values[v], sums[v / 2][2 * h + v % 2]));
+                    out[v] = fmaf(h_pre[h], dh_in_values[v],
+                                  fmaf(factor[h], x_values[v], sums[v / 2][2 * h + v % 2] / MHC_CUDA_MIX_SCALE));
                 if (post_present) {
                     cot_unpack(post[h].raw, post_values);
 #pragma unroll
                     for (int v = 0; v < 8; v++)
                         out[v] += post_values[v];
                 }
-                E *to = (E *)c.dx.data + row_offset(c.dx, b[h], t_in_b[h], i);
                 if (!valid[h] || d >= c.D)
                     continue;
-                if (c.vectorized) {
-                    cot_store_vector<E, 8>(to + d, out);
-                } else {
-#pragma unroll
-                    for (int v = 0; v < 8; v++)
-                        if (d + v < c.D)
-                            cot_from_f32(to + (int64_t)(d + v) * c.dx.stride[3], out[v]);
-                }
+                if (sizeof(E) == 2 && c.f32_dx)
+                    store_piece<float>(c, row_offset(c.dx, b[h], t_in_b[h], i), d, out);
+                else
+                    store_piece<E>(c, row_offset(c.dx, b[h], t_in_b[h], i), d, out);
             }
         }
     }

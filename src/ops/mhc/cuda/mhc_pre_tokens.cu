@@ -171,6 +171,7 @@ static __device__ __forceinline__ void compute_dh_pre(const mhc_call &c, int64_t
 static __device__ __forceinline__ void store_mix_terms(const mhc_call &c, int n, int64_t token, int j, float dh_mix)
 {
     const int rows = MHC_CUDA_MMA_ROWS(MHC_CUDA_MMA_M(n));
+    dh_mix *= (float)MHC_CUDA_MIX_SCALE;
 #pragma unroll
     for (int term = 0; term < MHC_CUDA_MMA_TERMS; term++) {
         const __nv_bfloat16 value = __float2bfloat16_rn(dh_mix);
@@ -231,7 +232,7 @@ template <typename E, int V> static __device__ __forceinline__ void records(cons
         return;
     if (j < n)
         record->h_pre[j] = h_pre;
-    float rest = dh_mix;
+    float rest = dh_mix * (float)MHC_CUDA_MIX_SCALE;
 #pragma unroll
     for (int term = 0; term < 3; term++) {
         const __nv_bfloat16 value = __float2bfloat16_rn(rest);
