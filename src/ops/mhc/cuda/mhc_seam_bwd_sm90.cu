@@ -89,13 +89,20 @@ static __device__ __forceinline__ uint32_t lane_token(int tile)
     return (uint32_t)tile * TILE + threadIdx.x % 32 / 4;
 }
 
+/* Like cot_cp_async_zfill. Loads the whole line of 128 bytes into the L2 cache: the next step copies its other half. */
+static __device__ __forceinline__ void copy_with_line(bool there, uint32_t to, const void *from)
+{
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0)
+                 : "memory");
+}
+
 /* VECTOR: all rows are whole aligned vectors. Otherwise the data of a tensor is aligned to its elements only. */
 template <typename E, bool VECTOR>
 static __device__ __forceinline__ void copy_piece(uint4 *to, const mhc_array &a, int64_t offset, bool valid)
 {
     const E *from = (const E *)a.data + offset;
     if (VECTOR) {
-        cot_cp_async_zfill(valid, cot_shared_address(to), from); /* does not read if not valid */
+        copy_with_line(valid, cot_shared_address(to), from); /* does not read if not valid */
     } else {
 #pragma unroll 1
         for (int v = 0; v < 8; v++)
