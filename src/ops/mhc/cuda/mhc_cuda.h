@@ -10,12 +10,13 @@ enum {
     MHC_CUDA_MAX_M = MHC_CUDA_MAX_N * (MHC_CUDA_MAX_N + 2),
     MHC_CUDA_THREADS = 256,
     MHC_CUDA_TOKENS = 8, /* tokens of a block in pre's generic kernels: the block loads each phi once for them */
-    MHC_CUDA_POST_THREADS = 256, /* maximum in a block of post; a block handles one token */
-    MHC_CUDA_TOKEN_THREADS = 64, /* in a block of Sinkhorn's kernels; a thread handles one token */
-    MHC_CUDA_MAX_PARTS = 16,     /* token ranges with a separate partial Q */
-    MHC_CUDA_TOKEN_PARTS = 256,  /* token ranges with separate sums of dz in the generic backward */
-    MHC_CUDA_SUM_COLUMNS = 32,   /* columns of Q that one block sums over the parts */
-    MHC_CUDA_RUN = 16,           /* tokens that the generic dphi sums in one run */
+    MHC_CUDA_POST_THREADS = 256,     /* maximum in a block of post; a block handles one token */
+    MHC_CUDA_POST_BWD_THREADS = 128, /* the same in the backward for n > 4: three blocks on a multiprocessor overlap */
+    MHC_CUDA_TOKEN_THREADS = 64,     /* in a block of Sinkhorn's kernels; a thread handles one token */
+    MHC_CUDA_MAX_PARTS = 16,         /* token ranges with a separate partial Q */
+    MHC_CUDA_TOKEN_PARTS = 256,      /* token ranges with separate sums of dz in the generic backward */
+    MHC_CUDA_SUM_COLUMNS = 32,       /* columns of Q that one block sums over the parts */
+    MHC_CUDA_RUN = 16,               /* tokens that the generic dphi sums in one run */
     /* Tensor-core kernels of any GPU. */
     MHC_CUDA_MMA_TERMS = 3, /* bf16 terms of a float32 */
     /* Terms of dh_mix are terms of dh_mix times this number: the smallest bf16 is 2^16 times the smallest float32. */

@@ -686,7 +686,8 @@ cot_status mhc_post_bwd_rows_sm80(cot_queue *queue, const void *problem, void *w
     const cot_cuda_kernel *kernel = p->sizes.dtype == p->args.dy.dtype
                                         ? &post_backward[c.n - 1][p->sizes.dtype - COT_F32]
                                         : &post_backward_f32[c.n - 1][p->sizes.dtype - COT_F16];
-    LAUNCH(queue, kernel, c.tokens, 1, post_threads(&p->sizes), &c);
+    const int64_t most_threads = c.n <= 4 ? MHC_CUDA_POST_THREADS : MHC_CUDA_POST_BWD_THREADS;
+    LAUNCH(queue, kernel, c.tokens, 1, cot_min(post_threads(&p->sizes), most_threads), &c);
     return COT_OK;
 }
 

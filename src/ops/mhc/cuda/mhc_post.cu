@@ -255,16 +255,17 @@ template <typename E, int N, typename G = E> static __device__ __forceinline__ v
     store_sums<N>(c, total);
 }
 
-#define INSTANCE(n, suffix, element)                                                      \
-    extern "C" __global__ void __launch_bounds__(MHC_CUDA_POST_THREADS, (n) <= 4 ? 3 : 2) \
-        mhc_post_forward_n##n##_##suffix(const __grid_constant__ mhc_call c)              \
-    {                                                                                     \
-        forward<element, n>(c);                                                           \
-    }                                                                                     \
-    extern "C" __global__ void __launch_bounds__(MHC_CUDA_POST_THREADS, (n) <= 4 ? 2 : 1) \
-        mhc_post_backward_n##n##_##suffix(const __grid_constant__ mhc_call c)             \
-    {                                                                                     \
-        backward<element, n>(c);                                                          \
+#define INSTANCE(n, suffix, element)                                                                           \
+    extern "C" __global__ void __launch_bounds__(MHC_CUDA_POST_THREADS, (n) <= 4 ? 3 : 2)                      \
+        mhc_post_forward_n##n##_##suffix(const __grid_constant__ mhc_call c)                                   \
+    {                                                                                                          \
+        forward<element, n>(c);                                                                                \
+    }                                                                                                          \
+    extern "C" __global__ void __launch_bounds__((n) <= 4 ? MHC_CUDA_POST_THREADS : MHC_CUDA_POST_BWD_THREADS, \
+                                                 (n) <= 4 ? 2 : 3)                                             \
+        mhc_post_backward_n##n##_##suffix(const __grid_constant__ mhc_call c)                                  \
+    {                                                                                                          \
+        backward<element, n>(c);                                                                               \
     }
 #define F32_INSTANCE(n, suffix, element)                                                  \
     extern "C" __global__ void __launch_bounds__(MHC_CUDA_POST_THREADS, (n) <= 4 ? 2 : 1) \
