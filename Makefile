@@ -16,7 +16,7 @@
 #   make docs      write the reference of the public headers to build/docs/html, and the pages with the reference of the
 #                  Python package to build/docs/guide
 #   make build     build the library, the program, the examples and the tests
-#   make kernels   write the folder that the loader of Hugging Face kernels expects to build/kernels_layout
+#   make hf_kernels  write the folder that the loader of Hugging Face kernels expects to build/kernels_layout
 #   make install   [PREFIX=/usr/local] [DESTDIR=] [GPUS="80;86;89"] install libraries, headers, program, man pages,
 #                  CMake and pkg-config files. GPUS: machine code for GPUs other than Hopper; without it the driver
 #                  compiles at the first call. Installs no package and changes nothing outside PREFIX (on a new machine
@@ -32,7 +32,7 @@
 BUILD = build
 .DEFAULT_GOAL = build
 .NOTPARALLEL:
-.PHONY: setup build asan run test bench gpu emulate format lint fuzz faults tables docs kernels wheel release release_build install uninstall deb clean
+.PHONY: setup build asan run test bench gpu emulate format lint fuzz faults tables docs hf_kernels wheel release release_build install uninstall deb clean
 
 setup:
 	@tools/setup.sh
@@ -91,7 +91,7 @@ docs: setup
 	@tools/make_docs.sh $(BUILD)/docs
 	@tools/make_guide.py $(BUILD)/docs/guide
 
-kernels: setup
+hf_kernels: setup
 	@test -f $(BUILD)/build.ninja || cmake --log-level=NOTICE -G Ninja -S . -B $(BUILD)
 	@cmake --build $(BUILD) --target kernels_layout
 

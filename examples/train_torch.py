@@ -392,7 +392,7 @@ def main():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
         torch.cuda.set_device(device)
     if ranks > 1:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     training, held_out = read_text(options.text)
     print_rank0(f"{len(training)} bytes to train on, {len(held_out)} held out; {device}, {ranks} process(es)")
     status = 0

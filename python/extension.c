@@ -14,7 +14,7 @@
  *   time_call(plan, device, repeats, *values) -> seconds of the calling thread per C call; device -1: the CPU
  *   make_group(transport, rank, size, timeout) -> a rank's handle for CPU tensors; transport: see below
  *   make_nccl_group(comm, device, timeout) -> a rank's handle for CUDA tensors; comm: the address of an ncclComm_t's target
- *   run_group(plan, group, place, cut, stripe, columns, length, *values)
+ *   run_group(plan, group, place, cut, stripe, head_ranks, length, *values)
  *   all_reduce(group, place, tensor)     cot_group_all_reduce
  *                                        place: the number of threads, or the stream of a group over NCCL
  *   check_group(group)                   cot_group_check
@@ -674,7 +674,7 @@ static PyObject *run_group(PyObject *self, PyObject *values)
         return NULL;
     options.cut = (cot_cut)PyLong_AsLong(PyTuple_GetItem(values, 3));
     options.stripe = PyLong_AsLongLong(PyTuple_GetItem(values, 4));
-    options.columns = (int32_t)PyLong_AsLong(PyTuple_GetItem(values, 5));
+    options.head_ranks = (int32_t)PyLong_AsLong(PyTuple_GetItem(values, 5));
     options.length = PyLong_AsLongLong(PyTuple_GetItem(values, 6));
     const plan *p = PyErr_Occurred() == NULL ? read_values(values, FIRST, g->device, &args) : NULL;
     if (p != NULL && p->call->run_over_group == NULL)
@@ -936,7 +936,7 @@ static PyMethodDef methods[] = {
     {"route", route, METH_VARARGS, "route(arguments, tensors): 0 the dispatcher, 1 CPU, 2 CUDA; + 4 with a gradient"},
     {"make_group", make_group, METH_VARARGS, "make_group(transport, rank, size, timeout): a rank's handle"},
     {"make_nccl_group", make_nccl_group, METH_VARARGS, "make_nccl_group(comm, device, timeout): a rank's handle"},
-    {"run_group", run_group, METH_VARARGS, "run_group(plan, group, place, cut, stripe, columns, length, *values)"},
+    {"run_group", run_group, METH_VARARGS, "run_group(plan, group, place, cut, stripe, head_ranks, length, *values)"},
     {"all_reduce", all_reduce, METH_VARARGS, "all_reduce(group, place, tensor): cot_group_all_reduce"},
     {"check_group", check_group, METH_O, "check_group(group): cot_group_check"},
     {"shard_positions", shard_positions, METH_VARARGS,

@@ -15,7 +15,7 @@ import subprocess
 import sys
 
 LONGEST_SENTENCE, README_BYTES, OP_LINES, KERNEL_LINES = 35, 5000, 150, 200
-QUOTES = {"docs/guide/c.md": "examples/c/causal_conv1d.c", "docs/guide/context_parallel_c.md": "examples/c/ring_attention.c"}
+QUOTES = {"docs/guide/c.md": "examples/c/causal_conv1d.c", "docs/guide/context_parallel_c.md": "examples/c/context_parallel.c"}
 
 
 def without_code(text):

@@ -733,7 +733,7 @@ def parallel_page(results):
         lines += [f"## {device}", "", f"{rows[0]['date']}, commit {commits}: {record_link(source)}. {rows[0]['dtype']}, d = {rows[0]['d']}.", "",
                   *markdown([("engine", lambda row: row["engine"]), ("ranks", lambda row: str(row["ranks"])), ("T", lambda row: str(row["T"])),
                              ("heads", lambda row: f"{row['H']}/{row['Hkv']}"), ("mask", lambda row: "causal" if row["causal"] else "full"),
-                             ("cut", lambda row: row["cut"]), ("columns", lambda row: str(row["columns"])), *parts,
+                             ("cut", lambda row: row["cut"]), ("head ranks", lambda row: str(row["head_ranks"])), *parts,
                              ("calls", profile("calls", 1, "d")), ("transfers, ms", profile("transfer_s", 1000, ".1f")),
                              ("exposed, ms", profile("exposed_s", 1000, ".1f")), ("share of ideal", number("share_of_ideal")),
                              ("group / single", lambda row: "" if row["engine"] == "nccl" else number("ratio")(row))], rows), ""]

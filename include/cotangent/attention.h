@@ -105,11 +105,11 @@ typedef struct cot_attention_forward_args {
     cot_tensor sink;                  /* [H], optional: one more logit per head in the softmax, without a value */
     cot_tensor alibi_slopes;          /* [H] or [B,H], optional */
     cot_tensor bias;                  /* [B or 1, H or 1, Tq or 1, Tk or 1], packed with the max lengths; optional */
-    cot_tensor dropout_seed_memory;   /* i32 [2], optional (dropout.h calls it seed_memory) */
+    cot_tensor dropout_seed_memory;   /* i32 [2], optional: seed_memory of dropout.h */
     cot_tensor dropout_offset_memory; /* i32 [2], optional (dropout.h calls it offset_memory) */
     cot_tensor out;                   /* out [B,Tq,H,dv]     [total_q,H,dv]; optional */
     cot_tensor lse;                   /* out [B,H,Tq]        [H,total_q]; optional */
-    void *workspace;                  /* NULL = the queue's pool; else workspace_bytes bytes, 64-byte aligned */
+    void *workspace;                  /* NULL = memory of the queue; else workspace_bytes bytes, 64-byte aligned */
     size_t workspace_bytes;           /* size of workspace; 0 with NULL */
 } cot_attention_forward_args;
 

@@ -62,7 +62,7 @@ typedef struct cot_causal_conv1d_forward_args {
     cot_tensor cu_seqlens;     /* i32 [N+1], optional */
     cot_tensor y;              /* out [B,D,T], x's dtype; optional */
     cot_tensor final_state;    /* out, like initial_state, any float dtype; optional */
-    void *workspace;           /* NULL = the queue's pool; else workspace_bytes bytes, 64-byte aligned */
+    void *workspace;           /* NULL = memory of the queue; else workspace_bytes bytes, 64-byte aligned */
     size_t workspace_bytes;
 } cot_causal_conv1d_forward_args;
 

@@ -54,7 +54,7 @@ typedef struct cot_causal_conv1d_dense_forward_args {
     cot_tensor initial_state;  /* [B,Din,K-1], optional */
     cot_tensor y;              /* out [B,Dout,T], x's dtype; optional */
     cot_tensor final_state;    /* out [B,Din,K-1], any float dtype; optional */
-    void *workspace;           /* NULL = the queue's pool; else workspace_bytes bytes, 64-byte aligned */
+    void *workspace;           /* NULL = memory of the queue; else workspace_bytes bytes, 64-byte aligned */
     size_t workspace_bytes;
 } cot_causal_conv1d_dense_forward_args;
 

@@ -33,7 +33,7 @@
  * strides are. Different offsets give independent masks: a trainer counts steps and layers in the offset.
  * seed_memory and offset_memory, i32 [2] (low word, high word), are added to seed and offset (modulo 2^64). They are
  * read when the work runs, on a GPU from device memory, so that a captured graph can use a new mask at each replay.
- * (attention.h calls them dropout_seed_memory and dropout_offset_memory. The next major version will use one name.)
+ * (In attention.h dropout's options have the prefix dropout_: dropout_seed_memory, dropout_offset_memory.)
  *
  * Tensors have rank 1 to 6 and any strides. The last axis is D, all leading shapes are equal, and sizes may be 0.
  * Dtypes: f32, f16, bf16. y, residual, dy and dx have x's dtype. bias and dbias may each have any of the three.
@@ -78,7 +78,7 @@ typedef struct cot_dropout_forward_args {
     cot_tensor y;              /* out, like x; optional */
     cot_tensor mask_out;       /* out u8, x's shape: m as 0 and 1; optional */
     cot_tensor mask_bits_out;  /* out u8 [..., ceil(D/8)]: m as bits, bits beyond D are 0; optional */
-    void *workspace;           /* NULL = the queue's pool; else workspace_bytes bytes, 64-byte aligned */
+    void *workspace;           /* NULL = memory of the queue; else workspace_bytes bytes, 64-byte aligned */
     size_t workspace_bytes;
 } cot_dropout_forward_args;
 

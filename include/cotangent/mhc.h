@@ -66,7 +66,7 @@ typedef struct cot_mhc_pre_forward_args {
     cot_tensor A;                /* out [B,T,n,n]: sinkhorn of the logits, computed in the same pass */
     cot_tensor inv_rms;          /* out [B,T]; the backward needs inv_rms, h_mix, h_pre and h_post */
     cot_tensor h_mix;            /* out [B,T,M], before the multiplication by inv_rms */
-    void *workspace;             /* NULL = the queue's pool; else workspace_bytes bytes, 64-byte aligned */
+    void *workspace;             /* NULL = memory of the queue; else workspace_bytes bytes, 64-byte aligned */
     size_t workspace_bytes;      /* size of workspace; 0 with NULL */
 } cot_mhc_pre_forward_args;
 
@@ -135,7 +135,7 @@ COT_API cot_status cot_mhc_pre_backward_workspace(cot_queue *queue, const cot_mh
 /* The arguments of cot_mhc_sinkhorn_forward. */
 typedef struct cot_mhc_sinkhorn_forward_args {
     size_t struct_size;     /* set by the init macro */
-    double eps;             /* >= 0; pre calls it sinkhorn_eps. The next major version will use one name */
+    double eps;             /* >= 0; sinkhorn_eps of pre and seam, where the options of Sinkhorn have a prefix */
     int32_t iterations;     /* 1 to 4096; pre calls it sinkhorn_iterations */
     cot_tensor h_res;       /* [B,T,n,n]: logits, f32 or f64 */
     cot_tensor A;           /* out [B,T,n,n] */

@@ -160,11 +160,11 @@ typedef enum cot_cut {
 /* How a call is divided. COT_INIT sets the defaults: a contiguous cut, and the ring alone. */
 typedef struct cot_parallel_options {
     size_t struct_size;
-    cot_cut cut;     /* default: COT_CUT_CONTIGUOUS */
-    int64_t stripe;  /* rows of a stripe with COT_CUT_STRIPED; else 0 */
-    int32_t columns; /* attention: ranks that exchange heads, see below; 0 = 1. Convolution: 0 or 1 */
+    cot_cut cut;        /* default: COT_CUT_CONTIGUOUS */
+    int64_t stripe;     /* rows of a stripe with COT_CUT_STRIPED; else 0 */
+    int32_t head_ranks; /* attention: ranks that exchange heads, see below; 0 = 1. Convolution: 0 or 1 */
     int64_t length; /* convolution: T of the whole sequence. Attention: 0, its arguments have the lengths. The functions
-                      * cot_shard* do not read columns and length */
+                      * cot_shard* do not read head_ranks and length */
 } cot_parallel_options;
 
 /* Writes the number of rows that a rank holds of `length` rows. options may be NULL, also in the next three calls.
@@ -203,7 +203,7 @@ COT_PARALLEL_API cot_status cot_unshard(const cot_parallel_options *options, int
  *              values on every rank. Packed sequences may lie over several ranks.
  *   workspace  NULL: the queue's pool serves the calls of the core, and the group keeps memory for the transfers.
  *
- * Ring (columns = 1): in step s = 0 .. N-1, rank r attends to the keys of rank r-s (modulo N). Their owner sends them
+ * Ring (head_ranks = 1): in step s = 0 .. N-1, rank r attends to the keys of rank r-s (modulo N). Their owner sends them
  * directly, during the arithmetic of the step before. Blocks that the rank's queries do not see are neither sent nor
  * computed. The results of two sets of keys a and b are merged in float32 (f64 in f64 calls), which is rounded to out's
  * dtype at the end:
@@ -214,7 +214,7 @@ COT_PARALLEL_API cot_status cot_unshard(const cot_parallel_options *options, int
  * In the backward, delta and lse are those of the whole. Rank r computes its part of dk and dv for the keys of rank r-s,
  * in float32, and sends it to their owner, which adds the parts in the order of the steps.
  *
- * Heads (columns = C > 1): ranks r with the same r / C exchange all-to-all, so that each holds the rows of all C ranks
+ * Heads (head_ranks = C > 1): ranks r with the same r / C exchange all-to-all, so that each holds the rows of all C ranks
  * for H/C heads. The ring then has N/C places. C = N has no ring. N must be a multiple of C, H of C, and either Hkv of C
  * or C of Hkv. A bias needs C = 1: else COT_UNSUPPORTED. So does dropout, unless H times the rows of all queries
  * (B*q_length, or q_length in packed calls) is less than 2^31. */

@@ -295,7 +295,7 @@ def _group_kernels(
             arguments = prepare(*arguments)
         with group.lock:
             _C.run_group(
-                plan, group.handle, group.place(), given["_cut"], given["_stripe"], given.get("_columns", 0),
+                plan, group.handle, group.place(), given["_cut"], given["_stripe"], given.get("_head_ranks", 0),
                 given.get("_length", 0), *arguments, *_as_tuple(results),
             )  # fmt: skip
         if group.rank > 0:
@@ -318,7 +318,7 @@ def _nothing(**arguments: Any) -> "Sequence[str]":
 
 
 _PLACE = "str _group, int _cut, SymInt _stripe"
-_LENGTHS = f"SymInt q_length, SymInt k_length, {_PLACE}, int _columns"
+_LENGTHS = f"SymInt q_length, SymInt k_length, {_PLACE}, int _head_ranks"
 
 _attention_backward = define(
     f"parallel_attention_backward({_attention._INPUTS}, {_attention._OPTIONS}, int allow_nondeterminism, {_LENGTHS}, "
@@ -559,7 +559,7 @@ def all_reduce_gradients(parameters: "Iterable[Tensor]", *, group: Any = None) -
 
 def _run_attention(
     call: str, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Any, max_seqlens: Any, group: Any, cut: str, stripe: int,
-    columns: int, lengths: Any, causal: bool, window: Any, scale: Any, softcap: float, dropout_p: float, seed: Any,
+    head_ranks: int, lengths: Any, causal: bool, window: Any, scale: Any, softcap: float, dropout_p: float, seed: Any,
     offset: int, seed_memory: Any, offset_memory: Any, seqused: Any, sink: Any, alibi_slopes: Any, bias: Any,
     deterministic: bool, return_lse: bool,
 ) -> Any:  # fmt: skip
@@ -575,7 +575,7 @@ def _run_attention(
     out, lse = _attention_forward(
         q, k, v, *cu_seqlens, *seqused, sink, alibi_slopes, bias, seed_memory, offset_memory, causal,
         window is not None, left, right, scale or 0.0, softcap, dropout_p, seed or 0, offset, *max_seqlens,
-        not flag(call, "deterministic", deterministic), q_length, k_length, name, cut_number, stripe, columns,
+        not flag(call, "deterministic", deterministic), q_length, k_length, name, cut_number, stripe, head_ranks,
     )  # fmt: skip
     return (out, lse) if return_lse else out
 
@@ -588,7 +588,7 @@ def attention(
     group: Any = None,
     cut: str = "contiguous",
     stripe: int = 0,
-    columns: int = 1,
+    head_ranks: int = 1,
     q_length: Optional[int] = None,
     k_length: Optional[int] = None,
     causal: bool = False,
@@ -611,7 +611,7 @@ def attention(
     """cotangent.attention of the whole sequence. q, k and v have the tokens of this rank, and so do out, lse and the
     gradients.
 
-    columns             the number of ranks that exchange heads; 1: a ring alone, the number of ranks: no ring. See
+    head_ranks          the number of ranks that exchange heads; 1: a ring alone, the number of ranks: no ring. See
                         docs/guide/context_parallel_c.md
     q_length, k_length  the tokens of the whole; by default this rank's tokens times the number of ranks
     bias                [B or 1, H or 1, tokens of this rank or 1, Tk or 1]: all keys
@@ -621,7 +621,7 @@ def attention(
 
     The other arguments are those of cotangent.attention."""
     return _run_attention(
-        "attention", q, k, v, (None, None), (0, 0), group, cut, stripe, columns, (q_length, k_length), causal, window,
+        "attention", q, k, v, (None, None), (0, 0), group, cut, stripe, head_ranks, (q_length, k_length), causal, window,
         scale, softcap, dropout_p, seed, offset, seed_memory, offset_memory, (seqused_q, seqused_k), sink, alibi_slopes,
         bias, deterministic, return_lse,
     )  # fmt: skip
@@ -639,7 +639,7 @@ def attention_varlen(
     group: Any = None,
     cut: str = "contiguous",
     stripe: int = 0,
-    columns: int = 1,
+    head_ranks: int = 1,
     q_length: Optional[int] = None,
     k_length: Optional[int] = None,
     causal: bool = False,
@@ -664,7 +664,7 @@ def attention_varlen(
     whole, the same on every rank. The other arguments are those of attention."""
     return _run_attention(
         "attention_varlen", q, k, v, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), group, cut, stripe,
-        columns, (q_length, k_length), causal, window, scale, softcap, dropout_p, seed, offset, seed_memory,
+        head_ranks, (q_length, k_length), causal, window, scale, softcap, dropout_p, seed, offset, seed_memory,
         offset_memory, (seqused_q, seqused_k), sink, alibi_slopes, bias, deterministic, return_lse,
     )  # fmt: skip
 
@@ -713,7 +713,7 @@ class Context(NamedTuple):
     group: str
     cut: str
     stripe: int
-    columns: int
+    head_ranks: int
     length: Optional[int]
     cu_seqlens: Optional[Tensor]
     longest: int
@@ -729,7 +729,7 @@ def current_context() -> Optional[Context]:
 
 @contextmanager
 def context_parallel(
-    group: Any = None, *, cut: str = "contiguous", stripe: int = 0, columns: int = 1, length: Optional[int] = None,
+    group: Any = None, *, cut: str = "contiguous", stripe: int = 0, head_ranks: int = 1, length: Optional[int] = None,
     cu_seqlens: Optional[Tensor] = None,
 ) -> "Iterator[None]":  # fmt: skip
     """Models of transformers with attn_implementation="cotangent" (integrations.transformers.register) attend to the
@@ -740,7 +740,7 @@ def context_parallel(
     cu_seqlens  int32 [N+1]: packed sequences of the whole, for a batch of 1"""
     longest = 0 if cu_seqlens is None else int(cu_seqlens.diff().max())
     _cut_number("context_parallel", cut)
-    context = Context(_name_of(group), cut, stripe, columns, length, cu_seqlens, longest)
+    context = Context(_name_of(group), cut, stripe, head_ranks, length, cu_seqlens, longest)
     _contexts.append(context)
     try:
         yield

@@ -75,7 +75,7 @@ static void copy_in_items(const cot_queue *queue, const copy_ceiling *c, size_t 
                           void (*body)(void *, int64_t))
 {
     copy_work items = {c, item_size};
-    cot_parallel(queue, cot_ceil_div((int64_t)c->bytes, (int64_t)item_size), body, &items);
+    cot_run_items(queue, cot_ceil_div((int64_t)c->bytes, (int64_t)item_size), body, &items);
 }
 
 void copy_plain(const cot_queue *queue, const copy_ceiling *c)

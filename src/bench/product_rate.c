@@ -46,6 +46,6 @@ static void product_item(void *context, int64_t item)
 double V_NAME(product_flops)(const cot_queue *queue)
 {
     const int64_t items = 8 * cot_queue_threads(queue);
-    cot_parallel(queue, items, product_item, NULL);
+    cot_run_items(queue, items, product_item, NULL);
     return 2.0 * M * N * K * REPEATS * (double)items;
 }

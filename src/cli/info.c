@@ -232,24 +232,24 @@ static int explain_ranks(cot_queue *queue, const explain_input *input)
 #ifdef COT_WITH_PARALLEL
     static const char *const cuts[] = {"contiguous", "zigzag"};
     printf("over %d ranks (docs/guide/context_parallel_c.md); the most of any rank:\n"
-           "  cut        columns  calls  merges  messages   MB sent  MB memory  work / mean\n",
+           "  cut        head ranks  calls  merges  messages   MB sent  MB memory  work / mean\n",
            input->ranks);
     for (int cut = 0; cut < 2; cut++)
-        for (int columns = 1; columns <= input->ranks; columns++) {
+        for (int head_ranks = 1; head_ranks <= input->ranks; head_ranks++) {
             cot_parallel_options options;
             cot_parallel_cost cost;
-            if (input->ranks % columns != 0)
+            if (input->ranks % head_ranks != 0)
                 continue;
             COT_INIT(&options);
             options.cut = cut == 1 ? COT_CUT_ZIGZAG : COT_CUT_CONTIGUOUS;
-            options.columns = columns;
+            options.head_ranks = head_ranks;
             const cot_status status =
                 cot_parallel_explain(queue, input->direction, input->c.args, input->ranks, &options, &cost);
             if (status != COT_OK) {
                 fprintf(stderr, "cotangent: %s\n", cot_error_message());
                 return exit_status(status);
             }
-            printf("  %-10s %7d  ", cuts[cut], columns);
+            printf("  %-10s %10d  ", cuts[cut], head_ranks);
             if (cost.status != COT_OK)
                 printf("refused: %s\n", cost.refusal);
             else

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cpu_features.h"
 #include "float_state.h"
-#include "front.h"
+#include "argument_checks.h"
 #include "op.h"
 #include "queue.h"
 #include "status.h"

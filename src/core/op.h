@@ -28,7 +28,7 @@ typedef struct cot_kernel {
      * sizes; at most COT_MAX_PLAN bytes), and returns the bytes of the workspace. `run` finds the plan in queue->plan,
      * so that a call computes it once. */
     size_t (*plan)(const void *problem, void *plan);
-    /* CPU: additional bytes for each thread, see cot_parallel_scratch; NULL = none. */
+    /* CPU: additional bytes for each thread, see cot_run_items_scratch; NULL = none. */
     size_t (*scratch)(const void *problem);
 } cot_kernel;
 

@@ -213,13 +213,13 @@ static void run_plain(void *memory, int64_t item, void *scratch)
     plain->body(plain->context, item);
 }
 
-void cot_parallel(const cot_queue *queue, int64_t items, void (*body)(void *, int64_t), void *context)
+void cot_run_items(const cot_queue *queue, int64_t items, void (*body)(void *, int64_t), void *context)
 {
     plain_body plain = {body, context};
-    cot_parallel_scratch(queue, items, run_plain, &plain);
+    cot_run_items_scratch(queue, items, run_plain, &plain);
 }
 
-void cot_parallel_scratch(const cot_queue *queue, int64_t items, void (*body)(void *, int64_t, void *), void *context)
+void cot_run_items_scratch(const cot_queue *queue, int64_t items, void (*body)(void *, int64_t, void *), void *context)
 {
     int64_t threads = cot_queue_threads(queue);
     threads = threads < items ? threads : items;

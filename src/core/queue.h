@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * queue.h: the queue, which holds the resources that kernels run on. CPU kernels use it only through cot_parallel,
- * cot_parallel_scratch and cot_queue_threads. */
+ * queue.h: the queue, which holds the resources that kernels run on. CPU kernels use it only through cot_run_items,
+ * cot_run_items_scratch and cot_queue_threads. */
 #ifndef COT_CORE_QUEUE_H
 #define COT_CORE_QUEUE_H
 
@@ -28,12 +28,12 @@ struct cot_queue {
 /* Runs body(context, item) for every item in [0, items) on the queue's threads, in no particular order. A result may
  * depend only on the item, so that it does not depend on the number of threads. The threads run in the default
  * floating-point state, as cot_op_run does. */
-void cot_parallel(const cot_queue *queue, int64_t items, void (*body)(void *context, int64_t item), void *context);
+void cot_run_items(const cot_queue *queue, int64_t items, void (*body)(void *context, int64_t item), void *context);
 
 /* The same for items that need more memory than a stack should hold (threads of musl have 128 KB of stack). body gets
  * the scratch memory of its thread: cot_kernel.scratch bytes, aligned to COT_ALIGNMENT, with undefined contents. */
-void cot_parallel_scratch(const cot_queue *queue, int64_t items,
-                          void (*body)(void *context, int64_t item, void *scratch), void *context);
+void cot_run_items_scratch(const cot_queue *queue, int64_t items,
+                           void (*body)(void *context, int64_t item, void *scratch), void *context);
 
 /* The name of the kernel forced for an op, or NULL. The name has *length characters and is not null-terminated. */
 const char *cot_queue_forced_kernel(const cot_queue *queue, const char *op, size_t *length);

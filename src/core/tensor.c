@@ -141,10 +141,10 @@ cot_status cot_check_tensor(const char *call, const char *name, const cot_tensor
     }
     if (tensor->rank < min_rank || tensor->rank > max_rank) {
         if (min_rank == max_rank)
-            return cot_fail(COT_INVALID_SHAPE, "%s: %s has rank %d, expected %d", call, name, (int)tensor->rank,
-                            min_rank);
-        return cot_fail(COT_INVALID_SHAPE, "%s: %s has rank %d, expected %d to %d", call, name, (int)tensor->rank,
-                        min_rank, max_rank);
+            return cot_fail(COT_INVALID_SHAPE, "%s: %s has %d ax%s, expected %d", call, name, (int)tensor->rank,
+                            tensor->rank == 1 ? "is" : "es", min_rank);
+        return cot_fail(COT_INVALID_SHAPE, "%s: %s has %d ax%s, expected %d to %d", call, name, (int)tensor->rank,
+                        tensor->rank == 1 ? "is" : "es", min_rank, max_rank);
     }
     return check_sizes(call, name, tensor);
 }

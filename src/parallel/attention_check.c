@@ -4,7 +4,7 @@
  * their whole sizes for that. Here are only the checks that the core cannot make. */
 #include "attention_call.h"
 
-#include "core/front.h"
+#include "core/argument_checks.h"
 #include "core/integers.h"
 #include "core/status.h"
 #include "core/tensor.h"
@@ -167,10 +167,10 @@ static cot_status check_begin(const attention_call *c)
 static cot_status check_columns(attention_call *c)
 {
     const int64_t size = c->base.group->size;
-    c->C = c->options.columns == 0 ? 1 : c->options.columns;
+    c->C = c->options.head_ranks == 0 ? 1 : c->options.head_ranks;
     if (c->C < 1 || c->C > size || size % c->C != 0)
-        return cot_fail(COT_INVALID_ARGUMENT, "%s: columns is %d, expected a divisor of the group's %d ranks",
-                        c->base.name, (int)c->options.columns, (int)size);
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: head_ranks is %d, expected a divisor of the group's %d ranks",
+                        c->base.name, (int)c->options.head_ranks, (int)size);
     c->R = size / c->C;
     c->line = c->base.group->rank / c->C;
     c->column = c->base.group->rank % c->C;
@@ -180,23 +180,23 @@ static cot_status check_columns(attention_call *c)
 static cot_status check_heads(attention_call *c)
 {
     if (c->H % c->C != 0)
-        return cot_fail(COT_INVALID_SHAPE, "%s: q has H=%" PRId64 ", expected a multiple of columns %" PRId64,
+        return cot_fail(COT_INVALID_SHAPE, "%s: q has H=%" PRId64 ", expected a multiple of head_ranks %" PRId64,
                         c->base.name, c->H, c->C);
     if (c->Hkv % c->C != 0 && c->C % c->Hkv != 0)
         return cot_fail(COT_INVALID_SHAPE,
-                        "%s: k has Hkv=%" PRId64 ", expected a multiple or a divisor of columns %" PRId64, c->base.name,
-                        c->Hkv, c->C);
+                        "%s: k has Hkv=%" PRId64 ", expected a multiple or a divisor of head_ranks %" PRId64,
+                        c->base.name, c->Hkv, c->C);
     c->heads = c->H / c->C;
     c->kv_heads = c->Hkv % c->C == 0 ? c->Hkv / c->C : 1;
     if (c->C == 1)
         return COT_OK;
     if (cot_is_present(&c->a.bias))
-        return cot_fail(COT_UNSUPPORTED, "%s: bias is given with columns %" PRId64 ", expected columns 1", c->base.name,
-                        c->C);
+        return cot_fail(COT_UNSUPPORTED, "%s: bias is given with head_ranks %" PRId64 ", expected head_ranks 1",
+                        c->base.name, c->C);
     c->single = c->a.dropout_p > 0;
     if (c->single && cot_mul(c->H, cot_mul(c->packed ? 1 : c->B, c->Tq)) > INT32_MAX)
         return cot_fail(COT_UNSUPPORTED,
-                        "%s: dropout_p is given with columns %" PRId64
+                        "%s: dropout_p is given with head_ranks %" PRId64
                         ", expected H times the rows of all queries to be less than 2^31",
                         c->base.name, c->C);
     return COT_OK;
@@ -299,7 +299,7 @@ cot_status attention_words(const void *call)
         int64_t value;
     } words[] = {{"cut", c->options.cut},
                  {"stripe", c->options.stripe},
-                 {"columns", c->C},
+                 {"head_ranks", c->C},
                  {"causal", a->causal},
                  {"window", a->window},
                  {"window_left", a->window_left},

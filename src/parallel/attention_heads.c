@@ -6,7 +6,7 @@
  * A message holds its tensors one after the other, each as a contiguous part. */
 #include "attention_call.h"
 
-#include "core/front.h"
+#include "core/argument_checks.h"
 #include "core/integers.h"
 
 /* The heads of a tensor that a column computes. With C > Hkv several columns share a key-value head. */

@@ -7,7 +7,7 @@
  * formula is q_begin + i if q_begin is `base` plus the row in the sequence, and seqused_q is `base` plus the length. */
 #include "attention_call.h"
 
-#include "core/front.h"
+#include "core/argument_checks.h"
 #include "core/integers.h"
 #include "core/tensor.h"
 

@@ -10,7 +10,7 @@
 #include "attention_call.h"
 
 #include "core/float16.h"
-#include "core/front.h"
+#include "core/argument_checks.h"
 #include "core/integers.h"
 #include "core/status.h"
 #include "core/tensor.h"

@@ -19,7 +19,7 @@
 #include "rows.h"
 #include "shard.h"
 
-#include "core/front.h"
+#include "core/argument_checks.h"
 #include "core/integers.h"
 #include "core/status.h"
 #include "core/tensor.h"
@@ -721,9 +721,9 @@ static cot_status check(void *call)
     CHECK(copy_arguments(c));
     c->T = c->options.length;
     CHECK(cot_check_cut(c->base.name, &c->options, c->T));
-    if (c->options.columns != 0 && c->options.columns != 1)
-        return cot_fail(COT_INVALID_ARGUMENT, "%s: columns is %d, expected 0 or 1", c->base.name,
-                        (int)c->options.columns);
+    if (c->options.head_ranks != 0 && c->options.head_ranks != 1)
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: head_ranks is %d, expected 0 or 1", c->base.name,
+                        (int)c->options.head_ranks);
     CHECK(cot_group_no_workspace(c->base.name, a->workspace, a->workspace_bytes));
     CHECK(cot_check_required(c->base.name, "x", &a->x));
     CHECK(cot_check_tensor(c->base.name, "x", &a->x, COT_FLOATS, 3, 3));

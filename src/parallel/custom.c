@@ -5,7 +5,7 @@
 
 #include "rows.h"
 
-#include "core/front.h"
+#include "core/argument_checks.h"
 #include "core/status.h"
 
 #include <stdio.h>

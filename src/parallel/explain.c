@@ -6,7 +6,7 @@
 
 #include "group.h"
 
-#include "core/front.h"
+#include "core/argument_checks.h"
 #include "core/integers.h"
 #include "core/status.h"
 #include "core/tensor.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "gpu.h"
 
-#include "core/front.h"
+#include "core/argument_checks.h"
 #include "core/integers.h"
 #include "core/status.h"
 #include "core/tensor.h"

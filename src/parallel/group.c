@@ -2,7 +2,7 @@
 #include "group.h"
 
 #include "core/float_state.h"
-#include "core/front.h"
+#include "core/argument_checks.h"
 #include "core/integers.h"
 #include "core/status.h"
 #include "core/tensor.h"

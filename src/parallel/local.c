@@ -8,7 +8,7 @@
  * of both sides. After it, it records both `complete` events, for which the two queues' streams wait. */
 #include "group.h"
 
-#include "core/front.h"
+#include "core/argument_checks.h"
 #include "core/status.h"
 
 #include <errno.h>

@@ -5,7 +5,7 @@
  * them. */
 #include "group.h"
 
-#include "core/front.h"
+#include "core/argument_checks.h"
 #include "core/integers.h"
 #include "core/status.h"
 

@@ -11,7 +11,7 @@
  * block either: the first message between two ranks connects them, which needs both. */
 #include "group.h"
 
-#include "core/front.h"
+#include "core/argument_checks.h"
 #include "core/status.h"
 
 #include <dlfcn.h>

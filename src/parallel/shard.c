@@ -3,7 +3,7 @@
 
 #include "rows.h"
 
-#include "core/front.h"
+#include "core/argument_checks.h"
 #include "core/integers.h"
 #include "core/status.h"
 #include "core/tensor.h"

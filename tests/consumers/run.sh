@@ -184,7 +184,7 @@ expect 'a program against the packages' clean gcc -I "$debian/usr/include" tests
     -L "$debian/$(dirname "$library")" -lcotangent -o "$work/against_packages"
 expect 'and runs' clean env LD_LIBRARY_PATH="$debian/$(dirname "$library")" "$work/against_packages"
 expect 'a program against the packages of libcotangent_parallel' clean gcc -std=c11 -I "$debian/usr/include" \
-    examples/c/ring_attention.c -L "$debian/$(dirname "$library")" -lcotangent_parallel -lcotangent -lm -o "$work/ring"
+    examples/c/context_parallel.c -L "$debian/$(dirname "$library")" -lcotangent_parallel -lcotangent -lm -o "$work/ring"
 expect 'and runs' clean env LD_LIBRARY_PATH="$debian/$(dirname "$library")" "$work/ring"
 for package in build/release/deb/libcotangent0_*.deb build/release/deb/cotangent_*.deb; do
     expect "$package depends on libgomp1" grep -q libgomp1 <(dpkg-deb -f "$package" Depends)

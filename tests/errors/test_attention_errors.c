@@ -156,7 +156,7 @@ static void shapes(void **state)
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "attention_forward: q is required", f->f.q = (cot_tensor){0});
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "attention_forward: k is required", f->f.k = (cot_tensor){0});
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "attention_forward: v is required", f->f.v = (cot_tensor){0});
-    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_forward: q has rank 3, expected 4",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_forward: q has 3 axes, expected 4",
            f->f.q = VIEW(f->q, COT_F32, TQ, H, DH));
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_forward: k has B=1, q has B=2", f->f.k.shape[0] = 1);
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_forward: v has B=1, q has B=2", f->f.v.shape[0] = 1);
@@ -271,7 +271,7 @@ static void packing(void **state)
            pack(f), f->f.cu_seqlens_k.shape[0] = 2);
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_forward: cu_seqlens_q has 0 entries, expected B+1",
            pack(f), f->f.cu_seqlens_q.shape[0] = f->f.cu_seqlens_k.shape[0] = 0);
-    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_forward: q has rank 4, expected 3", pack(f),
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_forward: q has 4 axes, expected 3", pack(f),
            f->f.q = VIEW(f->q, COT_F32, B, TQ, H, DH));
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "attention_forward: max_seqlen_k is -1, expected 0 or more",
            pack(f), f->f.max_seqlen_k = -1);

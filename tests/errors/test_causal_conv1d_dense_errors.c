@@ -87,8 +87,8 @@ static void missing(void **state)
 static void shapes(void **state)
 {
     (void)state;
-    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, FORWARD_CALL "x has rank 2, expected 3", f->f.x.rank = 2);
-    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, FORWARD_CALL "weight has rank 2, expected 3", f->f.weight.rank = 2);
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, FORWARD_CALL "x has 2 axes, expected 3", f->f.x.rank = 2);
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, FORWARD_CALL "weight has 2 axes, expected 3", f->f.weight.rank = 2);
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, FORWARD_CALL "weight has Din=2, x has Din=3",
            f->f.weight.shape[1] = 2);
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, FORWARD_CALL "weight has K=0, expected 1 or more",

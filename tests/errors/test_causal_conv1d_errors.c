@@ -178,10 +178,10 @@ static void required_tensors(void **state)
 static void forward_shapes(void **state)
 {
     (void)state;
-    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_forward: x has rank 2, expected 3", f->f.x.rank = 2);
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_forward: x has 2 axes, expected 3", f->f.x.rank = 2);
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE,
            "causal_conv1d_forward: x has size -1 on axis 2, expected 0 or more", f->f.x.shape[2] = -1);
-    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_forward: weight has rank 3, expected 2",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_forward: weight has 3 axes, expected 2",
            f->f.weight.rank = 3);
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_forward: weight has D=2, x has D=3",
            f->f.weight.shape[0] = 2);
@@ -189,11 +189,11 @@ static void forward_shapes(void **state)
            f->f.weight.shape[1] = 0);
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE,
            "causal_conv1d_forward: weight has size -4 on axis 1, expected 0 or more", f->f.weight.shape[1] = -4);
-    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_forward: bias has rank 2, expected 1",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_forward: bias has 2 axes, expected 1",
            f->f.bias.rank = 2);
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_forward: bias has D=4, x has D=3",
            f->f.bias.shape[0] = 4);
-    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_forward: initial_state has rank 2, expected 3",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_forward: initial_state has 2 axes, expected 3",
            f->f.initial_state.rank = 2);
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_forward: initial_state has B=1, x has B=2",
            f->f.initial_state.shape[0] = 1);
@@ -201,7 +201,7 @@ static void forward_shapes(void **state)
            f->f.initial_state.shape[1] = 1);
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_forward: initial_state has K-1=4, weight has K-1=3",
            f->f.initial_state.shape[2] = 4);
-    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_forward: y has rank 2, expected 3", f->f.y.rank = 2);
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_forward: y has 2 axes, expected 3", f->f.y.rank = 2);
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_forward: y has B=1, x has B=2", f->f.y.shape[0] = 1);
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_forward: y has D=2, x has D=3", f->f.y.shape[1] = 2);
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_forward: y has T=7, x has T=8", f->f.y.shape[2] = 7);
@@ -250,11 +250,11 @@ static void backward_shapes_and_dtypes(void **state)
     (void)state;
     REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_backward: dy has T=7, x has T=8",
            f->b.dy.shape[2] = 7);
-    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_backward: dy has rank 2, expected 3",
+    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_backward: dy has 2 axes, expected 3",
            f->b.dy.rank = 2);
     REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_DTYPE, "causal_conv1d_backward: dy has dtype f16, x has f32",
            f->b.dy.dtype = COT_F16);
-    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_backward: x has rank 4, expected 3",
+    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_backward: x has 4 axes, expected 3",
            f->b.x.rank = 4);
     REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_backward: weight has D=4, x has D=3",
            f->b.weight.shape[0] = 4);
@@ -268,13 +268,13 @@ static void backward_shapes_and_dtypes(void **state)
            f->b.dx.shape[1] = 2);
     REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_DTYPE, "causal_conv1d_backward: dx has dtype bf16, x has f32",
            f->b.dx.dtype = COT_BF16);
-    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_backward: dweight has rank 1, expected 2",
+    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_backward: dweight has 1 axis, expected 2",
            f->b.dweight.rank = 1);
     REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_backward: dweight has D=2, weight has D=3",
            f->b.dweight.shape[0] = 2);
     REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_backward: dweight has K=3, weight has K=4",
            f->b.dweight.shape[1] = 3);
-    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_backward: dbias has rank 2, expected 1",
+    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_backward: dbias has 2 axes, expected 1",
            f->b.dbias.rank = 2);
     REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_backward: dbias has D=2, x has D=3",
            f->b.dbias.shape[0] = 2);
@@ -292,15 +292,15 @@ static void backward_shapes_and_dtypes(void **state)
 static void update_shapes_and_dtypes(void **state)
 {
     (void)state;
-    REFUSE(UPDATE, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_update: x has rank 1, expected 2 to 3",
+    REFUSE(UPDATE, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_update: x has 1 axis, expected 2 to 3",
            f->u.x.rank = 1);
-    REFUSE(UPDATE, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_update: y has rank 3, expected 2", f->u.x.rank = 2);
+    REFUSE(UPDATE, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_update: y has 3 axes, expected 2", f->u.x.rank = 2);
     REFUSE(UPDATE, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_update: y has T=8, x has T=7", f->u.x.shape[2] = 7);
     REFUSE(UPDATE, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_update: weight has K=0, expected 1 or more",
            f->u.weight.shape[1] = 0);
     REFUSE(UPDATE, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_update: bias has D=1, x has D=3",
            f->u.bias.shape[0] = 1);
-    REFUSE(UPDATE, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_update: conv_state has rank 2, expected 3",
+    REFUSE(UPDATE, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_update: conv_state has 2 axes, expected 3",
            f->u.conv_state.rank = 2);
     REFUSE(UPDATE, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_update: conv_state has D=2, x has D=3",
            f->u.conv_state.shape[1] = 2);
@@ -311,7 +311,7 @@ static void update_shapes_and_dtypes(void **state)
            f->u.conv_state.shape[0] = 1);
     REFUSE(UPDATE, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_update: cache_seqlens has B=3, x has B=2",
            f->u.cache_seqlens = VIEW(f->cache_seqlens, COT_I32, 3));
-    REFUSE(UPDATE, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_update: cache_seqlens has rank 2, expected 1",
+    REFUSE(UPDATE, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_update: cache_seqlens has 2 axes, expected 1",
            f->u.cache_seqlens = VIEW(f->cache_seqlens, COT_I32, B, 1));
     REFUSE(UPDATE, SHAPE_FAULT, COT_INVALID_DTYPE, "causal_conv1d_update: cache_seqlens has dtype f32, expected i32",
            f->u.cache_seqlens = VIEW(f->cache_seqlens, COT_F32, B));
@@ -389,7 +389,7 @@ static void packing(void **state)
            f->f.seq_idx = VIEW(f->seq_idx, COT_I32, 1, T));
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_DTYPE, "causal_conv1d_forward: seq_idx has dtype f32, expected i32",
            SEQ_IDX(f->f), f->f.seq_idx.dtype = COT_F32);
-    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_forward: seq_idx has rank 1, expected 2",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_forward: seq_idx has 1 axis, expected 2",
            SEQ_IDX(f->f), f->f.seq_idx.rank = 1);
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_forward: seq_idx has B=1, x has B=2", SEQ_IDX(f->f),
            f->f.seq_idx.shape[0] = 1);
@@ -397,7 +397,7 @@ static void packing(void **state)
            f->f.seq_idx.shape[1] = 9);
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_DTYPE, "causal_conv1d_forward: cu_seqlens has dtype f32, expected i32",
            PACK_FORWARD(), f->f.cu_seqlens.dtype = COT_F32);
-    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_forward: cu_seqlens has rank 2, expected 1",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_forward: cu_seqlens has 2 axes, expected 1",
            PACK_FORWARD(), f->f.cu_seqlens.rank = 2);
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "causal_conv1d_forward: cu_seqlens has 0 entries, expected N+1",
            PACK_FORWARD(), f->f.cu_seqlens.shape[0] = 0);

@@ -148,13 +148,13 @@ static void required_tensors(void **state)
 static void shapes(void **state)
 {
     (void)state;
-    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_forward: x has rank 0, expected 1 to 6", f->f.x.rank = 0);
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_forward: x has 0 axes, expected 1 to 6", f->f.x.rank = 0);
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_forward: x has size -1 on axis 1, expected 0 or more",
            f->f.x.shape[1] = -1);
-    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_forward: bias has rank 2, expected 1", f->f.bias.rank = 2);
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_forward: bias has 2 axes, expected 1", f->f.bias.rank = 2);
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_forward: bias has D=9, x has D=10",
            f->f.bias.shape[0] = 9);
-    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_forward: residual has rank 2, expected 3",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_forward: residual has 2 axes, expected 3",
            f->f.residual.rank = 2);
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_forward: residual has size 4 on axis 1, x has 3",
            f->f.residual.shape[1] = 4);
@@ -164,7 +164,7 @@ static void shapes(void **state)
            f->f.y.shape[0] = 1);
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_forward: mask has D=2, x has D=10",
            f->f.mask = VIEW(f->bits, COT_U8, A, R, G));
-    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_forward: mask has rank 2, expected 3",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_forward: mask has 2 axes, expected 3",
            f->f.mask = VIEW(f->mask, COT_U8, A * R, D));
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_forward: mask_bits has ceil(D/8)=10, x has ceil(D/8)=2",
            f->f.mask_bits = VIEW(f->mask, COT_U8, A, R, D));
@@ -176,7 +176,7 @@ static void shapes(void **state)
            f->f.mask_bits_out.shape[2] = 1);
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE,
            "dropout_forward: seed_memory has size 3, expected 2 (low word, high word)", f->f.seed_memory.shape[0] = 3);
-    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_forward: offset_memory has rank 2, expected 1",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_forward: offset_memory has 2 axes, expected 1",
            f->f.offset_memory = VIEW(f->words, COT_I32, 1, 2));
     REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_backward: x has D=9, dy has D=10", f->b.x.shape[2] = 9);
     REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_backward: x has D=9, dy has D=10", f->b.x.shape[2] = 9,

@@ -213,7 +213,7 @@ static void tensors(void **state)
            f->ob.x.shape[3] = 0);
     REFUSE(SINKHORN_FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "mhc_sinkhorn_forward: h_res has n=0, expected 1 or more",
            f->sf.h_res.shape[2] = 0);
-    REFUSE(PRE_FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "mhc_pre_forward: x has rank 3, expected 4", f->pf.x.rank = 3);
+    REFUSE(PRE_FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "mhc_pre_forward: x has 3 axes, expected 4", f->pf.x.rank = 3);
     REFUSE(PRE_FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "mhc_pre_forward: phi has M=n*n+2n=7, x has M=n*n+2n=8",
            f->pf.phi.shape[0] = 7);
     REFUSE(PRE_FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "mhc_pre_forward: phi has n*D=9, x has n*D=10",

@@ -2,7 +2,7 @@
  * bench_parallel.c: times attention over a group of GPUs beside the single call on one GPU, and prints JSON.
  *
  *   bench_parallel [--engine local|nccl] [--ranks N] [--length T] [--heads H] [--kv-heads H] [--size D] [--full]
- *                  [--cut contiguous|zigzag] [--columns C] [--repeats N] [--no-single] [--one-device]
+ *                  [--cut contiguous|zigzag] [--head-ranks C] [--repeats N] [--no-single] [--one-device]
  *
  * local: the ranks are streams of one GPU. nccl: each rank has a GPU of its own; libnccl.so.2 is opened at run time. The
  * defaults are local, 2 ranks, T = 32768, 16 heads of 128, a causal mask and the zigzag cut, in bf16. --one-device puts
@@ -244,10 +244,10 @@ static void print_report(const settings *s, const char *device)
     static const char *const cuts[] = {"contiguous", "zigzag", "striped"};
     printf("{\"bench\": \"parallel_attention\", \"device\": \"%s\", \"engine\": \"%s\", \"ranks\": %d, \"T\": %lld, "
            "\"H\": %lld, \"Hkv\": %lld, \"d\": %lld, \"dtype\": \"bf16\", \"causal\": %s, \"cut\": \"%s\", "
-           "\"columns\": %d, \"repeats\": %d, \"group_bytes\": %zu, \"sent_bytes\": [",
+           "\"head_ranks\": %d, \"repeats\": %d, \"group_bytes\": %zu, \"sent_bytes\": [",
            device, s->nccl ? "nccl" : "local", s->ranks, (long long)s->length, (long long)s->heads,
            (long long)s->kv_heads, (long long)s->size, s->full ? "false" : "true", cuts[s->options.cut],
-           s->options.columns > 0 ? s->options.columns : 1, s->repeats, ranks[0].memory);
+           s->options.head_ranks > 0 ? s->options.head_ranks : 1, s->repeats, ranks[0].memory);
     for (int r = 0; r < s->ranks; r++)
         printf("%s%llu", r > 0 ? ", " : "", (unsigned long long)ranks[r].sent);
     const rank_state *slowest = &ranks[0];
@@ -301,8 +301,8 @@ static bool read_option(settings *s, const char *name, const char *value)
         return read_number(value, MAX_RANKS, &number) && (s->ranks = (int)number) > 0;
     if (strcmp(name, "--repeats") == 0)
         return read_number(value, MAX_REPEATS, &number) && (s->repeats = (int)number) > 0;
-    if (strcmp(name, "--columns") == 0)
-        return read_number(value, MAX_RANKS, &number) && (s->options.columns = (int32_t)number) > 0;
+    if (strcmp(name, "--head-ranks") == 0)
+        return read_number(value, MAX_RANKS, &number) && (s->options.head_ranks = (int32_t)number) > 0;
     int64_t *const sizes[] = {&s->length, &s->heads, &s->kv_heads, &s->size};
     static const char *const names[] = {"--length", "--heads", "--kv-heads", "--size"};
     for (int n = 0; n < 4; n++)

@@ -81,8 +81,8 @@ bool whole_case_check(const whole_case *w, const cot_parallel_options *options, 
         char text[512], line[512];
         describe_case(sharded_cases(w->op), &w->c, text, sizeof text);
         comparison_line(&c, line, sizeof line);
-        printf("%s: ranks %d cut %d stripe %d columns %d: %s: %s\n", text, ranks, (int)options->cut,
-               (int)options->stripe, (int)options->columns, w->direction->fields[f].name, line);
+        printf("%s: ranks %d cut %d stripe %d head_ranks %d: %s: %s\n", text, ranks, (int)options->cut,
+               (int)options->stripe, (int)options->head_ranks, w->direction->fields[f].name, line);
         good = false;
     }
     return good;
@@ -311,11 +311,11 @@ static bool attention_draw(const cot_case *c, int ranks, uint64_t *state, cot_pa
     const int heads_axis = EITHER(c, c->args, cu_seqlens_q).dtype != COT_DTYPE_NONE ? 1 : 2;
     const int64_t H = EITHER(c, c->args, q).shape[heads_axis], Hkv = EITHER(c, c->args, k).shape[heads_axis];
     draw_cut(state, options);
-    options->columns = 1 << cot_draw_below(state, 4);
-    const int columns = options->columns;
-    if (EITHER(c, c->args, bias).dtype != COT_DTYPE_NONE || ranks % columns != 0 || H % columns != 0 ||
-        (Hkv % columns != 0 && columns % Hkv != 0))
-        options->columns = (int32_t)cot_draw_below(state, 2);
+    options->head_ranks = 1 << cot_draw_below(state, 4);
+    const int head_ranks = options->head_ranks;
+    if (EITHER(c, c->args, bias).dtype != COT_DTYPE_NONE || ranks % head_ranks != 0 || H % head_ranks != 0 ||
+        (Hkv % head_ranks != 0 && head_ranks % Hkv != 0))
+        options->head_ranks = (int32_t)cot_draw_below(state, 2);
     return cuts_bias(c, ranks, options);
 }
 

@@ -180,9 +180,9 @@ static void with_a_short_k(rank_call *call)
     call->args.k.shape[1]--;
 }
 
-static void with_columns(rank_call *call)
+static void with_head_ranks(rank_call *call)
 {
-    call->options.columns = 2;
+    call->options.head_ranks = 2;
 }
 
 static void with_a_workspace(rank_call *call)
@@ -215,8 +215,8 @@ static void refused_arguments_reach_all_ranks(void **state)
     } faults[] = {
         {with_a_short_k, COT_INVALID_SHAPE,
          "parallel_attention_forward: k has 7 rows, expected 8, the part of rank 1 of k_length 24"},
-        {with_columns, COT_INVALID_ARGUMENT,
-         "parallel_attention_forward: columns is 2, expected a divisor of the group's 3 ranks"},
+        {with_head_ranks, COT_INVALID_ARGUMENT,
+         "parallel_attention_forward: head_ranks is 2, expected a divisor of the group's 3 ranks"},
         {with_a_workspace, COT_INVALID_ARGUMENT,
          "parallel_attention_forward: workspace is given, expected none (the queue's pool serves it)"},
         {with_a_block, COT_INVALID_ARGUMENT, "parallel_attention_forward: q_begin is 1, expected 0"},

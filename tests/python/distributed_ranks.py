@@ -100,14 +100,14 @@ def attention_inputs(dtype=torch.float32, B=2, H=4, Hkv=2, d=16):
     return dict(q=q, k=k, v=v)
 
 
-def check_attention(about, tensors=None, cut="zigzag", stripe=0, columns=1, **options):
+def check_attention(about, tensors=None, cut="zigzag", stripe=0, head_ranks=1, **options):
     tensors = tensors or attention_inputs()
     place = dict(cut=cut, stripe=stripe)
     axes = {"q": 1, "k": 1, "v": 1, "sink": None, "results": (1, 2)}
     axes["bias"] = 2 if "bias" in tensors and tensors["bias"].shape[2] > 1 else None
 
     def call(**x):
-        return cp.attention(**x, **place, columns=columns, q_length=T, k_length=T, return_lse=True, **options_of(x["q"]))
+        return cp.attention(**x, **place, head_ranks=head_ranks, q_length=T, k_length=T, return_lse=True, **options_of(x["q"]))
 
     def options_of(q):
         return {n: moved(option, q) for n, option in options.items()}
@@ -132,13 +132,13 @@ def attention(ranks):
     check_attention("softcap, striped", cut="striped", stripe=4, causal=True, softcap=2.0, scale=0.4)
     check_attention("one key head", attention_inputs(Hkv=1))
     check_attention("sink and slopes", dict(attention_inputs(), sink=torch.randn(4)), causal=True, alibi_slopes=torch.rand(4))
-    check_attention("heads", columns=ranks, causal=True)
+    check_attention("heads", head_ranks=ranks, causal=True)
     if ranks == 4:
-        check_attention("heads and ring", columns=2, causal=True, window=(20, 0))
+        check_attention("heads and ring", head_ranks=2, causal=True, window=(20, 0))
     for shape in ((2, 4, T, T), (1, 1, 1, T)):
         check_attention(f"bias {shape}", dict(attention_inputs(), bias=torch.randn(shape)), causal=True)
     check_attention("dropout", causal=True, dropout_p=0.3, seed=7, offset=3)
-    check_attention("dropout, heads", causal=True, columns=ranks, dropout_p=0.3, seed=7)
+    check_attention("dropout, heads", causal=True, head_ranks=ranks, dropout_p=0.3, seed=7)
     used = torch.tensor([T, 20], dtype=torch.int32)
     check_attention("seqused", causal=True, seqused_q=used, seqused_k=used)
 

@@ -212,9 +212,9 @@ def test_gradients_in_float64(on_cpu):
 @pytest.mark.parametrize(
     "error, message, change",
     [
-        (ValueError, "q has rank 2", dict(q=torch.zeros(3, 16))),
-        (ValueError, "q has rank 0", dict(q=torch.zeros(()))),
-        (ValueError, "v has rank 0", dict(v=torch.zeros(()))),
+        (ValueError, "q has 2 axes", dict(q=torch.zeros(3, 16))),
+        (ValueError, "q has 0 axes", dict(q=torch.zeros(()))),
+        (ValueError, "v has 0 axes", dict(v=torch.zeros(()))),
         (ValueError, "k", dict(k=torch.zeros(2, 19, 2, 15))),
         (ValueError, "H=", dict(k=torch.zeros(2, 19, 3, 16), v=torch.zeros(2, 19, 3, 16))),
         (TypeError, "v has dtype", dict(v=torch.zeros(2, 19, 2, 16, dtype=torch.float16))),

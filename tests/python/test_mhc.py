@@ -190,8 +190,8 @@ def test_gradients_in_float64(on_cpu):
 @pytest.mark.parametrize(
     "error, message, change",
     [
-        (ValueError, "x has rank 3", dict(x=torch.zeros(2, 5, 24))),
-        (ValueError, "phi has rank 0", dict(phi=torch.zeros(()))),
+        (ValueError, "x has 3 axes", dict(x=torch.zeros(2, 5, 24))),
+        (ValueError, "phi has 0 axes", dict(phi=torch.zeros(()))),
         (ValueError, "phi", dict(phi=torch.zeros(24, 95))),
         (ValueError, "alpha", dict(alpha=torch.zeros(2))),
         (ValueError, "bias", dict(bias=torch.zeros(23))),

@@ -5,7 +5,7 @@
 #include "equal_rows.h"
 
 #include "core/op.h"
-#include "ops/causal_conv1d/cpu/causal_conv1d_tiling.h"
+#include "ops/causal_conv1d/cpu/causal_conv1d_items.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -284,7 +284,7 @@ static void every_item_runs_once(void **state)
         cot_queue *queue = make_queue(NULL, threads[i]);
         for (int items = 0; items <= 40; items++) {
             atomic_int counts[41] = {0};
-            cot_parallel(queue, items, count_item, counts);
+            cot_run_items(queue, items, count_item, counts);
             for (int item = 0; item <= 40; item++)
                 assert_int_equal(atomic_load(&counts[item]), item < items);
         }

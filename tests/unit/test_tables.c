@@ -6,7 +6,7 @@
 
 #include "check/check.h"
 #include "check/signature.h"
-#include "core/front.h"
+#include "core/argument_checks.h"
 #include "core/tensor.h"
 
 #include <stdio.h>

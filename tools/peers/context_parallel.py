@@ -46,11 +46,11 @@ def single(T, whole):
     return (q, k, v), dout, lambda q, k, v: cotangent.attention(q, k, v, causal=True), lambda out: out, ()
 
 
-def ours(cut, columns):
+def ours(cut, head_ranks):
     def make(T, whole):
         place = dict(cut=cut)
         *x, dout = (cp.shard(t, dim=1, **place) for t in whole)
-        run = lambda q, k, v: cp.attention(q, k, v, causal=True, columns=columns, q_length=T, k_length=T, **place)  # noqa: E731
+        run = lambda q, k, v: cp.attention(q, k, v, causal=True, head_ranks=head_ranks, q_length=T, k_length=T, **place)  # noqa: E731
         return x, dout, run, lambda out: cp.unshard(out, dim=1, length=T, **place), ()
 
     return make
@@ -75,7 +75,7 @@ def torch_context_parallel(T, whole):
         return context_parallel_unshard(mesh, [out], [2])[0].transpose(1, 2)
 
     contexts = (lambda: sdpa_kernel([SDPBackend.FLASH_ATTENTION]),
-                lambda: context_parallel(mesh, buffers=[], buffer_seq_dims=[]))  # fmt: skip
+                lambda: context_parallel(mesh, buffers=[torch.zeros(2 * ranks, device=device)], buffer_seq_dims=[0]))  # fmt: skip
     return x, dout, run, collect, contexts
 
 

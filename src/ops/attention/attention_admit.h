@@ -143,7 +143,7 @@ static inline const char *admit_tiled_amx(const void *problem)
 {
     const attention_problem *p = problem;
     if (p->sizes.dtype != COT_BF16)
-        return "it supports bf16";
+        return "it supports bf16 only";
     return attention_admit_16_bits(p, "it rounds P to bf16, an output is f32");
 }
 
@@ -151,7 +151,7 @@ static inline const char *admit_tiled_split(const void *problem)
 {
     const attention_problem *p = problem;
     if (p->sizes.dtype != COT_F16)
-        return "it supports f16";
+        return "it supports f16 only";
     return attention_admit_16_bits(p, "it rounds P to two bf16, an output is f32");
 }
 
@@ -159,7 +159,7 @@ static inline const char *admit_tiled_split3(const void *problem)
 {
     const attention_problem *p = problem;
     if (p->sizes.dtype != COT_F32)
-        return "it supports f32";
+        return "it supports f32 only";
     return attention_admit_tiled(p);
 }
 

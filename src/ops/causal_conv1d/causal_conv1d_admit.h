@@ -5,7 +5,7 @@
 #define COT_CAUSAL_CONV1D_ADMIT_H
 
 #include "cpu/causal_conv1d_im2col.h"
-#include "cpu/causal_conv1d_tiling.h"
+#include "cpu/causal_conv1d_items.h"
 
 #include "core/op_tables.h"
 
@@ -64,11 +64,11 @@ static inline double conv1d_restarts(const conv1d_sizes *sizes, const cot_tensor
 
 static inline double cost_channel_first(const conv1d_sizes *sizes, int lanes, double gather_cycles, double restarts)
 {
-    const conv1d_tiling tiling = conv1d_tiling_channel_first(sizes);
+    const conv1d_item_grid grid = conv1d_item_grid_channel_first(sizes);
     const double rows = (double)sizes->B * (double)sizes->D;
-    const double pieces = rows * (double)cot_ceil_div(sizes->T, CONV1D_PIECE_TOKENS) + restarts * (double)sizes->D;
+    const double pieces = rows * (double)cot_ceil_div(sizes->T, CONV1D_ROW_BUFFER_TOKENS) + restarts * (double)sizes->D;
     const double vectors = rows * (double)cot_ceil_div(sizes->T, lanes);
-    return CONV1D_ITEM_CYCLES * (double)conv1d_item_count(&tiling) + pieces * CONV1D_PIECE_CYCLES +
+    return CONV1D_ITEM_CYCLES * (double)conv1d_item_count(&grid) + pieces * CONV1D_PIECE_CYCLES +
            vectors * conv1d_vector_cycles(sizes) + rows * (double)sizes->T * gather_cycles;
 }
 
@@ -76,10 +76,10 @@ static inline double cost_channel_first(const conv1d_sizes *sizes, int lanes, do
 static inline double cost_channel_last(const conv1d_sizes *sizes, int lanes, double gather_cycles, double restarts,
                                        int64_t extra_steps)
 {
-    const conv1d_tiling tiling = conv1d_tiling_channel_last(sizes);
+    const conv1d_item_grid grid = conv1d_item_grid_channel_last(sizes);
     const double tokens = (double)sizes->B * (double)sizes->T;
-    const double steps = tokens + ((double)sizes->B * (double)tiling.token_items + restarts) * (double)extra_steps;
-    return CONV1D_ITEM_CYCLES * (double)conv1d_item_count(&tiling) +
+    const double steps = tokens + ((double)sizes->B * (double)grid.token_items + restarts) * (double)extra_steps;
+    return CONV1D_ITEM_CYCLES * (double)conv1d_item_count(&grid) +
            steps * (double)cot_ceil_div(sizes->D, lanes) * conv1d_vector_cycles(sizes) +
            tokens * (double)sizes->D * gather_cycles;
 }
@@ -121,9 +121,10 @@ static inline double cost_update(const void *problem, int lanes)
     return cost_channel_last(problem, lanes, 2 * CONV1D_STRIDED_CYCLES, 0, 0);
 }
 
-COT_PLAN(plan_bwd_channel_first, conv1d_tiling_plan,
-         conv1d_tiling_plan_of(conv1d_tiling_channel_first(problem), problem))
-COT_PLAN(plan_bwd_channel_last, conv1d_tiling_plan, conv1d_tiling_plan_of(conv1d_tiling_channel_last(problem), problem))
+COT_PLAN(plan_bwd_channel_first, conv1d_items_plan,
+         conv1d_items_plan_of(conv1d_item_grid_channel_first(problem), problem))
+COT_PLAN(plan_bwd_channel_last, conv1d_items_plan,
+         conv1d_items_plan_of(conv1d_item_grid_channel_last(problem), problem))
 
 static inline size_t scratch_channel_first(const void *problem)
 {

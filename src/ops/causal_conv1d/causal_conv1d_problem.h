@@ -17,7 +17,8 @@ extern const cot_op cot_causal_conv1d_op;
 extern const cot_direction cot_causal_conv1d_directions[];
 
 /* B, D, T, K are the sizes of cotangent/causal_conv1d.h. A state tensor, where present, is [state_count, D, K-1],
- * in the update [state_count, D, S]. state_count is N with cu_seqlens, else B. A tensor that the header allows in two ranks has the higher rank here. */
+ * in the update [state_count, D, S]. state_count is N with cu_seqlens, else B. A tensor that the header allows with two
+ * numbers of axes has the larger number here. */
 typedef struct conv1d_sizes {
     int64_t B, D, T, K, state_count;
     cot_dtype dtype; /* of x */
@@ -39,14 +40,14 @@ typedef struct conv1d_update_problem {
     cot_causal_conv1d_update_args args; /* x and y as [B,D,T] */
 } conv1d_update_problem;
 
-/* Element i of an i32 tensor of rank 1, at any stride. */
+/* Element i of an i32 tensor with one axis, at any stride. */
 static inline int64_t conv1d_index(const cot_tensor *tensor, int64_t i)
 {
     return ((const int32_t *)tensor->data)[i * tensor->stride[0]];
 }
 
 /* ---- sequences ---------------------------------------------------------------------------------------- *
- * Both kinds of packing answer one question: which tokens contribute to which outputs? A `conv1d_span` holds the tokens
+ * seq_idx and cu_seqlens answer one question: which tokens contribute to which outputs? A `conv1d_span` holds the tokens
  * [first, end) of one batch element. No token outside of the span contributes to a token inside. Within the span,
  * conv1d_same_sequence says whether position p contributes to position t. Positions first-K+1 .. first-1 are those of
  * the initial state. */

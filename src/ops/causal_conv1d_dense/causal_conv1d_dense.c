@@ -4,7 +4,7 @@
 #include "causal_conv1d_dense_problem.h"
 
 #include "core/cpu_features.h"
-#include "core/front.h"
+#include "core/argument_checks.h"
 #include "core/op_tables.h"
 #include "core/status.h"
 

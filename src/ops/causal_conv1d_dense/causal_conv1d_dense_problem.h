@@ -74,7 +74,7 @@ static inline void conv1d_dense_run_jobs(cot_queue *queue, void *context, const 
     int64_t items = 0;
     for (int i = 0; i < count; i++)
         items += jobs[i].items;
-    cot_parallel_scratch(queue, items, conv1d_dense_run_item, &pass);
+    cot_run_items_scratch(queue, items, conv1d_dense_run_item, &pass);
 }
 
 #endif

@@ -6,7 +6,7 @@
 
 #include "core/cpu_features.h"
 #include "core/float_state.h"
-#include "core/front.h"
+#include "core/argument_checks.h"
 #include "core/op_tables.h"
 #include "core/status.h"
 

@@ -4,7 +4,7 @@
 #ifndef COT_DROPOUT_ADMIT_H
 #define COT_DROPOUT_ADMIT_H
 
-#include "cpu/dropout_tiling.h"
+#include "cpu/dropout_items.h"
 
 #include "core/op_tables.h"
 
@@ -17,7 +17,7 @@ static inline double cost_scalar(const void *problem)
 }
 
 /* The vector kernels copy rows that are not contiguous to buffers, so they support any layout. */
-static inline const char *admit_simd(const void *problem)
+static inline const char *admit_rows(const void *problem)
 {
     return admit_scalar(problem);
 }
@@ -43,9 +43,10 @@ static inline double dropout_gather_cycles(const cot_tensor *tensor)
 
 static inline double cost_rows(const dropout_sizes *sizes, int lanes, double gather)
 {
-    const dropout_tiling tiling = dropout_tiling_of(sizes);
-    const double rows = (double)sizes->R * (double)tiling.column_tiles;
-    return DROPOUT_ITEM_CYCLES * (double)tiling.row_tiles * (double)tiling.column_tiles + DROPOUT_ROW_CYCLES * rows +
+    const dropout_item_grid item_grid = dropout_item_grid_of(sizes);
+    const double rows = (double)sizes->R * (double)item_grid.column_items;
+    return DROPOUT_ITEM_CYCLES * (double)item_grid.row_items * (double)item_grid.column_items +
+           DROPOUT_ROW_CYCLES * rows +
            DROPOUT_VECTOR_CYCLES * (double)sizes->R * (double)cot_ceil_div(sizes->D, lanes) +
            gather * (double)sizes->R * (double)sizes->D;
 }
@@ -66,7 +67,7 @@ static inline double cost_bwd_rows(const void *problem, int lanes)
                          dropout_gather_cycles(&p->args.dx) + dropout_gather_cycles(&p->mask.given));
 }
 
-COT_PLAN(plan_bwd_rows, dropout_tiling_plan, dropout_tiling_plan_of(problem))
+COT_PLAN(plan_bwd_rows, dropout_items_plan, dropout_items_plan_of(problem))
 
 /* The cost functions of each instruction set. `factor` scales the estimate. The portable build counts one lane per vector. */
 #define COT_COSTS(isa, lanes, factor)                             \

@@ -255,17 +255,17 @@ cot_status V_NAME(attention_bwd_tiled)(cot_queue *queue, const void *problem, vo
     c.keys = (mt *)(base + layout.k);
     c.lse = (float *)(base + layout.lse), c.delta = (float *)(base + layout.delta);
     c.dq = (float *)(base + layout.dq), c.dk = (float *)(base + layout.dk);
-    cot_parallel_scratch(queue, layout.q_slots * sizes->H, pack_queries_item, &c);
-    cot_parallel_scratch(queue, attention_sequence_count(c.p) * sizes->Hkv * layout.chunks, differentiate_item, &c);
+    cot_run_items_scratch(queue, layout.q_slots * sizes->H, pack_queries_item, &c);
+    cot_run_items_scratch(queue, attention_sequence_count(c.p) * sizes->Hkv * layout.chunks, differentiate_item, &c);
     if (cot_is_present(&c.p->dq))
-        cot_parallel_scratch(queue, layout.q_slots * sizes->H, store_dq_item, &c);
+        cot_run_items_scratch(queue, layout.q_slots * sizes->H, store_dq_item, &c);
     if (cot_is_present(&c.p->dsink))
-        cot_parallel(queue, sizes->H, dsink_item, &c);
+        cot_run_items(queue, sizes->H, dsink_item, &c);
     if (cot_is_present(&c.p->dbias)) {
         const int64_t *shape = c.p->dbias.shape;
-        cot_parallel_scratch(queue,
-                             shape[0] * shape[1] * cot_ceil_div(shape[2], BLOCK) * cot_ceil_div(shape[3], SCORE_ROWS),
-                             dbias_item, &c);
+        cot_run_items_scratch(queue,
+                              shape[0] * shape[1] * cot_ceil_div(shape[2], BLOCK) * cot_ceil_div(shape[3], SCORE_ROWS),
+                              dbias_item, &c);
     }
     return COT_OK;
 }

@@ -638,9 +638,9 @@ cot_status V_NAME(attention_fwd_tiled)(cot_queue *queue, const void *problem, vo
     const int64_t rounds = groups / threads;
     if (equal_lengths && rounds >= 2) {
         c.private_groups = (rounds < 4 ? rounds - 1 : rounds) * threads;
-        cot_parallel_scratch(queue, threads, attend_private_groups, &c);
+        cot_run_items_scratch(queue, threads, attend_private_groups, &c);
     }
-    cot_parallel_scratch(queue, c.layout.k_slots * sizes->Hkv, pack_item, &c);
-    cot_parallel_scratch(queue, c.layout.q_slots * sizes->H, attend_item, &c);
+    cot_run_items_scratch(queue, c.layout.k_slots * sizes->Hkv, pack_item, &c);
+    cot_run_items_scratch(queue, c.layout.q_slots * sizes->H, attend_item, &c);
     return COT_OK;
 }

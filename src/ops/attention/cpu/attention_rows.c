@@ -98,7 +98,7 @@ static void delta_item(void *memory, int64_t item)
 cot_status V_NAME(attention_delta_rows)(cot_queue *queue, const void *problem, void *workspace)
 {
     (void)workspace;
-    cot_parallel(queue, item_count(problem), delta_item, (void *)problem);
+    cot_run_items(queue, item_count(problem), delta_item, (void *)problem);
     return COT_OK;
 }
 
@@ -192,6 +192,6 @@ static void merge_item(void *memory, int64_t item)
 cot_status V_NAME(attention_merge_rows)(cot_queue *queue, const void *problem, void *workspace)
 {
     (void)workspace;
-    cot_parallel(queue, item_count(problem), merge_item, (void *)problem);
+    cot_run_items(queue, item_count(problem), merge_item, (void *)problem);
     return COT_OK;
 }

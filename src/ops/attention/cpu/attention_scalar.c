@@ -198,7 +198,7 @@ static void forward_item(void *memory, int64_t item)
 cot_status NAME(attention_fwd_scalar)(cot_queue *queue, const void *problem, void *workspace)
 {
     context c = {problem, workspace};
-    cot_parallel(queue, attention_sequence_count(c.problem) * c.problem->sizes.H, forward_item, &c);
+    cot_run_items(queue, attention_sequence_count(c.problem) * c.problem->sizes.H, forward_item, &c);
     return COT_OK;
 }
 
@@ -355,11 +355,11 @@ cot_status NAME(attention_bwd_scalar)(cot_queue *queue, const void *problem, voi
     context c = {problem, workspace};
     const attention_problem *p = problem;
     if (cot_is_present(&p->dq) || cot_is_present(&p->dk) || cot_is_present(&p->dv))
-        cot_parallel(queue, attention_sequence_count(p) * p->sizes.Hkv, backward_item, &c);
+        cot_run_items(queue, attention_sequence_count(p) * p->sizes.Hkv, backward_item, &c);
     if (cot_is_present(&p->dsink))
-        cot_parallel(queue, p->sizes.H, dsink_item, (void *)problem);
+        cot_run_items(queue, p->sizes.H, dsink_item, (void *)problem);
     if (cot_is_present(&p->dbias))
-        cot_parallel(queue, cot_elements(&p->dbias), dbias_item, (void *)problem);
+        cot_run_items(queue, cot_elements(&p->dbias), dbias_item, (void *)problem);
     return COT_OK;
 }
 
@@ -383,7 +383,7 @@ cot_status NAME(attention_delta_scalar)(cot_queue *queue, const void *problem, v
 {
     const attention_sizes *z = problem;
     (void)workspace;
-    cot_parallel(queue, z->B * z->H, delta_item, (void *)problem);
+    cot_run_items(queue, z->B * z->H, delta_item, (void *)problem);
     return COT_OK;
 }
 
@@ -416,6 +416,6 @@ cot_status NAME(attention_merge_scalar)(cot_queue *queue, const void *problem, v
 {
     const attention_sizes *z = problem;
     (void)workspace;
-    cot_parallel(queue, z->B * z->H, merge_item, (void *)problem);
+    cot_run_items(queue, z->B * z->H, merge_item, (void *)problem);
     return COT_OK;
 }

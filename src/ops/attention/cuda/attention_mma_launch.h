@@ -37,7 +37,7 @@ static inline const char *attention_portable_refusal(const attention_problem *p)
 static inline const char *attention_mma_refusal(const attention_problem *p, cot_dtype dtype)
 {
     if (p->sizes.dtype != dtype)
-        return dtype == COT_BF16 ? "it supports bf16" : "it supports f16";
+        return dtype == COT_BF16 ? "it supports bf16 only" : "it supports f16 only";
     return attention_portable_refusal(p);
 }
 

@@ -68,13 +68,13 @@ static inline const char *attention_fwd_sm90_refusal(const attention_problem *p)
 static inline const char *admit_fwd_bf16_sm90(const void *problem)
 {
     const attention_problem *p = problem;
-    return p->sizes.dtype != COT_BF16 ? "it supports bf16" : attention_fwd_sm90_refusal(p);
+    return p->sizes.dtype != COT_BF16 ? "it supports bf16 only" : attention_fwd_sm90_refusal(p);
 }
 
 static inline const char *admit_fwd_f16_sm90(const void *problem)
 {
     const attention_problem *p = problem;
-    return p->sizes.dtype != COT_F16 ? "it supports f16" : attention_fwd_sm90_refusal(p);
+    return p->sizes.dtype != COT_F16 ? "it supports f16 only" : attention_fwd_sm90_refusal(p);
 }
 
 static inline double cost_fwd_sm90(const void *problem)
@@ -187,13 +187,13 @@ static inline const char *attention_bwd_sm90_refusal(const attention_problem *p)
 static inline const char *admit_bwd_bf16_sm90(const void *problem)
 {
     const attention_problem *p = problem;
-    return p->sizes.dtype != COT_BF16 ? "it supports bf16" : attention_bwd_sm90_refusal(p);
+    return p->sizes.dtype != COT_BF16 ? "it supports bf16 only" : attention_bwd_sm90_refusal(p);
 }
 
 static inline const char *admit_bwd_f16_sm90(const void *problem)
 {
     const attention_problem *p = problem;
-    return p->sizes.dtype != COT_F16 ? "it supports f16" : attention_bwd_sm90_refusal(p);
+    return p->sizes.dtype != COT_F16 ? "it supports f16 only" : attention_bwd_sm90_refusal(p);
 }
 
 static inline double cost_bwd_sm90(const void *problem)

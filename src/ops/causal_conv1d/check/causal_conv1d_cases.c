@@ -274,7 +274,7 @@ static void sweep_tiles(cot_case_visitor *v, int direction)
     }
 }
 
-/* Tensors so large that the CPU kernels use non-temporal stores (CONV1D_STREAM_BYTES). */
+/* Tensors so large that the CPU kernels use non-temporal stores (CONV1D_NONTEMPORAL_BYTES). */
 static void beyond_caches(cot_case_visitor *v, int direction)
 {
     for (int layout = COT_CHANNEL_FIRST; layout <= COT_CHANNEL_LAST; layout++) {

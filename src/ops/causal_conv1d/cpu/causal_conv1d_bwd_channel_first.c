@@ -5,14 +5,15 @@
  *     z[t]  = b + sum_k w[k] * xe[t+k]                g[t]  = dy[t] * act'(z[t])
  *     dx[t] = sum_j w[K-1-j] * g[t+j]                 dw[k] = sum_t g[t] * xe[t+k]          db = sum_t g[t]
  *
- * As in the forward, an item is a range of batch elements, tokens and channels (causal_conv1d_tiling.h). Its
+ * As in the forward, an item is a range of batch elements, tokens and channels (causal_conv1d_items.h). Its
  * tokens are divided into pieces (causal_conv1d_pieces.h). A row is one channel of a piece. It passes through the
  * L1 cache in three steps:
  *     1. x, converted to f32 where it is not
  *     2. g, of the tokens of the piece and of its halo: the up to K-1 later tokens whose g its dx needs
  *     3. dx, the forward convolution of g with the reversed weights
- * For K = 2..4, one fused loop processes a row of one sequence, except for the row's ends. It keeps g in registers.
- * With AVX2 it keeps g in a buffer of 1 KB.
+ * For K = 2..4 and a row of one sequence, one pass over the row computes g, dx and the sums, except at the row's ends. It
+ * keeps g in registers (one_pass_registers). AVX2 has too few: there it computes g of 256 tokens into a buffer in the L1
+ * cache, then their dx and sums (one_pass_buffered).
  * For tensors larger than the caches, the time depends on how often reads and writes alternate. Alternating every 64
  * bytes runs at the speed of a copy, alternating every 8 KB at 75 % of it.
  *
@@ -20,7 +21,7 @@
  * `partials` (the totals of all items) in the workspace. causal_conv1d_reduce.h adds the partials.
  *
  * src/simd/simd.h defines V_NAME (one function per instruction set), the types vf, vi and vm (VW lanes of floats, of
- * integers, and a mask) and the v_ functions. `stream` means non-temporal stores. */
+ * integers, and a mask) and the v_ functions. v_stream is a non-temporal store. */
 #include "causal_conv1d_reduce.h"
 #include "causal_conv1d_rows.h"
 
@@ -28,7 +29,7 @@ cot_status V_NAME(causal_conv1d_bwd_channel_first)(cot_queue *, const void *, vo
 
 /* ---- g, dw, db of one row ----------------------------------------------------------------------------------- */
 
-typedef struct gradient_row {
+typedef struct g_row {
     int64_t K;
     const float *x, *weight; /* as in conv1d_row */
     const char *dy;
@@ -38,15 +39,15 @@ typedef struct gradient_row {
     vf *sums; /* K of dw and one of db */
     conv1d_prefetch_base prefetch_x, prefetch_dy;
     const int32_t *seq_ids;
-    /* the members below are for the fused loop only */
-    char *dx;      /* has the dtype of dy */
-    float *g_tail; /* receives g of the last two vectors */
-    bool stream;
-} gradient_row;
+    /* the members below are for the one-pass loops only */
+    char *dx;     /* has the dtype of dy */
+    float *g_end; /* receives g of the last two vectors */
+    bool nontemporal;
+} g_row;
 
 /* Computes g of tokens [begin, end). Adds the tokens before halo_begin to the sums. Later tokens are halo: the next
  * piece adds them to its sums. */
-static void gradient_any(const gradient_row *row, int64_t begin, int64_t end, int64_t halo_begin)
+static void g_any(const g_row *row, int64_t begin, int64_t end, int64_t halo_begin)
 {
     const int64_t K = row->K, size = conv1d_element_size(row->dtype);
     for (int64_t i = begin; i < end; i += VW) {
@@ -83,7 +84,7 @@ static void gradient_any(const gradient_row *row, int64_t begin, int64_t end, in
 enum { SUM_TERMS = 32 };
 
 /* Requires (end - begin) % VW == 0. */
-V_INLINE void gradient_body(const gradient_row *row, int64_t begin, int64_t end, int64_t K, cot_dtype dtype)
+V_INLINE void g_body(const g_row *row, int64_t begin, int64_t end, int64_t K, cot_dtype dtype)
 {
     const int64_t size = conv1d_element_size(dtype);
     const float *x = row->x;
@@ -123,20 +124,19 @@ V_INLINE void gradient_body(const gradient_row *row, int64_t begin, int64_t end,
     }
 }
 
-#define DEFINE_GRADIENT(width, dtype)                                                           \
-    static void gradient_##width##_##dtype(const gradient_row *row, int64_t begin, int64_t end) \
-    {                                                                                           \
-        gradient_body(row, begin, end, width == 0 ? row->K : width, COT_##dtype);               \
+#define DEFINE_G(width, dtype)                                                    \
+    static void g_##width##_##dtype(const g_row *row, int64_t begin, int64_t end) \
+    {                                                                             \
+        g_body(row, begin, end, width == 0 ? row->K : width, COT_##dtype);        \
     }
-#define DEFINE_GRADIENTS(width) CONV1D_EACH_DTYPE(DEFINE_GRADIENT, width)
-CONV1D_EACH_WIDTH(DEFINE_GRADIENTS)
+#define DEFINE_GS(width) CONV1D_EACH_DTYPE(DEFINE_G, width)
+CONV1D_EACH_WIDTH(DEFINE_GS)
 
-#define GRADIENT_ENTRY(width)                                                   \
-    {                                                                           \
-        gradient_##width##_F32, gradient_##width##_F16, gradient_##width##_BF16 \
+#define G_ENTRY(width)                                     \
+    {                                                      \
+        g_##width##_F32, g_##width##_F16, g_##width##_BF16 \
     }
-static void (*const gradient_table[CONV1D_INSTANCES][3])(const gradient_row *, int64_t,
-                                                         int64_t) = CONV1D_TABLE(GRADIENT_ENTRY);
+static void (*const g_table[CONV1D_INSTANCES][3])(const g_row *, int64_t, int64_t) = CONV1D_TABLE(G_ENTRY);
 
 /* ---- g, dw, db and dx of one row ---------------------------------------------------------------------------- *
  * Step j of the loop computes z of vector j+1, then dx of vector j-2 and the sum terms of its inputs, then g of vector
@@ -150,13 +150,13 @@ static void (*const gradient_table[CONV1D_INSTANCES][3])(const gradient_row *, i
  *     x0, x1, x2      x of vectors j, j-1, j-2
  *     g, g_prev       g of vectors j-1, j-2 */
 
-/* Prefetch distances in bytes, in addition to CONV1D_L1_DISTANCE, into the L1 cache. Of total distances from 1
- * to 4 KB these were best (0.85 of a copy's speed). Equal distances were slower, and so was a second-level prefetch in
- * addition. */
-enum { FUSED_DISTANCE_X = 1024, FUSED_DISTANCE_DY = 2048 };
+/* Prefetch distances in bytes into the L1 cache, in addition to CONV1D_L1_DISTANCE for rows that are read in place. The
+ * totals of 2 and 3 KB were the best of 1 to 4 KB (0.85 of a copy's speed). Equal distances were slower, and so was a
+ * second-level prefetch in addition. */
+enum { ONE_PASS_DISTANCE_X = 1024, ONE_PASS_DISTANCE_DY = 2048 };
 
 /* Returns dx of the tokens of vector g, and adds to the sums. g_next is the next vector of g. */
-V_INLINE vf fused_finish(const vf *w, vf *sums, vf x, vf g, vf g_next, int64_t K)
+V_INLINE vf one_pass_finish(const vf *w, vf *sums, vf x, vf g, vf g_next, int64_t K)
 {
     vf dx = v_mul(w[K - 1], g);
     sums[K] = v_add(sums[K], g);
@@ -179,7 +179,7 @@ V_INLINE vf fused_finish(const vf *w, vf *sums, vf x, vf g, vf g_next, int64_t K
 
 /* Returns z of a vector of tokens. tap0 and tap0_next are tap 0 of this vector and of the next one. Sets *x to tap K-1,
  * which is x of these tokens. */
-V_INLINE vf fused_convolve(const vf *w, vf bias, vf tap0, vf tap0_next, int64_t K, vf *x)
+V_INLINE vf one_pass_convolve(const vf *w, vf bias, vf tap0, vf tap0_next, int64_t K, vf *x)
 {
     vf z = v_fma(w[0], tap0, bias);
     *x = v_align(tap0, tap0_next, 1);
@@ -196,17 +196,19 @@ V_INLINE vf fused_convolve(const vf *w, vf bias, vf tap0, vf tap0_next, int64_t 
 }
 
 /* Tokens [begin, end). Requires a positive multiple of 2 * VW tokens. Computes all of their sums, and dx of all but the
- * last two vectors. Stores g of the first vector to row->g and g of the last two vectors to row->g_tail. */
-V_INLINE void fused_body(const gradient_row *row, int64_t begin, int64_t end, int64_t K, cot_dtype dtype, bool silu)
+ * last two vectors. Stores g of the first vector to row->g and g of the last two vectors to row->g_end: compute_dx needs
+ * them for dx at the ends of the row. */
+V_INLINE void one_pass_registers(const g_row *row, int64_t begin, int64_t end, int64_t K, cot_dtype dtype, bool silu)
 {
     const int64_t size = conv1d_element_size(dtype);
     const float *x = row->x;
     const char *dy = row->dy;
     char *dx = row->dx;
-    const bool stream = row->stream;
-    const uintptr_t prefetch_x = row->prefetch_x.l1 + FUSED_DISTANCE_X,
-                    prefetch_dy = row->prefetch_dy.l1 + FUSED_DISTANCE_DY;
-    float x_tail[4 * VW] = {0}; /* inputs after the last vector: K-1, then elements that are never used */
+    const bool nontemporal = row->nontemporal;
+    const uintptr_t prefetch_x = row->prefetch_x.l1 + ONE_PASS_DISTANCE_X,
+                    prefetch_dy = row->prefetch_dy.l1 + ONE_PASS_DISTANCE_DY;
+    /* Replaces x + i in the last step, which loads from 2 * VW on: K-1 inputs after the last vector, then unused zeros. */
+    float x_tail[4 * VW] = {0};
     memcpy(x_tail + 2 * VW, x + end, (size_t)(K - 1) * sizeof *x_tail);
     vf w[4], sums[5], dx_out[2];
     for (int64_t k = 0; k < K; k++)
@@ -219,7 +221,7 @@ V_INLINE void fused_body(const gradient_row *row, int64_t begin, int64_t end, in
          : K == 3 ? v_align(v_zero(), x_before, 2)
                   : v_align(v_zero(), x_before, 3);
     vf tap0 = v_load(x + begin + VW);
-    vf z = fused_convolve(w, bias, v_load(x + begin), tap0, K, &x0);
+    vf z = one_pass_convolve(w, bias, v_load(x + begin), tap0, K, &x0);
     for (int64_t i = begin; i < end;) {
         const int64_t stop = end - i < SUM_TERMS * VW ? end : i + SUM_TERMS * VW;
         for (int64_t k = 0; k <= K; k++)
@@ -234,8 +236,8 @@ V_INLINE void fused_body(const gradient_row *row, int64_t begin, int64_t end, in
             for (int v = 0; v < 2; v++) {
                 const vf tap0_next = v_load(from + (v + 2) * VW);
                 vf x_next;
-                const vf z_next = fused_convolve(w, bias, tap0, tap0_next, K, &x_next);
-                dx_out[v] = fused_finish(w, sums, x2, g_prev, g, K);
+                const vf z_next = one_pass_convolve(w, bias, tap0, tap0_next, K, &x_next);
+                dx_out[v] = one_pass_finish(w, sums, x2, g_prev, g, K);
                 g_prev = g;
                 g = v_load_as(dy + (i + v * VW) * size, dtype);
                 if (silu)
@@ -247,9 +249,9 @@ V_INLINE void fused_body(const gradient_row *row, int64_t begin, int64_t end, in
                 x0 = x_next;
             }
             char *to = dx + (i - 2 * VW) * size;
-            if (i == begin)
+            if (i == begin) /* there is no dx of tokens before `begin` */
                 v_store(row->g + begin, g_prev);
-            else if (stream)
+            else if (nontemporal)
                 v_stream2_as(to, dtype, dx_out[0], dx_out[1]);
             else
                 v_store2_as(to, dtype, dx_out[0], dx_out[1]);
@@ -257,20 +259,20 @@ V_INLINE void fused_body(const gradient_row *row, int64_t begin, int64_t end, in
         for (int64_t k = 0; k <= K; k++)
             row->sums[k] = v_add(row->sums[k], sums[k]);
     }
-    fused_finish(w, row->sums, x2, g_prev, g, K);
-    fused_finish(w, row->sums, x1, g, v_zero(), K);
-    v_store(row->g_tail, g_prev);
-    v_store(row->g_tail + VW, g);
+    one_pass_finish(w, row->sums, x2, g_prev, g, K);
+    one_pass_finish(w, row->sums, x1, g, v_zero(), K);
+    v_store(row->g_end, g_prev);
+    v_store(row->g_end + VW, g);
 }
 
-/* buffered_body computes the same where the registers are too few. On AVX2, fused_body had 124 instructions for two
- * vectors, with spills, and the out-of-order window held only four vectors. buffered_body processes SUM_TERMS vectors
+/* one_pass_buffered computes the same with few registers. On AVX2, one_pass_registers had 124 instructions for two
+ * vectors, with spills, and the out-of-order window held only four vectors. one_pass_buffered processes SUM_TERMS vectors
  * (256 tokens) at a time. First it stores their g to a buffer in the L1 cache. Then it computes dx and the
  * sums from unaligned loads of g[t+i]. Reads and writes therefore alternate every 256 elements. */
 enum { FEW_REGISTERS = VW == 8 };
 
-V_INLINE void buffered_gradients(float *g, const float *x, const char *dy, const vf *w, vf bias, int64_t K,
-                                 cot_dtype dtype, bool silu)
+V_INLINE void buffered_g(float *g, const float *x, const char *dy, const vf *w, vf bias, int64_t K, cot_dtype dtype,
+                         bool silu)
 {
     enum { COUNT = 2 };
     const int64_t size = conv1d_element_size(dtype);
@@ -291,15 +293,15 @@ V_INLINE void buffered_gradients(float *g, const float *x, const char *dy, const
     }
 }
 
-V_INLINE void buffered_body(const gradient_row *row, int64_t begin, int64_t end, int64_t K, cot_dtype dtype, bool silu)
+V_INLINE void one_pass_buffered(const g_row *row, int64_t begin, int64_t end, int64_t K, cot_dtype dtype, bool silu)
 {
     enum { STEP_TOKENS = SUM_TERMS * VW, TAIL = 2 * VW };
     const int64_t size = conv1d_element_size(dtype);
     const float *x = row->x;
     const char *dy = row->dy;
-    const bool stream = row->stream;
-    const uintptr_t prefetch_x = row->prefetch_x.l1 + FUSED_DISTANCE_X,
-                    prefetch_dy = row->prefetch_dy.l1 + FUSED_DISTANCE_DY;
+    const bool nontemporal = row->nontemporal;
+    const uintptr_t prefetch_x = row->prefetch_x.l1 + ONE_PASS_DISTANCE_X,
+                    prefetch_dy = row->prefetch_dy.l1 + ONE_PASS_DISTANCE_DY;
     float g[TAIL + STEP_TOKENS + VW] = {0}; /* of tokens i-TAIL .. i+STEP_TOKENS-1, then elements that are never used */
     vf w[4], sums[5];
     for (int64_t k = 0; k < K; k++)
@@ -312,7 +314,7 @@ V_INLINE void buffered_body(const gradient_row *row, int64_t begin, int64_t end,
                 v_prefetch((const void *)(prefetch_x + (uintptr_t)((i + j) * size + line)));
                 v_prefetch((const void *)(prefetch_dy + (uintptr_t)((i + j) * size + line)));
             }
-            buffered_gradients(g + TAIL + j, x + i + j, dy + (i + j) * size, w, bias, K, dtype, silu);
+            buffered_g(g + TAIL + j, x + i + j, dy + (i + j) * size, w, bias, K, dtype, silu);
         }
         if (i == begin)
             v_store(row->g + begin, v_load(g + TAIL));
@@ -339,7 +341,7 @@ V_INLINE void buffered_body(const gradient_row *row, int64_t begin, int64_t end,
                 }
             }
             char *to = row->dx + (i - TAIL + j) * size;
-            if (stream)
+            if (nontemporal)
                 v_stream2_as(to, dtype, dx[0], dx[1]);
             else
                 v_store2_as(to, dtype, dx[0], dx[1]);
@@ -356,99 +358,99 @@ V_INLINE void buffered_body(const gradient_row *row, int64_t begin, int64_t end,
             row->sums[k] = v_fma(x_i, v_load(g + j + K - 1 - k), row->sums[k]);
         row->sums[K] = v_add(row->sums[K], v_load(g + j));
     }
-    memcpy(row->g_tail, g, TAIL * sizeof *g);
+    memcpy(row->g_end, g, TAIL * sizeof *g);
 }
 
 /* clang-format off */
-#define DEFINE_FUSED(width, dtype)                                                           \
-    static void fused_##width##_##dtype(const gradient_row *row, int64_t begin, int64_t end) \
+#define DEFINE_ONE_PASS(width, dtype)                                                           \
+    static void one_pass_##width##_##dtype(const g_row *row, int64_t begin, int64_t end) \
     {                                                                                        \
         if (FEW_REGISTERS && row->silu)                                                      \
-            buffered_body(row, begin, end, width, COT_##dtype, true);                        \
+            one_pass_buffered(row, begin, end, width, COT_##dtype, true);                        \
         else if (FEW_REGISTERS)                                                              \
-            buffered_body(row, begin, end, width, COT_##dtype, false);                       \
+            one_pass_buffered(row, begin, end, width, COT_##dtype, false);                       \
         else if (row->silu)                                                                  \
-            fused_body(row, begin, end, width, COT_##dtype, true);                           \
+            one_pass_registers(row, begin, end, width, COT_##dtype, true);                           \
         else                                                                                 \
-            fused_body(row, begin, end, width, COT_##dtype, false);                          \
+            one_pass_registers(row, begin, end, width, COT_##dtype, false);                          \
     }
-CONV1D_EACH_DTYPE(DEFINE_FUSED, 2)
-CONV1D_EACH_DTYPE(DEFINE_FUSED, 3)
-CONV1D_EACH_DTYPE(DEFINE_FUSED, 4)
+CONV1D_EACH_DTYPE(DEFINE_ONE_PASS, 2)
+CONV1D_EACH_DTYPE(DEFINE_ONE_PASS, 3)
+CONV1D_EACH_DTYPE(DEFINE_ONE_PASS, 4)
 
-enum { FUSED_MIN_K = 2, FUSED_MAX_K = 4 };
-static void (*const fused_table[FUSED_MAX_K + 1][3])(const gradient_row *, int64_t, int64_t) = {
-    [2] = {fused_2_F32, fused_2_F16, fused_2_BF16},
-    [3] = {fused_3_F32, fused_3_F16, fused_3_BF16},
-    [4] = {fused_4_F32, fused_4_F16, fused_4_BF16},
+enum { ONE_PASS_MIN_K = 2, ONE_PASS_MAX_K = 4 };
+static void (*const one_pass_table[ONE_PASS_MAX_K + 1][3])(const g_row *, int64_t, int64_t) = {
+    [2] = {one_pass_2_F32, one_pass_2_F16, one_pass_2_BF16},
+    [3] = {one_pass_3_F32, one_pass_3_F16, one_pass_3_BF16},
+    [4] = {one_pass_4_F32, one_pass_4_F16, one_pass_4_BF16},
 };
 /* clang-format on */
 
-static void gradient_unfused(const gradient_row *row, const uint8_t *mixed, int64_t halo_begin, int64_t halo_end)
+static void g_alone(const g_row *row, const uint8_t *mixed, int64_t halo_begin, int64_t halo_end)
 {
     for (int64_t i = 0; i < halo_begin;) {
         const int64_t end = i + conv1d_uniform_length(mixed, i, halo_begin);
         const int64_t last = mixed != NULL && mixed[i / CONV1D_MIXED_TOKENS] ? i : i + (end - i) / VW * VW;
         if (last > i)
-            gradient_table[conv1d_instance_index(row->K)][row->dtype - COT_F32](row, i, last);
+            g_table[conv1d_instance_index(row->K)][row->dtype - COT_F32](row, i, last);
         if (end > last)
-            gradient_any(row, last, end, halo_begin);
+            g_any(row, last, end, halo_begin);
         i = end;
     }
     if (halo_end > halo_begin)
-        gradient_any(row, halo_begin, halo_end, halo_begin);
+        g_any(row, halo_begin, halo_end, halo_begin);
 }
 
 /* ---- pieces ------------------------------------------------------------------------------------------------- */
 
 typedef struct backward_context {
     const conv1d_backward_problem *problem;
-    conv1d_packing packing;
-    conv1d_tiling tiling;
+    conv1d_sequences sequences;
+    conv1d_item_grid item_grid;
     int64_t items; /* without the items of empty sequences */
     int64_t max_piece_tokens;
-    bool direct_x, fuse, stream;
+    bool x_in_place, one_pass, nontemporal;
     float *partials;
 } backward_context;
 
-enum { MAX_TOKENS_WITH_HALO = CONV1D_PIECE_TOKENS + CONV1D_MAX_K };
+enum { MAX_TOKENS_WITH_HALO = CONV1D_ROW_BUFFER_TOKENS + CONV1D_MAX_K };
 
 /* The state that the rows of a piece share, and their buffers. */
-typedef struct piece_rows {
+typedef struct piece_work {
     const backward_context *context;
     const conv1d_piece *piece;
     int64_t halo_end;     /* tokens, from the beginning of the piece */
     int64_t dfinal_begin; /* dx of tokens from here on has a term of dfinal_state */
-    bool fuse;
-    int64_t fused_begin, fused_end; /* the fused loop has written dx of these tokens */
-    float *g_from_fused_end;        /* g from token fused_end on; `g` holds tokens below fused_begin + VW */
+    bool one_pass;
+    int64_t one_pass_begin, one_pass_end; /* the one-pass loop has written dx of these tokens */
+    float *g_after;                       /* g from token one_pass_end on; `g` holds tokens below one_pass_begin + VW */
     float g_tail[6 * VW + 2 * CONV1D_MAX_K];
-    uint8_t mixed[CONV1D_PIECE_TOKENS / CONV1D_MIXED_TOKENS + 1],
-        mixed_dx[CONV1D_PIECE_TOKENS / CONV1D_MIXED_TOKENS + 1];
+    uint8_t mixed[CONV1D_ROW_BUFFER_TOKENS / CONV1D_MIXED_TOKENS + 1],
+        mixed_dx[CONV1D_ROW_BUFFER_TOKENS / CONV1D_MIXED_TOKENS + 1];
     float inputs[MAX_TOKENS_WITH_HALO + CONV1D_MAX_K + VW];
-    float staged_dy[MAX_TOKENS_WITH_HALO], g[MAX_TOKENS_WITH_HALO + CONV1D_MAX_K + 2 * VW],
-        outputs[CONV1D_PIECE_TOKENS];
-} piece_rows;
+    float dy_f32[MAX_TOKENS_WITH_HALO], g[MAX_TOKENS_WITH_HALO + CONV1D_MAX_K + 2 * VW],
+        outputs[CONV1D_ROW_BUFFER_TOKENS];
+} piece_work;
 
 /* The buffers of an item, in the scratch memory of its thread. */
 typedef struct backward_buffers {
-    piece_rows rows;
-    float weights[CONV1D_STAGED_WEIGHTS], totals[CONV1D_STAGED_WEIGHTS];
+    piece_work work;
+    float weights[CONV1D_COPIED_WEIGHTS], totals[CONV1D_COPIED_WEIGHTS];
 } backward_buffers;
 
 _Static_assert(sizeof(backward_buffers) <= CONV1D_BWD_CHANNEL_FIRST_SCRATCH,
                "backward_buffers exceed the scratch of an item");
 
-/* The dfinal_state term of dx at `position`, 0 if it has none. A position before piece->valid_begin is in the initial state.
- * The term then belongs to dinitial_state. */
-static float final_term(const piece_rows *rows, int64_t d, int64_t position)
+/* The dfinal_state term of dx at `position`, 0 if it has none. A position before piece->valid_begin is in the initial
+ * state. The term then belongs to dinitial_state. */
+static float dfinal_term(const piece_work *work, int64_t d, int64_t position)
 {
-    const cot_tensor *dfinal_state = &rows->context->problem->args.dfinal_state;
-    const int64_t K = rows->context->problem->sizes.K, state_position = position - rows->piece->valid_end + K - 1;
-    if (!cot_is_present(dfinal_state) || rows->piece->state < 0 || state_position < 0 ||
-        !conv1d_piece_same_sequence(rows->piece, K, position, rows->piece->valid_end - 1))
+    const cot_tensor *dfinal_state = &work->context->problem->args.dfinal_state;
+    const int64_t K = work->context->problem->sizes.K, state_position = position - work->piece->valid_end + K - 1;
+    if (!cot_is_present(dfinal_state) || work->piece->state < 0 || state_position < 0 ||
+        !conv1d_piece_same_sequence(work->piece, K, position, work->piece->valid_end - 1))
         return 0;
-    return conv1d_load(dfinal_state, rows->piece->state, d, state_position);
+    return conv1d_load(dfinal_state, work->piece->state, d, state_position);
 }
 
 /* Computes dx of tokens [begin, end) from their g, and stores it directly to the tensor. */
@@ -463,169 +465,171 @@ static void convolve_direct(const conv1d_row *piece_row, const float *g, int64_t
     conv1d_convolve(&row);
 }
 
-static void compute_dx(piece_rows *rows, int64_t d, const float *weight)
+static void compute_dx(piece_work *work, int64_t d, const float *weight)
 {
-    const cot_tensor *dx = &rows->context->problem->args.dx;
-    const conv1d_piece *piece = rows->piece;
-    const int64_t K = rows->context->problem->sizes.K, n = piece->end - piece->begin;
+    const cot_tensor *dx = &work->context->problem->args.dx;
+    const conv1d_piece *piece = work->piece;
+    const int64_t K = work->context->problem->sizes.K, n = piece->end - piece->begin;
     float reversed_weight[CONV1D_MAX_K + 1];
     for (int64_t k = 0; k < K; k++)
         reversed_weight[k] = weight[K - 1 - k];
     reversed_weight[K] = 0;
-    const bool direct = conv1d_contiguous_time(dx);
+    const bool dx_in_place = conv1d_contiguous_time(dx);
     conv1d_row row = {.n = n,
                       .K = K,
-                      .x = rows->g,
+                      .x = work->g,
                       .weight = reversed_weight,
-                      .y = direct ? (void *)conv1d_element(dx, piece->b, d, piece->begin) : rows->outputs,
-                      .dtype = direct ? dx->dtype : COT_F32,
-                      .stream = direct && rows->context->stream,
-                      .prefetch = conv1d_prefetch_next_row(rows->g, NULL)};
+                      .y = dx_in_place ? (void *)conv1d_element(dx, piece->b, d, piece->begin) : work->outputs,
+                      .dtype = dx_in_place ? dx->dtype : COT_F32,
+                      .nontemporal = dx_in_place && work->context->nontemporal,
+                      .prefetch = conv1d_prefetch_next_row(work->g, NULL)};
     if (piece->seq_ids != NULL) {
         row.seq_ids = piece->seq_ids + K - 1;
-        row.mixed = rows->mixed_dx;
+        row.mixed = work->mixed_dx;
     }
-    if (direct) { /* a row with `mixed` is not fused: fused_end is 0 */
-        convolve_direct(&row, rows->g, 0, rows->fused_begin);
-        convolve_direct(&row, rows->g_from_fused_end, rows->fused_end, rows->dfinal_begin);
+    if (dx_in_place) { /* rows with `mixed` do not run the one-pass loop: one_pass_end is 0 */
+        convolve_direct(&row, work->g, 0, work->one_pass_begin);
+        convolve_direct(&row, work->g_after, work->one_pass_end, work->dfinal_begin);
     } else if (n > 0) {
         conv1d_convolve(&row);
     }
-    const int64_t done = direct ? rows->dfinal_begin : 0;
-    if (direct && rows->dfinal_begin < n) {
-        row.n = n - rows->dfinal_begin;
-        row.x = rows->g_from_fused_end + (rows->dfinal_begin - rows->fused_end);
-        row.seq_ids += row.seq_ids != NULL ? rows->dfinal_begin : 0;
-        row.y = rows->outputs;
+    const int64_t done = dx_in_place ? work->dfinal_begin : 0;
+    if (dx_in_place && work->dfinal_begin < n) {
+        row.n = n - work->dfinal_begin;
+        row.x = work->g_after + (work->dfinal_begin - work->one_pass_end);
+        row.seq_ids += row.seq_ids != NULL ? work->dfinal_begin : 0;
+        row.y = work->outputs;
         row.dtype = COT_F32;
-        row.stream = false;
+        row.nontemporal = false;
         row.mixed = NULL;
         conv1d_convolve_any(&row, 0, row.n);
     }
-    for (int64_t i = rows->dfinal_begin; i < n; i++)
-        rows->outputs[i - done] += final_term(rows, d, piece->begin + i);
+    for (int64_t i = work->dfinal_begin; i < n; i++)
+        work->outputs[i - done] += dfinal_term(work, d, piece->begin + i);
     if (done < n)
-        conv1d_scatter(conv1d_element(dx, piece->b, d, piece->begin + done), dx->dtype, dx->stride[2], rows->outputs,
+        conv1d_scatter(conv1d_element(dx, piece->b, d, piece->begin + done), dx->dtype, dx->stride[2], work->outputs,
                        n - done);
 }
 
-static void compute_dinitial_state(const piece_rows *rows, int64_t d, const float *weight)
+static void compute_dinitial_state(const piece_work *work, int64_t d, const float *weight)
 {
-    const conv1d_piece *piece = rows->piece;
-    const int64_t K = rows->context->problem->sizes.K;
+    const conv1d_piece *piece = work->piece;
+    const int64_t K = work->context->problem->sizes.K;
     for (int64_t i = 0; i < K - 1; i++) {
         const int64_t position = piece->valid_begin - (K - 1) + i;
         float gradient = 0;
         for (int64_t k = 0; k <= i; k++) {
             const int64_t token = i - k;
-            if (token < rows->halo_end && conv1d_piece_same_sequence(piece, K, position, piece->begin + token))
-                gradient += weight[k] * rows->g[token];
+            if (token < work->halo_end && conv1d_piece_same_sequence(piece, K, position, piece->begin + token))
+                gradient += weight[k] * work->g[token];
         }
-        gradient += final_term(rows, d, position);
-        conv1d_store(&rows->context->problem->args.dinitial_state, piece->state, d, i, gradient);
+        gradient += dfinal_term(work, d, position);
+        conv1d_store(&work->context->problem->args.dinitial_state, piece->state, d, i, gradient);
     }
 }
 
-/* Computes g of tokens [0, halo_end) of a row that begins at token row_begin of the piece, and adds the tokens before
- * halo_begin to the sums. The fused loop also computes dx of all but its last two vectors. It can run only if the row
- * reaches the end of the piece. With two vectors it would write no dx, so it runs from four vectors on. */
-static void gradient_dispatch(piece_rows *rows, int64_t d, gradient_row *row, int64_t row_begin, int64_t halo_begin,
-                              int64_t halo_end)
+/* Computes g of tokens [0, halo_end) of a part of a row, which begins at token part_begin of the piece, and adds the
+ * tokens before halo_begin to the sums. Tokens from halo_begin on belong to the next piece, which adds them. The one-pass
+ * loop also computes dx of all but its last two vectors. It can run only if the part reaches the end of the piece. With
+ * two vectors it would write no dx, so it runs from four vectors on. */
+static void compute_part(piece_work *work, int64_t d, g_row *row, int64_t part_begin, int64_t halo_begin,
+                         int64_t halo_end)
 {
-    const cot_tensor *dx = &rows->context->problem->args.dx;
-    const int64_t fused_tokens = halo_begin / (2 * VW) * (2 * VW);
-    const bool reaches_end = row_begin + halo_begin == rows->piece->end - rows->piece->begin;
-    if (!rows->fuse || !reaches_end || fused_tokens < 4 * VW) {
-        gradient_unfused(row, rows->piece->seq_ids != NULL ? rows->mixed + row_begin / CONV1D_MIXED_TOKENS : NULL,
-                         halo_begin, halo_end);
+    const cot_tensor *dx = &work->context->problem->args.dx;
+    const int64_t one_pass_tokens = halo_begin / (2 * VW) * (2 * VW);
+    const bool reaches_end = part_begin + halo_begin == work->piece->end - work->piece->begin;
+    if (!work->one_pass || !reaches_end || one_pass_tokens < 4 * VW) {
+        g_alone(row, work->piece->seq_ids != NULL ? work->mixed + part_begin / CONV1D_MIXED_TOKENS : NULL, halo_begin,
+                halo_end);
         return;
     }
-    row->dx = conv1d_element(dx, rows->piece->b, d, rows->piece->begin + row_begin);
-    row->stream = rows->context->stream && (uintptr_t)row->dx % 64 == 0;
-    row->g_tail = rows->g_from_fused_end = rows->g_tail;
-    fused_table[row->K][row->dtype - COT_F32](row, 0, fused_tokens);
-    gradient_row rest = *row;
-    rest.x += fused_tokens;
-    rest.dy += fused_tokens * conv1d_element_size(row->dtype);
-    rest.g = rows->g_tail + 2 * VW;
-    if (fused_tokens < halo_end)
-        gradient_any(&rest, 0, halo_end - fused_tokens, halo_begin - fused_tokens);
-    rows->fused_begin = row_begin;
-    rows->fused_end = row_begin + fused_tokens - 2 * VW;
+    row->dx = conv1d_element(dx, work->piece->b, d, work->piece->begin + part_begin);
+    row->nontemporal = work->context->nontemporal && (uintptr_t)row->dx % 64 == 0;
+    row->g_end = work->g_after = work->g_tail;
+    one_pass_table[row->K][row->dtype - COT_F32](row, 0, one_pass_tokens);
+    g_row rest = *row;
+    rest.x += one_pass_tokens;
+    rest.dy += one_pass_tokens * conv1d_element_size(row->dtype);
+    rest.g = work->g_tail + 2 * VW;
+    if (one_pass_tokens < halo_end)
+        g_any(&rest, 0, halo_end - one_pass_tokens, halo_begin - one_pass_tokens);
+    work->one_pass_begin = part_begin;
+    work->one_pass_end = part_begin + one_pass_tokens - 2 * VW;
 }
 
 /* Computes g of the tokens of a piece, and of the halo tokens that its dx needs, and adds to the sums. */
-static void compute_g(piece_rows *rows, int64_t d, bool last_channel, const float *weight, vf *sums)
+static void compute_g(piece_work *work, int64_t d, bool last_channel, const float *weight, vf *sums)
 {
-    const cot_causal_conv1d_backward_args *a = &rows->context->problem->args;
-    const conv1d_piece *piece = rows->piece;
-    const int64_t K = rows->context->problem->sizes.K, n = piece->end - piece->begin;
+    const cot_causal_conv1d_backward_args *a = &work->context->problem->args;
+    const conv1d_piece *piece = work->piece;
+    const int64_t K = work->context->problem->sizes.K, n = piece->end - piece->begin;
     const char *next_x = last_channel ? NULL : conv1d_element(&a->x, piece->b, d + 1, piece->begin);
     const char *next_dy = last_channel ? NULL : conv1d_element(&a->dy, piece->b, d + 1, piece->begin);
     const char *dy = conv1d_element(&a->dy, piece->b, d, piece->begin);
-    gradient_row row = {.K = K,
-                        .weight = weight,
-                        .dy = dy,
-                        .dtype = a->dy.dtype,
-                        .silu = a->activation == COT_ACTIVATION_SILU,
-                        .prefetch_dy = conv1d_prefetch_same_row(dy),
-                        .sums = sums};
+    g_row row = {.K = K,
+                 .weight = weight,
+                 .dy = dy,
+                 .dtype = a->dy.dtype,
+                 .silu = a->activation == COT_ACTIVATION_SILU,
+                 .prefetch_dy = conv1d_prefetch_same_row(dy),
+                 .sums = sums};
     if (!conv1d_contiguous_time(&a->dy)) {
-        conv1d_gather(rows->staged_dy, dy, a->dy.dtype, a->dy.stride[2], rows->halo_end);
-        row.dy = (const char *)rows->staged_dy;
+        conv1d_gather(work->dy_f32, dy, a->dy.dtype, a->dy.stride[2], work->halo_end);
+        row.dy = (const char *)work->dy_f32;
         row.dtype = COT_F32;
         row.prefetch_dy = conv1d_prefetch_next_row(row.dy, next_dy);
     }
-    const int64_t head = rows->context->direct_x ? conv1d_head_length(piece, K) : n;
-    const int64_t head_halo = head < n ? head : rows->halo_end; /* a head that is the whole piece includes the halo */
+    const int64_t head = work->context->x_in_place ? conv1d_head_length(piece, K) : n;
+    const int64_t head_halo = head < n ? head : work->halo_end; /* a head that is the whole piece includes the halo */
     const int64_t size = conv1d_element_size(row.dtype);
     if (head > 0) {
-        conv1d_stage_inputs(piece, &a->x, &a->initial_state, K, d, piece->begin + head_halo, rows->inputs);
-        row.x = rows->inputs;
-        row.g = rows->g;
+        conv1d_copy_inputs(piece, &a->x, &a->initial_state, K, d, piece->begin + head_halo, work->inputs);
+        row.x = work->inputs;
+        row.g = work->g;
         row.seq_ids = piece->seq_ids;
-        row.prefetch_x = conv1d_prefetch_next_row(rows->inputs, next_x);
-        gradient_dispatch(rows, d, &row, 0, head, head_halo);
+        row.prefetch_x = conv1d_prefetch_next_row(work->inputs, next_x);
+        compute_part(work, d, &row, 0, head, head_halo);
     }
     if (head < n) {
         row.x = (const float *)(const void *)conv1d_element(&a->x, piece->b, d, piece->begin) + head - (K - 1);
         row.dy += head * size;
         row.prefetch_dy.l1 += (uintptr_t)(head * size);
         row.prefetch_dy.l2 += (uintptr_t)(head * size);
-        row.g = rows->g + head;
+        row.g = work->g + head;
         row.seq_ids = piece->seq_ids != NULL ? piece->seq_ids + head : NULL;
         row.prefetch_x = conv1d_prefetch_same_row(row.x);
-        gradient_dispatch(rows, d, &row, head, n - head, rows->halo_end - head);
+        compute_part(work, d, &row, head, n - head, work->halo_end - head);
     }
-    memset(rows->g_from_fused_end + (rows->halo_end - rows->fused_end), 0, (size_t)(K - 1 + VW) * sizeof *rows->g);
+    /* g is 0 after the last token. The convolution reads K-1 + VW of these zeros. */
+    memset(work->g_after + (work->halo_end - work->one_pass_end), 0, (size_t)(K - 1 + VW) * sizeof *work->g);
 }
 
-static void backward_row(piece_rows *rows, int64_t d, bool last_channel, const float *weight, float *totals)
+static void backward_row(piece_work *work, int64_t d, bool last_channel, const float *weight, float *totals)
 {
-    const cot_causal_conv1d_backward_args *a = &rows->context->problem->args;
-    const int64_t K = rows->context->problem->sizes.K;
+    const cot_causal_conv1d_backward_args *a = &work->context->problem->args;
+    const int64_t K = work->context->problem->sizes.K;
     vf sums[CONV1D_MAX_K + 1];
     for (int64_t k = 0; k <= K; k++)
         sums[k] = v_zero();
-    rows->fused_begin = rows->fused_end = 0;
-    rows->g_from_fused_end = rows->g;
-    compute_g(rows, d, last_channel, weight, sums);
+    work->one_pass_begin = work->one_pass_end = 0;
+    work->g_after = work->g;
+    compute_g(work, d, last_channel, weight, sums);
     for (int64_t k = 0; k <= K; k++)
         totals[k] += v_sum(sums[k]);
     if (cot_is_present(&a->dx))
-        compute_dx(rows, d, weight);
-    if (cot_is_present(&a->dinitial_state) && rows->piece->state >= 0 && rows->piece->begin == rows->piece->valid_begin)
-        compute_dinitial_state(rows, d, weight);
+        compute_dx(work, d, weight);
+    if (cot_is_present(&a->dinitial_state) && work->piece->state >= 0 && work->piece->begin == work->piece->valid_begin)
+        compute_dinitial_state(work, d, weight);
 }
 
 static void zero_gradients(const backward_context *context, const conv1d_piece *piece, int64_t d_begin, int64_t d_end)
 {
-    static const float zeros[CONV1D_PIECE_TOKENS];
+    static const float zeros[CONV1D_ROW_BUFFER_TOKENS];
     const cot_causal_conv1d_backward_args *a = &context->problem->args;
     for (int64_t d = d_begin; d < d_end; d++) {
-        for (int64_t t = piece->begin; cot_is_present(&a->dx) && t < piece->end; t += CONV1D_PIECE_TOKENS)
+        for (int64_t t = piece->begin; cot_is_present(&a->dx) && t < piece->end; t += CONV1D_ROW_BUFFER_TOKENS)
             conv1d_scatter(conv1d_element(&a->dx, piece->b, d, t), a->dx.dtype, a->dx.stride[2], zeros,
-                           cot_clamp(piece->end - t, 0, CONV1D_PIECE_TOKENS));
+                           cot_clamp(piece->end - t, 0, CONV1D_ROW_BUFFER_TOKENS));
         if (cot_is_present(&a->dinitial_state) && piece->state >= 0 && piece->begin == piece->valid_begin)
             for (int64_t i = 0; i < context->problem->sizes.K - 1; i++)
                 conv1d_store(&a->dinitial_state, piece->state, d, i, 0);
@@ -634,27 +638,27 @@ static void zero_gradients(const backward_context *context, const conv1d_piece *
 
 /* Channels [d_begin, d_end) of a piece. */
 static void backward_rows(const backward_context *context, const conv1d_piece *piece, int64_t d_begin, int64_t d_end,
-                          const float *weights, float *totals, piece_rows *rows)
+                          const float *weights, float *totals, piece_work *work)
 {
     const int64_t K = context->problem->sizes.K, n = piece->end - piece->begin;
-    rows->context = context;
-    rows->piece = piece;
-    rows->halo_end = conv1d_halo_end(piece, K) - piece->begin;
-    rows->dfinal_begin = n;
-    rows->fuse = context->fuse && piece->seq_ids == NULL;
+    work->context = context;
+    work->piece = piece;
+    work->halo_end = conv1d_halo_end(piece, K) - piece->begin;
+    work->dfinal_begin = n;
+    work->one_pass = context->one_pass && piece->seq_ids == NULL;
     if (cot_is_present(&context->problem->args.dfinal_state) && piece->state >= 0)
-        rows->dfinal_begin = cot_clamp(piece->valid_end - (K - 1) - piece->begin, 0, n);
+        work->dfinal_begin = cot_clamp(piece->valid_end - (K - 1) - piece->begin, 0, n);
     if (piece->seq_ids != NULL) {
-        conv1d_mark_mixed(rows->mixed, piece->seq_ids, n, K);
-        conv1d_mark_mixed(rows->mixed_dx, piece->seq_ids + K - 1, n, K);
+        conv1d_mark_mixed(work->mixed, piece->seq_ids, n, K);
+        conv1d_mark_mixed(work->mixed_dx, piece->seq_ids + K - 1, n, K);
     }
     for (int64_t d = d_begin; d < d_end; d++)
-        backward_row(rows, d, d + 1 == d_end, weights + (d - d_begin) * (K + 1), totals + (d - d_begin) * (K + 1));
+        backward_row(work, d, d + 1 == d_end, weights + (d - d_begin) * (K + 1), totals + (d - d_begin) * (K + 1));
 }
 
-/* Long pieces are processed channel by channel, so that memory is read as one stream. They are split into pieces that
- * fit in the buffers of a row. If the fused loop runs and reads x in place, the buffers hold only the ends of a row. It
- * then takes the whole piece. */
+/* Long pieces are processed channel by channel, so that the memory is read in order. They are cut into shorter pieces,
+ * which fit in the buffers of a row. With the one-pass loop and x in place this is not needed: the buffers then hold only
+ * the ends of a row. */
 static void backward_split_piece(const backward_context *context, const conv1d_piece *piece, int64_t d_begin,
                                  int64_t d_end, backward_buffers *buffers)
 {
@@ -663,18 +667,18 @@ static void backward_split_piece(const backward_context *context, const conv1d_p
         zero_gradients(context, piece, d_begin, d_end);
         return;
     }
-    if (piece->end - piece->begin <= CONV1D_PIECE_TOKENS ||
-        (context->fuse && context->direct_x && piece->seq_ids == NULL)) {
-        backward_rows(context, piece, d_begin, d_end, buffers->weights, buffers->totals, &buffers->rows);
+    if (piece->end - piece->begin <= CONV1D_ROW_BUFFER_TOKENS ||
+        (context->one_pass && context->x_in_place && piece->seq_ids == NULL)) {
+        backward_rows(context, piece, d_begin, d_end, buffers->weights, buffers->totals, &buffers->work);
         return;
     }
     for (int64_t d = d_begin; d < d_end; d++)
-        for (int64_t t = piece->begin; t < piece->end; t += CONV1D_PIECE_TOKENS) {
+        for (int64_t t = piece->begin; t < piece->end; t += CONV1D_ROW_BUFFER_TOKENS) {
             conv1d_piece shorter = *piece;
             shorter.begin = t;
-            shorter.end = cot_clamp(t + CONV1D_PIECE_TOKENS, 0, piece->end);
+            shorter.end = cot_clamp(t + CONV1D_ROW_BUFFER_TOKENS, 0, piece->end);
             backward_rows(context, &shorter, d, d + 1, buffers->weights + (d - d_begin) * (K + 1),
-                          buffers->totals + (d - d_begin) * (K + 1), &buffers->rows);
+                          buffers->totals + (d - d_begin) * (K + 1), &buffers->work);
         }
 }
 
@@ -686,19 +690,19 @@ static void backward_item(void *argument, int64_t index, void *scratch)
     const int64_t K = sizes->K;
     if (index >= context->items) {
         const int64_t state_items = conv1d_state_items(sizes);
-        conv1d_empty_dinitial_state(context->problem, (index - context->items) / state_items,
-                                    (index - context->items) % state_items);
+        conv1d_store_empty_dinitial_state(context->problem, (index - context->items) / state_items,
+                                          (index - context->items) % state_items);
         return;
     }
-    const conv1d_item item = conv1d_item_channel_first(&context->tiling, sizes, index);
+    const conv1d_item item = conv1d_item_channel_first(&context->item_grid, sizes, index);
     const int64_t d_begin = item.d_begin, d_end = item.d_end;
     backward_buffers *const buffers = scratch;
-    conv1d_stage_weights(buffers->weights, &a->weight, &a->bias, K, d_begin, d_end);
+    conv1d_copy_weights(buffers->weights, &a->weight, &a->bias, K, d_begin, d_end);
     memset(buffers->totals, 0, (size_t)((d_end - d_begin) * (K + 1)) * sizeof *buffers->totals);
     conv1d_piece_iterator pieces;
     conv1d_piece piece;
     for (int64_t b = item.b_begin; b < item.b_end; b++) {
-        conv1d_begin_pieces(&pieces, &context->packing, b, item.t_begin, item.t_end, context->max_piece_tokens);
+        conv1d_begin_pieces(&pieces, &context->sequences, b, item.t_begin, item.t_end, context->max_piece_tokens);
         while (conv1d_next_piece(&pieces, &piece))
             backward_split_piece(context, &piece, d_begin, d_end, buffers);
     }
@@ -706,7 +710,7 @@ static void backward_item(void *argument, int64_t index, void *scratch)
     for (int64_t d = d_begin; d < d_end; d++)
         for (int64_t k = 0; k <= K; k++)
             partials[k * sizes->D + d] = buffers->totals[(d - d_begin) * (K + 1) + k];
-    if (context->stream)
+    if (context->nontemporal)
         v_fence();
 }
 
@@ -719,21 +723,21 @@ cot_status V_NAME(causal_conv1d_bwd_channel_first)(cot_queue *queue, const void 
     const bool packed = cot_is_present(&a->seq_idx) || cot_is_present(&a->cu_seqlens);
     backward_context context = {
         .problem = p,
-        .packing = conv1d_packing_of(&p->sizes, &a->seq_idx, &a->cu_seqlens, states),
-        .tiling = ((const conv1d_tiling_plan *)queue->plan)->tiling,
-        .direct_x = a->x.dtype == COT_F32 && conv1d_contiguous_time(&a->x),
-        .fuse = p->sizes.K >= FUSED_MIN_K && p->sizes.K <= FUSED_MAX_K && cot_is_present(&a->dx) &&
-                conv1d_contiguous_time(&a->dx) && conv1d_contiguous_time(&a->dy),
-        .stream = conv1d_should_stream(&p->sizes, 3),
+        .sequences = conv1d_sequences_of(&p->sizes, &a->seq_idx, &a->cu_seqlens, states),
+        .item_grid = ((const conv1d_items_plan *)queue->plan)->item_grid,
+        .x_in_place = a->x.dtype == COT_F32 && conv1d_contiguous_time(&a->x),
+        .one_pass = p->sizes.K >= ONE_PASS_MIN_K && p->sizes.K <= ONE_PASS_MAX_K && cot_is_present(&a->dx) &&
+                    conv1d_contiguous_time(&a->dx) && conv1d_contiguous_time(&a->dy),
+        .nontemporal = conv1d_uses_nontemporal_stores(&p->sizes, 3),
         .partials = workspace,
     };
     context.max_piece_tokens =
-        context.packing.split_at_sequences || !packed ? CONV1D_MAX_ITEM_TOKENS : CONV1D_PIECE_TOKENS;
-    context.items = conv1d_item_count(&context.tiling);
+        context.sequences.split_at_sequences || !packed ? CONV1D_MAX_ITEM_TOKENS : CONV1D_ROW_BUFFER_TOKENS;
+    context.items = conv1d_item_count(&context.item_grid);
     int64_t items = context.items;
     if (cot_is_present(&a->dinitial_state) && p->sizes.K > 1)
         items += p->sizes.state_count * conv1d_state_items(&p->sizes);
-    cot_parallel_scratch(queue, items, backward_item, &context);
-    conv1d_reduce(queue, p, workspace, context.tiling.batch_items * context.tiling.token_items);
+    cot_run_items_scratch(queue, items, backward_item, &context);
+    conv1d_reduce(queue, p, workspace, context.item_grid.batch_items * context.item_grid.token_items);
     return COT_OK;
 }

@@ -15,7 +15,7 @@
  * the items, which are in the workspace.
  *
  * src/simd/simd.h defines V_NAME (one function per instruction set), the types vf, vi and vm (VW lanes of floats, of
- * integers, and a mask) and the v_ functions. `stream` means non-temporal stores. */
+ * integers, and a mask) and the v_ functions. `nontemporal` means non-temporal stores. */
 #include "causal_conv1d_reduce.h"
 #include "causal_conv1d_tiles.h"
 
@@ -29,7 +29,7 @@ typedef struct tile_args {
     cot_dtype dtype, dx_dtype; /* of x and dy; of dx */
     float *column_state;       /* see column_vector_count */
     int64_t first_sum;         /* vector of the first sum that the tile adds to, see sums_vector */
-    bool silu, stream;
+    bool silu, nontemporal;
     const int32_t *seq_ids;
 } tile_args;
 
@@ -70,7 +70,7 @@ V_INLINE conv1d_writer dx_writer(const tile_args *tile, char *run_buffers)
                            .stride = tile->dx_stride,
                            .n = tile->n,
                            .channels = tile->channels,
-                           .stream = tile->stream};
+                           .nontemporal = tile->nontemporal};
 }
 
 static void tile_gradients_any(const tile_args *tile, int64_t first_channel)
@@ -132,7 +132,7 @@ static void tile_gradients_any(const tile_args *tile, int64_t first_channel)
 /* ---- few registers: AVX2 --------------------------------------------------------------------------------------- *
  * K weights, K+1 sums and two windows of K do not fit in 16 registers at once. So the columns of a tile pass through
  * buffers in the L1 cache. x and dy are loaded to buffers; g replaces dy there; then dx and the sums are
- * computed. Two columns are staged together: they fill a cache line, which is then read once and can be streamed. */
+ * computed. Two columns are buffered together: they fill a cache line, which is then read once and can be stored non-temporally. */
 
 /* Multiplies dy of `count` tokens by the slope of SiLU, which gives g. The tokens' operations are interleaved, as in
  * v_silu_slopes. */
@@ -359,12 +359,12 @@ static int64_t (*const tile_gradients_table[CONV1D_INSTANCES][3])(const tile_arg
 
 typedef struct backward_context {
     const conv1d_backward_problem *problem;
-    conv1d_packing packing;
-    conv1d_tiling tiling;
+    conv1d_sequences sequences;
+    conv1d_item_grid item_grid;
     int64_t items;      /* those with tokens. More items follow, which look for sequences without tokens */
     bool reads_tensors, /* x and dy are read from the tensors, without staging */
         writes_dx,      /* dx is written to the tensor, too */
-        stream;         /* dx is written by non-temporal stores */
+        nontemporal;    /* dx is written by non-temporal stores */
     float *partials;
 } backward_context;
 
@@ -373,7 +373,7 @@ typedef struct backward_work {
     const backward_context *context;
     int64_t d_begin, channels, pitch;
     _Alignas(64) float column_state[CONV1D_BWD_COLUMN_STATE];
-    float x[CONV1D_STAGED_TILE], dy[CONV1D_STAGED_TILE], dx[CONV1D_STAGED_TILE];
+    float x[CONV1D_BUFFERED_TILE], dy[CONV1D_BUFFERED_TILE], dx[CONV1D_BUFFERED_TILE];
 } backward_work;
 
 _Static_assert(sizeof(backward_work) <= CONV1D_BWD_CHANNEL_LAST_SCRATCH,
@@ -445,7 +445,7 @@ static void backward_tile(backward_work *work, const conv1d_piece *piece, const 
                       .column_state = work->column_state,
                       .first_sum = sums_vector(K, i < steps->n),
                       .silu = a->activation == COT_ACTIVATION_SILU,
-                      .stream = direct_dx && context->stream,
+                      .nontemporal = direct_dx && context->nontemporal,
                       .seq_ids = single_sequence ? NULL : piece->seq_ids + i};
     if (i < steps->halo_end && context->reads_tensors) {
         tile.x = conv1d_element(&a->x, piece->b, work->d_begin, token);
@@ -521,7 +521,7 @@ static void backward_piece(backward_work *work, const conv1d_piece *piece)
     for (int64_t i = 0; i < steps.count;) {
         bool single_sequence;
         const int64_t max_steps =
-            stores_dx_directly(context, &steps, i) ? CONV1D_TILE_TOKENS : conv1d_staged_tile_tokens(work->channels);
+            stores_dx_directly(context, &steps, i) ? CONV1D_TILE_TOKENS : conv1d_buffered_tile_tokens(work->channels);
         const int64_t end = next_change(&steps, K, i, max_steps);
         const int64_t n = conv1d_single_sequence_run(piece->seq_ids, i, end, K, &single_sequence);
         backward_tile(work, piece, &steps, i, n, single_sequence);
@@ -537,11 +537,11 @@ static void backward_item(void *argument, int64_t index, void *scratch)
     const int64_t K = sizes->K;
     if (index >= context->items) {
         const int64_t state_items = conv1d_state_items(sizes);
-        conv1d_empty_dinitial_state(context->problem, (index - context->items) / state_items,
-                                    (index - context->items) % state_items);
+        conv1d_store_empty_dinitial_state(context->problem, (index - context->items) / state_items,
+                                          (index - context->items) % state_items);
         return;
     }
-    const conv1d_item item = conv1d_item_channel_last(&context->tiling, sizes, index);
+    const conv1d_item item = conv1d_item_channel_last(&context->item_grid, sizes, index);
     backward_work *const work = scratch;
     work->context = context;
     work->d_begin = item.d_begin;
@@ -553,7 +553,7 @@ static void backward_item(void *argument, int64_t index, void *scratch)
     conv1d_piece_iterator pieces;
     conv1d_piece piece;
     for (int64_t b = item.b_begin; b < item.b_end; b++) {
-        conv1d_begin_pieces(&pieces, &context->packing, b, item.t_begin, item.t_end, CONV1D_PIECE_TOKENS);
+        conv1d_begin_pieces(&pieces, &context->sequences, b, item.t_begin, item.t_end, CONV1D_ROW_BUFFER_TOKENS);
         while (conv1d_next_piece(&pieces, &piece))
             backward_piece(work, &piece);
     }
@@ -564,7 +564,7 @@ static void backward_item(void *argument, int64_t index, void *scratch)
             v_store_n(partials + k * sizes->D + channel, v_load(sums + k * VW),
                       (int)cot_clamp(work->channels - channel, 0, VW));
     }
-    if (context->stream)
+    if (context->nontemporal)
         v_fence();
 }
 
@@ -576,18 +576,19 @@ cot_status V_NAME(causal_conv1d_bwd_channel_last)(cot_queue *queue, const void *
         cot_is_present(&a->initial_state) || cot_is_present(&a->dfinal_state) || cot_is_present(&a->dinitial_state);
     backward_context context = {
         .problem = p,
-        .packing = conv1d_packing_of(&p->sizes, &a->seq_idx, &a->cu_seqlens, states),
-        .tiling = ((const conv1d_tiling_plan *)queue->plan)->tiling,
+        .sequences = conv1d_sequences_of(&p->sizes, &a->seq_idx, &a->cu_seqlens, states),
+        .item_grid = ((const conv1d_items_plan *)queue->plan)->item_grid,
         .reads_tensors = conv1d_contiguous_channels(&a->x) && conv1d_contiguous_channels(&a->dy),
         .partials = workspace,
     };
     context.writes_dx = context.reads_tensors && cot_is_present(&a->dx) && conv1d_contiguous_channels(&a->dx);
-    context.stream = context.writes_dx && conv1d_streamable_tokens(&a->dx) && conv1d_should_stream(&p->sizes, 3);
-    context.items = conv1d_item_count(&context.tiling);
+    context.nontemporal =
+        context.writes_dx && conv1d_nontemporal_tokens(&a->dx) && conv1d_uses_nontemporal_stores(&p->sizes, 3);
+    context.items = conv1d_item_count(&context.item_grid);
     int64_t items = context.items;
     if (cot_is_present(&a->dinitial_state) && p->sizes.K > 1)
         items += p->sizes.state_count * conv1d_state_items(&p->sizes);
-    cot_parallel_scratch(queue, items, backward_item, &context);
-    conv1d_reduce(queue, p, workspace, context.tiling.batch_items * context.tiling.token_items);
+    cot_run_items_scratch(queue, items, backward_item, &context);
+    conv1d_reduce(queue, p, workspace, context.item_grid.batch_items * context.item_grid.token_items);
     return COT_OK;
 }

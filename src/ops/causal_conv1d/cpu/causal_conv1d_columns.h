@@ -22,7 +22,7 @@ typedef struct conv1d_tile_args {
     cot_dtype x_dtype, y_dtype;
     float *column_state; /* 2K vectors per column: weights, bias, K-1 inputs before token 0 (updated); see
                             conv1d_pack_vector */
-    bool silu, stream;
+    bool silu, nontemporal;
     const int32_t *seq_ids; /* NULL, or input i+k contributes to token i only if seq_ids[i+k] == seq_ids[i+K-1] >= 0 */
 } conv1d_tile_args;
 
@@ -117,7 +117,7 @@ V_INLINE int64_t conv1d_convolve_tile_body(const conv1d_tile_args *tile, int64_t
                             .stride = tile->y_stride,
                             .n = tile->n,
                             .channels = tile->channels,
-                            .stream = tile->stream};
+                            .nontemporal = tile->nontemporal};
     int64_t channel = 0;
     for (int count; channel + VW <= tile->channels; channel += count * VW) {
         count = channel + 2 * VW <= tile->channels ? 2 : 1;

@@ -3,7 +3,7 @@
  * causal_conv1d_fwd_channel_last.c: y[t] = act(bias + sum_k w[k] * xe[t+k]), for tensors with contiguous channels,
  * or with few tokens.
  *
- * An item is a range of batch elements, tokens and channels (causal_conv1d_tiling.h). Tiles of tokens are
+ * An item is a range of batch elements, tokens and channels (causal_conv1d_items.h). Tiles of tokens are
  * processed in columns of VW channels (causal_conv1d_columns.h). The loops read and write the tensors in place, or use
  * f32 buffers where channels are not contiguous. The items after those write final_state. */
 #include "causal_conv1d_columns.h"
@@ -27,10 +27,10 @@ static int64_t (*const convolve_tile_table[CONV1D_INSTANCES][3])(const conv1d_ti
 
 typedef struct forward_context {
     const conv1d_forward_problem *problem;
-    conv1d_packing packing;
-    conv1d_tiling tiling;
+    conv1d_sequences sequences;
+    conv1d_item_grid item_grid;
     int64_t items; /* without the items of final_state */
-    bool direct, stream;
+    bool direct, nontemporal;
 } forward_context;
 
 /* The working state of an item, in the thread's scratch. */
@@ -38,7 +38,7 @@ typedef struct forward_work {
     const forward_context *context;
     int64_t d_begin, channels, pitch;
     _Alignas(64) float column_state[CONV1D_COLUMN_STATE];
-    float x[CONV1D_STAGED_TILE], y[CONV1D_STAGED_TILE];
+    float x[CONV1D_BUFFERED_TILE], y[CONV1D_BUFFERED_TILE];
 } forward_work;
 
 _Static_assert(sizeof(forward_work) <= CONV1D_CHANNEL_LAST_SCRATCH, "forward_work must fit in the thread's scratch");
@@ -67,7 +67,7 @@ static void forward_tile(forward_work *work, const conv1d_piece *piece, int64_t 
         tile.x_stride = a->x.stride[2] * size;
         tile.y_stride = a->y.stride[2] * size;
         tile.x_dtype = tile.y_dtype = a->x.dtype;
-        tile.stream = context->stream;
+        tile.nontemporal = context->nontemporal;
     } else {
         conv1d_gather_tile(work->x, work->pitch, &a->x, piece->b, work->d_begin, work->channels, token, n);
     }
@@ -83,7 +83,7 @@ static void forward_piece(forward_work *work, const conv1d_piece *piece)
 {
     const cot_causal_conv1d_forward_args *a = &work->context->problem->args;
     const int64_t K = work->context->problem->sizes.K, n = piece->end - piece->begin;
-    const int64_t max_tokens = work->context->direct ? CONV1D_TILE_TOKENS : conv1d_staged_tile_tokens(work->channels);
+    const int64_t max_tokens = work->context->direct ? CONV1D_TILE_TOKENS : conv1d_buffered_tile_tokens(work->channels);
     if (piece->padding) {
         memset(work->y, 0, (size_t)work->pitch * sizeof *work->y);
         for (int64_t i = 0; i < n; i++)
@@ -112,7 +112,7 @@ static void forward_item(void *argument, int64_t index, void *scratch)
                                  (index - context->items) % state_items);
         return;
     }
-    const conv1d_item item = conv1d_item_channel_last(&context->tiling, sizes, index);
+    const conv1d_item item = conv1d_item_channel_last(&context->item_grid, sizes, index);
     forward_work *const work = scratch;
     work->context = context;
     work->d_begin = item.d_begin;
@@ -123,11 +123,11 @@ static void forward_item(void *argument, int64_t index, void *scratch)
     conv1d_piece_iterator pieces;
     conv1d_piece piece;
     for (int64_t b = item.b_begin; b < item.b_end; b++) {
-        conv1d_begin_pieces(&pieces, &context->packing, b, item.t_begin, item.t_end, CONV1D_PIECE_TOKENS);
+        conv1d_begin_pieces(&pieces, &context->sequences, b, item.t_begin, item.t_end, CONV1D_ROW_BUFFER_TOKENS);
         while (conv1d_next_piece(&pieces, &piece))
             forward_piece(work, &piece);
     }
-    if (context->stream)
+    if (context->nontemporal)
         v_fence();
 }
 
@@ -139,17 +139,17 @@ cot_status V_NAME(causal_conv1d_fwd_channel_last)(cot_queue *queue, const void *
     const bool direct = conv1d_contiguous_channels(&a->x) && conv1d_contiguous_channels(&a->y);
     forward_context context = {
         .problem = p,
-        .packing = conv1d_packing_of(&p->sizes, &a->seq_idx, &a->cu_seqlens, cot_is_present(&a->initial_state)),
-        .tiling = conv1d_tiling_channel_last(&p->sizes),
+        .sequences = conv1d_sequences_of(&p->sizes, &a->seq_idx, &a->cu_seqlens, cot_is_present(&a->initial_state)),
+        .item_grid = conv1d_item_grid_channel_last(&p->sizes),
         .direct = direct,
-        .stream =
-            direct && cot_is_present(&a->y) && conv1d_streamable_tokens(&a->y) && conv1d_should_stream(&p->sizes, 2),
+        .nontemporal = direct && cot_is_present(&a->y) && conv1d_nontemporal_tokens(&a->y) &&
+                       conv1d_uses_nontemporal_stores(&p->sizes, 2),
     };
     if (cot_is_present(&a->y))
-        context.items = conv1d_item_count(&context.tiling);
+        context.items = conv1d_item_count(&context.item_grid);
     int64_t items = context.items;
     if (cot_is_present(&a->final_state) && p->sizes.K > 1)
         items += p->sizes.state_count * conv1d_state_items(&p->sizes);
-    cot_parallel_scratch(queue, items, forward_item, &context);
+    cot_run_items_scratch(queue, items, forward_item, &context);
     return COT_OK;
 }

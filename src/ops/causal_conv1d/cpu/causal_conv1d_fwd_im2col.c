@@ -148,13 +148,13 @@ cot_status V_NAME(causal_conv1d_fwd_im2col)(cot_queue *queue, const void *proble
     c.patches = (mt *)((char *)workspace + c.layout.patches);
     c.expanded = (mt *)((char *)workspace + c.layout.expanded);
     if (cot_is_present(&c.problem->args.y) && cot_elements(&c.problem->args.y) > 0) {
-        cot_parallel(queue, sizes->B * (c.layout.T / TILE), patches_item, &c);
-        cot_parallel(queue, c.layout.D / TILE, expand_item, &c);
-        cot_parallel_scratch(queue,
-                             sizes->B * cot_ceil_div(c.layout.T, ITEM_TOKENS) * cot_ceil_div(c.layout.D, ITEM_CHANNELS),
-                             product_item, &c);
+        cot_run_items(queue, sizes->B * (c.layout.T / TILE), patches_item, &c);
+        cot_run_items(queue, c.layout.D / TILE, expand_item, &c);
+        cot_run_items_scratch(
+            queue, sizes->B * cot_ceil_div(c.layout.T, ITEM_TOKENS) * cot_ceil_div(c.layout.D, ITEM_CHANNELS),
+            product_item, &c);
     }
     if (cot_is_present(&c.problem->args.final_state) && sizes->D > 0)
-        cot_parallel(queue, sizes->B * (sizes->K - 1), final_state_item, &c);
+        cot_run_items(queue, sizes->B * (sizes->K - 1), final_state_item, &c);
     return COT_OK;
 }

@@ -5,19 +5,21 @@
 #ifndef COT_CAUSAL_CONV1D_REDUCE_H
 #define COT_CAUSAL_CONV1D_REDUCE_H
 
-#include "causal_conv1d_stage.h"
+#include "causal_conv1d_to_f32.h"
 
-/* CONV1D_REDUCE_CHANNELS: channels summed at once. Their terms in one partial sum are contiguous, while the partial sums are far
- * apart in memory. CONV1D_REDUCE_SERIAL_TERMS: fewer terms than this are summed by one thread. Waking threads takes 2 us, 50 %
- * of a small backward. */
-enum { CONV1D_REDUCE_CHANNELS = 512, CONV1D_REDUCE_SERIAL_TERMS = 65536 };
+enum {
+    /* Channels summed at once. Their terms in one partial sum are contiguous. The partial sums are far apart. */
+    CONV1D_REDUCE_CHANNELS = 512,
+    /* Fewer terms than this are summed by one thread. Waking threads takes 2 us, 50 % of a small backward. */
+    CONV1D_REDUCE_SERIAL_TERMS = 65536
+};
 
 typedef struct conv1d_reduction {
     const conv1d_backward_problem *problem;
     const float *partials;
-    int64_t partial_count; /* partial sums per channel: batch_items * token_items of the tiling */
+    int64_t partial_count; /* partial sums per channel: batch_items * token_items of the item grid */
     int64_t
-        sums_per_item; /* an item of the reduction computes this many sums: of a tap or the bias of CONV1D_REDUCE_CHANNELS channels */
+        sums_per_item; /* of an item of the reduction. A sum: one tap or the bias, CONV1D_REDUCE_CHANNELS channels */
 } conv1d_reduction;
 
 static inline void conv1d_store_gradient(const cot_tensor *out, int64_t index, bool accumulate, double value)
@@ -64,15 +66,15 @@ static inline void conv1d_reduce(cot_queue *queue, const conv1d_backward_problem
     const int64_t D = problem->sizes.D, sums = (problem->sizes.K + 1) * cot_ceil_div(D, CONV1D_REDUCE_CHANNELS);
     const bool serial = (double)partial_count * (double)(problem->sizes.K + 1) * (double)D < CONV1D_REDUCE_SERIAL_TERMS;
     conv1d_reduction reduction = {problem, partials, partial_count, serial ? sums : 1};
-    cot_parallel(queue, serial && sums > 0 ? 1 : sums, conv1d_reduce_item, &reduction);
+    cot_run_items(queue, serial && sums > 0 ? 1 : sums, conv1d_reduce_item, &reduction);
 }
 
 /* ---- dinitial_state of sequences without tokens ---------------------------------------------------------------- *
  * The pieces of a sequence write its dinitial_state. A sequence without tokens has no pieces: its dinitial_state is its
  * dfinal_state. */
 
-static inline void conv1d_empty_dinitial_state(const conv1d_backward_problem *problem, int64_t index,
-                                               int64_t state_item)
+static inline void conv1d_store_empty_dinitial_state(const conv1d_backward_problem *problem, int64_t index,
+                                                     int64_t state_item)
 {
     const cot_causal_conv1d_backward_args *a = &problem->args;
     const conv1d_sizes *sizes = &problem->sizes;

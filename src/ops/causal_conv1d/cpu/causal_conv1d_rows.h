@@ -10,10 +10,10 @@
 #ifndef COT_CAUSAL_CONV1D_ROWS_H
 #define COT_CAUSAL_CONV1D_ROWS_H
 
-#include "causal_conv1d_stage.h"
+#include "causal_conv1d_to_f32.h"
 
 /* Prefetch addresses that correspond to element 0 of a row: into the L1 cache (l1), into the second-level
- * cache (l2). For tensors larger than the caches, with streaming stores: l2 alone reaches 0.83 of a copy's speed, l1
+ * cache (l2). For tensors larger than the caches, with non-temporal stores: l2 alone reaches 0.83 of a copy's speed, l1
  * alone 0.75, both 0.89, none 0.55. */
 typedef struct conv1d_prefetch_base {
     uintptr_t l1, l2;
@@ -22,7 +22,7 @@ typedef struct conv1d_prefetch_base {
 enum {
     CONV1D_L1_DISTANCE = 1024, /* bytes: about 15 vectors of work, the latency of memory */
     CONV1D_L2_DISTANCE = 8192,
-    CONV1D_WRITE_DISTANCE = 512 /* bytes, for plain stores of y (not streamed) */
+    CONV1D_WRITE_DISTANCE = 512 /* bytes, for ordinary stores of y */
 };
 
 /* For a row that is read directly from memory: prefetches further along the same row. The distance covers the
@@ -32,7 +32,7 @@ static inline conv1d_prefetch_base conv1d_prefetch_same_row(const void *row)
     return (conv1d_prefetch_base){(uintptr_t)row + CONV1D_L1_DISTANCE, (uintptr_t)row + CONV1D_L2_DISTANCE};
 }
 
-/* For a row that was staged before: prefetches `next`, the row that follows. Without a next row, prefetches `row`
+/* For a row that was copied before: prefetches `next`, the row that follows. Without a next row, prefetches `row`
  * again. */
 static inline conv1d_prefetch_base conv1d_prefetch_next_row(const void *row, const void *next)
 {
@@ -53,7 +53,7 @@ typedef struct conv1d_row {
     const float *weight; /* [K+1]: K weights, then the bias */
     void *y;
     cot_dtype dtype; /* of y */
-    bool silu, stream;
+    bool silu, nontemporal;
     conv1d_prefetch_base prefetch; /* addresses to prefetch */
     /* NULL, or input i+k contributes to output i only if seq_ids[i+k] == seq_ids[i+output_offset] >= 0 */
     const int32_t *seq_ids;
@@ -118,7 +118,7 @@ V_INLINE void conv1d_convolve_body(const conv1d_row *row, int64_t begin, int64_t
     const int64_t size = conv1d_element_size(dtype);
     const float *x = row->x;
     char *y = row->y;
-    const bool silu = row->silu, stream = row->stream;
+    const bool silu = row->silu, nontemporal = row->nontemporal;
     vf w[CONV1D_MAX_K], z[2], next[2];
     for (int64_t k = 0; k < K; k++)
         w[k] = v_set1(row->weight[k]);
@@ -132,7 +132,7 @@ V_INLINE void conv1d_convolve_body(const conv1d_row *row, int64_t begin, int64_t
         conv1d_convolve_two(x + next_i, w, bias, K, next);
         if (silu)
             v_silus_as(dtype, z, 2);
-        if (stream) {
+        if (nontemporal) {
             v_stream2_as(y + i * size, dtype, z[0], z[1]);
         } else {
             v_prefetch_write(y + i * size + CONV1D_WRITE_DISTANCE);
@@ -176,8 +176,8 @@ static void conv1d_convolve(const conv1d_row *row)
     const conv1d_convolve_fn convolve_vectors =
         conv1d_convolve_table[conv1d_instance_index(row->K)][row->dtype - COT_F32];
     const int64_t size = conv1d_element_size(row->dtype);
-    /* Start the vector loop where y is aligned: a store that crosses a cache line costs twice, and a streaming one
-     * faults. */
+    /* Start the vector loop where y is aligned: a store that crosses a cache line costs twice, and a non-temporal
+     * one faults. */
     const int64_t head = -(int64_t)((uintptr_t)row->y / (uintptr_t)size) & (2 * VW - 1);
     for (int64_t i = 0; i < row->n;) {
         int64_t end = i + conv1d_uniform_length(row->mixed, i, row->n);
@@ -199,8 +199,8 @@ static void conv1d_convolve(const conv1d_row *row)
 }
 
 /* Writes K+1 floats for each channel of [d_begin, d_end): its K weights and its bias. */
-static inline void conv1d_stage_weights(float *rows, const cot_tensor *weight, const cot_tensor *bias, int64_t K,
-                                        int64_t d_begin, int64_t d_end)
+static inline void conv1d_copy_weights(float *rows, const cot_tensor *weight, const cot_tensor *bias, int64_t K,
+                                       int64_t d_begin, int64_t d_end)
 {
     for (int64_t d = d_begin; d < d_end; d++, rows += K + 1) {
         for (int64_t k = 0; k < K; k++)
@@ -220,8 +220,8 @@ static inline int64_t conv1d_head_length(const conv1d_piece *piece, int64_t K)
 }
 
 /* Writes, as f32, the inputs of tokens begin .. end-1 of the piece, and the K-1 inputs before them. */
-static inline void conv1d_stage_inputs(const conv1d_piece *piece, const cot_tensor *x, const cot_tensor *initial_state,
-                                       int64_t K, int64_t d, int64_t end, float *to)
+static inline void conv1d_copy_inputs(const conv1d_piece *piece, const cot_tensor *x, const cot_tensor *initial_state,
+                                      int64_t K, int64_t d, int64_t end, float *to)
 {
     int64_t position = piece->begin - (K - 1);
     for (; position < piece->valid_begin; position++)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * causal_conv1d_scalar.c: the formulas of cotangent/causal_conv1d.h as plain loops, for any width, strides, dtypes,
- * packing and states. The accuracy and speed of the other kernels are compared with these.
+ * sequences and states. The accuracy and speed of the other kernels are compared with these.
  *
  * Compiled twice: with float sums (f32, f16, bf16), and with COT_SCALAR_F64 and double sums (f64). A forward item is
  * one channel of one span. A backward item is one channel of all spans, so that dweight and dbias are summed in one
@@ -120,7 +120,7 @@ cot_status NAME(causal_conv1d_fwd_scalar)(cot_queue *queue, const void *problem,
 {
     (void)workspace;
     conv1d_forward_problem *p = (conv1d_forward_problem *)problem;
-    cot_parallel(queue, conv1d_span_count(&p->sizes, &p->args.cu_seqlens) * p->sizes.D, forward_item, p);
+    cot_run_items(queue, conv1d_span_count(&p->sizes, &p->args.cu_seqlens) * p->sizes.D, forward_item, p);
     return COT_OK;
 }
 
@@ -235,7 +235,7 @@ static void backward_item(void *context, int64_t d)
 cot_status NAME(causal_conv1d_bwd_scalar)(cot_queue *queue, const void *problem, void *workspace)
 {
     backward_context context = {problem, workspace};
-    cot_parallel(queue, context.problem->sizes.D, backward_item, &context);
+    cot_run_items(queue, context.problem->sizes.D, backward_item, &context);
     return COT_OK;
 }
 
@@ -283,6 +283,6 @@ cot_status NAME(causal_conv1d_update_scalar)(cot_queue *queue, const void *probl
 {
     (void)workspace;
     conv1d_update_problem *p = (conv1d_update_problem *)problem;
-    cot_parallel(queue, p->sizes.B * p->sizes.D, update_item, p);
+    cot_run_items(queue, p->sizes.B * p->sizes.D, update_item, p);
     return COT_OK;
 }

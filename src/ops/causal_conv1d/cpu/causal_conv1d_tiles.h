@@ -4,7 +4,7 @@
 #ifndef COT_CAUSAL_CONV1D_TILES_H
 #define COT_CAUSAL_CONV1D_TILES_H
 
-#include "causal_conv1d_stage.h"
+#include "causal_conv1d_to_f32.h"
 
 enum {
     CONV1D_TILE_TOKENS = 8,                  /* tokens of a tile */
@@ -14,7 +14,7 @@ enum {
 };
 
 /* Tokens of a tile that passes through buffers: fewer if a token has many channels. */
-V_INLINE int64_t conv1d_staged_tile_tokens(int64_t channels)
+V_INLINE int64_t conv1d_buffered_tile_tokens(int64_t channels)
 {
     return channels > CONV1D_ITEM_CHANNELS ? 4 : CONV1D_TILE_TOKENS;
 }
@@ -147,9 +147,9 @@ V_INLINE bool conv1d_contiguous_channels(const cot_tensor *tensor)
     return tensor->stride[1] == 1 || tensor->shape[1] == 1;
 }
 
-/* Can every token be stored with streaming stores? Tokens of 2-byte elements are not streamed: the arithmetic of
- * those kernels already takes as long as the memory transfers, and copying through the run buffers would add to it. */
-static inline bool conv1d_streamable_tokens(const cot_tensor *tensor)
+/* Can every token be stored with non-temporal stores? Tokens of 2-byte elements cannot: the arithmetic of those
+ * kernels already takes as long as the memory transfers, and copying through the run buffers would add to it. */
+static inline bool conv1d_nontemporal_tokens(const cot_tensor *tensor)
 {
     if (tensor->dtype != COT_F32)
         return false;
@@ -179,7 +179,7 @@ V_INLINE void conv1d_prefetch_tile(const char *token, int64_t stride, int64_t by
 typedef struct conv1d_writer {
     char *output, *run_buffers;
     int64_t stride, n, channels;
-    bool stream;
+    bool nontemporal;
     const char *pending, *pending_end; /* the filled part of a run buffer that is not stored yet */
     char *pending_to;
 } conv1d_writer;
@@ -193,16 +193,16 @@ V_INLINE char *conv1d_run_buffer(const conv1d_writer *writer, int64_t offset)
 
 V_INLINE char *conv1d_writer_pointer(const conv1d_writer *writer, int64_t channel, int64_t size)
 {
-    return writer->stream ? conv1d_run_buffer(writer, channel * size) + channel * size % CONV1D_RUN_BYTES
-                          : writer->output + channel * size;
+    return writer->nontemporal ? conv1d_run_buffer(writer, channel * size) + channel * size % CONV1D_RUN_BYTES
+                               : writer->output + channel * size;
 }
 
 V_INLINE int64_t conv1d_writer_stride(const conv1d_writer *writer)
 {
-    return writer->stream ? CONV1D_RUN_BYTES : writer->stride;
+    return writer->nontemporal ? CONV1D_RUN_BYTES : writer->stride;
 }
 
-V_INLINE void conv1d_stream_bytes(char *to, const char *from, int64_t bytes)
+V_INLINE void conv1d_store_nontemporal(char *to, const char *from, int64_t bytes)
 {
     for (int64_t offset = 0; offset < bytes; offset += 4 * VW)
         v_stream(to + offset, v_load((const float *)(const void *)(from + offset)));
@@ -214,7 +214,7 @@ V_INLINE void conv1d_writer_drain(conv1d_writer *writer, int64_t bytes)
 {
     if (writer->pending == writer->pending_end)
         return;
-    conv1d_stream_bytes(writer->pending_to, writer->pending, bytes);
+    conv1d_store_nontemporal(writer->pending_to, writer->pending, bytes);
     writer->pending += bytes;
     writer->pending_to += bytes;
     if ((writer->pending - writer->run_buffers) % CONV1D_RUN_BYTES == 0)
@@ -227,7 +227,7 @@ V_INLINE void conv1d_writer_commit(conv1d_writer *writer, int64_t end, int64_t s
 {
     const int64_t bytes = (end * size - 1) % CONV1D_RUN_BYTES + 1;
     const bool last_column = end + VW > writer->channels;
-    if (!writer->stream || (bytes < CONV1D_RUN_BYTES && !last_column))
+    if (!writer->nontemporal || (bytes < CONV1D_RUN_BYTES && !last_column))
         return;
     while (writer->pending != writer->pending_end)
         conv1d_writer_drain(writer, 4 * VW);
@@ -240,7 +240,7 @@ V_INLINE void conv1d_writer_commit(conv1d_writer *writer, int64_t end, int64_t s
         return;
     }
     for (int64_t i = 0; i < writer->n; i++, to += writer->stride, from += CONV1D_RUN_BYTES)
-        conv1d_stream_bytes(to, from, bytes);
+        conv1d_store_nontemporal(to, from, bytes);
 }
 
 #endif

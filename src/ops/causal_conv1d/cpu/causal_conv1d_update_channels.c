@@ -33,7 +33,7 @@ typedef struct update_work {
     int64_t state_row; /* index along axis 0 of conv_state */
     int64_t start;     /* the position of x[0] in a ring, else S */
     _Alignas(64) float column_state[CONV1D_COLUMN_STATE];
-    float x[CONV1D_STAGED_TILE], y[CONV1D_STAGED_TILE];
+    float x[CONV1D_BUFFERED_TILE], y[CONV1D_BUFFERED_TILE];
 } update_work;
 
 _Static_assert(sizeof(update_work) <= CONV1D_CHANNEL_LAST_SCRATCH, "update_work must fit in the thread's scratch");
@@ -135,7 +135,7 @@ static void update_item(void *argument, int64_t index, void *scratch)
                         work->channels);
     pack_state_inputs(work);
     shift_state(work);
-    const int64_t tile_tokens = conv1d_staged_tile_tokens(work->channels);
+    const int64_t tile_tokens = conv1d_buffered_tile_tokens(work->channels);
     for (int64_t t = 0; t < sizes->T; t += tile_tokens)
         update_tile(work, t, cot_clamp(tile_tokens, 0, sizes->T - t));
 }
@@ -146,6 +146,6 @@ cot_status V_NAME(causal_conv1d_update_channels)(cot_queue *queue, const void *p
     const conv1d_update_problem *p = problem;
     update_context context = {.problem = p, .item_channels = conv1d_item_channels(&p->sizes)};
     context.channel_items = cot_ceil_div(p->sizes.D, context.item_channels);
-    cot_parallel_scratch(queue, p->sizes.B * context.channel_items, update_item, &context);
+    cot_run_items_scratch(queue, p->sizes.B * context.channel_items, update_item, &context);
     return COT_OK;
 }

@@ -71,6 +71,6 @@ cot_status V_NAME(causal_conv1d_dense_fwd_tiled)(cot_queue *queue, const void *p
                                      {state ? c.p->sizes.B * (c.p->sizes.K - 1) : 0, final_state_item, NULL}};
     conv1d_dense_run_jobs(queue, &c, pack, 3);
     if (y)
-        cot_parallel_scratch(queue, block_count(&c.o, c.o.l.Dout), forward_item, &c);
+        cot_run_items_scratch(queue, block_count(&c.o, c.o.l.Dout), forward_item, &c);
     return COT_OK;
 }

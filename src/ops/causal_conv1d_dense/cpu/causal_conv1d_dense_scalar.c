@@ -237,7 +237,7 @@ cot_status NAME(causal_conv1d_dense_bwd_scalar)(cot_queue *queue, const void *pr
                                      {p->sizes.Dout, parameter_item, NULL}};
     prepare(queue, &c, workspace);
     if (p->sizes.Dout > 0)
-        cot_parallel(queue, p->sizes.B * p->sizes.T, g_item, &c);
+        cot_run_items(queue, p->sizes.B * p->sizes.T, g_item, &c);
     conv1d_dense_run_jobs(queue, &c, jobs, 2);
     return COT_OK;
 }

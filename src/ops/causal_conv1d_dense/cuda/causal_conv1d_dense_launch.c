@@ -4,7 +4,7 @@
 #include "causal_conv1d_dense_launch.h"
 
 #include "causal_conv1d_dense_maps.h"
-#include "core/front.h"
+#include "core/argument_checks.h"
 #include "core/op_tables.h"
 #include "cuda/device.h"
 

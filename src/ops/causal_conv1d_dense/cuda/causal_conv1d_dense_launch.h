@@ -95,13 +95,13 @@ static inline const char *conv1d_dense_admit_bwd_sm90(const conv1d_dense_backwar
 static inline const char *admit_bwd_bf16_sm90(const void *problem)
 {
     const conv1d_dense_backward_problem *p = problem;
-    return p->sizes.dtype != COT_BF16 ? "it supports bf16" : conv1d_dense_admit_bwd_sm90(p);
+    return p->sizes.dtype != COT_BF16 ? "it supports bf16 only" : conv1d_dense_admit_bwd_sm90(p);
 }
 
 static inline const char *admit_bwd_f16_sm90(const void *problem)
 {
     const conv1d_dense_backward_problem *p = problem;
-    return p->sizes.dtype != COT_F16 ? "it supports f16" : conv1d_dense_admit_bwd_sm90(p);
+    return p->sizes.dtype != COT_F16 ? "it supports f16 only" : conv1d_dense_admit_bwd_sm90(p);
 }
 
 /* ---- any device, any strides, states ------------------------------------------------------------------------ */
@@ -160,13 +160,13 @@ static inline const char *conv1d_dense_admit_bwd_mma(const conv1d_dense_backward
 static inline const char *admit_bwd_mma_bf16_sm80(const void *problem)
 {
     const conv1d_dense_backward_problem *p = problem;
-    return p->sizes.dtype != COT_BF16 ? "it supports bf16" : conv1d_dense_admit_bwd_mma(p);
+    return p->sizes.dtype != COT_BF16 ? "it supports bf16 only" : conv1d_dense_admit_bwd_mma(p);
 }
 
 static inline const char *admit_bwd_mma_f16_sm80(const void *problem)
 {
     const conv1d_dense_backward_problem *p = problem;
-    return p->sizes.dtype != COT_F16 ? "it supports f16" : conv1d_dense_admit_bwd_mma(p);
+    return p->sizes.dtype != COT_F16 ? "it supports f16 only" : conv1d_dense_admit_bwd_mma(p);
 }
 
 static inline double cost_generic_sm80(const void *problem)

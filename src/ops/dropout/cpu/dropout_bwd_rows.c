@@ -2,16 +2,16 @@
  *
  * dropout_bwd_rows.c: dx = c * m * dy * act'(x + bias), and dbias[d] = sum_r dx[r,d] in the same pass.
  *
- * An item computes one tile of dropout_tiling.h, as in the forward. dbias is summed in three levels:
+ * An item is a rectangle of rows and columns (dropout_items.h), as in the forward. dbias is summed in three levels:
  *   1. `block`: DROPOUT_ROW_BLOCK rows of dx, in f32, in the L1 cache;
- *   2. `total`: the blocks of a tile, in f32, in the L1 cache;
- *   3. the tiles, in double, from the workspace.
+ *   2. `total`: the blocks of an item, in f32, in the L1 cache;
+ *   3. the items, in double, from the workspace.
  * The order depends on the shape alone. The blocks keep the f32 sums short, so that rounding errors stay small. */
 #include "dropout_rows.h"
 
 cot_status V_NAME(dropout_bwd_rows)(cot_queue *, const void *, void *);
 
-/* One row of a tile. */
+/* One row of an item. */
 typedef struct backward_row {
     int64_t n;
     const char *dy, *x;                                 /* x: only with an activation */
@@ -121,10 +121,10 @@ static void (*const row_functions[5][3])(const backward_row *) = {
 typedef struct backward_context {
     const dropout_backward_problem *problem;
     dropout_mask_reader reader;
-    dropout_tiling tiling;
+    dropout_item_grid item_grid;
     int64_t rows_per_batch;
     bool direct, nontemporal; /* direct: rows are contiguous, so they need no staging buffers */
-    float *partial_sums;      /* [row_tiles][D]; NULL: no dbias */
+    float *partial_sums;      /* [row_items][D]; NULL: no dbias */
 } backward_context;
 
 static void run_row(const backward_context *c, backward_row *row, int64_t r, int64_t d)
@@ -160,7 +160,7 @@ static void backward_item(void *context, int64_t number)
     const backward_context *c = context;
     const cot_dropout_backward_args *a = &c->problem->args;
     const dropout_sizes *sizes = &c->problem->sizes;
-    const dropout_item item = dropout_item_at(&c->tiling, sizes, number);
+    const dropout_item item = dropout_item_at(&c->item_grid, sizes, number);
     const int64_t d = item.d_begin;
     uint8_t bits[DROPOUT_BITS_BYTES + DROPOUT_BITS_PADDING];
     _Alignas(64) float bias[DROPOUT_MAX_COLUMNS], block[DROPOUT_MAX_COLUMNS] = {0}, total[DROPOUT_MAX_COLUMNS] = {0};
@@ -192,7 +192,7 @@ static void backward_item(void *context, int64_t number)
         }
     }
     if (c->partial_sums != NULL)
-        memcpy(c->partial_sums + item.row_tile * sizes->D + d, total, (size_t)row.n * sizeof *total);
+        memcpy(c->partial_sums + item.row_item * sizes->D + d, total, (size_t)row.n * sizeof *total);
     if (c->nontemporal)
         v_fence();
 }
@@ -208,9 +208,9 @@ static void reduce_item(void *context, int64_t number)
     const int64_t D = c->problem->sizes.D, begin = number * REDUCE_COLUMNS;
     const int64_t n = cot_clamp(REDUCE_COLUMNS, 1, D - begin);
     double sums[REDUCE_COLUMNS] = {0};
-    for (int64_t tile = 0; tile < c->tiling.row_tiles; tile++)
+    for (int64_t item = 0; item < c->item_grid.row_items; item++)
         for (int64_t i = 0; i < n; i++)
-            sums[i] += (double)c->partial_sums[tile * D + begin + i];
+            sums[i] += (double)c->partial_sums[item * D + begin + i];
     for (int64_t i = 0; i < n; i++) {
         const int64_t index = (begin + i) * out->stride[0];
         const double before = c->problem->args.accumulate ? cot_load_f64(out->data, out->dtype, index) : 0;
@@ -227,7 +227,7 @@ cot_status V_NAME(dropout_bwd_rows)(cot_queue *queue, const void *problem, void 
     backward_context context = {
         .problem = p,
         .reader = dropout_make_mask_reader(&p->mask, &p->sizes),
-        .tiling = ((const dropout_tiling_plan *)queue->plan)->tiling,
+        .item_grid = ((const dropout_items_plan *)queue->plan)->item_grid,
         .rows_per_batch = dropout_rows_per_batch(&p->sizes),
         .direct = dropout_is_contiguous(&a->dy) && dropout_is_contiguous(&a->x) && cot_is_present(&a->dx) &&
                   dropout_is_contiguous(&a->dx),
@@ -235,8 +235,8 @@ cot_status V_NAME(dropout_bwd_rows)(cot_queue *queue, const void *problem, void 
     };
     context.nontemporal = context.direct && a->dx.data != a->dy.data && a->dx.data != a->x.data &&
                           dropout_bypasses_caches(&a->dx, &p->sizes, cot_is_present(&a->x) ? 3 : 2);
-    cot_parallel(queue, context.tiling.row_tiles * context.tiling.column_tiles, backward_item, &context);
+    cot_run_items(queue, context.item_grid.row_items * context.item_grid.column_items, backward_item, &context);
     if (cot_is_present(&a->dbias))
-        cot_parallel(queue, cot_ceil_div(p->sizes.D, REDUCE_COLUMNS), reduce_item, &context);
+        cot_run_items(queue, cot_ceil_div(p->sizes.D, REDUCE_COLUMNS), reduce_item, &context);
     return COT_OK;
 }

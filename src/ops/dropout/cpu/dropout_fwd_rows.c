@@ -2,13 +2,13 @@
  *
  * dropout_fwd_rows.c: y = c * m * act(x + bias) + residual, and m as bytes or bits, in one pass.
  *
- * One item is a tile (dropout_tiling.h). The loops access contiguous rows in the tensors directly, and other rows
+ * An item is a rectangle of rows and columns (dropout_items.h). The loops access contiguous rows in the tensors directly, and other rows
  * through f32 buffers. */
 #include "dropout_rows.h"
 
 cot_status V_NAME(dropout_fwd_rows)(cot_queue *, const void *, void *);
 
-/* One row of a tile. */
+/* One row of an item. */
 typedef struct forward_row {
     int64_t n;
     const char *x, *residual;                                /* residual NULL: there is none */
@@ -108,7 +108,7 @@ static void (*const row_functions[5][3])(const forward_row *) = {
 typedef struct forward_context {
     const dropout_forward_problem *problem;
     dropout_mask_reader reader;
-    dropout_tiling tiling;
+    dropout_item_grid item_grid;
     int64_t rows_per_batch;
     bool direct, nontemporal; /* direct: rows are contiguous, so they need no staging buffers */
 } forward_context;
@@ -156,7 +156,7 @@ static void forward_item(void *context, int64_t number)
     const forward_context *c = context;
     const cot_dropout_forward_args *a = &c->problem->args;
     const dropout_sizes *sizes = &c->problem->sizes;
-    const dropout_item item = dropout_item_at(&c->tiling, sizes, number);
+    const dropout_item item = dropout_item_at(&c->item_grid, sizes, number);
     const int64_t d = item.d_begin;
     uint8_t bits[DROPOUT_BITS_BYTES + DROPOUT_BITS_PADDING];
     _Alignas(64) float bias[DROPOUT_MAX_COLUMNS];
@@ -198,13 +198,13 @@ cot_status V_NAME(dropout_fwd_rows)(cot_queue *queue, const void *problem, void 
     forward_context context = {
         .problem = p,
         .reader = dropout_make_mask_reader(&p->mask, &p->sizes),
-        .tiling = dropout_tiling_of(&p->sizes),
+        .item_grid = dropout_item_grid_of(&p->sizes),
         .rows_per_batch = dropout_rows_per_batch(&p->sizes),
         .direct = dropout_is_contiguous(&a->x) && dropout_is_contiguous(&a->residual) && dropout_is_contiguous(&a->y),
     };
     context.nontemporal = context.direct && cot_is_present(&a->y) && a->y.data != a->x.data &&
                           a->y.data != a->residual.data &&
                           dropout_bypasses_caches(&a->y, &p->sizes, cot_is_present(&a->residual) ? 3 : 2);
-    cot_parallel(queue, context.tiling.row_tiles * context.tiling.column_tiles, forward_item, &context);
+    cot_run_items(queue, context.item_grid.row_items * context.item_grid.column_items, forward_item, &context);
     return COT_OK;
 }

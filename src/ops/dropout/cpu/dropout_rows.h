@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
- * dropout_rows.h: the parts that the vector kernels of both directions share: the mask of a tile's rows as bits, for
+ * dropout_rows.h: the parts that the vector kernels of both directions share: the mask of an item's rows as bits, for
  * any source, and the conversion of rows of any dtype and stride to and from f32.
  *
- * Bit j of byte g in a row of bits is column 8g+j of the tile. Given masks are converted to bits row by row. A mask
+ * Bit j of byte g in a row of bits is column 8g+j of the item. Given masks are converted to bits row by row. A mask
  * with the source DROPOUT_GENERATED is generated in the row loops, just before its use. If the mask of a whole row is
  * generated first, no load is in flight meanwhile, and the two durations add up. Short rows are the exception: the
  * masks of many rows are generated together. */
 #ifndef COT_DROPOUT_ROWS_H
 #define COT_DROPOUT_ROWS_H
 
-#include "dropout_tiling.h"
+#include "dropout_items.h"
 #include "simd/gelu.h"
 
 enum {
@@ -58,7 +58,7 @@ static inline dropout_mask_reader dropout_make_mask_reader(const dropout_mask *m
     return reader;
 }
 
-/* The number of rows whose bits are computed at once. More than 1 only where a tile has whole rows: their groups are
+/* The number of rows whose bits are computed at once. More than 1 only where an item has whole rows: their groups are
  * consecutive then. */
 static inline int64_t dropout_rows_per_batch(const dropout_sizes *sizes)
 {

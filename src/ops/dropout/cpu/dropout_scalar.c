@@ -182,7 +182,7 @@ cot_status NAME(dropout_fwd_scalar)(cot_queue *queue, const void *problem, void 
     forward_context context = {.problem = problem};
     context.reader = make_reader(&context.problem->mask);
     if (context.problem->sizes.D > 0)
-        cot_parallel(queue, context.problem->sizes.R, forward_item, &context);
+        cot_run_items(queue, context.problem->sizes.R, forward_item, &context);
     return COT_OK;
 }
 
@@ -245,6 +245,6 @@ cot_status NAME(dropout_bwd_scalar)(cot_queue *queue, const void *problem, void 
     (void)workspace;
     backward_context context = {.problem = problem};
     context.reader = make_reader(&context.problem->mask);
-    cot_parallel(queue, cot_ceil_div(context.problem->sizes.D, STRIP), backward_item, &context);
+    cot_run_items(queue, cot_ceil_div(context.problem->sizes.D, STRIP), backward_item, &context);
     return COT_OK;
 }

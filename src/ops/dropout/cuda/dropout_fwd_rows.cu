@@ -24,6 +24,7 @@ static __device__ __forceinline__ void store_mask(const dropout_call &c, const t
         return;
     uint8_t *to = mask_row_pointer<ACCESS, LANES>(c, t, c.mask_out, first_row, i) +
                   (int64_t)COT_DROPOUT_GROUP * t.group * c.mask_out.column_stride;
+    /* The product spreads 4 bits to the lowest bits of 4 bytes. */
     const cot_words<2> bytes = {(keep & 15u) * 0x00204081u & 0x01010101u, (keep >> 4) * 0x00204081u & 0x01010101u};
     if (ACCESS == PLAIN) {
         cot_store_words<2>(to, bytes);
@@ -62,7 +63,7 @@ static __device__ __forceinline__ void compute_y(const dropout_call &c, const th
         } else {
 #pragma unroll
             for (int j = 0; j < COT_DROPOUT_GROUP; j++)
-                residual_values[j] = -0.0f;
+                residual_values[j] = -0.0f; /* keeps the sign of a zero */
         }
 #pragma unroll
         for (int j = 0; j < COT_DROPOUT_GROUP; j++) {

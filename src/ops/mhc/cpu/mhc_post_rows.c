@@ -201,7 +201,7 @@ cot_status V_NAME(mhc_post_fwd_rows)(cot_queue *queue, const void *problem, void
     (void)workspace;
     const mhc_sizes *sizes = problem;
     post_context c = {problem, mhc_item_tokens(sizes->tokens)};
-    cot_parallel(queue, cot_ceil_div(sizes->tokens, c.item_tokens), forward_item, &c);
+    cot_run_items(queue, cot_ceil_div(sizes->tokens, c.item_tokens), forward_item, &c);
     return COT_OK;
 }
 
@@ -259,6 +259,6 @@ cot_status V_NAME(mhc_post_bwd_rows)(cot_queue *queue, const void *problem, void
     (void)workspace;
     const mhc_sizes *sizes = problem;
     post_context c = {problem, mhc_item_tokens(sizes->tokens)};
-    cot_parallel(queue, cot_ceil_div(sizes->tokens, c.item_tokens), backward_item, &c);
+    cot_run_items(queue, cot_ceil_div(sizes->tokens, c.item_tokens), backward_item, &c);
     return COT_OK;
 }

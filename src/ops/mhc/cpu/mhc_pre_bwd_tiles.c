@@ -460,9 +460,9 @@ cot_status V_NAME(mhc_pre_bwd_blocks)(cot_queue *queue, const mhc_pre_backward_p
     };
     mhc_packing packing = {&p->sizes, &a->phi, &a->gamma, context.chunks, workspace};
     if (p->sizes.tokens > 0 && context.need_dx)
-        cot_parallel(queue, context.chunks.count, mhc_pack_item, &packing);
-    cot_parallel_scratch(queue, context.parts.count, backward_part, &context);
-    cot_parallel(queue, context.chunks.count + 1, reduce_item, &context);
+        cot_run_items(queue, context.chunks.count, mhc_pack_item, &packing);
+    cot_run_items_scratch(queue, context.parts.count, backward_part, &context);
+    cot_run_items(queue, context.chunks.count + 1, reduce_item, &context);
     return COT_OK;
 }
 

@@ -360,8 +360,8 @@ cot_status V_NAME(mhc_pre_fwd_blocks)(cot_queue *queue, const mhc_pre_forward_pr
         context.block_tokens * cot_clamp(p->sizes.tokens / context.block_tokens / items, 1, MAX_ITEM_BLOCKS);
     mhc_packing packing = {&p->sizes, &p->args.phi, &p->args.gamma, context.chunks, workspace};
     if (p->sizes.tokens > 0)
-        cot_parallel(queue, context.chunks.count, mhc_pack_item, &packing);
-    cot_parallel_scratch(queue, cot_ceil_div(p->sizes.tokens, context.item_tokens), forward_item, &context);
+        cot_run_items(queue, context.chunks.count, mhc_pack_item, &packing);
+    cot_run_items_scratch(queue, cot_ceil_div(p->sizes.tokens, context.item_tokens), forward_item, &context);
     return COT_OK;
 }
 

@@ -259,7 +259,7 @@ static void sinkhorn_forward_item(void *c, int64_t index)
 cot_status NAME(mhc_sinkhorn_fwd_scalar)(cot_queue *queue, const void *problem, void *workspace)
 {
     context c = {problem, workspace};
-    cot_parallel(queue, mhc_scalar_parts(problem), sinkhorn_forward_item, &c);
+    cot_run_items(queue, mhc_scalar_parts(problem), sinkhorn_forward_item, &c);
     return COT_OK;
 }
 
@@ -282,7 +282,7 @@ static void sinkhorn_backward_item(void *c, int64_t index)
 cot_status NAME(mhc_sinkhorn_bwd_scalar)(cot_queue *queue, const void *problem, void *workspace)
 {
     context c = {problem, workspace};
-    cot_parallel(queue, mhc_scalar_parts(problem), sinkhorn_backward_item, &c);
+    cot_run_items(queue, mhc_scalar_parts(problem), sinkhorn_backward_item, &c);
     return COT_OK;
 }
 
@@ -355,7 +355,7 @@ static void pre_forward_item(void *c, int64_t index)
 cot_status NAME(mhc_pre_fwd_scalar)(cot_queue *queue, const void *problem, void *workspace)
 {
     context c = {problem, workspace};
-    cot_parallel(queue, mhc_scalar_parts(problem), pre_forward_item, &c);
+    cot_run_items(queue, mhc_scalar_parts(problem), pre_forward_item, &c);
     return COT_OK;
 }
 
@@ -504,13 +504,13 @@ static void reduce_parameters(cot_queue *queue, context *c)
     const cot_mhc_pre_backward_args *a = &p->args;
     if (cot_is_present(&a->dphi) || cot_is_present(&a->dgamma) || cot_is_present(&a->dbias) ||
         cot_is_present(&a->dalpha))
-        cot_parallel(queue, p->sizes.n * cot_ceil_div(p->sizes.D, COLUMNS) + 1, parameter_item, c);
+        cot_run_items(queue, p->sizes.n * cot_ceil_div(p->sizes.D, COLUMNS) + 1, parameter_item, c);
 }
 
 cot_status NAME(mhc_pre_bwd_scalar)(cot_queue *queue, const void *problem, void *workspace)
 {
     context c = {problem, workspace};
-    cot_parallel(queue, mhc_scalar_parts(problem), pre_backward_item, &c);
+    cot_run_items(queue, mhc_scalar_parts(problem), pre_backward_item, &c);
     reduce_parameters(queue, &c);
     return COT_OK;
 }
@@ -536,7 +536,7 @@ static void post_forward_item(void *problem, int64_t t)
 cot_status NAME(mhc_post_fwd_scalar)(cot_queue *queue, const void *problem, void *workspace)
 {
     (void)workspace;
-    cot_parallel(queue, ((const mhc_sizes *)problem)->tokens, post_forward_item, (void *)problem);
+    cot_run_items(queue, ((const mhc_sizes *)problem)->tokens, post_forward_item, (void *)problem);
     return COT_OK;
 }
 
@@ -574,7 +574,7 @@ static void post_backward_item(void *problem, int64_t t)
 cot_status NAME(mhc_post_bwd_scalar)(cot_queue *queue, const void *problem, void *workspace)
 {
     (void)workspace;
-    cot_parallel(queue, ((const mhc_sizes *)problem)->tokens, post_backward_item, (void *)problem);
+    cot_run_items(queue, ((const mhc_sizes *)problem)->tokens, post_backward_item, (void *)problem);
     return COT_OK;
 }
 
@@ -598,7 +598,7 @@ static void seam_forward_item(void *context_, int64_t index)
 cot_status NAME(mhc_seam_fwd_scalar)(cot_queue *queue, const void *problem, void *workspace)
 {
     seam_forward_context c = {mhc_seam_post_forward(problem), mhc_seam_pre_forward(problem), workspace};
-    cot_parallel(queue, mhc_scalar_parts(problem), seam_forward_item, &c);
+    cot_run_items(queue, mhc_scalar_parts(problem), seam_forward_item, &c);
     return COT_OK;
 }
 
@@ -636,7 +636,7 @@ cot_status NAME(mhc_seam_bwd_scalar)(cot_queue *queue, const void *problem, void
             cot_tensor_contiguous((char *)workspace + layout->y, p->sizes.dtype, 4, shape);
     if (mhc_seam_needs_g(&p->args))
         c.pre.args.dx = c.post.args.dy = cot_tensor_contiguous((char *)workspace + layout->g, g_dtype, 4, shape);
-    cot_parallel(queue, mhc_scalar_parts(&p->sizes), seam_backward_item, &c);
+    cot_run_items(queue, mhc_scalar_parts(&p->sizes), seam_backward_item, &c);
     context parameters = {&c.pre, workspace};
     reduce_parameters(queue, &parameters);
     return COT_OK;

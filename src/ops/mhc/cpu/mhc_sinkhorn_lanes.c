@@ -47,7 +47,7 @@ cot_status V_NAME(mhc_sinkhorn_fwd_lanes)(cot_queue *queue, const void *problem,
 {
     (void)workspace;
     lanes_context c = {.problem = problem, .parts = mhc_sinkhorn_parts(((const mhc_sizes *)problem)->tokens)};
-    cot_parallel(queue, c.parts.count, forward_item, &c);
+    cot_run_items(queue, c.parts.count, forward_item, &c);
     return COT_OK;
 }
 
@@ -71,6 +71,6 @@ cot_status V_NAME(mhc_sinkhorn_bwd_lanes)(cot_queue *queue, const void *problem,
 {
     const mhc_sinkhorn_bwd_plan *plan = queue->plan;
     lanes_context c = {.problem = problem, .parts = plan->parts, .history = workspace};
-    cot_parallel(queue, c.parts.count, backward_item, &c);
+    cot_run_items(queue, c.parts.count, backward_item, &c);
     return COT_OK;
 }

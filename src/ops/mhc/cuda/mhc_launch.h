@@ -207,7 +207,7 @@ static inline const char *admit_sm90_pre_bwd(const void *problem)
 {
     const mhc_sizes *sizes = problem;
     if (sizes->dtype != COT_BF16)
-        return "it supports bf16";
+        return "it supports bf16 only";
     if (sizes->D > MHC_SM90_MAX_D)
         return "a cluster has room for a D of 4096";
     return admit_sm90_pre_bwd_split(problem);

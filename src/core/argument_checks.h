@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * front.h: helpers for the argument checks of the ops (src/ops/OP/OP.c). */
-#ifndef COT_CORE_FRONT_H
-#define COT_CORE_FRONT_H
+ * argument_checks.h: helpers for the argument checks of the ops (src/ops/OP/OP.c). */
+#ifndef COT_CORE_ARGUMENT_CHECKS_H
+#define COT_CORE_ARGUMENT_CHECKS_H
 
 #include <cotangent/core.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * causal_conv1d_stage.h: converts elements of any dtype and stride to arrays of f32, and back. */
-#ifndef COT_CAUSAL_CONV1D_STAGE_H
-#define COT_CAUSAL_CONV1D_STAGE_H
+ * causal_conv1d_to_f32.h: converts elements of any dtype and stride to arrays of f32, and back. */
+#ifndef COT_CAUSAL_CONV1D_TO_F32_H
+#define COT_CAUSAL_CONV1D_TO_F32_H
 
 #include "causal_conv1d_pieces.h"
 #include "simd/silu.h"
@@ -27,7 +27,7 @@ static inline void conv1d_store(const cot_tensor *tensor, int64_t i, int64_t j, 
     cot_store_f64(conv1d_element(tensor, i, j, k), tensor->dtype, 0, value);
 }
 
-/* Element size in bytes of the dtypes that the vector kernels support. */
+/* Element size in bytes. Only for the dtypes that the vector kernels support, of 16 and 32 bits. */
 V_INLINE int64_t conv1d_element_size(cot_dtype dtype)
 {
     return dtype == COT_F32 ? 4 : 2;
@@ -144,13 +144,13 @@ V_INLINE vf conv1d_tap_sum(int64_t K, vf chunk, vf total)
 }
 
 /* If the large tensors together have at least this many bytes, outputs are written by non-temporal stores. */
-enum { CONV1D_STREAM_BYTES = 8 << 20 };
+enum { CONV1D_NONTEMPORAL_BYTES = 8 << 20 };
 
-static inline bool conv1d_should_stream(const conv1d_sizes *sizes, int tensors)
+static inline bool conv1d_uses_nontemporal_stores(const conv1d_sizes *sizes, int tensors)
 {
     return (double)tensors * (double)sizes->B * (double)sizes->D * (double)sizes->T *
                (double)cot_dtype_size(sizes->dtype) >=
-           CONV1D_STREAM_BYTES;
+           CONV1D_NONTEMPORAL_BYTES;
 }
 
 /* ---- final_state -------------------------------------------------------------------------------------------- *

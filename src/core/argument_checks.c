@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "front.h"
+#include "argument_checks.h"
 
 #include "status.h"
 #include "tensor.h"

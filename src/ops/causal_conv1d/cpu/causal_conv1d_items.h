@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * causal_conv1d_items.h: how the vector kernels divide a problem into work items. For the kernels and the kernel
+ * table.
+ *
+ * The division depends on shapes, dtypes and whether sequences are packed. So neither the instruction set nor the number
+ * of threads changes the order of a sum. */
+#ifndef COT_CAUSAL_CONV1D_ITEMS_H
+#define COT_CAUSAL_CONV1D_ITEMS_H
+
+#include "ops/causal_conv1d/causal_conv1d_problem.h"
+
+enum {
+    CONV1D_MAX_K = 32,                /* wider filters run on the scalar kernel */
+    CONV1D_ROW_BUFFER_TOKENS = 2048,  /* tokens of the buffers of a row, which fit in L1; channel-last: of a piece */
+    CONV1D_MAX_ITEM_TOKENS = 16384,   /* tokens of one item, channel-first */
+    CONV1D_MAX_ITEM_CHANNELS = 64,    /* channels of one item, channel-first */
+    CONV1D_ITEM_CHANNELS = 512,       /* channels of one item, channel-last */
+    CONV1D_WIDE_ITEM_CHANNELS = 2048, /* the same for tensors larger than the caches: few long memory ranges */
+};
+
+/* Buffers of a channel-first item, in the thread's scratch. CONV1D_COPIED_WEIGHTS counts floats; the scratch
+ * sizes are bytes: the weights of the item's channels, in the backward also their sums and row buffers. */
+enum {
+    CONV1D_COPIED_WEIGHTS = CONV1D_MAX_ITEM_CHANNELS * (CONV1D_MAX_K + 1), /* floats, biases included */
+    CONV1D_CHANNEL_FIRST_SCRATCH = 4 * CONV1D_COPIED_WEIGHTS,
+    CONV1D_BWD_CHANNEL_FIRST_SCRATCH =
+        2 * 4 * CONV1D_COPIED_WEIGHTS + 4 * 4 * (CONV1D_ROW_BUFFER_TOKENS + 4 * CONV1D_MAX_K) + 1024
+};
+
+/* Buffers of a channel-last item, in the thread's scratch. The buffers count floats, the scratch sizes bytes.
+ * Only filters of K <= 4 have items of CONV1D_WIDE_ITEM_CHANNELS (conv1d_item_channels). */
+enum {
+    CONV1D_BUFFERED_TILE = 4 * (CONV1D_WIDE_ITEM_CHANNELS + 16), /* a tile that passes through a buffer */
+    CONV1D_COLUMN_STATE = 8 * CONV1D_WIDE_ITEM_CHANNELS,         /* 2K vectors per column, see conv1d_pack_vector */
+    CONV1D_BWD_COLUMN_STATE = 21 * CONV1D_WIDE_ITEM_CHANNELS,    /* 5K+1 vectors */
+    CONV1D_CHANNEL_LAST_SCRATCH = 4 * (CONV1D_COLUMN_STATE + 2 * CONV1D_BUFFERED_TILE) + 256,
+    CONV1D_BWD_CHANNEL_LAST_SCRATCH = 4 * (CONV1D_BWD_COLUMN_STATE + 3 * CONV1D_BUFFERED_TILE) + 256
+};
+
+/* An item is item_batch batch elements x item_tokens tokens x item_channels channels. batch_items, token_items and
+ * channel_items are the numbers of items along these axes; the last item of an axis may be smaller. Kernels divide an
+ * item into pieces, and a piece into rows or tiles: docs/kernels/causal_conv1d_cpu.md. */
+typedef struct conv1d_item_grid {
+    int64_t item_batch, item_tokens, item_channels;
+    int64_t batch_items, token_items, channel_items;
+} conv1d_item_grid;
+
+/* Target number of elements of an item. Many items balance the load; large items have less start-up cost per
+ * element. */
+static inline int64_t conv1d_target_elements(const conv1d_sizes *sizes)
+{
+    const double total = (double)sizes->B * (double)sizes->D * (double)sizes->T;
+    return total / 256 > 65536 ? 65536 : total / 256 < 8192 ? 8192 : (int64_t)(total / 256);
+}
+
+static inline void conv1d_count_items(conv1d_item_grid *item_grid, const conv1d_sizes *sizes)
+{
+    item_grid->batch_items = cot_ceil_div(sizes->B, item_grid->item_batch);
+    item_grid->token_items = cot_ceil_div(sizes->T, item_grid->item_tokens);
+    item_grid->channel_items = cot_ceil_div(sizes->D, item_grid->item_channels);
+}
+
+static inline int64_t conv1d_item_count(const conv1d_item_grid *item_grid)
+{
+    return COT_PRODUCT(item_grid->batch_items, item_grid->token_items, item_grid->channel_items);
+}
+
+static inline conv1d_item_grid conv1d_item_grid_channel_first(const conv1d_sizes *sizes)
+{
+    const int64_t target_elements = conv1d_target_elements(sizes);
+    conv1d_item_grid item_grid;
+    item_grid.item_tokens = cot_clamp(sizes->T, 1, CONV1D_MAX_ITEM_TOKENS);
+    item_grid.item_channels =
+        cot_clamp(target_elements / item_grid.item_tokens, 1, cot_clamp(sizes->D, 1, CONV1D_MAX_ITEM_CHANNELS));
+    item_grid.item_batch =
+        cot_clamp(target_elements / (item_grid.item_tokens * item_grid.item_channels), 1, cot_clamp(sizes->B, 1, 1024));
+    conv1d_count_items(&item_grid, sizes);
+    return item_grid;
+}
+
+/* A tensor of at least this many bytes does not fit in the caches. */
+enum { CONV1D_WIDE_BYTES = 64 << 20 };
+
+/* Channels of a channel-last item. Their column state (CONV1D_COLUMN_STATE) stays in the L1 cache. For tensors
+ * larger than the caches it stays in the L2 cache. */
+static inline int64_t conv1d_item_channels(const conv1d_sizes *sizes)
+{
+    if (sizes->K > 4)
+        return sizes->K <= 8 ? 256 : 64;
+    const double elements = (double)sizes->B * (double)sizes->D * (double)sizes->T;
+    return elements * (double)cot_dtype_size(sizes->dtype) >= CONV1D_WIDE_BYTES ? CONV1D_WIDE_ITEM_CHANNELS
+                                                                                : CONV1D_ITEM_CHANNELS;
+}
+
+/* Each item along the tokens computes K-1 tokens of its neighbours again, and adds one set of partial sums that the
+ * reduction reads. So items have many tokens where that leaves at least 32 items. */
+static inline conv1d_item_grid conv1d_item_grid_channel_last(const conv1d_sizes *sizes)
+{
+    const int64_t target_elements = conv1d_target_elements(sizes);
+    conv1d_item_grid item_grid;
+    item_grid.item_channels = cot_clamp(sizes->D, 1, conv1d_item_channels(sizes));
+    const double tokens_per_item =
+        (double)sizes->B * (double)sizes->D * (double)sizes->T / (32.0 * (double)item_grid.item_channels);
+    item_grid.item_tokens = cot_clamp(sizes->T, 1, tokens_per_item >= 512 ? 512 : tokens_per_item >= 256 ? 256 : 128);
+    item_grid.item_batch =
+        cot_clamp(target_elements / (item_grid.item_tokens * item_grid.item_channels), 1, cot_clamp(sizes->B, 1, 1024));
+    conv1d_count_items(&item_grid, sizes);
+    return item_grid;
+}
+
+/* The ranges of a work item. `partial_index` is its index along axis 0 of the partial sums below. */
+typedef struct conv1d_item {
+    int64_t b_begin, b_end, t_begin, t_end, d_begin, d_end, partial_index;
+} conv1d_item;
+
+static inline conv1d_item conv1d_item_at(const conv1d_item_grid *item_grid, const conv1d_sizes *sizes,
+                                         int64_t batch_item, int64_t token_item, int64_t channel_item)
+{
+    conv1d_item item = {.b_begin = batch_item * item_grid->item_batch,
+                        .t_begin = token_item * item_grid->item_tokens,
+                        .d_begin = channel_item * item_grid->item_channels,
+                        .partial_index = batch_item * item_grid->token_items + token_item};
+    item.b_end = cot_clamp(item.b_begin + item_grid->item_batch, 0, sizes->B);
+    item.t_end = cot_clamp(item.t_begin + item_grid->item_tokens, 0, sizes->T);
+    item.d_end = cot_clamp(item.d_begin + item_grid->item_channels, 0, sizes->D);
+    return item;
+}
+
+/* Item number `index`, in memory order. Channel-first: consecutive items have the same channels and consecutive tokens. */
+static inline conv1d_item conv1d_item_channel_first(const conv1d_item_grid *item_grid, const conv1d_sizes *sizes,
+                                                    int64_t index)
+{
+    const int64_t batch_channel = index / item_grid->token_items;
+    return conv1d_item_at(item_grid, sizes, batch_channel / item_grid->channel_items, index % item_grid->token_items,
+                          batch_channel % item_grid->channel_items);
+}
+
+/* Channel-last: consecutive items have the same tokens and consecutive channels. */
+static inline conv1d_item conv1d_item_channel_last(const conv1d_item_grid *item_grid, const conv1d_sizes *sizes,
+                                                   int64_t index)
+{
+    const int64_t batch_token = index / item_grid->channel_items;
+    return conv1d_item_at(item_grid, sizes, batch_token / item_grid->token_items, batch_token % item_grid->token_items,
+                          index % item_grid->channel_items);
+}
+
+/* The plan of the backward kernels: their item_grid, and the bytes of the partial sums of dweight and dbias,
+ * [batch_items*token_items][K+1][D]. */
+typedef struct conv1d_items_plan {
+    conv1d_item_grid item_grid;
+    size_t bytes;
+} conv1d_items_plan;
+
+static inline conv1d_items_plan conv1d_items_plan_of(conv1d_item_grid item_grid, const conv1d_sizes *sizes)
+{
+    return (conv1d_items_plan){
+        item_grid,
+        cot_bytes(COT_PRODUCT(item_grid.batch_items, item_grid.token_items, sizes->K + 1, sizes->D), sizeof(float))};
+}
+
+#endif
