@@ -64,7 +64,7 @@ static cot_status check_numbers(const char *call, const options *o, attention_si
                         o->softcap);
     if (!(o->dropout_p >= 0 && o->dropout_p <= 1))
         return cot_fail(COT_INVALID_ARGUMENT, "%s: dropout_p is %g, expected 0 to 1", call, o->dropout_p);
-    z->scale = o->scale != 0 ? o->scale : 1 / sqrt((double)z->d);
+    z->scale = o->scale != 0 ? o->scale : 1 / sqrt((double)z->d_qk);
     z->softcap = o->softcap;
     z->dropped = (uint32_t)lrint(65536 * o->dropout_p);
     return COT_OK;
@@ -127,8 +127,9 @@ static cot_status check_heads(const char *call, attention_sizes *z)
     if (z->H < 1 || z->Hkv < 1 || z->H % z->Hkv != 0)
         return cot_fail(COT_INVALID_SHAPE, "%s: q has H=%" PRId64 ", expected a multiple of k's Hkv=%" PRId64, call,
                         z->H, z->Hkv);
-    if (z->d < 1 || z->dv < 1)
-        return cot_fail(COT_INVALID_SHAPE, "%s: %s, expected 1 or more", call, z->d < 1 ? "q has d=0" : "v has dv=0");
+    if (z->d_qk < 1 || z->d_v < 1)
+        return cot_fail(COT_INVALID_SHAPE, "%s: %s, expected 1 or more", call,
+                        z->d_qk < 1 ? "q has d=0" : "v has dv=0");
     return COT_OK;
 }
 
@@ -156,14 +157,14 @@ static cot_status check_qkv(const char *call, attention_problem *p)
     z->Tq = p->q.shape[rows];
     z->Tk = p->k.shape[rows];
     z->H = p->q.shape[rows + 1];
-    z->d = p->q.shape[rows + 2];
+    z->d_qk = p->q.shape[rows + 2];
     z->Hkv = p->k.shape[rows + 1];
-    z->dv = p->v.shape[rows + 2];
+    z->d_v = p->v.shape[rows + 2];
     if (!z->packed) {
         CHECK(cot_check_size(call, "k", &p->k, 0, "B", "q", z->B));
         CHECK(cot_check_size(call, "v", &p->v, 0, "B", "q", z->B));
     }
-    CHECK(cot_check_size(call, "k", &p->k, rows + 2, "d", "q", z->d));
+    CHECK(cot_check_size(call, "k", &p->k, rows + 2, "d", "q", z->d_qk));
     CHECK(cot_check_size(call, "v", &p->v, rows, z->packed ? "total_k" : "Tk", "k", z->Tk));
     CHECK(cot_check_size(call, "v", &p->v, rows + 1, "Hkv", "k", z->Hkv));
     return check_heads(call, z);
@@ -402,7 +403,7 @@ static cot_status check_inputs(const char *call, const options *o, attention_pro
     CHECK(check_numbers(call, o, &p->sizes));
     CHECK(check_packing(call, o, p));
     CHECK(check_optional_inputs(call, o, p));
-    CHECK(check_like_q(call, "out", &p->out, p, p->sizes.dv, "dv", "v"));
+    CHECK(check_like_q(call, "out", &p->out, p, p->sizes.d_v, "dv", "v"));
     CHECK(check_dtype_of(call, "out", &p->out, p->sizes.dtype, true));
     return check_like_lse(call, "lse", &p->lse, p);
 }
@@ -452,15 +453,15 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
     CHECK(cot_check_required(call, "lse", &p->lse));
     CHECK(check_delta(call, p));
     CHECK(cot_check_required(call, "dout", &p->dout));
-    CHECK(check_like_q(call, "dout", &p->dout, p, z->dv, "dv", "v"));
+    CHECK(check_like_q(call, "dout", &p->dout, p, z->d_v, "dv", "v"));
     CHECK(check_dtype_of(call, "dout", &p->dout, z->dtype, false));
     CHECK(check_like_lse(call, "dlse", &p->dlse, p));
     CHECK(check_like_lse(call, "delta", &p->delta, p));
-    CHECK(check_like_q(call, "dq", &p->dq, p, z->d, "d", "q"));
+    CHECK(check_like_q(call, "dq", &p->dq, p, z->d_qk, "d", "q"));
     CHECK(check_dtype_of(call, "dq", &p->dq, z->dtype, true));
-    CHECK(check_like_k(call, "dk", &p->dk, p, z->d, "d", "k"));
+    CHECK(check_like_k(call, "dk", &p->dk, p, z->d_qk, "d", "k"));
     CHECK(check_dtype_of(call, "dk", &p->dk, z->dtype, true));
-    CHECK(check_like_k(call, "dv", &p->dv, p, z->dv, "dv", "v"));
+    CHECK(check_like_k(call, "dv", &p->dv, p, z->d_v, "dv", "v"));
     CHECK(check_dtype_of(call, "dv", &p->dv, z->dtype, true));
     const axis heads[] = {{"H", "q", z->H}};
     CHECK(check_axes(call, "dsink", &p->dsink, heads, 1));
@@ -489,7 +490,7 @@ static cot_status check_first(const char *call, const char *name, const cot_tens
     z->B = z->packed ? 1 : t->shape[0];
     z->Tq = t->shape[t->rank - 3];
     z->H = t->shape[t->rank - 2];
-    z->dv = t->shape[t->rank - 1];
+    z->d_v = t->shape[t->rank - 1];
     z->dtype = t->dtype;
     return COT_OK;
 }
@@ -498,7 +499,7 @@ static cot_status check_like_first(const char *call, const char *name, const cot
                                    const attention_sizes *z)
 {
     const axis axes[] = {
-        {"B", first, z->B}, {z->packed ? "total_q" : "Tq", first, z->Tq}, {"H", first, z->H}, {"dv", first, z->dv}};
+        {"B", first, z->B}, {z->packed ? "total_q" : "Tq", first, z->Tq}, {"H", first, z->H}, {"dv", first, z->d_v}};
     return check_axes(call, name, t, axes + z->packed, 4 - z->packed);
 }
 

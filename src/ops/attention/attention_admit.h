@@ -19,19 +19,19 @@ static inline double attention_pairs(const attention_sizes *z)
 static inline double cost_fwd_scalar(const void *problem)
 {
     const attention_sizes *z = problem;
-    return attention_pairs(z) * (40 + 8 * (double)(z->d + z->dv));
+    return attention_pairs(z) * (40 + 8 * (double)(z->d_qk + z->d_v));
 }
 
 static inline double cost_bwd_scalar(const void *problem)
 {
     const attention_sizes *z = problem;
-    return attention_pairs(z) * (60 + 20 * (double)(z->d + z->dv));
+    return attention_pairs(z) * (60 + 20 * (double)(z->d_qk + z->d_v));
 }
 
 static inline double cost_rows_scalar(const void *problem)
 {
     const attention_sizes *z = problem;
-    return 10.0 * (double)z->B * (double)z->Tq * (double)z->H * (double)z->dv;
+    return 10.0 * (double)z->B * (double)z->Tq * (double)z->H * (double)z->d_v;
 }
 
 /* The vectorised kernels of delta and merge. */
@@ -69,7 +69,7 @@ static inline const char *admit_merge_bf16(const void *problem)
 static inline double attention_cost_rows(const void *problem, double cycles)
 {
     const attention_sizes *z = problem;
-    return cycles * (double)z->B * (double)z->Tq * (double)z->H * (10 + (double)z->dv);
+    return cycles * (double)z->B * (double)z->Tq * (double)z->H * (10 + (double)z->d_v);
 }
 
 static inline double cost_rows_portable(const void *problem)
@@ -96,15 +96,15 @@ static inline double cost_rows_avx512bf16(const void *problem)
 static inline size_t workspace_fwd_scalar(const void *problem)
 {
     const attention_sizes *z = problem;
-    return cot_bytes(COT_PRODUCT(z->B + z->packed, z->H, z->Tk + z->dv), sizeof(double));
+    return cot_bytes(COT_PRODUCT(z->B + z->packed, z->H, z->Tk + z->d_v), sizeof(double));
 }
 
 /* Backward: for every sequence and key-value head, dk and dv of all rows, and one row of dq. */
 static inline size_t workspace_bwd_scalar(const void *problem)
 {
     const attention_sizes *z = problem;
-    const int64_t sums = COT_PRODUCT(z->rows_k, z->Hkv, z->d + z->dv);
-    return cot_bytes(cot_add(sums, COT_PRODUCT(z->B + z->packed, z->Hkv, z->d)), sizeof(double));
+    const int64_t sums = COT_PRODUCT(z->rows_k, z->Hkv, z->d_qk + z->d_v);
+    return cot_bytes(cot_add(sums, COT_PRODUCT(z->B + z->packed, z->Hkv, z->d_qk)), sizeof(double));
 }
 
 /* ---- tiled kernels --------------------------------------------------------------------------------------- */
@@ -115,7 +115,7 @@ static inline const char *attention_admit_tiled(const attention_problem *p)
     const cot_tensor *const rows[] = {&p->q, &p->k, &p->v, &p->out, &p->dout, &p->dq, &p->dk, &p->dv};
     if (z->dtype == COT_F64)
         return "it computes in float32, the tensors are f64";
-    if (z->d > ATTENTION_MAX_D || z->dv > ATTENTION_MAX_D)
+    if (z->d_qk > ATTENTION_MAX_D || z->d_v > ATTENTION_MAX_D)
         return "it supports d and dv up to 256";
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (cot_is_present(rows[i]) && rows[i]->stride[3] != 1 && rows[i]->shape[3] > 1)
@@ -179,7 +179,7 @@ static inline double attention_cost_tiled(const attention_problem *p, double mul
         multiplications *= 1.4;
         softmax += 5;
     }
-    return pairs * (multiplications / rate + softmax) + (rows_q + rows_k) * (double)(z->d + z->dv) + 20000;
+    return pairs * (multiplications / rate + softmax) + (rows_q + rows_k) * (double)(z->d_qk + z->d_v) + 20000;
 }
 
 /* `size` is the bytes of an operand's element: a float, or one to three bf16. `keys` is the maximum keys of a forward
@@ -205,16 +205,16 @@ COT_WORKSPACES(tiled_amx_split3, 6, false, ATTENTION_FWD_AMX_KEYS(6))
 #undef COT_WORKSPACES
 
 /* Costs by instruction set: multiply-adds per cycle, and lanes of the softmax. */
-#define COT_COSTS(isa, rate, lanes)                                                               \
-    static inline double cost_fwd_tiled_##isa(const void *problem)                                \
-    {                                                                                             \
-        const attention_sizes *z = problem;                                                       \
-        return attention_cost_tiled(problem, (double)(z->d + z->dv), rate, 16.0 / lanes);         \
-    }                                                                                             \
-    static inline double cost_bwd_tiled_##isa(const void *problem)                                \
-    {                                                                                             \
-        const attention_sizes *z = problem;                                                       \
-        return attention_cost_tiled(problem, (double)(3 * z->d + 2 * z->dv), rate, 20.0 / lanes); \
+#define COT_COSTS(isa, rate, lanes)                                                                   \
+    static inline double cost_fwd_tiled_##isa(const void *problem)                                    \
+    {                                                                                                 \
+        const attention_sizes *z = problem;                                                           \
+        return attention_cost_tiled(problem, (double)(z->d_qk + z->d_v), rate, 16.0 / lanes);         \
+    }                                                                                                 \
+    static inline double cost_bwd_tiled_##isa(const void *problem)                                    \
+    {                                                                                                 \
+        const attention_sizes *z = problem;                                                           \
+        return attention_cost_tiled(problem, (double)(3 * z->d_qk + 2 * z->d_v), rate, 20.0 / lanes); \
     }
 COT_COSTS(portable, 2, 2)
 COT_COSTS(avx2, 12, 8)

@@ -21,7 +21,7 @@ extern const cot_direction cot_attention_directions[];
 
 /* Symbols as in cotangent/attention.h. In a packed call Tq and Tk are the longest lengths that may occur. */
 typedef struct attention_sizes {
-    int64_t B, H, Hkv, Tq, Tk, d, dv;
+    int64_t B, H, Hkv, Tq, Tk, d_qk, d_v;
     cot_dtype dtype; /* the dtype of q */
     bool packed;
     int64_t rows_q, rows_k; /* rows of all sequences: B*Tq or total_q; B*Tk or total_k */

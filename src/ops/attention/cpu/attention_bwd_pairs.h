@@ -33,11 +33,11 @@ static void pack_keys(const context *c, const attention_sequence *s, int64_t hkv
     const attention_problem *p = c->p;
     for (int64_t r = 0; r < rows; r += STRIP) {
         const int64_t used = cot_clamp(s->Tk - j - r, 0, STRIP), row = s->k_row + j + r;
-        load_rows(staging, c->layout.qk_size, &p->k, s->b, row, hkv, used, p->sizes.d);
+        load_rows(staging, c->layout.qk_size, &p->k, s->b, row, hkv, used, p->sizes.d_qk);
         pack_a(k, rows, r, staging, c->layout.qk_size);
         if (kt != NULL)
             pack_transposed(kt, false, r, staging, c->layout.qk_size);
-        load_rows(staging, c->layout.v_size, &p->v, s->b, row, hkv, used, p->sizes.dv);
+        load_rows(staging, c->layout.v_size, &p->v, s->b, row, hkv, used, p->sizes.d_v);
         pack_a(v, rows, r, staging, c->layout.v_size);
     }
 }
@@ -105,14 +105,14 @@ static void pack_queries_item(void *memory, int64_t item, void *scratch)
     float *const staging = scratch, *const out = staging + STRIP * ATTENTION_MAX_D;
     for (int64_t r = 0; block.rows > 0 && r < BLOCK; r += STRIP) {
         const int64_t rows = cot_clamp(block.used - r, 0, STRIP), row = block.sequence.q_row + block.first + r;
-        load_rows(staging, c->layout.qk_size, &p->q, block.sequence.b, row, h, rows, p->sizes.d);
+        load_rows(staging, c->layout.qk_size, &p->q, block.sequence.b, row, h, rows, p->sizes.d_qk);
         pack_transposed(to.q_t, true, r, staging, c->layout.qk_size);
         pack_b(to.q, BLOCK, r, staging, c->layout.qk_size);
-        load_rows(staging, c->layout.v_size, &p->dout, block.sequence.b, row, h, rows, p->sizes.dv);
+        load_rows(staging, c->layout.v_size, &p->dout, block.sequence.b, row, h, rows, p->sizes.d_v);
         pack_transposed(to.dout_t, true, r, staging, c->layout.v_size);
         pack_b(to.dout, BLOCK, r, staging, c->layout.v_size);
         if (!cot_is_present(&p->delta)) {
-            load_rows(out, c->layout.v_size, &p->out, block.sequence.b, row, h, rows, p->sizes.dv);
+            load_rows(out, c->layout.v_size, &p->out, block.sequence.b, row, h, rows, p->sizes.d_v);
             sum_dout_out(c->delta + first_row + r, staging, out, c->layout.v_size);
         }
         pack_statistics(p, &block, h, r, c->lse + first_row + r, c->delta + first_row + r);

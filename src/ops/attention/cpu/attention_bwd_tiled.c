@@ -61,9 +61,9 @@ static void store_dk_dv(const context *c, const attention_sequence *s, int64_t h
             memset(dv + mt_offset(BLOCK, r, n), 0, MT * sizeof(float));
     }
     if (cot_is_present(&p->dk))
-        store_rows(&p->dk, s->b, row, hkv, rows, p->sizes.d, dk, BLOCK, NULL, (float)p->sizes.scale, p->accumulate);
+        store_rows(&p->dk, s->b, row, hkv, rows, p->sizes.d_qk, dk, BLOCK, NULL, (float)p->sizes.scale, p->accumulate);
     if (cot_is_present(&p->dv))
-        store_rows(&p->dv, s->b, row, hkv, rows, p->sizes.dv, dv, BLOCK, NULL, 1, p->accumulate);
+        store_rows(&p->dv, s->b, row, hkv, rows, p->sizes.d_v, dv, BLOCK, NULL, 1, p->accumulate);
 }
 
 /* The keys of one step of an item: up to L2_KEY_BLOCKS key blocks [first, end) of one sequence and key-value head. */
@@ -220,7 +220,7 @@ static void store_dq_item(void *memory, int64_t item, void *scratch)
             for (int64_t n = 0; n < qk_size; n += MT)
                 memset(rows + mt_offset(STRIP, i, n), 0, MT * sizeof(float));
         store_rows(&p->dq, block.sequence.b, block.sequence.q_row + block.first + r, h,
-                   cot_clamp(block.rows - r, 0, STRIP), p->sizes.d, rows, STRIP, NULL, (float)p->sizes.scale,
+                   cot_clamp(block.rows - r, 0, STRIP), p->sizes.d_qk, rows, STRIP, NULL, (float)p->sizes.scale,
                    p->accumulate);
     }
 }

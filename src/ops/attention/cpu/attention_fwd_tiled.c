@@ -70,9 +70,9 @@ static void pack_block(const context *c, const attention_block *block, int64_t h
     const int64_t row_offset = block->first / c->layout.keys * keys->block_stride;
     for (int64_t r = 0; r < block->used; r += STRIP) {
         const int64_t rows = cot_clamp(block->used - r, 0, STRIP), row = block->sequence.k_row + block->first + r;
-        load_rows(staging, c->layout.qk_size, &p->k, block->sequence.b, row, hkv, rows, p->sizes.d);
+        load_rows(staging, c->layout.qk_size, &p->k, block->sequence.b, row, hkv, rows, p->sizes.d_qk);
         pack_transposed(keys->kt + row_offset * c->layout.qk_size, true, r, staging, c->layout.qk_size);
-        load_rows(staging, c->layout.v_size, &p->v, block->sequence.b, row, hkv, rows, p->sizes.dv);
+        load_rows(staging, c->layout.v_size, &p->v, block->sequence.b, row, hkv, rows, p->sizes.d_v);
         pack_b(keys->v + row_offset * c->layout.v_size, c->layout.keys, r, staging, c->layout.v_size);
     }
 }
@@ -541,7 +541,7 @@ static void finish_block(const context *c, item_state *state, const attention_bl
     }
     if (cot_is_present(&p->out))
         store_rows(&p->out, queries->sequence.b, queries->sequence.q_row + queries->first, h, queries->rows,
-                   p->sizes.dv, state->out, c->layout.rows, inverse, 0, false);
+                   p->sizes.d_v, state->out, c->layout.rows, inverse, 0, false);
 }
 
 static void attend_query_block(const context *c, const attention_block *queries, int64_t h, const packed_keys *packed,
@@ -564,7 +564,8 @@ static void attend_query_block(const context *c, const attention_block *queries,
     }
     for (int64_t r = 0; r < c->layout.rows; r += STRIP) {
         load_rows(state->staging, c->layout.qk_size, &p->q, queries->sequence.b,
-                  queries->sequence.q_row + queries->first + r, h, cot_clamp(queries->used - r, 0, STRIP), p->sizes.d);
+                  queries->sequence.q_row + queries->first + r, h, cot_clamp(queries->used - r, 0, STRIP),
+                  p->sizes.d_qk);
         pack_a(state->q, c->layout.rows, r, state->staging, c->layout.qk_size);
     }
     const attention_span keys =

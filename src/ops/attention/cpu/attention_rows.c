@@ -72,7 +72,7 @@ V_INLINE void delta_rows_as(const attention_delta_problem *p, row_range s, cot_d
         for (int64_t h = 0; h < p->sizes.H; h++) {
             float delta =
                 dot_as(element_pointer(&a->dout, dout, attention_row_offset(&a->dout, s.b, i, h)), dout,
-                       element_pointer(&a->out, out, attention_row_offset(&a->out, s.b, i, h)), out, p->sizes.dv);
+                       element_pointer(&a->out, out, attention_row_offset(&a->out, s.b, i, h)), out, p->sizes.d_v);
             if (cot_is_present(&a->dlse))
                 delta -= load_statistic(&a->dlse, s.b, h, i);
             ((float *)a->delta.data)[attention_lse_offset(&a->delta, s.b, h, i)] = delta;
@@ -178,11 +178,11 @@ static void merge_item(void *memory, int64_t item)
         for (int64_t r = 0; cot_is_present(out) && r < s.count; r++) {
             void *row = (void *)element_pointer(out, out->dtype, attention_row_offset(out, s.b, s.i + r, h));
             if (w.sum[r] == 0) /* out_a and out_b may hold anything */
-                memset(row, 0, (size_t)p->sizes.dv * cot_dtype_size(out->dtype));
+                memset(row, 0, (size_t)p->sizes.d_v * cot_dtype_size(out->dtype));
             else
                 merge_row(row, out->dtype, element_pointer(x, x->dtype, attention_row_offset(x, s.b, s.i + r, h)),
                           x->dtype, element_pointer(y, y->dtype, attention_row_offset(y, s.b, s.i + r, h)), y->dtype,
-                          p->sizes.dv, v_set1(w.a[r]), v_set1(w.b[r]));
+                          p->sizes.d_v, v_set1(w.a[r]), v_set1(w.b[r]));
         }
         for (int64_t r = 0; cot_is_present(&a->lse) && r < s.count; r++)
             ((float *)a->lse.data)[attention_lse_offset(&a->lse, s.b, h, s.i + r)] = w.lse[r];

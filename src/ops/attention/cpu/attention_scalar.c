@@ -125,7 +125,7 @@ static real score(const head *a, int64_t i, int64_t j, real *softcap_slope)
     const attention_problem *p = a->p;
     const attention_sizes *z = &p->sizes;
     real s = (real)z->scale * dot(&p->q, attention_row_offset(&p->q, a->s.b, a->s.q_row + i, a->h), &p->k,
-                                  attention_row_offset(&p->k, a->s.b, a->s.k_row + j, a->hkv), z->d);
+                                  attention_row_offset(&p->k, a->s.b, a->s.k_row + j, a->hkv), z->d_qk);
     *softcap_slope = 1;
     if (z->softcap > 0) {
         const real t = TANH(s / (real)z->softcap);
@@ -145,7 +145,7 @@ static real score(const head *a, int64_t i, int64_t j, real *softcap_slope)
 static void store_row(const attention_problem *p, const head *a, int64_t row, const real *out, real divisor, real lse)
 {
     const int64_t offset = cot_is_present(&p->out) ? attention_row_offset(&p->out, a->s.b, row, a->h) : 0;
-    for (int64_t c = 0; cot_is_present(&p->out) && c < p->sizes.dv; c++)
+    for (int64_t c = 0; cot_is_present(&p->out) && c < p->sizes.d_v; c++)
         cot_store_f64(p->out.data, p->out.dtype, offset + c * p->out.stride[3], divisor == 0 ? 0 : out[c] / divisor);
     if (cot_is_present(&p->lse))
         cot_store_f64(p->lse.data, p->lse.dtype, attention_lse_offset(&p->lse, a->s.b, a->h, row), lse);
@@ -162,7 +162,7 @@ static void forward_row(const head *a, int64_t i, real *scores, real *out)
         scores[j] = score(a, i, j, &ignored);
         row_max = scores[j] > row_max || isnan(scores[j]) ? scores[j] : row_max;
     }
-    for (int64_t c = 0; c < p->sizes.dv; c++)
+    for (int64_t c = 0; c < p->sizes.d_v; c++)
         out[c] = 0;
     if (row_max == -INFINITY) {
         store_row(p, a, a->s.q_row + i, out, 0, -INFINITY);
@@ -173,7 +173,7 @@ static void forward_row(const head *a, int64_t i, real *scores, real *out)
         const real e = EXP(scores[j] - row_max), weight = e * (real)attention_dropout_factor(&a->dropout, i, j);
         const int64_t v_offset = attention_row_offset(&p->v, a->s.b, a->s.k_row + j, a->hkv);
         sum += e;
-        add_row(out, weight, &p->v, v_offset, p->sizes.dv);
+        add_row(out, weight, &p->v, v_offset, p->sizes.d_v);
     }
     store_row(p, a, a->s.q_row + i, out, sum, row_max + LOG(sum));
 }
@@ -188,7 +188,7 @@ static void forward_item(void *memory, int64_t item)
     const context *c = memory;
     const attention_problem *p = c->problem;
     const head a = head_at(p, item / p->sizes.H, item % p->sizes.H);
-    real *scores = c->workspace + item * (p->sizes.Tk + p->sizes.dv), *out = scores + p->sizes.Tk;
+    real *scores = c->workspace + item * (p->sizes.Tk + p->sizes.d_v), *out = scores + p->sizes.Tk;
     for (int64_t i = 0; i < a.s.Tq; i++)
         forward_row(&a, i, scores, out);
     for (int64_t i = a.s.Tq; i < a.s.q_rows; i++)
@@ -212,7 +212,7 @@ static real delta_of(const head *a, int64_t i)
     if (cot_is_present(&p->delta))
         return load(&p->delta, attention_lse_offset(&p->delta, a->s.b, a->h, row));
     real delta = dot(&p->dout, attention_row_offset(&p->dout, a->s.b, row, a->h), &p->out,
-                     attention_row_offset(&p->out, a->s.b, row, a->h), p->sizes.dv);
+                     attention_row_offset(&p->out, a->s.b, row, a->h), p->sizes.d_v);
     if (cot_is_present(&p->dlse))
         delta -= load(&p->dlse, attention_lse_offset(&p->dlse, a->s.b, a->h, row));
     return delta;
@@ -235,7 +235,7 @@ static pair pair_at(const head *a, int64_t i, int64_t j, real lse, real delta)
     const real P = EXP(score(a, i, j, &softcap_slope) - lse),
                factor = (real)attention_dropout_factor(&a->dropout, i, j);
     const real dP = factor * dot(&p->dout, attention_row_offset(&p->dout, a->s.b, a->s.q_row + i, a->h), &p->v,
-                                 attention_row_offset(&p->v, a->s.b, a->s.k_row + j, a->hkv), p->sizes.dv);
+                                 attention_row_offset(&p->v, a->s.b, a->s.k_row + j, a->hkv), p->sizes.d_v);
     const real dS = P * (dP - delta);
     return (pair){P * factor, dS, dS * softcap_slope};
 }
@@ -243,7 +243,7 @@ static pair pair_at(const head *a, int64_t i, int64_t j, real lse, real delta)
 static void backward_row(const head *a, int64_t i, real *dq, real *dk, real *dv)
 {
     const attention_problem *p = a->p;
-    const int64_t d = p->sizes.d, row = a->s.q_row + i;
+    const int64_t d = p->sizes.d_qk, row = a->s.q_row + i;
     const attention_span keys = attention_visible_keys(&p->sizes, &a->s, i);
     const real scale = (real)p->sizes.scale, lse = lse_of(a, i), delta = delta_of(a, i);
     const int64_t q_offset = attention_row_offset(&p->q, a->s.b, row, a->h),
@@ -255,7 +255,7 @@ static void backward_row(const head *a, int64_t i, real *dq, real *dk, real *dv)
         const int64_t k_offset = attention_row_offset(&p->k, a->s.b, a->s.k_row + j, a->hkv);
         add_row(dq, x.dZ, &p->k, k_offset, d);
         add_row(dk + j * d, x.dZ, &p->q, q_offset, d);
-        add_row(dv + j * p->sizes.dv, x.P, &p->dout, dout_offset, p->sizes.dv);
+        add_row(dv + j * p->sizes.d_v, x.P, &p->dout, dout_offset, p->sizes.d_v);
     }
     const int64_t offset = cot_is_present(&p->dq) ? attention_row_offset(&p->dq, a->s.b, row, a->h) : 0;
     for (int64_t c = 0; cot_is_present(&p->dq) && c < d; c++)
@@ -281,21 +281,22 @@ static void backward_item(void *memory, int64_t item)
     const attention_sequence s = attention_sequence_at(p, b);
     /* The sums of dk and dv: one piece [Hkv][k_rows][d + dv] per sequence. */
     const int64_t rows_before = z->packed ? s.k_row : b * z->Tk;
-    real *dk = c->workspace + (rows_before * z->Hkv + hkv * s.k_rows) * (z->d + z->dv), *dv = dk + s.k_rows * z->d;
-    real *dq = c->workspace + z->rows_k * z->Hkv * (z->d + z->dv) + item * z->d;
-    for (int64_t n = 0; n < s.k_rows * (z->d + z->dv); n++)
+    real *dk = c->workspace + (rows_before * z->Hkv + hkv * s.k_rows) * (z->d_qk + z->d_v),
+         *dv = dk + s.k_rows * z->d_qk;
+    real *dq = c->workspace + z->rows_k * z->Hkv * (z->d_qk + z->d_v) + item * z->d_qk;
+    for (int64_t n = 0; n < s.k_rows * (z->d_qk + z->d_v); n++)
         dk[n] = 0;
     for (int64_t h = hkv * group; h < (hkv + 1) * group; h++) {
         const head a = head_at(p, b, h);
         for (int64_t i = 0; i < s.Tq; i++)
             backward_row(&a, i, dq, dk, dv);
         for (int64_t i = s.Tq; cot_is_present(&p->dq) && i < s.q_rows; i++)
-            for (int64_t n = 0; n < z->d; n++)
+            for (int64_t n = 0; n < z->d_qk; n++)
                 store(&p->dq, attention_row_offset(&p->dq, b, s.q_row + i, h) + n * p->dq.stride[3], p->accumulate, 0);
     }
     const head a = {.p = p, .s = s, .hkv = hkv};
-    store_sums(&p->dk, &a, dk, z->d, (real)z->scale);
-    store_sums(&p->dv, &a, dv, z->dv, 1);
+    store_sums(&p->dk, &a, dk, z->d_qk, (real)z->scale);
+    store_sums(&p->dv, &a, dv, z->d_v, 1);
 }
 
 /* One element of dsink or dbias may sum over the whole call, so it sums in double. */
@@ -372,7 +373,7 @@ static void delta_item(void *memory, int64_t item)
     const int64_t b = item / p->sizes.H, h = item % p->sizes.H;
     for (int64_t i = 0; i < p->sizes.Tq; i++) {
         real delta = dot(&a->dout, attention_row_offset(&a->dout, b, i, h), &a->out,
-                         attention_row_offset(&a->out, b, i, h), p->sizes.dv);
+                         attention_row_offset(&a->out, b, i, h), p->sizes.d_v);
         if (cot_is_present(&a->dlse))
             delta -= load(&a->dlse, attention_lse_offset(&a->dlse, b, h, i));
         store(&a->delta, attention_lse_offset(&a->delta, b, h, i), false, delta);
@@ -401,7 +402,7 @@ static void merge_item(void *memory, int64_t item)
         const bool empty = max_lse == -INFINITY;
         const real weight_a = empty ? 0 : EXP(lse_a - max_lse), weight_b = empty ? 0 : EXP(lse_b - max_lse);
         const real sum = empty ? 1 : weight_a + weight_b + EXP(sink - max_lse);
-        for (int64_t c = 0; cot_is_present(&a->out) && c < p->sizes.dv; c++) {
+        for (int64_t c = 0; cot_is_present(&a->out) && c < p->sizes.d_v; c++) {
             const real x = load(&a->out_a, attention_row_offset(&a->out_a, b, i, h) + c * a->out_a.stride[3]);
             const real y = load(&a->out_b, attention_row_offset(&a->out_b, b, i, h) + c * a->out_b.stride[3]);
             store(&a->out, attention_row_offset(&a->out, b, i, h) + c * a->out.stride[3], false,

@@ -122,11 +122,11 @@ typedef struct attention_fwd_layout {
 
 static inline attention_fwd_layout attention_fwd_layout_of(const attention_sizes *sizes, size_t size, int64_t keys)
 {
-    attention_fwd_layout layout = {.qk_size = cot_round_up(sizes->d, ATTENTION_STRIP),
-                                   .v_size = cot_round_up(sizes->dv, ATTENTION_STRIP),
+    attention_fwd_layout layout = {.qk_size = cot_round_up(sizes->d_qk, ATTENTION_STRIP),
+                                   .v_size = cot_round_up(sizes->d_v, ATTENTION_STRIP),
                                    .keys = cot_round_up(cot_clamp(sizes->Tk, 1, keys), ATTENTION_STRIP)};
-    layout.rows =
-        sizes->d > ATTENTION_MAX_D / 2 || sizes->dv > ATTENTION_MAX_D / 2 ? ATTENTION_FWD_ROWS / 2 : ATTENTION_FWD_ROWS;
+    layout.rows = sizes->d_qk > ATTENTION_MAX_D / 2 || sizes->d_v > ATTENTION_MAX_D / 2 ? ATTENTION_FWD_ROWS / 2
+                                                                                        : ATTENTION_FWD_ROWS;
     layout.q_slots = attention_slot_count(sizes, false, layout.rows);
     layout.k_slots = attention_slot_count(sizes, true, layout.keys);
     layout.kt = cot_workspace_reserve(&layout.bytes,
@@ -159,8 +159,8 @@ static inline int64_t attention_chunk_count(const attention_sizes *sizes)
 
 static inline attention_bwd_layout attention_bwd_layout_of(const attention_sizes *sizes, size_t size)
 {
-    attention_bwd_layout layout = {.qk_size = cot_round_up(sizes->d, ATTENTION_STRIP),
-                                   .v_size = cot_round_up(sizes->dv, ATTENTION_STRIP),
+    attention_bwd_layout layout = {.qk_size = cot_round_up(sizes->d_qk, ATTENTION_STRIP),
+                                   .v_size = cot_round_up(sizes->d_v, ATTENTION_STRIP),
                                    .q_slots = attention_slot_count(sizes, false, ATTENTION_BLOCK),
                                    .chunks = attention_chunk_count(sizes)};
     const int64_t q_rows = COT_PRODUCT(layout.q_slots, sizes->H, ATTENTION_BLOCK),

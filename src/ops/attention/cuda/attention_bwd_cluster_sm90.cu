@@ -49,7 +49,7 @@ static constexpr float P_SCALE_LOG2 = 4.0f, INVERSE_P_SCALE = 0x1p-4f;
 enum { QUERIES = 64, BLOCK_KEYS = KEYS / ATTENTION_CLUSTER_BLOCKS };
 
 /* Shared memory of a block. COLUMNS: of Q and K. V_COLUMNS: of V and dO. */
-template <int COLUMNS, int V_COLUMNS> struct shared_storage {
+template <int COLUMNS, int V_COLUMNS> struct shared_memory {
     enum {
         COLUMN_SLICES = COLUMNS / 64,
         V_SLICES = V_COLUMNS / 64,
@@ -76,7 +76,7 @@ template <int COLUMNS, int V_COLUMNS> struct shared_storage {
     uint32_t low_bits[DS_STAGES][WARPGROUP]; /* for E = f16, see encode_p; 16-byte aligned */
     uint64_t k_full, v_full, q_full[Q_STAGES], q_empty[Q_STAGES], dout_full[DOUT_CHUNKS], dout_empty[DOUT_CHUNKS];
     uint64_t p_full[DS_STAGES], ds_full[DS_STAGES], ds_empty[DS_STAGES], peer_ds_full, sent_ds_empty;
-    uint64_t dq_full[2], dq_empty[DQ_STAGES], uncleared_full[2];
+    uint64_t dq_full[2], dq_ready[DQ_STAGES], uncleared_full[2];
     attention_work work; /* for the producer, which has too few registers for a copy if GENERAL */
 };
 
@@ -104,24 +104,24 @@ static __device__ __forceinline__ key_rows key_rows_of(const attention_bwd_call 
     const int first_key = w.first_key + BLOCK_KEYS * rank;
     if (!GENERAL)
         return {first_key, BLOCK_KEYS, true};
-    return {w.k_row + first_key, w.used_k - first_key,
-            first_key + BLOCK_KEYS <= w.used_k || w.k_row + w.used_k == c.scheduler.Tk};
+    return {w.k_first_row + first_key, w.used_k - first_key,
+            first_key + BLOCK_KEYS <= w.used_k || w.k_first_row + w.used_k == c.scheduler.Tk};
 }
 
 /* The first query tile that contains rows of another sequence. */
 template <bool GENERAL>
 static __device__ __forceinline__ int first_unclean_tile_of(const attention_bwd_call &c, const attention_work &w)
 {
-    return !GENERAL || w.q_row + w.used_q == c.scheduler.Tq ? INT32_MAX : w.used_q / QUERIES;
+    return !GENERAL || w.q_first_row + w.used_q == c.scheduler.Tq ? INT32_MAX : w.used_q / QUERIES;
 }
 
 /* Loads K and Q (Q), V and dO (DOUT), or all four. Executed by one thread, or by a warp if GENERAL, because a warp
  * clears rows of other sequences. */
 template <int COLUMNS, int V_COLUMNS, bool GENERAL, bool Q, bool DOUT>
-static __device__ void load_tiles(const attention_bwd_mapped &m, shared_storage<COLUMNS, V_COLUMNS> &s,
+static __device__ void load_tiles(const attention_bwd_mapped &m, shared_memory<COLUMNS, V_COLUMNS> &s,
                                   const attention_work &w, int rank)
 {
-    using S = shared_storage<COLUMNS, V_COLUMNS>;
+    using S = shared_memory<COLUMNS, V_COLUMNS>;
     const attention_bwd_call &c = m.call;
     const bool leader = threadIdx.x % WARP == 0;
     uint64_t *uncleared_full = &s.uncleared_full[Q ? 0 : 1];
@@ -160,12 +160,12 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, shared_storage<
         cot_griddepcontrol_wait();
         cot_fence_proxy_async_global();
     }
-    const int first_delta_row = (int)(c.row_delta - c.lse_log2) / QUERIES; /* delta follows all rows of lse_log2 */
+    const int first_delta_row = (int)(c.scaled_delta - c.lse_log2) / QUERIES; /* delta follows all rows of lse_log2 */
     const int first_unclean_tile = first_unclean_tile_of<GENERAL>(c, w);
     cot_pipeline_state<S::Q_STAGES> q;
     cot_pipeline_state<S::DOUT_CHUNKS> chunk;
     uint32_t delta_stage = 0;
-    int tile = w.tile_first;
+    int tile = w.first_tile;
     for (int i = 0; i < w.tile_count; i++, tile += w.tile_step) {
         const bool clean = tile < first_unclean_tile;
         for (int h = 0; h < w.heads; h++) {
@@ -177,8 +177,8 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, shared_storage<
                 if (leader) {
                     cot_mbarrier_arrive_expect(full, S::COLUMN_SLICES * TILE_BYTES + QUERIES * sizeof(float));
                     for (int slice = 0; slice < S::COLUMN_SLICES; slice++)
-                        cot_tma_load_4d(s.q[q.stage][slice], &m.q, slice * 64, (GENERAL ? w.q_row : 0) + tile * QUERIES,
-                                        w.first_head + h, w.b, full);
+                        cot_tma_load_4d(s.q[q.stage][slice], &m.q, slice * 64,
+                                        (GENERAL ? w.q_first_row : 0) + tile * QUERIES, w.first_head + h, w.b, full);
                     cot_tma_load_4d(s.lse_log2[q.stage], &m.statistics, 0, row + tile, 0, 0, full);
                 }
                 if (!clean)
@@ -194,7 +194,7 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, shared_storage<
                     cot_mbarrier_arrive_expect(full, part == 0 ? bytes + QUERIES * sizeof(float) : bytes);
                     for (int slice = 0; slice < S::CHUNK_SLICES; slice++)
                         cot_tma_load_4d(s.dout[chunk.stage][slice], &m.dout, (S::CHUNK_SLICES * part + slice) * 64,
-                                        (GENERAL ? w.q_row : 0) + tile * QUERIES, w.first_head + h, w.b, full);
+                                        (GENERAL ? w.q_first_row : 0) + tile * QUERIES, w.first_head + h, w.b, full);
                     if (part == 0)
                         cot_tma_load_4d(s.delta[delta_stage], &m.statistics, 0, (Q ? first_delta_row : 0) + row + tile,
                                         0, 0, full);
@@ -213,10 +213,10 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, shared_storage<
  *   slice         of its tile
  *   dq_slice      index of the slice in dq_accum */
 template <int COLUMNS, int V_COLUMNS, bool GENERAL, bool DETERMINISTIC>
-static __device__ void write_dq(const attention_bwd_call &c, shared_storage<COLUMNS, V_COLUMNS> &s,
+static __device__ void write_dq(const attention_bwd_call &c, shared_memory<COLUMNS, V_COLUMNS> &s,
                                 const attention_work &w, int rank, int writer)
 {
-    using S = shared_storage<COLUMNS, V_COLUMNS>;
+    using S = shared_memory<COLUMNS, V_COLUMNS>;
     const int steps = step_count(w);
     const int own_steps = S::BY_TILES ? (steps + 1 - rank) / 2 : steps;
     uint32_t parity = 0;
@@ -232,7 +232,7 @@ static __device__ void write_dq(const attention_bwd_call &c, shared_storage<COLU
             wait_dq_turn(c, dq_slice, before);
         cot_mbarrier_wait(&s.dq_full[writer], parity);
         add_dq_slice(c, dq_slice, s.dq[slice_index % S::DQ_STAGES], before == 0);
-        cot_mbarrier_arrive(&s.dq_empty[slice_index % S::DQ_STAGES]);
+        cot_mbarrier_arrive(&s.dq_ready[slice_index % S::DQ_STAGES]);
         if (DETERMINISTIC)
             end_dq_turn(c, dq_slice);
     }
@@ -260,7 +260,7 @@ struct peer_addresses {
 };
 
 template <int COLUMNS, int V_COLUMNS>
-static __device__ __forceinline__ peer_addresses peer_addresses_of(shared_storage<COLUMNS, V_COLUMNS> &s, int rank)
+static __device__ __forceinline__ peer_addresses peer_addresses_of(shared_memory<COLUMNS, V_COLUMNS> &s, int rank)
 {
     const int own_stage = s.DS_STAGES == 1 ? 0 : rank; /* by tiles: the stage of dS that the peer sends */
     return {cot_mapa(cot_shared_address(s.peer_ds), rank ^ 1), cot_mapa(cot_shared_address(&s.peer_ds_full), rank ^ 1),
@@ -271,7 +271,7 @@ static __device__ __forceinline__ peer_addresses peer_addresses_of(shared_storag
 /* If blocks take turns: sends dS to the peer in the peer's steps. A thread of its own does this. If warpgroup 0 did it
  * between its own steps, each block would wait for the other's whole dQ. */
 template <int COLUMNS, int V_COLUMNS>
-static __device__ void send_ds(shared_storage<COLUMNS, V_COLUMNS> &s, const attention_work &w, int rank)
+static __device__ void send_ds(shared_memory<COLUMNS, V_COLUMNS> &s, const attention_work &w, int rank)
 {
     const peer_addresses peer = peer_addresses_of(s, rank);
     const int stage = rank ^ 1;
@@ -285,7 +285,7 @@ static __device__ void send_ds(shared_storage<COLUMNS, V_COLUMNS> &s, const atte
 
 /* Warpgroup 0 if blocks take turns. */
 template <typename E, int COLUMNS, int V_COLUMNS>
-static __device__ void compute_dq_by_tiles(shared_storage<COLUMNS, V_COLUMNS> &s, const attention_work &w, int rank)
+static __device__ void compute_dq_by_tiles(shared_memory<COLUMNS, V_COLUMNS> &s, const attention_work &w, int rank)
 {
     static_assert(COLUMNS == 192 && s.DQ_STAGES == 2 && s.DS_STAGES == 2, "the slices below");
     const int lane = threadIdx.x % WARP;
@@ -293,7 +293,7 @@ static __device__ void compute_dq_by_tiles(shared_storage<COLUMNS, V_COLUMNS> &s
     const peer_addresses peer = peer_addresses_of(s, rank);
     const int steps = step_count(w), stage = rank; /* of dS, in its own steps */
     uint32_t slice_index = 0, parity = 0;          /* slice_index: slices so far */
-    const auto wait_empty = [&](uint32_t index) { cot_mbarrier_wait(&s.dq_empty[index % 2], index / 2 & 1 ^ 1); };
+    const auto wait_empty = [&](uint32_t index) { cot_mbarrier_wait(&s.dq_ready[index % 2], index / 2 & 1 ^ 1); };
     cot_mbarrier_wait(&s.k_full, 0);
     for (int step = rank; step < steps; step += 2, parity ^= 1) {
         cot_mbarrier_wait(&s.ds_full[stage], parity);
@@ -336,7 +336,7 @@ static __device__ void compute_dq_by_tiles(shared_storage<COLUMNS, V_COLUMNS> &s
 
 /* Warpgroup 0 if each block computes half of the columns. */
 template <typename E, int COLUMNS, int V_COLUMNS>
-static __device__ void compute_dq_by_columns(shared_storage<COLUMNS, V_COLUMNS> &s, const attention_work &w, int rank)
+static __device__ void compute_dq_by_columns(shared_memory<COLUMNS, V_COLUMNS> &s, const attention_work &w, int rank)
 {
     const int lane = threadIdx.x % WARP;
     const peer_addresses peer = peer_addresses_of(s, rank);
@@ -361,7 +361,7 @@ static __device__ void compute_dq_by_columns(shared_storage<COLUMNS, V_COLUMNS> 
                 __syncwarp();
             }
             issue_dq<E>(acc, s.peer_ds, s.peer_k[slice], true);
-            cot_mbarrier_wait(&s.dq_empty[0], slice ^ 1);
+            cot_mbarrier_wait(&s.dq_ready[0], slice ^ 1);
             cot_wgmma_wait<0>();
             if (slice == 1 && lane == 0) {
                 cot_mbarrier_arrive(&s.ds_empty[0]);
@@ -417,7 +417,7 @@ static __device__ __forceinline__ uint32_t low_bits_address(const uint32_t (&low
 
 /* P for dV, and P times the slope for dS, from scores with softcap: see attention_bwd_softcap. */
 template <typename E, bool TANH>
-static __device__ __forceinline__ uint32_t softcap_to_p(const attention_bwd_softcap &cap, const attention_work &w,
+static __device__ __forceinline__ uint32_t softcapped_p(const attention_bwd_softcap &cap, const attention_work &w,
                                                         int tile, int key, const float *lse_log2, uint32_t ds_address,
                                                         const float (&scores)[32], uint32_t (&packed)[16])
 {
@@ -434,12 +434,13 @@ static __device__ __forceinline__ uint32_t softcap_to_p(const attention_bwd_soft
                 const float x = scores[element], u = x * x, base = lse_log2[8 * (element / 4) + j] - P_SCALE_LOG2;
                 float exponent, slope;
                 if (TANH) {
-                    const float tanh = tanh_anywhere(cap.scale * x);
-                    exponent = fmaf(tanh, cap.factor, -base);
-                    slope = fmaf(-tanh, tanh, 1.0f);
+                    const float tanh_x = tanh_full_range(cap.scale * x);
+                    exponent = fmaf(tanh_x, cap.factor, -base);
+                    slope = fmaf(-tanh_x, tanh_x, 1.0f);
                 } else {
-                    exponent = fmaf(x, fmaf(fmaf(u, cap.series[2], cap.series[1]), u, cap.series[0]), -base);
-                    slope = fmaf(fmaf(u, cap.series_slope[2], cap.series_slope[1]), u, cap.series_slope[0]);
+                    exponent =
+                        fmaf(x, fmaf(fmaf(u, cap.long_series[2], cap.long_series[1]), u, cap.long_series[0]), -base);
+                    slope = fmaf(fmaf(u, cap.long_slope[2], cap.long_slope[1]), u, cap.long_slope[0]);
                 }
                 p[j] = is_masked<QUERIES>(w, tile, key, element) ? 0.0f : cot_ex2(exponent);
                 p_times_slope[j] = p[j] * slope;
@@ -464,8 +465,8 @@ static __device__ __forceinline__ int thread_key(int key_begin)
 /* Issues dV += P^T dO for the block's keys, one chunk of columns at a time. */
 template <typename E, int COLUMNS, int V_COLUMNS, int PARTS, int N>
 static __device__ __forceinline__ void issue_dv(
-    shared_storage<COLUMNS, V_COLUMNS> &s, float (&dv)[PARTS][N], const uint32_t (&packed)[16],
-    cot_pipeline_state<shared_storage<COLUMNS, V_COLUMNS>::DOUT_CHUNKS> chunk)
+    shared_memory<COLUMNS, V_COLUMNS> &s, float (&dv)[PARTS][N], const uint32_t (&packed)[16],
+    cot_pipeline_state<shared_memory<COLUMNS, V_COLUMNS>::DOUT_CHUNKS> chunk)
 {
 #pragma unroll
     for (int part = 0; part < PARTS; part++, chunk.next()) {
@@ -477,11 +478,11 @@ static __device__ __forceinline__ void issue_dv(
 /* One step of warpgroup 1. FIRST: there is no P of a previous step. chunk: the previous step's chunk of dO. */
 template <typename E, int COLUMNS, int V_COLUMNS, bool GENERAL, bool SOFTCAP, bool FIRST, int PARTS, int N>
 static __device__ __forceinline__ void dv_step(
-    const attention_bwd_call &c, shared_storage<COLUMNS, V_COLUMNS> &s, const attention_work &w, uint32_t step,
-    int tile, int key_begin, cot_pipeline_state<shared_storage<COLUMNS, V_COLUMNS>::DOUT_CHUNKS> &chunk,
-    float (&dv)[PARTS][N], uint32_t (&packed)[16])
+    const attention_bwd_call &c, shared_memory<COLUMNS, V_COLUMNS> &s, const attention_work &w, uint32_t step, int tile,
+    int key_begin, cot_pipeline_state<shared_memory<COLUMNS, V_COLUMNS>::DOUT_CHUNKS> &chunk, float (&dv)[PARTS][N],
+    uint32_t (&packed)[16])
 {
-    using S = shared_storage<COLUMNS, V_COLUMNS>;
+    using S = shared_memory<COLUMNS, V_COLUMNS>;
     const int lane = threadIdx.x % WARP;
     const uint32_t q = step % S::Q_STAGES, ds = step % S::DS_STAGES;
     float scores[32];
@@ -533,12 +534,12 @@ static __device__ __forceinline__ void dv_step(
 #pragma unroll
         for (int i = 0; i < 32; i++)
             square_sum = fmaf(scores[i], scores[i], square_sum);
-        if (__all_sync(0xffffffffu, square_sum <= c.cap.max_square[1]))
+        if (__all_sync(0xffffffffu, square_sum <= c.cap.long_max_square))
             low_bits =
-                softcap_to_p<E, false>(c.cap, w, tile, thread_key(key_begin), lse_log2, ds_address, scores, packed);
+                softcapped_p<E, false>(c.cap, w, tile, thread_key(key_begin), lse_log2, ds_address, scores, packed);
         else
             low_bits =
-                softcap_to_p<E, true>(c.cap, w, tile, thread_key(key_begin), lse_log2, ds_address, scores, packed);
+                softcapped_p<E, true>(c.cap, w, tile, thread_key(key_begin), lse_log2, ds_address, scores, packed);
     } else {
 #pragma unroll
         for (int k = 0; k < 4; k++) {
@@ -563,10 +564,10 @@ static __device__ __forceinline__ void dv_step(
 }
 
 template <typename E, int COLUMNS, int V_COLUMNS, bool GENERAL, bool SOFTCAP>
-static __device__ void compute_dv(const attention_bwd_call &c, shared_storage<COLUMNS, V_COLUMNS> &s,
+static __device__ void compute_dv(const attention_bwd_call &c, shared_memory<COLUMNS, V_COLUMNS> &s,
                                   const attention_work &w, int key_begin)
 {
-    using S = shared_storage<COLUMNS, V_COLUMNS>;
+    using S = shared_memory<COLUMNS, V_COLUMNS>;
     float dv[S::DOUT_PARTS][S::CHUNK_SLICES * 32];
     uint32_t packed[16]; /* P^T */
     cot_pipeline_state<S::DOUT_CHUNKS> chunk;
@@ -578,7 +579,7 @@ static __device__ void compute_dv(const attention_bwd_call &c, shared_storage<CO
     const uint32_t steps = (uint32_t)step_count(w);
     cot_mbarrier_wait(&s.k_full, 0);
     if (steps > 0) {
-        int tile = w.tile_first;
+        int tile = w.first_tile;
         dv_step<E, COLUMNS, V_COLUMNS, GENERAL, SOFTCAP, true>(c, s, w, 0, tile, key_begin, chunk, dv, packed);
         for (uint32_t step = 1; step < steps; step++) {
             tile = tile_of<GENERAL>(c, w, (int)step);
@@ -589,18 +590,18 @@ static __device__ void compute_dv(const attention_bwd_call &c, shared_storage<CO
     }
 #pragma unroll
     for (int part = 0; part < S::DOUT_PARTS; part++)
-        store_rows<E, GENERAL>(c, c.grad_v, c.dv_vectorized, key_rows_out<GENERAL>(c, c.grad_v, w),
-                               thread_key(key_begin), part * S::CHUNK_SLICES * 64,
-                               (int)c.dv - part * S::CHUNK_SLICES * 64, INVERSE_P_SCALE, dv[part]);
+        store_rows<E, GENERAL>(c, c.dv, c.dv_vectorized, key_rows_out<GENERAL>(c, c.dv, w), thread_key(key_begin),
+                               part * S::CHUNK_SLICES * 64, (int)c.d_v - part * S::CHUNK_SLICES * 64, INVERSE_P_SCALE,
+                               dv[part]);
 }
 
 /* Issues dP^T of a tile: V from shared memory, dO in chunks. */
 template <typename E, int COLUMNS, int V_COLUMNS>
 static __device__ __forceinline__ void issue_dp(
-    shared_storage<COLUMNS, V_COLUMNS> &s, float (&dp)[32],
-    cot_pipeline_state<shared_storage<COLUMNS, V_COLUMNS>::DOUT_CHUNKS> chunk, uint32_t step)
+    shared_memory<COLUMNS, V_COLUMNS> &s, float (&dp)[32],
+    cot_pipeline_state<shared_memory<COLUMNS, V_COLUMNS>::DOUT_CHUNKS> chunk, uint32_t step)
 {
-    using S = shared_storage<COLUMNS, V_COLUMNS>;
+    using S = shared_memory<COLUMNS, V_COLUMNS>;
     const uint64_t v_desc = cot_wgmma_k_major(cot_shared_address(s.v[0] + (step >> 31))); /* step >> 31: as for K */
     uint64_t dout_desc[S::DOUT_PARTS];
 #pragma unroll
@@ -633,11 +634,11 @@ static __device__ __forceinline__ void issue_dk(float (&dk)[PARTS][N], const uin
 /* One step of warpgroup 2. FIRST: there is no dS of a previous step. */
 template <typename E, int COLUMNS, int V_COLUMNS, bool FIRST, int PARTS, int N>
 static __device__ __forceinline__ void dk_step(
-    shared_storage<COLUMNS, V_COLUMNS> &s, uint32_t step,
-    cot_pipeline_state<shared_storage<COLUMNS, V_COLUMNS>::DOUT_CHUNKS> &chunk, float (&dk)[PARTS][N],
+    shared_memory<COLUMNS, V_COLUMNS> &s, uint32_t step,
+    cot_pipeline_state<shared_memory<COLUMNS, V_COLUMNS>::DOUT_CHUNKS> &chunk, float (&dk)[PARTS][N],
     uint32_t (&packed)[16])
 {
-    using S = shared_storage<COLUMNS, V_COLUMNS>;
+    using S = shared_memory<COLUMNS, V_COLUMNS>;
     const int lane = threadIdx.x % WARP;
     const uint32_t ds = step % S::DS_STAGES, previous_q = (step - 1) % S::Q_STAGES;
     float dp[32];
@@ -690,10 +691,10 @@ static __device__ __forceinline__ void dk_step(
 }
 
 template <typename E, int COLUMNS, int V_COLUMNS, bool GENERAL>
-static __device__ void compute_dk(const attention_bwd_call &c, shared_storage<COLUMNS, V_COLUMNS> &s,
+static __device__ void compute_dk(const attention_bwd_call &c, shared_memory<COLUMNS, V_COLUMNS> &s,
                                   const attention_work &w, int key_begin)
 {
-    using S = shared_storage<COLUMNS, V_COLUMNS>;
+    using S = shared_memory<COLUMNS, V_COLUMNS>;
     enum { PART_COLUMNS = COLUMNS / S::DK_PARTS };
     float dk[S::DK_PARTS][PART_COLUMNS / 2];
     uint32_t packed[16]; /* dS^T */
@@ -716,15 +717,14 @@ static __device__ void compute_dk(const attention_bwd_call &c, shared_storage<CO
     }
 #pragma unroll
     for (int part = 0; part < S::DK_PARTS; part++)
-        store_rows<E, GENERAL>(c, c.grad_k, c.dk_vectorized, key_rows_out<GENERAL>(c, c.grad_k, w),
-                               thread_key(key_begin), part * PART_COLUMNS, (int)c.d - part * PART_COLUMNS, c.scale,
-                               dk[part]);
+        store_rows<E, GENERAL>(c, c.dk, c.dk_vectorized, key_rows_out<GENERAL>(c, c.dk, w), thread_key(key_begin),
+                               part * PART_COLUMNS, (int)c.d_qk - part * PART_COLUMNS, c.scale, dk[part]);
 }
 
 template <typename E, int COLUMNS, int V_COLUMNS, bool GENERAL, bool SOFTCAP>
 static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
 {
-    using S = shared_storage<COLUMNS, V_COLUMNS>;
+    using S = shared_memory<COLUMNS, V_COLUMNS>;
     static_assert(sizeof(S) <= ATTENTION_CLUSTER_SHARED_BYTES(COLUMNS, V_COLUMNS), "what the host allots");
     S &s = *(S *)attention_memory;
     const attention_bwd_call &c = m.call;
@@ -754,7 +754,7 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
         for (int i = 0; i < 2; i++)
             cot_mbarrier_init(&s.dq_full[i], 4), cot_mbarrier_init(&s.uncleared_full[i], 1);
         for (int i = 0; i < S::DQ_STAGES; i++)
-            cot_mbarrier_init(&s.dq_empty[i], 1);
+            cot_mbarrier_init(&s.dq_ready[i], 1);
         cot_mbarrier_init_fence();
     }
     cot_cluster_arrive();

@@ -93,8 +93,8 @@ DEVICE void backward_one_pass(const attention_mma_call &c)
     const int64_t hkv = coord.head;
     const int group = (int)(c.H / c.Hkv);
     if (c.packed && coord.b == c.B) {
-        clear_rows(c, c.grad_k, s.k_row, s.k_rows, hkv, coord.tile, c.d);
-        clear_rows(c, c.grad_v, s.k_row, s.k_rows, hkv, coord.tile, c.d_v);
+        clear_rows(c, c.dk, s.k_first_row, s.k_rows, hkv, coord.tile, c.d);
+        clear_rows(c, c.dv, s.k_first_row, s.k_rows, hkv, coord.tile, c.d_v);
         return;
     }
     const int j0 = coord.tile * KEYS;
@@ -110,28 +110,30 @@ DEVICE void backward_one_pass(const attention_mma_call &c)
     clear_accumulators(acc_dv);
     /* The loop reads these from shared memory: there are not enough registers. */
     struct stored_work {
-        int b, q_row, Tq, Tk, diagonal, first, end;
+        int b, q_first_row, Tq, Tk, diagonal, first, end;
     };
     static_assert(sizeof(stored_work) <= ATTENTION_WORK_BYTES, "it has room");
     volatile stored_work *const stored = (volatile stored_work *)(statistics + 2 * 8 * QUERIES);
     if (threadIdx.x == 0) {
-        stored->b = s.b, stored->q_row = s.q_row, stored->Tq = s.Tq, stored->Tk = s.Tk, stored->diagonal = s.diagonal;
+        stored->b = s.b, stored->q_first_row = s.q_first_row, stored->Tq = s.Tq, stored->Tk = s.Tk,
+        stored->diagonal = s.diagonal;
         stored->first = first, stored->end = queries.end;
     }
     const auto stored_sequence = [&] {
-        return sequence{stored->b, stored->q_row, 0, 0, 0, stored->Tq, stored->Tk, stored->diagonal};
+        return sequence{stored->b, stored->q_first_row, 0, 0, 0, stored->Tq, stored->Tk, stored->diagonal};
     };
     const auto load = [&](const sequence &s, int h, int i0, int stage) {
-        load_tile<E, QUERIES, HEAD_DIM, THREADS>(q_tiles + stage * q_bytes, c.q, row_offset(c.q, s.b, s.q_row + i0, h),
-                                                 s.Tq - i0, (int)c.d, 0);
+        load_tile<E, QUERIES, HEAD_DIM, THREADS>(q_tiles + stage * q_bytes, c.q,
+                                                 row_offset(c.q, s.b, s.q_first_row + i0, h), s.Tq - i0, (int)c.d, 0);
         load_tile<E, QUERIES, HEAD_DIM, THREADS>(dout_tiles + stage * q_bytes, c.dout,
-                                                 row_offset(c.dout, s.b, s.q_row + i0, h), s.Tq - i0, (int)c.d_v, 0);
+                                                 row_offset(c.dout, s.b, s.q_first_row + i0, h), s.Tq - i0, (int)c.d_v,
+                                                 0);
         if (threadIdx.x < QUERIES) {
             const bool in_range = i0 + (int)threadIdx.x < s.Tq;
             const int64_t number = in_range ? statistic_row(c, s, h) + i0 + threadIdx.x : 0;
             const uint32_t to = cot_shared_address(statistics + stage * (8 * QUERIES) + 4 * threadIdx.x);
             cot_cp_async_zfill<4>(in_range, to, c.row_lse + number);
-            cot_cp_async_zfill<4>(in_range, to + 4 * QUERIES, c.row_delta + number);
+            cot_cp_async_zfill<4>(in_range, to + 4 * QUERIES, c.scaled_delta + number);
         }
     };
     /* Adds dQ = dS K to memory, from half `stage` of the dS tile if UNSPLIT, else from all of it (stage 0). */
@@ -162,9 +164,9 @@ DEVICE void backward_one_pass(const attention_mma_call &c)
     };
     int h = (int)hkv * group, i0 = first, stage = 0;
     if (steps > 0) {
-        load_tile<E, KEYS, HEAD_DIM, THREADS>(k_tile, c.k, row_offset(c.k, s.b, s.k_row + j0, hkv), s.Tk - j0, (int)c.d,
-                                              0);
-        load_tile<E, KEYS, HEAD_DIM, THREADS>(v_tile, c.v, row_offset(c.v, s.b, s.k_row + j0, hkv), s.Tk - j0,
+        load_tile<E, KEYS, HEAD_DIM, THREADS>(k_tile, c.k, row_offset(c.k, s.b, s.k_first_row + j0, hkv), s.Tk - j0,
+                                              (int)c.d, 0);
+        load_tile<E, KEYS, HEAD_DIM, THREADS>(v_tile, c.v, row_offset(c.v, s.b, s.k_first_row + j0, hkv), s.Tk - j0,
                                               (int)c.d_v, 0);
         load(s, h, i0, 0);
     }
@@ -238,13 +240,13 @@ DEVICE void backward_one_pass(const attention_mma_call &c)
         __syncthreads();
     }
     float factor[2][2] = {{c.scale, c.scale}, {c.scale, c.scale}};
-    if (is_present(c.grad_k))
-        store_rows<E, HEAD_DIM>(c.grad_k, row_offset(c.grad_k, s.b, s.k_row + j0, hkv), c.accumulate, s.Tk - j0,
+    if (is_present(c.dk))
+        store_rows<E, HEAD_DIM>(c.dk, row_offset(c.dk, s.b, s.k_first_row + j0, hkv), c.accumulate, s.Tk - j0,
                                 s.k_rows - j0, (int)c.d, acc_dk, factor, k_tile, warp_key(),
                                 query_split() * WARP_COLUMNS);
     factor[0][0] = factor[0][1] = factor[1][0] = factor[1][1] = 1.0f;
-    if (is_present(c.grad_v))
-        store_rows<E, HEAD_DIM>(c.grad_v, row_offset(c.grad_v, s.b, s.k_row + j0, hkv), c.accumulate, s.Tk - j0,
+    if (is_present(c.dv))
+        store_rows<E, HEAD_DIM>(c.dv, row_offset(c.dv, s.b, s.k_first_row + j0, hkv), c.accumulate, s.Tk - j0,
                                 s.k_rows - j0, (int)c.d_v, acc_dv, factor, v_tile, warp_key(),
                                 query_split() * WARP_COLUMNS);
 }

@@ -14,8 +14,8 @@ enum { LANES = 32, WARPS = 8 };
 /* A query tile of a head. b: of the tensors' views; index: among all tiles, in the order of lse_log2. */
 struct attention_tile {
     int64_t b, h, tile, index;
-    int64_t q_row, rows, used; /* of its sequence */
-    int sequence;              /* GENERAL */
+    int64_t q_first_row, rows, used; /* of its sequence */
+    int sequence;                    /* GENERAL */
 };
 
 /* Finds tile number tile_index. The head is the fastest index, because the heads of a row are adjacent in memory.
@@ -29,7 +29,7 @@ static __device__ __forceinline__ bool tile_of(const attention_bwd_call &c, unsi
         t.b = sequence_tile / (unsigned)c.tiles_per_head;
         t.tile = sequence_tile % (unsigned)c.tiles_per_head;
         t.index = (t.b * c.H + t.h) * c.tiles_per_head + t.tile;
-        t.q_row = 0;
+        t.q_first_row = 0;
         t.rows = t.used = c.Tq;
         return t.b < c.B;
     }
@@ -42,7 +42,7 @@ static __device__ __forceinline__ bool tile_of(const attention_bwd_call &c, unsi
     t.tile = (int)sequence_tile - s.first_tile;
     t.index =
         (int64_t)s.first_tile * c.H + t.h * (c.scheduler.seqlens[sequence + 1].first_tile - s.first_tile) + t.tile;
-    t.q_row = s.q_row;
+    t.q_first_row = s.q_first_row;
     t.rows = s.q_rows;
     t.used = s.used_q;
     return t.rows > 0; /* 0 rows: the sequence exceeds max_tiles */
@@ -86,11 +86,11 @@ static __device__ __forceinline__ void clear_dq(const attention_bwd_call &c, con
 {
     constexpr int ROW = HEAD_DIM == 192 ? 32 : HEAD_DIM / 8, ROWS = LANES * WARPS / ROW;
     if (c.stores_dq) {
-        if (c.grad_q.data == nullptr || c.accumulate || i >= t.rows)
+        if (c.dq.data == nullptr || c.accumulate || i >= t.rows)
             return;
-        for (int x = 8 * lane; x < 8 * lane + 8 && x < c.d; x++)
-            cot_store(c.grad_q.data, c.grad_q.dtype,
-                      t.b * c.grad_q.stride[0] + row * c.grad_q.stride[1] + t.h * c.grad_q.stride[2] + x, 0.0f);
+        for (int x = 8 * lane; x < 8 * lane + 8 && x < c.d_qk; x++)
+            cot_store(c.dq.data, c.dq.dtype, t.b * c.dq.stride[0] + row * c.dq.stride[1] + t.h * c.dq.stride[2] + x,
+                      0.0f);
         return;
     }
     float4 *accum = (float4 *)(c.dq_accum + (statistics_index - threadIdx.x / ROW) * HEAD_DIM) + threadIdx.x;
@@ -100,7 +100,7 @@ static __device__ __forceinline__ void clear_dq(const attention_bwd_call &c, con
             __stcs(accum + at, make_float4(0.0f, 0.0f, 0.0f, 0.0f));
 }
 
-/* Writes lse_log2 and row_delta, where delta = rowsum(dout * out) - dlse. Clears dq_accum and dq_semaphore.
+/* Writes lse_log2 and scaled_delta, where delta = rowsum(dout * out) - dlse. Clears dq_accum and dq_semaphore.
  * HEAD_DIM / 8 lanes process one query. At 192 columns 32 lanes do, 8 of them without columns, because the sum of a row
  * needs a power of two. */
 template <int HEAD_DIM, bool GENERAL> static __device__ __forceinline__ void prepare(const attention_bwd_call &c)
@@ -120,14 +120,14 @@ template <int HEAD_DIM, bool GENERAL> static __device__ __forceinline__ void pre
     float delta[ATTENTION_PREPARE_ROWS], lse_log2[ATTENTION_PREPARE_ROWS];
 #pragma unroll
     for (int n = 0; n < ATTENTION_PREPARE_ROWS; n++) { /* without stores, so that the loads of all rows come first */
-        const int64_t i = t.tile * QUERIES + first_row + n * ROWS, row = t.q_row + i;
+        const int64_t i = t.tile * QUERIES + first_row + n * ROWS, row = t.q_first_row + i;
         delta[n] = 0.0f, lse_log2[n] = INFINITY;
         if (i >= t.used)
             continue;
         if (c.delta.data != nullptr) {
             delta[n] = cot_load(c.delta.data, c.delta.dtype,
                                 t.b * c.delta.stride[0] + t.h * c.delta.stride[1] + row * c.delta.stride[2]);
-        } else if ((!GENERAL && HEAD_DIM != 192) || 8 * lane < c.dv) { /* at 192 columns dv may be 128 */
+        } else if ((!GENERAL && HEAD_DIM != 192) || 8 * lane < c.d_v) { /* at 192 columns dv may be 128 */
             const int64_t out = t.b * c.out.stride[0] + row * c.out.stride[1] + t.h * c.out.stride[2] + 8 * lane;
             const int64_t dout = t.b * c.dout.stride[0] + row * c.dout.stride[1] + t.h * c.dout.stride[2] + 8 * lane;
             if (c.out_vectorized) {
@@ -135,7 +135,7 @@ template <int HEAD_DIM, bool GENERAL> static __device__ __forceinline__ void pre
                 const cot_words<4> b = cot_load_words<4>((const uint16_t *)c.dout.data + dout);
                 delta[n] = c.out.dtype == COT_F16 ? dot<__half>(a, b) : dot<__nv_bfloat16>(a, b);
             } else {
-                for (int x = 0; x < 8 && (!GENERAL || 8 * lane + x < c.dv); x++)
+                for (int x = 0; x < 8 && (!GENERAL || 8 * lane + x < c.d_v); x++)
                     delta[n] = fmaf(cot_load(c.out.data, c.out.dtype, out + x),
                                     cot_load(c.dout.data, c.dout.dtype, dout + x), delta[n]);
             }
@@ -148,7 +148,7 @@ template <int HEAD_DIM, bool GENERAL> static __device__ __forceinline__ void pre
     const bool clear = !c.deterministic || !is_visited<QUERIES, GENERAL>(c, t);
 #pragma unroll
     for (int n = 0; n < ATTENTION_PREPARE_ROWS; n++) {
-        const int64_t i = t.tile * QUERIES + first_row + n * ROWS, row = t.q_row + i;
+        const int64_t i = t.tile * QUERIES + first_row + n * ROWS, row = t.q_first_row + i;
         const int64_t statistics_index = t.index * QUERIES + first_row + n * ROWS;
         if (clear)
             clear_dq<HEAD_DIM, GENERAL>(c, t, lane, row, i, statistics_index);
@@ -161,7 +161,7 @@ template <int HEAD_DIM, bool GENERAL> static __device__ __forceinline__ void pre
                                      t.b * c.dlse.stride[0] + t.h * c.dlse.stride[1] + row * c.dlse.stride[2]);
         }
         if (lane == 0) {
-            c.row_delta[statistics_index] = c.dp_scale * delta[n];
+            c.scaled_delta[statistics_index] = c.dp_scale * delta[n];
             c.lse_log2[statistics_index] = lse_log2[n];
         }
     }
@@ -183,7 +183,7 @@ static __device__ __forceinline__ void finish(const attention_bwd_call &c)
     if (!tile_of<GENERAL>(c, warp_index / PARTS / SLICES, t))
         return;
     const int64_t first_row = t.tile * ATTENTION_BWD_QUERIES(HEAD_DIM) + part * 16;
-    const int columns = GENERAL ? (int)c.d - (int)slice * 64 : 64; /* columns of this slice that exist */
+    const int columns = GENERAL ? (int)c.d_qk - (int)slice * 64 : 64; /* columns of this slice that exist */
     if (first_row >= t.rows || columns <= 0)
         return;
     const float4 *accum = (const float4 *)(c.dq_accum + t.index * (ATTENTION_BWD_QUERIES(HEAD_DIM) * HEAD_DIM) +
@@ -192,8 +192,7 @@ static __device__ __forceinline__ void finish(const attention_bwd_call &c)
 #pragma unroll
     for (int column_group = 0; column_group < 8; column_group++)
         acc[column_group] = __ldcs(accum + part * 256 + column_group * LANES + lane);
-    const int64_t offset =
-        t.b * c.grad_q.stride[0] + t.q_row * c.grad_q.stride[1] + t.h * c.grad_q.stride[2] + slice * 64;
+    const int64_t offset = t.b * c.dq.stride[0] + t.q_first_row * c.dq.stride[1] + t.h * c.dq.stride[2] + slice * 64;
     if (c.dq_vectorized) {
 #pragma unroll
         for (int column_group = 0; column_group < 8; column_group++) {
@@ -205,7 +204,7 @@ static __device__ __forceinline__ void finish(const attention_bwd_call &c)
 #pragma unroll
         for (int row = lane / 8; row < 16; row += 4)
             if (first_row + row < t.rows && lane % 8 * 8 < columns)
-                *(uint4 *)((E *)c.grad_q.data + offset + (first_row + row) * c.grad_q.stride[1] + lane % 8 * 8) =
+                *(uint4 *)((E *)c.dq.data + offset + (first_row + row) * c.dq.stride[1] + lane % 8 * 8) =
                     !GENERAL || first_row + row < t.used ? *(const uint4 *)&staging[warp][row][lane % 8 * 4]
                                                          : make_uint4(0, 0, 0, 0);
         return;
@@ -217,10 +216,9 @@ static __device__ __forceinline__ void finish(const attention_bwd_call &c)
         const int column = i / 4 * 8 + 2 * (lane % 4) + i % 2;
         if (row >= t.rows || column >= columns)
             continue;
-        const int64_t element = offset + row * c.grad_q.stride[1] + column;
-        const float old = c.accumulate ? cot_load(c.grad_q.data, c.grad_q.dtype, element) : 0.0f;
-        cot_store(c.grad_q.data, c.grad_q.dtype, element,
-                  !GENERAL || row < t.used ? fmaf(c.scale, quad_acc[i % 4], old) : old);
+        const int64_t element = offset + row * c.dq.stride[1] + column;
+        const float old = c.accumulate ? cot_load(c.dq.data, c.dq.dtype, element) : 0.0f;
+        cot_store(c.dq.data, c.dq.dtype, element, !GENERAL || row < t.used ? fmaf(c.scale, quad_acc[i % 4], old) : old);
     }
 }
 
@@ -242,7 +240,7 @@ KERNEL attention_bwd_dsink(const __grid_constant__ attention_bwd_call c)
         const int64_t begin = (tiles_before + h * tiles) * c.queries;
         for (int64_t i = begin + threadIdx.x; i < begin + tiles * c.queries; i += LANES * WARPS)
             if (c.lse_log2[i] != __int_as_float(0x7f800000)) /* else the row has no gradient, whatever its delta is */
-                sum -= (double)(exp2f(sink2 - c.lse_log2[i]) * c.row_delta[i]);
+                sum -= (double)(exp2f(sink2 - c.lse_log2[i]) * c.scaled_delta[i]);
     }
     sums[threadIdx.x] = sum;
     for (int distance = LANES * WARPS / 2; distance > 0; distance /= 2) {

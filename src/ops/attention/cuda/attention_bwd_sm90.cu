@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_bwd_sm90.cu: the backward on Hopper for d and dv up to 128, five products. *Columns* are d and dv, rounded up
- * to 64 or 128. A block takes 128 keys of a key-value head. K and V stay in shared memory, dK and dV in registers. The
- * block loops over the tiles of queries that attend to its keys, and takes each tile for all query heads of the group.
+ * attention_bwd_sm90.cu: the backward on Hopper for d and dv up to 128, five products. *Columns*: the larger of d and dv,
+ * rounded up to 64 or 128. A block takes 128 keys of a key-value head. K and V stay in shared memory, dK and dV in registers. The
+ * block loops over the tiles of queries that attend to its keys, and takes each tile for all query heads that share
+ * the key-value head (the group).
  * With head_blocks = 2, the two blocks of a cluster divide these heads, and add their dK and dV at the end
  * (reduce_over_heads). A tile has 128 queries at 64 columns, and 64 at 128 columns:
  *
@@ -23,8 +24,8 @@
  *   ds full         8: 1 per consumer warp  both halves of dS are stored          dQ
  *   ds empty        4: 1 per dQ warp        the dQ product has read dS            consumers
  *   dq full         4: 1 per dQ warp        a slice of dQ is staged               the stage's dq_writer
- *   dq empty        1 (loaded sums of dQ)   the stage is free. With STORES_DQ it  dQ
- *                                           may hold the sums of other blocks
+ *   dq ready        1 (loaded sums of dQ)   the stage may be used: it is free,    dQ
+ *                                           or (STORES_DQ) it holds loaded sums
  *   uncleared full  1 (the tile)            a tile that needs clearing is loaded  producer
  *
  * Step j of a consumer. No wgmma is in flight at its start or at its end:
@@ -42,15 +43,16 @@
  * keeps it.
  *
  * With STORES_DQ the last block of a tile does not add: its dq_writer loads the sums of the other blocks into the
- * stage, on the barrier `dq empty`. The dQ warpgroup adds its own slice and stores dq. The kernel `finish`
+ * stage, on the barrier `dq ready`. The dQ warpgroup adds its own slice and stores dq. The kernel `finish`
  * is not launched.
  *
  * Each kernel has these versions:
  *
- *   plain      full and causal masks, d = dv = 64 or 128. _stores_dq: the same, with STORES_DQ. One kernel
- *              with a branch for STORES_DQ is 8 % slower for long sequences at 128 columns
- *   _general   also windows, sequences of different lengths, and smaller d and dv: TMA fills the other columns with 0
- *   _softcap   also softcap
+ *   plain        full and causal masks, d = dv = 64 or 128
+ *   _stores_dq   the same, with STORES_DQ. One kernel with a branch for STORES_DQ is 8 % slower for long sequences at
+ *                128 columns
+ *   _general     also windows, sequences of different lengths, and smaller d and dv: TMA fills the other columns with 0
+ *   _softcap     also softcap
  *
  * GENERAL is set in the last two versions. In these, a consumer skips a tile if no query of the tile attends to the
  * consumer's keys (at the ends of a window and at a diagonal). dQ then uses the other consumer's half of dS only. A
@@ -65,7 +67,7 @@
  * 32 + 64 + 2 x 208 = 512. */
 enum { PRODUCER_REGISTERS = 32, DQ_REGISTERS = 64, CONSUMER_REGISTERS = 208 };
 
-template <int COLUMNS> struct shared_storage {
+template <int COLUMNS> struct shared_memory {
     enum {
         COLUMN_SLICES = COLUMNS / 64,
         QUERIES = ATTENTION_BWD_QUERIES(COLUMNS), /* of a tile */
@@ -82,15 +84,15 @@ template <int COLUMNS> struct shared_storage {
     uint64_t kv_full, q_full[ATTENTION_Q_STAGES], q_empty[ATTENTION_Q_STAGES];
     uint64_t dout_full[ATTENTION_DOUT_STAGES], dout_empty[ATTENTION_DOUT_STAGES];
     uint64_t ds_full[ATTENTION_DS_STAGES], ds_empty[ATTENTION_DS_STAGES];
-    uint64_t dq_full[ATTENTION_DQ_STAGES], dq_empty[ATTENTION_DQ_STAGES], uncleared_full;
-    uint32_t opaque_zero; /* for saved_p::restore */
+    uint64_t dq_full[ATTENTION_DQ_STAGES], dq_ready[ATTENTION_DQ_STAGES], uncleared_full;
+    uint32_t opaque_zero; /* 0 that the compiler does not know: see saved_p::restore */
 };
 
 /* The producer of the plain versions. Executed by one thread. */
 template <int COLUMNS>
-static __device__ void load_tiles(const attention_bwd_mapped &m, shared_storage<COLUMNS> &s, const attention_work &w)
+static __device__ void load_tiles(const attention_bwd_mapped &m, shared_memory<COLUMNS> &s, const attention_work &w)
 {
-    constexpr int COLUMN_SLICES = COLUMNS / 64, QUERIES = s.QUERIES;
+    constexpr int COLUMN_SLICES = COLUMNS / 64, QUERIES = shared_memory<COLUMNS>::QUERIES;
     const attention_bwd_call &c = m.call;
     if (step_count(w) == 0)
         return;
@@ -140,30 +142,30 @@ static __device__ __forceinline__ void wait_and_clear(uint64_t *uncleared_full, 
 
 /* The producer of the GENERAL versions. A whole warp executes it, to clear rows of other sequences. */
 template <int COLUMNS>
-static __device__ void load_tiles_general(const attention_bwd_mapped &m, shared_storage<COLUMNS> &s,
+static __device__ void load_tiles_general(const attention_bwd_mapped &m, shared_memory<COLUMNS> &s,
                                           const attention_work &w)
 {
-    constexpr int COLUMN_SLICES = COLUMNS / 64, QUERIES = s.QUERIES;
+    constexpr int COLUMN_SLICES = COLUMNS / 64, QUERIES = shared_memory<COLUMNS>::QUERIES;
     const attention_bwd_call &c = m.call;
     if (step_count(w) == 0)
         return;
     uint32_t uncleared_parity = 0;
     /* TMA fills rows after the tensor's last row with zeros. */
-    const bool keys_are_clean = w.first_key + KEYS <= w.used_k || w.k_row + w.used_k == c.scheduler.Tk;
-    const int first_unclean_tile = w.q_row + w.used_q == c.scheduler.Tq ? INT32_MAX : w.used_q / QUERIES;
+    const bool keys_are_clean = w.first_key + KEYS <= w.used_k || w.k_first_row + w.used_k == c.scheduler.Tk;
+    const int first_unclean_tile = w.q_first_row + w.used_q == c.scheduler.Tq ? INT32_MAX : w.used_q / QUERIES;
     uint64_t *kv_full = keys_are_clean ? &s.kv_full : &s.uncleared_full;
     if (threadIdx.x == 0) {
         cot_mbarrier_arrive_expect(kv_full, 4 * COLUMN_SLICES * TILE_BYTES);
         for (int slice = 0; slice < COLUMN_SLICES; slice++) {
-            cot_tma_load_4d(s.k[slice], &m.k, slice * 64, w.k_row + w.first_key, w.kv_head, w.b, kv_full);
-            cot_tma_load_4d(s.v[slice], &m.v, slice * 64, w.k_row + w.first_key, w.kv_head, w.b, kv_full);
+            cot_tma_load_4d(s.k[slice], &m.k, slice * 64, w.k_first_row + w.first_key, w.kv_head, w.b, kv_full);
+            cot_tma_load_4d(s.v[slice], &m.v, slice * 64, w.k_first_row + w.first_key, w.kv_head, w.b, kv_full);
         }
     }
     if (!keys_are_clean) /* V follows K in shared memory: one call clears both */
         wait_and_clear<2 * TILE_BYTES, 2 * COLUMN_SLICES>(&s.uncleared_full, uncleared_parity,
                                                           (unsigned char(*)[2 * TILE_BYTES]) s.k,
                                                           w.used_k - w.first_key, &s.kv_full);
-    const int first_delta_row = (int)(c.row_delta - c.lse_log2) / QUERIES; /* delta follows all rows of lse_log2 */
+    const int first_delta_row = (int)(c.scaled_delta - c.lse_log2) / QUERIES; /* delta follows all rows of lse_log2 */
     cot_pipeline_state<ATTENTION_Q_STAGES> q;
     cot_pipeline_state<ATTENTION_DOUT_STAGES> dout;
     const int steps = step_count(w);
@@ -173,7 +175,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, shared_
         const int row = (int)statistics_row_of<true>(c, w, at.h) + tile;
         const uint32_t bytes = COLUMN_SLICES * s.Q_TILE_BYTES + QUERIES * sizeof(float);
         const bool clean = tile < first_unclean_tile;
-        const int query_row = w.q_row + tile * QUERIES, used = w.used_q - tile * QUERIES;
+        const int query_row = w.q_first_row + tile * QUERIES, used = w.used_q - tile * QUERIES;
         uint64_t *q_barrier = clean ? &s.q_full[q.stage] : &s.uncleared_full;
         uint64_t *dout_barrier = clean ? &s.dout_full[dout.stage] : &s.uncleared_full;
         cot_mbarrier_wait(&s.q_empty[q.stage], q.parity ^ 1);
@@ -184,8 +186,8 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, shared_
             cot_tma_load_4d(s.lse_log2[q.stage], &m.statistics, 0, row, 0, 0, q_barrier);
         }
         if (!clean)
-            wait_and_clear<shared_storage<COLUMNS>::Q_TILE_BYTES, COLUMN_SLICES>(
-                &s.uncleared_full, uncleared_parity, s.q[q.stage], used, &s.q_full[q.stage]);
+            wait_and_clear<shared_memory<COLUMNS>::Q_TILE_BYTES, COLUMN_SLICES>(&s.uncleared_full, uncleared_parity,
+                                                                                s.q[q.stage], used, &s.q_full[q.stage]);
         cot_mbarrier_wait(&s.dout_empty[dout.stage], dout.parity ^ 1);
         if (threadIdx.x == 0) {
             cot_mbarrier_arrive_expect(dout_barrier, bytes);
@@ -194,7 +196,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, shared_
             cot_tma_load_4d(s.delta[dout.stage], &m.statistics, 0, first_delta_row + row, 0, 0, dout_barrier);
         }
         if (!clean)
-            wait_and_clear<shared_storage<COLUMNS>::Q_TILE_BYTES, COLUMN_SLICES>(
+            wait_and_clear<shared_memory<COLUMNS>::Q_TILE_BYTES, COLUMN_SLICES>(
                 &s.uncleared_full, uncleared_parity, s.dout[dout.stage], used, &s.dout_full[dout.stage]);
     }
 }
@@ -206,22 +208,22 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, shared_
  *   slice_index   number of the slice among those that the block computes, over all steps
  *   dq_slice      index of the slice in dq_accum */
 template <int COLUMNS, bool GENERAL, bool DETERMINISTIC, bool STORES_DQ>
-static __device__ void write_dq(const attention_bwd_mapped &m, shared_storage<COLUMNS> &s, const attention_work &w,
+static __device__ void write_dq(const attention_bwd_mapped &m, shared_memory<COLUMNS> &s, const attention_work &w,
                                 int stage)
 {
-    constexpr int DQ_SLICES = s.DQ_SLICES;
+    constexpr int DQ_SLICES = shared_memory<COLUMNS>::DQ_SLICES;
     const attention_bwd_call &c = m.call;
     const int end = step_count(w) * DQ_SLICES;
     const auto turn_of = [&](int slice_index) {
         const int tile = tile_of<GENERAL>(c, w, slice_index / DQ_SLICES);
-        return DETERMINISTIC ? dq_turn_of<shared_storage<COLUMNS>::QUERIES, GENERAL>(c, w, tile)
+        return DETERMINISTIC ? dq_turn_of<shared_memory<COLUMNS>::QUERIES, GENERAL>(c, w, tile)
                              : attention_dq_turn{1, false};
     };
-    const auto stores_dq = [&](const attention_dq_turn &turn) { return STORES_DQ && turn.last; };
+    const auto is_final = [&](const attention_dq_turn &turn) { return STORES_DQ && turn.last; };
     cot_griddepcontrol_wait(); /* for the kernel that clears dq_accum and the semaphores */
     cot_fence_proxy_async_global();
     uint32_t parity = 0;
-    bool next_is_released = false; /* whether dq_empty has its arrival for the stage's next slice */
+    bool next_is_released = false; /* whether dq_ready has its arrival for the stage's next slice */
     for (int slice_index = stage; slice_index < end; slice_index += ATTENTION_DQ_STAGES, parity ^= 1) {
         const attention_step at = step_of<GENERAL>(c, w, slice_index / DQ_SLICES);
         const int64_t dq_slice =
@@ -229,24 +231,24 @@ static __device__ void write_dq(const attention_bwd_mapped &m, shared_storage<CO
         const attention_dq_turn turn = turn_of(slice_index);
         if (DETERMINISTIC && turn.before > 0)
             wait_dq_turn(c, dq_slice, turn.before);
-        if (stores_dq(turn) && turn.before > 0) {
-            cot_mbarrier_arrive_expect(&s.dq_empty[stage], sizeof s.dq[stage]);
+        if (is_final(turn) && turn.before > 0) {
+            cot_mbarrier_arrive_expect(&s.dq_ready[stage], sizeof s.dq[stage]);
             cot_tma_load_4d(s.dq[stage], &m.dq_accum, 0, (int)(dq_slice * (ATTENTION_DQ_SLICE / 64)), 0, 0,
-                            &s.dq_empty[stage]);
+                            &s.dq_ready[stage]);
         } else if (!next_is_released) {
-            cot_mbarrier_arrive(&s.dq_empty[stage]);
+            cot_mbarrier_arrive(&s.dq_ready[stage]);
         }
         cot_mbarrier_wait(&s.dq_full[stage], parity);
         next_is_released = false;
-        if (stores_dq(turn))
+        if (is_final(turn))
             continue;
         add_dq_slice(c, dq_slice, s.dq[stage], DETERMINISTIC && turn.before == 0);
         if (slice_index + ATTENTION_DQ_STAGES < end) {
             const attention_dq_turn next = turn_of(slice_index + ATTENTION_DQ_STAGES);
-            next_is_released = !stores_dq(next) || next.before == 0;
+            next_is_released = !is_final(next) || next.before == 0;
         }
         if (next_is_released)
-            cot_mbarrier_arrive(&s.dq_empty[stage]);
+            cot_mbarrier_arrive(&s.dq_ready[stage]);
         if (DETERMINISTIC)
             end_dq_turn(c, dq_slice);
     }
@@ -254,11 +256,11 @@ static __device__ void write_dq(const attention_bwd_mapped &m, shared_storage<CO
 }
 
 /* Computes slice number `slice` of dQ = dS K. The sum is over the keys of consumers first_consumer to last_consumer.
- * Waits on `empty` of the dQ stage while the products run. */
+ * Waits on `dq ready` of the stage while the products run. */
 template <typename E, int COLUMNS>
-static __device__ __forceinline__ void compute_dq_slice(shared_storage<COLUMNS> &s, float (&acc)[32], uint32_t ds,
+static __device__ __forceinline__ void compute_dq_slice(shared_memory<COLUMNS> &s, float (&acc)[32], uint32_t ds,
                                                         int slice, int first_consumer, int last_consumer,
-                                                        uint64_t *empty, uint32_t parity)
+                                                        uint64_t *ready, uint32_t parity)
 {
     cot_wgmma_fence();
 #pragma unroll
@@ -272,16 +274,16 @@ static __device__ __forceinline__ void compute_dq_slice(shared_storage<COLUMNS> 
                                       consumer > first_consumer || k > 0);
     }
     cot_wgmma_commit();
-    cot_mbarrier_wait(empty, parity);
+    cot_mbarrier_wait(ready, parity);
     cot_wgmma_wait<0>();
 }
 
 /* The dQ warpgroup stages slices of dQ for the dq_writers. If STORES_DQ and this block is the last of the tile, the
  * warpgroup adds the sums that the writer has loaded, and stores dq. */
 template <typename E, int COLUMNS, bool GENERAL, bool STORES_DQ>
-static __device__ void compute_dq(const attention_bwd_call &c, shared_storage<COLUMNS> &s, const attention_work &w)
+static __device__ void compute_dq(const attention_bwd_call &c, shared_memory<COLUMNS> &s, const attention_work &w)
 {
-    constexpr int DQ_SLICES = s.DQ_SLICES, QUERIES = s.QUERIES;
+    constexpr int DQ_SLICES = shared_memory<COLUMNS>::DQ_SLICES, QUERIES = shared_memory<COLUMNS>::QUERIES;
     const int lane = threadIdx.x % WARP;
     cot_pipeline_state<ATTENTION_DS_STAGES> ds;
     cot_pipeline_state<ATTENTION_DQ_STAGES> dq;
@@ -290,20 +292,21 @@ static __device__ void compute_dq(const attention_bwd_call &c, shared_storage<CO
     if (steps > 0)
         cot_mbarrier_wait(&s.kv_full, 0);
     for (int step = 0; step < steps; step++, ds.next()) {
-        const int tile = STORES_DQ ? w.tile_first + w.tile_step * step : tile_of<GENERAL>(c, w, step);
+        const int tile = STORES_DQ ? w.first_tile + w.tile_step * step : tile_of<GENERAL>(c, w, step);
         const bool has_lower = !GENERAL || !fully_masked<QUERIES>(w, tile, w.first_key);
         const bool has_upper = !GENERAL || !fully_masked<QUERIES>(w, tile, w.first_key + 64);
         const attention_dq_turn turn =
             STORES_DQ ? dq_turn_of<QUERIES, GENERAL>(c, w, tile) : attention_dq_turn{1, false};
         cot_mbarrier_wait(&s.ds_full[ds.stage], ds.parity);
         for (int slice = 0; slice < DQ_SLICES; slice++, dq.next()) {
-            uint64_t *empty = &s.dq_empty[dq.stage];
+            uint64_t *ready = &s.dq_ready[dq.stage];
             if (has_lower && has_upper) {
-                compute_dq_slice<E, COLUMNS>(s, acc, ds.stage, slice, 0, 1, empty, dq.parity);
+                compute_dq_slice<E, COLUMNS>(s, acc, ds.stage, slice, 0, 1, ready, dq.parity);
             } else if (has_lower || has_upper) {
-                compute_dq_slice<E, COLUMNS>(s, acc, ds.stage, slice, has_upper, has_upper, empty, dq.parity);
+                const int only = has_upper ? 1 : 0; /* the consumer whose keys are visible */
+                compute_dq_slice<E, COLUMNS>(s, acc, ds.stage, slice, only, only, ready, dq.parity);
             } else {
-                cot_mbarrier_wait(empty, dq.parity);
+                cot_mbarrier_wait(ready, dq.parity);
 #pragma unroll
                 for (int i = 0; i < 32; i++)
                     acc[i] = 0.0f;
@@ -321,8 +324,8 @@ static __device__ void compute_dq(const attention_bwd_call &c, shared_storage<CO
                 cot_mbarrier_arrive(&s.dq_full[dq.stage]);
             const int row =
                 tile * QUERIES + slice / s.COLUMN_SLICES * 64 + threadIdx.x % WARPGROUP / WARP * 16 + lane / 4;
-            store_rows<E, false>(c, c.grad_q, c.dq_vectorized, query_rows_out(c, w, 0), row,
-                                 slice % s.COLUMN_SLICES * 64, 64, c.scale, acc);
+            store_rows<E, false>(c, c.dq, c.dq_vectorized, query_rows_out(c, w, 0), row, slice % s.COLUMN_SLICES * 64,
+                                 64, c.scale, acc);
         }
     }
 }
@@ -422,12 +425,13 @@ static __device__ __forceinline__ int thread_key(const attention_work &w)
     return w.first_key + (thread - 2 * WARPGROUP) / WARP * 16 + thread % WARP / 4;
 }
 
-/* With softcap, dS needs P times the slope 1 - tanh^2. low_bytes holds bits 15 to 8 of that product, and bits 31 to 16
- * are stored in the buffer of dS in shared memory. */
-enum { SHORT_SERIES, LONG_SERIES, TANH }; /* the method depends on the size of the scores: see attention_bwd_softcap */
+/* How tanh is computed, by the size of the scores: see attention_bwd_softcap. */
+enum { SHORT_SERIES, LONG_SERIES, TANH };
 
+/* P with softcap. dS needs P times the slope 1 - tanh^2. low_bytes holds bits 15 to 8 of that product, and bits 31 to 16
+ * are stored in the buffer of dS in shared memory. */
 template <typename E, int N, int METHOD>
-static __device__ __forceinline__ void softcap_to_p_by(const attention_bwd_call &c, const attention_work &w, int tile,
+static __device__ __forceinline__ void softcapped_p_by(const attention_bwd_call &c, const attention_work &w, int tile,
                                                        int key, const float *lse_log2, float2 pair0, float2 pair1,
                                                        uint32_t ds_address, float (&scores)[N],
                                                        saved_p<E, N, false> &saved)
@@ -449,12 +453,12 @@ static __device__ __forceinline__ void softcap_to_p_by(const attention_bwd_call 
                 exponent = fmaf(x, fmaf(u, cap.short_series[1], cap.short_series[0]), -base);
                 slope = fmaf(u, cap.short_slope[1], cap.short_slope[0]);
             } else if (METHOD == LONG_SERIES) {
-                exponent = fmaf(x, fmaf(fmaf(u, cap.series[2], cap.series[1]), u, cap.series[0]), -base);
-                slope = fmaf(fmaf(u, cap.series_slope[2], cap.series_slope[1]), u, cap.series_slope[0]);
+                exponent = fmaf(x, fmaf(fmaf(u, cap.long_series[2], cap.long_series[1]), u, cap.long_series[0]), -base);
+                slope = fmaf(fmaf(u, cap.long_slope[2], cap.long_slope[1]), u, cap.long_slope[0]);
             } else {
-                const float tanh = tanh_anywhere(cap.scale * x);
-                exponent = fmaf(tanh, cap.factor, -base);
-                slope = fmaf(-tanh, tanh, 1.0f);
+                const float tanh_x = tanh_full_range(cap.scale * x);
+                exponent = fmaf(tanh_x, cap.factor, -base);
+                slope = fmaf(-tanh_x, tanh_x, 1.0f);
             }
             float p = cot_ex2(exponent);
             if (METHOD != SHORT_SERIES && is_masked<2 * N>(w, tile, key, 8 * k + i))
@@ -481,7 +485,7 @@ static __device__ __forceinline__ void softcap_to_p_by(const attention_bwd_call 
  * masked, and the largest sum of four squares is small. key_begin: the consumer's first key. pair0, pair1: the first
  * elements of lse_log2. */
 template <typename E, int N>
-static __device__ __forceinline__ void softcap_to_p(const attention_bwd_call &c, const attention_work &w, int tile,
+static __device__ __forceinline__ void softcapped_p(const attention_bwd_call &c, const attention_work &w, int tile,
                                                     int key_begin, const float *lse_log2, float2 pair0, float2 pair1,
                                                     uint32_t ds_address, float (&scores)[N],
                                                     saved_p<E, N, false> &saved)
@@ -499,16 +503,16 @@ static __device__ __forceinline__ void softcap_to_p(const attention_bwd_call &c,
     }
     const float max_square_sum = __int_as_float(bits); /* NaN if a score is NaN: then both comparisons below fail */
     if (__all_sync(0xffffffffu,
-                   max_square_sum <= c.cap.max_square[0] && !needs_mask_general<2 * N>(w, tile, key_begin))) {
-        softcap_to_p_by<E, N, SHORT_SERIES>(c, w, tile, 0, lse_log2, pair0, pair1, ds_address, scores, saved);
+                   max_square_sum <= c.cap.short_max_square && !needs_mask_general<2 * N>(w, tile, key_begin))) {
+        softcapped_p_by<E, N, SHORT_SERIES>(c, w, tile, 0, lse_log2, pair0, pair1, ds_address, scores, saved);
         return;
     }
     cot_wgmma_wait<0>(); /* dK must have read dS: the code below needs the registers of dS */
     const int key = thread_key(w);
-    if (__all_sync(0xffffffffu, max_square_sum <= c.cap.max_square[1]))
-        softcap_to_p_by<E, N, LONG_SERIES>(c, w, tile, key, lse_log2, pair0, pair1, ds_address, scores, saved);
+    if (__all_sync(0xffffffffu, max_square_sum <= c.cap.long_max_square))
+        softcapped_p_by<E, N, LONG_SERIES>(c, w, tile, key, lse_log2, pair0, pair1, ds_address, scores, saved);
     else
-        softcap_to_p_by<E, N, TANH>(c, w, tile, key, lse_log2, pair0, pair1, ds_address, scores, saved);
+        softcapped_p_by<E, N, TANH>(c, w, tile, key, lse_log2, pair0, pair1, ds_address, scores, saved);
 }
 
 /* dS is packed twice: here for shared memory, while the registers of P are in use, and later for dK. `volatile` keeps
@@ -550,13 +554,13 @@ static __device__ __forceinline__ float2 load_pair_early(const float *from)
  * With SOFTCAP, the upper two bytes of P times the slope are in the dS buffer of this stage, until dS overwrites them.
  * The step therefore waits for ds_empty before it computes P. */
 template <typename E, int COLUMNS, bool GENERAL, bool SOFTCAP, bool FIRST>
-static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c, shared_storage<COLUMNS> &s,
+static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c, shared_memory<COLUMNS> &s,
                                                      const attention_work &w, uint32_t step, uint32_t &previous_q,
                                                      int &consumer, int lane_query, uint32_t ds_fragments,
                                                      float (&dk)[COLUMNS / 2], float (&dv)[COLUMNS / 2],
                                                      uint32_t (&packed)[ATTENTION_BWD_QUERIES(COLUMNS) / 4])
 {
-    constexpr int QUERIES = s.QUERIES, N = QUERIES / 2, QUERY_GROUPS = QUERIES / 8;
+    constexpr int QUERIES = shared_memory<COLUMNS>::QUERIES, N = QUERIES / 2, QUERY_GROUPS = QUERIES / 8;
     /* Pairs of lse_log2 and of D that are loaded before the waits. The number of registers limits them. */
     constexpr int LSE_PRELOADS = SOFTCAP || (cot_is_f16<E> && COLUMNS > 64) ? 2 : 4,
                   DELTA_PRELOADS = SOFTCAP || COLUMNS == 64 ? 2 : LSE_PRELOADS;
@@ -579,7 +583,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     saved_p<E, N, JOINS && !SOFTCAP> saved;
     const uint32_t ds_address = ds_fragments + ds * (2 * 128 * QUERIES);
     if constexpr (SOFTCAP) {
-        softcap_to_p(c, w, tile, key_begin, s.lse_log2[q] + lane_query, lse_log2[0], lse_log2[1], ds_address, scores,
+        softcapped_p(c, w, tile, key_begin, s.lse_log2[q] + lane_query, lse_log2[0], lse_log2[1], ds_address, scores,
                      saved);
     } else {
         if (GENERAL ? needs_mask_general<QUERIES>(w, tile, key_begin) : needs_mask<QUERIES>(c, tile, key_begin)) {
@@ -688,7 +692,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
 
 /* One step of a consumer that skips the tile: it only waits and arrives on the barriers. The dQ warpgroup evaluates
  * fully_masked itself, and so leaves out this consumer's keys. */
-template <int COLUMNS> static __device__ __forceinline__ void skip_step(shared_storage<COLUMNS> &s, uint32_t step)
+template <int COLUMNS> static __device__ __forceinline__ void skip_step(shared_memory<COLUMNS> &s, uint32_t step)
 {
     const uint32_t q = step % ATTENTION_Q_STAGES, dout = step % ATTENTION_DOUT_STAGES, ds = step % ATTENTION_DS_STAGES;
     cot_mbarrier_wait(&s.q_full[q], step / ATTENTION_Q_STAGES & 1);
@@ -709,13 +713,12 @@ template <int COLUMNS>
 static __device__ __forceinline__ bool reduce_over_heads(float (&dk)[COLUMNS / 2], float (&dv)[COLUMNS / 2])
 {
     enum { FLOATS = 4 * 2 * WARPGROUP }; /* of all consumer threads, 4 each */
-    static_assert(COLUMNS / 4 * FLOATS * sizeof(float) <= offsetof(shared_storage<COLUMNS>, ds),
-                  "dK and dV do not fit");
+    static_assert(COLUMNS / 4 * FLOATS * sizeof(float) <= offsetof(shared_memory<COLUMNS>, ds), "dK and dV do not fit");
     const float *sums = (const float *)attention_memory + 4 * (threadIdx.x - 2 * WARPGROUP);
-    const bool stores = cot_cluster_rank() != 0;
+    const bool sends = cot_cluster_rank() != 0;
     cot_cluster_arrive();
     cot_cluster_wait(); /* until both blocks have ended their steps */
-    if (stores) {
+    if (sends) {
         const uint32_t to = cot_mapa(cot_shared_address(sums), 0);
 #pragma unroll
         for (int i = 0; i < COLUMNS / 2; i += 4) {
@@ -725,7 +728,7 @@ static __device__ __forceinline__ bool reduce_over_heads(float (&dk)[COLUMNS / 2
     }
     cot_cluster_arrive();
     cot_cluster_wait();
-    if (stores)
+    if (sends)
         return false;
 #pragma unroll
     for (int i = 0; i < COLUMNS / 2; i++) {
@@ -743,7 +746,7 @@ static __device__ __forceinline__ void await_reduction(const attention_bwd_call 
 }
 
 template <typename E, int COLUMNS, bool GENERAL, bool SOFTCAP>
-static __device__ __forceinline__ void consume(const attention_bwd_call &c, shared_storage<COLUMNS> &s,
+static __device__ __forceinline__ void consume(const attention_bwd_call &c, shared_memory<COLUMNS> &s,
                                                const attention_work &w)
 {
     float dk[COLUMNS / 2], dv[COLUMNS / 2];
@@ -785,24 +788,24 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, shar
     if (c.head_blocks > 1 && !reduce_over_heads<COLUMNS>(dk, dv))
         return;
     const int key = thread_key(w);
-    store_rows<E, GENERAL>(c, c.grad_v, c.dv_vectorized, key_rows_out<GENERAL>(c, c.grad_v, w), key, 0, (int)c.dv,
-                           dv_scale<E>, dv);
-    store_rows<E, GENERAL>(c, c.grad_k, c.dk_vectorized, key_rows_out<GENERAL>(c, c.grad_k, w), key, 0, (int)c.d,
-                           c.scale, dk);
+    store_rows<E, GENERAL>(c, c.dv, c.dv_vectorized, key_rows_out<GENERAL>(c, c.dv, w), key, 0, (int)c.d_v, dv_scale<E>,
+                           dv);
+    store_rows<E, GENERAL>(c, c.dk, c.dk_vectorized, key_rows_out<GENERAL>(c, c.dk, w), key, 0, (int)c.d_qk, c.scale,
+                           dk);
 }
 
 template <typename E, int COLUMNS, bool GENERAL, bool SOFTCAP, bool STORES_DQ>
 static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
 {
-    shared_storage<COLUMNS> &s = *(shared_storage<COLUMNS> *)attention_memory;
+    shared_memory<COLUMNS> &s = *(shared_memory<COLUMNS> *)attention_memory;
     const attention_bwd_call &c = m.call;
     attention_work w;
     if (!GENERAL) {
-        w = work_of<shared_storage<COLUMNS>::QUERIES>(c, blockIdx.x / c.head_blocks);
+        w = work_of<shared_memory<COLUMNS>::QUERIES>(c, blockIdx.x / c.head_blocks);
     } else {
         cot_griddepcontrol_wait();      /* for the kernel that writes seqlens */
         cot_fence_proxy_async_global(); /* orders the TMA loads below after it */
-        if (!work_of_general<shared_storage<COLUMNS>::QUERIES>(c, blockIdx.x / c.head_blocks, w))
+        if (!work_of_general<shared_memory<COLUMNS>::QUERIES>(c, blockIdx.x / c.head_blocks, w))
             return;
     }
     w.heads /= (int)c.head_blocks;
@@ -817,7 +820,7 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
         for (int i = 0; i < ATTENTION_DS_STAGES; i++)
             cot_mbarrier_init(&s.ds_full[i], 8), cot_mbarrier_init(&s.ds_empty[i], 4);
         for (int i = 0; i < ATTENTION_DQ_STAGES; i++)
-            cot_mbarrier_init(&s.dq_full[i], 4), cot_mbarrier_init(&s.dq_empty[i], 1);
+            cot_mbarrier_init(&s.dq_full[i], 4), cot_mbarrier_init(&s.dq_ready[i], 1);
         cot_mbarrier_init_fence();
     }
     __syncthreads();

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * attention_bwd_sm90.cuh: device code that the backward kernels for Hopper share: work of a block, wgmma products of 64
- * rows, masks, and stores of dQ, dK and dV. */
+ * rows, masks, and stores of dQ, dK and dV.
+ *
+ * Names in these kernels: m are the arguments of the launch (attention_bwd_mapped: tensor maps and c), c is the call, w
+ * the work of the block, s the shared memory. `statistics` are lse_log2 and scaled_delta, one row for each query tile. */
 #ifndef COT_ATTENTION_BWD_SM90_CUH
 #define COT_ATTENTION_BWD_SM90_CUH
 
@@ -19,46 +22,47 @@ enum { KEYS = ATTENTION_KEYS, WARPGROUP = 128, WARP = 32, TILE_BYTES = 64 * 64 *
 
 extern __shared__ __align__(1024) unsigned char attention_memory[];
 
-/* The work of a block: `tile_count` query tiles, from tile_first on by steps of tile_step, which is 1 or -1, and for each
- * tile the query heads first_head .. first_head + heads - 1. */
+/* The work of a block: `tile_count` query tiles, from first_tile on by steps of tile_step, which is 1 or -1, and for each
+ * tile the query heads first_head .. first_head + heads - 1. These are the heads that share the key-value head (the
+ * group), or with head_blocks = 2 half of them. */
 struct attention_work {
-    int b, kv_head, first_head, heads, first_key, tile_count, tile_first, tile_step;
+    int b, kv_head, first_head, heads, first_key, tile_count, first_tile, tile_step;
     /* Only if GENERAL: the block's sequence, as rows of the tensors' views. */
-    int q_row, used_q, k_row, k_rows, used_k;
+    int q_first_row, used_q, k_first_row, k_rows, used_k;
     int window_first, window_last;      /* offsets: query i attends to keys i + window_first .. i + window_last */
     int statistics_row, tiles_per_head; /* first row of lse_log2 for this sequence, rows of one head */
-    bool longest_first;                 /* only if not GENERAL: the order of blocks, see work_of */
+    bool keys_ascend;                   /* only if not GENERAL: the order of blocks, see work_of */
 };
 
 /* The order of the block's section, see work_of. */
 template <bool GENERAL>
-static __device__ __forceinline__ bool is_longest_first(const attention_bwd_call &c, const attention_work &w)
+static __device__ __forceinline__ bool has_ascending_keys(const attention_bwd_call &c, const attention_work &w)
 {
-    return GENERAL ? !c.deterministic : w.longest_first;
+    return GENERAL ? !c.deterministic : w.keys_ascend;
 }
 
-static __device__ __forceinline__ void set_tiles(attention_work &w, int begin, int end, bool reversed)
+static __device__ __forceinline__ void set_tiles(attention_work &w, int begin, int end, bool descending_tiles)
 {
     w.tile_count = max(end - begin, 0);
-    w.tile_first = reversed ? end - 1 : begin;
-    w.tile_step = reversed ? -1 : 1;
+    w.first_tile = descending_tiles ? end - 1 : begin;
+    w.tile_step = descending_tiles ? -1 : 1;
 }
 
 /* Blocks are numbered section by section. A section has c.heads_per_section key-value heads, from section_head on. In a
- * section the key block is the slower index and the head the faster one. Sections from c.longest_first_section on are
- * longest first:
+ * section the key block is the slower index and the head the faster one. The order of the key blocks:
  *
- *   longest first    key blocks by ascending keys. Under a causal mask the first blocks have the most tiles
- *   shortest first   key blocks by descending keys, each with its tiles in ascending order. Under a causal mask a block
- *                    begins at an earlier query tile than the block that adds before it. It reaches each later tile
- *                    after that block has, so it does not wait in deterministic mode */
+ *   ascending    from section c.first_ascending_section on. Under a causal mask the longest blocks (most tiles) are first.
+ *                With c.descending_tiles a block takes its tiles in descending order
+ *   descending   in the sections before. Each block takes its tiles in ascending order. Under a causal mask the shortest
+ *                blocks are first, and a block begins at an earlier query tile than the block that adds before it. It
+ *                reaches each later tile after that block has, so it does not wait in deterministic mode */
 template <int QUERIES>
 static __device__ __forceinline__ attention_work work_of(const attention_bwd_call &c, unsigned block)
 {
-    const unsigned heads = (unsigned)(c.B * c.Hkv), blocks = (unsigned)((c.Tk + KEYS - 1) / KEYS);
+    const unsigned kv_heads = (unsigned)(c.B * c.Hkv), blocks = (unsigned)((c.Tk + KEYS - 1) / KEYS);
     const unsigned section = block / (blocks * (unsigned)c.heads_per_section),
                    section_head = section * (unsigned)c.heads_per_section;
-    const unsigned section_heads = min((unsigned)c.heads_per_section, heads - section_head),
+    const unsigned section_heads = min((unsigned)c.heads_per_section, kv_heads - section_head),
                    index = block - section_head * blocks;
     const unsigned head = section_head + index % section_heads;
     attention_work w;
@@ -66,13 +70,13 @@ static __device__ __forceinline__ attention_work work_of(const attention_bwd_cal
     w.kv_head = (int)(head % (unsigned)c.Hkv);
     w.heads = (int)(c.H / c.Hkv);
     w.first_head = w.kv_head * w.heads;
-    w.longest_first = section >= (unsigned)c.longest_first_section;
+    w.keys_ascend = section >= (unsigned)c.first_ascending_section;
     const unsigned key_block = index / section_heads;
-    w.first_key = (int)(w.longest_first ? key_block : blocks - 1 - key_block) * KEYS;
+    w.first_key = (int)(w.keys_ascend ? key_block : blocks - 1 - key_block) * KEYS;
     const int64_t first_query = w.first_key - c.diagonal;
     const int64_t begin = c.causal && first_query > 0 ? first_query / QUERIES : 0;
     set_tiles(w, first_query < c.Tq || !c.causal ? (int)begin : (int)c.tiles_per_head, (int)c.tiles_per_head,
-              w.longest_first && c.reversed);
+              w.keys_ascend && c.descending_tiles);
     return w;
 }
 
@@ -100,9 +104,9 @@ static __device__ __forceinline__ bool work_of_general(const attention_bwd_call 
     w.first_head = w.kv_head * w.heads;
     const unsigned key_block = index / section_heads;
     w.first_key = (int)(c.deterministic ? blocks - 1 - key_block : key_block) * KEYS;
-    w.q_row = s.q_row;
+    w.q_first_row = s.q_first_row;
     w.used_q = s.used_q;
-    w.k_row = s.k_row;
+    w.k_first_row = s.k_first_row;
     w.k_rows = s.k_rows;
     w.used_k = s.used_k;
     w.window_first = attention_clamp(s.diagonal - c.left, -ATTENTION_FAR, ATTENTION_FAR);
@@ -129,7 +133,7 @@ template <bool GENERAL>
 static __device__ __forceinline__ attention_step step_of(const attention_bwd_call &c, const attention_work &w, int step)
 {
     const int i = (int)__umulhi(2 * (uint32_t)step, c.inverse_heads); /* step / heads */
-    return {step - i * w.heads, w.tile_first + w.tile_step * i};
+    return {step - i * w.heads, w.first_tile + w.tile_step * i};
 }
 
 template <bool GENERAL>
@@ -144,7 +148,8 @@ static __device__ __forceinline__ int step_count(const attention_work &w)
     return w.heads * w.tile_count;
 }
 
-/* The row of lse_log2 that holds tile 0 of query head h of the group. A slice of dQ has the index (row + tile) * slices of a tile + slice. */
+/* The row of lse_log2 that holds tile 0 of query head h of the group. Slice i of a tile of dQ is slice (row + tile) *
+ * DQ_SLICES + i of dq_accum, where DQ_SLICES are the slices of a tile. */
 template <bool GENERAL>
 static __device__ __forceinline__ int64_t statistics_row_of(const attention_bwd_call &c, const attention_work &w, int h)
 {
@@ -170,13 +175,14 @@ static __device__ __forceinline__ attention_dq_turn dq_turn_of(const attention_b
         tile * QUERIES, QUERIES, GENERAL ? w.used_q : (int)c.Tq, GENERAL ? w.used_k : (int)c.Tk,
         GENERAL ? w.window_first : -ATTENTION_FAR, window_last);
     const int block = w.first_key / KEYS;
-    const bool ascending = is_longest_first<GENERAL>(c, w);
+    const bool ascending = has_ascending_keys<GENERAL>(c, w);
     return {(uint32_t)(ascending ? block - range.first : range.last - block),
             block == (ascending ? range.last : range.first)};
 }
 
-/* Issues acc = A B^T, for S^T = K Q^T and dP^T = V dO^T. A has 64 rows (keys), B has 2 N rows (queries), and both have
- * COLUMNS columns. Both are in shared memory, in tiles of 64 columns. The tiles of A lie a_stride bytes apart. */
+/* Issues acc = A B^T, for S^T = K Q^T and dP^T = V dO^T. A has 64 rows (keys) and B 2 N rows (queries): a thread has N
+ * accumulators. Both have COLUMNS columns and are in shared memory, in tiles of 64 columns. The tiles of A lie a_stride
+ * bytes apart. */
 template <typename E, int COLUMNS, int N>
 static __device__ __forceinline__ void issue_gemm_ss(float (&acc)[N], const unsigned char *a, uint32_t a_stride,
                                                      const unsigned char *b)
@@ -190,7 +196,7 @@ static __device__ __forceinline__ void issue_gemm_ss(float (&acc)[N], const unsi
     cot_wgmma_commit();
 }
 
-/* Issues acc += A B, for dK and dV. A is 64 keys by 4 W queries in registers, B a tile of Q or dO. */
+/* Issues acc += A B, for dK and dV. A is 64 keys by 4 W queries, in W registers of a thread. B is a tile of Q or dO. */
 template <typename E, int N, int W>
 static __device__ __forceinline__ void issue_gemm_rs(float (&acc)[N], const uint32_t (&a)[W], const unsigned char *b)
 {
@@ -231,8 +237,8 @@ static __device__ __forceinline__ bool needs_mask_general(const attention_work &
 {
     /* The first and the last key that the tile's first query attends to. */
     const int first_visible = tile * QUERIES + w.window_first, last_visible = tile * QUERIES + w.window_last;
-    const int key_last = key_begin + 63;
-    return key_last > last_visible || key_begin < first_visible + QUERIES - 1 || key_last >= w.used_k;
+    const int last_key = key_begin + 63;
+    return last_key > last_visible || key_begin < first_visible + QUERIES - 1 || last_key >= w.used_k;
 }
 
 /* Whether accumulator i is masked. `key` as in apply_mask. */
@@ -330,7 +336,8 @@ static __device__ __forceinline__ uint32_t fragment_address(const unsigned char 
 /* Rows of a gradient that a warpgroup stores: rows of [b][row][head], from `offset` (in elements) on. */
 struct attention_rows_out {
     int64_t offset;
-    int rows, used; /* rows that exist; GENERAL: rows from `used` on get 0, even where their accumulators hold NaN */
+    int rows, used; /* rows that exist; GENERAL: rows from `used` on get 0 (with `accumulate` they keep their
+                      * values), even where their accumulators hold NaN */
 };
 
 /* Stores 64 rows, columns [column, column + 2 N). `row` is the row of this thread's accumulators 4i and 4i + 1.
@@ -380,7 +387,7 @@ template <bool GENERAL>
 static __device__ __forceinline__ attention_rows_out key_rows_out(const attention_bwd_call &c,
                                                                   const attention_array &out, const attention_work &w)
 {
-    return {w.b * out.stride[0] + (GENERAL ? w.k_row : 0) * out.stride[1] + w.kv_head * out.stride[2],
+    return {w.b * out.stride[0] + (GENERAL ? w.k_first_row : 0) * out.stride[1] + w.kv_head * out.stride[2],
             GENERAL ? w.k_rows : (int)c.Tk, w.used_k};
 }
 
@@ -388,7 +395,7 @@ static __device__ __forceinline__ attention_rows_out key_rows_out(const attentio
 static __device__ __forceinline__ attention_rows_out query_rows_out(const attention_bwd_call &c,
                                                                     const attention_work &w, int h)
 {
-    return {w.b * c.grad_q.stride[0] + (w.first_head + h) * c.grad_q.stride[2], (int)c.Tq, (int)c.Tq};
+    return {w.b * c.dq.stride[0] + (w.first_head + h) * c.dq.stride[2], (int)c.Tq, (int)c.Tq};
 }
 
 #endif

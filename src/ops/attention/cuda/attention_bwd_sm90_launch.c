@@ -57,13 +57,13 @@ enum { SIZE_64, SIZE_128, SIZE_192_128, SIZE_192, SIZE_256, SIZES };
 enum { PLAIN, GENERAL = SIZES, SOFTCAP = 2 * SIZES };
 static const backward_kernels bf16_kernels[] = KERNELS_OF(bf16), f16_kernels[] = KERNELS_OF(f16);
 /* The main kernels that store dq, at 64 and 128 columns. */
-#define STORING_KERNELS(dtype)                                                                                 \
+#define STORES_DQ_KERNELS(dtype)                                                                               \
     {                                                                                                          \
         {cot_image_attention_bwd_sm90, "attention_bwd_sm90_" #dtype "_d64_stores_dq", SHARED_BYTES(64)},       \
             {cot_image_attention_bwd_sm90, "attention_bwd_sm90_" #dtype "_d128_stores_dq", SHARED_BYTES(128)}, \
     }
-static const cot_cuda_kernel bf16_storing_kernels[] = STORING_KERNELS(bf16),
-                             f16_storing_kernels[] = STORING_KERNELS(f16);
+static const cot_cuda_kernel bf16_stores_dq_kernels[] = STORES_DQ_KERNELS(bf16),
+                             f16_stores_dq_kernels[] = STORES_DQ_KERNELS(f16);
 static const cot_cuda_kernel dsink = {cot_image_attention_bwd_rows, "attention_bwd_dsink", 0};
 
 static int kernels_index(const attention_sizes *z, bool general)
@@ -72,7 +72,7 @@ static int kernels_index(const attention_sizes *z, bool general)
     const int size = columns == 64    ? SIZE_64
                      : columns == 128 ? SIZE_128
                      : columns == 256 ? SIZE_256
-                     : z->dv <= 128   ? SIZE_192_128
+                     : z->d_v <= 128  ? SIZE_192_128
                                       : SIZE_192;
     return size + (z->softcap > 0 ? SOFTCAP : general ? GENERAL : PLAIN);
 }
@@ -93,7 +93,8 @@ static cot_status map_dq_accum(cot_queue *queue, CUtensorMap *map, const attenti
                                (const int64_t[]){row, rows * row, rows * row}, (const int[]){64, 64, 1, 1});
 }
 
-/* Coefficients for attention_bwd_softcap. */
+/* Coefficients for attention_bwd_softcap: power series of tanh and of its derivative. The last coefficients are changed
+ * so that the error is spread over the range (economised series). */
 static attention_bwd_softcap backward_softcap(const attention_sizes *z)
 {
     attention_bwd_softcap cap = {0};
@@ -106,37 +107,38 @@ static attention_bwd_softcap backward_softcap(const attention_sizes *z)
          * power, too. */
         const double tolerance = z->dtype == COT_F16 ? 0x1p-16 : 0x1p-13, tanh_tolerance = tolerance / z->softcap;
         const double short_max = fmin(pow(12 * tolerance, 1.0 / 4), pow(120 * tanh_tolerance, 1.0 / 5)),
-                     n2 = short_max * short_max, n4 = n2 * n2;
-        const double series_max = fmin(fmin(pow(84 * tolerance, 1.0 / 6), pow(1185 * tanh_tolerance, 1.0 / 7)),
-                                       fmin(pow(5 * tolerance, 1.0 / 8), pow(45 * tanh_tolerance, 1.0 / 9)));
-        const double f2 = series_max * series_max, f4 = f2 * f2, f6 = f4 * f2;
+                     short2 = short_max * short_max, short4 = short2 * short2;
+        const double long_max = fmin(fmin(pow(84 * tolerance, 1.0 / 6), pow(1185 * tanh_tolerance, 1.0 / 7)),
+                                     fmin(pow(5 * tolerance, 1.0 / 8), pow(45 * tanh_tolerance, 1.0 / 9)));
+        const double long2 = long_max * long_max, long4 = long2 * long2, long6 = long4 * long2;
         cap.scale = (float)scale;
         cap.factor = (float)factor;
-        cap.max_square[0] = normal ? (float)(n2 / square) : -1;
-        cap.max_square[1] = normal ? (float)(f2 / square) : -1;
-        cap.short_series[0] = (float)((1 - n4 / 24) * linear);
-        cap.short_series[1] = (float)((-1.0 / 3 + n2 / 6) * linear * square);
-        cap.short_slope[0] = (float)(1 - n4 / 12);
-        cap.short_slope[1] = (float)((-1 + n2 * 2 / 3) * square);
-        cap.series[0] = (float)((1 - f6 * 17 / 2880) * linear);
-        cap.series[1] = (float)((-1.0 / 3 + f4 * 17 / 360) * linear * square);
-        cap.series[2] = (float)((2.0 / 15 - f2 * 17 / 180) * linear * square * square);
-        cap.series_slope[0] = (float)(1 - f6 * 17 / 1440);
-        cap.series_slope[1] = (float)((-1 + f4 * 17 / 80) * square);
-        cap.series_slope[2] = (float)((2.0 / 3 - f2 * 17 / 30) * square * square);
+        cap.short_max_square = normal ? (float)(short2 / square) : -1;
+        cap.long_max_square = normal ? (float)(long2 / square) : -1;
+        cap.short_series[0] = (float)((1 - short4 / 24) * linear);
+        cap.short_series[1] = (float)((-1.0 / 3 + short2 / 6) * linear * square);
+        cap.short_slope[0] = (float)(1 - short4 / 12);
+        cap.short_slope[1] = (float)((-1 + short2 * 2 / 3) * square);
+        cap.long_series[0] = (float)((1 - long6 * 17 / 2880) * linear);
+        cap.long_series[1] = (float)((-1.0 / 3 + long4 * 17 / 360) * linear * square);
+        cap.long_series[2] = (float)((2.0 / 15 - long2 * 17 / 180) * linear * square * square);
+        cap.long_slope[0] = (float)(1 - long6 * 17 / 1440);
+        cap.long_slope[1] = (float)((-1 + long4 * 17 / 80) * square);
+        cap.long_slope[2] = (float)((2.0 / 3 - long2 * 17 / 30) * square * square);
     }
     return cap;
 }
 
-/* The order of blocks and of their additions to dq: see work_of in attention_bwd_sm90.cuh. `reversed`: blocks of
+/* The order of blocks and of their additions to dq: see work_of in attention_bwd_sm90.cuh. `descending_tiles`: blocks of
  * longest-first sections take their tiles in descending order. `stores_dq`: the main kernel stores dq. */
 typedef struct block_order {
-    bool deterministic, reversed, stores_dq;
-    int32_t heads_per_section, longest_first_section;
+    bool deterministic, descending_tiles, stores_dq;
+    int32_t heads_per_section, first_ascending_section;
 } block_order;
 
 /* Whether blocks should stay at nearby tiles: every block of a head reads the head's q and dout and adds to its dq, and
- * these exceed half of the L2 cache. At 64 columns the order for this costs more, and they must exceed all of it. */
+ * these exceed 24 MB, half of the L2 cache of an H100 or H200. At 64 columns the limit is 48 MB, because the order for
+ * long sequences costs more there. */
 static bool is_long(const attention_sizes *z, int64_t columns)
 {
     const int64_t row_bytes = columns * (2 * (int64_t)sizeof(uint16_t) + (int64_t)sizeof(float));
@@ -175,18 +177,18 @@ static block_order block_order_of(const attention_problem *p, bool general, int6
     if (general) /* it has one order for each mode */
         return (block_order){.deterministic = !p->allow_nondeterminism, .heads_per_section = 4};
     if (p->allow_nondeterminism && is_nondeterministic_faster(z, columns, blocks)) {
-        block_order order = {.heads_per_section = 2, .reversed = causal && grouped};
+        block_order order = {.heads_per_section = 2, .descending_tiles = causal && grouped};
         if (grouped)
             order.heads_per_section = long_heads ? 1 : 4;
         else if (causal)
             order.heads_per_section = long_heads ? 4 : 8;
         return order;
     }
-    block_order order = {.deterministic = true, .reversed = causal, .stores_dq = columns == 64 && !grouped};
+    block_order order = {.deterministic = true, .descending_tiles = causal, .stores_dq = columns == 64 && !grouped};
     if (!causal) {
         const int32_t short_heads = clusters ? 8 : (int32_t)cot_clamp(512 / blocks, 4, 32);
         order.heads_per_section = long_heads ? 1 : short_heads;
-        order.longest_first_section = INT32_MAX;
+        order.first_ascending_section = INT32_MAX;
     } else if (long_heads) {
         order.heads_per_section = grouped ? 2 : 4;
     } else if (grouped && !clusters) { /* divided over two blocks, see head_blocks_of */
@@ -195,7 +197,7 @@ static block_order block_order_of(const attention_problem *p, bool general, int6
         const int64_t most = cot_clamp(heads / 2, 1, clusters ? 8 : 32), least = cot_min(most, 2);
         const int64_t heads_per_section = cot_clamp((clusters ? 128 : 256) / blocks, least, most);
         order.heads_per_section = (int32_t)heads_per_section;
-        order.longest_first_section = (int32_t)(cot_ceil_div(heads, heads_per_section) - 1);
+        order.first_ascending_section = (int32_t)(cot_ceil_div(heads, heads_per_section) - 1);
         order.stores_dq |= columns == 128 && !grouped && blocks <= 16;
     }
     return order;
@@ -211,15 +213,15 @@ static int64_t head_blocks_of(const attention_sizes *z, int64_t columns)
 }
 
 static cot_status backward(cot_queue *queue, const attention_problem *p, void *workspace,
-                           const backward_kernels *kernels_by_size, const cot_cuda_kernel *storing_kernels)
+                           const backward_kernels *kernel_table, const cot_cuda_kernel *stores_dq_kernels)
 {
     const attention_sizes *z = &p->sizes;
     const attention_sm90_bwd_plan *plan = queue->plan;
     const bool general = plan->general;
     const int64_t columns = plan->columns;
-    const backward_kernels *kernels = &kernels_by_size[kernels_index(z, general)];
-    const unsigned cluster_blocks = columns > 128 ? ATTENTION_CLUSTER_BLOCKS : 1; /* that share ATTENTION_KEYS keys */
-    const int64_t row_lanes = columns == 192 ? 32 : columns / 8;                  /* lanes of prepare for one row */
+    const backward_kernels *kernels = &kernel_table[kernels_index(z, general)];
+    const unsigned key_split_blocks = columns > 128 ? ATTENTION_CLUSTER_BLOCKS : 1; /* that share ATTENTION_KEYS keys */
+    const int64_t row_lanes = columns == 192 ? 32 : columns / 8;                    /* lanes of prepare for one row */
     const bool p_scaled = z->dtype == COT_F16 && columns <= 128;
     const block_order order = block_order_of(p, general, columns);
     const int64_t group = z->H / cot_max(z->Hkv, 1), head_blocks = head_blocks_of(z, columns);
@@ -233,8 +235,8 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             .Hkv = z->Hkv,
             .Tq = z->Tq,
             .Tk = z->Tk,
-            .d = z->d,
-            .dv = z->dv,
+            .d_qk = z->d_qk,
+            .d_v = z->d_v,
             .tiles_per_head = cot_ceil_div(z->Tq, plan->queries),
             .head_blocks = (uint32_t)head_blocks,
             .inverse_heads = (uint32_t)cot_ceil_div(INT64_C(1) << 31, cot_max(group / head_blocks, 1)),
@@ -246,14 +248,14 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             .deterministic = order.deterministic,
             .accumulate = p->accumulate,
             .heads_per_section = order.heads_per_section,
-            .longest_first_section = order.longest_first_section,
-            .reversed = order.reversed,
+            .first_ascending_section = order.first_ascending_section,
+            .descending_tiles = order.descending_tiles,
             .stores_dq = order.stores_dq,
             .out_vectorized =
-                attention_is_vectorizable(&p->out) && attention_is_vectorizable(&p->dout) && z->dv % 8 == 0,
-            .dq_vectorized = attention_is_vectorizable(&p->dq) && !p->accumulate && z->d % 8 == 0,
-            .dk_vectorized = attention_is_vectorizable(&p->dk) && !p->accumulate && z->d % 8 == 0,
-            .dv_vectorized = attention_is_vectorizable(&p->dv) && !p->accumulate && z->dv % 8 == 0,
+                attention_is_vectorizable(&p->out) && attention_is_vectorizable(&p->dout) && z->d_v % 8 == 0,
+            .dq_vectorized = attention_is_vectorizable(&p->dq) && !p->accumulate && z->d_qk % 8 == 0,
+            .dk_vectorized = attention_is_vectorizable(&p->dk) && !p->accumulate && z->d_qk % 8 == 0,
+            .dv_vectorized = attention_is_vectorizable(&p->dv) && !p->accumulate && z->d_v % 8 == 0,
             .scale = (float)z->scale,
             .scale_log2 = (float)((z->softcap > 0 ? z->softcap : z->scale) * 1.4426950408889634),
             .p_scale_log2 = p_scaled ? ATTENTION_P_SCALE_LOG2 : 0,
@@ -265,12 +267,12 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             .dlse = attention_array_of(&p->dlse),
             .delta = attention_array_of(&p->delta),
             .sink = attention_array_of(&p->sink),
-            .grad_q = attention_array_of(&p->dq),
-            .grad_k = attention_array_of(&p->dk),
-            .grad_v = attention_array_of(&p->dv),
+            .dq = attention_array_of(&p->dq),
+            .dk = attention_array_of(&p->dk),
+            .dv = attention_array_of(&p->dv),
             .dsink = attention_array_of(&p->dsink),
             .lse_log2 = (float *)((char *)workspace + plan->lse_log2),
-            .row_delta = (float *)((char *)workspace + plan->row_delta),
+            .scaled_delta = (float *)((char *)workspace + plan->scaled_delta),
             .dq_accum = (float *)((char *)workspace + plan->dq_accum),
             .dq_semaphore = (uint32_t *)((char *)workspace + plan->dq_semaphore),
         }};
@@ -298,23 +300,23 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             status = attention_encode_row_map(queue, &mapped.q, &p->q, (int)plan->queries, p->k.data);
         if (status == COT_OK)
             status =
-                attention_encode_row_map(queue, &mapped.k, &p->k, (int)(ATTENTION_KEYS / cluster_blocks), p->k.data);
+                attention_encode_row_map(queue, &mapped.k, &p->k, (int)(ATTENTION_KEYS / key_split_blocks), p->k.data);
         if (status == COT_OK)
             status =
-                attention_encode_row_map(queue, &mapped.v, &p->v, (int)(ATTENTION_KEYS / cluster_blocks), p->k.data);
+                attention_encode_row_map(queue, &mapped.v, &p->v, (int)(ATTENTION_KEYS / key_split_blocks), p->k.data);
         if (status == COT_OK)
             status = attention_encode_row_map(queue, &mapped.dout, &p->dout, (int)plan->queries, p->k.data);
-        const unsigned launched = cluster_blocks * (unsigned)head_blocks;
+        const unsigned cluster_size = key_split_blocks * (unsigned)head_blocks;
         if (status == COT_OK)
             status = attention_launch(
-                queue, order.stores_dq ? &storing_kernels[columns == 128] : &kernels->main,
-                (cot_cuda_grid){.blocks = {(unsigned)(attention_bwd_blocks(p) * z->Hkv) * launched, 1, 1},
+                queue, order.stores_dq ? &stores_dq_kernels[columns == 128] : &kernels->main,
+                (cot_cuda_grid){.blocks = {(unsigned)(attention_bwd_blocks(p) * z->Hkv) * cluster_size, 1, 1},
                                 .threads = ATTENTION_WARPGROUPS * 128,
-                                .cluster = launched > 1 ? launched : 0,
+                                .cluster = cluster_size > 1 ? cluster_size : 0,
                                 .dependent = true},
                 &mapped);
     }
-    if (status == COT_OK && c->grad_q.data != NULL && !c->stores_dq && slices > 0)
+    if (status == COT_OK && c->dq.data != NULL && !c->stores_dq && slices > 0)
         status = attention_launch(queue, &kernels->finish,
                                   (cot_cuda_grid){.blocks = {(unsigned)cot_ceil_div(slices * 4, ROWS_WARPS), 1, 1},
                                                   .threads = ROWS_THREADS,
@@ -328,10 +330,10 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
 
 cot_status attention_bwd_bf16_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
-    return backward(queue, problem, workspace, bf16_kernels, bf16_storing_kernels);
+    return backward(queue, problem, workspace, bf16_kernels, bf16_stores_dq_kernels);
 }
 
 cot_status attention_bwd_f16_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
-    return backward(queue, problem, workspace, f16_kernels, f16_storing_kernels);
+    return backward(queue, problem, workspace, f16_kernels, f16_stores_dq_kernels);
 }

@@ -15,7 +15,7 @@ enum {
     ATTENTION_DOUT_STAGES = 2,
     ATTENTION_DS_STAGES = 2,
     ATTENTION_DQ_STAGES = 3,
-    ATTENTION_PREPARE_ROWS = 2,   /* rows of a thread of the kernel before the main kernel */
+    ATTENTION_PREPARE_ROWS = 2,   /* rows that a thread of `prepare` handles */
     ATTENTION_CLUSTER_BLOCKS = 2, /* above 128 columns, blocks that share the 128 keys */
     ATTENTION_WARPGROUPS = 4,     /* warpgroups of a block, 128 threads each */
     ATTENTION_P_SCALE_LOG2 = 8,   /* up to d = 128, P in f16 is scaled by 2^8: attention_bwd_sm90.cu */
@@ -28,7 +28,7 @@ enum {
     (8192 * ((d) <= 192 ? 4 * ((d) / 64) + 3 * ((dv) / 64) + 3 + 2 * 2 : 4 + 2 + 4 + 2 * 4 + 3 * 2 + 2 + 2) + \
      256 * 4 + 512 * ((d) <= 192 ? 2 : 1) + 512)
 
-#define ATTENTION_DP_SCALE 0x1p-8f /* scale of dP and D in f16, which removes the scale of P from dS */
+#define ATTENTION_DP_SCALE 0x1p-8f /* scale of dP and delta in f16, which removes the scale of P from dS */
 
 /* A tensor on the device; null = absent. Strides in elements: b, t, h for tensors like q; b, h, t for tensors like
  * lse. */
@@ -55,10 +55,10 @@ typedef struct attention_array {
 
 /* A sequence, with its lengths clamped. attention_scheduler_sm90.cu writes these entries. */
 typedef struct attention_seqlen_info {
-    int32_t first_tile, first_block; /* query tiles and key blocks of earlier sequences, for one head */
-    int32_t q_row, q_rows, used_q;   /* rows of the tensors' views; used: limited by seqused */
-    int32_t k_row, k_rows, used_k;
-    int64_t diagonal; /* query i's diagonal key is i + diagonal */
+    int32_t first_tile, first_block;     /* query tiles and key blocks of earlier sequences, for one head */
+    int32_t q_first_row, q_rows, used_q; /* rows of the tensors' views; used: limited by seqused */
+    int32_t k_first_row, k_rows, used_k;
+    int64_t diagonal; /* with a causal mask, query i attends to keys up to i + diagonal */
 } attention_seqlen_info;
 
 /* Arguments of attention_scheduler_sm90.cu: where sequences are, and how tiles are scheduled. */
@@ -91,56 +91,58 @@ typedef struct attention_scheduler {
 #define ATTENTION_TANH_B2 0.13053289f
 
 /* softcap: a score is factor tanh(scale q.k).
- *   (q.k)^2 <= series_max_square   q.k times the polynomial in (q.k)^2 with the coefficients series[]
- *   (q.k)^2 <= short_max_square    q.k times the polynomial with the coefficients short_series[]. 2^score is then
+ *   (q.k)^2 <= long_max_square    q.k times the polynomial in (q.k)^2 with the coefficients long_series[]
+ *   (q.k)^2 <= short_max_square   q.k times the polynomial with the coefficients short_series[]. 2^score is then
  *                                  between short_min_exp2 and short_max_exp2
  * All members are 0 without softcap. */
 typedef struct attention_softcap {
-    float scale, factor, series_max_square, short_max_square, short_max_exp2, short_min_exp2, series[4],
+    float scale, factor, long_max_square, short_max_square, short_max_exp2, short_min_exp2, long_series[4],
         short_series[3];
 } attention_softcap;
 
 /* softcap in the backward for Hopper, in base 2: a score is factor tanh(scale q.k). With u = (q.k)^2:
- *   u <= max_square[0]   the score is q.k times the polynomial short_series[] in u, and
- *                        1 - tanh^2 is the polynomial short_slope[] in u
- *   u <= max_square[1]   the same with series[] and series_slope[]
+ *   u <= short_max_square   the score is q.k times the polynomial short_series[] in u, and
+ *                           1 - tanh^2 is the polynomial short_slope[] in u
+ *   u <= long_max_square    the same with long_series[] and long_slope[]
  * Their errors are smaller than the rounding errors of P and dS. */
 typedef struct attention_bwd_softcap {
-    float scale, factor, max_square[2], short_series[2], short_slope[2], series[3], series_slope[3];
+    float scale, factor;
+    float short_max_square, short_series[2], short_slope[2], long_max_square, long_series[3], long_slope[3];
 } attention_bwd_softcap;
 
 typedef struct attention_bwd_call {
-    /* If seqlens is set (..._general and ..._softcap kernels), members below that differ by sequence are not valid. */
+    /* If seqlens is set (..._general and ..._softcap kernels), Tq, Tk, tiles_per_head and diagonal are not valid: the
+     * kernels read them from seqlens. */
     attention_scheduler scheduler;
-    int64_t B, H, Hkv, Tq, Tk, d, dv;
+    int64_t B, H, Hkv, Tq, Tk, d_qk, d_v;
     int64_t tiles_per_head; /* of `queries` queries */
     uint32_t head_blocks;   /* blocks that divide the query heads of a group: 1, or the 2 blocks of a cluster */
     uint32_t inverse_heads; /* 2^31 / query heads of a block, rounded up: for divisions by multiplication */
-    int64_t diagonal;       /* query i's diagonal key is i + diagonal */
+    int64_t diagonal;       /* causal: query i attends to keys up to i + diagonal */
     int64_t left, right;    /* query i attends to keys i + diagonal - left .. i + diagonal + right */
     int32_t queries;        /* of a tile: ATTENTION_BWD_QUERIES */
     int32_t causal, deterministic, accumulate;
-    int32_t heads_per_section;     /* key-value heads whose blocks are interleaved */
-    int32_t longest_first_section; /* sections from this one on number their blocks by ascending keys */
-    int32_t reversed;              /* those sections visit tiles in descending order */
-    int32_t stores_dq;             /* the main kernel stores dq: no kernel after it does */
-    int32_t out_vectorized;        /* rows of out and dout are 16-bit elements at multiples of 16 bytes */
+    int32_t heads_per_section;       /* key-value heads whose blocks are interleaved */
+    int32_t first_ascending_section; /* sections from this one on have blocks of ascending keys */
+    int32_t descending_tiles;        /* blocks of those sections take their tiles in descending order */
+    int32_t stores_dq;               /* the main kernel stores dq: no kernel after it does */
+    int32_t out_vectorized;          /* rows of out and dout are 16-bit elements at multiples of 16 bytes */
     int32_t dq_vectorized, dk_vectorized, dv_vectorized; /* the same, and not accumulated */
     float scale, scale_log2;                             /* scale_log2: of scores, scale or softcap times log2(e) */
     float p_scale_log2, dp_scale; /* ATTENTION_P_SCALE_LOG2 and _DP_SCALE if P is scaled, else 0 and 1 */
     attention_bwd_softcap cap;
-    attention_array lse, out, dout, dlse, delta, sink, grad_q, grad_k, grad_v, dsink;
+    attention_array lse, out, dout, dlse, delta, sink, dq, dk, dv, dsink;
     /* Workspace, by sequence and head. */
-    float *lse_log2;  /* [tiles * queries] lse log2(e) - p_scale_log2; inf for queries without gradient and after Tq */
-    float *row_delta; /* [tiles * queries] D times dp_scale, 0 after Tq */
-    float *dq_accum;  /* [tiles][queries / 64 * columns / 64][ATTENTION_DQ_SLICE] */
+    float *lse_log2; /* [tiles * queries] lse log2(e) - p_scale_log2; inf for queries without gradient and after Tq */
+    float *scaled_delta;    /* [tiles * queries] delta times dp_scale, 0 after Tq */
+    float *dq_accum;        /* [tiles][queries / 64 * columns / 64][ATTENTION_DQ_SLICE] */
     uint32_t *dq_semaphore; /* [tiles][queries / 64 * columns / 64] number of blocks that have added to a slice */
 } attention_bwd_call;
 
 typedef struct attention_fwd_call {
     attention_scheduler scheduler;
     int64_t left, right, diagonal; /* query i attends to keys i + diagonal - left .. i + diagonal + right */
-    int32_t H, heads_per_kv_head, d, dv;
+    int32_t H, heads_per_kv_head, d_qk, d_v;
     int32_t tiles;                  /* of a sequence; packed: not valid */
     int32_t heads_per_section;      /* heads whose tiles are interleaved: their K and V fit in the L2 cache together */
     int32_t out_vectorized;         /* rows of out are at multiples of 16 bytes */

@@ -59,14 +59,14 @@ DEVICE void add_tile(const attention_mma_call &c, const sequence &s, const score
     const int row = lane_row<1>();
     float x[1][N][4], cap_slopes[1][N][4], dp[1][N][4];
     __syncthreads();
-    load_tile<float, ROWS, MAX_D, THREADS>(q, c.q, row_offset(c.q, s.b, s.q_row + t.i, h), s.Tq - t.i, (int)c.d,
+    load_tile<float, ROWS, MAX_D, THREADS>(q, c.q, row_offset(c.q, s.b, s.q_first_row + t.i, h), s.Tq - t.i, (int)c.d,
                                            c.pitch);
-    load_tile<float, ROWS, MAX_D, THREADS>(dout, c.dout, row_offset(c.dout, s.b, s.q_row + t.i, h), s.Tq - t.i,
+    load_tile<float, ROWS, MAX_D, THREADS>(dout, c.dout, row_offset(c.dout, s.b, s.q_first_row + t.i, h), s.Tq - t.i,
                                            (int)c.d_v, c.pitch);
-    load_tile<float, COLUMNS, MAX_D, THREADS>(k, c.k, row_offset(c.k, s.b, s.k_row + t.j, hkv), s.Tk - t.j, (int)c.d,
-                                              c.pitch);
-    load_tile<float, COLUMNS, MAX_D, THREADS>(v, c.v, row_offset(c.v, s.b, s.k_row + t.j, hkv), s.Tk - t.j, (int)c.d_v,
-                                              c.pitch);
+    load_tile<float, COLUMNS, MAX_D, THREADS>(k, c.k, row_offset(c.k, s.b, s.k_first_row + t.j, hkv), s.Tk - t.j,
+                                              (int)c.d, c.pitch);
+    load_tile<float, COLUMNS, MAX_D, THREADS>(v, c.v, row_offset(c.v, s.b, s.k_first_row + t.j, hkv), s.Tk - t.j,
+                                              (int)c.d_v, c.pitch);
     __syncthreads();
     warp_gemm_abt<float, MAX_D>(x, q, k, (int)c.d, c.pitch);
     finish_scores<float, true, false, false>(c, s, mods, t, all_visible<false>(c, s, t, ROWS, COLUMNS), x, cap_slopes);
@@ -80,8 +80,8 @@ DEVICE void add_tile(const attention_mma_call &c, const sequence &s, const score
         const int i = t.i + row + 8 * half;
         if (i >= s.Tq)
             continue;
-        const float lse = load_at(c.lse, statistic_offset(c.lse, s.b, h, s.q_row + i));
-        const float delta = c.row_delta[statistic_row(c, s, h) + i];
+        const float lse = load_at(c.lse, statistic_offset(c.lse, s.b, h, s.q_first_row + i));
+        const float delta = c.scaled_delta[statistic_row(c, s, h) + i];
         if (lse == -INFINITE)
             continue;
 #pragma unroll

@@ -55,9 +55,9 @@ struct attention_key_range {
 /* A query tile. Rows and keys count from the first of the sequence. */
 struct attention_tile {
     int b, head, kv_head;              /* b: of the tensors' views */
-    int q_row;                         /* in the view of q, out and lse */
+    int q_first_row;                   /* in the view of q, out and lse */
     int rows, used;                    /* rows to be written; rows below seqused. rows < 0: there are no more tiles */
-    int k_row, Tk;                     /* first key in the view, number of keys */
+    int k_first_row, Tk;               /* first key in the view, number of keys */
     int window_first, window_last;     /* row i attends to keys window_first + i .. window_last + i */
     int begin, end;                    /* key tiles */
     int tail_clean;                    /* 0: rows of the last key tile beyond Tk belong to another sequence */
@@ -67,7 +67,7 @@ struct attention_tile {
 /* Descriptions of tiles: two may be published while consumers finish a third. */
 enum { TILE_STAGES = 4 };
 
-template <class F> struct shared_storage {
+template <class F> struct shared_memory {
     unsigned char q[F::Q_STAGES][F::SLICES][F::QUERIES * ROW_BYTES];
     unsigned char k[F::STAGES][F::SLICES][F::KEYS * ROW_BYTES];
     unsigned char v[F::STAGES][F::V_SLICES][F::KEYS * ROW_BYTES];
@@ -130,7 +130,7 @@ static __device__ __forceinline__ attention_tile tile_of(const attention_fwd_cal
         tile_position(c, tile_number - sequence * (uint32_t)(c.tiles * c.H), (uint32_t)c.tiles, t.head, tile);
         t.b = (int)sequence;
         t.rows = c.scheduler.Tq;
-        t.q_row = t.k_row = 0;
+        t.q_first_row = t.k_first_row = 0;
         t.used = c.scheduler.Tq;
         t.Tk = c.scheduler.Tk;
         t.tail_clean = 1;
@@ -143,15 +143,15 @@ static __device__ __forceinline__ attention_tile tile_of(const attention_fwd_cal
         t.b = c.scheduler.packed ? 0 : sequence;
         t.rows = s.q_rows;
         t.used = s.used_q;
-        t.q_row = s.q_row;
-        t.k_row = s.k_row;
+        t.q_first_row = s.q_first_row;
+        t.k_first_row = s.k_first_row;
         t.Tk = s.used_k;
         t.tail_clean = 0;
         diagonal = s.diagonal;
     }
     const int row = tile * F::QUERIES;
     t.kv_head = t.head / c.heads_per_kv_head;
-    t.q_row += row;
+    t.q_first_row += row;
     t.rows = min(t.rows - row, (int)F::QUERIES);
     t.used = min(max(t.used - row, 0), t.rows);
     diagonal += row;
@@ -171,7 +171,7 @@ static __device__ __forceinline__ attention_tile tile_of(const attention_fwd_cal
 
 template <class F> struct forward_producer {
     const attention_fwd_mapped &m;
-    shared_storage<F> &s;
+    shared_memory<F> &s;
     cot_pipeline_state<F::STAGES> k, v;
     uint32_t uncleared_parity;
 
@@ -186,7 +186,7 @@ template <class F> struct forward_producer {
         if (is_leader()) {
             cot_mbarrier_arrive_expect(&s.k_full[k.stage], F::K_BYTES);
             for (int slice = 0; slice < F::SLICES; slice++)
-                cot_tma_load_4d(s.k[k.stage][slice], &m.k, slice * 64, t.k_row + tile * F::KEYS, t.kv_head, t.b,
+                cot_tma_load_4d(s.k[k.stage][slice], &m.k, slice * 64, t.k_first_row + tile * F::KEYS, t.kv_head, t.b,
                                 &s.k_full[k.stage]);
         }
         k.next();
@@ -200,7 +200,7 @@ template <class F> struct forward_producer {
         if (is_leader()) {
             cot_mbarrier_arrive_expect(barrier, F::V_BYTES);
             for (int slice = 0; slice < F::V_SLICES; slice++)
-                cot_tma_load_4d(s.v[v.stage][slice], &m.v, slice * 64, t.k_row + tile * F::KEYS, t.kv_head, t.b,
+                cot_tma_load_4d(s.v[v.stage][slice], &m.v, slice * 64, t.k_first_row + tile * F::KEYS, t.kv_head, t.b,
                                 barrier);
         }
         if (!clean) {
@@ -223,7 +223,7 @@ template <class F> struct forward_producer {
             if (t.end > t.begin) {
                 cot_mbarrier_arrive_expect(full, F::Q_BYTES);
                 for (int slice = 0; slice < F::SLICES; slice++)
-                    cot_tma_load_4d(s.q[n % F::Q_STAGES][slice], &m.q, slice * 64, t.q_row, t.head, t.b, full);
+                    cot_tma_load_4d(s.q[n % F::Q_STAGES][slice], &m.q, slice * 64, t.q_first_row, t.head, t.b, full);
             } else {
                 cot_mbarrier_arrive(full);
             }
@@ -231,7 +231,7 @@ template <class F> struct forward_producer {
     }
 };
 
-template <class F> static __device__ __forceinline__ void load(const attention_fwd_mapped &m, shared_storage<F> &s)
+template <class F> static __device__ __forceinline__ void load(const attention_fwd_mapped &m, shared_memory<F> &s)
 {
     const attention_fwd_call &c = m.call;
     forward_producer<F> producer = {m, s, {}, {}, 0};

@@ -80,7 +80,7 @@ static __device__ __forceinline__ void issue_output(float (&acc)[F::DV / 2], con
 
 /* A consumer's position in the rings of K and V. */
 template <class F> struct forward_consumer {
-    shared_storage<F> &s;
+    shared_memory<F> &s;
     cot_pipeline_state<F::STAGES> k, v;
 
     __device__ __forceinline__ void release(uint64_t *barrier) const
@@ -152,7 +152,7 @@ static __device__ __forceinline__ void store_output(const attention_fwd_call &c,
     enum { UNITS = F::DV / 8 /* of a row, 16 bytes each */ };
     const int lane = threadIdx.x % WARP, warp_row = group * 64 + threadIdx.x % WARPGROUP / WARP * 16;
     uint16_t *const out = (uint16_t *)c.out.data + t.b * c.out.stride[0] + t.head * c.out.stride[2] +
-                          (int64_t)(t.q_row + warp_row) * c.out.stride[1];
+                          (int64_t)(t.q_first_row + warp_row) * c.out.stride[1];
     const auto output_pair = [&](int half, int unit) {
         const int e = 4 * unit + 2 * half;
         return cot_pack_pair<typename F::E>(inverse_sum[half] * acc[e], inverse_sum[half] * acc[e + 1]);
@@ -196,7 +196,7 @@ static __device__ __forceinline__ void store_output(const attention_fwd_call &c,
 #pragma unroll
         for (int i = 0; i < UNITS / 2; i++) {
             const int column = i * LANES_PER_ROW % UNITS * 8, r = i * LANES_PER_ROW / UNITS * ROWS_PER_STEP;
-            if (r < rows && column + lane % LANES_PER_ROW * 8 < c.dv)
+            if (r < rows && column + lane % LANES_PER_ROW * 8 < c.d_v)
                 store_global(out_row + r * c.out.stride[1] + column, values[i]);
         }
         return;
@@ -213,7 +213,7 @@ static __device__ __forceinline__ void store_output(const attention_fwd_call &c,
             for (int half = 0; half < 2; half++) {
                 const uint4 values = cot_quad_transpose(output_or_zero(half, unit), output_or_zero(half, unit + 1),
                                                         output_or_zero(half, unit + 2), output_or_zero(half, unit + 3));
-                if (row + 8 * half < t.rows && column < c.dv)
+                if (row + 8 * half < t.rows && column < c.d_v)
                     *(uint4 *)(out + (row - warp_row + 8 * half) * c.out.stride[1] + column) = values;
             }
         }
@@ -226,7 +226,7 @@ static __device__ __forceinline__ void store_output(const attention_fwd_call &c,
 #pragma unroll
             for (int i = 0; i < F::DV / 4; i++) {
                 const int column = 8 * (i / 2) + 2 * (lane % 4) + i % 2;
-                if (row + 8 * half < t.rows && column < c.dv)
+                if (row + 8 * half < t.rows && column < c.d_v)
                     out_f32[(row - warp_row + 8 * half) * c.out.stride[1] + column] =
                         inverse_sum[half] == 0.0f ? 0.0f : inverse_sum[half] * acc[4 * (i / 2) + 2 * half + i % 2];
             }
@@ -237,7 +237,7 @@ static __device__ __forceinline__ void store_output(const attention_fwd_call &c,
 #pragma unroll
         for (int i = 0; i < F::DV / 4; i++) {
             const int column = 8 * (i / 2) + 2 * (lane % 4) + i % 2;
-            if (row + 8 * half < t.rows && column < c.dv)
+            if (row + 8 * half < t.rows && column < c.d_v)
                 out[(row - warp_row + 8 * half) * c.out.stride[1] + column] =
                     (uint16_t)(output_or_zero(half, i / 2) >> 16 * (i % 2));
         }
@@ -283,11 +283,11 @@ static __device__ __forceinline__ void epilogue(const attention_fwd_call &c, con
     const int tile_row = row + 8 * odd_lane;
     if (c.lse.data != nullptr && threadIdx.x % 4 < 2 && tile_row < t.rows)
         ((float *)c.lse.data)[t.b * c.lse.stride[0] + t.head * c.lse.stride[1] +
-                              (int64_t)(t.q_row + tile_row) * c.lse.stride[2]] = value;
+                              (int64_t)(t.q_first_row + tile_row) * c.lse.stride[2]] = value;
 }
 
 template <class F>
-static __device__ __forceinline__ void consume(const attention_fwd_call &c, shared_storage<F> &s, const int group)
+static __device__ __forceinline__ void consume(const attention_fwd_call &c, shared_memory<F> &s, const int group)
 {
     forward_consumer<F> consumer = {s, {}, {}};
     const int row =
@@ -404,10 +404,10 @@ static __device__ __forceinline__ void consume(const attention_fwd_call &c, shar
 
 template <class F> static __device__ __forceinline__ void forward(const attention_fwd_mapped &m)
 {
-    static_assert(sizeof(shared_storage<F>) <=
+    static_assert(sizeof(shared_memory<F>) <=
                       ATTENTION_FWD_SHARED_BYTES(F::D, F::DV, F::KEYS, F::CONSUMERS, F::Q_STAGES, F::STAGES),
                   "what the launch asks for");
-    shared_storage<F> &s = *(shared_storage<F> *)attention_memory;
+    shared_memory<F> &s = *(shared_memory<F> *)attention_memory;
     if (threadIdx.x == 0) {
         for (int i = 0; i < F::Q_STAGES; i++)
             cot_mbarrier_init(&s.q_full[i], 1), cot_mbarrier_init(&s.q_empty[i], 4 * F::CONSUMERS);

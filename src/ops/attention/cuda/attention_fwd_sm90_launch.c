@@ -52,7 +52,7 @@ static int64_t max_i64(int64_t a, int64_t b)
 static int32_t heads_per_section(const attention_sizes *z)
 {
     const int64_t keys = z->left < z->Tk && z->right < z->Tk - z->left ? z->left + z->right + 1 : z->Tk;
-    const int64_t bytes = max_i64(keys * (z->d + z->dv) * (int64_t)cot_dtype_size(z->dtype), 1);
+    const int64_t bytes = max_i64(keys * (z->d_qk + z->d_v) * (int64_t)cot_dtype_size(z->dtype), 1);
     const int64_t heads = max_i64(CACHE_BYTES / bytes, 1);
     return (int32_t)(z->H / z->Hkv * (heads < z->Hkv ? heads : z->Hkv));
 }
@@ -75,7 +75,7 @@ static cot_status forward(cot_queue *queue, const attention_problem *p, void *wo
     const attention_sizes *z = &p->sizes;
     const attention_sm90_fwd_plan *plan = queue->plan;
     const forward_kernel *k = z->softcap > 0 || z->scale < 0 ? with_softcap : plain;
-    while (z->d > k->d || z->dv > k->dv)
+    while (z->d_qk > k->d || z->d_v > k->dv)
         k++;
     const int64_t queries = 64 * k->consumers, tiles = cot_ceil_div(z->Tq, queries);
     const int64_t sequences = attention_sequence_count(p);
@@ -90,11 +90,11 @@ static cot_status forward(cot_queue *queue, const attention_problem *p, void *wo
                                        .diagonal = z->k_length - z->q_length + z->q_begin - z->k_begin,
                                        .H = (int32_t)z->H,
                                        .heads_per_kv_head = (int32_t)(z->H / z->Hkv),
-                                       .d = (int32_t)z->d,
-                                       .dv = (int32_t)z->dv,
+                                       .d_qk = (int32_t)z->d_qk,
+                                       .d_v = (int32_t)z->d_v,
                                        .tiles = (int32_t)tiles,
                                        .heads_per_section = heads_per_section(z),
-                                       .out_vectorized = attention_is_vectorizable(&p->out) && z->dv % 8 == 0,
+                                       .out_vectorized = attention_is_vectorizable(&p->out) && z->d_v % 8 == 0,
                                        .out = attention_array_of(&p->out),
                                        .lse = attention_array_of(&p->lse),
                                        .sink = attention_array_of(&p->sink),

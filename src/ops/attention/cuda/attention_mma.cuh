@@ -50,10 +50,10 @@ DEVICE int64_t clamp(int64_t value, int64_t low, int64_t high)
 
 /* ---- sequences ------------------------------------------------------------------------------------------- */
 
-/* As attention_sequence in attention_problem.h: rows q_row .. q_row + q_rows - 1. Rows from Tq on are beyond
+/* As attention_sequence in attention_problem.h: rows q_first_row .. q_first_row + q_rows - 1. Rows from Tq on are beyond
  * seqused. */
 struct sequence {
-    int b, q_row, k_row, q_rows, k_rows, Tq, Tk, diagonal;
+    int b, q_first_row, k_first_row, q_rows, k_rows, Tq, Tk, diagonal;
 };
 
 /* The row where sequence n begins. Values out of order or out of range are clamped, so that no access leaves the
@@ -92,15 +92,15 @@ DEVICE sequence sequence_at(const attention_mma_call &c, int b)
     sequence s = {b, 0, 0, (int)c.Tq, (int)c.Tk, 0, 0, 0};
     int full_q = (int)c.q_length, full_k = (int)c.k_length;
     if (c.packed) {
-        s.q_row = sequence_begin(c, c.cu_q, b, c.rows_q);
-        s.k_row = sequence_begin(c, c.cu_k, b, c.rows_k);
+        s.q_first_row = sequence_begin(c, c.cu_q, b, c.rows_q);
+        s.k_first_row = sequence_begin(c, c.cu_k, b, c.rows_k);
         if (b == c.B) {
-            s.q_rows = (int)(c.rows_q - s.q_row);
-            s.k_rows = (int)(c.rows_k - s.k_row);
+            s.q_rows = (int)(c.rows_q - s.q_first_row);
+            s.k_rows = (int)(c.rows_k - s.k_first_row);
             return s;
         }
-        full_q = s.q_rows = sequence_length(c, c.cu_q, b, s.q_row, c.rows_q, c.Tq);
-        full_k = s.k_rows = sequence_length(c, c.cu_k, b, s.k_row, c.rows_k, c.Tk);
+        full_q = s.q_rows = sequence_length(c, c.cu_q, b, s.q_first_row, c.rows_q, c.Tq);
+        full_k = s.k_rows = sequence_length(c, c.cu_k, b, s.k_first_row, c.rows_k, c.Tk);
     }
     const int used_q = used_length(c, c.used_q, b, full_q), used_k = used_length(c, c.used_k, b, full_k);
     const int q_begin = (int)c.q_begin, k_begin = (int)c.k_begin;
@@ -132,17 +132,17 @@ DEVICE int64_t statistic_offset(const attention_view &t, int64_t b, int64_t h, i
     return b * t.stride[0] + h * t.stride[1] + row * t.stride[2];
 }
 
-/* Index of the sequence's first row in row_lse and row_delta. */
+/* Index of the sequence's first row in row_lse and scaled_delta. */
 DEVICE int64_t statistic_row(const attention_mma_call &c, const sequence &s, int64_t h)
 {
-    return h * c.rows_q + (c.packed ? (int64_t)s.q_row : s.b * c.Tq);
+    return h * c.rows_q + (c.packed ? (int64_t)s.q_first_row : s.b * c.Tq);
 }
 
 /* Row of dq_accum for the sequence's query 0. */
 DEVICE int64_t first_accum_row(const attention_mma_call &c, const sequence &s, int64_t h)
 {
     constexpr int64_t ROWS = ATTENTION_ACCUM_ROWS;
-    const int64_t tiles = c.packed ? s.q_row / ROWS + s.b : s.b * ((c.Tq + ROWS - 1) / ROWS);
+    const int64_t tiles = c.packed ? s.q_first_row / ROWS + s.b : s.b * ((c.Tq + ROWS - 1) / ROWS);
     return h * c.accum_rows + tiles * ROWS;
 }
 
@@ -467,7 +467,7 @@ DEVICE score_mods score_mods_of(const attention_mma_call &c, const sequence &s, 
         const int64_t rows_per_head = c.packed ? clamp(load_index(c.cu_q, c.B), 0, c.rows_q) : c.B * c.q_length;
         mods.seed = c.seed + load_u64(c.seed_memory);
         mods.offset = c.offset + load_u64(c.offset_memory);
-        mods.row = (uint64_t)(h * rows_per_head + (c.packed ? (int64_t)s.q_row : s.b * c.q_length + c.q_begin));
+        mods.row = (uint64_t)(h * rows_per_head + (c.packed ? (int64_t)s.q_first_row : s.b * c.q_length + c.q_begin));
     }
     return mods;
 }

@@ -66,10 +66,10 @@ typedef struct attention_mma_call {
     int64_t bias_shape[4];
     uint64_t seed, offset, groups;
     attention_view cu_q, cu_k, used_q, used_k, seed_memory, offset_memory, sink, alibi_slopes, bias;
-    attention_view q, k, v, out, lse, dout, dlse, delta, grad_q, grad_k, grad_v, dsink, dbias;
-    float *row_lse;   /* [H][rows_q] lse_factor lse; inf for queries without gradient */
-    float *row_delta; /* [H][rows_q] delta */
-    float *dq_accum;  /* [H][accum_rows][accum_columns]; null: two passes */
+    attention_view q, k, v, out, lse, dout, dlse, delta, dq, dk, dv, dsink, dbias;
+    float *row_lse;      /* [H][rows_q] lse_factor lse; inf for queries without gradient */
+    float *scaled_delta; /* [H][rows_q] delta */
+    float *dq_accum;     /* [H][accum_rows][accum_columns]; null: two passes */
     int64_t accum_rows, accum_columns;
     int32_t stages; /* of q and dout */
     unsigned long long *fault;

@@ -105,7 +105,7 @@ static const cot_cuda_kernel prepare_rows = {cot_image_attention_rows, "attentio
 static const tiled_kernel *smallest_kernel(const kernel_family *f, const attention_problem *p)
 {
     const tiled_kernel *t = attention_has_score_mods(p) ? f->score_mods : f->plain;
-    while (t->rows > 0 && (t->d_qk < p->sizes.d || t->d_v < p->sizes.dv))
+    while (t->rows > 0 && (t->d_qk < p->sizes.d_qk || t->d_v < p->sizes.d_v))
         t++;
     return t->rows > 0 ? t : NULL;
 }
@@ -162,8 +162,8 @@ static attention_mma_call call_of(cot_queue *queue, const attention_problem *p, 
         .Hkv = z->Hkv,
         .Tq = z->Tq,
         .Tk = z->Tk,
-        .d = z->d,
-        .d_v = z->dv,
+        .d = z->d_qk,
+        .d_v = z->d_v,
         .rows_q = z->rows_q,
         .rows_k = z->rows_k,
         .left = (int32_t)cot_clamp(z->left, 0, ATTENTION_FAR),
@@ -201,14 +201,14 @@ static attention_mma_call call_of(cot_queue *queue, const attention_problem *p, 
         .dout = view(&p->dout),
         .dlse = view(&p->dlse),
         .delta = view(&p->delta),
-        .grad_q = view(&p->dq),
-        .grad_k = view(&p->dk),
-        .grad_v = view(&p->dv),
+        .dq = view(&p->dq),
+        .dk = view(&p->dk),
+        .dv = view(&p->dv),
         .dsink = view(&p->dsink),
         .dbias = view(&p->dbias),
         .fault = cot_cuda_fault_word(queue),
     };
-    const int64_t longest_row = z->d > z->dv ? z->d : z->dv;
+    const int64_t longest_row = z->d_qk > z->d_v ? z->d_qk : z->d_v;
     c.pitch = (int32_t)((longest_row + 31) / 32 * 32 + 4);
     for (int axis = 0; axis < 4; axis++)
         c.bias_shape[axis] = p->dbias.shape[axis];
@@ -281,7 +281,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
     const attention_mma_bwd_plan *plan = queue->plan;
     attention_mma_call c = call_of(queue, p, dq == &dq_f32);
     c.row_lse = workspace;
-    c.row_delta = (float *)((char *)workspace + plan->row_delta);
+    c.scaled_delta = (float *)((char *)workspace + plan->scaled_delta);
     c.stages = stages;
     if (stages > 0 && plan->one_pass) {
         c.dq_accum = (float *)((char *)workspace + plan->dq_accum);
@@ -289,15 +289,15 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
         c.accum_columns = dkv->d_qk;
     }
     cot_status status = launch_row_kernel(queue, &prepare_rows, &c);
-    if (status == COT_OK && c.grad_q.data != NULL && c.dq_accum == NULL)
+    if (status == COT_OK && c.dq.data != NULL && c.dq_accum == NULL)
         status = launch(queue, dq, &c, false);
     if (dkv != NULL) {
-        if (status == COT_OK && (c.grad_k.data != NULL || c.grad_v.data != NULL))
+        if (status == COT_OK && (c.dk.data != NULL || c.dv.data != NULL))
             status = launch(queue, dkv, &c, true);
     } else {
-        if (status == COT_OK && c.grad_v.data != NULL)
+        if (status == COT_OK && c.dv.data != NULL)
             status = launch(queue, dv, &c, true);
-        if (status == COT_OK && c.grad_k.data != NULL)
+        if (status == COT_OK && c.dk.data != NULL)
             status = launch(queue, dk, &c, true);
     }
     if (status == COT_OK && c.dq_accum != NULL)
@@ -376,7 +376,7 @@ cot_status attention_delta_sm80(cot_queue *queue, const void *problem, void *wor
     const attention_delta_call c = {.B = z->B,
                                     .H = z->H,
                                     .Tq = z->Tq,
-                                    .d_v = z->dv,
+                                    .d_v = z->d_v,
                                     .out = view(&p->args.out),
                                     .dout = view(&p->args.dout),
                                     .dlse = view(&p->args.dlse),
@@ -392,7 +392,7 @@ cot_status attention_merge_sm80(cot_queue *queue, const void *problem, void *wor
     const attention_merge_call c = {.B = z->B,
                                     .H = z->H,
                                     .Tq = z->Tq,
-                                    .d_v = z->dv,
+                                    .d_v = z->d_v,
                                     .out_a = view(&p->args.out_a),
                                     .out_b = view(&p->args.out_b),
                                     .lse_a = view(&p->args.lse_a),

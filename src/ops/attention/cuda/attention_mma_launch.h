@@ -19,7 +19,7 @@ static inline bool attention_has_score_mods(const attention_problem *p)
 static inline const char *attention_portable_refusal(const attention_problem *p)
 {
     const attention_sizes *z = &p->sizes;
-    if (z->d > 256 || z->dv > 256)
+    if (z->d_qk > 256 || z->d_v > 256)
         return "it supports d and dv up to 256";
     /* The sum of a row index, the distance of two rows and ATTENTION_FAR fits in 31 bits. */
     const int64_t max_rows = INT32_MAX / 8;
@@ -82,7 +82,7 @@ static inline double cost_f32_sm80(const void *problem)
 static inline bool attention_supports_one_pass(const attention_problem *p)
 {
     const attention_sizes *z = &p->sizes;
-    return !attention_has_score_mods(p) && !(z->d > 128 && z->d <= 192 && z->dv <= 128);
+    return !attention_has_score_mods(p) && !(z->d_qk > 128 && z->d_qk <= 192 && z->d_v <= 128);
 }
 
 /* Whether that pass also computes dq, in any order of blocks, if it supports the problem. */
@@ -103,14 +103,14 @@ typedef struct attention_mma_bwd_plan {
     bool supports_one_pass; /* see attention_supports_one_pass */
     bool one_pass;          /* the same pass computes dq */
     int64_t accum_rows;     /* rows of dq_accum for one head; 0 without one_pass */
-    size_t row_delta, dq_accum, bytes;
+    size_t scaled_delta, dq_accum, bytes;
 } attention_mma_bwd_plan;
 
 static inline attention_mma_bwd_plan attention_mma_bwd_plan_of(const attention_problem *p, bool supports_one_pass)
 {
     const attention_sizes *z = &p->sizes;
     const bool one_pass = supports_one_pass && attention_one_pass_computes_dq(p);
-    const int64_t rows = cot_mul(z->H, z->rows_q), longest = cot_max(z->d, z->dv),
+    const int64_t rows = cot_mul(z->H, z->rows_q), longest = cot_max(z->d_qk, z->d_v),
                   columns = longest <= 64    ? 64
                             : longest <= 128 ? 128
                                              : 256;
@@ -118,7 +118,7 @@ static inline attention_mma_bwd_plan attention_mma_bwd_plan_of(const attention_p
                                    .one_pass = one_pass,
                                    .accum_rows = one_pass ? attention_accum_rows(z) : 0};
     cot_workspace_reserve(&plan.bytes, rows, sizeof(float));
-    plan.row_delta = cot_workspace_reserve(&plan.bytes, rows, sizeof(float));
+    plan.scaled_delta = cot_workspace_reserve(&plan.bytes, rows, sizeof(float));
     plan.dq_accum = cot_workspace_reserve(&plan.bytes, COT_PRODUCT(z->H, plan.accum_rows, columns), sizeof(float));
     return plan;
 }

@@ -54,7 +54,7 @@ DEVICE void store_statistics(const attention_mma_call &c, int64_t number, float 
     if (threadIdx.x % LANES != 0)
         return;
     c.row_lse[number] = lse;
-    c.row_delta[number] = delta;
+    c.scaled_delta[number] = delta;
 }
 
 KERNEL(prepare, attention_mma_call)
@@ -64,13 +64,13 @@ KERNEL(prepare, attention_mma_call)
     const int64_t h = coord.head, row = coord.tile * (int64_t)ROWS + threadIdx.x / LANES;
     if (c.packed && coord.b == c.B) {
         for (int64_t i = row; i < s.q_rows; i += c.tiles * ROWS)
-            store_statistics(c, h * c.rows_q + s.q_row + i, INFINITE, 0.0f);
+            store_statistics(c, h * c.rows_q + s.q_first_row + i, INFINITE, 0.0f);
         return;
     }
     const bool in_range = row < s.Tq;
     float lse = INFINITE, delta = 0.0f;
     if (in_range) {
-        const int64_t i = s.q_row + row;
+        const int64_t i = s.q_first_row + row;
         lse = load_at(c.lse, statistic_offset(c.lse, s.b, h, i));
         lse = lse == -INFINITE ? INFINITE : c.lse_factor * lse;
         if (is_present(c.delta))
@@ -81,7 +81,7 @@ KERNEL(prepare, attention_mma_call)
     if (!is_present(c.delta)) {
         delta = add_lanes(delta);
         if (in_range && is_present(c.dlse))
-            delta -= load_at(c.dlse, statistic_offset(c.dlse, s.b, h, s.q_row + row));
+            delta -= load_at(c.dlse, statistic_offset(c.dlse, s.b, h, s.q_first_row + row));
     }
     if (row < s.q_rows)
         store_statistics(c, statistic_row(c, s, h) + row, lse, delta);
@@ -103,7 +103,7 @@ KERNEL(dq_rows, attention_mma_call)
     const sequence s = sequence_at(c, coord.b);
     const int64_t h = coord.head, size = c.accum_columns;
     if (c.packed && coord.b == c.B) {
-        clear_rows(c, c.grad_q, s.q_row, s.q_rows, h, coord.tile, c.d);
+        clear_rows(c, c.dq, s.q_first_row, s.q_rows, h, coord.tile, c.d);
         return;
     }
     const int first_row = coord.tile * ROWS, lane = threadIdx.x % 32;
@@ -120,22 +120,22 @@ KERNEL(dq_rows, attention_mma_call)
             value[6] = c.scale * even.w, value[1] = c.scale * odd.x, value[3] = c.scale * odd.y;
             value[5] = c.scale * odd.z, value[7] = c.scale * odd.w;
         }
-        const int64_t to = row_offset(c.grad_q, s.b, s.q_row + row, h) + column * c.grad_q.stride[3];
-        if (c.grad_q.vectorized && !c.accumulate) {
+        const int64_t to = row_offset(c.dq, s.b, s.q_first_row + row, h) + column * c.dq.stride[3];
+        if (c.dq.vectorized && !c.accumulate) {
             uint32_t pair[4];
 #pragma unroll
             for (int x = 0; x < 4; x++)
-                pair[x] = c.grad_q.dtype == COT_F16 ? cot_pack_pair<__half>(value[2 * x], value[2 * x + 1])
-                                                    : cot_pack_pair<__nv_bfloat16>(value[2 * x], value[2 * x + 1]);
-            *(uint4 *)((uint16_t *)c.grad_q.data + to) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+                pair[x] = c.dq.dtype == COT_F16 ? cot_pack_pair<__half>(value[2 * x], value[2 * x + 1])
+                                                : cot_pack_pair<__nv_bfloat16>(value[2 * x], value[2 * x + 1]);
+            *(uint4 *)((uint16_t *)c.dq.data + to) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
             continue;
         }
 #pragma unroll
         for (int x = 0; x < 8; x++)
             if (column + x < c.d) {
-                const int64_t element = to + x * c.grad_q.stride[3];
-                const float old = c.accumulate ? load_at(c.grad_q, element) : 0.0f;
-                cot_store(c.grad_q.data, c.grad_q.dtype, element, old + value[x]);
+                const int64_t element = to + x * c.dq.stride[3];
+                const float old = c.accumulate ? load_at(c.dq, element) : 0.0f;
+                cot_store(c.dq.data, c.dq.dtype, element, old + value[x]);
             }
     }
 }
@@ -152,7 +152,7 @@ KERNEL(dsink, attention_mma_call)
     for (int64_t i = threadIdx.x; i < c.rows_q; i += THREADS) {
         const float lse = c.row_lse[h * c.rows_q + i];
         if (lse != INFINITE)
-            sum -= (double)(expf(sink - lse / c.lse_factor) * c.row_delta[h * c.rows_q + i]);
+            sum -= (double)(expf(sink - lse / c.lse_factor) * c.scaled_delta[h * c.rows_q + i]);
     }
     partial_sums[threadIdx.x] = sum;
     for (int distance = THREADS / 2; distance > 0; distance /= 2) {

@@ -40,7 +40,7 @@ static __device__ __forceinline__ void attention_clear_rows(unsigned char (*slic
     __syncwarp();
 }
 
-/* The key blocks of ATTENTION_KEYS keys that attend to a query tile: none if last < first. */
+/* The key blocks (ATTENTION_KEYS keys each) to which a query tile attends: none if last < first. */
 struct attention_block_range {
     int first, last;
 };

@@ -49,7 +49,7 @@ static inline double attention_fwd_tiles(const attention_sizes *z)
 static inline const char *attention_fwd_sm90_refusal(const attention_problem *p)
 {
     const attention_sizes *z = &p->sizes;
-    if (z->d > 256 || z->dv > 256)
+    if (z->d_qk > 256 || z->d_v > 256)
         return "it supports d and dv up to 256";
     if (z->dropped > 0 || cot_is_present(&p->alibi_slopes) || cot_is_present(&p->bias))
         return "it supports no dropout, ALiBi or bias";
@@ -111,7 +111,7 @@ COT_PLAN(plan_fwd_sm90, attention_sm90_fwd_plan, attention_sm90_fwd_plan_of(prob
 /* Columns of the kernel's tiles of Q and K. */
 static inline int64_t attention_bwd_columns(const attention_sizes *z)
 {
-    const int64_t columns = z->d > z->dv ? z->d : z->dv;
+    const int64_t columns = z->d_qk > z->d_v ? z->d_qk : z->d_v;
     return columns <= 64 ? 64 : columns <= 128 ? 128 : columns <= 192 ? 192 : 256;
 }
 
@@ -142,8 +142,8 @@ static inline int64_t attention_bwd_blocks(const attention_problem *p)
 /* Whether d and dv are the columns of a kernel's tiles. */
 static inline bool attention_bwd_fills_tiles(const attention_sizes *z)
 {
-    return (z->d == z->dv && (z->d == 64 || z->d == 128 || z->d == 192 || z->d == 256)) ||
-           (z->d == 192 && z->dv == 128);
+    return (z->d_qk == z->d_v && (z->d_qk == 64 || z->d_qk == 128 || z->d_qk == 192 || z->d_qk == 256)) ||
+           (z->d_qk == 192 && z->d_v == 128);
 }
 
 /* Whether the call needs the ..._general or ..._softcap kernels: sequences of different lengths, windows, softcap, or d
@@ -159,7 +159,7 @@ static inline bool attention_bwd_needs_general(const attention_problem *p)
 static inline const char *attention_bwd_sm90_refusal(const attention_problem *p)
 {
     const attention_sizes *z = &p->sizes;
-    if (z->d > 256 || z->dv > 256)
+    if (z->d_qk > 256 || z->d_v > 256)
         return "it supports d and dv up to 256";
     if (attention_bwd_columns(z) == 256 && z->softcap > 0 && z->dtype == COT_F16)
         return "f16 with softcap and d or dv above 192 needs more registers than there are";
@@ -209,7 +209,7 @@ typedef struct attention_sm90_bwd_plan {
     int64_t head_tiles;       /* query tiles of one head */
     int64_t tiles;            /* query tiles of all heads */
     int64_t slices;           /* of dq: 64 queries by 64 columns */
-    size_t lse_log2, row_delta, dq_accum, dq_semaphore, seqlens, bytes;
+    size_t lse_log2, scaled_delta, dq_accum, dq_semaphore, seqlens, bytes;
 } attention_sm90_bwd_plan;
 
 static inline attention_sm90_bwd_plan attention_sm90_bwd_plan_of(const attention_problem *p)
@@ -223,7 +223,7 @@ static inline attention_sm90_bwd_plan attention_sm90_bwd_plan_of(const attention
     const int64_t rows = cot_mul(plan.tiles, plan.queries), slices = plan.slices;
     const int64_t sequences = plan.general ? attention_sequence_count(p) + 1 : 0;
     plan.lse_log2 = cot_workspace_reserve(&plan.bytes, rows, sizeof(float));
-    plan.row_delta = cot_workspace_reserve(&plan.bytes, rows, sizeof(float));
+    plan.scaled_delta = cot_workspace_reserve(&plan.bytes, rows, sizeof(float));
     plan.dq_accum = cot_workspace_reserve(&plan.bytes, cot_mul(slices, ATTENTION_DQ_SLICE), sizeof(float));
     plan.dq_semaphore = cot_workspace_reserve(&plan.bytes, slices, sizeof(uint32_t));
     plan.seqlens = cot_workspace_reserve(&plan.bytes, sequences, sizeof(attention_seqlen_info));

@@ -8,7 +8,7 @@
 #include "../../../cuda/device/activation.cuh"
 
 /* tanh: 1 - 2 / (exp(2x) + 1) with the sign of x, error a few 2^-24. Near 0 the series. */
-static __device__ __forceinline__ float tanh_anywhere(float x)
+static __device__ __forceinline__ float tanh_full_range(float x)
 {
     const float u = x * x, exact = copysignf(fmaf(-2.0f, cot_rcp(1.0f + cot_ex2(2.885390082f * fabsf(x))), 1.0f), x);
     const float series = fmaf(fmaf(ATTENTION_TANH_C3, u, ATTENTION_TANH_C2), u, ATTENTION_TANH_C1);
@@ -38,16 +38,16 @@ static __device__ __forceinline__ void attention_cap(const attention_softcap &ca
             for (int i = 0; i < CHUNK; i++)
                 scores[begin + i] *=
                     fmaf(fmaf(squares[i], cap.short_series[2], cap.short_series[1]), squares[i], cap.short_series[0]);
-        } else if (__all_sync(0xffffffffu, max_square <= cap.series_max_square)) {
+        } else if (__all_sync(0xffffffffu, max_square <= cap.long_max_square)) {
 #pragma unroll
             for (int i = 0; i < CHUNK; i++)
                 scores[begin + i] *=
-                    fmaf(fmaf(fmaf(cap.series[3], squares[i], cap.series[2]), squares[i], cap.series[1]), squares[i],
-                         cap.series[0]);
+                    fmaf(fmaf(fmaf(cap.long_series[3], squares[i], cap.long_series[2]), squares[i], cap.long_series[1]),
+                         squares[i], cap.long_series[0]);
         } else {
 #pragma unroll
             for (int i = 0; i < CHUNK; i++)
-                scores[begin + i] = cap.factor * tanh_anywhere(cap.scale * scores[begin + i]);
+                scores[begin + i] = cap.factor * tanh_full_range(cap.scale * scores[begin + i]);
         }
     }
 }

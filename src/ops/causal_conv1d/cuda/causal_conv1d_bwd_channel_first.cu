@@ -89,5 +89,5 @@ CONV1D_INSTANCE(causal_conv1d_bwd_channel_first_bf16, backward, 1, __nv_bfloat16
 CONV1D_INSTANCE(causal_conv1d_bwd_channel_first_f16, backward, 1, __half, 4, true)
 CONV1D_INSTANCE(causal_conv1d_bwd_channel_first_f32, backward, 1, float, 4, true)
 #else
-CONV1D_INSTANCES(causal_conv1d_bwd_channel_first, backward, 1)
+CONV1D_DEFINE_KERNELS(causal_conv1d_bwd_channel_first, backward, 1)
 #endif

@@ -68,4 +68,4 @@ template <typename E, int W, bool SPECIALIZED> static __device__ __forceinline__
     }
 }
 
-CONV1D_INSTANCES(causal_conv1d_bwd_channel_last, backward, 1)
+CONV1D_DEFINE_KERNELS(causal_conv1d_bwd_channel_last, backward, 1)

@@ -38,4 +38,4 @@ template <typename E, int W, bool SPECIALIZED> static __device__ __forceinline__
     }
 }
 
-CONV1D_INSTANCES(causal_conv1d_fwd_channel_first, forward, 4)
+CONV1D_DEFINE_KERNELS(causal_conv1d_fwd_channel_first, forward, 4)

@@ -41,4 +41,4 @@ template <typename E, int W, bool SPECIALIZED> static __device__ __forceinline__
     }
 }
 
-CONV1D_INSTANCES(causal_conv1d_fwd_channel_last, forward, 2)
+CONV1D_DEFINE_KERNELS(causal_conv1d_fwd_channel_last, forward, 2)
