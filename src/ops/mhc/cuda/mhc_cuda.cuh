@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * mhc_cuda.cuh: tensor access, pre's coefficients and warp reductions for the CUDA kernels of the three ops. */
+ * mhc_cuda.cuh: tensor access, pre's coefficients and warp reductions for the CUDA kernels of the four ops. */
 #ifndef COT_MHC_CUDA_CUH
 #define COT_MHC_CUDA_CUH
 

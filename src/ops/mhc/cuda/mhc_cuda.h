@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * mhc_cuda.h: the arguments that the host passes by value to the CUDA kernels of the three ops. For C and CUDA. */
+ * mhc_cuda.h: the arguments that the host passes by value to the CUDA kernels of the four ops. For C and CUDA. */
 #ifndef COT_MHC_CUDA_H
 #define COT_MHC_CUDA_H
 
@@ -16,7 +16,7 @@ enum {
     MHC_CUDA_MAX_PARTS = 16,         /* token ranges with a separate partial Q */
     MHC_CUDA_TOKEN_PARTS = 256,      /* token ranges with separate sums of dz in the generic backward */
     MHC_CUDA_SUM_COLUMNS = 32,       /* columns of Q that one block sums over the parts */
-    MHC_CUDA_RUN = 16,               /* tokens that the generic dphi sums in one run */
+    MHC_CUDA_RUN = 16,               /* tokens that the generic dphi sums before it adds them to the total */
     /* Tensor-core kernels of any GPU. */
     MHC_CUDA_MMA_TERMS = 3, /* bf16 terms of a float32 */
     /* Terms of dh_mix are terms of dh_mix times this number: the smallest bf16 is 2^16 times the smallest float32. */
@@ -25,9 +25,9 @@ enum {
     MHC_CUDA_MMA_COLUMNS = 128, /* columns of a stream in a block of dx and dphi */
     MHC_CUDA_MMA_CHUNK = 32,    /* columns of a stage of project */
     MHC_CUDA_MMA_CHUNK_PITCH = MHC_CUDA_MMA_CHUNK + 8,
-    MHC_CUDA_MMA_RUN = 32,       /* tokens of a stage of dphi */
-    MHC_CUDA_MMA_BLOCKS = 1056,  /* that dx and dphi divide the work into: 8 for each multiprocessor of an H200 */
-    MHC_CUDA_MMA_BYTES = 101376, /* shared memory of a block that every GPU has */
+    MHC_CUDA_MMA_STAGE_TOKENS = 32, /* tokens of a stage of dphi */
+    MHC_CUDA_MMA_BLOCKS = 1056,     /* that dx and dphi divide the work into: 8 for each multiprocessor of an H200 */
+    MHC_CUDA_MMA_BYTES = 101376,    /* shared memory of a block that every GPU has */
     MHC_CUDA_MMA_MAX_STAGES = 4
 };
 
@@ -41,9 +41,9 @@ enum {
 #define MHC_CUDA_MMA_PROJECT_STAGE(element, M)                      \
     ((MHC_CUDA_MMA_TOKENS * MHC_CUDA_MMA_CHUNK_PITCH) * (element) + \
      MHC_CUDA_MMA_TERMS * MHC_CUDA_MMA_ROWS(M) * MHC_CUDA_MMA_CHUNK_PITCH * 2)
-#define MHC_CUDA_MMA_DPHI_STAGE(element, M)                         \
-    (MHC_CUDA_MMA_RUN * MHC_CUDA_MMA_X_PITCH(element) * (element) + \
-     MHC_CUDA_MMA_TERMS * MHC_CUDA_MMA_RUN * (MHC_CUDA_MMA_ROWS(M) + 8) * 2)
+#define MHC_CUDA_MMA_DPHI_STAGE(element, M)                                  \
+    (MHC_CUDA_MMA_STAGE_TOKENS * MHC_CUDA_MMA_X_PITCH(element) * (element) + \
+     MHC_CUDA_MMA_TERMS * MHC_CUDA_MMA_STAGE_TOKENS * (MHC_CUDA_MMA_ROWS(M) + 8) * 2)
 #define MHC_CUDA_MMA_STAGES(stage_bytes)                                                               \
     (MHC_CUDA_MMA_BYTES / (stage_bytes) < MHC_CUDA_MMA_MAX_STAGES ? MHC_CUDA_MMA_BYTES / (stage_bytes) \
                                                                   : MHC_CUDA_MMA_MAX_STAGES)
@@ -56,7 +56,7 @@ enum {
 typedef struct mhc_token_record {
     uint16_t terms[3][24]; /* three bf16 terms whose sum is dh_mix * MHC_CUDA_MIX_SCALE */
     float h_pre[4];
-    /* factor is c of the formulas. The record is an odd number of 16-byte units, which avoids shared-memory bank
+    /* factor: c of the formulas ("factor" in the code, where c is the call). The record is an odd number of 16-byte units, which avoids shared-memory bank
      * conflicts. */
     float factor, unused[3];
 } mhc_token_record;

@@ -238,9 +238,11 @@ static cot_status make_tile_map(cot_queue *queue, CUtensorMap *map, const mhc_si
     const int64_t token = s->T > 1 ? t->stride[1] : t->stride[0], streams = t->rank == 4 ? s->n : 1;
     /* The driver checks strides also for axes of one element. */
     return cot_cuda_swizzled_map(
-        queue, map, s->dtype, 4, t->data, (const int64_t[]){MHC_SM90_CHUNK, s->tokens, s->D / MHC_SM90_CHUNK, streams},
-        (const int64_t[]){s->tokens > 1 ? 2 * token : 16, 2 * MHC_SM90_CHUNK, streams > 1 ? 2 * t->stride[2] : 16},
-        (const int[]){MHC_SM90_CHUNK, box.tokens, box.chunks, box.streams});
+        queue, map, s->dtype, 4, t->data,
+        (const int64_t[]){MHC_SM90_CHUNK_COLUMNS, s->tokens, s->D / MHC_SM90_CHUNK_COLUMNS, streams},
+        (const int64_t[]){s->tokens > 1 ? 2 * token : 16, 2 * MHC_SM90_CHUNK_COLUMNS,
+                          streams > 1 ? 2 * t->stride[2] : 16},
+        (const int[]){MHC_SM90_CHUNK_COLUMNS, box.tokens, box.chunks, box.streams});
 }
 
 static bool is_aligned(const cot_tensor *tensor, uintptr_t multiple)
@@ -250,7 +252,7 @@ static bool is_aligned(const cot_tensor *tensor, uintptr_t multiple)
 
 static int64_t cluster_count(const mhc_call *c, int tile)
 {
-    return cot_clamp(cot_ceil_div(c->tokens, tile), 1, MHC_SM90_CLUSTERS);
+    return cot_clamp(cot_ceil_div(c->tokens, tile), 1, MHC_SM90_GRID_CLUSTERS);
 }
 
 /* call: the argument of the kernel, which contains c. */
@@ -258,10 +260,10 @@ static cot_status launch_clusters(cot_queue *queue, const cot_cuda_kernel *kerne
                                   bool dependent, const mhc_call *c, const void *call)
 {
     const cot_cuda_grid grid = {
-        .blocks = {(unsigned)(cluster_count(c, tile) * MHC_SM90_CLUSTER), 1, 1},
+        .blocks = {(unsigned)(cluster_count(c, tile) * MHC_SM90_CLUSTER_BLOCKS), 1, 1},
         .threads = (unsigned)threads,
         .shared_bytes = (unsigned)kernel->shared_bytes,
-        .cluster = MHC_SM90_CLUSTER,
+        .cluster = MHC_SM90_CLUSTER_BLOCKS,
         .dependent = dependent,
     };
     return cot_cuda_launch(queue, kernel, &grid, call);
@@ -357,8 +359,8 @@ static cot_status forward_sm90(cot_queue *queue, const void *problem, void *work
         c->slices = plan->slices;
     }
     const bool wide = !split && c->D > MHC_SM90_MAX_D;
-    const tile_box box = wide ? (tile_box){MHC_SM90_WIDE_CHUNKS, MHC_SM90_WIDE_TILE, MHC_SM90_N}
-                              : (tile_box){MHC_SM90_CHUNKS, MHC_SM90_TILE, MHC_SM90_N};
+    const tile_box box = wide ? (tile_box){MHC_SM90_WIDE_BLOCK_CHUNKS, MHC_SM90_WIDE_TILE, MHC_SM90_N}
+                              : (tile_box){MHC_SM90_BLOCK_CHUNKS, MHC_SM90_TILE, MHC_SM90_N};
     const cot_cuda_kernel *kernel = &(split  ? pre_fwd_split
                                       : wide ? pre_fwd_wide
                                              : pre_fwd_cluster)[p->sizes.dtype - COT_F16];
@@ -459,7 +461,7 @@ cot_status mhc_pre_bwd_generic_sm80(cot_queue *queue, const void *problem, void 
     return launch_sum_parts(queue, &c);
 }
 
-_Static_assert((int)MHC_SM90_CLUSTERS *(int)MHC_SM90_CLUSTER <= (int)MHC_CUDA_TOKEN_PARTS,
+_Static_assert((int)MHC_SM90_GRID_CLUSTERS *(int)MHC_SM90_CLUSTER_BLOCKS <= (int)MHC_CUDA_TOKEN_PARTS,
                "the cluster kernel's sums of dz must fit in the workspace");
 _Static_assert((int)MHC_SM90_BLOCKS <= (int)MHC_CUDA_TOKEN_PARTS,
                "the split kernel's sums of dz must fit in the workspace");
@@ -469,8 +471,8 @@ static cot_status map_backward(cot_queue *queue, mhc_mapped_call *mapped, const 
 {
     const cot_mhc_pre_backward_args *a = &p->args;
     const bool dx = cot_is_present(&a->dx), post = dx && cot_is_present(&a->dx_post);
-    const tile_box all_streams = {MHC_SM90_CHUNKS, MHC_SM90_TILE, MHC_SM90_N},
-                   one_stream = {MHC_SM90_CHUNKS, MHC_SM90_TILE, 1};
+    const tile_box all_streams = {MHC_SM90_BLOCK_CHUNKS, MHC_SM90_TILE, MHC_SM90_N},
+                   one_stream = {MHC_SM90_BLOCK_CHUNKS, MHC_SM90_TILE, 1};
     cot_status status = make_tile_map(queue, &mapped->x, &p->sizes, &a->x, all_streams);
     if (status == COT_OK)
         status = make_tile_map(queue, &mapped->dh_in, &p->sizes, &a->dh_in, one_stream);
@@ -502,7 +504,7 @@ static cot_status backward_cluster(cot_queue *queue, const mhc_pre_backward_prob
         return launch_sum_parts(queue, c);
     c->Q_scale = 1 / (float)MHC_CUDA_MIX_SCALE;
     c->parts = cluster_count(c, MHC_SM90_TILE);
-    c->token_parts = c->parts * MHC_SM90_CLUSTER;
+    c->token_parts = c->parts * MHC_SM90_CLUSTER_BLOCKS;
     if (c->dA.data != NULL)
         LAUNCH(queue, &pre_dz[c->n - 1], token_blocks(c), 1, MHC_CUDA_TOKEN_THREADS, c);
     else
@@ -597,7 +599,7 @@ cot_status mhc_pre_bwd_split_sm90(cot_queue *queue, const void *problem, void *w
     if (c->tokens == 0)
         return launch_sum_parts(queue, c);
     cot_status status = map_backward(queue, &mapped, p);
-    if (status == COT_OK && c->D > MHC_SM90_ONE_PASS_MIN_D && p->sizes.dtype == COT_BF16 && c->dx_post.data == NULL)
+    if (status == COT_OK && c->D > MHC_SM90_ONE_PASS_ABOVE_D && p->sizes.dtype == COT_BF16 && c->dx_post.data == NULL)
         return launch_one_pass(queue, &mapped, &p->sizes);
     if (status == COT_OK)
         status = launch_records(queue, c, &p->sizes, true);
@@ -737,8 +739,8 @@ cot_status mhc_seam_fwd_cluster_sm90(cot_queue *queue, const void *problem, void
     if (c->tokens == 0)
         return COT_OK;
     c->logits = c->A.data != NULL ? workspace : NULL;
-    const tile_box all_streams = {MHC_SM90_CHUNKS, MHC_SM90_TILE, MHC_SM90_N},
-                   one_stream = {MHC_SM90_CHUNKS, MHC_SM90_TILE, 1};
+    const tile_box all_streams = {MHC_SM90_BLOCK_CHUNKS, MHC_SM90_TILE, MHC_SM90_N},
+                   one_stream = {MHC_SM90_BLOCK_CHUNKS, MHC_SM90_TILE, 1};
     cot_status status = make_tile_map(queue, &seam.x, &p->sizes, &a->x, all_streams);
     if (status == COT_OK)
         status = make_tile_map(queue, &seam.f, &p->sizes, &a->f, one_stream);

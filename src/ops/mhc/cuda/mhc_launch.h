@@ -82,7 +82,7 @@ static inline mhc_cuda_layout mhc_cuda_layout_pre_bwd(const mhc_sizes *s, int32_
     l.parts = s->tokens > 0 ? cot_ceil_div(s->tokens, l.part_length) : 0;
     l.token_parts = cot_clamp(s->tokens, 0, MHC_CUDA_TOKEN_PARTS);
     /* The cluster kernel stores one part for each cluster, and sums of dz for each block of the clusters. */
-    const int64_t clusters = cot_min(cot_ceil_div(s->tokens, MHC_SM90_TILE), MHC_SM90_CLUSTERS);
+    const int64_t clusters = cot_min(cot_ceil_div(s->tokens, MHC_SM90_TILE), MHC_SM90_GRID_CLUSTERS);
     l.split_parts = s->n == MHC_SM90_N ? mhc_sm90_parts(s) : 0;
     const int64_t max_parts = cot_max(l.split_parts, cot_max(clusters, l.parts));
     l.history = cot_workspace_reserve(&l.bytes, COT_PRODUCT(2, s->n, iterations, s->tokens), sizeof(float));
@@ -170,7 +170,7 @@ static inline const char *mhc_sm90_admit(const void *problem, const cot_tensor *
     const mhc_sizes *sizes = problem;
     if (sizes->n != MHC_SM90_N || (sizes->dtype != COT_BF16 && sizes->dtype != COT_F16))
         return "it supports 4 streams in f16 and bf16";
-    if (sizes->D % MHC_SM90_CHUNK != 0 || sizes->D > MHC_SM90_BLOCKS * MHC_SM90_COLUMNS)
+    if (sizes->D % MHC_SM90_CHUNK_COLUMNS != 0 || sizes->D > MHC_SM90_BLOCKS * MHC_SM90_COLUMNS)
         return "it supports multiples of 64 up to 33792 as D";
     if (!mhc_cuda_has_float2_rows(phi) || !mhc_cuda_has_float2_rows(gamma))
         return "rows of phi or gamma are not contiguous";

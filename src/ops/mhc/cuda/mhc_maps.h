@@ -12,18 +12,18 @@
 enum {
     MHC_SM90_N = 4,
     MHC_SM90_M = MHC_SM90_N * (MHC_SM90_N + 2),
-    MHC_SM90_CLUSTER = 16,
-    MHC_SM90_CLUSTERS = 7,
-    MHC_SM90_BLOCKS = 132, /* maximum in kernels without clusters */
-    MHC_SM90_TILE = 16,    /* tokens: each block of the cluster owns one */
-    MHC_SM90_CHUNK = 64,   /* columns in 128 bytes */
-    MHC_SM90_CHUNKS = 4,   /* chunks of a block in each stream */
-    MHC_SM90_COLUMNS = MHC_SM90_CHUNK * MHC_SM90_CHUNKS,
-    MHC_SM90_MAX_D = MHC_SM90_CLUSTER * MHC_SM90_COLUMNS,
+    MHC_SM90_CLUSTER_BLOCKS = 16,
+    MHC_SM90_GRID_CLUSTERS = 7,
+    MHC_SM90_BLOCKS = 132,       /* maximum in kernels without clusters */
+    MHC_SM90_TILE = 16,          /* tokens: each block of the cluster owns one */
+    MHC_SM90_CHUNK_COLUMNS = 64, /* columns in 128 bytes */
+    MHC_SM90_BLOCK_CHUNKS = 4,   /* chunks of a block in each stream */
+    MHC_SM90_COLUMNS = MHC_SM90_CHUNK_COLUMNS * MHC_SM90_BLOCK_CHUNKS,
+    MHC_SM90_MAX_D = MHC_SM90_CLUSTER_BLOCKS * MHC_SM90_COLUMNS,
     /* The forward for a larger D: more columns in a block, fewer tokens in a tile. */
     MHC_SM90_WIDE_TILE = 8,
-    MHC_SM90_WIDE_CHUNKS = 7,
-    MHC_SM90_WIDE_MAX_D = MHC_SM90_CLUSTER * MHC_SM90_WIDE_CHUNKS * MHC_SM90_CHUNK,
+    MHC_SM90_WIDE_BLOCK_CHUNKS = 7,
+    MHC_SM90_WIDE_MAX_D = MHC_SM90_CLUSTER_BLOCKS * MHC_SM90_WIDE_BLOCK_CHUNKS * MHC_SM90_CHUNK_COLUMNS,
     MHC_SM90_SHARED_BYTES = 232448, /* maximum of a block */
     MHC_SM90_FWD_THREADS = 512,
     MHC_SM90_BWD_THREADS = 384,
@@ -31,7 +31,7 @@ enum {
     MHC_SM90_SEAM_COLUMNS = 128,  /* of each stream, in a block of seam's backward */
     MHC_SM90_SEAM_THREADS = 256,
     /* Beyond this D the split backward makes the token records in the same kernel and reads x once from memory. */
-    MHC_SM90_ONE_PASS_MIN_D = 4096,
+    MHC_SM90_ONE_PASS_ABOVE_D = 4096,
     /* Indices in mhc_call's counters: the next token without a record, the furthest tile that a producer has reached,
      * and the number of records that are ready in each tile. */
     MHC_SM90_NEXT_TOKEN = 0,

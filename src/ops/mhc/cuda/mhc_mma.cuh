@@ -32,7 +32,7 @@ static __device__ __forceinline__ void arrive_all_lanes(uint64_t *barrier)
 /* The work of a block: column slice `rank`, and tiles first, first + step, ... below `tiles`. In a cluster kernel the
  * block's rank in the cluster is the slice. Without clusters (SPLIT) blockIdx.x is the slice. */
 struct tile_schedule {
-    int rank, first, step, tiles;
+    int column_block, first, stride, tiles;
 };
 
 template <bool SPLIT, int TILE> static __device__ __forceinline__ tile_schedule make_schedule(const mhc_call &c)
@@ -40,7 +40,7 @@ template <bool SPLIT, int TILE> static __device__ __forceinline__ tile_schedule 
     const int tiles = (int)((c.tokens + TILE - 1) / TILE);
     if (SPLIT)
         return {(int)blockIdx.x, (int)blockIdx.y, (int)gridDim.y, tiles};
-    return {(int)cot_cluster_rank(), (int)(blockIdx.x / MHC_SM90_CLUSTER), MHC_SM90_CLUSTERS, tiles};
+    return {(int)cot_cluster_rank(), (int)(blockIdx.x / MHC_SM90_CLUSTER_BLOCKS), MHC_SM90_GRID_CLUSTERS, tiles};
 }
 
 #endif

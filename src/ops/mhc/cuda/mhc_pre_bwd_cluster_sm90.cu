@@ -41,7 +41,7 @@ template <data_gradient MODE> struct shared_memory {
     unsigned char dx_post[MODE == DX_AND_POST ? N : 1][MODE == DX_AND_POST ? STREAM_BYTES : 1024];
     phi_fragments<MODE == NO_DX ? 1 : GROUPS> phi;
     token_record records[STAGES][TILE], owned_record;
-    float gathered[STAGES][MHC_SM90_CLUSTER][N];
+    float gathered[STAGES][MHC_SM90_CLUSTER_BLOCKS][N];
     float partial[MMA_WARPS][TILE][N];
     uint64_t full[STAGES], gathered_full[STAGES], records_full[STAGES], dx_full[STAGES], partial_full, partial_empty;
     uint64_t post_full[N], post_empty[N];
@@ -51,9 +51,10 @@ static_assert(sizeof(shared_memory<DX>) <= MHC_SM90_SHARED_BYTES, "must fit in a
 static_assert(sizeof(shared_memory<DX_AND_POST>) <= MHC_SM90_SHARED_BYTES, "must fit in a block's shared memory");
 extern __shared__ __align__(1024) unsigned char memory[];
 
-#define FOR_EACH_TILE(tile, ring, count) \
-    cot_pipeline_state<s.STAGES> ring;   \
-    for (int tile = (int)(blockIdx.x / MHC_SM90_CLUSTER); tile < (count); tile += MHC_SM90_CLUSTERS, ring.next())
+#define FOR_EACH_TILE(tile, ring, count)                                         \
+    cot_pipeline_state<s.STAGES> ring;                                           \
+    for (int tile = (int)(blockIdx.x / MHC_SM90_CLUSTER_BLOCKS); tile < (count); \
+         tile += MHC_SM90_GRID_CLUSTERS, ring.next())
 
 /* ---- MMA warps ---------------------------------------------------------------------------------------- */
 
@@ -110,12 +111,12 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
     const lane_units units = find_lane_units(s, warp);
     cot_pipeline_state<s.STAGES> next_ring;
     uint32_t parity = 0, post_parity = 0;
-    int next_tile = (int)(blockIdx.x / MHC_SM90_CLUSTER);
+    int next_tile = (int)(blockIdx.x / MHC_SM90_CLUSTER_BLOCKS);
     FOR_EACH_TILE(tile, ring, tiles)
     {
         /* dh_pre is computed one tile ahead: of two tiles in the first iteration, then of one. */
-        for (; next_tile < tiles && next_tile <= tile + MHC_SM90_CLUSTERS;
-             next_tile += MHC_SM90_CLUSTERS, next_ring.next()) {
+        for (; next_tile < tiles && next_tile <= tile + MHC_SM90_GRID_CLUSTERS;
+             next_tile += MHC_SM90_GRID_CLUSTERS, next_ring.next()) {
             cot_mbarrier_wait(&s.full[next_ring.stage], next_ring.parity);
             const uint32_t stage_offset = (uint32_t)(next_ring.stage * STAGE_BYTES);
             compute_dh_pre(s, units.by_column + stage_offset, units.by_token + stage_offset + X_BYTES, warp, parity);
@@ -132,7 +133,7 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
     }
     const int64_t d = first_column();
     if (d < c.D && (present(c.dphi) || present(c.dgamma)))
-        store_Q(c, Q, (int64_t)(blockIdx.x / MHC_SM90_CLUSTER), d);
+        store_Q(c, Q, (int64_t)(blockIdx.x / MHC_SM90_CLUSTER_BLOCKS), d);
 }
 
 /* ---- other roles -------------------------------------------------------------------------------------- */
@@ -171,7 +172,7 @@ static __device__ __forceinline__ void send_units(shared_memory<MODE> &s, int st
                    barrier = cot_shared_address(&s.records_full[stage]);
     __syncwarp();
 #pragma unroll AFTER_DH_PRE ? 2 : 1
-    for (uint32_t item = threadIdx.x % 32; item < COUNT * MHC_SM90_CLUSTER; item += 32) {
+    for (uint32_t item = threadIdx.x % 32; item < COUNT * MHC_SM90_CLUSTER_BLOCKS; item += 32) {
         const uint32_t block = item / COUNT, index = item % COUNT;
         const uint32_t unit = AFTER_DH_PRE ? index * 3 + index / 3 : index * 3 / 2 + 1 - index / 6;
         const uint4 words = ((const uint4 *)&s.owned_record)[unit];
@@ -204,12 +205,12 @@ static __device__ __forceinline__ void make_owned_records(const mhc_call &c, sha
     double dbias = 0, dalpha = 0;
     cot_griddepcontrol_wait(); /* waits for mhc_pre_dz, if it was launched */
     const token_element value = input_element(c, lane);
-    token_inputs next = load_inputs(c, value, (uint32_t)(blockIdx.x / MHC_SM90_CLUSTER * TILE + rank));
+    token_inputs next = load_inputs(c, value, (uint32_t)(blockIdx.x / MHC_SM90_CLUSTER_BLOCKS * TILE + rank));
     cot_cluster_wait();
     FOR_EACH_TILE(tile, ring, tiles)
     {
         const token_inputs in = next;
-        next = load_inputs(c, value, (uint32_t)((tile + MHC_SM90_CLUSTERS) * TILE + rank));
+        next = load_inputs(c, value, (uint32_t)((tile + MHC_SM90_GRID_CLUSTERS) * TILE + rank));
         float dz = lane < N ? 0.0f : in.value;
         if (!present(c.dA) && lane >= N && lane < 2 * N)
             dz *= in.h_post * (1.0f - in.h_post / c.post_scale);
@@ -263,8 +264,9 @@ static __device__ __forceinline__ void load_tile(const mhc_mapped_call &p, share
                                                  int rank)
 {
     cot_mbarrier_arrive_expect(&s.full[stage], STAGE_BYTES);
-    cot_tma_load_4d(s.stages[stage], &p.x, 0, tile * TILE, rank * MHC_SM90_CHUNKS, 0, &s.full[stage]);
-    cot_tma_load_4d(s.stages[stage] + X_BYTES, &p.dh_in, 0, tile * TILE, rank * MHC_SM90_CHUNKS, 0, &s.full[stage]);
+    cot_tma_load_4d(s.stages[stage], &p.x, 0, tile * TILE, rank * MHC_SM90_BLOCK_CHUNKS, 0, &s.full[stage]);
+    cot_tma_load_4d(s.stages[stage] + X_BYTES, &p.dh_in, 0, tile * TILE, rank * MHC_SM90_BLOCK_CHUNKS, 0,
+                    &s.full[stage]);
 }
 
 template <data_gradient MODE>
@@ -272,19 +274,19 @@ static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_
 {
     cot_cluster_wait();
     if (threadIdx.x % 32 == 0) {
-        const int first = (int)(blockIdx.x / MHC_SM90_CLUSTER);
-        for (int stage = 0; stage < s.STAGES && first + stage * MHC_SM90_CLUSTERS < tiles; stage++)
-            load_tile(p, s, stage, first + stage * MHC_SM90_CLUSTERS, rank);
+        const int first = (int)(blockIdx.x / MHC_SM90_CLUSTER_BLOCKS);
+        for (int stage = 0; stage < s.STAGES && first + stage * MHC_SM90_GRID_CLUSTERS < tiles; stage++)
+            load_tile(p, s, stage, first + stage * MHC_SM90_GRID_CLUSTERS, rank);
         FOR_EACH_TILE(tile, ring, tiles)
         {
             cot_mbarrier_wait(&s.dx_full[ring.stage], ring.parity);
             if (MODE != NO_DX && present(p.call.dx)) {
-                cot_tma_store_4d(&p.dx, 0, tile * TILE, rank * MHC_SM90_CHUNKS, 0, s.stages[ring.stage]);
+                cot_tma_store_4d(&p.dx, 0, tile * TILE, rank * MHC_SM90_BLOCK_CHUNKS, 0, s.stages[ring.stage]);
                 cot_bulk_commit();
                 cot_bulk_wait_read();
             }
-            if (tile + s.STAGES * MHC_SM90_CLUSTERS < tiles)
-                load_tile(p, s, ring.stage, tile + s.STAGES * MHC_SM90_CLUSTERS, rank);
+            if (tile + s.STAGES * MHC_SM90_GRID_CLUSTERS < tiles)
+                load_tile(p, s, ring.stage, tile + s.STAGES * MHC_SM90_GRID_CLUSTERS, rank);
         }
         cot_bulk_wait();
     }
@@ -303,7 +305,8 @@ static __device__ __forceinline__ void produce_dx_post(const mhc_mapped_call &p,
             for (int i = 0; i < N; i++) {
                 cot_mbarrier_wait(&s.post_empty[i], parity);
                 cot_mbarrier_arrive_expect(&s.post_full[i], STREAM_BYTES);
-                cot_tma_load_4d(s.dx_post[i], &p.dx_post, 0, tile * TILE, rank * MHC_SM90_CHUNKS, i, &s.post_full[i]);
+                cot_tma_load_4d(s.dx_post[i], &p.dx_post, 0, tile * TILE, rank * MHC_SM90_BLOCK_CHUNKS, i,
+                                &s.post_full[i]);
             }
             parity ^= 1;
         }

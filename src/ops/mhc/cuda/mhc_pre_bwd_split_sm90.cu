@@ -143,7 +143,7 @@ template <bool ONE_PASS, bool ADD_POST>
 static __device__ __forceinline__ void load_tile(const mhc_mapped_call &p, shared_memory<ADD_POST, ONE_PASS> &s,
                                                  int stage, int tile)
 {
-    const int slice = slice_of<ONE_PASS>(p.call), chunk = slice * MHC_SM90_CHUNKS;
+    const int slice = slice_of<ONE_PASS>(p.call), chunk = slice * MHC_SM90_BLOCK_CHUNKS;
     if (ONE_PASS) {
         *(volatile int *)&s.producer_tile = tile;
         if (slice == 0)
@@ -170,7 +170,7 @@ static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_
         {
             cot_mbarrier_wait(&s.dx_full[ring.stage], ring.parity);
             if (present(p.call.dx)) {
-                cot_tma_store_4d<ONE_PASS>(&p.dx, 0, tile * TILE, slice_of<ONE_PASS>(p.call) * MHC_SM90_CHUNKS, 0,
+                cot_tma_store_4d<ONE_PASS>(&p.dx, 0, tile * TILE, slice_of<ONE_PASS>(p.call) * MHC_SM90_BLOCK_CHUNKS, 0,
                                            s.stages[ring.stage]);
                 cot_bulk_commit();
                 cot_bulk_wait_read();
@@ -197,7 +197,7 @@ static __device__ __forceinline__ void produce_dx_post(const mhc_mapped_call &p,
             for (int i = 0; i < N; i++) {
                 cot_mbarrier_wait(&s.post_empty[i], parity);
                 cot_mbarrier_arrive_expect(&s.post_full[i], STREAM_BYTES);
-                cot_tma_load_4d(s.dx_post[i], &p.dx_post, 0, tile * TILE, (int)blockIdx.x * MHC_SM90_CHUNKS, i,
+                cot_tma_load_4d(s.dx_post[i], &p.dx_post, 0, tile * TILE, (int)blockIdx.x * MHC_SM90_BLOCK_CHUNKS, i,
                                 &s.post_full[i]);
             }
             parity ^= 1;

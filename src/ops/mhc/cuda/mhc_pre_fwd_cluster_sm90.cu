@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mhc_pre_fwd_cluster_sm90.cu: pre forward in one pass over x, for n = 4, bf16 and f16.
+ * mhc_pre_fwd_cluster_sm90.cu: pre forward for n = 4, bf16 and f16: the cluster kernels, with one pass over x, the split
+ * kernel, with two passes, and the seam's forward.
  *
- * Clusters of 16 blocks process tiles of 16 tokens. Block `rank` has columns [256 rank, 256 rank + 256) of all four
- * streams and computes h_in of these columns. It also owns token `rank` of each tile. The ring has one stage for a
+ * Clusters of 16 blocks process tiles of 16 tokens. Block r of the cluster has columns [256 r, 256 r + 256) of all four
+ * streams and computes h_in of these columns. It also owns token r of each tile. The ring has one stage for a
  * tile. Roles:
  *
  *   producer     loads x of the tile into shared memory by one TMA box
@@ -11,7 +12,7 @@
  *                registers. The tokens are the columns of B. Nine groups of eight rows fill 4.5 m16 tiles. The other
  *                half of the fifth m-tile holds the tokens themselves: the diagonal of its product is the sums of
  *                squares. f16 has two terms: each row is scaled by a power of two that brings its largest element
- *                near the top of f16's range.
+ *                to 2^14 or above, the upper end of f16's range.
  *   2 reducers   sum the warps' partial sums and send each token's sums to the block that owns the token
  *   owner        sums over the blocks, stores the token's coefficients, sends h_pre to all blocks
  *   4 h_in warps compute h_in of the block's columns, then release the stage
@@ -22,18 +23,21 @@
  *   partial_empty         32 of each reducer         the reducers have read them
  *   gathered_full[stage]  1, the owner               the sums of all blocks for the owned token have arrived
  *   h_pre_full[stage]     1, an h_in thread          h_pre of all tokens of the tile has arrived
- *   empty[stage]          1 of each h_in warp        x of the tile has been read
+ *   empty[stage]          1 of each h_in warp        x of the tile has been read (SPLIT: 1 of each MMA warp)
  *
  * A block stores into a stage of another block without waiting for that block. This is safe: a block that sends for
- * tile t+STAGES has released its own stage of tile t. So it had received h_pre of all tokens of tile t, and each owner
+ * the tile that it takes STAGES rounds after tile t has released its own stage of tile t. So it had received h_pre of all tokens of tile t, and each owner
  * had read the sums that were sent to it. The same argument holds in the other direction.
  *
  * WIDE, for D beyond 4096: blocks have 448 columns and tiles have 8 tokens. Tiles alternate between the two halves of
  * the cluster's blocks as owners. The terms of phi gamma that do not fit in registers are in shared memory and are
- * loaded for every tile. For f16 these are second terms. For bf16 these are the third terms: r is stored as one byte
- * b = r / step + 64. A step is 2^-23 of the power of two below the row's largest element in the warp's columns. The two
- * bytes {0x43, b} are the bf16 number 128 + b = 192 + r / step, so unpacking needs no conversion. Each element has 192
- * steps subtracted before the split. The three products then add up to the element itself.
+ * loaded for every tile. For f16 these are second terms. For bf16 these are the third terms, of one byte each. Let p be
+ * the power of two below the row's largest element in the warp's columns, and unit = 2^-23 p. The split subtracts 192
+ * units from the element and takes two bf16 terms. What remains is r, at most 64 units. It is stored as the byte
+ * b = r / unit + 64. As a bf16 number, the two bytes {0x43, b} are 128 + b = 192 + r / unit: the 192 units are added back,
+ * and unpacking needs no conversion. The three products add up to the element itself. Example: with p = 1 the element
+ * 1.3 is 10905190 units. 192 less are 10904998 units, whose first two bf16 terms are 10878976 and 25984. r is 38 units, b
+ * is 102, and {0x43, 102} is 230 = 192 + 38.
  *
  * SPLIT, for D with more slices of 256 columns than a cluster has blocks, and for bf16 or f16 with any D: the blocks do
  * not communicate. A block has one slice and every gridDim.y-th tile. The reducers store the slice's sums to global
@@ -42,7 +46,7 @@
  * SEAM, post of a layer and pre of the next, for D up to 4096: x of pre is y of post, which never is read from memory.
  * The producer also loads a tile of f. The h_in warps first compute y in place of x: a thread replaces the elements
  * that it reads for h_in later, LOOKAHEAD tiles after. One of their threads stores y by one TMA box. The MMA warps wait
- * for mixed[stage] (128 arrivals, the h_in threads: y of the tile is in shared memory) instead of full[stage]. The
+ * for y_full[stage] (128 arrivals, the h_in threads: y of the tile is in shared memory) instead of full[stage]. The
  * order of the sums of y is that of mhc_post.cu, so y has the bits of mhc_post. */
 #include "mhc_mma.cuh"
 
@@ -68,13 +72,13 @@ template <typename E_, int CHUNKS_, bool SEAM_ = false> struct fwd_traits {
     enum {
         SEAM = SEAM_,
         CHUNKS = CHUNKS_,
-        WIDE = CHUNKS > MHC_SM90_CHUNKS,
+        WIDE = CHUNKS > MHC_SM90_BLOCK_CHUNKS,
         TILE = WIDE ? MHC_SM90_WIDE_TILE : MHC_SM90_TILE,
         STAGES = SEAM ? 5 : 6,
-        STREAM_BYTES = CHUNKS * MHC_SM90_CHUNK * TILE * 2, /* of one stream in a stage */
+        STREAM_BYTES = CHUNKS * MHC_SM90_CHUNK_COLUMNS * TILE * 2, /* of one stream in a stage */
         STAGE_BYTES = N * STREAM_BYTES,
-        LOOKAHEAD = 2,                                        /* tiles from y to h_in */
-        STEPS = N * CHUNKS * MHC_SM90_CHUNK / 16 / MMA_WARPS, /* steps of 16 k of one MMA warp */
+        LOOKAHEAD = 2,                                                /* tiles from y to h_in */
+        STEPS = N * CHUNKS * MHC_SM90_CHUNK_COLUMNS / 16 / MMA_WARPS, /* steps of 16 k of one MMA warp */
         PAIRS = STEPS / 2,
         GROUPS = groups_of<E>,
         /* Groups of a step that stay in registers, except in the last SHARED_STEPS steps. */
@@ -102,29 +106,30 @@ template <typename Traits> struct shared_memory {
                      [Traits::BYTE_TERMS ? 32 : 1];
     float partial[MMA_WARPS][Traits::TILE][SUMS];
     /* Sums from all blocks, for each stage that holds a token of this block. */
-    float gathered[Traits::STAGES * Traits::TILE / MHC_SM90_CLUSTER][MHC_SM90_CLUSTER][SUMS];
+    float gathered[Traits::STAGES * Traits::TILE / MHC_SM90_CLUSTER_BLOCKS][MHC_SM90_CLUSTER_BLOCKS][SUMS];
     float h_pre[Traits::STAGES][Traits::TILE][N];
     /* Of each token: rows of A, then h_post. Tiles alternate between two buffers. */
-    float4 mixture[2][Traits::SEAM ? Traits::TILE : 1][N + 1];
+    float4 post_coefficients[2][Traits::SEAM ? Traits::TILE : 1][N + 1];
     /* Scales of rows r, 8 + r and 16 + r of a warp. */
     float4 row_scales[Traits::BYTE_TERMS ? MMA_WARPS : 1][Traits::BYTE_TERMS ? 8 : 1];
     uint64_t full[Traits::STAGES], empty[Traits::STAGES], gathered_full[Traits::STAGES], h_pre_full[Traits::STAGES];
-    uint64_t partial_full, partial_empty, mixed[Traits::STAGES];
+    uint64_t partial_full, partial_empty, y_full[Traits::STAGES];
 };
 extern __shared__ __align__(1024) unsigned char memory[];
 
 #define FOR_EACH_TILE(tile, ring, schedule)  \
     cot_pipeline_state<Traits::STAGES> ring; \
-    for (int tile = (schedule).first; tile < (schedule).tiles; tile += (schedule).step, ring.next())
+    for (int tile = (schedule).first; tile < (schedule).tiles; tile += (schedule).stride, ring.next())
 
 /* phi gamma in half a step: the lane's two columns, and the lane's row of each octet. */
 template <typename Traits>
-static __device__ __forceinline__ void load_weights(const mhc_call &c, int rank, int warp, int step, int half,
-                                                    float2 (&weights)[OCTETS])
+static __device__ __forceinline__ void load_phi_gamma(const mhc_call &c, int rank, int warp, int step, int half,
+                                                      float2 (&weights)[OCTETS])
 {
     const int row = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
     const int k_step = warp * Traits::STEPS + step, block = k_step / 4, stream = block / Traits::CHUNKS;
-    const int d = (rank * Traits::CHUNKS + block % Traits::CHUNKS) * MHC_SM90_CHUNK + k_step % 4 * 16 + half * 8 + pair;
+    const int d =
+        (rank * Traits::CHUNKS + block % Traits::CHUNKS) * MHC_SM90_CHUNK_COLUMNS + k_step % 4 * 16 + half * 8 + pair;
     const bool inside = d < c.D;
     float2 gamma = {1.0f, 1.0f};
     if (present(c.gamma) && inside)
@@ -139,11 +144,11 @@ static __device__ __forceinline__ void load_weights(const mhc_call &c, int rank,
     }
 }
 
-constexpr float THIRD_CENTER = 192.0f; /* center of the range of a third term, in steps: the range is from 128 to 256 */
+constexpr float THIRD_CENTER = 192.0f; /* center of the range of a third term, in units: the range is from 128 to 256 */
 
 /* Powers of two that scale the lane's row of each octet, over the warp's columns. f16: the elements are divided by the
  * scale; the largest is then from 2^14 to 2^15. bf16: the third terms are divided by it. Their distance from
- * THIRD_CENTER is at most 2^-16 of the largest element, which is at most 64 steps. */
+ * THIRD_CENTER is at most 2^-17 p = 64 units, where p is the power of two below the row's largest element. */
 template <typename Traits>
 static __device__ __forceinline__ void find_row_scales(const mhc_call &c, int rank, int warp,
                                                        float (&row_scale)[OCTETS])
@@ -154,7 +159,7 @@ static __device__ __forceinline__ void find_row_scales(const mhc_call &c, int ra
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float2 weights[OCTETS];
-            load_weights<Traits>(c, rank, warp, s, half, weights);
+            load_phi_gamma<Traits>(c, rank, warp, s, half, weights);
 #pragma unroll
             for (int octet = 0; octet < OCTETS; octet++)
                 largest[octet] = fmaxf(largest[octet], fmaxf(fabsf(weights[octet].x), fabsf(weights[octet].y)));
@@ -166,14 +171,14 @@ static __device__ __forceinline__ void find_row_scales(const mhc_call &c, int ra
         maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffu, maximum, 2));
         if (Traits::BYTE_TERMS)
             maximum *=
-                1.0001f; /* the largest element minus THIRD_CENTER steps must stay below twice the power of two */
+                1.0001f; /* the largest element minus THIRD_CENTER units must stay below twice the power of two */
         const uint32_t exponent = __float_as_uint(maximum) >> 23;
         row_scale[octet] = __uint_as_float(((exponent < 30 ? 30 : exponent) - (Traits::BYTE_TERMS ? 23 : 14)) << 23);
     }
 }
 
-/* Packs two third terms into a byte each: the distance from THIRD_CENTER in steps of 1 / scale, from -64 to 64, plus
- * 64. */
+/* Packs two third terms into a byte each: the distance from THIRD_CENTER in units (1 / scale), from -64 to 64,
+ * plus 64. */
 static __device__ __forceinline__ uint16_t pack_bytes(float2 value, float scale)
 {
     const int x = __float2int_rn(value.x * scale) + 64, y = __float2int_rn(value.y * scale) + 64;
@@ -189,9 +194,10 @@ static __device__ __forceinline__ uint32_t unpack_bytes(uint32_t word, int half)
 /* Loads phi gamma of the warp's columns of k and splits it into terms, as fragments of A: [step][term*3 + octet of
  * rows][half of the step]. */
 template <typename Traits>
-static __device__ __forceinline__ void load_phi(const mhc_call &c, shared_memory<Traits> &shared, int rank, int warp,
-                                                uint32_t (&phi)[Traits::STEPS][Traits::REGISTER_GROUPS][2],
-                                                float (&row_scale)[OCTETS])
+static __device__ __forceinline__ void split_phi_gamma(const mhc_call &c, shared_memory<Traits> &shared, int rank,
+                                                       int warp,
+                                                       uint32_t (&phi)[Traits::STEPS][Traits::REGISTER_GROUPS][2],
+                                                       float (&row_scale)[OCTETS])
 {
     typedef typename Traits::E E;
     if constexpr (cot_is_f16<E> || Traits::BYTE_TERMS)
@@ -205,7 +211,7 @@ static __device__ __forceinline__ void load_phi(const mhc_call &c, shared_memory
             float2 weights[OCTETS];
             if (Traits::WIDE && (2 * s + half) % 8 == 0)
                 __syncwarp(); /* otherwise the compiler loads further ahead than the registers allow */
-            load_weights<Traits>(c, rank, warp, s, half, weights);
+            load_phi_gamma<Traits>(c, rank, warp, s, half, weights);
 #pragma unroll
             for (int octet = 0; octet < OCTETS; octet++) {
                 float2 rest = weights[octet];
@@ -261,11 +267,11 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
                                                 const tile_schedule &schedule)
 {
     typedef typename Traits::E E;
-    constexpr int GROUPS = Traits::GROUPS, PAIRS = GROUPS / 2, TILE = Traits::TILE;
+    constexpr int GROUPS = Traits::GROUPS, M_TILES = GROUPS / 2, TILE = Traits::TILE;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     uint32_t phi[Traits::STEPS][Traits::REGISTER_GROUPS][2], parity = 0;
     float row_scale[OCTETS];
-    load_phi<Traits>(c, s, schedule.rank, warp, phi, row_scale);
+    split_phi_gamma<Traits>(c, s, schedule.column_block, warp, phi, row_scale);
     __syncwarp();
     if (!SPLIT)
         cot_cluster_wait();
@@ -284,10 +290,10 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
                        first_row = row_address[0] + stage_offset;
         const uint32_t row_base[2] = {first_row,
                                       Traits::PAIRS % 2 == 0 ? first_row ^ 64 : row_address[1] + stage_offset};
-        cot_mbarrier_wait(Traits::SEAM ? &s.mixed[ring.stage] : &s.full[ring.stage], ring.parity);
+        cot_mbarrier_wait(Traits::SEAM ? &s.y_full[ring.stage] : &s.full[ring.stage], ring.parity);
 #pragma unroll
         for (int t = 0; t < TILE / 8; t++) {
-            float sums[PAIRS][4] = {0}, tail_sums[4] = {0}, run[4] = {0};
+            float sums[M_TILES][4] = {0}, tail_sums[4] = {0}, run[4] = {0};
 #pragma unroll
             for (int pair = 0; pair < Traits::PAIRS; pair++) {
                 uint32_t x[4];
@@ -302,7 +308,7 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
                     uint32_t A[GROUPS][2];
                     load_step(s, warp, 2 * pair + u, phi, third_terms, A);
 #pragma unroll
-                    for (int m = 0; m < PAIRS; m++)
+                    for (int m = 0; m < M_TILES; m++)
                         mma<E>(sums[m], A[2 * m][0], A[2 * m + 1][0], A[2 * m][1], A[2 * m + 1][1], x[2 * u],
                                x[2 * u + 1]);
                     if constexpr (GROUPS % 2 != 0)
@@ -335,7 +341,7 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
 #pragma unroll
                 for (int octet = 0; octet < OCTETS; octet++) { /* add the smallest terms first */
                     const int last_group = GROUPS - OCTETS + octet;
-                    float sum = last_group / 2 == PAIRS ? tail_sums[p] : sums[last_group / 2][last_group % 2 * 2 + p];
+                    float sum = last_group / 2 == M_TILES ? tail_sums[p] : sums[last_group / 2][last_group % 2 * 2 + p];
                     if (Traits::BYTE_TERMS)
                         sum *= row_scale[octet];
 #pragma unroll
@@ -354,7 +360,8 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
 
 /* Starts the loads of the coefficients of post, of the tokens of one h_in warp: zero for tokens that do not exist. */
 template <typename Traits>
-static __device__ __forceinline__ void load_mixture(const mhc_seam_call &p, float4 (*to)[N + 1], int first_token)
+static __device__ __forceinline__ void load_post_coefficients(const mhc_seam_call &p, float4 (*to)[N + 1],
+                                                              int first_token)
 {
     constexpr int FLOATS = N * N + N;
     const int axis = p.call.T > 1 ? 1 : 0; /* of the stride between tokens, for any B */
@@ -372,13 +379,14 @@ static __device__ __forceinline__ void load_mixture(const mhc_seam_call &p, floa
 
 /* Replaces x of one token and 16 bytes of each chunk by y. */
 template <typename Traits>
-static __device__ __forceinline__ void mix(unsigned char *x, const unsigned char *f, const float4 (&mixture)[N + 1])
+static __device__ __forceinline__ void apply_post(unsigned char *x, const unsigned char *f,
+                                                  const float4 (&post_coefficients)[N + 1])
 {
     typedef typename Traits::E E;
     float coefficient[N + 1][N];
 #pragma unroll
     for (int i = 0; i <= N; i++) {
-        const float4 row = mixture[i];
+        const float4 row = post_coefficients[i];
         coefficient[i][0] = row.x, coefficient[i][1] = row.y, coefficient[i][2] = row.z, coefficient[i][3] = row.w;
     }
 #pragma unroll 2
@@ -426,10 +434,11 @@ static __device__ __forceinline__ void compute_h_in(const mhc_call &c, const mhc
     static_assert(!Traits::SEAM || UNITS == 128, "a thread must have one unit of every chunk");
     const int thread = threadIdx.x % 128, t = thread % UNITS / 8, unit = thread % 8;
     const int x_offset = (thread / UNITS * Traits::TILE + t) * 128 + (unit ^ (t & 7)) * 16;
-    const int d = (schedule.rank * Traits::CHUNKS + thread / UNITS) * MHC_SM90_CHUNK + unit * 8;
+    const int d = (schedule.column_block * Traits::CHUNKS + thread / UNITS) * MHC_SM90_CHUNK_COLUMNS + unit * 8;
     /* Number of the block's chunks below D, counted from the thread's first chunk. */
     const int chunks =
-        min((int)Traits::CHUNKS, (int)c.D / MHC_SM90_CHUNK - schedule.rank * Traits::CHUNKS) - thread / UNITS;
+        min((int)Traits::CHUNKS, (int)c.D / MHC_SM90_CHUNK_COLUMNS - schedule.column_block * Traits::CHUNKS) -
+        thread / UNITS;
     const int64_t stride = c.h_in.stride[c.T > 1 ? 1 : 0]; /* between tokens, for any B */
     auto finish_tile = [&](int tile, const cot_pipeline_state<Traits::STAGES> &ring) {
         if (!Traits::SEAM)
@@ -459,7 +468,7 @@ static __device__ __forceinline__ void compute_h_in(const mhc_call &c, const mhc
                     sum[2 * w + 1] = fmaf(h_pre[i], pair.y, sum[2 * w + 1]);
                 }
             }
-            cot_store_vector<E, 8>(to + chunk * MHC_SM90_CHUNK, sum);
+            cot_store_vector<E, 8>(to + chunk * MHC_SM90_CHUNK_COLUMNS, sum);
         }
         __syncwarp();
         if (Traits::SEAM && thread == 0)
@@ -470,35 +479,39 @@ static __device__ __forceinline__ void compute_h_in(const mhc_call &c, const mhc
     if constexpr (!Traits::SEAM) {
         cot_cluster_wait();
         FOR_EACH_TILE(tile, ring, schedule)
-        finish_tile(tile, ring);
+        {
+            finish_tile(tile, ring);
+        }
     } else {
         const int warp_token = thread / 32 * (Traits::TILE / 4);
-        load_mixture<Traits>(*seam, &s.mixture[0][warp_token], schedule.first * Traits::TILE + warp_token);
+        load_post_coefficients<Traits>(*seam, &s.post_coefficients[0][warp_token],
+                                       schedule.first * Traits::TILE + warp_token);
         cot_cluster_wait();
-        cot_pipeline_state<Traits::STAGES> mix_ring, ring;
+        cot_pipeline_state<Traits::STAGES> y_ring, ring;
         int buffer = 0;
-        for (int tile = schedule.first; tile < schedule.tiles + Traits::LOOKAHEAD * schedule.step;
-             tile += schedule.step) {
+        for (int tile = schedule.first; tile < schedule.tiles + Traits::LOOKAHEAD * schedule.stride;
+             tile += schedule.stride) {
             if (tile < schedule.tiles) {
                 cot_cp_async_wait_group<0>();
                 __syncwarp(); /* the coefficients of all lanes are there, and those of the tile before have been read */
-                load_mixture<Traits>(*seam, &s.mixture[buffer ^ 1][warp_token],
-                                     (tile + schedule.step) * Traits::TILE + warp_token);
-                cot_mbarrier_wait(&s.full[mix_ring.stage], mix_ring.parity);
-                mix<Traits>(s.x[mix_ring.stage] + x_offset, s.f[mix_ring.stage] + x_offset, s.mixture[buffer][t]);
+                load_post_coefficients<Traits>(*seam, &s.post_coefficients[buffer ^ 1][warp_token],
+                                               (tile + schedule.stride) * Traits::TILE + warp_token);
+                cot_mbarrier_wait(&s.full[y_ring.stage], y_ring.parity);
+                apply_post<Traits>(s.x[y_ring.stage] + x_offset, s.f[y_ring.stage] + x_offset,
+                                   s.post_coefficients[buffer][t]);
                 buffer ^= 1;
                 cot_fence_proxy_async();
-                cot_mbarrier_arrive(&s.mixed[mix_ring.stage]);
+                cot_mbarrier_arrive(&s.y_full[y_ring.stage]);
                 cot_named_barrier<1>(128);
                 if (thread == 0) {
-                    cot_tma_store_4d(&seam->y, 0, tile * Traits::TILE, schedule.rank * Traits::CHUNKS, 0,
-                                     s.x[mix_ring.stage]);
+                    cot_tma_store_4d(&seam->y, 0, tile * Traits::TILE, schedule.column_block * Traits::CHUNKS, 0,
+                                     s.x[y_ring.stage]);
                     cot_bulk_commit();
                 }
-                mix_ring.next();
+                y_ring.next();
             }
-            if (tile >= Traits::LOOKAHEAD * schedule.step) { /* first < step */
-                finish_tile(tile - Traits::LOOKAHEAD * schedule.step, ring);
+            if (tile >= Traits::LOOKAHEAD * schedule.stride) { /* first < step */
+                finish_tile(tile - Traits::LOOKAHEAD * schedule.stride, ring);
                 ring.next();
             }
         }
@@ -512,9 +525,9 @@ static __device__ __forceinline__ void compute_h_in(const mhc_call &c, const mhc
  * blocks. */
 template <typename Traits> static __device__ __forceinline__ int owner_of(int stage, int token)
 {
-    static_assert(Traits::STAGES * Traits::TILE % MHC_SM90_CLUSTER == 0,
+    static_assert(Traits::STAGES * Traits::TILE % MHC_SM90_CLUSTER_BLOCKS == 0,
                   "a stage must have the same owners for every tile");
-    return (stage * Traits::TILE + token) % MHC_SM90_CLUSTER;
+    return (stage * Traits::TILE + token) % MHC_SM90_CLUSTER_BLOCKS;
 }
 
 template <typename Traits, bool SPLIT>
@@ -541,13 +554,13 @@ static __device__ __forceinline__ void reduce(const mhc_call &c, shared_memory<T
             const int owner = owner_of<Traits>(ring.stage, token);
             if (!SPLIT)
                 cot_store_async(
-                    cot_mapa(cot_shared_address(
-                                 &s.gathered[ring.stage * Traits::TILE / MHC_SM90_CLUSTER][schedule.rank][part]),
+                    cot_mapa(cot_shared_address(&s.gathered[ring.stage * Traits::TILE / MHC_SM90_CLUSTER_BLOCKS]
+                                                           [schedule.column_block][part]),
                              owner),
                     cot_mapa(cot_shared_address(&s.gathered_full[ring.stage]), owner), __float_as_uint(sum.x),
                     __float_as_uint(sum.y), __float_as_uint(sum.z), __float_as_uint(sum.w));
             else if (global_token < c.tokens)
-                *(float4 *)(c.sums + (global_token * c.slices + schedule.rank) * SUMS + part) = sum;
+                *(float4 *)(c.sums + (global_token * c.slices + schedule.column_block) * SUMS + part) = sum;
         }
         arrive_all_lanes(&s.partial_empty);
         parity ^= 1;
@@ -584,8 +597,8 @@ static __device__ __forceinline__ float reciprocal_newton(float x)
 /* All blocks wait for h_pre from all owners. The path from the last block's sums to h_pre is latency-critical, so it
  * has no division. */
 template <typename Traits>
-static __device__ __forceinline__ void finalize_token(const mhc_call &c, shared_memory<Traits> &s,
-                                                      const tile_schedule &schedule)
+static __device__ __forceinline__ void run_owner(const mhc_call &c, shared_memory<Traits> &s,
+                                                 const tile_schedule &schedule)
 {
     const int lane = threadIdx.x % 32;
     const bool is_coefficient = lane < M;
@@ -598,7 +611,7 @@ static __device__ __forceinline__ void finalize_token(const mhc_call &c, shared_
     cot_cluster_wait();
     FOR_EACH_TILE(tile, ring, schedule)
     {
-        const int tile_token = (schedule.rank - ring.stage * Traits::TILE) & (MHC_SM90_CLUSTER - 1);
+        const int tile_token = (schedule.column_block - ring.stage * Traits::TILE) & (MHC_SM90_CLUSTER_BLOCKS - 1);
         if (tile_token >= Traits::TILE)
             continue;
         cot_mbarrier_wait(&s.gathered_full[ring.stage], ring.parity);
@@ -608,8 +621,8 @@ static __device__ __forceinline__ void finalize_token(const mhc_call &c, shared_
         float parts[4] = {0};
         if (lane < SUMS)
 #pragma unroll
-            for (int block = 0; block < MHC_SM90_CLUSTER; block++)
-                parts[block % 4] += s.gathered[ring.stage * Traits::TILE / MHC_SM90_CLUSTER][block][lane];
+            for (int block = 0; block < MHC_SM90_CLUSTER_BLOCKS; block++)
+                parts[block % 4] += s.gathered[ring.stage * Traits::TILE / MHC_SM90_CLUSTER_BLOCKS][block][lane];
         const float sum = (parts[0] + parts[1]) + (parts[2] + parts[3]);
         const float squares = __shfl_sync(0xffffffffu, sum, M);
         const float inv_rms = rsqrt_newton(__fdividef(squares, (float)(N * c.D)) + c.norm_eps);
@@ -620,7 +633,7 @@ static __device__ __forceinline__ void finalize_token(const mhc_call &c, shared_
 #pragma unroll
         for (int i = 0; i < N; i++)
             h_pre[i] = __float_as_uint(__shfl_sync(0xffffffffu, value, i));
-        if (lane < MHC_SM90_CLUSTER)
+        if (lane < MHC_SM90_CLUSTER_BLOCKS)
             cot_store_async(cot_mapa(cot_shared_address(s.h_pre[ring.stage][tile_token]), lane),
                             cot_mapa(cot_shared_address(&s.h_pre_full[ring.stage]), lane), h_pre[0], h_pre[1], h_pre[2],
                             h_pre[3]);
@@ -644,7 +657,7 @@ template <typename Traits> static __device__ __forceinline__ tile_schedule for_r
     if constexpr (Traits::SEAM) {
         int block;
         asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
-        schedule.first = block / MHC_SM90_CLUSTER;
+        schedule.first = block / MHC_SM90_CLUSTER_BLOCKS;
     }
     return schedule;
 }
@@ -660,9 +673,9 @@ static __device__ __forceinline__ void produce(const Call &p, shared_memory<Trai
             cot_mbarrier_arrive_expect(&s.full[ring.stage],
                                        Traits::STAGE_BYTES + (Traits::SEAM ? Traits::STREAM_BYTES : 0));
             if constexpr (Traits::SEAM)
-                cot_tma_load_4d(s.f[ring.stage], &p.f, 0, tile * Traits::TILE, schedule.rank * Traits::CHUNKS, 0,
-                                &s.full[ring.stage]);
-            cot_tma_load_4d(s.x[ring.stage], &p.x, 0, tile * Traits::TILE, schedule.rank * Traits::CHUNKS, 0,
+                cot_tma_load_4d(s.f[ring.stage], &p.f, 0, tile * Traits::TILE, schedule.column_block * Traits::CHUNKS,
+                                0, &s.full[ring.stage]);
+            cot_tma_load_4d(s.x[ring.stage], &p.x, 0, tile * Traits::TILE, schedule.column_block * Traits::CHUNKS, 0,
                             &s.full[ring.stage]);
         }
     }
@@ -682,7 +695,7 @@ template <typename Traits, bool SPLIT, typename Call> static __device__ __forcei
         for (int stage = 0; stage < Traits::STAGES; stage++) {
             cot_mbarrier_init(&s.full[stage], 1);
             cot_mbarrier_init(&s.empty[stage], SPLIT ? MMA_WARPS : 4);
-            cot_mbarrier_init(&s.mixed[stage], 128);
+            cot_mbarrier_init(&s.y_full[stage], 128);
             cot_mbarrier_init(&s.gathered_full[stage], 1);
             cot_mbarrier_init(&s.h_pre_full[stage], 1);
             cot_mbarrier_arrive_expect(&s.gathered_full[stage], sizeof s.gathered[0]);
@@ -705,7 +718,7 @@ template <typename Traits, bool SPLIT, typename Call> static __device__ __forcei
         else if (warp == MMA_WARPS + 2)
             produce<Traits, SPLIT>(p, s, for_role<Traits>(schedule));
         else if constexpr (!SPLIT)
-            finalize_token(c, s, for_role<Traits>(schedule));
+            run_owner(c, s, for_role<Traits>(schedule));
     } else if constexpr (!SPLIT) {
         cot_setmaxnreg_dec<Traits::SEAM ? 64 : Traits::WIDE ? 40 : 48>();
         if constexpr (Traits::SEAM)
@@ -723,7 +736,7 @@ template <typename Traits, bool SPLIT, typename Call> static __device__ __forcei
     extern "C" __global__ void __launch_bounds__(MHC_SM90_FWD_THREADS, 1)           \
         mhc_seam_fwd_cluster_sm90_##suffix(const __grid_constant__ mhc_seam_call p) \
     {                                                                               \
-        forward<fwd_traits<element, MHC_SM90_CHUNKS, true>, false>(p);              \
+        forward<fwd_traits<element, MHC_SM90_BLOCK_CHUNKS, true>, false>(p);        \
     }
 SEAM_INSTANCE(f16, __half)
 SEAM_INSTANCE(bf16, __nv_bfloat16)
@@ -734,9 +747,9 @@ SEAM_INSTANCE(bf16, __nv_bfloat16)
     {                                                                 \
         forward<fwd_traits<element, chunks>, split>(p);               \
     }
-INSTANCE(cluster_sm90_f16, __half, MHC_SM90_CHUNKS, false, MHC_SM90_FWD_THREADS)
-INSTANCE(cluster_sm90_bf16, __nv_bfloat16, MHC_SM90_CHUNKS, false, MHC_SM90_FWD_THREADS)
-INSTANCE(wide_sm90_f16, __half, MHC_SM90_WIDE_CHUNKS, false, MHC_SM90_FWD_THREADS)
-INSTANCE(wide_sm90_bf16, __nv_bfloat16, MHC_SM90_WIDE_CHUNKS, false, MHC_SM90_FWD_THREADS)
-INSTANCE(split_sm90_f16, __half, MHC_SM90_CHUNKS, true, MHC_SM90_SPLIT_THREADS)
-INSTANCE(split_sm90_bf16, __nv_bfloat16, MHC_SM90_CHUNKS, true, MHC_SM90_SPLIT_THREADS)
+INSTANCE(cluster_sm90_f16, __half, MHC_SM90_BLOCK_CHUNKS, false, MHC_SM90_FWD_THREADS)
+INSTANCE(cluster_sm90_bf16, __nv_bfloat16, MHC_SM90_BLOCK_CHUNKS, false, MHC_SM90_FWD_THREADS)
+INSTANCE(wide_sm90_f16, __half, MHC_SM90_WIDE_BLOCK_CHUNKS, false, MHC_SM90_FWD_THREADS)
+INSTANCE(wide_sm90_bf16, __nv_bfloat16, MHC_SM90_WIDE_BLOCK_CHUNKS, false, MHC_SM90_FWD_THREADS)
+INSTANCE(split_sm90_f16, __half, MHC_SM90_BLOCK_CHUNKS, true, MHC_SM90_SPLIT_THREADS)
+INSTANCE(split_sm90_bf16, __nv_bfloat16, MHC_SM90_BLOCK_CHUNKS, true, MHC_SM90_SPLIT_THREADS)

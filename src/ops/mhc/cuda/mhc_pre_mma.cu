@@ -21,7 +21,7 @@ enum {
     TILE = MHC_CUDA_MMA_TOKENS,
     COLUMNS = MHC_CUDA_MMA_COLUMNS,
     CHUNK = MHC_CUDA_MMA_CHUNK,
-    RUN = MHC_CUDA_MMA_RUN,
+    RUN = MHC_CUDA_MMA_STAGE_TOKENS,
     TERMS = MHC_CUDA_MMA_TERMS
 };
 static_assert(TILE == 16 * WARPS && COLUMNS == 16 * WARPS, "each warp has 16 tokens and 16 columns");
