@@ -157,9 +157,9 @@ typedef struct cot_queue_options {
 /* Creates a queue. options may be NULL (CPU, all threads). The caller destroys the queue with cot_queue_destroy.
  * In a process that was forked after the library was loaded, CPU queues run on one thread: OpenMP's threads do
  * not survive a fork.
- * A CUDA queue opens the driver (libcuda.so.1, version 12.0 or later). It uses the context of the stream, else the
- * device's primary context. No call changes the thread's current context. A HIP queue opens libamdhip64.so of ROCm 6.0
- * or later. No call changes the thread's current device.
+ * A CUDA queue opens the driver (libcuda.so.1), of the build's major version of CUDA or newer. It uses the context of the
+ * stream, else the device's primary context. No call changes the thread's current context. A HIP queue opens
+ * libamdhip64.so of ROCm 6.0 or later. No call changes the thread's current device.
  * Errors: COT_INVALID_ARGUMENT (out, options, threads, kernels, device), COT_OUT_OF_MEMORY, COT_NO_DEVICE (no driver,
  * a driver that is too old, no device, an architecture that no kernel supports), COT_DEVICE_ERROR. */
 COT_API cot_status cot_queue_create(const cot_queue_options *options, cot_queue **out);

@@ -49,7 +49,7 @@ int command_check(int argc, char **argv)
         table,
         parse,
         "[OP]",
-        "Compares every kernel with its float64 oracle, and the oracle's gradients with finite differences.\v"
+        "Compares every kernel with its oracle, and the oracle's gradients with finite differences.\v"
         "The last line is \"N passed, N failed, N skipped\". The exit status is 1 if any failed, and 2 if no kernel ran: "
         "the options match nothing, or this machine lacks the instruction set of all kernels that they name.",
         0,

@@ -16,7 +16,7 @@ static const struct {
     {"info", command_info, "this machine, the backends and the version"},
     {"ops", command_ops, "the ops, their kernels, and which of them this machine can run"},
     {"explain", command_explain, "which kernel a call would take, and why not the others"},
-    {"check", command_check, "compare every kernel with its float64 oracle"},
+    {"check", command_check, "compare every kernel with its oracle"},
     {"bench", command_bench, "time every kernel, and compare it with the machine's ceilings"},
     {"profile", command_profile, "where the time of a call goes, from the host's memory to a GPU and back"},
     {"demo", command_demo, "run the jobs of the project's first documents, and compare the figures"},

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_ref.c: the float64 oracle: the formulas of cotangent/attention.h as plain loops over whole rows of
+ * attention_ref.c: the oracle, in long double: the formulas of cotangent/attention.h as plain loops over whole rows of
  * scores. All tensors are f64, row-major. Sums are long double where the compiler has one. If all inputs are numbers
  * of float32 or shorter formats, sums are double, which takes much less time. Products of two inputs are exact then,
  * and the error of double sums is negligible against a tolerance of 2^-24.

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * attention_ref.h: the float64 oracle of each direction; see cases/cases.h. */
+ * attention_ref.h: the oracle of each direction; see cases/cases.h. */
 #ifndef COT_ATTENTION_REF_H
 #define COT_ATTENTION_REF_H
 
