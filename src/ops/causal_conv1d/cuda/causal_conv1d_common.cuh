@@ -14,7 +14,7 @@
 /* The kernels of a file: body<element, width, SPECIALIZED>. Specialized kernels support K up to 4, whole aligned
  * vectors and no packing, so they need few registers. General kernels test these conditions at run time. `blocks`:
  * specialized blocks that must fit on a multiprocessor. */
-#define CONV1D_DEFINE_KERNELS(stem, body, blocks)                               \
+#define CONV1D_DEFINE_KERNELS(stem, body, blocks)                          \
     CONV1D_INSTANCE(stem##_bf16, body, blocks, __nv_bfloat16, 4, true)     \
     CONV1D_INSTANCE(stem##_bf16_general, body, 1, __nv_bfloat16, 8, false) \
     CONV1D_INSTANCE(stem##_f16, body, blocks, __half, 4, true)             \
