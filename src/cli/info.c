@@ -50,14 +50,16 @@ static const char *describe_hip(uint32_t *isa)
  * use. */
 static const char *describe_cuda(uint32_t *isa)
 {
-    static char text[160] = "available, ";
+    static char text[512] = "available, ";
     cot_queue *queue = NULL;
     cot_queue_options options;
     COT_INIT(&options);
     options.backend = COT_BACKEND_CUDA;
     *isa = 0;
-    if (cot_queue_create(&options, &queue) != COT_OK)
-        return cot_error_message();
+    if (cot_queue_create(&options, &queue) != COT_OK) { /* the next failing call overwrites the message */
+        snprintf(text, sizeof text, "%s", cot_error_message());
+        return text;
+    }
     *isa = queue->isa;
     cot_queue_destroy(queue);
     const size_t length = strlen("available, ");

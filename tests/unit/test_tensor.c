@@ -128,7 +128,7 @@ static void check_tensor_names_the_fault(void **state)
                  "call: x has -1 axes, expected 0 to 6");
     t.rank = INT32_MAX;
     assert_fails(cot_check_tensor("call", "x", &t, COT_FLOATS, 0, 6), COT_INVALID_SHAPE,
-                 "call: x has 2 axes147483647, expected 0 to 6");
+                 "call: x has 2147483647 axes, expected 0 to 6");
     t.rank = 2;
     assert_fails(cot_check_size("call", "x", &t, 1, "T", "dy", 5), COT_INVALID_SHAPE, "call: x has T=4, dy has T=5");
     assert_ok(cot_check_size("call", "x", &t, 1, "T", "dy", 4));
