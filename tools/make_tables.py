@@ -506,8 +506,8 @@ seconds of load. *Burst* is one call on an idle GPU. """ + PRODUCTS + " The line
 
 *generated*: the kernel generates the mask from the seed. *mask*: the mask is in memory, with one byte for each element. *mask_bits*:
 with one bit for each element. Peers are the same formula in PyTorch, eager and through `torch.compile`."""),
-    "mhc": ("mhc_pre, mhc_sinkhorn, mhc_post", ["mhc_pre", "mhc_sinkhorn", "mhc_post"],
-            MEMORY_BOUND.replace("This op is", "mhc_pre and mhc_post are") + CYCLES + """
+    "mhc": ("mhc_pre, mhc_sinkhorn, mhc_post, mhc_seam", ["mhc_pre", "mhc_sinkhorn", "mhc_post", "mhc_seam"],
+            MEMORY_BOUND.replace("This op is", "mhc_pre, mhc_post and mhc_seam are") + CYCLES + """
 
 mhc_pre multiplies x by phi. With many streams or small D, it is compute-bound. """ + PRODUCTS + """
 
@@ -706,7 +706,7 @@ are medians of the wall time in ms, and *both* is forward and backward without a
 
 *nccl*: each rank has a GPU. *Share of ideal* is the time of *single*, divided by the ranks times the time of the group. It is above 1 where
 the backward of the long call is slower per pair than the calls of the ranks. *local*: all ranks are streams of one GPU, and *group /
-single* is the cost of the division. *Columns*: ranks that exchange heads; 1 is a ring.
+single* is the cost of the division. *Head ranks*: the ranks that exchange heads; 1 is a ring.
 
 Of the rank that waits longest, in one forward and backward: the *calls* of libcotangent, the time of its *transfers*, and the time *exposed*, in
 which its arithmetic waits for them."""

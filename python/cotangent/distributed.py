@@ -23,7 +23,8 @@ make no more calls.
 
 Gradients follow one rule: the loss of the whole is the sum of the losses of the ranks, and the gradient of a tensor that
 all ranks share is the sum of the gradients of the ranks. Rank 0 gets the whole gradient of weight, bias, initial_state
-and sink, and the others get zeros. all_reduce_gradients, DDP and FSDP add the ranks.
+and sink, and the others get zeros. all_reduce_gradients adds the ranks. DDP and FSDP2 add
+them and divide by their number: see docs/guide/context_parallel_pytorch.md.
 
 CUDA tensors: a call returns when the ranks have compared their arguments and its work is enqueued on the current
 stream. If a rank dies after that, the work of the others never ends: check() notices it, and so does the next call.
