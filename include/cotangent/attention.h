@@ -3,7 +3,7 @@
  * cotangent/attention.h: softmax(Q K^T) V, forward and backward, and the primitives that combine it from blocks.
  *
  * Symbols: B batch, Tq queries and Tk keys of a sequence, H query heads, Hkv key-value heads (H is a multiple of Hkv:
- * query head h reads key-value head h / (H/Hkv)), d the size of a query and of a key, dv the size of a value. For query
+ * query head h reads key-value head h / (H/Hkv)), d the size of a query and of a key, d_v the size of a value. For query
  * i and key j of one sequence and head, with off = (keys of the sequence) - (queries of the sequence):
  *
  *     x = scale * sum_c q[i,c] * k[j,c];    with softcap: y = softcap * tanh(x / softcap), else y = x
@@ -20,7 +20,7 @@
  * Causal masks and windows are aligned to the lower right corner, where the last query meets the last key.
  * A query without a visible key gets out = 0 and lse = sink[h], or lse = -inf without a sink.
  *
- * Shapes: q [B,Tq,H,d], k [B,Tk,Hkv,d], v [B,Tk,Hkv,dv], out [B,Tq,H,dv], lse [B,H,Tq]. Strides are arbitrary. Fast
+ * Shapes: q [B,Tq,H,d], k [B,Tk,Hkv,d], v [B,Tk,Hkv,d_v], out [B,Tq,H,d_v], lse [B,H,Tq]. Strides are arbitrary. Fast
  * kernels need the last axis of q, k, v, out and their gradients to be contiguous.
  * Packed sequences: cu_seqlens_q and cu_seqlens_k are i32 [B+1]. Sequence b is rows cu_seqlens[b] .. cu_seqlens[b+1] of
  * q [total_q,H,d], k [total_k,Hkv,d], v and out; lse is [H,total_q]. cu_seqlens starts at 0, never decreases and ends
@@ -64,7 +64,7 @@
  * Errors, for all calls: COT_INVALID_ARGUMENT (queue, args, struct_size, a required tensor is missing, options out of
  * range or in conflict), COT_INVALID_SHAPE (sizes that do not match, H not a multiple of Hkv), COT_INVALID_DTYPE,
  * COT_INVALID_LAYOUT (misaligned data, output with repeated elements, overlap), COT_INVALID_DATA (cu_seqlens, seqused),
- * COT_UNSUPPORTED (no kernel of the backend supports the arguments, for example f64, or d or dv above 256, on a GPU; or
+ * COT_UNSUPPORTED (no kernel of the backend supports the arguments, for example f64, or d or d_v above 256, on a GPU; or
  * the forced kernel does not), COT_WORKSPACE_TOO_SMALL, COT_OUT_OF_MEMORY; on a GPU also COT_WOULD_ALLOCATE and
  * COT_DEVICE_ERROR.
  */
@@ -97,7 +97,7 @@ typedef struct cot_attention_forward_args {
     int64_t k_length;                 /* block of keys: rows of the whole sequence; 0 = no block */
     cot_tensor q;                     /* [B,Tq,H,d]   packed [total_q,H,d] */
     cot_tensor k;                     /* [B,Tk,Hkv,d]        [total_k,Hkv,d] */
-    cot_tensor v;                     /* [B,Tk,Hkv,dv]       [total_k,Hkv,dv] */
+    cot_tensor v;                     /* [B,Tk,Hkv,d_v]       [total_k,Hkv,d_v] */
     cot_tensor cu_seqlens_q;          /* i32 [B+1]; with cu_seqlens_k */
     cot_tensor cu_seqlens_k;          /* i32 [B+1]; with cu_seqlens_q */
     cot_tensor seqused_q;             /* i32 [B], optional */
@@ -107,7 +107,7 @@ typedef struct cot_attention_forward_args {
     cot_tensor bias;                  /* [B or 1, H or 1, Tq or 1, Tk or 1], packed with the max lengths; optional */
     cot_tensor dropout_seed_memory;   /* i32 [2], optional: seed_memory of dropout.h */
     cot_tensor dropout_offset_memory; /* i32 [2], optional (dropout.h calls it offset_memory) */
-    cot_tensor out;                   /* out [B,Tq,H,dv]     [total_q,H,dv]; optional */
+    cot_tensor out;                   /* out [B,Tq,H,d_v]     [total_q,H,d_v]; optional */
     cot_tensor lse;                   /* out [B,H,Tq]        [H,total_q]; optional */
     void *workspace;                  /* NULL = memory of the queue; else workspace_bytes bytes, 64-byte aligned */
     size_t workspace_bytes;           /* size of workspace; 0 with NULL */
@@ -164,7 +164,7 @@ typedef struct cot_attention_backward_args {
     cot_tensor dropout_seed_memory;   /* as in the forward */
     cot_tensor dropout_offset_memory; /* as in the forward */
     cot_tensor lse;                   /* [B,H,Tq]      packed [H,total_q]; the forward's output */
-    cot_tensor out;                   /* [B,Tq,H,dv]   [total_q,H,dv]; the forward's output; absent with delta */
+    cot_tensor out;                   /* [B,Tq,H,d_v]   [total_q,H,d_v]; the forward's output; absent with delta */
     cot_tensor dout;                  /* like out, q's dtype */
     cot_tensor dlse;                  /* like lse; optional (absent = zero); absent with delta */
     cot_tensor delta;                 /* like lse: from cot_attention_delta; replaces out and dlse */
@@ -188,7 +188,7 @@ COT_API cot_status cot_attention_backward_workspace(cot_queue *queue, const cot_
  * use the same delta in their backward. */
 typedef struct cot_attention_delta_args {
     size_t struct_size;
-    cot_tensor out;   /* [B,Tq,H,dv]   or [total_q,H,dv] */
+    cot_tensor out;   /* [B,Tq,H,d_v]   or [total_q,H,d_v] */
     cot_tensor dout;  /* like out; out and dout may have different dtypes */
     cot_tensor dlse;  /* [B,H,Tq]      or [H,total_q]; optional (absent = zero) */
     cot_tensor delta; /* out [B,H,Tq]  or [H,total_q] */
@@ -210,7 +210,7 @@ COT_API cot_status cot_attention_delta_workspace(cot_queue *queue, const cot_att
  * A row with lse = -inf gets out = 0. out may be the same view as out_a, and lse the same view as lse_a. */
 typedef struct cot_attention_merge_args {
     size_t struct_size;
-    cot_tensor out_a; /* [B,Tq,H,dv]   or [total_q,H,dv]; any of the float dtypes */
+    cot_tensor out_a; /* [B,Tq,H,d_v]   or [total_q,H,d_v]; any of the float dtypes */
     cot_tensor out_b; /* like out_a; any of the float dtypes */
     cot_tensor lse_a; /* [B,H,Tq]      or [H,total_q] */
     cot_tensor lse_b; /* like lse_a */

@@ -50,10 +50,10 @@ typedef struct attention_call {
     char *used_data;                 /* the same where the queue is */
     int64_t used_count;
 
-    int64_t B, H, Hkv, d, dv, Tq, Tk; /* of the whole; packed: B sequences, and Tq and Tk rows */
-    int64_t batches;                  /* of the tensors: B, or 1 if packed */
-    cot_dtype dtype, sum;             /* of q; of the sums: f32, or f64 in f64 calls */
-    int64_t left, right;              /* window; ATTENTION_UNBOUNDED or less */
+    int64_t B, H, Hkv, d, d_v, Tq, Tk; /* of the whole; packed: B sequences, and Tq and Tk rows */
+    int64_t batches;                   /* of the tensors: B, or 1 if packed */
+    cot_dtype dtype, sum;              /* of q; of the sums: f32, or f64 in f64 calls */
+    int64_t left, right;               /* window; ATTENTION_UNBOUNDED or less */
     bool single; /* the core gets one sequence and one head a call: the dropout mask of a part of the heads */
 
     int64_t C, R, line, column;

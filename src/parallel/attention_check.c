@@ -221,7 +221,7 @@ static void name_sizes(attention_call *c)
         add_batch_axis(views[n]);
     c->batches = a->q.shape[0];
     c->B = c->packed ? a->cu_seqlens_q.shape[0] - 1 : c->batches;
-    c->H = a->q.shape[2], c->d = a->q.shape[3], c->Hkv = a->k.shape[2], c->dv = a->v.shape[3];
+    c->H = a->q.shape[2], c->d = a->q.shape[3], c->Hkv = a->k.shape[2], c->d_v = a->v.shape[3];
     c->dtype = a->q.dtype;
     c->sum = c->dtype == COT_F64 ? COT_F64 : COT_F32;
     c->left = !a->window || a->window_left < 0 ? ATTENTION_UNBOUNDED : cot_min(a->window_left, ATTENTION_UNBOUNDED);
@@ -316,7 +316,7 @@ cot_status attention_words(const void *call)
                  {"H", c->H},
                  {"Hkv", c->Hkv},
                  {"d", c->d},
-                 {"dv's size", c->dv}};
+                 {"d_v", c->d_v}};
     for (size_t n = 0; n < sizeof words / sizeof *words; n++)
         cot_group_word(g, words[n].name, words[n].value);
     cot_group_number(g, "scale", a->scale);

@@ -352,7 +352,7 @@ block attention_take_block(const attention_call *c, cot_arena *memory, int64_t l
     if (with_k)
         b.k = attention_take(memory, dtype, 4, (const int64_t[]){c->batches, rows, c->kv_heads, c->d});
     if (with_v)
-        b.v = attention_take(memory, dtype, 4, (const int64_t[]){c->batches, rows, c->kv_heads, c->dv});
+        b.v = attention_take(memory, dtype, 4, (const int64_t[]){c->batches, rows, c->kv_heads, c->d_v});
     b.bytes = memory->used - begin;
     return b;
 }

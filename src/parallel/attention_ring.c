@@ -237,7 +237,7 @@ static void add_sink(const attention_call *c, const forward *f, int64_t b, int64
     cot_store_f64(lse->data, lse->dtype, at, isinf(high) ? high : after);
     const double weight = before == -INFINITY ? 0 : exp(before - after);
     const int64_t first = b * out->stride[0] + row * out->stride[1] + h * out->stride[2];
-    for (int64_t i = first; i < first + c->dv; i++)
+    for (int64_t i = first; i < first + c->d_v; i++)
         cot_store_f64(out->data, out->dtype, i, weight * cot_load_f64(out->data, out->dtype, i));
 }
 
@@ -289,7 +289,7 @@ static int take_inputs(attention_call *c, cot_arena *memory, head_field fields[3
     const cot_attention_backward_args *a = &c->a;
     c->q = attention_take(memory, c->dtype, 4, (const int64_t[]){c->batches, q_rows, c->heads, c->d});
     c->k = attention_take(memory, c->dtype, 4, (const int64_t[]){c->batches, k_rows, c->kv_heads, c->d});
-    c->v = attention_take(memory, c->dtype, 4, (const int64_t[]){c->batches, k_rows, c->kv_heads, c->dv});
+    c->v = attention_take(memory, c->dtype, 4, (const int64_t[]){c->batches, k_rows, c->kv_heads, c->d_v});
     fields[0] = (head_field){.local = a->q, .gathered = c->q};
     fields[1] = (head_field){.local = a->k, .gathered = c->k, .keys = true};
     fields[2] = (head_field){.local = a->v, .gathered = c->v, .keys = true};
@@ -327,7 +327,7 @@ cot_status attention_run_forward(attention_call *c, cot_arena *memory)
     cot_messages before = {0}, after = {0};
     int output_count = 0;
     const int64_t rows = c->q_lines[c->line].rows, count = c->q_pieces[c->line].first[c->packed ? c->B : 1];
-    const int64_t out[] = {c->batches, rows, c->heads, c->dv}, lse[] = {c->batches, c->heads, rows};
+    const int64_t out[] = {c->batches, rows, c->heads, c->d_v}, lse[] = {c->batches, c->heads, rows};
     c->q = c->a.q, c->k = c->a.k, c->v = c->a.v;
     attention_take_used(c, memory);
     if (c->C > 1) {
@@ -626,7 +626,7 @@ cot_status attention_run_backward(attention_call *c, cot_arena *memory)
     if (c->C > 1) {
         const int64_t statistic[] = {c->batches, c->heads, rows};
         take_inputs(c, memory, inputs);
-        c->dout = attention_take(memory, c->dtype, 4, (const int64_t[]){c->batches, rows, c->heads, c->dv});
+        c->dout = attention_take(memory, c->dtype, 4, (const int64_t[]){c->batches, rows, c->heads, c->d_v});
         c->lse = attention_take(memory, c->sum, 3, statistic), c->delta = attention_take(memory, c->sum, 3, statistic);
         inputs[3] = (head_field){.local = a->dout, .gathered = c->dout};
         inputs[4] = (head_field){.local = a->lse, .gathered = c->lse, .statistic = true};

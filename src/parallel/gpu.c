@@ -321,7 +321,7 @@ cot_status cot_gpu_add_sink(cot_gpu *g, const cot_tensor *out, const cot_tensor 
                              .sink_dtype = (int32_t)sink->dtype,
                              .rows = out->shape[0],
                              .heads = out->shape[1],
-                             .dv = out->shape[2],
+                             .d_v = out->shape[2],
                              .sink_stride = sink->stride[0],
                              .out_stride = {out->stride[0], out->stride[1]},
                              .lse_stride = {lse->stride[0], lse->stride[1]}};

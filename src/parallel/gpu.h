@@ -49,7 +49,7 @@ cot_status cot_gpu_download(cot_gpu *gpu, void *host, const void *from, size_t b
 cot_status cot_gpu_copy_tensor(cot_gpu *gpu, const cot_tensor *to, const cot_tensor *from, bool add);
 cot_status cot_gpu_fill_tensor(cot_gpu *gpu, const cot_tensor *to, double value);
 
-/* out [rows,H,dv] and lse [H,rows], f32: lse becomes log(exp(lse) + exp(sink)), out shrinks. */
+/* out [rows,H,d_v] and lse [H,rows], f32: lse becomes log(exp(lse) + exp(sink)), out shrinks. */
 cot_status cot_gpu_add_sink(cot_gpu *gpu, const cot_tensor *out, const cot_tensor *lse, const cot_tensor *sink);
 /* sums[h] -= sum of exp(sink[h] - lse) * delta over the rows of lse and delta [H,rows], f32. sums is f64 [H]. */
 cot_status cot_gpu_sum_dsink(cot_gpu *gpu, double *sums, const cot_tensor *lse, const cot_tensor *delta,

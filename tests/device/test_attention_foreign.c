@@ -50,15 +50,15 @@ static uint16_t *copy_valid_rows(uint16_t *to, const cot_tensor *t)
 }
 
 /* Runs the forward and the backward. Returns the first VALID_ROWS rows of out, dq, dk and dv. */
-static uint16_t *run_valid_rows(bool packed, bool causal, int64_t d, int64_t dv, double fill_value)
+static uint16_t *run_valid_rows(bool packed, bool causal, int64_t d, int64_t d_v, double fill_value)
 {
     const int64_t statistics[3] = {1, H, T};
     cot_attention_forward_args a;
     COT_INIT(&a);
     a.causal = causal;
     a.q = random_rows(packed, d, fill_value, 1), a.k = random_rows(packed, d, fill_value, 2),
-    a.v = random_rows(packed, dv, fill_value, 3);
-    a.out = random_rows(packed, dv, 0, 4);
+    a.v = random_rows(packed, d_v, fill_value, 3);
+    a.out = random_rows(packed, d_v, 0, 4);
     a.lse = cot_tensor_contiguous(NULL, COT_F32, 3 - packed, statistics + packed);
     assert_ok(cot_cuda_alloc(gpu, H * T * sizeof(float), &a.lse.data));
     if (packed) {
@@ -72,13 +72,13 @@ static uint16_t *run_valid_rows(bool packed, bool causal, int64_t d, int64_t dv,
     COT_INIT(&g);
     g.causal = causal;
     g.q = a.q, g.k = a.k, g.v = a.v, g.out = a.out, g.lse = a.lse;
-    g.dout = random_rows(packed, dv, fill_value, 5);
-    g.dq = random_rows(packed, d, 0, 6), g.dk = random_rows(packed, d, 0, 7), g.dv = random_rows(packed, dv, 0, 8);
+    g.dout = random_rows(packed, d_v, fill_value, 5);
+    g.dq = random_rows(packed, d, 0, 6), g.dk = random_rows(packed, d, 0, 7), g.dv = random_rows(packed, d_v, 0, 8);
     g.cu_seqlens_q = a.cu_seqlens_q, g.cu_seqlens_k = a.cu_seqlens_k;
     g.max_seqlen_q = a.max_seqlen_q, g.max_seqlen_k = a.max_seqlen_k;
     g.seqused_q = a.seqused_q, g.seqused_k = a.seqused_k;
     assert_ok(cot_attention_backward(gpu, &g));
-    uint16_t *valid = malloc((size_t)(VALID_ROWS * H * 2 * (d + dv)) * sizeof *valid);
+    uint16_t *valid = malloc((size_t)(VALID_ROWS * H * 2 * (d + d_v)) * sizeof *valid);
     assert_non_null(valid);
     copy_valid_rows(copy_valid_rows(copy_valid_rows(copy_valid_rows(valid, &a.out), &g.dq), &g.dk), &g.dv);
     assert_ok(cot_queue_check(gpu));
@@ -95,13 +95,13 @@ static void other_rows_have_no_effect(void **state)
     (void)state;
     for (size_t i = 0; i < COUNT(columns); i++)
         for (int kind = 0; kind < 4; kind++) {
-            const int64_t d = columns[i][0], dv = columns[i][1];
-            uint16_t *zeros = run_valid_rows(kind & 1, kind & 2, d, dv, 0);
-            uint16_t *others = run_valid_rows(kind & 1, kind & 2, d, dv, NAN);
-            for (int64_t n = 0; n < VALID_ROWS * H * 2 * (d + dv); n++)
+            const int64_t d = columns[i][0], d_v = columns[i][1];
+            uint16_t *zeros = run_valid_rows(kind & 1, kind & 2, d, d_v, 0);
+            uint16_t *others = run_valid_rows(kind & 1, kind & 2, d, d_v, NAN);
+            for (int64_t n = 0; n < VALID_ROWS * H * 2 * (d + d_v); n++)
                 if (zeros[n] != others[n] || isnan(cot_load_f64(zeros, COT_BF16, n)))
                     fail_msg("%s%s d%d/%d: element %d is %04x beside zeros, %04x beside NaN",
-                             kind & 1 ? "packed" : "seqused", kind & 2 ? "+causal" : "", (int)d, (int)dv, (int)n,
+                             kind & 1 ? "packed" : "seqused", kind & 2 ? "+causal" : "", (int)d, (int)d_v, (int)n,
                              zeros[n], others[n]);
             free(zeros);
             free(others);

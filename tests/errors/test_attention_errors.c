@@ -169,9 +169,9 @@ static void shapes(void **state)
            f->f.k.shape[2] = f->f.v.shape[2] = 0);
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_forward: q has d=0, expected 1 or more",
            f->f.q.shape[3] = f->f.k.shape[3] = 0);
-    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_forward: v has dv=0, expected 1 or more",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_forward: v has d_v=0, expected 1 or more",
            f->f.v.shape[3] = 0);
-    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_forward: out has dv=5, v has dv=6",
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_forward: out has d_v=5, v has d_v=6",
            f->f.out.shape[3] = 5);
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_forward: lse has Tq=2, q has Tq=3",
            f->f.lse.shape[2] = 2);
@@ -214,7 +214,7 @@ static void shapes(void **state)
     REFUSE(DELTA, SHAPE_FAULT, COT_INVALID_ARGUMENT, "attention_delta: delta is required",
            f->d.delta = (cot_tensor){0});
     REFUSE(DELTA, SHAPE_FAULT, COT_INVALID_ARGUMENT, "attention_delta: dout is required", f->d.dout = (cot_tensor){0});
-    REFUSE(DELTA, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_delta: dout has dv=5, out has dv=6",
+    REFUSE(DELTA, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_delta: dout has d_v=5, out has d_v=6",
            f->d.dout.shape[3] = 5);
     REFUSE(DELTA, SHAPE_FAULT, COT_INVALID_SHAPE, "attention_delta: delta has H=2, out has H=4",
            f->d.delta.shape[1] = 2);

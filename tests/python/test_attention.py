@@ -53,8 +53,8 @@ def formula(q, k, v, sink=None, bias=None, slopes=None, causal=False, window=Non
     return out, lse.masked_fill((i[..., 0] >= used_q[:, None])[:, None].expand(B, H, Tq), -math.inf)
 
 
-def inputs(device, dtype=torch.float32, B=2, Tq=13, Tk=19, H=4, Hkv=2, d=16, dv=16):
-    return [torch.randn(s, dtype=dtype, device=device) for s in ((B, Tq, H, d), (B, Tk, Hkv, d), (B, Tk, Hkv, dv))]
+def inputs(device, dtype=torch.float32, B=2, Tq=13, Tk=19, H=4, Hkv=2, d=16, d_v=16):
+    return [torch.randn(s, dtype=dtype, device=device) for s in ((B, Tq, H, d), (B, Tk, Hkv, d), (B, Tk, Hkv, d_v))]
 
 
 def check(tensors, dtype=None, units=32, **options):
@@ -77,7 +77,7 @@ def test_options(device, options):
     check(inputs(device), **options)
 
 
-@pytest.mark.parametrize("sizes", [dict(H=4, Hkv=4), dict(H=6, Hkv=1), dict(dv=24), dict(d=8, dv=40), dict(Tq=1),
+@pytest.mark.parametrize("sizes", [dict(H=4, Hkv=4), dict(H=6, Hkv=1), dict(d_v=24), dict(d=8, d_v=40), dict(Tq=1),
                                    dict(Tq=33, Tk=65), dict(B=0), dict(Tk=0)])  # fmt: skip
 def test_sizes(device, sizes):
     if sizes.get("Tk") == 0:

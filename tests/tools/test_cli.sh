@@ -40,7 +40,7 @@ expect 2 'is not explained for packed sequences' explain attention forward packe
 expect 2 '--ranks explains attention' explain dropout forward --ranks 2
 expect 2 '--ranks is 0, expected 1 to 1024' explain attention forward --ranks 0
 expect 0 'it supports K up to 32, here K is 100' explain causal_conv1d forward K=100
-expect 0 'it supports d and dv up to 256, here d is 512/512' explain attention forward d=512
+expect 0 'it supports d and d_v up to 256, here d is 512/512' explain attention forward d=512
 expect 0 'it supports n up to 8, here n is 12' explain mhc_sinkhorn forward n=12 T=8
 expect 2 'x has n=999999999, expected at most 536870911' explain mhc_pre forward n=999999999 D=8
 expect 2 "'K=99999999999' describes no case of causal_conv1d: K goes from 0 to 2147483647" explain causal_conv1d forward K=99999999999

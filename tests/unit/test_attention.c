@@ -23,7 +23,7 @@
 
 /* One problem with sequences of equal length. The inputs are f64 values, rounded to the tested dtype. */
 typedef struct fixture {
-    int64_t B, H, Hkv, Tq, Tk, d, dv;
+    int64_t B, H, Hkv, Tq, Tk, d, d_v;
     bool causal;
     int64_t left; /* window to the left, -1 = none */
     double softcap;
@@ -62,7 +62,7 @@ static int64_t q_count(const fixture *f)
 
 static int64_t out_count(const fixture *f)
 {
-    return f->B * f->Tq * f->H * f->dv;
+    return f->B * f->Tq * f->H * f->d_v;
 }
 
 static int64_t k_count(const fixture *f)
@@ -72,7 +72,7 @@ static int64_t k_count(const fixture *f)
 
 static int64_t v_count(const fixture *f)
 {
-    return f->B * f->Tk * f->Hkv * f->dv;
+    return f->B * f->Tk * f->Hkv * f->d_v;
 }
 
 static void fill_random(fixture *f, cot_dtype dtype)
@@ -144,7 +144,7 @@ static bool run(const fixture *f, cot_dtype dtype, cot_queue *forward_queue, cot
 {
     const cot_dtype statistic = dtype == COT_F64 ? COT_F64 : COT_F32;
     const int64_t *q = SHAPE(f->B, f->Tq, f->H, f->d), *k = SHAPE(f->B, f->Tk, f->Hkv, f->d);
-    const int64_t *v = SHAPE(f->B, f->Tk, f->Hkv, f->dv), *o = SHAPE(f->B, f->Tq, f->H, f->dv);
+    const int64_t *v = SHAPE(f->B, f->Tk, f->Hkv, f->d_v), *o = SHAPE(f->B, f->Tq, f->H, f->d_v);
     cot_attention_forward_args a;
     cot_attention_backward_args b;
     SET_OPTIONS(&a, f);
@@ -190,7 +190,7 @@ static void run_unfused(const fixture *f, cot_dtype dtype, results *r)
     double *S = allocate_zeros(f->Tk), *P = allocate_zeros(f->Tk);
     for (int64_t n = 0; n < f->B * f->Tq * f->H; n++) {
         const int64_t h = n % f->H, i = n / f->H % f->Tq, b = n / f->H / f->Tq;
-        const double *q = f->q + n * f->d, *dout = f->dout + n * f->dv;
+        const double *q = f->q + n * f->d, *dout = f->dout + n * f->d_v;
         double max = -INFINITY, sum = 0, D = 0;
         for (int64_t j = 0; j < f->Tk; j++) {
             const double *k = f->k + ((b * f->Tk + j) * f->Hkv + h / group) * f->d;
@@ -207,18 +207,18 @@ static void run_unfused(const fixture *f, cot_dtype dtype, results *r)
             sum += exp(S[j] - max);
         for (int64_t j = 0; j < f->Tk; j++)
             P[j] = sum > 0 ? round_to(exp(S[j] - max) / sum, dtype) : 0;
-        for (int64_t c = 0; c < f->dv; c++) {
+        for (int64_t c = 0; c < f->d_v; c++) {
             double out = 0;
             for (int64_t j = 0; j < f->Tk; j++)
-                out += P[j] * f->v[((b * f->Tk + j) * f->Hkv + h / group) * f->dv + c];
-            r->out[n * f->dv + c] = round_to(out, dtype);
+                out += P[j] * f->v[((b * f->Tk + j) * f->Hkv + h / group) * f->d_v + c];
+            r->out[n * f->d_v + c] = round_to(out, dtype);
         }
         for (int64_t j = 0; j < f->Tk; j++) { /* dP, then the backward of the softmax */
-            const double *v = f->v + ((b * f->Tk + j) * f->Hkv + h / group) * f->dv;
+            const double *v = f->v + ((b * f->Tk + j) * f->Hkv + h / group) * f->d_v;
             double dP = 0;
-            for (int64_t c = 0; c < f->dv; c++) {
+            for (int64_t c = 0; c < f->d_v; c++) {
                 dP += dout[c] * v[c];
-                r->dv[((b * f->Tk + j) * f->Hkv + h / group) * f->dv + c] += P[j] * dout[c];
+                r->dv[((b * f->Tk + j) * f->Hkv + h / group) * f->d_v + c] += P[j] * dout[c];
             }
             const double t = f->softcap > 0 && S[j] > -INFINITY ? S[j] / f->softcap : 0;
             S[j] = round_to(dP, dtype);
@@ -306,7 +306,7 @@ static void errors_are_within_twice_the_unfused_ones(void **state)
             const cot_dtype dtype = dtype_index ? COT_BF16 : COT_F16;
             fixture f = {.B = 1, .H = 6, .Hkv = n % 3 == 0 ? 6 : n % 3 == 1 ? 2 : 1, .left = -1};
             f.Tq = lengths[n][0], f.Tk = lengths[n][1];
-            f.d = f.dv = sizes[(n + (size_t)dtype_index) % COUNT(sizes)];
+            f.d = f.d_v = sizes[(n + (size_t)dtype_index) % COUNT(sizes)];
             f.H = f.Tq * f.Tk > 20000 ? 2 : 6, f.Hkv = f.H < f.Hkv ? 1 : f.Hkv;
             f.causal = n % 2, f.left = n % 4 == 2 ? 30 : -1, f.softcap = n % 5 == 4 ? 15 : 0;
             fill_random(&f, dtype);
@@ -361,7 +361,7 @@ static cot_tensor slice_keys(cot_tensor t, int64_t first, int64_t rows)
 static void run_blocks(const fixture *f, int block_count, cot_dtype dtype, const double *sink, results *r)
 {
     const int64_t *q = SHAPE(1, f->Tq, f->H, f->d), *k = SHAPE(1, f->Tk, f->Hkv, f->d);
-    const int64_t *v = SHAPE(1, f->Tk, f->Hkv, f->dv), *o = SHAPE(1, f->Tq, f->H, f->dv), *s = SHAPE(1, f->H, f->Tq);
+    const int64_t *v = SHAPE(1, f->Tk, f->Hkv, f->d_v), *o = SHAPE(1, f->Tq, f->H, f->d_v), *s = SHAPE(1, f->H, f->Tq);
     cot_queue *queue = make_queue(NULL, 0);
     cot_attention_forward_args a;
     SET_OPTIONS(&a, f);
@@ -421,7 +421,7 @@ static void blocks_equal_one_call(void **state)
     (void)state;
     static const int counts[] = {2, 3, 7};
     for (int causal = 0; causal < 3; causal++) {
-        fixture f = {.B = 1, .H = 4, .Hkv = 2, .Tq = 150, .Tk = 211, .d = 64, .dv = 40, .left = causal == 2 ? 70 : -1};
+        fixture f = {.B = 1, .H = 4, .Hkv = 2, .Tq = 150, .Tk = 211, .d = 64, .d_v = 40, .left = causal == 2 ? 70 : -1};
         f.causal = causal > 0;
         fill_random(&f, COT_F32);
         results reference = make_results(&f), single_call = make_results(&f);
@@ -449,7 +449,7 @@ static void blocks_equal_one_call(void **state)
 static void a_sink_is_merged_once(void **state)
 {
     (void)state;
-    fixture f = {.B = 1, .H = 2, .Hkv = 1, .Tq = 9, .Tk = 14, .d = 5, .dv = 3, .left = -1, .causal = true};
+    fixture f = {.B = 1, .H = 2, .Hkv = 1, .Tq = 9, .Tk = 14, .d = 5, .d_v = 3, .left = -1, .causal = true};
     fill_random(&f, COT_F64);
     const double sink[2] = {0.5, -1};
     results blocks = make_results(&f), whole = make_results(&f);
@@ -458,9 +458,9 @@ static void a_sink_is_merged_once(void **state)
     SET_OPTIONS(&a, &f);
     a.q = cot_tensor_contiguous(f.q, COT_F64, 4, SHAPE(1, f.Tq, f.H, f.d));
     a.k = cot_tensor_contiguous(f.k, COT_F64, 4, SHAPE(1, f.Tk, f.Hkv, f.d));
-    a.v = cot_tensor_contiguous(f.v, COT_F64, 4, SHAPE(1, f.Tk, f.Hkv, f.dv));
+    a.v = cot_tensor_contiguous(f.v, COT_F64, 4, SHAPE(1, f.Tk, f.Hkv, f.d_v));
     a.sink = cot_tensor_contiguous((void *)sink, COT_F64, 1, SHAPE(f.H));
-    a.out = cot_tensor_contiguous(whole.out, COT_F64, 4, SHAPE(1, f.Tq, f.H, f.dv));
+    a.out = cot_tensor_contiguous(whole.out, COT_F64, 4, SHAPE(1, f.Tq, f.H, f.d_v));
     a.lse = cot_tensor_contiguous(whole.lse, COT_F64, 3, SHAPE(1, f.H, f.Tq));
     cot_queue *queue = make_queue("", 0);
     assert_ok(cot_attention_forward(queue, &a));

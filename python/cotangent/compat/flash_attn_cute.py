@@ -59,7 +59,7 @@ def flash_attn_func(
     block_sparse_tensors_bwd: Any = None,
     return_lse: bool = False,
 ) -> "Tuple[Tensor, Optional[Tensor]]":
-    """q [B,Tq,H,d], k [B,Tk,Hkv,d], v [B,Tk,Hkv,dv], learnable_sink [H]. See cotangent.attention."""
+    """q [B,Tq,H,d], k [B,Tk,Hkv,d], v [B,Tk,Hkv,d_v], learnable_sink [H]. See cotangent.attention."""
     refuse("flash_attn_func", qv=qv, gather_kv_indices=gather_kv_indices, score_mod=score_mod,
            score_mod_bwd=score_mod_bwd, mask_mod=mask_mod, aux_tensors=aux_tensors, aux_scalars=aux_scalars,
            block_sparse_tensors=block_sparse_tensors, block_sparse_tensors_bwd=block_sparse_tensors_bwd)  # fmt: skip
@@ -104,7 +104,7 @@ def flash_attn_varlen_func(
     seqlen_k_per_split: Optional[int] = None,
     disable_scheduler_metadata: bool = False,
 ) -> "Tuple[Tensor, Optional[Tensor]]":
-    """q [total_q,H,d], k [total_k,Hkv,d], v [total_k,Hkv,dv] with cu_seqlens_q and cu_seqlens_k; or batches as in
+    """q [total_q,H,d], k [total_k,Hkv,d], v [total_k,Hkv,d_v] with cu_seqlens_q and cu_seqlens_k; or batches as in
     flash_attn_func without them. seqused_q, seqused_k int32 [B]. See cotangent.attention_varlen."""
     refuse("flash_attn_varlen_func", qv=qv, gather_kv_indices=gather_kv_indices, page_table=page_table,
            score_mod=score_mod, score_mod_bwd=score_mod_bwd, mask_mod=mask_mod,

@@ -37,7 +37,7 @@ def flash_attn_func(
     sm_margin: int = 0,
     return_attn_probs: bool = False,
 ) -> Any:
-    """q [B,Tq,H,d], k [B,Tk,Hkv,d], v [B,Tk,Hkv,dv]. See cotangent.attention."""
+    """q [B,Tq,H,d], k [B,Tk,Hkv,d], v [B,Tk,Hkv,d_v]. See cotangent.attention."""
     refuse("flash_attn_func", qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
            attention_chunk=attention_chunk)  # fmt: skip
     return run(
@@ -71,7 +71,7 @@ def flash_attn_varlen_func(
     sm_margin: int = 0,
     return_attn_probs: bool = False,
 ) -> Any:
-    """q [total_q,H,d], k [total_k,Hkv,d], v [total_k,Hkv,dv]. See cotangent.attention_varlen."""
+    """q [total_q,H,d], k [total_k,Hkv,d], v [total_k,Hkv,d_v]. See cotangent.attention_varlen."""
     refuse("flash_attn_varlen_func", qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
            attention_chunk=attention_chunk)  # fmt: skip
     return run(

@@ -339,7 +339,7 @@ def attention_forward(
     output_attentions: bool = False,
     **others: Any,
 ) -> "Tuple[Tensor, None]":
-    """The attention function: query [B,H,Tq,d], key [B,Hkv,Tk,d], value [B,Hkv,Tk,dv] -> (out [B,Tq,H,dv], None).
+    """The attention function: query [B,H,Tq,d], key [B,Hkv,Tk,d], value [B,Hkv,Tk,d_v] -> (out [B,Tq,H,d_v], None).
 
     attention_mask  None, a mask of attention_mask(), or any mask [B or 1, H or 1, Tq, Tk]: bool, or numbers that are
                     added. Numbers at or below -65504 mask the key

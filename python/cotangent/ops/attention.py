@@ -148,7 +148,7 @@ def attention(
     """out = dropout(softmax(s)) v with s = cap(scale * q k^T) - alibi + bias, and s = -inf where a key is masked. It is
     computed in tiles: no [Tq,Tk] matrix is stored.
 
-    q              [B,Tq,H,d];  k [B,Tk,Hkv,d];  v [B,Tk,Hkv,dv]; H a multiple of Hkv (query head h reads h // (H/Hkv));
+    q              [B,Tq,H,d];  k [B,Tk,Hkv,d];  v [B,Tk,Hkv,d_v]; H a multiple of Hkv (query head h reads h // (H/Hkv));
                    any strides, best with the last axis contiguous
     causal, window aligned to the lower right corner: the last query sees the last key. With off = Tk - Tq, query i sees
                    key j if i + off - left <= j <= i + off + right. window = (left, right); -1 = no limit on that side.
@@ -167,11 +167,11 @@ def attention(
     deterministic  True: the same bits on every run. False: on a GPU the backward may add dq in any order. It does so only
                    in calls in which that is faster. dq may then have other bits in each run
 
-    Returns out [B,Tq,H,dv] in the dtype of q. With return_lse it returns (out, lse): lse [B,H,Tq], natural logarithms,
+    Returns out [B,Tq,H,d_v] in the dtype of q. With return_lse it returns (out, lse): lse [B,H,Tq], natural logarithms,
     float32 (float64 if q is float64). Both have gradients. A query that sees no key has out = 0 and lse = -inf, or
-    lse = sink if there is a sink. Dtypes: float32, float16, bfloat16, on the CPU also float64. On a GPU d and dv are at
+    lse = sink if there is a sink. Dtypes: float32, float16, bfloat16, on the CPU also float64. On a GPU d and d_v are at
     most 256. Autocast casts q, k and v. Differentiable once, in q, k, v, sink and bias. Raises ValueError or TypeError,
-    which name the wrong argument, or NotImplementedError (on a GPU: float64, d or dv above 256)."""
+    which name the wrong argument, or NotImplementedError (on a GPU: float64, d or d_v above 256)."""
     return _run(
         q, k, v, (None, None), (0, 0), causal, window, scale, softcap, dropout_p, seed, offset, seed_memory,
         offset_memory, (seqused_q, seqused_k), sink, alibi_slopes, bias, deterministic, return_lse,
@@ -204,7 +204,7 @@ def attention_varlen(
     deterministic: bool = True,
     return_lse: bool = False,
 ) -> Any:
-    """attention for packed sequences: q [total_q,H,d], k [total_k,Hkv,d], v [total_k,Hkv,dv].
+    """attention for packed sequences: q [total_q,H,d], k [total_k,Hkv,d], v [total_k,Hkv,d_v].
 
     cu_seqlens_q, cu_seqlens_k   int32 [B+1]: sequence b has the queries cu_seqlens_q[b] to cu_seqlens_q[b+1] - 1, and
                                  the keys and values cu_seqlens_k[b] to cu_seqlens_k[b+1] - 1. Both start at 0 and never
@@ -212,7 +212,7 @@ def attention_varlen(
     max_seqlen_q, max_seqlen_k   at least the length of the longest sequence
     bias                         [B or 1, H or 1, max_seqlen_q or 1, max_seqlen_k or 1]
 
-    Returns out [total_q,H,dv], or (out, lse) with lse [H,total_q]. The other arguments are those of attention."""
+    Returns out [total_q,H,d_v], or (out, lse) with lse [H,total_q]. The other arguments are those of attention."""
     return _run(
         q, k, v, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), causal, window, scale, softcap, dropout_p,
         seed, offset, seed_memory, offset_memory, (seqused_q, seqused_k), sink, alibi_slopes, bias, deterministic,

@@ -129,11 +129,11 @@ static cot_status check_heads(const char *call, attention_sizes *z)
                         z->H, z->Hkv);
     if (z->d_qk < 1 || z->d_v < 1)
         return cot_fail(COT_INVALID_SHAPE, "%s: %s, expected 1 or more", call,
-                        z->d_qk < 1 ? "q has d=0" : "v has dv=0");
+                        z->d_qk < 1 ? "q has d=0" : "v has d_v=0");
     return COT_OK;
 }
 
-/* B, Tq, H and d come from q; Tk and Hkv from k; dv from v. */
+/* B, Tq, H and d come from q; Tk and Hkv from k; d_v from v. */
 static cot_status check_qkv(const char *call, attention_problem *p)
 {
     attention_sizes *z = &p->sizes;
@@ -403,7 +403,7 @@ static cot_status check_inputs(const char *call, const options *o, attention_pro
     CHECK(check_numbers(call, o, &p->sizes));
     CHECK(check_packing(call, o, p));
     CHECK(check_optional_inputs(call, o, p));
-    CHECK(check_like_q(call, "out", &p->out, p, p->sizes.d_v, "dv", "v"));
+    CHECK(check_like_q(call, "out", &p->out, p, p->sizes.d_v, "d_v", "v"));
     CHECK(check_dtype_of(call, "out", &p->out, p->sizes.dtype, true));
     return check_like_lse(call, "lse", &p->lse, p);
 }
@@ -453,7 +453,7 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
     CHECK(cot_check_required(call, "lse", &p->lse));
     CHECK(check_delta(call, p));
     CHECK(cot_check_required(call, "dout", &p->dout));
-    CHECK(check_like_q(call, "dout", &p->dout, p, z->d_v, "dv", "v"));
+    CHECK(check_like_q(call, "dout", &p->dout, p, z->d_v, "d_v", "v"));
     CHECK(check_dtype_of(call, "dout", &p->dout, z->dtype, false));
     CHECK(check_like_lse(call, "dlse", &p->dlse, p));
     CHECK(check_like_lse(call, "delta", &p->delta, p));
@@ -461,7 +461,7 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
     CHECK(check_dtype_of(call, "dq", &p->dq, z->dtype, true));
     CHECK(check_like_k(call, "dk", &p->dk, p, z->d_qk, "d", "k"));
     CHECK(check_dtype_of(call, "dk", &p->dk, z->dtype, true));
-    CHECK(check_like_k(call, "dv", &p->dv, p, z->d_v, "dv", "v"));
+    CHECK(check_like_k(call, "dv", &p->dv, p, z->d_v, "d_v", "v"));
     CHECK(check_dtype_of(call, "dv", &p->dv, z->dtype, true));
     const axis heads[] = {{"H", "q", z->H}};
     CHECK(check_axes(call, "dsink", &p->dsink, heads, 1));
@@ -481,7 +481,7 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
     return COT_OK;
 }
 
-/* The first tensor of delta and merge: [B,Tq,H,dv] or packed [total_q,H,dv]. */
+/* The first tensor of delta and merge: [B,Tq,H,d_v] or packed [total_q,H,d_v]. */
 static cot_status check_first(const char *call, const char *name, const cot_tensor *t, attention_sizes *z)
 {
     CHECK(cot_check_required(call, name, t));
@@ -499,7 +499,7 @@ static cot_status check_like_first(const char *call, const char *name, const cot
                                    const attention_sizes *z)
 {
     const axis axes[] = {
-        {"B", first, z->B}, {z->packed ? "total_q" : "Tq", first, z->Tq}, {"H", first, z->H}, {"dv", first, z->d_v}};
+        {"B", first, z->B}, {z->packed ? "total_q" : "Tq", first, z->Tq}, {"H", first, z->H}, {"d_v", first, z->d_v}};
     return check_axes(call, name, t, axes + z->packed, 4 - z->packed);
 }
 
@@ -664,14 +664,14 @@ static const cot_option backward_options[] = {
 
 /* Packed tensors have no batch axis. */
 #define SHARED_SIGNATURE \
-    "q[...,Tq,H,d] k[...,Tk,Hkv,d] v[...,Tk,Hkv,dv] cu_seqlens_q[B+1] cu_seqlens_k[B+1] seqused_q[B] seqused_k[B] " \
+    "q[...,Tq,H,d] k[...,Tk,Hkv,d] v[...,Tk,Hkv,d_v] cu_seqlens_q[B+1] cu_seqlens_k[B+1] seqused_q[B] seqused_k[B] " \
     "sink[H] alibi_slopes[...,H] bias[B,H,Tq,Tk] dropout_seed_memory[2] dropout_offset_memory[2] "
-static const char forward_signature[] = SHARED_SIGNATURE "out[...,Tq,H,dv] lse:f32[...,H,Tq]";
+static const char forward_signature[] = SHARED_SIGNATURE "out[...,Tq,H,d_v] lse:f32[...,H,Tq]";
 static const char backward_signature[] = SHARED_SIGNATURE
-    "lse[...,H,Tq] out[...,Tq,H,dv] dout[...,Tq,H,dv] dlse[...,H,Tq] delta[...,H,Tq] dq=q dk=k dv=v dsink=sink dbias=bias";
-static const char delta_signature[] = "out[...,Tq,H,dv] dout[...,Tq,H,dv] dlse[...,H,Tq] delta:f32[...,H,Tq]";
+    "lse[...,H,Tq] out[...,Tq,H,d_v] dout[...,Tq,H,d_v] dlse[...,H,Tq] delta[...,H,Tq] dq=q dk=k dv=v dsink=sink dbias=bias";
+static const char delta_signature[] = "out[...,Tq,H,d_v] dout[...,Tq,H,d_v] dlse[...,H,Tq] delta:f32[...,H,Tq]";
 static const char merge_signature[] =
-    "out_a[...,Tq,H,dv] out_b[...,Tq,H,dv] lse_a[...,H,Tq] lse_b[...,H,Tq] sink[H] out=out_a lse=lse_a";
+    "out_a[...,Tq,H,d_v] out_b[...,Tq,H,d_v] lse_a[...,H,Tq] lse_b[...,H,Tq] sink[H] out=out_a lse=lse_a";
 
 /* clang-format on */
 

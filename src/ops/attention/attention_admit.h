@@ -116,7 +116,7 @@ static inline const char *attention_admit_tiled(const attention_problem *p)
     if (z->dtype == COT_F64)
         return "it computes in float32, the tensors are f64";
     if (z->d_qk > ATTENTION_MAX_D || z->d_v > ATTENTION_MAX_D)
-        return "it supports d and dv up to 256";
+        return "it supports d and d_v up to 256";
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (cot_is_present(rows[i]) && rows[i]->stride[3] != 1 && rows[i]->shape[3] > 1)
             return "the last axis of a tensor is not contiguous";

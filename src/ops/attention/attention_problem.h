@@ -50,12 +50,12 @@ typedef struct attention_problem {
 /* Tensors of delta: out, dout, dlse, delta. Tensors of merge: out_a, out_b, lse_a, lse_b, sink, out, lse. The views
  * are as above; B is 1 in a packed call. */
 typedef struct attention_delta_problem {
-    attention_sizes sizes; /* B, H, Tq, dv only */
+    attention_sizes sizes; /* B, H, Tq, d_v only */
     cot_attention_delta_args args;
 } attention_delta_problem;
 
 typedef struct attention_merge_problem {
-    attention_sizes sizes; /* B, H, Tq, dv only */
+    attention_sizes sizes; /* B, H, Tq, d_v only */
     cot_attention_merge_args args;
 } attention_merge_problem;
 

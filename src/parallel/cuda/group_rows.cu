@@ -175,7 +175,7 @@ extern "C" __global__ void __launch_bounds__(COT_ROWS_THREADS)
     }
     weight = __shfl_sync(0xffffffffu, weight, 0);
     float *const out = c.out + row * c.out_stride[0] + h * c.out_stride[1];
-    for (int64_t i = lane; i < c.dv; i += 32)
+    for (int64_t i = lane; i < c.d_v; i += 32)
         out[i] = (float)(weight * out[i]);
 }
 

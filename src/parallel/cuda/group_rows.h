@@ -18,13 +18,13 @@ typedef struct cot_rows_copy {
     int64_t shape[COT_MAX_RANK], to_stride[COT_MAX_RANK], from_stride[COT_MAX_RANK];
 } cot_rows_copy;
 
-/* Adds the sink to rows 0 .. rows of one batch. out [rows,H,dv] and lse [H,rows] are f32. */
+/* Adds the sink to rows 0 .. rows of one batch. out [rows,H,d_v] and lse [H,rows] are f32. */
 typedef struct cot_rows_sink {
     float *out, *lse;
     const void *sink;
     int32_t sink_dtype;
-    int64_t rows, heads, dv, sink_stride;
-    int64_t out_stride[2] /* row, head; dv is contiguous */, lse_stride[2] /* head, row */;
+    int64_t rows, heads, d_v, sink_stride;
+    int64_t out_stride[2] /* row, head; d_v is contiguous */, lse_stride[2] /* head, row */;
 } cot_rows_sink;
 
 /* sums[h] -= sum of exp(sink[h] - lse[h,i]) * delta[h,i] over rows 0 .. rows. */

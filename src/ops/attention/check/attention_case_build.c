@@ -119,7 +119,7 @@ static cot_tensor bias_tensor(const attention_case_params *p)
         (a)->k_begin = (p)->k_begin, (a)->k_length = (p)->k_length;                                          \
         (a)->q = query_tensor(p, c, "q", (p)->dtype, (p)->d);                                                \
         (a)->k = key_tensor(p, c, "k", (p)->dtype, (p)->d);                                                  \
-        (a)->v = key_tensor(p, c, "v", (p)->dtype, (p)->dv);                                                 \
+        (a)->v = key_tensor(p, c, "v", (p)->dtype, (p)->d_v);                                                \
         if ((p)->packed)                                                                                     \
             (a)->cu_seqlens_q = (a)->cu_seqlens_k = vector_tensor(COT_I32, (p)->B + 1);                      \
         if ((p)->seqused_q)                                                                                  \
@@ -167,10 +167,10 @@ static void forward_case(const attention_case_params *p, cot_case *c)
     cot_attention_forward_args *a = (cot_attention_forward_args *)c->args;
     SET_COMMON(p, a);
     if (!p->no_out)
-        a->out = query_tensor(p, c, "out", output_dtype(p), p->dv);
+        a->out = query_tensor(p, c, "out", output_dtype(p), p->d_v);
     if (!p->no_lse)
         a->lse = statistic_tensor(p);
-    c->flops = 2 * (double)(p->d + p->dv) * visible_pairs(p);
+    c->flops = 2 * (double)(p->d + p->d_v) * visible_pairs(p);
 }
 
 /* The number of elements in a row of dk or dv that share one independent error, for the norm rule (compare.h). All
@@ -195,54 +195,54 @@ static void backward_case(const attention_case_params *p, cot_case *c)
     if (p->delta) {
         a->delta = statistic_tensor(p);
     } else {
-        a->out = query_tensor(p, c, "out", output_dtype(p), p->dv);
+        a->out = query_tensor(p, c, "out", output_dtype(p), p->d_v);
         if (p->dlse)
             a->dlse = statistic_tensor(p);
     }
-    a->dout = query_tensor(p, c, "dout", p->dtype, p->dv);
+    a->dout = query_tensor(p, c, "dout", p->dtype, p->d_v);
     if (!p->no_dq) {
         a->dq = query_tensor(p, c, "dq", output_dtype(p), p->d);
         c->nondeterministic[cot_field_index(&cot_attention_directions[p->direction], "dq")] = p->allow_nondeterminism;
     }
     if (!p->no_dkv) {
         a->dk = key_tensor(p, c, "dk", output_dtype(p), p->d);
-        a->dv = key_tensor(p, c, "dv", output_dtype(p), p->dv);
+        a->dv = key_tensor(p, c, "dv", output_dtype(p), p->d_v);
         c->shared[cot_field_index(&cot_attention_directions[p->direction], "dk")] = elements_per_error(p, p->d);
-        c->shared[cot_field_index(&cot_attention_directions[p->direction], "dv")] = elements_per_error(p, p->dv);
+        c->shared[cot_field_index(&cot_attention_directions[p->direction], "dv")] = elements_per_error(p, p->d_v);
     }
     if (p->sink)
         a->dsink = a->sink;
     if (p->bias)
         a->dbias = a->bias;
-    c->flops = 2 * (double)(3 * p->d + 2 * p->dv) * visible_pairs(p);
+    c->flops = 2 * (double)(3 * p->d + 2 * p->d_v) * visible_pairs(p);
 }
 
 static void delta_case(const attention_case_params *p, cot_case *c)
 {
     cot_attention_delta_args *a = (cot_attention_delta_args *)c->args;
     COT_INIT(a);
-    a->out = query_tensor(p, c, "out", output_dtype(p), p->dv);
-    a->dout = query_tensor(p, c, "dout", p->dtype, p->dv);
+    a->out = query_tensor(p, c, "out", output_dtype(p), p->d_v);
+    a->dout = query_tensor(p, c, "dout", p->dtype, p->d_v);
     if (p->dlse)
         a->dlse = statistic_tensor(p);
     a->delta = statistic_tensor(p);
-    c->flops = 2 * (double)p->dv * (double)p->B * (double)p->H * (double)p->Tq;
+    c->flops = 2 * (double)p->d_v * (double)p->B * (double)p->H * (double)p->Tq;
 }
 
 static void merge_case(const attention_case_params *p, cot_case *c)
 {
     cot_attention_merge_args *a = (cot_attention_merge_args *)c->args;
     COT_INIT(a);
-    a->out_a = query_tensor(p, c, "out_a", p->dtype, p->dv);
-    a->out_b = query_tensor(p, c, "out_b", output_dtype(p), p->dv);
+    a->out_a = query_tensor(p, c, "out_a", p->dtype, p->d_v);
+    a->out_b = query_tensor(p, c, "out_b", output_dtype(p), p->d_v);
     a->lse_a = a->lse_b = statistic_tensor(p);
     if (p->sink)
         a->sink = vector_tensor(parameter_dtype(p), p->H);
     if (!p->no_out)
-        a->out = query_tensor(p, c, "out", output_dtype(p), p->dv);
+        a->out = query_tensor(p, c, "out", output_dtype(p), p->d_v);
     if (!p->no_lse)
         a->lse = statistic_tensor(p);
-    c->flops = 3 * (double)p->dv * (double)p->B * (double)p->H * (double)p->Tq;
+    c->flops = 3 * (double)p->d_v * (double)p->B * (double)p->H * (double)p->Tq;
 }
 
 static void append(char *text, size_t size, const char *format, ...) __attribute__((format(printf, 3, 4)));
@@ -261,7 +261,7 @@ static void describe(const attention_case_params *p, cot_case *c)
     const size_t size = sizeof c->options;
     c->layout = layout_names[p->layout];
     snprintf(c->shape, sizeof c->shape, "B%lld H%lld/%lld T%lld/%lld d%lld/%lld", (long long)p->B, (long long)p->H,
-             (long long)p->Hkv, (long long)p->Tq, (long long)p->Tk, (long long)p->d, (long long)p->dv);
+             (long long)p->Hkv, (long long)p->Tq, (long long)p->Tk, (long long)p->d, (long long)p->d_v);
     snprintf(o, size, "%s", p->causal ? "causal" : "full");
     if (p->window)
         append(o, size, "+window%lld,%lld", (long long)p->left, (long long)p->right);
@@ -313,7 +313,7 @@ static bool set_word(attention_case_params *p, const char *word)
                                             {"Tq", offsetof(attention_case_params, Tq)},
                                             {"Tk", offsetof(attention_case_params, Tk)},
                                             {"d", offsetof(attention_case_params, d)},
-                                            {"dv", offsetof(attention_case_params, dv)},
+                                            {"d_v", offsetof(attention_case_params, d_v)},
                                             {"left", offsetof(attention_case_params, left)},
                                             {"right", offsetof(attention_case_params, right)},
                                             {0}};
@@ -346,7 +346,7 @@ static bool set_word(attention_case_params *p, const char *word)
 }
 
 const char attention_case_help[] =
-    "B=1 H=8 Hkv=8 T=2048 (or Tq= Tk=) d=128 dv=128 left=1024 right=0 softcap=30 scale=0.1 dropout=0.1, f32 f16 bf16 f64, "
+    "B=1 H=8 Hkv=8 T=2048 (or Tq= Tk=) d=128 d_v=128 left=1024 right=0 softcap=30 scale=0.1 dropout=0.1, f32 f16 bf16 f64, "
     "bthd bhtd slice strided, causal sink alibi bias packed mixed usedq usedk dlse delta accumulate f32out "
     "nondeterministic";
 
@@ -360,7 +360,7 @@ const char *attention_case_parse(int direction, int count, char *const words[], 
                                .Tq = 2048,
                                .Tk = -1,
                                .d = 128,
-                               .dv = -1,
+                               .d_v = -1,
                                .left = -1,
                                .right = -1,
                                .dtype = COT_F32,
@@ -371,7 +371,7 @@ const char *attention_case_parse(int direction, int count, char *const words[], 
     p.window = p.left >= 0 || p.right >= 0;
     p.Hkv = p.Hkv < 0 ? p.H : p.Hkv;
     p.Tk = p.Tk < 0 ? p.Tq : p.Tk;
-    p.dv = p.dv < 0 ? p.d : p.dv;
+    p.d_v = p.d_v < 0 ? p.d : p.d_v;
     attention_case_build(&p, c);
     return NULL;
 }

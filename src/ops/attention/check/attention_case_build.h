@@ -19,7 +19,7 @@ typedef enum attention_layout {
 typedef struct attention_case_params {
     int direction;
     unsigned uses;
-    int64_t B, H, Hkv, Tq, Tk, d, dv;
+    int64_t B, H, Hkv, Tq, Tk, d, d_v;
     attention_layout layout;
     cot_dtype dtype;
     bool f32_out; /* out, dq, dk and dv are f32 */

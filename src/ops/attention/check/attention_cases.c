@@ -44,7 +44,7 @@ static void sweep_sizes(cot_case_visitor *v, int direction)
                 attention_case_params p = {.direction = direction, .uses = COT_CASE_CHECK, .seed = cot_draw(&state)};
                 const int64_t *size = columns[(i + (size_t)(3 * repeat + dtype)) % (sizeof columns / sizeof *columns)];
                 p.Tq = lengths[i][0], p.Tk = lengths[i][1];
-                p.d = size[0], p.dv = size[1];
+                p.d = size[0], p.d_v = size[1];
                 p.B = 1 + small;
                 p.H = p.Tq * p.Tk < 20000 ? 6 : 2;
                 p.Hkv = p.H / (cot_draw_bool(&state) ? 1 : cot_draw_bool(&state) ? 2 : p.H);
@@ -78,7 +78,7 @@ static void sweep_long(cot_case_visitor *v, int direction)
                                          .Tq = lengths[i / 2][0],
                                          .Tk = lengths[i / 2][1],
                                          .d = i < 4 ? 64 : 128,
-                                         .dv = i < 4 ? 64 : 128,
+                                         .d_v = i < 4 ? 64 : 128,
                                          .dtype = attention_float_dtypes[i % 2],
                                          .causal = i % 4 < 2,
                                          .seed = 101 + (uint64_t)i};
@@ -98,7 +98,7 @@ static void sweep_nan(cot_case_visitor *v, int direction)
             attention_case_params p = {.direction = direction, .uses = COT_CASE_CHECK, .seed = 301 + (uint64_t)number};
             p.B = p.H = p.Hkv = 1;
             p.Tq = p.Tk = 900;
-            p.d = columns[i][0], p.dv = columns[i][1];
+            p.d = columns[i][0], p.d_v = columns[i][1];
             p.dtype = attention_float_dtypes[number % 3];
             p.causal = number % 2 == 0;
             p.window = number % 2 != 0;
@@ -107,7 +107,7 @@ static void sweep_nan(cot_case_visitor *v, int direction)
             attention_case_build(&p, &c);
             c.special = (double)NAN;
             c.special_field = cot_field_index(&cot_attention_directions[direction], fields[field]);
-            c.special_element = 450 * (field % 2 == 0 ? p.d : p.dv) + 3;
+            c.special_element = 450 * (field % 2 == 0 ? p.d : p.d_v) + 3;
             cot_visit_case(v, &c);
         }
 }
@@ -130,7 +130,7 @@ static void add_feature(attention_case_params *p, int feature, uint64_t *state)
     case 9: p->seqused_q = true; break;
     case 10: p->dropout = cot_draw_below(state, 6) == 0 ? 1 : 0.25, p->dropout_state = cot_draw_bool(state); break;
     case 11: p->dlse = true; break;
-    case 12: p->dv = 1 + cot_draw_below(state, 2 * p->d); break;
+    case 12: p->d_v = 1 + cot_draw_below(state, 2 * p->d); break;
     case 13: p->Hkv = 1; break;
     case 14:
         if (!p->packed) {
@@ -165,7 +165,7 @@ static void sweep_features(cot_case_visitor *v, int direction)
         p.Tq = gradient ? 1 + cot_draw_below(&state, 5) : 1 + cot_draw_below(&state, 150);
         p.Tk = gradient ? 1 + cot_draw_below(&state, 7) : 1 + cot_draw_below(&state, 150);
         p.d = gradient ? 1 + cot_draw_below(&state, 3) : 8 * (1 + cot_draw_below(&state, 12));
-        p.dv = p.d;
+        p.d_v = p.d;
         if (gradient)
             p.B = 1 + cot_draw_below(&state, 2), p.H = p.Hkv;
         if (cot_draw_bool(&state))
@@ -204,7 +204,7 @@ static void sweep_extremes(cot_case_visitor *v, int direction)
                                    .Tq = 70,
                                    .Tk = 45,
                                    .d = 64,
-                                   .dv = 64,
+                                   .d_v = 64,
                                    .dtype = attention_float_dtypes[number % 3],
                                    .layout = BTHD,
                                    .seed = cot_draw(&state)};
@@ -227,7 +227,7 @@ static void sweep_rows(cot_case_visitor *v, int direction)
         attention_case_params p = {
             .direction = direction, .uses = COT_CASE_CHECK | COT_CASE_QUICK, .seed = cot_draw(&state)};
         p.B = cot_draw_below(&state, 4), p.H = p.Hkv = 1 + cot_draw_below(&state, 5);
-        p.Tq = cot_draw_below(&state, 90), p.dv = 1 + cot_draw_below(&state, 140);
+        p.Tq = cot_draw_below(&state, 90), p.d_v = 1 + cot_draw_below(&state, 140);
         p.Tk = p.d = 1;
         p.dtype = attention_float_dtypes[number % 4];
         p.layout = (attention_layout)cot_draw_below(&state, LAYOUT_COUNT);
@@ -250,7 +250,7 @@ static void sweep_rare_faults(cot_case_visitor *v, int direction)
     for (int number = 0; number < 4; number++) {
         attention_case_params p = {
             .direction = direction, .uses = COT_CASE_CHECK | COT_CASE_QUICK, .seed = cot_draw(&state)};
-        p.B = 1, p.H = p.Hkv = 2, p.Tq = 70, p.Tk = 90, p.d = p.dv = 32;
+        p.B = 1, p.H = p.Hkv = 2, p.Tq = 70, p.Tk = 90, p.d = p.d_v = 32;
         p.dtype = attention_float_dtypes[number];
         if (direction == COT_ATTENTION_MERGE) {
             p.Tk = p.d = 1, p.low_lse = true;
@@ -260,7 +260,7 @@ static void sweep_rare_faults(cot_case_visitor *v, int direction)
             p.softcap = p.scale = 0, p.seed = cot_draw(&state);
             p.bias = true, p.bias_axes = 4, p.Tq = 150, p.Tk = 70;
         } else if (number == 1) {
-            p.B = 2, p.H = p.Hkv = 6, p.Tq = 1, p.Tk = 900, p.d = p.dv = 128;
+            p.B = 2, p.H = p.Hkv = 6, p.Tq = 1, p.Tk = 900, p.d = p.d_v = 128;
             p.dlse = direction == COT_ATTENTION_BACKWARD;
         } else {
             continue;
@@ -290,7 +290,7 @@ static void sweep_cuda(cot_case_visitor *v, int direction)
                     continue;
                 p.B = large ? 1 : 1 + number % 2, p.H = large ? 2 : 6;
                 p.Hkv = number % 3 == 0 ? p.H : number % 3 == 1 ? p.H / 2 : 1;
-                p.d = p.dv = columns[d];
+                p.d = p.d_v = columns[d];
                 p.dtype = number / 2 % 2 == 0 ? COT_BF16 : COT_F16;
                 p.layout = p.Tq * p.Tk == 1
                                ? BTHD
@@ -326,7 +326,7 @@ static void sweep_orders_cuda(cot_case_visitor *v, int direction)
                                          .Tq = 300,
                                          .Tk = 300,
                                          .d = cases[i].d,
-                                         .dv = cases[i].d,
+                                         .d_v = cases[i].d,
                                          .dtype = cases[i].dtype,
                                          .causal = cases[i].causal};
         emit(v, &p);
@@ -352,7 +352,7 @@ static void sweep_tiles_cuda(cot_case_visitor *v, int direction)
         p.Tq = 1 + cot_draw_below(&state, 420), p.Tk = 1 + cot_draw_below(&state, 420);
         if (cot_draw_bool(&state))
             p.Tk = p.Tq;
-        p.d = size[0], p.dv = size[1];
+        p.d = size[0], p.d_v = size[1];
         p.dtype = cot_draw_bool(&state) ? COT_BF16 : COT_F16;
         p.layout = cot_draw_bool(&state) ? BTHD : BHTD;
         p.causal = features & 1 || cot_draw_below(&state, 4) == 0;
@@ -402,14 +402,14 @@ static void sweep_features_cuda(cot_case_visitor *v, int direction)
         p.H = p.Hkv * (1 + cot_draw_below(&state, 3));
         p.Tq = 1 + cot_draw_below(&state, 200);
         p.Tk = cot_draw_bool(&state) ? p.Tq : 1 + cot_draw_below(&state, 300);
-        p.d = size[0], p.dv = size[1];
+        p.d = size[0], p.d_v = size[1];
         p.layout =
             (attention_layout)(number % 4 == 3 ? cot_draw_below(&state, LAYOUT_COUNT) : cot_draw_below(&state, 2));
         add_feature(&p, number % FEATURES, &state);
         for (int more = 0; round >= 2 && more < 3; more++)
             add_feature(&p, (int)cot_draw_below(&state, FEATURES), &state);
-        if (p.dv != size[1]) /* feature 12 draws any dv */
-            p.dv = 8 * (1 + cot_draw_below(&state, 32));
+        if (p.d_v != size[1]) /* feature 12 draws any d_v */
+            p.d_v = 8 * (1 + cot_draw_below(&state, 32));
         p.delta = backward && cot_draw_below(&state, 6) == 0;
         p.dlse = p.dlse && backward && !p.delta;
         p.accumulate = backward && cot_draw_below(&state, 4) == 0;
@@ -429,7 +429,7 @@ static void bench_cuda(cot_case_visitor *v, int direction)
                 for (int64_t T = 512; T <= 16384; T *= 2) {
                     attention_case_params p = {.direction = direction, .uses = COT_CASE_BENCH_CUDA, .seed = 61};
                     p.B = 16384 / T, p.H = p.Hkv = 2048 / d, p.Tq = p.Tk = T;
-                    p.d = p.dv = d;
+                    p.d = p.d_v = d;
                     p.dtype = COT_BF16;
                     p.causal = causal;
                     p.allow_nondeterminism = allow_nondeterminism;
@@ -438,7 +438,7 @@ static void bench_cuda(cot_case_visitor *v, int direction)
 }
 
 typedef struct bench_shape {
-    int64_t B, H, Hkv, T, d, dv;
+    int64_t B, H, Hkv, T, d, d_v;
     cot_dtype dtype;
     bool causal, sink, packed, mixed;
     int64_t left; /* 0: no window */
@@ -458,7 +458,7 @@ static void bench(cot_case_visitor *v, int direction, unsigned uses, bool allow_
                                          .Tq = s->T,
                                          .Tk = s->T,
                                          .d = s->d,
-                                         .dv = s->dv,
+                                         .d_v = s->d_v,
                                          .dtype = s->dtype,
                                          .causal = s->causal,
                                          .window = s->left > 0,
@@ -536,7 +536,7 @@ static void bench_rows(cot_case_visitor *v, int direction)
                                          .Tq = number < 2 ? 2048 : 8192,
                                          .Tk = 1,
                                          .d = 1,
-                                         .dv = 128,
+                                         .d_v = 128,
                                          .dtype = number % 2 == 0 ? COT_BF16 : COT_F32,
                                          .seed = 62};
         emit(v, &p);

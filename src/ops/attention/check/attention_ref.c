@@ -43,7 +43,7 @@ enum { TILE = 256 };
 
 typedef struct call {
     cot_attention_forward_args a; /* of a backward: the members with the same names */
-    int64_t B, H, Hkv, group, d, dv;
+    int64_t B, H, Hkv, group, d, d_v;
     bool packed, wide;  /* wide: sums are long double */
     bool has_nonfinite; /* an input holds a NaN or an infinity */
     double scale;
@@ -67,7 +67,7 @@ static call make_call(const cot_attention_forward_args *a)
 {
     const bool packed = cot_is_present(&a->cu_seqlens_q);
     const int64_t *q = a->q.shape + a->q.rank - 2, *k = a->k.shape + a->k.rank - 2, *v = a->v.shape + a->v.rank - 2;
-    call c = {.a = *a, .H = q[0], .Hkv = k[0], .group = q[0] / k[0], .d = q[1], .dv = v[1], .packed = packed};
+    call c = {.a = *a, .H = q[0], .Hkv = k[0], .group = q[0] / k[0], .d = q[1], .d_v = v[1], .packed = packed};
     c.B = packed ? a->cu_seqlens_q.shape[0] - 1 : a->q.shape[0];
     c.scale = a->scale != 0 ? a->scale : 1 / sqrt((double)c.d);
     c.dropped = (int64_t)floor(65536 * a->dropout_p + 0.5);
@@ -298,7 +298,7 @@ static void store_row(const row_sums *x, double *out, double *magnitudes)
  * sequences. */
 static bool worth_threads(const call *c, const sequence *s)
 {
-    return c->H * s->Tq * s->Tk * (c->d + c->dv) > 100000;
+    return c->H * s->Tq * s->Tk * (c->d + c->d_v) > 100000;
 }
 
 /* ---- scores ------------------------------------------------------------------------------------------------- */
@@ -359,7 +359,7 @@ static void forward_row(const call *c, const cot_attention_forward_args *m, cons
     }
     if (row_max == -INFINITY) {
         if (cot_is_present(&a->out) && may_be_nan)
-            cot_allow_nan(rows_of(&m->out, s->q_row + i, h), c->dv);
+            cot_allow_nan(rows_of(&m->out, s->q_row + i, h), c->d_v);
         free(scores);
         return;
     }
@@ -380,7 +380,7 @@ static void forward_row(const call *c, const cot_attention_forward_args *m, cons
         ((double *)a->lse.data)[statistic_index(c, s, h, i)] = (double)lse;
         ((double *)m->lse.data)[statistic_index(c, s, h, i)] = lse_magnitude;
     }
-    row_sums out = make_sums(c, c->dv);
+    row_sums out = make_sums(c, c->d_v);
     for (int64_t j = 0; cot_is_present(&a->out) && j < s->Tk; j++) {
         if (!visible(c, s, i, j))
             continue;
@@ -398,7 +398,7 @@ static void forward_row(const call *c, const cot_attention_forward_args *m, cons
     if (cot_is_present(&a->out))
         store_row(&out, rows_of(&a->out, s->q_row + i, h), rows_of(&m->out, s->q_row + i, h));
     if (cot_is_present(&a->out) && (may_be_nan || (!has_key && !isfinite(sink))))
-        cot_allow_nan(rows_of(&m->out, s->q_row + i, h), c->dv);
+        cot_allow_nan(rows_of(&m->out, s->q_row + i, h), c->d_v);
     free_sums(&out);
     free(scores);
 }
@@ -453,7 +453,7 @@ static bool make_pair(const backward_state *g, const sequence *s, int64_t h, int
     double dP_magnitude;
     x->keep = dropout_factor(c, s, h, i, j);
     long double dP = dot_product(c, rows_of(&g->a->dout, s->q_row + i, h),
-                                 rows_of(&g->a->v, s->k_row + j, h / c->group), c->dv, &dP_magnitude);
+                                 rows_of(&g->a->v, s->k_row + j, h / c->group), c->d_v, &dP_magnitude);
     dP = x->keep == 0 ? 0 : x->keep * dP;
     dP_magnitude = x->keep == 0 ? 0 : x->keep * dP_magnitude;
     x->zero_weight = x->keep == 0 || y.s == -INFINITY;
@@ -477,7 +477,7 @@ static void compute_D(const backward_state *g, const sequence *s, int64_t h, int
     if (cot_is_present(&a->delta)) {
         delta = ((double *)a->delta.data)[index];
     } else {
-        delta = dot_product(&g->c, rows_of(&a->dout, s->q_row + i, h), rows_of(&a->out, s->q_row + i, h), g->c.dv,
+        delta = dot_product(&g->c, rows_of(&a->dout, s->q_row + i, h), rows_of(&a->out, s->q_row + i, h), g->c.d_v,
                             &magnitude);
         if (cot_is_present(&a->dlse)) {
             delta -= ((double *)a->dlse.data)[index];
@@ -560,7 +560,7 @@ static void key_row(const backward_state *g, const sequence *s, int64_t hkv, int
 {
     const call *c = &g->c;
     const cot_attention_backward_args *a = g->a;
-    row_sums dk = make_sums(c, c->d), dv = make_sums(c, c->dv);
+    row_sums dk = make_sums(c, c->d), dv = make_sums(c, c->d_v);
     if (cot_is_present(&a->dk))
         load_row(&dk, rows_of(&a->dk, s->k_row + j, hkv));
     if (cot_is_present(&a->dv))
@@ -582,7 +582,7 @@ static void key_row(const backward_state *g, const sequence *s, int64_t hkv, int
         if (cot_is_present(&a->dk))
             cot_allow_nan(rows_of(&g->m->dk, s->k_row + j, hkv), c->d);
         if (cot_is_present(&a->dv))
-            cot_allow_nan(rows_of(&g->m->dv, s->k_row + j, hkv), c->dv);
+            cot_allow_nan(rows_of(&g->m->dv, s->k_row + j, hkv), c->d_v);
     }
     free_sums(&dk);
     free_sums(&dv);
@@ -730,14 +730,14 @@ static int64_t all_rows(const cot_tensor *t)
 static void delta(const void *args, void *magnitudes)
 {
     const cot_attention_delta_args *a = args, *m = magnitudes;
-    const int64_t H = a->out.shape[a->out.rank - 2], dv = a->out.shape[a->out.rank - 1];
+    const int64_t H = a->out.shape[a->out.rank - 2], d_v = a->out.shape[a->out.rank - 1];
     for (int64_t n = 0; n < all_rows(&a->out) * H; n++) {
         const int64_t index = statistic_offset(&a->out, n / H, n % H);
         const double *out = rows_of(&a->out, n / H, n % H), *dout = rows_of(&a->dout, n / H, n % H);
         const double dlse = cot_is_present(&a->dlse) ? ((double *)a->dlse.data)[index] : 0;
         long double delta = -(long double)dlse;
         double magnitude = fabs(dlse);
-        for (int64_t c = 0; c < dv; c++) {
+        for (int64_t c = 0; c < d_v; c++) {
             delta += (long double)dout[c] * out[c];
             magnitude += fabs(dout[c] * out[c]);
         }
@@ -749,7 +749,7 @@ static void delta(const void *args, void *magnitudes)
 static void merge(const void *args, void *magnitudes)
 {
     const cot_attention_merge_args *a = args, *m = magnitudes;
-    const int64_t H = a->out_a.shape[a->out_a.rank - 2], dv = a->out_a.shape[a->out_a.rank - 1];
+    const int64_t H = a->out_a.shape[a->out_a.rank - 2], d_v = a->out_a.shape[a->out_a.rank - 1];
     for (int64_t n = 0; n < all_rows(&a->out_a) * H; n++) {
         const int64_t r = n / H, h = n % H, index = statistic_offset(&a->out_a, r, h);
         const double x = ((double *)a->lse_a.data)[index], y = ((double *)a->lse_b.data)[index];
@@ -764,7 +764,7 @@ static void merge(const void *args, void *magnitudes)
             ((double *)a->lse.data)[index] = (double)lse;
             ((double *)m->lse.data)[index] = magnitude;
         }
-        for (int64_t c = 0; cot_is_present(&a->out) && c < dv; c++) {
+        for (int64_t c = 0; cot_is_present(&a->out) && c < d_v; c++) {
             const double u = rows_of(&a->out_a, r, h)[c], v = rows_of(&a->out_b, r, h)[c];
             const long double weight_a = empty ? 0 : expl(x - lse), weight_b = empty ? 0 : expl(y - lse);
             const double magnitude_a = x == -INFINITY ? 0 : (double)weight_a * (1 + fabs(x) + magnitude);

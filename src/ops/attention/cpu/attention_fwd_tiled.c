@@ -342,7 +342,7 @@ V_INLINE bool ensure_current_part(softmax_queue *queue)
 }
 
 /* Callbacks of mt_product_part. It calls them four times per k-step, with `step` = 0 to 3. softmax_step computes one
- * row of P per call. softmax_step_two_rows computes two, for small d + dv, where there are too few calls. */
+ * row of P per call. softmax_step_two_rows computes two, for small d + d_v, where there are too few calls. */
 V_INLINE void softmax_step(void *argument, int step)
 {
     softmax_queue *queue = argument;

@@ -279,7 +279,7 @@ static void backward_item(void *memory, int64_t item)
     const attention_sizes *z = &p->sizes;
     const int64_t b = item / z->Hkv, hkv = item % z->Hkv, group = z->H / z->Hkv;
     const attention_sequence s = attention_sequence_at(p, b);
-    /* The sums of dk and dv: one piece [Hkv][k_rows][d + dv] per sequence. */
+    /* The sums of dk and dv: one piece [Hkv][k_rows][d + d_v] per sequence. */
     const int64_t rows_before = z->packed ? s.k_row : b * z->Tk;
     real *dk = c->workspace + (rows_before * z->Hkv + hkv * s.k_rows) * (z->d_qk + z->d_v),
          *dv = dk + s.k_rows * z->d_qk;

@@ -13,10 +13,10 @@
 enum {
     ATTENTION_STRIP = 32,        /* granularity of a product's rows and columns: MT of simd/matmul.h */
     ATTENTION_SCORE_ROWS = 64,   /* rows of a tile of scores */
-    ATTENTION_FWD_ROWS = 128,    /* queries of a forward item; half as many if d or dv > 128 */
+    ATTENTION_FWD_ROWS = 128,    /* queries of a forward item; half as many if d or d_v > 128 */
     ATTENTION_BLOCK = 128,       /* maximum keys of a block; queries of a backward block */
     ATTENTION_L2_KEY_BLOCKS = 4, /* maximum key blocks that a backward item keeps in the L2 cache */
-    ATTENTION_MAX_D = 256,       /* maximum d and dv of the item buffers */
+    ATTENTION_MAX_D = 256,       /* maximum d and d_v of the item buffers */
     ATTENTION_MIN_ITEMS = 16,    /* a backward adds chunks until it has this many items */
     ATTENTION_MAX_CHUNKS = 8
 };
@@ -113,7 +113,7 @@ static inline attention_span attention_round_to_strips(attention_span span, int6
 /* Forward: K^T and V of every key block and key-value head. kt and v are byte offsets. `size` is the bytes of an
  * operand's element, `keys` the maximum keys of a block. */
 typedef struct attention_fwd_layout {
-    int64_t qk_size, v_size; /* d and dv of attention_sizes, rounded up to multiples of ATTENTION_STRIP */
+    int64_t qk_size, v_size; /* d and d_v of attention_sizes, rounded up to multiples of ATTENTION_STRIP */
     int64_t rows;            /* queries of an item */
     int64_t keys;            /* keys of a block */
     int64_t q_slots, k_slots;
@@ -143,7 +143,7 @@ static inline attention_fwd_layout attention_fwd_layout_of(const attention_sizes
  *   dq        dq^T of every chunk
  *   k, dk     the operands of each item's current key blocks; their dk and dv */
 typedef struct attention_bwd_layout {
-    int64_t qk_size, v_size; /* d and dv of attention_sizes, rounded up to multiples of ATTENTION_STRIP */
+    int64_t qk_size, v_size; /* d and d_v of attention_sizes, rounded up to multiples of ATTENTION_STRIP */
     int64_t q_slots, chunks;
     int64_t query_block_elements; /* elements of a packed query block: q^T, q, dout^T, dout */
     int64_t key_block_elements;   /* elements of an item's packed key blocks: k, k^T, v of each */

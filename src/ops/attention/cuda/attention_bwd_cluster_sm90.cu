@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_bwd_cluster_sm90.cu: the backward on Hopper for d or dv above 128 (attention_bwd_sm90.cu has the formulas).
+ * attention_bwd_cluster_sm90.cu: the backward on Hopper for d or d_v above 128 (attention_bwd_sm90.cu has the formulas).
  * dK of 64 keys and dV of 64 keys each need most registers of a warpgroup. A block therefore takes 64 keys, and two
  * blocks form a cluster over 128 keys. Both blocks loop over the same tiles of 64 queries. Each tile of dQ needs the dS
  * of both blocks.
@@ -30,10 +30,10 @@
  *
  * The two blocks divide dQ in one of two ways:
  *
- *   by tiles      d and dv up to 192. Blocks take turns: in step j, block j % 2 computes the whole tile of dQ, and the
+ *   by tiles      d and d_v up to 192. Blocks take turns: in step j, block j % 2 computes the whole tile of dQ, and the
  *                 other block sends its dS. A block has two steps of time for a tile. It holds all of the peer's K.
  *                 ds empty: 4 arrivals of dQ in a step of one's own, else 1 of the peer
- *   by columns    d or dv above 192, where shared memory has no room for the peer's K. Both blocks send dS in every
+ *   by columns    d or d_v above 192, where shared memory has no room for the peer's K. Both blocks send dS in every
  *                 step, and each computes half of the columns of dQ.
  *                 ds empty: 5 arrivals, 4 of dQ and 1 of the peer
  *

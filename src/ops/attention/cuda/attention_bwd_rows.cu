@@ -127,7 +127,7 @@ template <int HEAD_DIM, bool GENERAL> static __device__ __forceinline__ void pre
         if (c.delta.data != nullptr) {
             delta[n] = cot_load(c.delta.data, c.delta.dtype,
                                 t.b * c.delta.stride[0] + t.h * c.delta.stride[1] + row * c.delta.stride[2]);
-        } else if ((!GENERAL && HEAD_DIM != 192) || 8 * lane < c.d_v) { /* at 192 columns dv may be 128 */
+        } else if ((!GENERAL && HEAD_DIM != 192) || 8 * lane < c.d_v) { /* at 192 columns d_v may be 128 */
             const int64_t out = t.b * c.out.stride[0] + row * c.out.stride[1] + t.h * c.out.stride[2] + 8 * lane;
             const int64_t dout = t.b * c.dout.stride[0] + row * c.dout.stride[1] + t.h * c.dout.stride[2] + 8 * lane;
             if (c.out_vectorized) {

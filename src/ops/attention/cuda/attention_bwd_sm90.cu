@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_bwd_sm90.cu: the backward on Hopper for d and dv up to 128, five products. *Columns*: the larger of d and dv,
+ * attention_bwd_sm90.cu: the backward on Hopper for d and d_v up to 128, five products. *Columns*: the larger of d and d_v,
  * rounded up to 64 or 128. A block takes 128 keys of a key-value head. K and V stay in shared memory, dK and dV in registers. The
  * block loops over the tiles of queries that attend to its keys, and takes each tile for all query heads that share
  * the key-value head (the group).
@@ -48,10 +48,10 @@
  *
  * Each kernel has these versions:
  *
- *   plain        full and causal masks, d = dv = 64 or 128
+ *   plain        full and causal masks, d = d_v = 64 or 128
  *   _stores_dq   the same, with STORES_DQ. One kernel with a branch for STORES_DQ is 8 % slower for long sequences at
  *                128 columns
- *   _general     also windows, sequences of different lengths, and smaller d and dv: TMA fills the other columns with 0
+ *   _general     also windows, sequences of different lengths, and smaller d and d_v: TMA fills the other columns with 0
  *   _softcap     also softcap
  *
  * GENERAL is set in the last two versions. In these, a consumer skips a tile if no query of the tile attends to the

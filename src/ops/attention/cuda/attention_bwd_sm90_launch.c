@@ -39,8 +39,8 @@ typedef struct backward_kernels {
     }
 #define BLOCK_KERNELS(dtype, size, main_size, columns) \
     KERNELS(dtype, size, main_size, cot_image_attention_bwd_sm90, SHARED_BYTES(columns))
-#define CLUSTER_KERNELS(dtype, size, main_size, d, dv) \
-    KERNELS(dtype, size, main_size, cot_image_attention_bwd_cluster_sm90, ATTENTION_CLUSTER_SHARED_BYTES(d, dv))
+#define CLUSTER_KERNELS(dtype, size, main_size, d, d_v) \
+    KERNELS(dtype, size, main_size, cot_image_attention_bwd_cluster_sm90, ATTENTION_CLUSTER_SHARED_BYTES(d, d_v))
 #define VERSION_OF(dtype, first, rows_suffix, suffix)                                                         \
     [first + SIZE_64] = BLOCK_KERNELS(dtype, d64##rows_suffix, d64##suffix, 64),                              \
              [first + SIZE_128] = BLOCK_KERNELS(dtype, d128##rows_suffix, d128##suffix, 128),                 \

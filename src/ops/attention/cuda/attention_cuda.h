@@ -24,8 +24,8 @@ enum {
 
 /* attention_bwd_cluster_sm90.cu: bytes of shared memory. In slices of 64 columns: K, the peer's K, V, stages of Q and
  * dO. Also stages of dS and dQ; statistics, low bits of P, barriers. */
-#define ATTENTION_CLUSTER_SHARED_BYTES(d, dv)                                                                 \
-    (8192 * ((d) <= 192 ? 4 * ((d) / 64) + 3 * ((dv) / 64) + 3 + 2 * 2 : 4 + 2 + 4 + 2 * 4 + 3 * 2 + 2 + 2) + \
+#define ATTENTION_CLUSTER_SHARED_BYTES(d, d_v)                                                                 \
+    (8192 * ((d) <= 192 ? 4 * ((d) / 64) + 3 * ((d_v) / 64) + 3 + 2 * 2 : 4 + 2 + 4 + 2 * 4 + 3 * 2 + 2 + 2) + \
      256 * 4 + 512 * ((d) <= 192 ? 2 : 1) + 512)
 
 #define ATTENTION_DP_SCALE 0x1p-8f /* scale of dP and delta in f16, which removes the scale of P from dS */
@@ -39,7 +39,7 @@ typedef struct attention_array {
 } attention_array;
 
 /* Tiles of the forward kernels for Hopper: DO(name, columns of q and k, columns of v, keys of a tile, consumer
- * warpgroups of 64 queries, stages of Q, stages of K and V). Smaller d and dv are filled up with zeros. */
+ * warpgroups of 64 queries, stages of Q, stages of K and V). Smaller d and d_v are filled up with zeros. */
 /* clang-format off */
 #define ATTENTION_FWD_SMALL(DO) DO(d64, 64, 64, 128, 3, 2, 4) DO(d96, 96, 96, 128, 2, 1, 2) DO(d128, 128, 128, 128, 2, 1, 2)
 #define ATTENTION_FWD_LARGE(DO) DO(d192_v128, 192, 128, 128, 2, 1, 2) DO(d192, 192, 192, 112, 2, 1, 2) DO(d256, 256, 256, 80, 2, 1, 2)
@@ -49,9 +49,9 @@ typedef struct attention_array {
 /* clang-format on */
 
 /* Bytes of shared memory: Q, O (see STAGE_O), K and V in slices of 64 columns, tile descriptions, barriers. */
-#define ATTENTION_FWD_SHARED_BYTES(d, dv, keys, consumers, q_stages, stages)                                    \
-    (((d) + 63) / 64 * (consumers) * (q_stages)*8192 + ((d) <= 128 ? ((dv) + 63) / 64 * (consumers)*8192 : 0) + \
-     (stages) * (((d) + 63) / 64 + ((dv) + 63) / 64) * (keys)*128 + 1024)
+#define ATTENTION_FWD_SHARED_BYTES(d, d_v, keys, consumers, q_stages, stages)                                    \
+    (((d) + 63) / 64 * (consumers) * (q_stages)*8192 + ((d) <= 128 ? ((d_v) + 63) / 64 * (consumers)*8192 : 0) + \
+     (stages) * (((d) + 63) / 64 + ((d_v) + 63) / 64) * (keys)*128 + 1024)
 
 /* A sequence, with its lengths clamped. attention_scheduler_sm90.cu writes these entries. */
 typedef struct attention_seqlen_info {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_fwd_d256_sm90.cu: instances of attention_fwd_sm90.cuh for d and dv up to 256. */
+ * attention_fwd_d256_sm90.cu: instances of attention_fwd_sm90.cuh for d and d_v up to 256. */
 #include "attention_fwd_sm90.cuh"
 
 ATTENTION_FWD_LARGE(INSTANCE_BF16)

@@ -431,19 +431,19 @@ template <class F> static __device__ __forceinline__ void forward(const attentio
     }
 }
 
-#define INSTANCE(element, modify_scores, name, d, dv, keys, consumers, q_stages, stages)              \
-    extern "C" __global__ void __launch_bounds__((consumers + 1) * WARPGROUP, 1)                      \
-        attention_fwd_sm90_##name(const __grid_constant__ attention_fwd_mapped m)                     \
-    {                                                                                                 \
-        forward<forward_traits<element, d, dv, keys, consumers, q_stages, stages, modify_scores>>(m); \
+#define INSTANCE(element, modify_scores, name, d, d_v, keys, consumers, q_stages, stages)              \
+    extern "C" __global__ void __launch_bounds__((consumers + 1) * WARPGROUP, 1)                       \
+        attention_fwd_sm90_##name(const __grid_constant__ attention_fwd_mapped m)                      \
+    {                                                                                                  \
+        forward<forward_traits<element, d, d_v, keys, consumers, q_stages, stages, modify_scores>>(m); \
     }
-#define INSTANCE_BF16(name, d, dv, keys, consumers, q_stages, stages) \
-    INSTANCE(__nv_bfloat16, false, bf16_##name, d, dv, keys, consumers, q_stages, stages)
-#define INSTANCE_BF16_SOFTCAP(name, d, dv, keys, consumers, q_stages, stages) \
-    INSTANCE(__nv_bfloat16, true, bf16_##name, d, dv, keys, consumers, q_stages, stages)
-#define INSTANCE_F16_SOFTCAP(name, d, dv, keys, consumers, q_stages, stages) \
-    INSTANCE(__half, true, f16_##name, d, dv, keys, consumers, q_stages, stages)
-#define INSTANCE_F16(name, d, dv, keys, consumers, q_stages, stages) \
-    INSTANCE(__half, false, f16_##name, d, dv, keys, consumers, q_stages, stages)
+#define INSTANCE_BF16(name, d, d_v, keys, consumers, q_stages, stages) \
+    INSTANCE(__nv_bfloat16, false, bf16_##name, d, d_v, keys, consumers, q_stages, stages)
+#define INSTANCE_BF16_SOFTCAP(name, d, d_v, keys, consumers, q_stages, stages) \
+    INSTANCE(__nv_bfloat16, true, bf16_##name, d, d_v, keys, consumers, q_stages, stages)
+#define INSTANCE_F16_SOFTCAP(name, d, d_v, keys, consumers, q_stages, stages) \
+    INSTANCE(__half, true, f16_##name, d, d_v, keys, consumers, q_stages, stages)
+#define INSTANCE_F16(name, d, d_v, keys, consumers, q_stages, stages) \
+    INSTANCE(__half, false, f16_##name, d, d_v, keys, consumers, q_stages, stages)
 
 #endif

@@ -15,26 +15,26 @@ extern const unsigned char cot_image_attention_fwd_sm90[], cot_image_attention_f
 enum { CACHE_BYTES = 32 << 20 /* of the L2 cache, for K and V of a section */ };
 
 typedef struct forward_kernel {
-    int d, dv, keys, consumers; /* columns of the tiles; see ATTENTION_FWD_SMALL */
+    int d, d_v, keys, consumers; /* columns of the tiles; see ATTENTION_FWD_SMALL */
     cot_cuda_kernel kernel;
 } forward_kernel;
 
 /* From the smallest to the largest. */
-#define KERNEL(element, name, image, d, dv, keys, consumers, q_stages, stages) \
-    {d,                                                                        \
-     dv,                                                                       \
-     keys,                                                                     \
-     consumers,                                                                \
-     {image, "attention_fwd_sm90_" #element "_" #name,                         \
-      ATTENTION_FWD_SHARED_BYTES(d, dv, keys, consumers, q_stages, stages)}},
-#define BF16_SMALL(name, d, dv, keys, consumers, q_stages, stages) \
-    KERNEL(bf16, name, cot_image_attention_fwd_sm90, d, dv, keys, consumers, q_stages, stages)
-#define BF16_LARGE(name, d, dv, keys, consumers, q_stages, stages) \
-    KERNEL(bf16, name, cot_image_attention_fwd_d256_sm90, d, dv, keys, consumers, q_stages, stages)
-#define F16_SMALL(name, d, dv, keys, consumers, q_stages, stages) \
-    KERNEL(f16, name, cot_image_attention_fwd_sm90, d, dv, keys, consumers, q_stages, stages)
-#define F16_LARGE(name, d, dv, keys, consumers, q_stages, stages) \
-    KERNEL(f16, name, cot_image_attention_fwd_d256_sm90, d, dv, keys, consumers, q_stages, stages)
+#define KERNEL(element, name, image, d, d_v, keys, consumers, q_stages, stages) \
+    {d,                                                                         \
+     d_v,                                                                       \
+     keys,                                                                      \
+     consumers,                                                                 \
+     {image, "attention_fwd_sm90_" #element "_" #name,                          \
+      ATTENTION_FWD_SHARED_BYTES(d, d_v, keys, consumers, q_stages, stages)}},
+#define BF16_SMALL(name, d, d_v, keys, consumers, q_stages, stages) \
+    KERNEL(bf16, name, cot_image_attention_fwd_sm90, d, d_v, keys, consumers, q_stages, stages)
+#define BF16_LARGE(name, d, d_v, keys, consumers, q_stages, stages) \
+    KERNEL(bf16, name, cot_image_attention_fwd_d256_sm90, d, d_v, keys, consumers, q_stages, stages)
+#define F16_SMALL(name, d, d_v, keys, consumers, q_stages, stages) \
+    KERNEL(f16, name, cot_image_attention_fwd_sm90, d, d_v, keys, consumers, q_stages, stages)
+#define F16_LARGE(name, d, d_v, keys, consumers, q_stages, stages) \
+    KERNEL(f16, name, cot_image_attention_fwd_d256_sm90, d, d_v, keys, consumers, q_stages, stages)
 static const forward_kernel bf16_kernels[] = {ATTENTION_FWD_SMALL(BF16_SMALL) ATTENTION_FWD_LARGE(BF16_LARGE)};
 static const forward_kernel bf16_softcap_kernels[] = {ATTENTION_FWD_SMALL_GENERAL(BF16_SMALL)
                                                           ATTENTION_FWD_LARGE_GENERAL(BF16_LARGE)};
@@ -75,7 +75,7 @@ static cot_status forward(cot_queue *queue, const attention_problem *p, void *wo
     const attention_sizes *z = &p->sizes;
     const attention_sm90_fwd_plan *plan = queue->plan;
     const forward_kernel *k = z->softcap > 0 || z->scale < 0 ? with_softcap : plain;
-    while (z->d_qk > k->d || z->d_v > k->dv)
+    while (z->d_qk > k->d || z->d_v > k->d_v)
         k++;
     const int64_t queries = 64 * k->consumers, tiles = cot_ceil_div(z->Tq, queries);
     const int64_t sequences = attention_sequence_count(p);

@@ -20,7 +20,7 @@ static inline const char *attention_portable_refusal(const attention_problem *p)
 {
     const attention_sizes *z = &p->sizes;
     if (z->d_qk > 256 || z->d_v > 256)
-        return "it supports d and dv up to 256";
+        return "it supports d and d_v up to 256";
     /* The sum of a row index, the distance of two rows and ATTENTION_FAR fits in 31 bits. */
     const int64_t max_rows = INT32_MAX / 8;
     if (z->q_length > max_rows || z->k_length > max_rows ||
@@ -78,7 +78,7 @@ static inline double cost_f32_sm80(const void *problem)
 }
 
 /* Whether attention_bwd_one_pass_mma.cu supports the problem, if the device has enough shared memory. For d up to 192
- * with dv up to 128 other kernels fill up fewer columns with zeros. */
+ * with d_v up to 128 other kernels fill up fewer columns with zeros. */
 static inline bool attention_supports_one_pass(const attention_problem *p)
 {
     const attention_sizes *z = &p->sizes;

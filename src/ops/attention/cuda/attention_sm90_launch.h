@@ -50,7 +50,7 @@ static inline const char *attention_fwd_sm90_refusal(const attention_problem *p)
 {
     const attention_sizes *z = &p->sizes;
     if (z->d_qk > 256 || z->d_v > 256)
-        return "it supports d and dv up to 256";
+        return "it supports d and d_v up to 256";
     if (z->dropped > 0 || cot_is_present(&p->alibi_slopes) || cot_is_present(&p->bias))
         return "it supports no dropout, ALiBi or bias";
     if (!attention_factors_normal(z))
@@ -139,7 +139,7 @@ static inline int64_t attention_bwd_blocks(const attention_problem *p)
     return cot_mul(z->B, cot_ceil_div(z->Tk, ATTENTION_KEYS));
 }
 
-/* Whether d and dv are the columns of a kernel's tiles. */
+/* Whether d and d_v are the columns of a kernel's tiles. */
 static inline bool attention_bwd_fills_tiles(const attention_sizes *z)
 {
     return (z->d_qk == z->d_v && (z->d_qk == 64 || z->d_qk == 128 || z->d_qk == 192 || z->d_qk == 256)) ||
@@ -147,7 +147,7 @@ static inline bool attention_bwd_fills_tiles(const attention_sizes *z)
 }
 
 /* Whether the call needs the ..._general or ..._softcap kernels: sequences of different lengths, windows, softcap, or d
- * and dv that are smaller than a tile. */
+ * and d_v that are smaller than a tile. */
 static inline bool attention_bwd_needs_general(const attention_problem *p)
 {
     const attention_sizes *z = &p->sizes;
@@ -160,9 +160,9 @@ static inline const char *attention_bwd_sm90_refusal(const attention_problem *p)
 {
     const attention_sizes *z = &p->sizes;
     if (z->d_qk > 256 || z->d_v > 256)
-        return "it supports d and dv up to 256";
+        return "it supports d and d_v up to 256";
     if (attention_bwd_columns(z) == 256 && z->softcap > 0 && z->dtype == COT_F16)
-        return "f16 with softcap and d or dv above 192 needs more registers than there are";
+        return "f16 with softcap and d or d_v above 192 needs more registers than there are";
     if (z->dropped > 0 || cot_is_present(&p->alibi_slopes) || cot_is_present(&p->bias))
         return "it supports no dropout, ALiBi or bias";
     if (!attention_factors_normal(z))
