@@ -198,6 +198,7 @@ int command_ops(int argc, char **argv)
 typedef struct explain_input {
     const cot_op *op;
     int direction, ranks;
+    cot_backend backend;
     cot_case c;
 } explain_input;
 
@@ -206,6 +207,9 @@ static error_t parse_explain(int key, char *argument, struct argp_state *state)
     explain_input *input = state->input;
     char *end;
     switch (key) {
+    case 'b':
+        input->backend = strcmp(argument, "hip") == 0 ? COT_BACKEND_HIP : parse_backend(state, argument);
+        return 0;
     case 'r':
         input->ranks = (int)strtol(argument, &end, 10);
         if (*end != '\0' || input->ranks < 1 || input->ranks > MAX_EXPLAINED_RANKS)
@@ -286,6 +290,7 @@ static void format_refused_size(const char *refusal, const char *shape, char *te
 int command_explain(int argc, char **argv)
 {
     static const struct argp_option options[] = {
+        {"backend", 'b', "cpu|cuda|hip", 0, "The backend of the call (cpu). cuda and hip need their device", 0},
         {"ranks", 'r', "N", 0, "Attention: the ways to divide the call among N ranks of libcotangent_parallel", 0},
         {0}};
     static const struct argp parser = {
@@ -303,7 +308,15 @@ int command_explain(int argc, char **argv)
     const cot_direction *direction = &input.op->directions[input.direction];
     cot_choice choices[COT_MAX_KERNELS];
     int count = 0, status = 0;
-    cot_queue *queue = default_queue();
+    cot_queue *queue = NULL;
+    cot_queue_options queue_options;
+    COT_INIT(&queue_options);
+    queue_options.backend = input.backend;
+    const cot_status created = cot_queue_create(&queue_options, &queue);
+    if (created != COT_OK) {
+        fprintf(stderr, "cotangent: %s\n", cot_error_message());
+        return exit_status(created);
+    }
     char text[256];
     describe_case(find_cases(input.op), &input.c, text, sizeof text);
     printf("%s %s\n", input.op->name, text);

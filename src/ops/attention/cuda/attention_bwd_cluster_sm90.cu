@@ -44,7 +44,7 @@
 
 #include "../../../cuda/device/mma.cuh"
 
-static constexpr float P_SCALE_LOG2 = 4.0f, INVERSE_P_SCALE = 0x1p-4f;
+static constexpr float P_EXPONENT = 4.0f, INVERSE_P_SCALE = 0x1p-4f;
 
 enum { QUERIES = 64, BLOCK_KEYS = KEYS / ATTENTION_CLUSTER_BLOCKS };
 
@@ -431,7 +431,7 @@ static __device__ __forceinline__ uint32_t softcapped_p(const attention_bwd_soft
 #pragma unroll
             for (int j = 0; j < 2; j++) {
                 const int element = 8 * k + 2 * i + j;
-                const float x = scores[element], u = x * x, base = lse_log2[8 * (element / 4) + j] - P_SCALE_LOG2;
+                const float x = scores[element], u = x * x, base = lse_log2[8 * (element / 4) + j] - P_EXPONENT;
                 float exponent, slope;
                 if (TANH) {
                     const float tanh_x = tanh_full_range(cap.scale * x);
@@ -520,7 +520,7 @@ static __device__ __forceinline__ void dv_step(
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 scores[4 * query_group + i] = cot_ex2(fmaf(scores[4 * query_group + i], c.scale_log2,
-                                                           i % 2 == 0 ? P_SCALE_LOG2 - pair.x : P_SCALE_LOG2 - pair.y));
+                                                           i % 2 == 0 ? P_EXPONENT - pair.x : P_EXPONENT - pair.y));
         }
         __syncwarp();
         if (lane == 0)

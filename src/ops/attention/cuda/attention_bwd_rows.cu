@@ -143,7 +143,7 @@ template <int HEAD_DIM, bool GENERAL> static __device__ __forceinline__ void pre
         const float lse =
             cot_load(c.lse.data, c.lse.dtype, t.b * c.lse.stride[0] + t.h * c.lse.stride[1] + row * c.lse.stride[2]);
         if (lse != -INFINITY) /* -inf: the query attends to no key */
-            lse_log2[n] = fmaf(1.4426950408889634f, lse, -c.p_scale_log2);
+            lse_log2[n] = fmaf(1.4426950408889634f, lse, -c.p_exponent);
     }
     const bool clear = !c.deterministic || !is_visited<QUERIES, GENERAL>(c, t);
 #pragma unroll
@@ -229,7 +229,7 @@ KERNEL attention_bwd_dsink(const __grid_constant__ attention_bwd_call c)
     __shared__ double sums[LANES * WARPS];
     const int64_t h = blockIdx.x;
     const float sink2 =
-        fmaf(1.4426950408889634f, cot_load(c.sink.data, c.sink.dtype, h * c.sink.stride[0]), -c.p_scale_log2);
+        fmaf(1.4426950408889634f, cot_load(c.sink.data, c.sink.dtype, h * c.sink.stride[0]), -c.p_exponent);
     const attention_seqlen_info *seqlens = c.scheduler.seqlens;
     double sum = 0;
     for (int b = 0; b < c.scheduler.sequences; b++) {

@@ -330,12 +330,12 @@ static __device__ void compute_dq(const attention_bwd_call &c, shared_memory<COL
     }
 }
 
-/* Scales in f16. lse_log2 is smaller by ATTENTION_P_SCALE_LOG2 = 8, so P is 2^8 times as large. Without a scale, f16
+/* Scales in f16. lse_log2 is smaller by ATTENTION_P_EXPONENT = 8, so P is 2^8 times as large. Without a scale, f16
  * loses bits of P below 2^-14, the average P at 16384 keys, and all bits below 2^-25. P stays finite up to 255. Apart
  * from rounding, P exceeds 1 only if the caller's lse is not that of the forward. dv_scale removes the scale from dV.
  *
  * dP and delta are multiplied by ATTENTION_DP_SCALE = 2^-8. dS therefore has no scale. */
-template <typename E> constexpr float dv_scale = cot_is_f16<E> ? 1.0f / (1 << ATTENTION_P_SCALE_LOG2) : 1.0f;
+template <typename E> constexpr float dv_scale = cot_is_f16<E> ? 1.0f / (1 << ATTENTION_P_EXPONENT) : 1.0f;
 
 /* P for dS, with 8 more bits than the 16-bit P that dV reads. For example P = 1/3 in bf16:
  *   P in float32                   0x3eaaaaab
@@ -561,7 +561,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
                                                      uint32_t (&packed)[ATTENTION_BWD_QUERIES(COLUMNS) / 4])
 {
     constexpr int QUERIES = shared_memory<COLUMNS>::QUERIES, N = QUERIES / 2, QUERY_GROUPS = QUERIES / 8;
-    /* Pairs of lse_log2 and of D that are loaded before the waits. The number of registers limits them. */
+    /* Pairs of lse_log2 and of delta that are loaded before the waits. The number of registers limits them. */
     constexpr int LSE_PRELOADS = SOFTCAP || (cot_is_f16<E> && COLUMNS > 64) ? 2 : 4,
                   DELTA_PRELOADS = SOFTCAP || COLUMNS == 64 ? 2 : LSE_PRELOADS;
     const int lane = threadIdx.x % WARP, key_begin = w.first_key + 64 * consumer;

@@ -77,7 +77,7 @@ static int kernels_index(const attention_sizes *z, bool general)
     return size + (z->softcap > 0 ? SOFTCAP : general ? GENERAL : PLAIN);
 }
 
-/* Encodes the map of lse_log2 and D, which follow each other: one query tile is one row. */
+/* Encodes the map of lse_log2 and delta, which follow each other: one query tile is one row. */
 static cot_status map_statistics(cot_queue *queue, CUtensorMap *map, const attention_bwd_call *c, int64_t tiles)
 {
     const int64_t rows = 2 * tiles, row = c->queries * (int64_t)sizeof(float);
@@ -129,8 +129,8 @@ static attention_bwd_softcap backward_softcap(const attention_sizes *z)
     return cap;
 }
 
-/* The order of blocks and of their additions to dq: see work_of in attention_bwd_sm90.cuh. `descending_tiles`: blocks of
- * longest-first sections take their tiles in descending order. `stores_dq`: the main kernel stores dq. */
+/* The order of blocks and of their additions to dq: see work_of in attention_bwd_sm90.cuh. `descending_tiles`: the
+ * blocks of sections with ascending keys take their tiles in descending order. `stores_dq`: the main kernel stores dq. */
 typedef struct block_order {
     bool deterministic, descending_tiles, stores_dq;
     int32_t heads_per_section, first_ascending_section;
@@ -156,18 +156,10 @@ static bool is_nondeterministic_faster(const attention_sizes *z, int64_t columns
     return columns <= 128 && blocks >= (columns == 128 ? 32 : 64);
 }
 
-/* Chosen by measurements on an H200 and an H100: docs/experiments/attention.md, "Order of blocks".
- *   nondeterministic        longest first, so that the last blocks to end are short ones. Chosen, if allowed, only
- *                           where it is faster than the deterministic mode
- *   the same, _general      with descending tiles: a head's blocks begin together, at the last tile
- *   deterministic, causal   shortest first. The last section is longest first, so that short blocks end last
- *   the same with GQA       up to 128 columns: longest first, with descending tiles
- *   the same, if is_long    longest first, with descending tiles. In the order above, running blocks are at tiles far
- *                           from each other, and a tile leaves the L2 cache between two blocks
- *   deterministic, other    shortest first: by descending keys
- * A section of few heads keeps blocks that add to the same rows of dq together, and their rows in the L2 cache. A
- * section of many heads starts them at different times, so that a block of a full mask need not wait for the one before
- * it. */
+/* Chosen by measurements on an H200 and an H100. docs/kernels/attention_bwd_hopper.md, "Order of blocks", has a table of
+ * these branches and their reasons. docs/experiments/attention.md has the figures. A section of few heads keeps blocks
+ * that add to the same rows of dq together, and their rows in the L2 cache. A section of many heads starts them at
+ * different times, so that a block of a full mask need not wait for the block that adds before it. */
 static block_order block_order_of(const attention_problem *p, bool general, int64_t columns)
 {
     const attention_sizes *z = &p->sizes;
@@ -258,7 +250,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             .dv_vectorized = attention_is_vectorizable(&p->dv) && !p->accumulate && z->d_v % 8 == 0,
             .scale = (float)z->scale,
             .scale_log2 = (float)((z->softcap > 0 ? z->softcap : z->scale) * 1.4426950408889634),
-            .p_scale_log2 = p_scaled ? ATTENTION_P_SCALE_LOG2 : 0,
+            .p_exponent = p_scaled ? ATTENTION_P_EXPONENT : 0,
             .dp_scale = p_scaled ? ATTENTION_DP_SCALE : 1,
             .cap = backward_softcap(z),
             .lse = attention_array_of(&p->lse),

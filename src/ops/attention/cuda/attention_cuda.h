@@ -18,7 +18,7 @@ enum {
     ATTENTION_PREPARE_ROWS = 2,   /* rows that a thread of `prepare` handles */
     ATTENTION_CLUSTER_BLOCKS = 2, /* above 128 columns, blocks that share the 128 keys */
     ATTENTION_WARPGROUPS = 4,     /* warpgroups of a block, 128 threads each */
-    ATTENTION_P_SCALE_LOG2 = 8,   /* up to d = 128, P in f16 is scaled by 2^8: attention_bwd_sm90.cu */
+    ATTENTION_P_EXPONENT = 8,     /* up to d = 128, P in f16 is scaled by 2^8: attention_bwd_sm90.cu */
     ATTENTION_DQ_SLICE = 4096     /* floats of 64 queries and 64 columns of dq, in the order of wgmma accumulators */
 };
 
@@ -128,12 +128,14 @@ typedef struct attention_bwd_call {
     int32_t stores_dq;               /* the main kernel stores dq: no kernel after it does */
     int32_t out_vectorized;          /* rows of out and dout are 16-bit elements at multiples of 16 bytes */
     int32_t dq_vectorized, dk_vectorized, dv_vectorized; /* the same, and not accumulated */
-    float scale, scale_log2;                             /* scale_log2: of scores, scale or softcap times log2(e) */
-    float p_scale_log2, dp_scale; /* ATTENTION_P_SCALE_LOG2 and _DP_SCALE if P is scaled, else 0 and 1 */
+    float scale, scale_log2;                             /* scale_log2: scale or softcap, times log2(e) */
+    float p_exponent,
+        dp_scale; /* P is 2^p_exponent times as large, dP dp_scale times; 0 and 1 if they are not scaled */
     attention_bwd_softcap cap;
     attention_array lse, out, dout, dlse, delta, sink, dq, dk, dv, dsink;
     /* Workspace, by sequence and head. */
-    float *lse_log2; /* [tiles * queries] lse log2(e) - p_scale_log2; inf for queries without gradient and after Tq */
+    float *
+        lse_log2; /* [tiles * queries] lse in base 2: lse log2(e) - p_exponent; inf for queries without gradient and after Tq */
     float *scaled_delta;    /* [tiles * queries] delta times dp_scale, 0 after Tq */
     float *dq_accum;        /* [tiles][queries / 64 * columns / 64][ATTENTION_DQ_SLICE] */
     uint32_t *dq_semaphore; /* [tiles][queries / 64 * columns / 64] number of blocks that have added to a slice */
