@@ -51,25 +51,25 @@ enum { QUERIES = 64, BLOCK_KEYS = KEYS / ATTENTION_CLUSTER_BLOCKS };
 /* Shared memory of a block. COLUMNS: of Q and K. V_COLUMNS: of V and dO. */
 template <int COLUMNS, int V_COLUMNS> struct shared_memory {
     enum {
-        COLUMN_SLICES = COLUMNS / 64,
-        V_SLICES = V_COLUMNS / 64,
+        COLUMN_PANELS = COLUMNS / 64,
+        V_PANELS = V_COLUMNS / 64,
         BY_TILES = COLUMNS <= 192,
         Q_STAGES = 2,
         DOUT_PARTS = BY_TILES ? 1 : 2, /* chunks of a tile of dO */
         DOUT_CHUNKS = BY_TILES ? 2 : 3,
-        CHUNK_SLICES = V_SLICES / DOUT_PARTS,
+        CHUNK_PANELS = V_PANELS / DOUT_PARTS,
         DK_PARTS = BY_TILES ? 1 : 2, /* products that add to dK. 256 columns exceed what a product may take here */
         DS_STAGES = BY_TILES ? 2 : 1,
-        PEER_SLICES = BY_TILES ? COLUMN_SLICES : COLUMN_SLICES / 2,
+        PEER_PANELS = BY_TILES ? COLUMN_PANELS : COLUMN_PANELS / 2,
         DQ_STAGES = BY_TILES ? 2 : 1,
-        DQ_SLICES = PEER_SLICES, /* slices of dQ that a block computes in a step */
+        DQ_SLICES = PEER_PANELS, /* slices of dQ that a block computes in a step */
         PRODUCER_REGISTERS = BY_TILES ? 40 : 32,
         DQ_REGISTERS = BY_TILES ? 104 : 64,
         CONSUMER_REGISTERS = BY_TILES ? 184 : 208, /* DQ + 2 * CONSUMER + PRODUCER = 4 * 128, which the launch allots */
     };
-    unsigned char k[COLUMN_SLICES][TILE_BYTES], peer_k[PEER_SLICES][TILE_BYTES], v[V_SLICES][TILE_BYTES];
-    unsigned char q[Q_STAGES][COLUMN_SLICES][TILE_BYTES];
-    unsigned char dout[DOUT_CHUNKS][CHUNK_SLICES][TILE_BYTES];
+    unsigned char k[COLUMN_PANELS][TILE_BYTES], peer_k[PEER_PANELS][TILE_BYTES], v[V_PANELS][TILE_BYTES];
+    unsigned char q[Q_STAGES][COLUMN_PANELS][TILE_BYTES];
+    unsigned char dout[DOUT_CHUNKS][CHUNK_PANELS][TILE_BYTES];
     unsigned char ds[DS_STAGES][TILE_BYTES], peer_ds[TILE_BYTES]; /* [query][key]; peer_ds: from the peer block */
     float dq[DQ_STAGES][ATTENTION_DQ_SLICE];
     float lse_log2[Q_STAGES][QUERIES], delta[2][QUERIES];
@@ -81,13 +81,13 @@ template <int COLUMNS, int V_COLUMNS> struct shared_memory {
 };
 
 /* Waits for a tile, clears its rows from `row` on, and arrives at `full`. Executed by a warp. */
-template <int SLICES>
+template <int PANELS>
 static __device__ __forceinline__ void wait_and_clear(uint64_t *uncleared_full, uint32_t &parity,
-                                                      unsigned char (*slices)[TILE_BYTES], int row, uint64_t *full)
+                                                      unsigned char (*panels)[TILE_BYTES], int row, uint64_t *full)
 {
     cot_mbarrier_wait(uncleared_full, parity);
     parity ^= 1;
-    attention_clear_rows<TILE_BYTES, SLICES>(slices, max(row, 0));
+    attention_clear_rows<TILE_BYTES, PANELS>(panels, max(row, 0));
     if (full != nullptr && threadIdx.x % WARP == 0)
         cot_mbarrier_arrive(full);
 }
@@ -133,15 +133,15 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, shared_memory<C
         if (leader) {
             uint64_t *full = clean ? &s.k_full : uncleared_full;
             const int peer_column = S::BY_TILES ? 0 : rank * (COLUMNS / 2);
-            cot_mbarrier_arrive_expect(full, (S::COLUMN_SLICES + S::PEER_SLICES) * TILE_BYTES);
-            for (int slice = 0; slice < S::COLUMN_SLICES; slice++)
-                cot_tma_load_4d(s.k[slice], &m.k, slice * 64, keys.row, w.kv_head, w.b, full);
-            for (int slice = 0; slice < S::PEER_SLICES; slice++)
-                cot_tma_load_4d(s.peer_k[slice], &m.k, peer_column + slice * 64, peer_keys.row, w.kv_head, w.b, full);
+            cot_mbarrier_arrive_expect(full, (S::COLUMN_PANELS + S::PEER_PANELS) * TILE_BYTES);
+            for (int panel = 0; panel < S::COLUMN_PANELS; panel++)
+                cot_tma_load_4d(s.k[panel], &m.k, panel * 64, keys.row, w.kv_head, w.b, full);
+            for (int panel = 0; panel < S::PEER_PANELS; panel++)
+                cot_tma_load_4d(s.peer_k[panel], &m.k, peer_column + panel * 64, peer_keys.row, w.kv_head, w.b, full);
         }
         if (!clean) {
-            wait_and_clear<S::COLUMN_SLICES>(uncleared_full, uncleared_parity, s.k, keys.used, nullptr);
-            attention_clear_rows<TILE_BYTES, S::PEER_SLICES>(s.peer_k, max(peer_keys.used, 0));
+            wait_and_clear<S::COLUMN_PANELS>(uncleared_full, uncleared_parity, s.k, keys.used, nullptr);
+            attention_clear_rows<TILE_BYTES, S::PEER_PANELS>(s.peer_k, max(peer_keys.used, 0));
             if (leader)
                 cot_mbarrier_arrive(&s.k_full);
         }
@@ -149,12 +149,12 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, shared_memory<C
     if (DOUT) {
         if (leader) {
             uint64_t *full = keys.clean ? &s.v_full : uncleared_full;
-            cot_mbarrier_arrive_expect(full, S::V_SLICES * TILE_BYTES);
-            for (int slice = 0; slice < S::V_SLICES; slice++)
-                cot_tma_load_4d(s.v[slice], &m.v, slice * 64, keys.row, w.kv_head, w.b, full);
+            cot_mbarrier_arrive_expect(full, S::V_PANELS * TILE_BYTES);
+            for (int panel = 0; panel < S::V_PANELS; panel++)
+                cot_tma_load_4d(s.v[panel], &m.v, panel * 64, keys.row, w.kv_head, w.b, full);
         }
         if (!keys.clean)
-            wait_and_clear<S::V_SLICES>(uncleared_full, uncleared_parity, s.v, keys.used, &s.v_full);
+            wait_and_clear<S::V_PANELS>(uncleared_full, uncleared_parity, s.v, keys.used, &s.v_full);
     }
     if (!GENERAL) { /* otherwise the kernel has waited at its start */
         cot_griddepcontrol_wait();
@@ -175,14 +175,14 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, shared_memory<C
                 uint64_t *full = clean ? &s.q_full[q.stage] : uncleared_full;
                 cot_mbarrier_wait(&s.q_empty[q.stage], q.parity ^ 1);
                 if (leader) {
-                    cot_mbarrier_arrive_expect(full, S::COLUMN_SLICES * TILE_BYTES + QUERIES * sizeof(float));
-                    for (int slice = 0; slice < S::COLUMN_SLICES; slice++)
-                        cot_tma_load_4d(s.q[q.stage][slice], &m.q, slice * 64,
+                    cot_mbarrier_arrive_expect(full, S::COLUMN_PANELS * TILE_BYTES + QUERIES * sizeof(float));
+                    for (int panel = 0; panel < S::COLUMN_PANELS; panel++)
+                        cot_tma_load_4d(s.q[q.stage][panel], &m.q, panel * 64,
                                         (GENERAL ? w.q_first_row : 0) + tile * QUERIES, w.first_head + h, w.b, full);
                     cot_tma_load_4d(s.lse_log2[q.stage], &m.statistics, 0, row + tile, 0, 0, full);
                 }
                 if (!clean)
-                    wait_and_clear<S::COLUMN_SLICES>(uncleared_full, uncleared_parity, s.q[q.stage],
+                    wait_and_clear<S::COLUMN_PANELS>(uncleared_full, uncleared_parity, s.q[q.stage],
                                                      w.used_q - tile * QUERIES, &s.q_full[q.stage]);
                 q.next();
             }
@@ -190,17 +190,17 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, shared_memory<C
                 uint64_t *full = clean ? &s.dout_full[chunk.stage] : uncleared_full;
                 cot_mbarrier_wait(&s.dout_empty[chunk.stage], chunk.parity ^ 1);
                 if (leader) {
-                    const uint32_t bytes = S::CHUNK_SLICES * TILE_BYTES;
+                    const uint32_t bytes = S::CHUNK_PANELS * TILE_BYTES;
                     cot_mbarrier_arrive_expect(full, part == 0 ? bytes + QUERIES * sizeof(float) : bytes);
-                    for (int slice = 0; slice < S::CHUNK_SLICES; slice++)
-                        cot_tma_load_4d(s.dout[chunk.stage][slice], &m.dout, (S::CHUNK_SLICES * part + slice) * 64,
+                    for (int panel = 0; panel < S::CHUNK_PANELS; panel++)
+                        cot_tma_load_4d(s.dout[chunk.stage][panel], &m.dout, (S::CHUNK_PANELS * part + panel) * 64,
                                         (GENERAL ? w.q_first_row : 0) + tile * QUERIES, w.first_head + h, w.b, full);
                     if (part == 0)
                         cot_tma_load_4d(s.delta[delta_stage], &m.statistics, 0, (Q ? first_delta_row : 0) + row + tile,
                                         0, 0, full);
                 }
                 if (!clean)
-                    wait_and_clear<S::CHUNK_SLICES>(uncleared_full, uncleared_parity, s.dout[chunk.stage],
+                    wait_and_clear<S::CHUNK_PANELS>(uncleared_full, uncleared_parity, s.dout[chunk.stage],
                                                     w.used_q - tile * QUERIES, &s.dout_full[chunk.stage]);
             }
             delta_stage ^= 1;
@@ -226,20 +226,20 @@ static __device__ void write_dq(const attention_bwd_call &c, shared_memory<COLUM
         const int step = S::BY_TILES ? 2 * (slice_index / S::DQ_SLICES) + rank : slice_index / S::DQ_SLICES;
         const int slice = slice_index % S::DQ_SLICES + (S::BY_TILES ? 0 : rank * S::DQ_SLICES);
         const attention_step at = step_of<GENERAL>(c, w, step);
-        const int64_t dq_slice = (statistics_row_of<GENERAL>(c, w, at.h) + at.tile) * S::COLUMN_SLICES + slice;
-        const uint32_t before = DETERMINISTIC ? dq_turn_of<QUERIES, GENERAL>(c, w, at.tile).before : 1;
+        const int64_t dq_slice = (statistics_row_of<GENERAL>(c, w, at.h) + at.tile) * S::COLUMN_PANELS + slice;
+        const uint32_t before = DETERMINISTIC ? dq_position_of<QUERIES, GENERAL>(c, w, at.tile).before : 1;
         if (DETERMINISTIC && before > 0)
-            wait_dq_turn(c, dq_slice, before);
+            wait_for_earlier_blocks(c, dq_slice, before);
         cot_mbarrier_wait(&s.dq_full[writer], parity);
         add_dq_slice(c, dq_slice, s.dq[slice_index % S::DQ_STAGES], before == 0);
         cot_mbarrier_arrive(&s.dq_ready[slice_index % S::DQ_STAGES]);
         if (DETERMINISTIC)
-            end_dq_turn(c, dq_slice);
+            release_next_block(c, dq_slice);
     }
     cot_bulk_wait();
 }
 
-/* Issues acc = dS K, or acc += dS K, over 64 keys. dS is [query][key], K the slices of acc's columns. */
+/* Issues acc = dS K, or acc += dS K, over 64 keys. dS is [query][key], K the panels of acc's columns. */
 template <typename E, int N>
 static __device__ __forceinline__ void issue_dq(float (&acc)[N], const unsigned char *ds, const unsigned char *k,
                                                 bool accumulate)
@@ -568,13 +568,13 @@ static __device__ void compute_dv(const attention_bwd_call &c, shared_memory<COL
                                   const attention_work &w, int key_begin)
 {
     using S = shared_memory<COLUMNS, V_COLUMNS>;
-    float dv[S::DOUT_PARTS][S::CHUNK_SLICES * 32];
+    float dv[S::DOUT_PARTS][S::CHUNK_PANELS * 32];
     uint32_t packed[16]; /* P^T */
     cot_pipeline_state<S::DOUT_CHUNKS> chunk;
 #pragma unroll
     for (int part = 0; part < S::DOUT_PARTS; part++)
 #pragma unroll
-        for (int i = 0; i < S::CHUNK_SLICES * 32; i++)
+        for (int i = 0; i < S::CHUNK_PANELS * 32; i++)
             dv[part][i] = 0.0f;
     const uint32_t steps = (uint32_t)step_count(w);
     cot_mbarrier_wait(&s.k_full, 0);
@@ -591,7 +591,7 @@ static __device__ void compute_dv(const attention_bwd_call &c, shared_memory<COL
 #pragma unroll
     for (int part = 0; part < S::DOUT_PARTS; part++)
         store_rows<E, GENERAL>(c, c.dv, c.dv_vectorized, key_rows_out<GENERAL>(c, c.dv, w), thread_key(key_begin),
-                               part * S::CHUNK_SLICES * 64, (int)c.d_v - part * S::CHUNK_SLICES * 64, INVERSE_P_SCALE,
+                               part * S::CHUNK_PANELS * 64, (int)c.d_v - part * S::CHUNK_PANELS * 64, INVERSE_P_SCALE,
                                dv[part]);
 }
 
@@ -612,9 +612,9 @@ static __device__ __forceinline__ void issue_dp(
     cot_wgmma_fence();
 #pragma unroll
     for (int k = 0; k < V_COLUMNS / 16; k++) {
-        const int slice = k / 4;
-        cot_wgmma<E, false, false>(dp, v_desc + slice * (TILE_BYTES >> 4) + k % 4 * COT_WGMMA_K_STEP,
-                                   dout_desc[slice / S::CHUNK_SLICES] + slice % S::CHUNK_SLICES * (TILE_BYTES >> 4) +
+        const int panel = k / 4;
+        cot_wgmma<E, false, false>(dp, v_desc + panel * (TILE_BYTES >> 4) + k % 4 * COT_WGMMA_K_STEP,
+                                   dout_desc[panel / S::CHUNK_PANELS] + panel % S::CHUNK_PANELS * (TILE_BYTES >> 4) +
                                        k % 4 * COT_WGMMA_K_STEP,
                                    k > 0);
     }

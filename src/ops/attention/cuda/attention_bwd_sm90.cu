@@ -37,7 +37,7 @@
  * free registers limits how many (LSE_PRELOADS, DELTA_PRELOADS).
  *
  * Deterministic mode: the blocks of a query tile add their slices of dQ in a fixed order, that of blockIdx.x
- * (dq_turn_of). The first block stores its slice instead, so that dq_accum need not be cleared. A semaphore for each
+ * (dq_position_of). The first block stores its slice instead, so that dq_accum need not be cleared. A semaphore for each
  * slice counts the blocks that have stored or added. A block waits only for blocks of lower blockIdx.x. This wait
  * relies on thread blocks starting in the order of blockIdx.x. CUDA does not guarantee this order, but every tested GPU
  * keeps it.
@@ -69,15 +69,15 @@ enum { PRODUCER_REGISTERS = 32, DQ_REGISTERS = 64, CONSUMER_REGISTERS = 208 };
 
 template <int COLUMNS> struct shared_memory {
     enum {
-        COLUMN_SLICES = COLUMNS / 64,
+        COLUMN_PANELS = COLUMNS / 64,
         QUERIES = ATTENTION_BWD_QUERIES(COLUMNS), /* of a tile */
         Q_TILE_BYTES = QUERIES * 64 * 2,          /* of 64 columns */
-        DQ_SLICES = QUERIES / 64 * COLUMN_SLICES, /* slices of dQ of a step: 64 queries by 64 columns */
+        DQ_SLICES = QUERIES / 64 * COLUMN_PANELS, /* slices of dQ of a step: 64 queries by 64 columns */
     };
     /* 128 keys: two tiles, one for each consumer. */
-    unsigned char k[COLUMN_SLICES][2][TILE_BYTES], v[COLUMN_SLICES][2][TILE_BYTES];
-    unsigned char q[ATTENTION_Q_STAGES][COLUMN_SLICES][Q_TILE_BYTES];
-    unsigned char dout[ATTENTION_DOUT_STAGES][COLUMN_SLICES][Q_TILE_BYTES];
+    unsigned char k[COLUMN_PANELS][2][TILE_BYTES], v[COLUMN_PANELS][2][TILE_BYTES];
+    unsigned char q[ATTENTION_Q_STAGES][COLUMN_PANELS][Q_TILE_BYTES];
+    unsigned char dout[ATTENTION_DOUT_STAGES][COLUMN_PANELS][Q_TILE_BYTES];
     unsigned char ds[ATTENTION_DS_STAGES][2][QUERIES * 64 * 2]; /* [query][key], one tile for each consumer's keys */
     float dq[ATTENTION_DQ_STAGES][ATTENTION_DQ_SLICE];
     float lse_log2[ATTENTION_Q_STAGES][QUERIES], delta[ATTENTION_DOUT_STAGES][QUERIES];
@@ -92,14 +92,14 @@ template <int COLUMNS> struct shared_memory {
 template <int COLUMNS>
 static __device__ void load_tiles(const attention_bwd_mapped &m, shared_memory<COLUMNS> &s, const attention_work &w)
 {
-    constexpr int COLUMN_SLICES = COLUMNS / 64, QUERIES = shared_memory<COLUMNS>::QUERIES;
+    constexpr int COLUMN_PANELS = COLUMNS / 64, QUERIES = shared_memory<COLUMNS>::QUERIES;
     const attention_bwd_call &c = m.call;
     if (step_count(w) == 0)
         return;
-    cot_mbarrier_arrive_expect(&s.kv_full, 4 * COLUMN_SLICES * TILE_BYTES);
-    for (int slice = 0; slice < COLUMN_SLICES; slice++) {
-        cot_tma_load_4d(s.k[slice], &m.k, slice * 64, w.first_key, w.kv_head, w.b, &s.kv_full);
-        cot_tma_load_4d(s.v[slice], &m.v, slice * 64, w.first_key, w.kv_head, w.b, &s.kv_full);
+    cot_mbarrier_arrive_expect(&s.kv_full, 4 * COLUMN_PANELS * TILE_BYTES);
+    for (int panel = 0; panel < COLUMN_PANELS; panel++) {
+        cot_tma_load_4d(s.k[panel], &m.k, panel * 64, w.first_key, w.kv_head, w.b, &s.kv_full);
+        cot_tma_load_4d(s.v[panel], &m.v, panel * 64, w.first_key, w.kv_head, w.b, &s.kv_full);
     }
     /* Waits for the call's earlier kernels, which write lse_log2 and delta. K and V are inputs: they were complete
      * before those kernels began. */
@@ -113,29 +113,29 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, shared_memory<C
         const attention_step at = step_of<false>(c, w, step);
         const int tile = at.tile, head = w.first_head + at.h;
         const int row = (int)statistics_row_of<false>(c, w, at.h) + tile;
-        const uint32_t bytes = COLUMN_SLICES * s.Q_TILE_BYTES + QUERIES * sizeof(float);
+        const uint32_t bytes = COLUMN_PANELS * s.Q_TILE_BYTES + QUERIES * sizeof(float);
         cot_mbarrier_wait(&s.q_empty[q.stage], q.parity ^ 1);
         cot_mbarrier_arrive_expect(&s.q_full[q.stage], bytes);
-        for (int slice = 0; slice < COLUMN_SLICES; slice++)
-            cot_tma_load_4d(s.q[q.stage][slice], &m.q, slice * 64, tile * QUERIES, head, w.b, &s.q_full[q.stage]);
+        for (int panel = 0; panel < COLUMN_PANELS; panel++)
+            cot_tma_load_4d(s.q[q.stage][panel], &m.q, panel * 64, tile * QUERIES, head, w.b, &s.q_full[q.stage]);
         cot_tma_load_4d(s.lse_log2[q.stage], &m.statistics, 0, row, 0, 0, &s.q_full[q.stage]);
         cot_mbarrier_wait(&s.dout_empty[dout.stage], dout.parity ^ 1);
         cot_mbarrier_arrive_expect(&s.dout_full[dout.stage], bytes);
-        for (int slice = 0; slice < COLUMN_SLICES; slice++)
-            cot_tma_load_4d(s.dout[dout.stage][slice], &m.dout, slice * 64, tile * QUERIES, head, w.b,
+        for (int panel = 0; panel < COLUMN_PANELS; panel++)
+            cot_tma_load_4d(s.dout[dout.stage][panel], &m.dout, panel * 64, tile * QUERIES, head, w.b,
                             &s.dout_full[dout.stage]);
         cot_tma_load_4d(s.delta[dout.stage], &m.statistics, 0, first_delta_row + row, 0, 0, &s.dout_full[dout.stage]);
     }
 }
 
 /* Waits for a tile that TMA loads, clears its rows from `row` on (those of other sequences), and arrives on `full`. */
-template <int BYTES, int SLICES>
+template <int BYTES, int PANELS>
 static __device__ __forceinline__ void wait_and_clear(uint64_t *uncleared_full, uint32_t &parity,
-                                                      unsigned char (*slices)[BYTES], int row, uint64_t *full)
+                                                      unsigned char (*panels)[BYTES], int row, uint64_t *full)
 {
     cot_mbarrier_wait(uncleared_full, parity);
     parity ^= 1;
-    attention_clear_rows<BYTES, SLICES>(slices, row);
+    attention_clear_rows<BYTES, PANELS>(panels, row);
     if (threadIdx.x == 0)
         cot_mbarrier_arrive(full);
 }
@@ -145,7 +145,7 @@ template <int COLUMNS>
 static __device__ void load_tiles_general(const attention_bwd_mapped &m, shared_memory<COLUMNS> &s,
                                           const attention_work &w)
 {
-    constexpr int COLUMN_SLICES = COLUMNS / 64, QUERIES = shared_memory<COLUMNS>::QUERIES;
+    constexpr int COLUMN_PANELS = COLUMNS / 64, QUERIES = shared_memory<COLUMNS>::QUERIES;
     const attention_bwd_call &c = m.call;
     if (step_count(w) == 0)
         return;
@@ -155,14 +155,14 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, shared_
     const int first_unclean_tile = w.q_first_row + w.used_q == c.scheduler.Tq ? INT32_MAX : w.used_q / QUERIES;
     uint64_t *kv_full = keys_are_clean ? &s.kv_full : &s.uncleared_full;
     if (threadIdx.x == 0) {
-        cot_mbarrier_arrive_expect(kv_full, 4 * COLUMN_SLICES * TILE_BYTES);
-        for (int slice = 0; slice < COLUMN_SLICES; slice++) {
-            cot_tma_load_4d(s.k[slice], &m.k, slice * 64, w.k_first_row + w.first_key, w.kv_head, w.b, kv_full);
-            cot_tma_load_4d(s.v[slice], &m.v, slice * 64, w.k_first_row + w.first_key, w.kv_head, w.b, kv_full);
+        cot_mbarrier_arrive_expect(kv_full, 4 * COLUMN_PANELS * TILE_BYTES);
+        for (int panel = 0; panel < COLUMN_PANELS; panel++) {
+            cot_tma_load_4d(s.k[panel], &m.k, panel * 64, w.k_first_row + w.first_key, w.kv_head, w.b, kv_full);
+            cot_tma_load_4d(s.v[panel], &m.v, panel * 64, w.k_first_row + w.first_key, w.kv_head, w.b, kv_full);
         }
     }
     if (!keys_are_clean) /* V follows K in shared memory: one call clears both */
-        wait_and_clear<2 * TILE_BYTES, 2 * COLUMN_SLICES>(&s.uncleared_full, uncleared_parity,
+        wait_and_clear<2 * TILE_BYTES, 2 * COLUMN_PANELS>(&s.uncleared_full, uncleared_parity,
                                                           (unsigned char(*)[2 * TILE_BYTES]) s.k,
                                                           w.used_k - w.first_key, &s.kv_full);
     const int first_delta_row = (int)(c.scaled_delta - c.lse_log2) / QUERIES; /* delta follows all rows of lse_log2 */
@@ -173,7 +173,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, shared_
         const attention_step at = step_of<true>(c, w, step);
         const int tile = at.tile, head = w.first_head + at.h;
         const int row = (int)statistics_row_of<true>(c, w, at.h) + tile;
-        const uint32_t bytes = COLUMN_SLICES * s.Q_TILE_BYTES + QUERIES * sizeof(float);
+        const uint32_t bytes = COLUMN_PANELS * s.Q_TILE_BYTES + QUERIES * sizeof(float);
         const bool clean = tile < first_unclean_tile;
         const int query_row = w.q_first_row + tile * QUERIES, used = w.used_q - tile * QUERIES;
         uint64_t *q_barrier = clean ? &s.q_full[q.stage] : &s.uncleared_full;
@@ -181,22 +181,22 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, shared_
         cot_mbarrier_wait(&s.q_empty[q.stage], q.parity ^ 1);
         if (threadIdx.x == 0) {
             cot_mbarrier_arrive_expect(q_barrier, bytes);
-            for (int slice = 0; slice < COLUMN_SLICES; slice++)
-                cot_tma_load_4d(s.q[q.stage][slice], &m.q, slice * 64, query_row, head, w.b, q_barrier);
+            for (int panel = 0; panel < COLUMN_PANELS; panel++)
+                cot_tma_load_4d(s.q[q.stage][panel], &m.q, panel * 64, query_row, head, w.b, q_barrier);
             cot_tma_load_4d(s.lse_log2[q.stage], &m.statistics, 0, row, 0, 0, q_barrier);
         }
         if (!clean)
-            wait_and_clear<shared_memory<COLUMNS>::Q_TILE_BYTES, COLUMN_SLICES>(&s.uncleared_full, uncleared_parity,
+            wait_and_clear<shared_memory<COLUMNS>::Q_TILE_BYTES, COLUMN_PANELS>(&s.uncleared_full, uncleared_parity,
                                                                                 s.q[q.stage], used, &s.q_full[q.stage]);
         cot_mbarrier_wait(&s.dout_empty[dout.stage], dout.parity ^ 1);
         if (threadIdx.x == 0) {
             cot_mbarrier_arrive_expect(dout_barrier, bytes);
-            for (int slice = 0; slice < COLUMN_SLICES; slice++)
-                cot_tma_load_4d(s.dout[dout.stage][slice], &m.dout, slice * 64, query_row, head, w.b, dout_barrier);
+            for (int panel = 0; panel < COLUMN_PANELS; panel++)
+                cot_tma_load_4d(s.dout[dout.stage][panel], &m.dout, panel * 64, query_row, head, w.b, dout_barrier);
             cot_tma_load_4d(s.delta[dout.stage], &m.statistics, 0, first_delta_row + row, 0, 0, dout_barrier);
         }
         if (!clean)
-            wait_and_clear<shared_memory<COLUMNS>::Q_TILE_BYTES, COLUMN_SLICES>(
+            wait_and_clear<shared_memory<COLUMNS>::Q_TILE_BYTES, COLUMN_PANELS>(
                 &s.uncleared_full, uncleared_parity, s.dout[dout.stage], used, &s.dout_full[dout.stage]);
     }
 }
@@ -214,12 +214,12 @@ static __device__ void write_dq(const attention_bwd_mapped &m, shared_memory<COL
     constexpr int DQ_SLICES = shared_memory<COLUMNS>::DQ_SLICES;
     const attention_bwd_call &c = m.call;
     const int end = step_count(w) * DQ_SLICES;
-    const auto turn_of = [&](int slice_index) {
+    const auto position_of = [&](int slice_index) {
         const int tile = tile_of<GENERAL>(c, w, slice_index / DQ_SLICES);
-        return DETERMINISTIC ? dq_turn_of<shared_memory<COLUMNS>::QUERIES, GENERAL>(c, w, tile)
-                             : attention_dq_turn{1, false};
+        return DETERMINISTIC ? dq_position_of<shared_memory<COLUMNS>::QUERIES, GENERAL>(c, w, tile)
+                             : attention_dq_position{1, false} /* not ordered */;
     };
-    const auto is_final = [&](const attention_dq_turn &turn) { return STORES_DQ && turn.last; };
+    const auto is_final = [&](const attention_dq_position &position) { return STORES_DQ && position.last; };
     cot_griddepcontrol_wait(); /* for the kernel that clears dq_accum and the semaphores */
     cot_fence_proxy_async_global();
     uint32_t parity = 0;
@@ -228,10 +228,10 @@ static __device__ void write_dq(const attention_bwd_mapped &m, shared_memory<COL
         const attention_step at = step_of<GENERAL>(c, w, slice_index / DQ_SLICES);
         const int64_t dq_slice =
             (statistics_row_of<GENERAL>(c, w, at.h) + at.tile) * DQ_SLICES + slice_index % DQ_SLICES;
-        const attention_dq_turn turn = turn_of(slice_index);
-        if (DETERMINISTIC && turn.before > 0)
-            wait_dq_turn(c, dq_slice, turn.before);
-        if (is_final(turn) && turn.before > 0) {
+        const attention_dq_position position = position_of(slice_index);
+        if (DETERMINISTIC && position.before > 0)
+            wait_for_earlier_blocks(c, dq_slice, position.before);
+        if (is_final(position) && position.before > 0) {
             cot_mbarrier_arrive_expect(&s.dq_ready[stage], sizeof s.dq[stage]);
             cot_tma_load_4d(s.dq[stage], &m.dq_accum, 0, (int)(dq_slice * (ATTENTION_DQ_SLICE / 64)), 0, 0,
                             &s.dq_ready[stage]);
@@ -240,17 +240,17 @@ static __device__ void write_dq(const attention_bwd_mapped &m, shared_memory<COL
         }
         cot_mbarrier_wait(&s.dq_full[stage], parity);
         next_is_released = false;
-        if (is_final(turn))
+        if (is_final(position))
             continue;
-        add_dq_slice(c, dq_slice, s.dq[stage], DETERMINISTIC && turn.before == 0);
+        add_dq_slice(c, dq_slice, s.dq[stage], DETERMINISTIC && position.before == 0);
         if (slice_index + ATTENTION_DQ_STAGES < end) {
-            const attention_dq_turn next = turn_of(slice_index + ATTENTION_DQ_STAGES);
+            const attention_dq_position next = position_of(slice_index + ATTENTION_DQ_STAGES);
             next_is_released = !is_final(next) || next.before == 0;
         }
         if (next_is_released)
             cot_mbarrier_arrive(&s.dq_ready[stage]);
         if (DETERMINISTIC)
-            end_dq_turn(c, dq_slice);
+            release_next_block(c, dq_slice);
     }
     cot_bulk_wait();
 }
@@ -266,8 +266,8 @@ static __device__ __forceinline__ void compute_dq_slice(shared_memory<COLUMNS> &
 #pragma unroll
     for (int consumer = first_consumer; consumer <= last_consumer; consumer++) {
         const uint64_t a =
-            cot_wgmma_k_major(cot_shared_address(s.ds[ds][consumer] + slice / s.COLUMN_SLICES * TILE_BYTES));
-        const uint64_t b = cot_wgmma_mn_major(cot_shared_address(s.k[slice % s.COLUMN_SLICES][consumer]), TILE_BYTES);
+            cot_wgmma_k_major(cot_shared_address(s.ds[ds][consumer] + slice / s.COLUMN_PANELS * TILE_BYTES));
+        const uint64_t b = cot_wgmma_mn_major(cot_shared_address(s.k[slice % s.COLUMN_PANELS][consumer]), TILE_BYTES);
 #pragma unroll
         for (int k = 0; k < 4; k++)
             cot_wgmma<E, false, true>(acc, a + k * COT_WGMMA_K_STEP, b + k * COT_WGMMA_MN_STEP,
@@ -295,8 +295,8 @@ static __device__ void compute_dq(const attention_bwd_call &c, shared_memory<COL
         const int tile = STORES_DQ ? w.first_tile + w.tile_step * step : tile_of<GENERAL>(c, w, step);
         const bool has_lower = !GENERAL || !fully_masked<QUERIES>(w, tile, w.first_key);
         const bool has_upper = !GENERAL || !fully_masked<QUERIES>(w, tile, w.first_key + 64);
-        const attention_dq_turn turn =
-            STORES_DQ ? dq_turn_of<QUERIES, GENERAL>(c, w, tile) : attention_dq_turn{1, false};
+        const attention_dq_position position = STORES_DQ ? dq_position_of<QUERIES, GENERAL>(c, w, tile)
+                                                         : attention_dq_position{1, false} /* not ordered */;
         cot_mbarrier_wait(&s.ds_full[ds.stage], ds.parity);
         for (int slice = 0; slice < DQ_SLICES; slice++, dq.next()) {
             uint64_t *ready = &s.dq_ready[dq.stage];
@@ -313,18 +313,18 @@ static __device__ void compute_dq(const attention_bwd_call &c, shared_memory<COL
             }
             if (slice == DQ_SLICES - 1 && lane == 0)
                 cot_mbarrier_arrive(&s.ds_empty[ds.stage]);
-            if (!turn.last) {
+            if (!position.last) {
                 stage_dq_slice(s.dq[dq.stage], acc, &s.dq_full[dq.stage]);
                 continue;
             }
-            if (turn.before > 0)
+            if (position.before > 0)
                 add_staged_slice(acc, s.dq[dq.stage]);
             __syncwarp();
             if (lane == 0)
                 cot_mbarrier_arrive(&s.dq_full[dq.stage]);
             const int row =
-                tile * QUERIES + slice / s.COLUMN_SLICES * 64 + threadIdx.x % WARPGROUP / WARP * 16 + lane / 4;
-            store_rows<E, false>(c, c.dq, c.dq_vectorized, query_rows_out(c, w, 0), row, slice % s.COLUMN_SLICES * 64,
+                tile * QUERIES + slice / s.COLUMN_PANELS * 64 + threadIdx.x % WARPGROUP / WARP * 16 + lane / 4;
+            store_rows<E, false>(c, c.dq, c.dq_vectorized, query_rows_out(c, w, 0), row, slice % s.COLUMN_PANELS * 64,
                                  64, c.scale, acc);
         }
     }
@@ -651,7 +651,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
         cot_mbarrier_wait(&s.ds_empty[ds], step / ATTENTION_DS_STAGES & 1 ^ 1);
     const uint32_t opaque_zero =
         (cot_is_f16<E> || COLUMNS == 64) && !SOFTCAP ? *(volatile uint32_t *)&s.opaque_zero : 0;
-    const uint32_t one = COLUMNS == 64 ? opaque_zero + 1 : GENERAL ? gridDim.y : 1; /* as measured */
+    const uint32_t one = COLUMNS == 64 ? opaque_zero + 1 : GENERAL ? gridDim.y : 1; /* 1: see saved_p::restore */
 #pragma unroll
     for (int k = 0; k < N / 8; k++) {
         if (SOFTCAP && k < N / 8 - 1)

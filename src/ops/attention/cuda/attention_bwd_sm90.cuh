@@ -159,14 +159,14 @@ static __device__ __forceinline__ int64_t statistics_row_of(const attention_bwd_
 }
 
 /* The position of a block in the order in which blocks add to a query tile of dQ, in deterministic mode. */
-struct attention_dq_turn {
+struct attention_dq_position {
     uint32_t before; /* blocks that add before it */
     bool last;
 };
 
 template <int QUERIES, bool GENERAL>
-static __device__ __forceinline__ attention_dq_turn dq_turn_of(const attention_bwd_call &c, const attention_work &w,
-                                                               int tile)
+static __device__ __forceinline__ attention_dq_position dq_position_of(const attention_bwd_call &c,
+                                                                       const attention_work &w, int tile)
 {
     const int window_last = GENERAL    ? w.window_last
                             : c.causal ? attention_clamp(c.diagonal, -ATTENTION_FAR, ATTENTION_FAR)
@@ -285,7 +285,8 @@ static __device__ __forceinline__ void stage_dq_slice(float *dq, const float (&a
 
 /* Waits until all blocks before this one have added to the slice: then its semaphore equals `before`. dq_slice: index
  * of the slice in dq_accum. */
-static __device__ __forceinline__ void wait_dq_turn(const attention_bwd_call &c, int64_t dq_slice, uint32_t before)
+static __device__ __forceinline__ void wait_for_earlier_blocks(const attention_bwd_call &c, int64_t dq_slice,
+                                                               uint32_t before)
 {
     while (cot_load_acquire(c.dq_semaphore + dq_slice) != before)
         ;
@@ -318,7 +319,7 @@ static __device__ __forceinline__ void add_dq_slice(const attention_bwd_call &c,
 }
 
 /* Increments the semaphore of a slice when this block's sums are in memory. */
-static __device__ __forceinline__ void end_dq_turn(const attention_bwd_call &c, int64_t dq_slice)
+static __device__ __forceinline__ void release_next_block(const attention_bwd_call &c, int64_t dq_slice)
 {
     cot_bulk_wait();
     cot_add_release(c.dq_semaphore + dq_slice, 1);

@@ -22,7 +22,7 @@ enum {
     ATTENTION_DQ_SLICE = 4096     /* floats of 64 queries and 64 columns of dq, in the order of wgmma accumulators */
 };
 
-/* attention_bwd_cluster_sm90.cu: bytes of shared memory. In slices of 64 columns: K, the peer's K, V, stages of Q and
+/* attention_bwd_cluster_sm90.cu: bytes of shared memory. In panels of 64 columns: K, the peer's K, V, stages of Q and
  * dO. Also stages of dS and dQ; statistics, low bits of P, barriers. */
 #define ATTENTION_CLUSTER_SHARED_BYTES(d, d_v)                                                                 \
     (8192 * ((d) <= 192 ? 4 * ((d) / 64) + 3 * ((d_v) / 64) + 3 + 2 * 2 : 4 + 2 + 4 + 2 * 4 + 3 * 2 + 2 + 2) + \
@@ -48,7 +48,7 @@ typedef struct attention_array {
 #define ATTENTION_FWD_LARGE_GENERAL(DO) DO(d256_general, 256, 256, 80, 2, 1, 2)
 /* clang-format on */
 
-/* Bytes of shared memory: Q, O (see STAGE_O), K and V in slices of 64 columns, tile descriptions, barriers. */
+/* Bytes of shared memory: Q, O (see STAGE_O), K and V in panels of 64 columns, tile descriptions, barriers. */
 #define ATTENTION_FWD_SHARED_BYTES(d, d_v, keys, consumers, q_stages, stages)                                    \
     (((d) + 63) / 64 * (consumers) * (q_stages)*8192 + ((d) <= 128 ? ((d_v) + 63) / 64 * (consumers)*8192 : 0) + \
      (stages) * (((d) + 63) / 64 + ((d_v) + 63) / 64) * (keys)*128 + 1024)

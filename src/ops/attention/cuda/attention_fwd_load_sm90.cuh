@@ -31,11 +31,11 @@ struct forward_traits {
         /* P may reach 2^MAX_P_LOG2: scores may exceed row_max by this exponent. */
         MAX_P_LOG2 = cot_is_f16<E_> ? 15 : 20,
         QUERIES = 64 * CONSUMERS,
-        SLICES = (D + 63) / 64,
-        V_SLICES = (DV + 63) / 64,
-        Q_BYTES = SLICES * QUERIES * ROW_BYTES,
-        K_BYTES = SLICES * KEYS * ROW_BYTES,
-        V_BYTES = V_SLICES * KEYS * ROW_BYTES,
+        PANELS = (D + 63) / 64,
+        V_PANELS = (DV + 63) / 64,
+        Q_BYTES = PANELS * QUERIES * ROW_BYTES,
+        K_BYTES = PANELS * KEYS * ROW_BYTES,
+        V_BYTES = V_PANELS * KEYS * ROW_BYTES,
         /* Registers of a thread. The launch allots 128 for a thread of each of 4 warpgroups, or 168 for 3 warpgroups.
          * setmaxnreg redistributes them. */
         PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 24,
@@ -68,10 +68,10 @@ struct attention_tile {
 enum { TILE_STAGES = 4 };
 
 template <class F> struct shared_memory {
-    unsigned char q[F::Q_STAGES][F::SLICES][F::QUERIES * ROW_BYTES];
-    unsigned char k[F::STAGES][F::SLICES][F::KEYS * ROW_BYTES];
-    unsigned char v[F::STAGES][F::V_SLICES][F::KEYS * ROW_BYTES];
-    unsigned char out[F::STAGE_O ? F::V_SLICES : 0][F::QUERIES * ROW_BYTES];
+    unsigned char q[F::Q_STAGES][F::PANELS][F::QUERIES * ROW_BYTES];
+    unsigned char k[F::STAGES][F::PANELS][F::KEYS * ROW_BYTES];
+    unsigned char v[F::STAGES][F::V_PANELS][F::KEYS * ROW_BYTES];
+    unsigned char out[F::STAGE_O ? F::V_PANELS : 0][F::QUERIES * ROW_BYTES];
     attention_tile tiles[TILE_STAGES];
     uint64_t q_full[F::Q_STAGES], q_empty[F::Q_STAGES], k_full[F::STAGES], k_empty[F::STAGES], v_full[F::STAGES],
         v_empty[F::STAGES], v_uncleared_full;
@@ -185,8 +185,8 @@ template <class F> struct forward_producer {
         cot_mbarrier_wait(&s.k_empty[k.stage], k.parity ^ 1);
         if (is_leader()) {
             cot_mbarrier_arrive_expect(&s.k_full[k.stage], F::K_BYTES);
-            for (int slice = 0; slice < F::SLICES; slice++)
-                cot_tma_load_4d(s.k[k.stage][slice], &m.k, slice * 64, t.k_first_row + tile * F::KEYS, t.kv_head, t.b,
+            for (int panel = 0; panel < F::PANELS; panel++)
+                cot_tma_load_4d(s.k[k.stage][panel], &m.k, panel * 64, t.k_first_row + tile * F::KEYS, t.kv_head, t.b,
                                 &s.k_full[k.stage]);
         }
         k.next();
@@ -199,14 +199,14 @@ template <class F> struct forward_producer {
         cot_mbarrier_wait(&s.v_empty[v.stage], v.parity ^ 1);
         if (is_leader()) {
             cot_mbarrier_arrive_expect(barrier, F::V_BYTES);
-            for (int slice = 0; slice < F::V_SLICES; slice++)
-                cot_tma_load_4d(s.v[v.stage][slice], &m.v, slice * 64, t.k_first_row + tile * F::KEYS, t.kv_head, t.b,
+            for (int panel = 0; panel < F::V_PANELS; panel++)
+                cot_tma_load_4d(s.v[v.stage][panel], &m.v, panel * 64, t.k_first_row + tile * F::KEYS, t.kv_head, t.b,
                                 barrier);
         }
         if (!clean) {
             cot_mbarrier_wait(barrier, uncleared_parity);
             uncleared_parity ^= 1;
-            attention_clear_rows<F::KEYS * ROW_BYTES, F::V_SLICES>(s.v[v.stage], t.Tk - tile * F::KEYS);
+            attention_clear_rows<F::KEYS * ROW_BYTES, F::V_PANELS>(s.v[v.stage], t.Tk - tile * F::KEYS);
             if (is_leader())
                 cot_mbarrier_arrive(full);
         }
@@ -222,8 +222,8 @@ template <class F> struct forward_producer {
             s.tiles[n % TILE_STAGES] = t;
             if (t.end > t.begin) {
                 cot_mbarrier_arrive_expect(full, F::Q_BYTES);
-                for (int slice = 0; slice < F::SLICES; slice++)
-                    cot_tma_load_4d(s.q[n % F::Q_STAGES][slice], &m.q, slice * 64, t.q_first_row, t.head, t.b, full);
+                for (int panel = 0; panel < F::PANELS; panel++)
+                    cot_tma_load_4d(s.q[n % F::Q_STAGES][panel], &m.q, panel * 64, t.q_first_row, t.head, t.b, full);
             } else {
                 cot_mbarrier_arrive(full);
             }

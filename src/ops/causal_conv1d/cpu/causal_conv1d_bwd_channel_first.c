@@ -40,13 +40,14 @@ typedef struct g_row {
     conv1d_prefetch_base prefetch_x, prefetch_dy;
     const int32_t *seq_ids;
     /* the members below are for the one-pass loops only */
-    char *dx;     /* has the dtype of dy */
-    float *g_end; /* receives g of the last two vectors */
+    char *dx;              /* has the dtype of dy */
+    float *g_last_vectors; /* output: g of the last two vectors */
     bool nontemporal;
 } g_row;
 
-/* Computes g of tokens [begin, end). Adds the tokens before halo_begin to the sums. Later tokens are halo: the next
- * piece adds them to its sums. */
+/* In the functions of a g_row, token 0 is the first token of the row: of row->dy and row->g. Computes g of tokens
+ * [begin, end). Adds the tokens before halo_begin to the sums. Later tokens are halo: the next piece adds them to its
+ * sums. */
 static void g_any(const g_row *row, int64_t begin, int64_t end, int64_t halo_begin)
 {
     const int64_t K = row->K, size = conv1d_element_size(row->dtype);
@@ -79,8 +80,8 @@ static void g_any(const g_row *row, int64_t begin, int64_t end, int64_t halo_beg
     }
 }
 
-/* A lane sums this many terms of dw and db in one partial sum, and then adds it to its sum of the row. A term is then
- * rounded about SUM_TERMS + (number of partial sums) times, instead of once for each later term of the row. */
+/* A lane adds this many terms of dw and db to a chunk sum, and then adds the chunk sum to its sum of the row. So a term
+ * is rounded about SUM_TERMS + (number of chunks) times, instead of once for each later term of the row. */
 enum { SUM_TERMS = 32 };
 
 /* Requires (end - begin) % VW == 0. */
@@ -196,7 +197,7 @@ V_INLINE vf one_pass_convolve(const vf *w, vf bias, vf tap0, vf tap0_next, int64
 }
 
 /* Tokens [begin, end). Requires a positive multiple of 2 * VW tokens. Computes all of their sums, and dx of all but the
- * last two vectors. Stores g of the first vector to row->g and g of the last two vectors to row->g_end: compute_dx needs
+ * last two vectors. Stores g of the first vector to row->g and g of the last two vectors to row->g_last_vectors: compute_dx needs
  * them for dx at the ends of the row. */
 V_INLINE void one_pass_registers(const g_row *row, int64_t begin, int64_t end, int64_t K, cot_dtype dtype, bool silu)
 {
@@ -261,8 +262,8 @@ V_INLINE void one_pass_registers(const g_row *row, int64_t begin, int64_t end, i
     }
     one_pass_finish(w, row->sums, x2, g_prev, g, K);
     one_pass_finish(w, row->sums, x1, g, v_zero(), K);
-    v_store(row->g_end, g_prev);
-    v_store(row->g_end + VW, g);
+    v_store(row->g_last_vectors, g_prev);
+    v_store(row->g_last_vectors + VW, g);
 }
 
 /* one_pass_buffered computes the same with few registers. On AVX2, one_pass_registers had 124 instructions for two
@@ -358,7 +359,7 @@ V_INLINE void one_pass_buffered(const g_row *row, int64_t begin, int64_t end, in
             row->sums[k] = v_fma(x_i, v_load(g + j + K - 1 - k), row->sums[k]);
         row->sums[K] = v_add(row->sums[K], v_load(g + j));
     }
-    memcpy(row->g_end, g, TAIL * sizeof *g);
+    memcpy(row->g_last_vectors, g, TAIL * sizeof *g);
 }
 
 /* clang-format off */
@@ -415,16 +416,16 @@ typedef struct backward_context {
 
 enum { MAX_TOKENS_WITH_HALO = CONV1D_ROW_BUFFER_TOKENS + CONV1D_MAX_K };
 
-/* The state that the rows of a piece share, and their buffers. */
+/* The state that the rows of a piece share, and their buffers. Token 0 is the first token of the piece. */
 typedef struct piece_work {
     const backward_context *context;
     const conv1d_piece *piece;
-    int64_t halo_end;     /* tokens, from the beginning of the piece */
+    int64_t halo_end;     /* end of the tokens whose g the rows need */
     int64_t dfinal_begin; /* dx of tokens from here on has a term of dfinal_state */
     bool one_pass;
     int64_t one_pass_begin, one_pass_end; /* the one-pass loop has written dx of these tokens */
-    float *g_after;                       /* g from token one_pass_end on; `g` holds tokens below one_pass_begin + VW */
-    float g_tail[6 * VW + 2 * CONV1D_MAX_K];
+    float *g_after_one_pass;              /* g from token one_pass_end on; `g` holds tokens below one_pass_begin + VW */
+    float g_after_buffer[6 * VW + 2 * CONV1D_MAX_K];
     uint8_t mixed[CONV1D_ROW_BUFFER_TOKENS / CONV1D_MIXED_TOKENS + 1],
         mixed_dx[CONV1D_ROW_BUFFER_TOKENS / CONV1D_MIXED_TOKENS + 1];
     float inputs[MAX_TOKENS_WITH_HALO + CONV1D_MAX_K + VW];
@@ -489,14 +490,14 @@ static void compute_dx(piece_work *work, int64_t d, const float *weight)
     }
     if (dx_in_place) { /* rows with `mixed` do not run the one-pass loop: one_pass_end is 0 */
         convolve_direct(&row, work->g, 0, work->one_pass_begin);
-        convolve_direct(&row, work->g_after, work->one_pass_end, work->dfinal_begin);
+        convolve_direct(&row, work->g_after_one_pass, work->one_pass_end, work->dfinal_begin);
     } else if (n > 0) {
         conv1d_convolve(&row);
     }
     const int64_t done = dx_in_place ? work->dfinal_begin : 0;
     if (dx_in_place && work->dfinal_begin < n) {
         row.n = n - work->dfinal_begin;
-        row.x = work->g_after + (work->dfinal_begin - work->one_pass_end);
+        row.x = work->g_after_one_pass + (work->dfinal_begin - work->one_pass_end);
         row.seq_ids += row.seq_ids != NULL ? work->dfinal_begin : 0;
         row.y = work->outputs;
         row.dtype = COT_F32;
@@ -528,8 +529,8 @@ static void compute_dinitial_state(const piece_work *work, int64_t d, const floa
     }
 }
 
-/* Computes g of tokens [0, halo_end) of a part of a row, which begins at token part_begin of the piece, and adds the
- * tokens before halo_begin to the sums. Tokens from halo_begin on belong to the next piece, which adds them. The one-pass
+/* Computes g of a part of a row, and adds the tokens before halo_begin to the sums. The part begins at token part_begin
+ * of the piece; halo_begin and halo_end count from there. Tokens from halo_begin on belong to the next piece, which adds them. The one-pass
  * loop also computes dx of all but its last two vectors. It can run only if the part reaches the end of the piece. With
  * two vectors it would write no dx, so it runs from four vectors on. */
 static void compute_part(piece_work *work, int64_t d, g_row *row, int64_t part_begin, int64_t halo_begin,
@@ -545,12 +546,12 @@ static void compute_part(piece_work *work, int64_t d, g_row *row, int64_t part_b
     }
     row->dx = conv1d_element(dx, work->piece->b, d, work->piece->begin + part_begin);
     row->nontemporal = work->context->nontemporal && (uintptr_t)row->dx % 64 == 0;
-    row->g_end = work->g_after = work->g_tail;
+    row->g_last_vectors = work->g_after_one_pass = work->g_after_buffer;
     one_pass_table[row->K][row->dtype - COT_F32](row, 0, one_pass_tokens);
     g_row rest = *row;
     rest.x += one_pass_tokens;
     rest.dy += one_pass_tokens * conv1d_element_size(row->dtype);
-    rest.g = work->g_tail + 2 * VW;
+    rest.g = work->g_after_buffer + 2 * VW;
     if (one_pass_tokens < halo_end)
         g_any(&rest, 0, halo_end - one_pass_tokens, halo_begin - one_pass_tokens);
     work->one_pass_begin = part_begin;
@@ -601,7 +602,7 @@ static void compute_g(piece_work *work, int64_t d, bool last_channel, const floa
         compute_part(work, d, &row, head, n - head, work->halo_end - head);
     }
     /* g is 0 after the last token. The convolution reads K-1 + VW of these zeros. */
-    memset(work->g_after + (work->halo_end - work->one_pass_end), 0, (size_t)(K - 1 + VW) * sizeof *work->g);
+    memset(work->g_after_one_pass + (work->halo_end - work->one_pass_end), 0, (size_t)(K - 1 + VW) * sizeof *work->g);
 }
 
 static void backward_row(piece_work *work, int64_t d, bool last_channel, const float *weight, float *totals)
@@ -612,7 +613,7 @@ static void backward_row(piece_work *work, int64_t d, bool last_channel, const f
     for (int64_t k = 0; k <= K; k++)
         sums[k] = v_zero();
     work->one_pass_begin = work->one_pass_end = 0;
-    work->g_after = work->g;
+    work->g_after_one_pass = work->g;
     compute_g(work, d, last_channel, weight, sums);
     for (int64_t k = 0; k <= K; k++)
         totals[k] += v_sum(sums[k]);

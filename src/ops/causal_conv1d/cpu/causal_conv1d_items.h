@@ -10,29 +10,31 @@
 #include "ops/causal_conv1d/causal_conv1d_problem.h"
 
 enum {
-    CONV1D_MAX_K = 32,                /* wider filters run on the scalar kernel */
-    CONV1D_ROW_BUFFER_TOKENS = 2048,  /* tokens of the buffers of a row, which fit in L1; channel-last: of a piece */
-    CONV1D_MAX_ITEM_TOKENS = 16384,   /* tokens of one item, channel-first */
-    CONV1D_MAX_ITEM_CHANNELS = 64,    /* channels of one item, channel-first */
-    CONV1D_ITEM_CHANNELS = 512,       /* channels of one item, channel-last */
-    CONV1D_WIDE_ITEM_CHANNELS = 2048, /* the same for tensors larger than the caches: few long memory ranges */
+    CONV1D_MAX_K = 32,               /* wider filters run on the scalar kernel */
+    CONV1D_ROW_BUFFER_TOKENS = 2048, /* tokens of the buffers of a row, which fit in L1; channel-last: of a piece */
+    CONV1D_MAX_ITEM_TOKENS = 16384,  /* tokens of one item, channel-first */
+    /* Channels of one item. Wide items are for tensors larger than the caches: they read few long memory ranges. */
+    CONV1D_CHANNEL_FIRST_MAX_ITEM_CHANNELS = 64,
+    CONV1D_CHANNEL_LAST_ITEM_CHANNELS = 512,
+    CONV1D_CHANNEL_LAST_WIDE_ITEM_CHANNELS = 2048,
 };
 
 /* Buffers of a channel-first item, in the thread's scratch. CONV1D_COPIED_WEIGHTS counts floats; the scratch
  * sizes are bytes: the weights of the item's channels, in the backward also their sums and row buffers. */
 enum {
-    CONV1D_COPIED_WEIGHTS = CONV1D_MAX_ITEM_CHANNELS * (CONV1D_MAX_K + 1), /* floats, biases included */
+    CONV1D_COPIED_WEIGHTS = CONV1D_CHANNEL_FIRST_MAX_ITEM_CHANNELS * (CONV1D_MAX_K + 1), /* floats, biases included */
     CONV1D_CHANNEL_FIRST_SCRATCH = 4 * CONV1D_COPIED_WEIGHTS,
     CONV1D_BWD_CHANNEL_FIRST_SCRATCH =
         2 * 4 * CONV1D_COPIED_WEIGHTS + 4 * 4 * (CONV1D_ROW_BUFFER_TOKENS + 4 * CONV1D_MAX_K) + 1024
 };
 
 /* Buffers of a channel-last item, in the thread's scratch. The buffers count floats, the scratch sizes bytes.
- * Only filters of K <= 4 have items of CONV1D_WIDE_ITEM_CHANNELS (conv1d_item_channels). */
+ * Only filters of K <= 4 have items of CONV1D_CHANNEL_LAST_WIDE_ITEM_CHANNELS (conv1d_item_channels). */
 enum {
-    CONV1D_BUFFERED_TILE = 4 * (CONV1D_WIDE_ITEM_CHANNELS + 16), /* a tile that passes through a buffer */
-    CONV1D_COLUMN_STATE = 8 * CONV1D_WIDE_ITEM_CHANNELS,         /* 2K vectors per column, see conv1d_pack_vector */
-    CONV1D_BWD_COLUMN_STATE = 21 * CONV1D_WIDE_ITEM_CHANNELS,    /* 5K+1 vectors */
+    CONV1D_BUFFERED_TILE = 4 * (CONV1D_CHANNEL_LAST_WIDE_ITEM_CHANNELS + 16), /* a tile that passes through a buffer */
+    /* 2K vectors for each column (see conv1d_pack_vector), and 5K+1 in the backward. */
+    CONV1D_COLUMN_STATE = 8 * CONV1D_CHANNEL_LAST_WIDE_ITEM_CHANNELS,
+    CONV1D_BWD_COLUMN_STATE = 21 * CONV1D_CHANNEL_LAST_WIDE_ITEM_CHANNELS,
     CONV1D_CHANNEL_LAST_SCRATCH = 4 * (CONV1D_COLUMN_STATE + 2 * CONV1D_BUFFERED_TILE) + 256,
     CONV1D_BWD_CHANNEL_LAST_SCRATCH = 4 * (CONV1D_BWD_COLUMN_STATE + 3 * CONV1D_BUFFERED_TILE) + 256
 };
@@ -70,8 +72,8 @@ static inline conv1d_item_grid conv1d_item_grid_channel_first(const conv1d_sizes
     const int64_t target_elements = conv1d_target_elements(sizes);
     conv1d_item_grid item_grid;
     item_grid.item_tokens = cot_clamp(sizes->T, 1, CONV1D_MAX_ITEM_TOKENS);
-    item_grid.item_channels =
-        cot_clamp(target_elements / item_grid.item_tokens, 1, cot_clamp(sizes->D, 1, CONV1D_MAX_ITEM_CHANNELS));
+    item_grid.item_channels = cot_clamp(target_elements / item_grid.item_tokens, 1,
+                                        cot_clamp(sizes->D, 1, CONV1D_CHANNEL_FIRST_MAX_ITEM_CHANNELS));
     item_grid.item_batch =
         cot_clamp(target_elements / (item_grid.item_tokens * item_grid.item_channels), 1, cot_clamp(sizes->B, 1, 1024));
     conv1d_count_items(&item_grid, sizes);
@@ -88,8 +90,8 @@ static inline int64_t conv1d_item_channels(const conv1d_sizes *sizes)
     if (sizes->K > 4)
         return sizes->K <= 8 ? 256 : 64;
     const double elements = (double)sizes->B * (double)sizes->D * (double)sizes->T;
-    return elements * (double)cot_dtype_size(sizes->dtype) >= CONV1D_WIDE_BYTES ? CONV1D_WIDE_ITEM_CHANNELS
-                                                                                : CONV1D_ITEM_CHANNELS;
+    return elements * (double)cot_dtype_size(sizes->dtype) >= CONV1D_WIDE_BYTES ? CONV1D_CHANNEL_LAST_WIDE_ITEM_CHANNELS
+                                                                                : CONV1D_CHANNEL_LAST_ITEM_CHANNELS;
 }
 
 /* Each item along the tokens computes K-1 tokens of its neighbours again, and adds one set of partial sums that the

@@ -209,8 +209,8 @@ static inline void conv1d_copy_weights(float *rows, const cot_tensor *weight, co
     }
 }
 
-/* Length of the head of a piece: the outputs whose inputs may lie before x. Either 0, or CONV1D_MIXED_TOKENS (see
- * conv1d_row). */
+/* Length of the head of a piece: the outputs whose inputs may lie before x. 0, or CONV1D_MIXED_TOKENS (see conv1d_row),
+ * but at most the whole piece. */
 static inline int64_t conv1d_head_length(const conv1d_piece *piece, int64_t K)
 {
     const int64_t n = piece->end - piece->begin;

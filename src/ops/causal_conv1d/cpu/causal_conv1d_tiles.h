@@ -16,7 +16,7 @@ enum {
 /* Tokens of a tile that passes through buffers: fewer if a token has many channels. */
 V_INLINE int64_t conv1d_buffered_tile_tokens(int64_t channels)
 {
-    return channels > CONV1D_ITEM_CHANNELS ? 4 : CONV1D_TILE_TOKENS;
+    return channels > CONV1D_CHANNEL_LAST_ITEM_CHANNELS ? 4 : CONV1D_TILE_TOKENS;
 }
 
 /* Leading dimension of a buffer in floats: whole vectors of channels. Padding keeps it from being a power of two where

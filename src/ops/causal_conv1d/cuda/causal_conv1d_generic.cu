@@ -110,7 +110,7 @@ static __device__ float load_input(const conv1d_call &c, const sequence &s, int6
     return is_present(c.initial_state) ? load3(c.initial_state, s.state, d, c.K - 1 + p - s.first) : 0.0f;
 }
 
-/* Taps per partial sum: a single float32 sum over more than 100 taps would lose accuracy. */
+/* Taps of a chunk sum: a single float32 sum over more than 100 taps would lose accuracy. */
 enum { TAP_CHUNK = 16 };
 
 /* z of a token that is not padding. */
