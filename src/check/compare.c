@@ -320,6 +320,6 @@ void comparison_report(FILE *file, const char *name, const comparison *c, const 
         fprintf(file, ": %.9g, expected %.9g, tolerance %.3g\n", y[c->worst_element], r[c->worst_element],
                 tolerance(r[c->worst_element], m[c->worst_element], shape->dtype, intermediate));
     }
-    for (int axis = 0; c->elements > 0 && axis < shape->rank; axis++)
+    for (int axis = 0; c->failed && c->elements > 0 && axis < shape->rank; axis++)
         report_axis(file, axis, y, r, m, shape, intermediate);
 }

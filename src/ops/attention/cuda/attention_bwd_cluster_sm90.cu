@@ -262,7 +262,8 @@ struct peer_addresses {
 template <int COLUMNS, int V_COLUMNS>
 static __device__ __forceinline__ peer_addresses peer_addresses_of(shared_memory<COLUMNS, V_COLUMNS> &s, int rank)
 {
-    const int own_stage = s.DS_STAGES == 1 ? 0 : rank; /* by tiles: the stage of dS that the peer sends */
+    using S = shared_memory<COLUMNS, V_COLUMNS>;
+    const int own_stage = S::DS_STAGES == 1 ? 0 : rank; /* by tiles: the stage of dS that the peer sends */
     return {cot_mapa(cot_shared_address(s.peer_ds), rank ^ 1), cot_mapa(cot_shared_address(&s.peer_ds_full), rank ^ 1),
             cot_mapa(cot_shared_address(&s.sent_ds_empty), rank ^ 1),
             cot_mapa(cot_shared_address(&s.ds_empty[own_stage]), rank ^ 1)};
@@ -287,7 +288,8 @@ static __device__ void send_ds(shared_memory<COLUMNS, V_COLUMNS> &s, const atten
 template <typename E, int COLUMNS, int V_COLUMNS>
 static __device__ void compute_dq_by_tiles(shared_memory<COLUMNS, V_COLUMNS> &s, const attention_work &w, int rank)
 {
-    static_assert(COLUMNS == 192 && s.DQ_STAGES == 2 && s.DS_STAGES == 2, "the slices below");
+    using S = shared_memory<COLUMNS, V_COLUMNS>;
+    static_assert(COLUMNS == 192 && S::DQ_STAGES == 2 && S::DS_STAGES == 2, "the slices below");
     const int lane = threadIdx.x % WARP;
     const bool leader = threadIdx.x % WARPGROUP == 0;
     const peer_addresses peer = peer_addresses_of(s, rank);

@@ -71,7 +71,7 @@ template <class F> struct shared_memory {
     unsigned char q[F::Q_STAGES][F::PANELS][F::QUERIES * ROW_BYTES];
     unsigned char k[F::STAGES][F::PANELS][F::KEYS * ROW_BYTES];
     unsigned char v[F::STAGES][F::V_PANELS][F::KEYS * ROW_BYTES];
-    unsigned char out[F::STAGE_O ? F::V_PANELS : 0][F::QUERIES * ROW_BYTES];
+    unsigned char out[F::STAGE_O ? F::V_PANELS : 1][F::STAGE_O ? F::QUERIES * ROW_BYTES : 16]; /* no array is empty */
     attention_tile tiles[TILE_STAGES];
     uint64_t q_full[F::Q_STAGES], q_empty[F::Q_STAGES], k_full[F::STAGES], k_empty[F::STAGES], v_full[F::STAGES],
         v_empty[F::STAGES], v_uncleared_full;

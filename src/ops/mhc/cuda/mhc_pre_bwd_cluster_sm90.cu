@@ -52,7 +52,7 @@ static_assert(sizeof(shared_memory<DX_AND_POST>) <= MHC_SM90_SHARED_BYTES, "must
 extern __shared__ __align__(1024) unsigned char memory[];
 
 #define FOR_EACH_TILE(tile, ring, count)                                         \
-    cot_pipeline_state<s.STAGES> ring;                                           \
+    cot_pipeline_state<shared_memory<MODE>::STAGES> ring;                        \
     for (int tile = (int)(blockIdx.x / MHC_SM90_CLUSTER_BLOCKS); tile < (count); \
          tile += MHC_SM90_GRID_CLUSTERS, ring.next())
 
@@ -109,7 +109,7 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
                                      second_terms);
     float Q[GROUPS][OCTETS][4] = {0};
     const lane_units units = find_lane_units(s, warp);
-    cot_pipeline_state<s.STAGES> next_ring;
+    cot_pipeline_state<shared_memory<MODE>::STAGES> next_ring;
     uint32_t parity = 0, post_parity = 0;
     int next_tile = (int)(blockIdx.x / MHC_SM90_CLUSTER_BLOCKS);
     FOR_EACH_TILE(tile, ring, tiles)
@@ -297,6 +297,7 @@ static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_
 static __device__ __forceinline__ void produce_dx_post(const mhc_mapped_call &p, shared_memory<DX_AND_POST> &s,
                                                        int rank, int tiles)
 {
+    constexpr data_gradient MODE = DX_AND_POST;
     cot_cluster_wait();
     if (threadIdx.x % 32 == 0) {
         uint32_t parity = 1;

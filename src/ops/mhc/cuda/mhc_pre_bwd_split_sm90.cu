@@ -100,8 +100,8 @@ template <bool ONE_PASS> static __device__ __forceinline__ int parts_of(const mh
     return (int)(ONE_PASS ? (uint32_t)c.parts : gridDim.y);
 }
 
-#define FOR_EACH_TILE(tile, ring, c, count) \
-    cot_pipeline_state<s.STAGES> ring;      \
+#define FOR_EACH_TILE(tile, ring, c, count)                             \
+    cot_pipeline_state<shared_memory<ADD_POST, ONE_PASS>::STAGES> ring; \
     for (int tile = part_of<ONE_PASS>(c); tile < (count); tile += parts_of<ONE_PASS>(c), ring.next())
 
 template <bool ONE_PASS> static __device__ __forceinline__ int64_t first_column(const mhc_call &c)
@@ -189,7 +189,7 @@ static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_
 static __device__ __forceinline__ void produce_dx_post(const mhc_mapped_call &p, shared_memory<true, false> &s,
                                                        int tiles)
 {
-    constexpr bool ONE_PASS = false;
+    constexpr bool ADD_POST = true, ONE_PASS = false;
     if (threadIdx.x % 32 == 0) {
         uint32_t parity = 1;
         FOR_EACH_TILE(tile, ring, p.call, tiles)
