@@ -64,7 +64,8 @@ error_measures measure_errors(const double *y, const double *r, int64_t elements
 /* Writes the rule's result in one line. */
 void comparison_line(const comparison *c, char *text, size_t size);
 
-/* Writes the full report of one output: statistics, counts, the worst element, and the errors along each axis. */
+/* Writes the full report of one output: statistics, counts, the worst element, and after a failure the errors along
+ * each axis. */
 void comparison_report(FILE *file, const char *name, const comparison *c, const double *y, const double *r,
                        const double *m, const cot_tensor *shape, cot_dtype intermediate);
 

@@ -206,7 +206,7 @@ static bool load_driver(void *library, driver *d)
 }
 
 #if defined(COT_CUDA_VERSION)
-/* 1000 * major + 10 * minor of the toolkit. Older drivers cannot load its code. */
+/* 1000 * major + 10 * minor of the toolkit. */
 enum { BUILD_CUDA_VERSION = COT_CUDA_VERSION };
 static const char other_gpus[] = COT_GPUS;
 
@@ -215,8 +215,12 @@ static void examine_gpu_code(void)
     report(OK, "gpu code",
            "machine code for sm_90a%s%s, PTX of compute_80 for other GPUs from compute capability 8.0 on",
            other_gpus[0] != '\0' ? " and sm_" : "", other_gpus);
-    report(OK, "gpu code", "built by CUDA %d.%d: requires a driver of that version%s or a newer one",
-           BUILD_CUDA_VERSION / 1000, BUILD_CUDA_VERSION % 1000 / 10, cot_cuda_branch(BUILD_CUDA_VERSION));
+    const int oldest = cot_cuda_oldest_driver(BUILD_CUDA_VERSION);
+    report(
+        OK, "gpu code",
+        "built by CUDA %d.%d: machine code requires the driver of CUDA %d.0%s or a newer one, PTX that of CUDA %d.%d%s",
+        BUILD_CUDA_VERSION / 1000, BUILD_CUDA_VERSION % 1000 / 10, oldest / 1000, cot_cuda_branch(oldest),
+        BUILD_CUDA_VERSION / 1000, BUILD_CUDA_VERSION % 1000 / 10, cot_cuda_branch(BUILD_CUDA_VERSION));
 }
 #else
 enum { BUILD_CUDA_VERSION = 0 };
@@ -272,11 +276,11 @@ static void examine_devices(const driver *d)
     }
     char module[48];
     find_module_version(module, sizeof module);
-    if (version < BUILD_CUDA_VERSION)
+    const int oldest = cot_cuda_oldest_driver(BUILD_CUDA_VERSION);
+    if (BUILD_CUDA_VERSION > 0 && version < oldest)
         report(WRONG, "gpu driver",
                "%sCUDA %d.%d is too old for this build's GPU code: install the driver of CUDA %d.%d%s or a newer one",
-               module, version / 1000, version % 1000 / 10, BUILD_CUDA_VERSION / 1000, BUILD_CUDA_VERSION % 1000 / 10,
-               cot_cuda_branch(BUILD_CUDA_VERSION));
+               module, version / 1000, version % 1000 / 10, oldest / 1000, oldest % 1000 / 10, cot_cuda_branch(oldest));
     else
         report(OK, "gpu driver", "%sCUDA %d.%d, %d devices", module, version / 1000, version % 1000 / 10, count);
     for (int i = 0; i < count; i++) {

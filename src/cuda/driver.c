@@ -6,10 +6,6 @@
 
 #include <dlfcn.h>
 
-/* A driver loads machine code of its own major version of CUDA and of older ones. CUDA 12.0 has the newest functions in
- * use, cuLibraryLoadData and cuLaunchKernelEx. */
-enum { OLDEST_DRIVER = CUDA_VERSION / 1000 * 1000 > 12000 ? CUDA_VERSION / 1000 * 1000 : 12000 };
-
 #define STRING(name) #name
 #define EXPANDED_STRING(name) STRING(name)
 
@@ -31,15 +27,16 @@ void cot_cuda_driver_close(cot_cuda_driver *driver)
 
 static cot_status find_functions(const char *call, cot_cuda_driver *driver)
 {
+    const int oldest = cot_cuda_oldest_driver(CUDA_VERSION);
     int version = 0;
     if (find_function(driver->library, "cuDriverGetVersion", &driver->cuDriverGetVersion))
         driver->cuDriverGetVersion(&version);
-    if (version < OLDEST_DRIVER)
+    if (version < oldest)
         return cot_fail(COT_NO_DEVICE,
                         "%s: the CUDA driver is too old: it supports CUDA %d.%d%s, this build's GPU code needs CUDA "
                         "%d.0%s or later",
-                        call, version / 1000, version % 1000 / 10, cot_cuda_branch(version), OLDEST_DRIVER / 1000,
-                        cot_cuda_branch(OLDEST_DRIVER));
+                        call, version / 1000, version % 1000 / 10, cot_cuda_branch(version), oldest / 1000,
+                        cot_cuda_branch(oldest));
 #define FIND(function)                                                                                               \
     if (!find_function(driver->library, EXPANDED_STRING(function), &driver->function))                               \
         return cot_fail(COT_NO_DEVICE, "%s: the CUDA driver (CUDA %d.%d) lacks %s: update it", call, version / 1000, \

@@ -51,7 +51,7 @@ doctor()
     FAKE_CUDA=$1 LD_LIBRARY_PATH=$fake "$program" doctor
 }
 expect 0 'PTX of compute_80' without_driver "$program" doctor
-expect 0 'requires a driver of that version' without_driver "$program" doctor
+expect 0 'machine code requires the driver of CUDA' without_driver "$program" doctor
 expect 1 'CUDA 11.8 is too old for this build' doctor old
 doctor '' | grep -q 'built by CUDA 13' && expect 1 'CUDA 12.8 is too old for this build' doctor old12
 # the fake driver is that of CUDA 13.0
