@@ -17,10 +17,10 @@ from .ops.mhc import mhc_post, mhc_pre, mhc_seam
 
 
 class CausalConv1d(nn.Module):
-    """cotangent.causal_conv1d with its weight [channels, width] and bias [channels].
+    """cotangent.causal_conv1d with its weight [channels, width] and bias [channels]. channels is D, width is K.
 
     With channel_last=True input and output are [B,T,D], without a copy. Parameters are initialised as those of
-    torch.nn.Conv1d with groups=channels. load_state_dict also takes the state of such a Conv1d: a weight [D,1,K]
+    torch.nn.Conv1d with groups=channels. load_state_dict also reads the state of such a Conv1d: a weight [D,1,K]
     becomes [D,K]."""
 
     def __init__(
@@ -67,7 +67,7 @@ class CausalConv1d(nn.Module):
         return (result[0].transpose(1, 2), *result[1:]) if isinstance(result, tuple) else result.transpose(1, 2)
 
     def step(self, x: Tensor, conv_state: Tensor, **options: Any) -> Tensor:
-        """Decodes one token: x [B,D]; conv_state [N,D,S >= width-1] is updated. options: cache_seqlens and
+        """Decodes one token: x [B,D]; conv_state [N,D,S >= width-1] is updated in place. options: cache_seqlens and
         conv_state_indices of causal_conv1d_update."""
         return causal_conv1d_update(x, conv_state, self.weight, self.bias, self.activation, **options)
 
@@ -77,7 +77,7 @@ class CausalConv1d(nn.Module):
 
 class BiasDropoutResidual(nn.Module):
     """residual + dropout(act(x + bias)) in one pass. Use it after the last nn.Linear of a layer. Create that nn.Linear
-    with bias=False. p is the dropout probability, as dropout_p of Attention. In eval mode nothing is dropped."""
+    with bias=False. p is the dropout probability, which Attention calls dropout_p. In eval mode nothing is dropped."""
 
     def __init__(
         self,
@@ -103,8 +103,9 @@ class BiasDropoutResidual(nn.Module):
         return f"{self.features}, p={self.p}, bias={self.bias is not None}, activation={self.activation}"
 
 
-class Unmixed(NamedTuple):
-    """The streams x before a layer, and what mhc_post needs to compute the streams after it."""
+class PendingPost(NamedTuple):
+    """The arguments of a mhc_post that has not run yet: the streams x before a layer, the layer's output f, and the
+    coefficients."""
 
     x: Tensor
     f: Tensor
@@ -118,7 +119,7 @@ def _expand(x: Tensor, streams: int) -> Tensor:
 
 
 class _Expand:
-    """_expand as a method: an instance of HyperConnection has a default number of streams, its own."""
+    """_expand as a method. On an instance of HyperConnection, the default number of streams is that of the instance."""
 
     def __get__(self, instance: "Optional[HyperConnection]", owner: Any) -> "Callable[..., Tensor]":
         if instance is None:
@@ -128,17 +129,20 @@ class _Expand:
 
 
 class HyperConnection(nn.Module):
-    """Connects a layer to n residual streams: x -> post(x, layer(pre(x))), x [B,T,n,D].
+    """Connects a layer to n residual streams: x -> post(x, layer(pre(x))), x [B,T,n,D]. pre is cotangent.mhc_pre, and
+    post is cotangent.mhc_post.
 
     layer is any module from [B,T,D] to [B,T,D]. forward passes further arguments to it. If the layer returns a tuple,
-    forward returns (streams, rest of the tuple...). Before the first block, `expand(x)` makes the n streams as copies of
-    the input. After the last block, `reduce` sums them. HyperConnection.expand(x, n) needs no instance. Parameters (float32): phi [n*n+2n, n*D], alpha [3],
-    bias [n*n+2n], gamma [n,D]. At initialisation the input of the layer is about the mean of the streams, the layer's
-    result is added to every stream with a weight of about 1, and the streams almost do not mix.
+    forward returns (streams, rest of the tuple...). Before the first layer, `expand(x)` copies the input to the n
+    streams. After the last layer, `reduce` sums the streams. HyperConnection.expand(x, n) needs no instance.
 
-    Between two layers, cotangent.mhc_seam computes post of the first and pre of the second in one call. Call the first
-    with unmixed=True. It then returns Unmixed in place of the streams, which the second takes as its x.
-    HyperConnectionStack does so.
+    Parameters (float32): phi [n*n+2n, n*D], alpha [3], bias [n*n+2n], gamma [n,D]. At initialisation the input of the
+    layer is about the mean of the streams. The output of the layer is added to every stream with a weight of about 1.
+    Each stream gets almost nothing from the other streams.
+
+    Between two layers, cotangent.mhc_seam computes post of the first and pre of the second in one call. To use it, call
+    the first HyperConnection with defer_post=True. It then returns a PendingPost instead of the streams. Pass the
+    PendingPost to the second HyperConnection as its x. HyperConnectionStack does so.
 
     load_state_dict(..., strict=False) also reads the checkpoint of the layer alone."""
 
@@ -179,16 +183,17 @@ class HyperConnection(nn.Module):
         """[B,T,n,D] -> [B,T,D]: the sum of the streams."""
         return x.sum(2)
 
-    def forward(self, x: Any, *arguments: Any, unmixed: bool = False, **options: Any) -> Any:
-        """x [B,T,n,D], or Unmixed from the layer before. unmixed=True returns Unmixed in place of the streams."""
+    def forward(self, x: Any, *arguments: Any, defer_post: bool = False, **options: Any) -> Any:
+        """x [B,T,n,D], or a PendingPost from the HyperConnection before this one. With defer_post=True the result is a
+        PendingPost instead of the streams."""
         parameters, iterations = (self.phi, self.alpha, self.bias, self.gamma), self.sinkhorn_iterations
-        if isinstance(x, Unmixed):
+        if isinstance(x, PendingPost):
             x, h_in, h_post, A = mhc_seam(*x, *parameters, sinkhorn_iterations=iterations)
         else:
             h_in, h_post, A = mhc_pre(x, *parameters, sinkhorn_iterations=iterations)
         result = self.layer(h_in, *arguments, **options)
         f, rest = (result[0], result[1:]) if isinstance(result, tuple) else (result, ())
-        y = Unmixed(x, f, h_post, A) if unmixed else mhc_post(x, f, h_post, A)
+        y = PendingPost(x, f, h_post, A) if defer_post else mhc_post(x, f, h_post, A)
         return (y, *rest) if rest else y
 
     def extra_repr(self) -> str:
@@ -202,11 +207,13 @@ class Attention(nn.Module):
 
     It has `heads` query heads and kv_heads (None: heads) key-value heads of size head_dim (None: D / heads). bias=True
     adds a bias to the projections, not to the scores. sink=True adds a learned logit for each head. causal, window,
-    softcap and dropout_p are those of cotangent.attention. The other layers call the dropout probability p.
+    softcap and dropout_p are those of cotangent.attention. The other layers call the dropout probability p. In eval
+    mode nothing is dropped.
 
     rope_base        rotary position embeddings (RoPE) with this base, for example 10000. None: no position embeddings
-    rope_dim         the columns of a head that are rotated; None: all
-    rope_interleaved pairs of neighbouring columns, as in GPT-J. False: pairs of the two halves, as in Llama
+    rope_dim         how many columns of a head are rotated: the first rope_dim; None: all
+    rope_interleaved True: the columns 2i and 2i+1 are a pair, as in GPT-J. False: the columns i and i + rope_dim/2, as
+                     in Llama
     qk_norm          the eps of an RMSNorm of each query and key head, as in Qwen3; None: no norm
 
     load_state_dict also reads the names of other implementations: q_proj, k_proj, v_proj and o_proj; Wqkv, in_proj and
@@ -306,9 +313,9 @@ class Attention(nn.Module):
 
     @torch.no_grad()
     def step(self, x: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor) -> Tensor:
-        """Decodes new tokens x [B,D] or [B,Tn,D]. The caches [B,longest,kv_heads,head_dim] of batch
-        element b hold cache_seqlens[b] (int32 [B]) tokens. The new keys and values are written behind them. The caller then adds Tn to
-        cache_seqlens. Without dropout and without a gradient."""
+        """Decodes Tn new tokens x [B,Tn,D], or one token x [B,D]. The caches are [B,longest,kv_heads,head_dim]. For
+        batch element b they hold cache_seqlens[b] tokens (int32 [B]). step writes the new keys and values after these tokens,
+        and does not change cache_seqlens: add Tn to it after the call. There is no dropout and no gradient."""
         need_tensors("Attention.step", x=x, k_cache=k_cache, v_cache=v_cache, cache_seqlens=cache_seqlens)
         if not self.causal:
             raise ValueError("Attention.step: causal is False, expected True: old tokens do not see new ones")
@@ -332,11 +339,11 @@ class Attention(nn.Module):
 
 
 class LinearDropoutResidual(nn.Linear):
-    """residual + dropout(act(linear(x))), the end of an attention or MLP block. The bias, the activation, the dropout and
-    the residual are one pass over the product.
+    """residual + dropout(act(linear(x))), the end of an attention or MLP block. One pass over the product adds the
+    bias, applies the activation and the dropout, and adds the residual.
 
-    Parameters and state_dict are those of torch.nn.Linear. p is the dropout probability, as dropout_p of Attention. In
-    eval mode nothing is dropped."""
+    Parameters and state_dict are those of torch.nn.Linear. p is the dropout probability, which Attention calls
+    dropout_p. In eval mode nothing is dropped."""
 
     def __init__(
         self,
@@ -365,8 +372,8 @@ class LinearDropoutResidual(nn.Linear):
 class MambaFront(nn.Module):
     """The front of a Mamba block: a projection, and a causal convolution over some of its columns.
 
-    x [B,T,D] -> the parts of the projection [B,T,size], in its order, one of them convolved. `before` and `after` are the
-    sizes of the parts in front of the convolved columns and behind them:
+    x [B,T,D] -> the parts of the projection, each [B,T,size], in the order of its columns. One part, of conv_dim
+    columns, is convolved. `before` and `after` are the sizes of the parts before and after it:
 
         Mamba    MambaFront(D, inner, after=[inner])                                 -> x, z
         Mamba-2  MambaFront(D, inner + 2 * groups * state, before=[inner], after=[heads])    -> z, xBC, dt
@@ -396,8 +403,8 @@ class MambaFront(nn.Module):
                                    dtype=dtype)  # fmt: skip
 
     def forward(self, x: Tensor, *, return_final_state: bool = False, **options: Any) -> "Tuple[Tensor, ...]":
-        """options: initial_state, seq_idx and cu_seqlens of cotangent.causal_conv1d. With return_final_state the last
-        result is the state of the convolution [B, conv_dim, width-1]. step takes it as its conv_state:
+        """x [B,T,D]. options: initial_state, seq_idx and cu_seqlens of cotangent.causal_conv1d. With return_final_state
+        the last result is the state of the convolution [B, conv_dim, width-1]. Pass it to step as conv_state:
 
             *parts, state = front(prompt, return_final_state=True)
             with torch.no_grad():
@@ -409,8 +416,8 @@ class MambaFront(nn.Module):
         return (*parts, result[1]) if return_final_state else tuple(parts)
 
     def step(self, x: Tensor, conv_state: Tensor, **options: Any) -> "Tuple[Tensor, ...]":
-        """Decodes one token: x [B,D] -> the parts [B,size]. conv_state [N, conv_dim, S >= width-1] is updated. options:
-        those of cotangent.causal_conv1d_update."""
+        """Decodes one token: x [B,D] -> the parts [B,size]. conv_state [N, conv_dim, S >= width-1] is updated in place.
+        options: cache_seqlens and conv_state_indices of cotangent.causal_conv1d_update."""
         parts = list(self.in_proj(x).split(self.sizes, -1))
         parts[self.convolved] = self.conv1d.step(parts[self.convolved], conv_state, **options)
         return tuple(parts)
@@ -420,9 +427,9 @@ class HyperConnectionStack(nn.Module):
     """Layers that are connected by hyper-connections: x [B,T,D] -> [B,T,D].
 
     Each layer is any module from [B,T,D] to [B,T,D], without a residual of its own. The input is expanded to n streams,
-    each layer is wrapped in HyperConnection, and the streams are summed at the end. Initially each stream is about
-    what a residual network computes. The result is the sum of n streams, so it is about n times as large. A norm usually
-    follows.
+    each layer is wrapped in a HyperConnection, and the streams are summed at the end. At initialisation each stream is
+    about the output of a residual network of the same layers. The result is the sum of the n streams, so it is about n
+    times as large. Apply a norm to it.
 
     load_state_dict(..., strict=False) also reads the checkpoint of a torch.nn.ModuleList of the layers."""
 
@@ -443,9 +450,9 @@ class HyperConnectionStack(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *others)
 
     def forward(self, x: Tensor, *arguments: Any, **options: Any) -> Tensor:
-        """Further arguments go to every layer. A layer's further results are dropped."""
+        """Every layer gets the further arguments. If a layer returns a tuple, only its first element is used."""
         streams: Any = _expand(x, self.streams)
         for index, layer in enumerate(self.layers):
-            result = layer(streams, *arguments, unmixed=index + 1 < len(self.layers), **options)
-            streams = result[0] if isinstance(result, tuple) and not isinstance(result, Unmixed) else result
+            result = layer(streams, *arguments, defer_post=index + 1 < len(self.layers), **options)
+            streams = result[0] if isinstance(result, tuple) and not isinstance(result, PendingPost) else result
         return HyperConnection.reduce(streams)

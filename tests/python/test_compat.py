@@ -251,6 +251,7 @@ def test_install():
     try:
         import causal_conv1d
         import flash_attn
+        import flash_attn.cute
         import flash_attn_interface as version_3
         from causal_conv1d.causal_conv1d_varlen import causal_conv1d_varlen_states as states
         from flash_attn.bert_padding import unpad_input as unpad
@@ -262,6 +263,8 @@ def test_install():
         assert importlib.util.find_spec("flash_attn") is not None
         assert importlib.metadata.version("flash-attn") == flash_attn.__version__
         assert importlib.metadata.version("causal_conv1d") == causal_conv1d.__version__
+        assert importlib.metadata.version("flash_attn_3") == version_3.__version__ == "3.0.0"
+        assert importlib.metadata.version("flash_attn_4") == flash_attn.cute.__version__ == "4.0.0"
         assert "dropout_p" in inspect.signature(flash_attn.flash_attn_func).parameters
         compat.install()  # a second call has no effect
     finally:

@@ -4,8 +4,8 @@ layers.rotary), flash_attn_interface (version 3), flash_attn.cute (version 4), a
 scaled_dot_product_attention.
 
 Call install() before you import a model that imports these packages: `import causal_conv1d`, `import flash_attn` and
-`import flash_attn_interface` then find this package. install() does not change torch: `with
-cotangent.compat.sdpa.enabled():` replaces PyTorch's function."""
+`import flash_attn_interface` then import the modules of cotangent.compat. install() does not change torch. To replace
+PyTorch's function, use `with cotangent.compat.sdpa.enabled():`."""
 from __future__ import annotations
 
 import importlib.metadata
@@ -31,7 +31,7 @@ __all__ = [
     "install", "rotary", "sdpa", "uninstall",
 ]  # fmt: skip
 
-# The module for each name, and the versions of the packages that have these signatures.
+# The module for each name.
 _MODULES = {
     "causal_conv1d": causal_conv1d,
     "causal_conv1d.causal_conv1d_interface": causal_conv1d,
@@ -46,22 +46,25 @@ _MODULES = {
     "flash_attn.cute.interface": flash_attn_cute,
     "flash_attn_interface": flash_attn_interface,
 }
+# The packages that install() can replace, and the versions whose signatures their modules have.
 _VERSIONS = {"causal_conv1d": "1.6.1", "flash_attn": "2.8.4", "flash_attn_interface": "3.0.0"}
+# flash_attn.cute is a part of the package flash_attn, with a version of its own: that of FlashAttention 4.
+_CUTE_VERSION = "4.0.0"
 
-# The distributions that code looks for: their versions, and the packages that they contain. Version 4 of flash_attn is
-# a distribution of its own, and its files are inside the package flash_attn.
+# The distributions that code looks for: their versions, and the packages that they contain. FlashAttention 4 is a
+# distribution of its own, and its files are inside the package flash_attn.
 _DISTRIBUTIONS = {
     "causal_conv1d": ("1.6.1", "causal_conv1d"),
     "flash_attn": ("2.8.4", "flash_attn"),
     "flash_attn_3": ("3.0.0", "flash_attn_interface"),
-    "flash_attn_4": ("4.0.0", "flash_attn"),
+    "flash_attn_4": (_CUTE_VERSION, "flash_attn"),
 }
 
 _replaced: "dict[str, Optional[types.ModuleType]]" = {}
 
 
 class _Distribution(importlib.metadata.Distribution):
-    """For code that asks importlib.metadata whether a package is installed, and for its version."""
+    """What importlib.metadata returns for a replaced package: its name and version."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -93,7 +96,7 @@ _finder = _Finder()
 
 
 def _forget_availability() -> None:
-    """Clears the answers that transformers has cached: which packages exist, and which functions it has imported."""
+    """Clears the caches of transformers: which packages exist, and which functions it has imported."""
     utils = sys.modules.get("transformers.utils.import_utils")
     names = ("_package_distribution_mapping", "is_causal_conv1d_available", "is_flash_attn_2_available",
              "is_flash_attn_3_available", "is_flash_attn_4_available", "is_flash_attn_greater_or_equal")  # fmt: skip
@@ -113,10 +116,14 @@ def _check_packages(call: str, packages: Sequence[str]) -> None:
 
 
 def install(*packages: str) -> None:
-    """From now on `import causal_conv1d`, `import flash_attn` and `import flash_attn_interface` import the modules of
-    this package, even if the real packages are installed. Modules that have already imported the real ones keep
-    them. Other submodules, for example flash_attn.ops, cannot be imported. packages: only these of the three; by default
-    all."""
+    """After this call `import causal_conv1d`, `import flash_attn` and `import flash_attn_interface` import the modules
+    of cotangent.compat, even if the real packages are installed. Python modules that have already imported a real package
+    keep it. Other submodules, for example flash_attn.ops, cannot be imported. packages: the names of the packages to
+    replace; without names, all three.
+
+    The `__version__` of each module is that of the package whose signatures it has: causal_conv1d 1.6.1, flash_attn
+    2.8.4, flash_attn.cute 4.0.0, flash_attn_interface 3.0.0. importlib.metadata reports the same versions for the
+    distributions causal_conv1d, flash_attn, flash_attn_4 and flash_attn_3."""
     _check_packages("install", packages)
     for name, source in _MODULES.items():
         package = name.split(".")[0]
@@ -125,7 +132,7 @@ def install(*packages: str) -> None:
         _replaced[name] = sys.modules.get(name)
         module = types.ModuleType(name, source.__doc__)
         module.__dict__.update({k: getattr(source, k) for k in source.__all__})
-        module.__dict__["__version__"] = _VERSIONS[package]
+        module.__dict__["__version__"] = _CUTE_VERSION if source is flash_attn_cute else _VERSIONS[package]
         is_package = any(other.startswith(name + ".") for other in _MODULES)
         module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=is_package)
         module.__path__ = []
@@ -139,7 +146,8 @@ def install(*packages: str) -> None:
 
 
 def uninstall(*packages: str) -> None:
-    """Reverts install(). Modules that have imported these modules keep them. packages: only these; by default all."""
+    """Reverts install(). Python modules that have imported cotangent's functions keep them. packages: the names of the
+    packages to restore; without names, all."""
     _check_packages("uninstall", packages)
     for name in [name for name in _replaced if name.split(".")[0] in (packages or _VERSIONS)]:
         module = _replaced.pop(name)
