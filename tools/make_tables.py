@@ -515,8 +515,8 @@ mhc_sinkhorn works on small matrices. Its time is the latency of a chain of divi
 }
 MODELS = """Training steps of models with random weights, by [tools/measure_transformers.py](../../tools/measure_transformers.py): forward,
 backward and AdamW in bf16. The only change between the rows of a model is `attn_implementation`, and for mamba2 the package that
-computes the convolution. Its scan is that of mamba_ssm in all rows. *Tokens/s* is the mean of the runs, which were in turns, each in a
-process of its own. *Cotangent / this* is cotangent's rate divided by that of the row."""
+computes the convolution. Its scan is that of mamba_ssm in all rows. *Tokens/s* is the mean of the runs, each in a process of its own. With
+several runs, the implementations alternated. *Cotangent / this* is cotangent's rate divided by that of the row."""
 PAGES |= {op: (op, [op], MEMORY_BOUND + CYCLES) for op in OPS if not any(op in ops for _, ops, _ in PAGES.values())}
 README = """A record is the JSON of `cotangent bench OP --json` on one device. `make tables` writes these pages from the newest record of each
 device and op, and draws the pictures.
@@ -701,15 +701,20 @@ def models_page(results):
 
 
 PARALLEL = """Attention of one sequence over several ranks, by [bench_parallel](../../tests/parallel/bench_parallel.c) on
-[libcotangent_parallel](../guide/context_parallel_c.md). Each repeat runs one call of libcotangent on one GPU (*single*), then the group. Times
-are medians of the wall time in ms, and *both* is forward and backward without a wait between them.
+[libcotangent_parallel](../guide/context_parallel_c.md). Each repeat runs one call of libcotangent on one GPU (*single*), then the call of all
+ranks (*group*). Times are medians of the wall time in ms.
 
-*nccl*: each rank has a GPU. *Share of ideal* is the time of *single*, divided by the ranks times the time of the group. It is above 1 where
-the backward of the long call is slower per pair than the calls of the ranks. *local*: all ranks are streams of one GPU, and *group /
-single* is the cost of the division. *Head ranks*: the ranks that exchange heads; 1 is a ring.
-
-Of the rank that waits longest, in one forward and backward: the *calls* of libcotangent, the time of its *transfers*, and the time *exposed*, in
-which its arithmetic waits for them."""
+| word | meaning |
+|---|---|
+| both | forward and backward without a wait between them |
+| nccl | each rank has its own GPU |
+| local | all ranks are streams of one GPU |
+| head ranks | the number of ranks that exchange heads; 1 is a ring |
+| share of ideal | single / (ranks x group). It is above 1 if the backward of the single long call is slower per query-key pair than the calls of the ranks |
+| group / single | the cost of the division on one GPU |
+| calls | calls of libcotangent in one forward and backward, on the rank that waits longest |
+| transfers | the time of this rank's transfers |
+| exposed | the time in which this rank's arithmetic waits for transfers |"""
 
 
 def parallel_page(results):
@@ -741,10 +746,10 @@ def parallel_page(results):
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-ATTENTION_OPTIONS = """What a call of `cotangent.attention` costs that the Hopper kernels do not support, by
-[tools/measure_attention_options.py](../../tools/measure_attention_options.py), from Python with a causal mask. *none* in bfloat16 runs the Hopper kernels, all
-other rows run the [portable GPU kernels](../kernels/attention_portable_gpu.md). *Times none* is the time divided by that of *none* in
-bfloat16. TFLOP/s count as on the [attention page](attention.md). *k expanded*: k is a view with stride 0 between the heads."""
+ATTENTION_OPTIONS = """The times of calls of `cotangent.attention` that the Hopper kernels do not support, measured by
+[tools/measure_attention_options.py](../../tools/measure_attention_options.py) from Python with a causal mask. The case *none* has no
+option. In bfloat16 it runs the Hopper kernels. All other rows run the [portable GPU kernels](../kernels/attention_portable_gpu.md).
+*Times none* is the time divided by the time of *none* in bfloat16. TFLOP/s count as on the [attention page](attention.md). *k expanded*: k is a view with stride 0 between the heads."""
 
 
 def attention_options_page(results):
@@ -768,10 +773,18 @@ def attention_options_page(results):
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-INSTALL = """What a newcomer waits for, by [tools/measure_install.py](../../tools/measure_install.py): an empty virtual environment with PyTorch,
-`pip install WHEEL`, then a process that computes a gradient of causal_conv1d on the CPU. One wheel of `make wheel` is installed in all
-rows. *Wheel* is the time of pip. *Import* is that of cotangent after PyTorch's own. *First gradient* counts from the start of the process's
-first import: in the first process after the installation (*cold*), and as the median of *runs* processes. *OpenMP* is the one runtime in the process."""
+INSTALL = """The times from `pip install` to the first gradient, by [tools/measure_install.py](../../tools/measure_install.py). In a virtual
+environment that has only PyTorch, the tool runs `pip install WHEEL`, then a process that computes a gradient of causal_conv1d on the CPU.
+All rows install the same wheel of `make wheel`.
+
+| column | meaning |
+|---|---|
+| wheel | time of pip |
+| import torch | time of `import torch` |
+| import | time of `import cotangent` after it |
+| first gradient | time from the first import of the process to the gradient, median of *runs* processes |
+| cold | the same in the first process after the installation |
+| OpenMP | the only OpenMP runtime in the process |"""
 
 # What the peers' own pages say, not measured here.
 INSTALL_PEERS = """## Other packages
@@ -781,7 +794,7 @@ Their own pages say:
 | package | documented way |
 |---|---|
 | flash-attn ([README](https://github.com/Dao-AILab/flash-attention#installation-and-features)) | `pip install flash-attn --no-build-isolation`, after PyTorch, `packaging` and `ninja`. It compiles with the CUDA toolkit: 3 to 5 minutes on 64 cores, 2 hours without ninja. `MAX_JOBS` limits the memory on machines with less than 96 GB |
-| causal-conv1d ([README](https://github.com/Dao-AILab/causal-conv1d)) | its README of commit 06e2d8f names none. PyPI has its source alone, which compiles with the CUDA toolkit |
+| causal-conv1d ([README](https://github.com/Dao-AILab/causal-conv1d)) | its README of commit 06e2d8f names none. PyPI has only its source, which compiles with the CUDA toolkit |
 """
 
 
@@ -803,17 +816,24 @@ def install_page(results):
     return "\n".join(lines) + INSTALL_PEERS
 
 
-TRAINING = """Steps of [`train_lm --backend cuda`](../../examples/train_lm/README.md), beside PyTorch with torch.compile and its
-fastest attention ([train_gpt2.py](../../tools/peers/train_gpt2.py), [train_hybrid.py](../../tools/peers/train_hybrid.py)), one after
-the other on one machine. A step is forward and backward of all its batches, the clipping, and AdamW. *MFU* is the share of
-989 TFLOP/s. A token takes 6 operations for each weight of a matrix, and 6 T times the width for causal attention in each of
-its layers. PyTorch compiles the whole model, of hybrid-mhc-130m each kind of block together with post of the block before."""
-RECOMPUTE = """`--recompute` stores the input of each block alone. *Printed* is the memory that train_lm prints before it allocates,
-*used* the largest figure of nvidia-smi in the run. The parameters after the run have the same bits with and without it."""
-LOSSES = """[compare_losses.py](../../tools/peers/compare_losses.py) trains GPT-2 with the same batches from the same initial weights, in
-bf16. *Spread* is the largest minus the smallest loss of the seeds."""
-GRADIENTS = """[compare_gradients.py](../../tools/peers/compare_gradients.py): the error of the gradient of each parameter of gpt2-124m
-against float64, divided by that of PyTorch in the same dtype."""
+TRAINING = """Training steps of [`train_lm --backend cuda`](../../examples/train_lm/README.md), compared with PyTorch. PyTorch uses
+torch.compile and its fastest attention ([train_gpt2.py](../../tools/peers/train_gpt2.py),
+[train_hybrid.py](../../tools/peers/train_hybrid.py)). The two programs ran one after the other on one machine.
+
+- *Batch*: "2 x 32" is 2 batches of 32 sequences of T tokens in each step. Their gradients are added before the step changes the weights.
+- A step is the forward and backward of these batches, gradient clipping, and AdamW.
+- *MFU* is the model's operations per second divided by 989 TFLOP/s. For each token, a weight of a matrix counts 6 operations, and
+  a layer of causal attention counts 6 T times its width.
+- PyTorch compiles the whole model of gpt2-124m and of hybrid-130m. In hybrid-mhc-130m it compiles each kind of block separately, together
+  with the mhc_post of the block before it."""
+RECOMPUTE = """With `--recompute`, train_lm keeps only the input of each block for the backward, and computes the other activations again.
+*Printed* is the memory that train_lm prints before it allocates. *Used* is the largest figure of nvidia-smi in the run. The
+parameters after the run have the same bits with and without `--recompute`."""
+LOSSES = """[compare_losses.py](../../tools/peers/compare_losses.py) trains GPT-2 in bf16 with both libraries, with the same batches and the
+same initial weights. *Spread* is the largest minus the smallest loss of the seeds."""
+GRADIENTS = """[compare_gradients.py](../../tools/peers/compare_gradients.py) compares the gradient of each parameter of gpt2-124m with
+float64. *Ratio* is the error of cotangent divided by the error of PyTorch in the same dtype. *Of* names the parameter that has the
+largest ratio."""
 PEAK = 989e12
 LAYERS, WIDTH, VOCABULARY = 12, 768, 50304  # of gpt2-124m
 
@@ -871,8 +891,8 @@ def training_rows(results, device):
     if ("training_loss", device) in results:
         source, rows, note = records_of("training_loss")
         row = rows[0]
-        lines += [f"{LOSSES} {row['layers']} layers of width {row['width']}, {row['steps']} steps of {row['batch']} x {row['context']} bytes. "
-                  f"Losses of a step: the mean of the last 50. {note}", "", *losses_of(rows)]
+        lines += [f"{LOSSES} The model has {row['layers']} layers of width {row['width']}. A run has {row['steps']} steps of {row['batch']} "
+                  f"sequences of {row['context']} bytes. The training loss is the mean of the last 50 steps. {note}", "", *losses_of(rows)]
     if ("training_gradients", device) in results:
         source, rows, note = records_of("training_gradients")
         lines += [f"{GRADIENTS} {note}", "", *markdown([
@@ -1027,13 +1047,13 @@ def lowest_ratios(device, results, peers):
     for direction in ("forward", "backward"):
         if found := [ratio for ratio in ratios if ratio[1][0] == direction]:
             ratio, (_, d, mask), _, peer, T = min(found)
-            parts.append((peer, f"{direction} {ratio:.2f}x", f"(d={d} {mask} T={T})"))
+            parts.append((peer, sum(other == peer for _, _, _, other, _ in found), f"{direction} {ratio:.2f}x", f"(d={d} {mask} T={T})"))
     if not parts:
         return []
-    if len({peer for peer, *_ in parts}) == 1:
-        text = f" to {parts[0][0]}: " + ", ".join(f"{value} {case}" for _, value, case in parts)
+    if len({(peer, cases) for peer, cases, *_ in parts}) == 1:
+        text = f" to {parts[0][0]}, of {parts[0][1]} cases each: " + ", ".join(f"{value} {case}" for _, _, value, case in parts)
     else:
-        text = ": " + ", ".join(f"{value} {peer} {case}" for peer, value, case in parts)
+        text = ": " + ", ".join(f"{value} {peer} {case} of {cases} cases" for peer, cases, value, case in parts)
     return [f"Lowest [attention ratios](docs/benchmarks/attention.md){text}.", ""]
 
 
@@ -1056,9 +1076,9 @@ def front(results, peers):
     if not dates:
         return "Nothing measured yet.\n"
     span = " to ".join(dict.fromkeys((min(dates), max(dates))))
-    return "\n".join([f"On an {device.removeprefix('NVIDIA ')}, {span}, bf16 unless another dtype is named. Attention: B T = 16384, H d = 2048; "
-                      "FlashAttention-3 was not measured. *0.98 of copy*: 98 % of a copy's bandwidth. *Taps*: convolution by K shifted products. "
-                      "Both libraries of a ratio ran in one process.", "", *lines, "", *lowest_ratios(device, results, peers)]) + "\n"
+    return "\n".join([f"On an {device.removeprefix('NVIDIA ')}, {span}, bf16 unless noted. Attention: B T = 16384, H d = 2048; "
+                      "FlashAttention-3 was not measured. *0.98 of copy*: 98 % of a copy's bandwidth. *1.2x P*: 1.2 times the speed of P, timed "
+                      "in one process. *Taps*: convolution by K shifted products.", "", *lines, "", *lowest_ratios(device, results, peers)]) + "\n"
 
 
 def table(name, results, peers, directory):
