@@ -97,7 +97,7 @@ class CotangentOps:
 
 
 class ContextParallelOps(CotangentOps):
-    """Each process has its rows of every sequence. The other ops work on single rows."""
+    """Each process has its tokens of every sequence. The other ops work on each token separately."""
 
     @staticmethod
     def convolution(x, weight, bias):
@@ -109,8 +109,8 @@ class ContextParallelOps(CotangentOps):
 
 
 def ops_for(name, device, context_parallel=False):
-    """The class of ops. If no kernel of the device supports attention, the class has PyTorch's attention, and this is
-    printed."""
+    """The class of ops. If no kernel of the device supports attention, prints this and returns a class with PyTorch's
+    attention."""
     if name == "torch" or context_parallel:
         return TorchOps if name == "torch" else ContextParallelOps
     try:
@@ -170,7 +170,8 @@ class Layer(nn.Module):
         self.gamma = nn.Parameter(torch.ones(n, D))
 
     def forward(self, streams, *before):
-        """before: f, h_post and A of the layer before. streams are then those before that layer. The first layer has none."""
+        """before: f, h_post and A of the previous layer, whose post has not run yet: streams are then the streams
+        before the previous layer. The first layer has no previous layer."""
         parameters = self.phi, self.alpha, self.coefficients, self.gamma
         if before:
             streams, h, h_post, A = self.ops.seam(streams, *before, *parameters)
@@ -251,7 +252,7 @@ def cross_entropy(model, batch, device, options):
 
 def train(options, ops_name, seed, training, held_out, device):
     """Trains one model. Returns [(step, training loss, validation loss)], tokens per second, and the model. The batches
-    depend on seed and step alone; each process computes its share of every batch."""
+    depend only on seed and step. Each process computes its share of every batch."""
     torch.manual_seed(seed)
     ops = ops_for(ops_name, device, options.context_parallel)
     model = Model(ops, options.width, options.layers, options.streams, options.dropout).to(device)

@@ -2,10 +2,10 @@
 """Cotangent: kernels for training sequence models, forward and backward, as PyTorch ops.
 
 Functions: attention, attention_varlen, causal_conv1d, causal_conv1d_update, causal_conv1d_dense, dropout, dropout_scale,
-mhc_pre, mhc_sinkhorn, mhc_post, mhc_seam; check_index_data reports invalid index data on a GPU.
-Layers (torch.nn.Module): Attention, BiasDropoutResidual, CausalConv1d, HyperConnection, HyperConnectionStack, LinearDropoutResidual,
-MambaFront.
-Python modules to import: cotangent.compat, cotangent.distributed, cotangent.integrations.transformers,
+mhc_pre, mhc_sinkhorn, mhc_post, mhc_seam. check_index_data reports invalid index data on a GPU.
+Layers (torch.nn.Module): Attention, BiasDropoutResidual, CausalConv1d, HyperConnection, HyperConnectionStack,
+LinearDropoutResidual, MambaFront.
+Import these modules separately: cotangent.compat, cotangent.distributed, cotangent.integrations.transformers,
 cotangent.integrations.dtensor.
 
 The docstrings are the reference. docs/guide/python.md of the repository is the guide. The C headers in include/cotangent

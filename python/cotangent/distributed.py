@@ -11,24 +11,24 @@ Arguments that all functions share:
 
 group    a ProcessGroup, a DeviceMesh with one dimension, the name of a group, or None for the default group. CPU
          tensors need a backend for the CPU: gloo. CUDA tensors need NCCL, each rank with a GPU of its own
-cut      which tokens of a sequence of T tokens a rank holds, in ascending order: "contiguous": one range; "zigzag": a
-         chunk from the front and its mirror image from the back; "striped": every Nth stripe of `stripe` tokens.
-         include/cotangent/parallel.h has the formulas. T need not be a multiple of the number of ranks
+cut      which tokens of a sequence of T tokens a rank holds, in ascending order. "contiguous": one range; "zigzag": a
+         chunk from the front and its mirror image from the back; "striped": every Nth stripe of `stripe` tokens, where
+         N is the number of ranks. include/cotangent/parallel.h has the formulas. T need not be a multiple of N
 
 Every rank makes the same calls in the same order, forward and backward. Before data travels, all ranks compare their
-arguments. If they differ, every rank gets RuntimeError with the rank and the name of the argument. If one rank's
-arguments are refused, that rank gets the exception of the single call, and the others get RuntimeError. A rank that
-fails, leaves or is silent for longer than the timeout of connect() gives RuntimeError on every rank. The group can then
-make no more calls.
+arguments. If they differ, every rank gets RuntimeError with the rank and the name of the argument. If the arguments of
+one rank are refused, this rank gets the exception that the function of cotangent raises, and the others get
+RuntimeError. If a rank fails, leaves, or does not answer within the timeout of connect(), every rank gets RuntimeError.
+The group can then make no more calls.
 
-Gradients follow one rule: the loss of the whole is the sum of the losses of the ranks, and the gradient of a tensor that
-all ranks share is the sum of the gradients of the ranks. Rank 0 gets the whole gradient of weight, bias, initial_state
-and sink, and the others get zeros. all_reduce_gradients adds the ranks. DDP and FSDP2 add
-them and divide by their number: see docs/guide/context_parallel_pytorch.md.
+Gradients follow one rule. The loss of the whole sequence is the sum of the losses of the ranks. The gradient of a
+tensor that all ranks share is the sum of the gradients of the ranks. Rank 0 gets the whole gradient of weight, bias,
+initial_state and sink, and the others get zeros. all_reduce_gradients adds the gradients of the ranks. DDP and FSDP2
+add them and divide by the number of ranks: see docs/guide/context_parallel_pytorch.md.
 
 CUDA tensors: a call returns when the ranks have compared their arguments and its work is enqueued on the current
-stream. If a rank dies after that, the work of the others never ends: check() notices it, and so does the next call.
-Before a synchronization of your own whose end matters, call check()."""
+stream. If a rank dies after that, the work of the others never ends. check() and the next call then raise RuntimeError.
+Call check() before torch.cuda.synchronize(), which would wait for ever."""
 from __future__ import annotations
 
 import re
@@ -66,9 +66,9 @@ _CUTS = {"contiguous": 0, "zigzag": 1, "striped": 2}
 class _Transport:
     """The transfers of a group, on the ProcessGroup. The library starts every transfer and waits for it.
 
-    At the start, each rank posts a receive for a notice of every other rank. A rank that fails sends its reason to all.
-    Then it closes its connections: gloo does so when a wait exceeds its timeout. The waits of the other ranks fail at
-    once, and they find the notice."""
+    At the start, each rank posts a receive for a notice of every other rank. A rank that fails sends its reason to all
+    ranks. Then it closes its connections: gloo does so when a wait exceeds its timeout. The waits of the other ranks
+    then fail at once, and each rank reads the notice."""
 
     FIRST_TAG = 0x636F7400  # keeps the tags of the user free; the notices have this tag
 
@@ -227,7 +227,7 @@ def _cpu_handle(process_group: Any, timeout: float) -> Any:
 
 
 def _group(name: str, device: "Optional[int]" = None, timeout: float = 30.0) -> _Group:
-    """The library's handle for a group and a device; None: the CPU. The first call is collective."""
+    """The library's handle for a group and a device; None: the CPU. All ranks must make the first call."""
     process_group = _process_group(name)
     handles = _groups.setdefault(process_group, {})
     found = handles.get(device)
@@ -245,10 +245,12 @@ def _group_of(name: str, x: Tensor) -> _Group:
 
 
 def connect(group: Any = None, *, timeout: float = 30.0, device: Any = "cpu") -> None:
-    """Prepares a group for tensors on `device`, and sets the seconds that a rank waits for another one without any
-    progress. They must exceed the time that one rank computes between two calls of this module while the others wait for
-    it; on a GPU also the time of the longest call. Without connect() the first call prepares the group. Collective.
-    Raises ValueError if the group is already prepared for this device."""
+    """Prepares a group for tensors on `device`. All ranks must call it. Without connect() the first call of another
+    function prepares the group. Raises ValueError if the group is already prepared for this device.
+
+    timeout  seconds that a rank waits for another rank without any progress. It must be longer than the time that one
+             rank computes between two calls of this module while the others wait; on a GPU also longer than the longest
+             call"""
     name, place = _name_of(group), torch.device(device)
     if place.type not in ("cpu", "cuda"):
         raise ValueError(f"connect: device is {place}, expected cpu or cuda")
@@ -260,8 +262,8 @@ def connect(group: Any = None, *, timeout: float = 30.0, device: Any = "cpu") ->
 
 def check(group: Any = None) -> None:
     """Waits for the work of the last call with CUDA tensors, at most for the timeout of connect(). Raises RuntimeError if
-    a rank has failed: the results of that call are undefined then, and the GPU's work has ended. Does nothing for a group
-    without such calls. Not collective."""
+    a rank has failed. The results of that call are undefined then, and its work on the GPU has ended. Does nothing for
+    a group without such calls. A single rank may call it."""
     for found in list(_groups.get(_process_group(_name_of(group)), {}).values()):
         with found.lock:
             _C.check_group(found.handle)
@@ -279,8 +281,8 @@ def _cut_number(call: str, cut: Any) -> int:
 def _group_kernels(
     parts: "Callable[..., Sequence[str]]", plan: Any, outputs: Callable[..., Any], op: Any, prepare: Any
 ) -> "tuple[Callable[..., Any], Callable[..., Any]]":
-    """The kernels of an op over a group. parts(**arguments): the results that the library gives to every rank as a
-    whole. All ranks but the first return zeros."""
+    """The kernels of an op over a group. parts(**arguments): the names of the results of which the library computes the
+    whole on every rank. All ranks but the first return zeros for them."""
     names = [argument.name for argument in op._schema.arguments]
     results_names = [result.name for result in op._schema.returns]
 
@@ -344,7 +346,7 @@ _attention_forward = define(
 
 
 def _whole_state_gradient(*arguments: Any) -> "tuple[Any, ...]":
-    """Every rank has the whole final state, so that the gradient of the state is the sum over the ranks."""
+    """Every rank has the whole final state, so the gradient of the state is the sum over the ranks."""
     x, weight, _, initial_state, _, cu_seqlens, _, with_state, _, group = arguments[:10]
     if not with_state:
         return arguments
@@ -448,7 +450,7 @@ def _scatter_fake(whole: Tensor, axis: int, group: str, cut: int, stripe: int) -
 
 
 def _shared_seed(like: Tensor, group: str) -> Tensor:
-    """The seed that rank 0 draws. Every rank draws one, so that all generators move on alike."""
+    """The seed that rank 0 draws. Every rank draws one, so that the generators of all ranks advance equally."""
     seed = random_seed(like.device)
     first = dist.get_rank(_process_group(group)) == 0
     return _sum(seed.double() if first else seed.new_zeros(2, dtype=torch.float64), group).to(torch.int32)
@@ -498,14 +500,15 @@ torch.library.register_autograd(
 def positions(
     length: int, *, group: Any = None, cut: str = "contiguous", stripe: int = 0, device: Any = None
 ) -> Tensor:
-    """The positions of this rank's tokens in the whole sequence of `length` tokens: int64 [tokens], for rotary embeddings
-    (position_ids) and masks of your own."""
+    """The positions of this rank's tokens in the whole sequence of `length` tokens: int64 [tokens]. Pass them to rotary
+    embeddings (position_ids), or make masks from them."""
     rows: Tensor = _positions_op(length, _name_of(group), _cut_number("positions", cut), stripe)
     return rows if device is None else rows.to(device)
 
 
 def shard(x: Tensor, *, dim: int, group: Any = None, cut: str = "contiguous", stripe: int = 0) -> Tensor:
-    """The tokens of this rank out of a whole tensor, a copy. Any dtype. No communication. Differentiable."""
+    """A copy of this rank's tokens of a whole tensor. dim: the axis of the tokens. Any dtype. No communication.
+    Differentiable."""
     need_tensors("shard", x=x)
     return x.index_select(dim, positions(x.shape[dim], group=group, cut=cut, stripe=stripe, device=x.device))
 
@@ -513,8 +516,9 @@ def shard(x: Tensor, *, dim: int, group: Any = None, cut: str = "contiguous", st
 def unshard(
     x: Tensor, *, dim: int, length: Optional[int] = None, group: Any = None, cut: str = "contiguous", stripe: int = 0
 ) -> Tensor:
-    """The whole tensor of the tokens of all ranks, on every rank: the inverse of shard. length: the tokens of the whole,
-    by default this rank's tokens times the number of ranks. Any dtype. The backward adds the gradients of all ranks."""
+    """The inverse of shard: every rank gets the tensor with the tokens of all ranks. length: the number of tokens of
+    the whole sequence, by default this rank's tokens times the number of ranks. Any dtype. The backward adds the
+    gradients of all ranks."""
     need_tensors("unshard", x=x)
     name, axis = _name_of(group), dim % x.dim()
     whole: Tensor = _gather_op(x, axis, _whole("unshard", x, axis, length, name), name, _cut_number("unshard", cut), stripe)
@@ -543,8 +547,8 @@ def all_reduce(x: Tensor, *, group: Any = None) -> Tensor:
 
 
 def all_reduce_gradients(parameters: "Iterable[Tensor]", *, group: Any = None) -> None:
-    """Replaces the gradient of every parameter by the sum over all ranks, in their order. For models that neither DDP nor
-    FSDP wraps. Parameters without a gradient are skipped: they must be the same on every rank."""
+    """Replaces the gradient of every parameter by the sum over all ranks, in their order. Use it for models without DDP
+    and FSDP2. Parameters without a gradient are skipped: they must be the same parameters on every rank."""
     by_kind: "dict[Any, list[Tensor]]" = {}
     for parameter in parameters:
         if parameter.grad is not None:
@@ -612,13 +616,14 @@ def attention(
     """cotangent.attention of the whole sequence. q, k and v have the tokens of this rank, and so do out, lse and the
     gradients.
 
-    head_ranks          the number of ranks that exchange heads; 1: a ring alone, the number of ranks: no ring. See
+    head_ranks          the number of ranks that exchange heads. 1: only a ring; the number of all ranks: no ring. See
                         docs/guide/context_parallel_c.md
-    q_length, k_length  the tokens of the whole; by default this rank's tokens times the number of ranks
-    bias                [B or 1, H or 1, tokens of this rank or 1, Tk or 1]: all keys
+    q_length, k_length  the number of queries and keys of the whole sequence; by default this rank's tokens times the
+                        number of ranks
+    bias                [B or 1, H or 1, tokens of this rank or 1, Tk or 1], with the keys of the whole sequence
     seqused_q, seqused_k, sink, alibi_slopes, seed, offset, seed_memory, offset_memory
-                        those of the whole, the same on every rank. Without a seed, all ranks use that of rank 0. The
-                        dropout mask is that of the single call
+                        those of the whole sequence, the same on every rank. Without a seed, all ranks use the seed of
+                        rank 0. The dropout mask is that of cotangent.attention on the whole sequence
 
     The other arguments are those of cotangent.attention."""
     return _run_attention(
@@ -660,9 +665,10 @@ def attention_varlen(
     deterministic: bool = True,
     return_lse: bool = False,
 ) -> Any:
-    """cotangent.attention_varlen of the whole. The total tokens are cut, so that a sequence may lie over several ranks.
-    q, k and v have the tokens of this rank. cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k and bias are those of the
-    whole, the same on every rank. The other arguments are those of attention."""
+    """cotangent.attention_varlen of all packed sequences. The axis of all tokens is cut, so a sequence may have tokens
+    on several ranks. q, k and v have the tokens of this rank. cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+    and bias are those of cotangent.attention_varlen for the whole, the same on every rank. The other arguments are
+    those of attention."""
     return _run_attention(
         "attention_varlen", q, k, v, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), group, cut, stripe,
         head_ranks, (q_length, k_length), causal, window, scale, softcap, dropout_p, seed, offset, seed_memory,
@@ -690,10 +696,12 @@ def causal_conv1d(
 ) -> Any:
     """cotangent.causal_conv1d of the whole sequence. x and seq_idx have the time steps of this rank, and so do y and dx.
 
-    length         the time steps of the whole; by default this rank's time steps times the number of ranks
+    length         the number of time steps of the whole sequence; by default this rank's time steps times the number of
+                   ranks
     weight, bias, initial_state, cu_seqlens
-                   those of the whole, the same on every rank
-    final_state    every rank gets the whole. Its gradient is the sum of the gradients of all ranks
+                   those of the whole sequence, the same on every rank
+    final_state    every rank gets the final state of the whole sequence. Its gradient is the sum of the gradients of
+                   all ranks
 
     The other arguments are those of cotangent.causal_conv1d."""
     with_state, name = flag("causal_conv1d", "return_final_state", return_final_state), _name_of(group)
@@ -733,12 +741,12 @@ def context_parallel(
     group: Any = None, *, cut: str = "contiguous", stripe: int = 0, head_ranks: int = 1, length: Optional[int] = None,
     cu_seqlens: Optional[Tensor] = None,
 ) -> "Iterator[None]":  # fmt: skip
-    """Models of transformers with attn_implementation="cotangent" (integrations.transformers.register) attend to the
-    tokens of all ranks. Pass input_ids and position_ids through shard and positions, and compute the loss from sharded labels.
-    Run the backward inside too: gradient checkpointing calls the attention again.
+    """Inside this `with` block, models of transformers with attn_implementation="cotangent" attend to the tokens of all
+    ranks (cotangent.integrations.transformers.register). input_ids and labels are the results of shard, position_ids
+    that of positions. Run the backward inside the block, too: gradient checkpointing calls the attention again.
 
-    length      tokens of the whole; by default this rank's tokens times the number of ranks
-    cu_seqlens  int32 [N+1]: packed sequences of the whole, for a batch of 1"""
+    length      the number of tokens of the whole sequence; by default this rank's tokens times the number of ranks
+    cu_seqlens  int32 [N+1]: the packed sequences of the whole, for a batch of 1"""
     longest = 0 if cu_seqlens is None else int(cu_seqlens.diff().max())
     _cut_number("context_parallel", cut)
     context = Context(_name_of(group), cut, stripe, head_ranks, length, cu_seqlens, longest)

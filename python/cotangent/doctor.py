@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """python -m cotangent.doctor: reports what works on this machine, and how to fix problems. Every line begins with
-  [ok] it works     [--] it is absent and not needed     [!!] a problem: exit status 1"""
+  [ok] works     [--] is absent and not needed     [!!] is a problem: the exit status is 1"""
 from __future__ import annotations
 
 import os
@@ -21,7 +21,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _code_of(capability: "tuple[int, int]") -> str:
-    """What a device of this compute capability gets of the GPU code."""
+    """Which GPU code runs on a device of this compute capability."""
     if capability < (8, 0):
         return "no kernels, they support 8.0 and later"
     if capability == (9, 0):

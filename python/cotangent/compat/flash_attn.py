@@ -4,10 +4,10 @@ to 256).
 
 Shapes: q [B,Tq,H,d], k and v [B,Tk,Hkv,d]; packed qkv [B,T,3,H,d], kv [B,Tk,2,Hkv,d]. The varlen functions have one
 axis of all tokens instead of B and T, for example q [total_q,H,d]. With return_attn_probs the result is
-(out, softmax_lse, S_dmask). Without dropout S_dmask is None. With dropout it holds the probabilities [B,H,Tq,Tk],
-negative where they were dropped. It is for tests, because it needs memory for all of them. Dropout masks follow the
-library's rule, so they differ from those of flash_attn. `deterministic` is accepted and has no effect: results are always
-deterministic. A query that sees no key has softmax_lse = -inf; in flash_attn it is +inf."""
+(out, softmax_lse, S_dmask). Without dropout S_dmask is None. With dropout it has the probabilities [B,H,Tq,Tk],
+negative where they were dropped. Use it only in tests, because it needs memory for every query-key pair. Dropout masks
+follow cotangent's rule, so they differ from those of flash_attn. `deterministic` is accepted and has no effect: results
+are always deterministic. A query that sees no key has softmax_lse = -inf; in flash_attn it is +inf."""
 from __future__ import annotations
 
 from typing import Any, Optional, Tuple, Union

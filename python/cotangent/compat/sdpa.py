@@ -43,8 +43,8 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """As torch.nn.functional.scaled_dot_product_attention: query [...,H,L,E], key [...,Hkv,S,E], value [...,Hkv,S,Ev].
-    With 3 axes, the first axis is a batch without heads. With 2 axes there is neither. The axes in front of L and S
-    broadcast.
+    With 3 axes, the first axis is the batch, and there are no heads. With 2 axes there is no batch either. The axes
+    before L and S broadcast.
 
     attn_mask broadcasts to [...,H,L,S]. It is bool, True where a key is visible, or it is added to the scores. Numbers
     at or below -65504 mask the key, as False does. With is_causal, query i sees the keys 0 to i (upper left corner).
@@ -108,8 +108,8 @@ _torch_sdpa = torch.nn.functional.scaled_dot_product_attention
 class enabled(TorchFunctionMode):
     """Inside `with cotangent.compat.sdpa.enabled():` every call of PyTorch's scaled_dot_product_attention runs
     cotangent.attention, also in modules that have imported the function by its name. Calls that cotangent does not
-    support raise NotImplementedError. The mode sees each function of torch, which costs time in eager mode. It replaces
-    the function in torch.nn.functional, for all threads, until it ends."""
+    support raise NotImplementedError. Every function of torch goes through this mode, which costs time in eager mode.
+    Until the block ends, the function in torch.nn.functional is replaced for all threads."""
 
     def __enter__(self) -> Any:
         self.previous = torch.nn.functional.scaled_dot_product_attention

@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sharding rules of cotangent's ops for DTensor:
+"""Sharding rules of cotangent's ops for DTensor, PyTorch's distributed tensor:
 
     import cotangent.integrations.dtensor
     cotangent.integrations.dtensor.register()
 
-An op then runs on the shards of its inputs without communication if they are sharded by one of these axes:
+After register(), an op runs on the shards of its inputs without communication, if they are sharded along one of these
+axes:
 
-- attention: batch or heads. Heads are sharded only if every device gets the same number of key heads.
-- causal_conv1d: batch or channels;  causal_conv1d_dense: batch or output channels
-- mhc_pre, mhc_sinkhorn, mhc_post, mhc_seam: batch or time
-- dropout: any axis without a generated mask, except that the bias belongs to the last axis
+    attention            batch (not of packed sequences), or heads, if the number of key heads is a multiple of the
+                         number of devices
+    causal_conv1d        batch (not with cu_seqlens) or channels
+    causal_conv1d_dense  batch, or output channels if the final state has no gradient
+    mhc_pre, mhc_sinkhorn, mhc_post, mhc_seam
+                         batch or time
+    dropout              any axis, with p = 0 or a given mask; with mask_bits any axis but the last one. A bias is
+                         sharded if the last axis is
 
-Other inputs are replicated first, which communicates. A generated dropout mask numbers the elements of the whole tensor,
-so dropout with a generated mask is replicated. Gradients of shared parameters are partial sums."""
+Inputs with other placements are replicated first, which communicates. Attention with dropout and dropout with a
+generated mask are always replicated: the generated mask depends on the index of an element in the whole tensor. The
+gradient of a parameter that is replicated has the placement Partial: each device has a part of the sum."""
 from __future__ import annotations
 
 from typing import Any, Callable, Iterator
@@ -30,7 +36,7 @@ def _placements() -> Any:
 
 class _Rule:
     """One way to shard an op over a mesh dimension: the placement of each input and result, by name. Inputs and results
-    that are not named are replicated. An input that is not a tensor has no placement."""
+    that are not named are replicated. Inputs that are not tensors have no placement."""
 
     def __init__(self, **placements: Any) -> None:
         self.placements = placements
@@ -84,8 +90,8 @@ def _dense(backward: bool, **a: Any) -> "Iterator[_Rule]":
     _, Shard, Partial = _placements()
     states = ("x", "y", "dy", "dx", "initial_state", "final_state", "dinitial_state", "dfinal_state")
     yield _Rule(**{n: Shard(0) for n in states}, dweight=Partial, dbias=Partial)
-    # Each device has some output channels and the whole x, so that dx is a partial sum. The state's gradient has a part
-    # from dfinal_state, which every device would add.
+    # Each device has some output channels and the whole x, so dx is a partial sum. With dfinal_state this way is wrong:
+    # every device would add its contribution to dinitial_state.
     if a.get("dfinal_state") is None:
         yield _Rule(
             **{n: Shard(0) for n in ("weight", "bias", "dweight", "dbias")}, y=Shard(1), dy=Shard(1), dx=Partial,
@@ -171,7 +177,7 @@ def _absent_results(op: Any, given: "dict[str, Any]", results: "list[str]") -> "
 
 
 def register() -> None:
-    """Registers the rules. Needs torch.distributed. A second call has no effect."""
+    """Registers the sharding rules of this module. Needs torch.distributed. A second call has no effect."""
     from torch.distributed.tensor.experimental import register_sharding
 
     if _registered:

@@ -90,7 +90,8 @@ def _mhc_seam(x: Tensor, f: Tensor, h_post: Tensor, A: Tensor, phi: Tensor, *oth
 def _mhc_seam_backward(
     x: Tensor, f: Tensor, h_post: Tensor, A: Tensor, phi: Tensor, *others: Any, **ignored: Any
 ) -> int:
-    """Without y, which is computed again. g is needed for the gradients of post's inputs."""
+    """Does not count the second computation of y on a CPU. g, the gradient of y, is needed for the gradients of post's
+    inputs."""
     n, products = x.shape[2], 2 * x.shape[0] * x.shape[1] * phi.numel()
     needs_g = min(1, _wanted(others, 0, 1, 2, 3))
     pre = products * (needs_g + _wanted(others, 4)) + 2 * x.numel() * (1 + needs_g)

@@ -6,11 +6,11 @@
     from transformers import AutoModelForCausalLM
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="cotangent")
 
-register() adds an attention function and its mask function. The mask function describes a mask by a few numbers where it
-can: causal, window, padding, packed sequences. Kernels then skip masked tiles. Every other mask becomes a bias
-[B,1,Tq,Tk].
+register() adds an attention function and its mask function. The mask function describes causal masks, windows, padding
+and packed sequences by a few numbers. Kernels then skip masked tiles. Every other mask becomes a bias [B,1,Tq,Tk].
 
-Inside cotangent.distributed.context_parallel, the model has the tokens of one rank, and its attention those of all."""
+Inside cotangent.distributed.context_parallel, the inputs of the model are the tokens of one rank. Its attention is over
+the tokens of all ranks."""
 from __future__ import annotations
 
 import inspect
@@ -254,8 +254,9 @@ def _context() -> Any:
 def _mask_of_a_cut(
     mask_function: Any, tokens: Optional[Tensor], batch_size: int, q_length: int, kv_length: int, device: Any
 ) -> Tensor:
-    """The mask inside context_parallel: causal, with or without a window. The positions of a cut sequence have gaps, in
-    which transformers sees packed sequences. context_parallel(cu_seqlens=...) has the packed sequences instead."""
+    """The mask inside context_parallel: causal, with or without a window. The positions of a cut sequence have gaps,
+    which transformers mistakes for the ends of packed sequences. Packed sequences come from
+    context_parallel(cu_seqlens=...)."""
     band = None if _recognizer is None else _recognizer.band(mask_function)
     if band is None:
         raise NotImplementedError("context_parallel: this mask is not supported, expected a causal or full mask or a window")
@@ -425,12 +426,15 @@ def attention_forward(
 
 
 def register(name: str = "cotangent", *, convolution: bool = True) -> None:
-    """Makes attn_implementation=name select cotangent's attention in every model that uses AttentionInterface.
+    """After this call attn_implementation=name selects cotangent's attention in every model that uses
+    AttentionInterface.
 
-    convolution: models that import causal_conv1d use cotangent's too (compat.install("causal_conv1d")). They look for
-    the package when their module is imported, so call register() before. For attention alone, call it before the model
-    is built. unregister() reverts it. Raises ImportError if transformers is missing or older than its interface for
-    masks."""
+    convolution: register() also calls compat.install("causal_conv1d"), so that models which import causal_conv1d use
+    cotangent's convolution. These models look for the package when their Python module is imported, so call register()
+    before that. For attention only, call register() before the model is built.
+
+    unregister() reverts it. Raises ImportError if transformers is missing, or if its sdpa_mask has no argument
+    q_length."""
     import transformers
     from transformers import masking_utils as masks
 

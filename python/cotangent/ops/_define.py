@@ -38,8 +38,8 @@ _autocast_keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | tor
 
 
 _transforms_active = torch._C._are_functorch_transforms_active
-# For _C.route: the types of tensors that no part of torch intercepts, and functions that tell whether a part of torch
-# may intercept a call before its kernel. Each function returns a nonzero number or True then.
+# For _C.route: the types of tensors that no part of torch intercepts, and functions that return a nonzero number or
+# True if a part of torch may intercept a call before its kernel.
 _C.set_guards(
     (Tensor, torch.nn.Parameter),
     forward_ad,

@@ -11,9 +11,9 @@ from .. import _C
 
 def check_index_data(device: "Union[torch.device, str, None]" = None) -> None:
     """Waits for a GPU, and raises ValueError with the first fault that a kernel has found in index data since the last
-    check, for example descending cu_seqlens or a state index out of range. The host does not read index data on a GPU;
-    kernels clamp or skip wrong values. device: by default the current one. On the CPU index data is checked before each
-    call, so there is nothing to do."""
+    check, for example descending cu_seqlens or a state index out of range. Calls do not check index data on a GPU, and
+    kernels clamp or skip wrong values. device: by default the current GPU. For a CPU it does nothing, because each call
+    checks its index data."""
     where = torch.device("cuda" if device is None else device)
     if where.type != "cuda":
         return

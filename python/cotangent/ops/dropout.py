@@ -95,7 +95,7 @@ def dropout(
     """y = scale * m * act(x + bias) + residual. m is the mask: 1 for a kept element, 0 for a dropped one.
 
     x, residual    [..., D], any strides, 1 to 6 axes; if their dtypes differ, both are cast as in PyTorch's addition
-    p              the probability of dropping an element, 0 to 1: as dropout_p of cotangent.attention
+    p              the probability of dropping an element, 0 to 1. cotangent.attention calls it dropout_p
     training       False: y = act(x + bias) + residual; p, mask, mask_bits and scale are ignored
     bias           [D]
     activation     None, "relu", "silu" or "swish" (the same), "gelu" or "gelu_erf" (the same), or "gelu_tanh". It is
@@ -107,11 +107,11 @@ def dropout(
     scale          None: 1/(1-p) with a given mask, dropout_scale(p) with a generated one. 0: everything is dropped, y =
                    residual, or zeros without residual
     seed, offset   of a generated mask. Without seed and seed_memory, a seed is drawn from PyTorch's generator of x's
-                   device. It follows torch.manual_seed, and each replay of a CUDA graph generates another mask.
+                   device. torch.manual_seed controls this seed, and each replay of a CUDA graph generates another mask.
     seed_memory, offset_memory     int32 [2] (low word, high word), added to seed and offset when the work runs
     return_mask    "bytes" or "bits": the result is (y, m), with m as in mask or mask_bits. To get the same y from m
-                   in another call, pass it as mask or mask_bits together with scale=dropout_scale(p): a generated mask
-                   has this scale, and the default for a given mask is 1/(1-p)
+                   in another call, pass m as mask or mask_bits, and scale=dropout_scale(p). A generated mask has this
+                   scale, but the default for a given mask is 1/(1-p)
 
     A dropped element is exactly 0 before the residual is added. Differentiable once, in x, bias and residual. Dtypes:
     float32, float16, bfloat16; on the CPU also float64. Raises ValueError or TypeError, which name the wrong
@@ -125,7 +125,7 @@ def dropout(
             wide = torch.promote_types(x.dtype, residual.dtype)
             x, residual = x.to(wide), cast("dropout", "residual", residual, wide)
     training = flag("dropout", "training", training)
-    if scale == 0 and training:  # the C struct uses 0 for "not given": computed as p = 1, with the mask of p
+    if scale == 0 and training:  # in the C struct 0 means "not given", so this is computed with p = 1 and the mask of p
         with torch.no_grad():
             _, kept = dropout(
                 x, p, mask=mask, mask_bits=mask_bits, seed=seed, offset=offset, seed_memory=seed_memory,

@@ -193,8 +193,8 @@ def _seam_gradients(
 
 
 def _seam_without_y(*arguments: Any) -> "tuple[Any, ...]":
-    """On a CPU, y is computed again: that reads x and f, which the backward reads anyway. A GPU reads y. It is also saved
-    for the next layer, so it takes no memory."""
+    """Drops y on a CPU, where the backward computes it again from x and f, which it reads anyway. On a GPU the backward
+    reads y. The next layer saves y too, as its x, so y needs no memory of its own."""
     position = 17
     return arguments if arguments[0].is_cuda else (*arguments[:position], None, *arguments[position + 1 :])
 
@@ -257,9 +257,9 @@ def mhc_seam(
         h_in, next_h_post, next_A = mhc_pre(y, phi, alpha, bias, gamma, ...)
 
     x, f, h_post, A: as in mhc_post. The other arguments are those of mhc_pre, for the next layer. Returns
-    (y, h_in, next_h_post, next_A). The results are those of the two calls. In the backward, the gradient of y is
-    float32 (float64 if x is float64) between the two halves. On a CPU y is computed again from x and f. Differentiable
-    once, in all inputs. Raises the errors of mhc_post and mhc_pre."""
+    (y, h_in, next_h_post, next_A), which are the results of the two calls. The backward keeps the gradient of y in
+    float32 (float64 if x is float64), where the two calls round it to the dtype of x. Differentiable once, in all
+    inputs. Raises the errors of mhc_post and mhc_pre."""
     if not isinstance(x, Tensor):
         need_tensors("mhc_seam", x=x)
     dtype = _coefficients_dtype(x)
