@@ -15,10 +15,10 @@
  *   make_group(transport, rank, size, timeout) -> a rank's handle for CPU tensors; transport: see below
  *   make_nccl_group(comm, device, timeout) -> a rank's handle for CUDA tensors; comm: the address of an ncclComm_t's target
  *   run_group(plan, group, place, cut, stripe, head_ranks, length, *values)
- *   all_reduce(group, place, tensor)     cot_group_all_reduce
  *                                        place: the number of threads, or the stream of a group over NCCL
+ *   all_reduce(group, place, tensor)     cot_group_all_reduce
  *   check_group(group)                   cot_group_check
- *   shard_positions(cut, stripe, length, ranks, rank) -> the rank's positions as bytes of int64
+ *   shard_positions(cut, stripe, length, ranks, rank) -> the positions of the rank's tokens, int64 as bytes
  *   calls() -> {call: (member, ...)}     dropout_scale(p)     version
  *
  * An error status becomes an exception with the library's message. */
@@ -109,7 +109,7 @@ static int find_dtypes(void)
     return dtypes[0].object != NULL ? 0 : -1;
 }
 
-/* Replaces the exception of a failed read, a wrong type or a too large number, by one that names the argument. */
+/* Replaces the exception of a failed read (a wrong type, a number that is too large) by one that names the argument. */
 static int refuse_value(const char *call_name, const char *name, PyObject *value, const char *expected)
 {
     const int too_large = PyErr_ExceptionMatches(PyExc_OverflowError);
@@ -559,7 +559,7 @@ typedef struct python_group {
 
 static void free_group(python_group *g)
 {
-    PyThreadState *thread = PyEval_SaveThread(); /* the other ranks may have to come */
+    PyThreadState *thread = PyEval_SaveThread(); /* destroying may wait for ranks that need the interpreter lock */
     cot_group_destroy(g->group);
     cot_queue_destroy(g->queue);
     PyEval_RestoreThread(thread);
@@ -927,11 +927,11 @@ static PyObject *dropout_scale(PyObject *self, PyObject *p)
 /* ---- the module ------------------------------------------------------------------------------------------ */
 
 static PyMethodDef methods[] = {
-    {"plan", make_plan, METH_VARARGS, "plan(call, fields): the order in which a call's values will come"},
+    {"plan", make_plan, METH_VARARGS, "plan(call, fields): a call, and the order of its values"},
     {"run_cpu", run_cpu, METH_VARARGS, "run_cpu(plan, threads, *values)"},
     {"run_cuda", run_cuda, METH_VARARGS, "run_cuda(plan, device, stream, allocate, *values)"},
-    {"check_cuda", check_cuda, METH_O, "check_cuda(device): waits, and raises what the device's kernels met"},
-    {"time_call", time_call, METH_VARARGS, "time_call(plan, device, repeats, *values): seconds a call"},
+    {"check_cuda", check_cuda, METH_O, "check_cuda(device): waits, and raises the first fault of the device's kernels"},
+    {"time_call", time_call, METH_VARARGS, "time_call(plan, device, repeats, *values): seconds per call"},
     {"set_guards", set_guards, METH_VARARGS, "set_guards(types, forward_ad, is_grad_enabled, guards): for route"},
     {"route", route, METH_VARARGS, "route(arguments, tensors): 0 the dispatcher, 1 CPU, 2 CUDA; + 4 with a gradient"},
     {"make_group", make_group, METH_VARARGS, "make_group(transport, rank, size, timeout): a rank's handle"},

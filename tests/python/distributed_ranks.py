@@ -385,7 +385,7 @@ def fsdp(ranks):
     fully_shard(model, mesh=mesh)
     place = dict(cut="zigzag")
     with cp.context_parallel(mesh, length=T, **place):
-        (loss_of(model, tokens, labels, place) * ranks).backward()  # FSDP divides by the number of ranks
+        (loss_of(model, tokens, labels, place) * ranks).backward()  # FSDP2 divides by the number of ranks
     near({n: p.grad.full_tensor() for n, p in model.named_parameters()}, exact, "fsdp")
 
 
