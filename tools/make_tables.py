@@ -58,8 +58,8 @@ def newest_results(directory):
 
 
 def same_work(row):
-    """What a row of ours and of a peer must have in common. Dtypes of weights differ, a peer's dropout generates its mask, attention's
-    order of sums is ours alone, and a peer's attention may have its rows as it likes them best."""
+    """What a row of ours and of a peer must have in common. Dtypes of weights differ, a peer's dropout generates its mask, only our
+    attention names an order of sums, and a peer's attention may have any layout."""
     if row["op"] == "attention":
         return row["direction"], row["dtype"], row["shape"], row["options"].removesuffix("+nondeterministic")
     options = row["options"].removesuffix(" generated")

@@ -96,7 +96,7 @@ struct backend {
     cot_queue *queue;        /* of the library's ops */
     cot_dtype dtype, wide;   /* of values and activations; of gradients, masters and statistics such as lse */
     int64_t logit_rows;      /* rows of logits that exist at a time; 0: all */
-    bool recompute;          /* blocks store their input alone, and the backward runs their forward again */
+    bool recompute;          /* blocks store only their input, and the backward runs their forward again */
     bool always_accumulates; /* gradients of parameters are zeroed by `begin` and always added to */
     bool accumulate;         /* += instead of = for the gradients of parameters */
     cot_tensor step_offset;  /* i32 [2] in the backend's memory, for dropout's offset_memory; absent: the offset of a

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * bigram.h: the baseline: a bigram model, which predicts the next byte from the last one alone. n(a,b) is the number of
+ * bigram.h: the baseline: a bigram model, which predicts the next byte only from the last one. n(a,b) is the number of
  * times that b follows a, n(a) is its sum over b, t(a) is the number of distinct bytes that follow a. With Witten and
  * Bell's smoothing:
  *

@@ -6,7 +6,7 @@
  *     curve.train, curve.validation       f64 [step]: the losses so far
  *     metadata                            the options that the losses depend on, and a hash of the text
  *
- * The step is the length of the curve. The next batch and its random numbers depend on the seed and the step alone
+ * The step is the length of the curve. The next batch and its random numbers depend only on the seed and the step
  * (data.h), so the file holds no state for them. */
 #ifndef TRAIN_LM_CHECKPOINT_H
 #define TRAIN_LM_CHECKPOINT_H

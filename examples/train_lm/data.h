@@ -46,7 +46,7 @@ uint64_t corpus_hash(const corpus *c);
 void corpus_destroy(corpus *c);
 
 /* Divides the tokens into windows of `context` inputs; the targets are one token later. An epoch visits every window once.
- * Each epoch has its own order and its own offset of the windows. A batch depends on the seed and the step alone. */
+ * Each epoch has its own order and its own offset of the windows. A batch depends only on the seed and the step. */
 typedef struct sampler {
     const token_list *tokens;
     int64_t context, windows;

@@ -2,7 +2,7 @@
  *
  * layers.h: the layers between the matrix products, each with its backward. Arrays are row-major; a row is a token.
  * Gradients are set (=) unless a comment has +=. `store`: set or add to the gradient of a parameter. The order of sums
- * over rows depends on the shape alone. */
+ * over rows depends only on the shape. */
 #ifndef TRAIN_LM_LAYERS_H
 #define TRAIN_LM_LAYERS_H
 

@@ -2,7 +2,7 @@
  *
  * matrix.h: the three products of a linear layer y = x w^T, with x [rows,in], w [out,in], y [rows,out], row-major.
  *
- * Each product is divided into tiles of its output, which depend on the shape alone. A tile is one call of a BLAS that
+ * Each product is divided into tiles of its output, which depend only on the shape. A tile is one call of a BLAS that
  * runs on one thread, and no sum is split between tiles. So the bits do not depend on the number of threads. */
 #ifndef TRAIN_LM_MATRIX_H
 #define TRAIN_LM_MATRIX_H

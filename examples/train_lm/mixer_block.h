@@ -48,7 +48,7 @@ typedef struct mixer_block {
 
 enum { MIXER_BLOCK_PARAMETERS = 6 };
 
-/* The dropout of one block in one step. The mask depends on seed and offset alone, so there is no state to store. The
+/* The dropout of one block in one step. The mask depends only on seed and offset, so there is no state to store. The
  * backward draws it again, and so does a resumed run. backend.step_offset is added to the offset. */
 typedef struct block_dropout {
     double p; /* 0: none */
@@ -88,7 +88,7 @@ bool mixer_block_saved_allocate(mixer_block_saved *saved, block_sizes sizes, bac
 void mixer_block_saved_free(mixer_block_saved *saved, backend *b);
 
 /* Allocates all members but x, each for the largest of `count` blocks. mixer_block_saved_share: allocates x, and takes the
- * other members from `shared`. Free x alone then. */
+ * other members from `shared`. Then free only x. */
 bool mixer_block_shared_allocate(mixer_block_saved *shared, const block_sizes *sizes, int64_t count, backend *b,
                                  int64_t rows);
 bool mixer_block_saved_share(mixer_block_saved *saved, const mixer_block_saved *shared, block_sizes sizes, backend *b,

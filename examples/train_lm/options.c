@@ -100,7 +100,7 @@ static const struct argp_option OPTIONS[] = {
     {"dtype", KEY_DTYPE, "TYPE", 0, "On a GPU: f32, f16 or bf16, with float32 masters (bf16)", 0},
     {"accumulate", KEY_ACCUMULATE, "N", 0, "Batches whose gradients a step adds", 0},
     {"recompute", KEY_RECOMPUTE, 0, 0,
-     "Store the input of each block alone, and run its forward again in the backward: less memory, the same bits", 0},
+     "Store only the input of each block, and run its forward again in the backward: less memory, the same bits", 0},
     {"steps", KEY_STEPS, "N", 0, "Steps of the optimiser (2600; of several runs 700 each)", 0},
     {"batch", KEY_BATCH, "N", 0, "Sequences in a step", 0},
     {"context", KEY_CONTEXT, "N", 0, "Bytes in a sequence", 0},

@@ -45,7 +45,7 @@ bool parameter_table_allocate(parameter_table *table);
 /* Sets w, w_wide and dw to the memory of the host. parameter_table_allocate does it too. */
 void parameter_table_use_host(parameter_table *table);
 
-/* Fills a parameter with uniform noise of the given standard deviation. It depends on the seed and the name alone. */
+/* Fills a parameter with uniform noise of the given standard deviation. It depends only on the seed and the name. */
 void parameter_randomise(parameter *p, uint64_t seed, double deviation);
 void parameter_fill(parameter *p, real value);
 

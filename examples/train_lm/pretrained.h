@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * pretrained.h: models in the files of the Python package transformers: DIR/config.json and DIR/model.safetensors. A model
- * with GPT-2's layers is a GPT2LMHeadModel. A model of attention and MLP blocks alone is a LlamaForCausalLM. */
+ * with GPT-2's layers is a GPT2LMHeadModel. A model of only attention and MLP blocks is a LlamaForCausalLM. */
 #ifndef TRAIN_LM_PRETRAINED_H
 #define TRAIN_LM_PRETRAINED_H
 

@@ -8,8 +8,8 @@
  * to (+=): the caller sets them to zero before the first micro-batch of a step.
  *
  * A thread moves vectors of 16 bytes: 4 elements of f32, 8 of f16 or bf16. Widths, row lengths and halves of heads are
- * multiples of a vector; another size is refused with COT_INVALID_SHAPE. Sums have an order that depends on the shape
- * alone. No kernel uses atomic operations. */
+ * multiples of a vector; another size is refused with COT_INVALID_SHAPE. The order of a sum depends only on the shape.
+ * No kernel uses atomic operations. */
 #ifndef TRAIN_LM_DEVICE_LAYERS_H
 #define TRAIN_LM_DEVICE_LAYERS_H
 
@@ -66,7 +66,7 @@ typedef struct embedding_plan {
 } embedding_plan;
 
 /* dtable[v] += sum of dy[r] over the rows of token v;  dy [rows,width], dtable [vocabulary,width] float32. The grid
- * depends on the shape alone, so that a captured graph serves every batch: counts[0] of the pieces and counts[1] of the
+ * depends only on the shape, so that a captured graph serves every batch: counts[0] of the pieces and counts[1] of the
  * sums are used. */
 typedef struct embedding_backward_call {
     const int32_t *order;

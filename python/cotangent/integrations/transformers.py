@@ -201,7 +201,7 @@ def attention_mask(
     device: Any = "cpu",
     **options: Any,
 ) -> Optional[Tensor]:
-    """The mask function of the attention. It returns None for a causal mask alone, a MaskTensor [B,Tk], or a bool mask
+    """The mask function of the attention. It returns None for a plain causal mask, a MaskTensor [B,Tk], or a bool mask
     [B,1,Tq,Tk]."""
     from transformers import masking_utils as masks
 
