@@ -279,10 +279,10 @@ def _cut_number(call: str, cut: Any) -> int:
 
 
 def _group_kernels(
-    parts: "Callable[..., Sequence[str]]", plan: Any, outputs: Callable[..., Any], op: Any, prepare: Any
+    shared: "Callable[..., Sequence[str]]", plan: Any, outputs: Callable[..., Any], op: Any, prepare: Any
 ) -> "tuple[Callable[..., Any], Callable[..., Any]]":
-    """The kernels of an op over a group. parts(**arguments): the names of the results of which the library computes the
-    whole on every rank. All ranks but the first return zeros for them."""
+    """The kernels of an op over a group. shared(**arguments): the names of the results of which the library computes
+    the whole on every rank. All ranks but the first return zeros for them."""
     names = [argument.name for argument in op._schema.arguments]
     results_names = [result.name for result in op._schema.returns]
 
@@ -302,21 +302,21 @@ def _group_kernels(
                 given.get("_length", 0), *arguments, *_as_tuple(results),
             )  # fmt: skip
         if group.rank > 0:
-            for name in parts(**given):
-                part = _as_tuple(results)[results_names.index(name)]
-                if part is not None:
-                    part.zero_()
+            for name in shared(**given):
+                result = _as_tuple(results)[results_names.index(name)]
+                if result is not None:
+                    result.zero_()
         return results
 
     return kernel, kernel
 
 
-def _parts_of_attention(bias: Any, cu_seqlens_q: Any, **others: Any) -> "Sequence[str]":
-    shared = bias is not None and (cu_seqlens_q is not None or (bias.dim() == 4 and bias.shape[2] == 1))
-    return ("dsink", "dbias") if shared else ("dsink",)
+def _shared_gradients_of_attention(bias: Any, cu_seqlens_q: Any, **others: Any) -> "Sequence[str]":
+    bias_is_shared = bias is not None and (cu_seqlens_q is not None or (bias.dim() == 4 and bias.shape[2] == 1))
+    return ("dsink", "dbias") if bias_is_shared else ("dsink",)
 
 
-def _nothing(**arguments: Any) -> "Sequence[str]":
+def _no_shared_results(**arguments: Any) -> "Sequence[str]":
     return ()
 
 
@@ -330,7 +330,7 @@ _attention_backward = define(
     _attention._gradients,
     prepare=lambda *arguments: _attention._with_masks(arguments[-1][4], *arguments),
     function="attention_backward",
-    kernels=partial(_group_kernels, _parts_of_attention),
+    kernels=partial(_group_kernels, _shared_gradients_of_attention),
 )
 
 _attention_forward = define(
@@ -341,7 +341,7 @@ _attention_forward = define(
     autocast=("q", "k", "v"),
     prepare=lambda *arguments: _attention._with_masks(False, *arguments),
     function="attention_forward",
-    kernels=partial(_group_kernels, _nothing),
+    kernels=partial(_group_kernels, _no_shared_results),
 )
 
 
@@ -376,7 +376,7 @@ _conv_forward = define(
     _conv_backward,
     autocast=("x",),
     function="causal_conv1d_forward",
-    kernels=partial(_group_kernels, _nothing),
+    kernels=partial(_group_kernels, _no_shared_results),
 )
 
 
@@ -521,11 +521,12 @@ def unshard(
     gradients of all ranks."""
     need_tensors("unshard", x=x)
     name, axis = _name_of(group), dim % x.dim()
-    whole: Tensor = _gather_op(x, axis, _whole("unshard", x, axis, length, name), name, _cut_number("unshard", cut), stripe)
+    length = _whole_length("unshard", x, axis, length, name)
+    whole: Tensor = _gather_op(x, axis, length, name, _cut_number("unshard", cut), stripe)
     return whole
 
 
-def _whole(call: str, x: Any, axis: int, length: Optional[int], group: str) -> Any:
+def _whole_length(call: str, x: Any, axis: int, length: Optional[int], group: str) -> Any:
     """The number of tokens of the whole sequence."""
     if length is not None:
         return length
@@ -576,7 +577,7 @@ def _run_attention(
     if number(call, "dropout_p", dropout_p) > 0 and seed is None and seed_memory is None:
         need_tensors(call, q=q)
         seed_memory = _seed_op(q, name)
-    q_length, k_length = (_whole(call, x, axis, length, name) for x, length in zip((q, k), lengths))
+    q_length, k_length = (_whole_length(call, x, axis, length, name) for x, length in zip((q, k), lengths))
     out, lse = _attention_forward(
         q, k, v, *cu_seqlens, *seqused, sink, alibi_slopes, bias, seed_memory, offset_memory, causal,
         window is not None, left, right, scale or 0.0, softcap, dropout_p, seed or 0, offset, *max_seqlens,
@@ -708,7 +709,7 @@ def causal_conv1d(
     y, final_state = _conv_forward(
         x, weight, bias, initial_state, seq_idx, cu_seqlens,
         activation_number("causal_conv1d", activation, ("silu",)), with_state,
-        _whole("causal_conv1d", x, 2, length, name), name, _cut_number("causal_conv1d", cut), stripe,
+        _whole_length("causal_conv1d", x, 2, length, name), name, _cut_number("causal_conv1d", cut), stripe,
     )  # fmt: skip
     return (y, final_state) if with_state else y
 

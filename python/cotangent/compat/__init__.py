@@ -95,7 +95,7 @@ class _Finder(importlib.metadata.DistributionFinder):
 _finder = _Finder()
 
 
-def _forget_availability() -> None:
+def _clear_transformers_caches() -> None:
     """Clears the caches of transformers: which packages exist, and which functions it has imported."""
     utils = sys.modules.get("transformers.utils.import_utils")
     names = ("_package_distribution_mapping", "is_causal_conv1d_available", "is_flash_attn_2_available",
@@ -142,7 +142,7 @@ def install(*packages: str) -> None:
             setattr(sys.modules[parent], leaf, module)
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
-    _forget_availability()
+    _clear_transformers_caches()
 
 
 def uninstall(*packages: str) -> None:
@@ -156,4 +156,4 @@ def uninstall(*packages: str) -> None:
             sys.modules[name] = module
     if not _replaced and _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
-    _forget_availability()
+    _clear_transformers_caches()

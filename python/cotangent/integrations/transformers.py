@@ -207,7 +207,7 @@ def attention_mask(
 
     mask_function = masks.causal_mask_function if mask_function is None else mask_function
     if _context() is not None:
-        return _mask_of_a_cut(mask_function, attention_mask, batch_size, q_length, kv_length, device)
+        return _mask_in_context_parallel(mask_function, attention_mask, batch_size, q_length, kv_length, device)
     band = None
     dynamic = not isinstance(q_offset, int) or not isinstance(kv_offset, int) or torch.compiler.is_compiling()
     if _recognizer is not None and not use_vmap and not dynamic:
@@ -251,7 +251,7 @@ def _context() -> Any:
     return None if distributed is None else distributed.current_context()
 
 
-def _mask_of_a_cut(
+def _mask_in_context_parallel(
     mask_function: Any, tokens: Optional[Tensor], batch_size: int, q_length: int, kv_length: int, device: Any
 ) -> Tensor:
     """The mask inside context_parallel: causal, with or without a window. The positions of a cut sequence have gaps,
