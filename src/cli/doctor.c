@@ -339,7 +339,7 @@ static void examine_gpu(void)
     if (nvcc != NULL)
         report(OK, "nvcc", "%s: a build can have GPU kernels", nvcc);
     else
-        report(ABSENT, "nvcc", "missing: a build here is for the CPU alone; install the CUDA toolkit 12");
+        report(ABSENT, "nvcc", "missing: a build here is for the CPU alone; install the CUDA toolkit 13");
 }
 
 /* ---- all of it ---------------------------------------------------------------------------------------- */
