@@ -15,6 +15,11 @@ from .ops.causal_conv1d import causal_conv1d, causal_conv1d_update
 from .ops.dropout import dropout
 from .ops.mhc import mhc_post, mhc_pre, mhc_seam
 
+__all__ = [
+    "Attention", "BiasDropoutResidual", "CausalConv1d", "HyperConnection", "HyperConnectionStack",
+    "LinearDropoutResidual", "MambaFront",
+]  # fmt: skip
+
 
 class CausalConv1d(nn.Module):
     """cotangent.causal_conv1d with its weight [channels, width] and bias [channels]. channels is D, width is K.
@@ -105,7 +110,7 @@ class BiasDropoutResidual(nn.Module):
 
 class PendingPost(NamedTuple):
     """The arguments of a mhc_post that has not run yet: the streams x before a layer, the layer's output f, and the
-    coefficients."""
+    coefficients. A HyperConnection returns it with defer_post=True."""
 
     x: Tensor
     f: Tensor
