@@ -55,7 +55,7 @@ build_wheel()
     shift
     rm -rf "$build/wheel_linux"
     "$venv/bin/pip" --quiet --disable-pip-version-check wheel . --no-deps --no-build-isolation -w "$build/wheel_linux" \
-        -C "build-dir=$build/wheel" -C "cmake.define.COT_GLIBC_STUBS=$build/glibc-$glibc" "$@"
+        --config-settings="build-dir=$build/wheel" --config-settings="cmake.define.COT_GLIBC_STUBS=$build/glibc-$glibc" "$@"
     check_wheel "$build"/wheel_linux/cotangent-*-cp39-abi3-linux_x86_64.whl
     rm -f "$folder"/cotangent-*.whl
     auditwheel repair --plat "$platform" --only-plat -w "$folder" "$build"/wheel_linux/*.whl
@@ -82,10 +82,10 @@ check_wheel()
 start=$(date +%s)
 phase "stubs of glibc $glibc" python3 tools/make_glibc_stubs.py "$glibc" "$build/glibc-$glibc"
 mkdir -p "$dist/cpu"
-phase 'wheel for the CPU' build_wheel "$dist/cpu" -C cmake.define.COT_CUDA=OFF
+phase 'wheel for the CPU' build_wheel "$dist/cpu" --config-settings=cmake.define.COT_CUDA=OFF
 if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
     phase 'GPU code' build_device_code
-    phase 'wheel with GPU code' build_wheel "$dist" -C cmake.define.COT_CUDA=ON -C "cmake.define.COT_FATBINS=${COT_FATBINS:-$build/cuda}"
+    phase 'wheel with GPU code' build_wheel "$dist" --config-settings=cmake.define.COT_CUDA=ON --config-settings="cmake.define.COT_FATBINS=${COT_FATBINS:-$build/cuda}"
 else
     echo 'wheel: no nvcc, so no wheel with GPU code'
 fi
