@@ -41,9 +41,10 @@ export SOURCE_DATE_EPOCH
 
 work=$build/release_tree
 [ ! -e "$out" ] || [ -f "$out/SHA256SUMS" ] || fail "$out has no SHA256SUMS, so that it is not a release to replace"
-rm -rf "$work" "$out"
-mkdir -p "$work" "$out"
-out=$(cd "$out" && pwd)
+rm -rf "$work"
+final=$out
+out=$work/out # moved to its place when it is complete
+mkdir -p "$out"
 source=$work/cotangent-$version-source.tar.gz
 git archive --format=tar --prefix="cotangent-$version/" "$tag" | gzip -n -9 >"$source"
 tar -C "$work" -xzf "$source"
@@ -75,4 +76,7 @@ printf '%s\n' "$changes" >"$out/CHANGES.md"
 python3 "$tree/tools/make_sbom.py" "$out" "$version" "$(git rev-parse "$tag^{commit}")" >"$work/sbom"
 cp "$work/sbom" "$out/cotangent-$version.cdx.json"
 (cd "$out" && find . -type f ! -name SHA256SUMS | sed 's:^\./::' | LC_ALL=C sort | xargs sha256sum >SHA256SUMS)
-cat "$out/SHA256SUMS"
+rm -rf "$final"
+mkdir -p "$(dirname "$final")"
+mv "$out" "$final"
+cat "$final/SHA256SUMS"
