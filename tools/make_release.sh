@@ -37,7 +37,8 @@ changes=$(git show "$tag:CHANGELOG.md" | awk -v head="## [$version]" '
     index($0, "## [") == 1 { found = index($0, head) == 1 } found { print }')
 [ -n "$changes" ] || fail "CHANGELOG.md of $tag has no section [$version]"
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct "$tag")
-export SOURCE_DATE_EPOCH
+COT_COMMIT=$(git rev-parse --short=10 "$tag^{commit}")
+export SOURCE_DATE_EPOCH COT_COMMIT
 
 work=$build/release_tree
 [ ! -e "$out" ] || [ -f "$out/SHA256SUMS" ] || fail "$out has no SHA256SUMS, so that it is not a release to replace"
@@ -65,10 +66,11 @@ fi
 export COT_FATBINS
 
 "$tree/tools/make_wheel.sh" "$tree/build" "$out"
-# The packages are made in the build tree of the wheel, which has compiled most of their objects.
+# The packages are made in the build tree of the wheel, which has compiled most of their objects. RPATHs of the build are
+# relative, because the linker hashes them into the build id.
 packages=$tree/build/wheel
 cmake --log-level=NOTICE -S "$tree" -B "$packages" -DCOT_PYTHON=OFF -DCOT_PROGRAM=ON -DCOT_INSTALL=ON -DCOT_PARALLEL=ON \
-    -DCOT_CUDA=ON "-DCOT_FATBINS=$COT_FATBINS" -DCMAKE_INSTALL_PREFIX=/usr >/dev/null
+    -DCOT_CUDA=ON "-DCOT_FATBINS=$COT_FATBINS" -DCMAKE_INSTALL_PREFIX=/usr -DCMAKE_BUILD_RPATH_USE_ORIGIN=ON >/dev/null
 cmake --build "$packages"
 (cd "$packages" && cpack -G DEB >/dev/null)
 cp "$source" "$packages"/deb/*.deb "$out"
