@@ -2,8 +2,10 @@
 """attn_implementation="cotangent" and the convolution in small models of transformers, compared with eager PyTorch in the
 same dtype. The reference is eager PyTorch in float64."""
 import contextlib
+import math
 import os
 import statistics
+import types
 
 import pytest
 import torch
@@ -146,6 +148,20 @@ class Recorded:
 def recorded():
     yield Recorded()
     integration.register()
+
+
+def test_masks_of_older_versions(on_cpu):
+    """transformers 5.4 to 5.17 have no functions for the positions inside packed sequences."""
+    from transformers import masking_utils as masks
+
+    newer = "remap_positions_for_packed_sequence", "packed_sequence_compatibility_function"
+    older = types.SimpleNamespace(**{name: value for name, value in vars(masks).items() if name not in newer})
+    recognizer = integration._Recognizer(older)
+    assert recognizer.verify(older)
+    sequences = torch.tensor([[0, 0, 1]])
+    both = masks.and_masks(masks.causal_mask_function, masks.packed_sequence_mask_function(sequences))
+    assert recognizer.band(both) == (math.inf, 0, sequences)
+    assert recognizer.band(lambda batch, head, q, k: q >= k) is None
 
 
 def test_masks_are_described_by_numbers(on_cpu, recorded):

@@ -102,7 +102,8 @@ class _Recognizer:
         self.window = masks.sliding_window_overlay(1).__code__
         self.window_both_sides = masks.sliding_window_bidirectional_overlay(1).__code__
         self.packed = masks.packed_sequence_mask_function(None).__code__
-        self.remapped = masks.remap_positions_for_packed_sequence(any_mask, None).__code__
+        remap = getattr(masks, "remap_positions_for_packed_sequence", None)  # from transformers 5.18 on
+        self.remapped = remap(any_mask, None).__code__ if remap else None
 
     def band(self, function: Any) -> Optional[Band]:
         """The band of a mask function, or None for a function that this class does not support."""
@@ -118,7 +119,7 @@ class _Recognizer:
             return Band(size, size)
         if code is self.packed:
             return Band(math.inf, math.inf, _cells(function)["packed_sequence_mask"])
-        if code is self.remapped:  # inside a packed sequence, positions differ as indices do
+        if code is not None and code is self.remapped:  # inside a packed sequence, positions differ as indices do
             return self.band(_cells(function)["mask_function"])
         if code is not self.both:
             return None
@@ -134,14 +135,17 @@ class _Recognizer:
         q, k = torch.arange(9)[:, None], torch.arange(9)[None, :]
         first = torch.zeros((), dtype=torch.int64)
         sequences, positions = torch.tensor([[0] * 4 + [1] * 5]), torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+        window = masks.sliding_window_causal_mask_function(3)
+        if hasattr(masks, "packed_sequence_compatibility_function"):
+            packed = masks.packed_sequence_compatibility_function(window, positions, sequences)
+        else:
+            packed = masks.and_masks(window, masks.packed_sequence_mask_function(sequences))
         for function in (
             masks.causal_mask_function,
             masks.bidirectional_mask_function,
-            masks.sliding_window_causal_mask_function(3),
+            window,
             masks.sliding_window_bidirectional_mask_function(3),
-            masks.packed_sequence_compatibility_function(
-                masks.sliding_window_causal_mask_function(3), positions, sequences
-            ),
+            packed,
         ):
             band = self.band(function)
             if band is None:
