@@ -716,9 +716,14 @@ ranks (*group*). Times are medians of the wall time in ms.
 | transfers | the time of this rank's transfers |
 | exposed | the time in which this rank's arithmetic waits for transfers |"""
 
+CONTEXT_PARALLEL = """Causal, bf16, 16 heads of 128, each rank on its own GPU, over NCCL:
+[context_parallel.py](../../tools/peers/context_parallel.py). *single* is the call of one GPU. *zigzag ring* and *heads* are calls of
+`cotangent.distributed.attention`. *torch context_parallel* is `torch.distributed.tensor.experimental.context_parallel` around
+FlashAttention-2 of PyTorch. All calls take turns in one run. Each time is that of the slowest rank."""
+
 
 def parallel_page(results):
-    """docs/benchmarks/parallel.md, of bench_parallel's rows."""
+    """docs/benchmarks/parallel.md, of the rows of bench_parallel and of tools/peers/context_parallel.py."""
     lines = [GENERATED, "", "# Benchmarks: context parallelism", "", "[How to use it](../guide/context_parallel_c.md)", "", PARALLEL, ""]
 
     def time(part, kind):
@@ -742,6 +747,14 @@ def parallel_page(results):
                              ("calls", profile("calls", 1, "d")), ("transfers, ms", profile("transfer_s", 1000, ".1f")),
                              ("exposed, ms", profile("exposed_s", 1000, ".1f")), ("share of ideal", number("share_of_ideal")),
                              ("group / single", lambda row: "" if row["engine"] == "nccl" else number("ratio")(row))], rows), ""]
+        if ("context_parallel", device) in results:
+            source, rows = results["context_parallel", device]
+            lines += ["### PyTorch: cotangent.distributed and torch's context_parallel", "",
+                      f"{rows[0]['date']}, commit {rows[0]['commit']}, torch {rows[0]['torch']}: {record_link(source)}. {CONTEXT_PARALLEL}", "",
+                      *markdown([("ranks", lambda row: str(row["ranks"])), ("T", lambda row: str(row["T"])), ("call", lambda row: row["kernel"]),
+                                 *[(f"{part}, ms", lambda row, part=part: f"{row[part]['s'] * 1000:.1f}") for part in ("forward", "both")],
+                                 *[(f"share of ideal, {part}", lambda row, part=part: f"{row[part]['share']:.2f}") for part in ("forward", "both")]],
+                                rows), ""]
     lines += ["## Prediction", "", *predict_parallel.tables()]
     return "\n".join(lines).rstrip("\n") + "\n"
 
