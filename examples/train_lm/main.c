@@ -9,6 +9,7 @@
 #include "pretrained.h"
 #include "runs.h"
 #include "sample.h"
+#include "sample_text.h"
 #include "train.h"
 
 #include <errno.h>
@@ -20,7 +21,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { BYTES = 256, PROMPT_TOKENS = 8, EXIT_INTERRUPTED = 130 };
+enum { EXIT_INTERRUPTED = 130 };
 
 static const double LN2 = 0.69314718055994530942;
 
@@ -120,60 +121,30 @@ static void print_results(const training *t, const options *o)
     printf("hash of the parameters: %016llx\n", (unsigned long long)parameter_table_hash(&t->model.parameters));
 }
 
-/* Prints bytes that are not ASCII text as '?', because a sample may be invalid in any encoding. Tokens of token files
- * are printed as numbers. */
-static void print_tokens(const int32_t *tokens, int64_t count, const options *o)
+static int print_sample(const training *t, const sample_text *text, const options *o, cot_queue *queue)
 {
-    for (int64_t i = 0; i < count; i++) {
-        const int32_t c = tokens[i];
-        if (o->tokens)
-            printf("%d%c", c, i + 1 < count ? ' ' : '\n');
-        else
-            putchar((c >= 0x20 && c < 0x7f) || c == '\n' || c == '\t' ? c : '?');
-    }
-    if (!o->tokens)
-        putchar('\n');
-}
-
-/* The prompt's bytes; of token files, the first held-out tokens. NULL if there is no memory. */
-static int32_t *make_prompt(const corpus *text, const options *o, int64_t *count)
-{
-    const token_segment held_out = text->validation_tokens.segments[0],
-                        prompt = {o->prompt, (int64_t)strlen(o->prompt), 1};
-    *count = !o->tokens ? prompt.count : held_out.count < PROMPT_TOKENS ? held_out.count : PROMPT_TOKENS;
-    int32_t *tokens = calloc((size_t)*count + 1, sizeof *tokens);
-    if (tokens != NULL)
-        token_segment_copy(o->tokens ? &held_out : &prompt, 0, *count, tokens);
-    return tokens;
-}
-
-static int print_sample(const training *t, const corpus *text, const options *o, cot_queue *queue)
-{
-    int64_t prompt_count;
+    const token_ids *prompt = &text->prompt;
+    const int64_t count = (int64_t)prompt->count;
     if (o->sample == 0)
         return EXIT_SUCCESS;
-    int32_t *prompt = make_prompt(text, o, &prompt_count), *out = calloc((size_t)o->sample, sizeof *out);
-    const sample_options sample = {.prompt = prompt,
-                                   .prompt_count = prompt_count,
+    int32_t *all = calloc(prompt->count + (size_t)o->sample, sizeof *all);
+    const sample_options sample = {.prompt = prompt->ids,
+                                   .prompt_count = count,
                                    .count = o->sample,
-                                   .classes = o->tokens ? o->vocabulary : BYTES,
+                                   .classes = text->classes,
                                    .temperature = o->temperature,
                                    .seed = (uint64_t)o->seed};
     backend cpu;
     backend_cpu_create(&cpu, queue);
-    cot_status status = COT_OUT_OF_MEMORY;
-    if (prompt != NULL && out != NULL)
-        status = sample_generate(&t->model, &cpu, &sample, out);
+    cot_status status = all == NULL ? COT_OUT_OF_MEMORY : sample_generate(&t->model, &cpu, &sample, all + count);
     if (status == COT_OK) {
+        if (count > 0)
+            memcpy(all, prompt->ids, prompt->count * sizeof *all);
         printf("\nsample, temperature %g:\n", o->temperature);
-        if (o->tokens)
-            print_tokens(prompt, prompt_count, o);
-        else
-            printf("%s", o->prompt);
-        print_tokens(out, o->sample, o);
+        sample_text_print(text, o, all, count + o->sample);
+        putchar('\n');
     }
-    free(prompt);
-    free(out);
+    free(all);
     const char *reason = cot_error_message(); /* empty if the library did not fail */
     return status == COT_OK ? EXIT_SUCCESS
                             : fail(EXIT_FAILURE, "sampling: %s", reason[0] != '\0' ? reason : "out of memory");
@@ -202,7 +173,7 @@ static int export_model(const training *t, const options *o)
     return EXIT_SUCCESS;
 }
 
-static int report(const training *t, const corpus *text, const options *o, cot_queue *queue)
+static int report(const training *t, const sample_text *text, const options *o, cot_queue *queue)
 {
     print_results(t, o);
     int status = t->stopped ? EXIT_SUCCESS : print_sample(t, text, o, queue);
@@ -242,11 +213,18 @@ static int report_failure(const training *t, train_result result)
 static int train_and_report(const corpus *text, const options *o, cot_queue *queue)
 {
     training t;
+    sample_text sample;
+    io_error error;
+    if (!sample_text_open(&sample, o, text, &error)) {
+        sample_text_close(&sample);
+        return fail(error.out_of_memory ? EXIT_FAILURE : EXIT_BAD_INPUT, "%s", error.text);
+    }
     print_start(text, o, queue);
     int status = report_failure(&t, train(&t, text, o, queue));
     if (status == EXIT_SUCCESS)
-        status = report(&t, text, o, queue);
+        status = report(&t, &sample, o, queue);
     training_destroy(&t);
+    sample_text_close(&sample);
     return status;
 }
 

@@ -45,6 +45,7 @@ enum {
     KEY_PROMPT,
     KEY_TEXT,
     KEY_SOURCE_DIR,
+    KEY_TOKENIZER,
     KEY_TOKENS,
     KEY_VALIDATION,
     KEY_CHECKPOINT,
@@ -72,6 +73,8 @@ static const struct argp_option OPTIONS[] = {
      "Without --text: the licence texts in /usr/share/common-licenses and the sources below DIR", 0},
     {"tokens", KEY_TOKENS, "FILE", 0,
      "Train on the tokens of FILE, in llm.c's format; may be repeated, and further files may follow", 0},
+    {"tokenizer", KEY_TOKENIZER, "FILE", 0,
+     "With --tokens: the tokenizer.json of the files; prints the sample as text, and encodes --prompt", 0},
     {"validation", KEY_VALIDATION, "FILE", 0, "With --tokens: hold out this file, and nothing of the others", 0},
     {0, 0, 0, 0, "Model:", 2},
     {"arch", KEY_ARCH, "NAME,...", 0,
@@ -311,6 +314,7 @@ static error_t parse_option(int key, char *text, struct argp_state *state)
                                 "gpt2-124m, gpt2-350m, llama-130m, llama-350m, hybrid-130m or hybrid-mhc-130m"),
                      o);
         return 0;
+    case KEY_TOKENIZER: o->tokenizer = parse_text(key, text); return 0;
     case KEY_VALIDATION: o->validation = parse_text(key, text); return 0;
     case KEY_TOKENS: o->tokens = true;                           /* fallthrough */
     case KEY_TEXT: o->has_text = o->has_text || key == KEY_TEXT; /* fallthrough */
@@ -350,6 +354,10 @@ static void check_combinations(const options *o)
         refuse("--text and --tokens: give one of them");
     if (o->validation != NULL && !o->tokens)
         refuse("--validation needs --tokens");
+    if (o->tokenizer != NULL && !o->tokens)
+        refuse("--tokenizer needs --tokens");
+    if (o->prompt != NULL && o->tokens && o->tokenizer == NULL)
+        refuse("--prompt needs --tokenizer if there are --tokens");
     if (o->checkpoint == NULL && o->resume)
         refuse("--resume needs --checkpoint");
     if (o->checkpoint == NULL && o->every > 0)
@@ -446,8 +454,7 @@ void options_parse(options *o, int argc, char **argv)
                    .temperature = 0.8,
                    .sample = 800,
                    .out = "train_lm_out",
-                   .source_dir = TRAIN_LM_SOURCE_DIR,
-                   .prompt = "The "};
+                   .source_dir = TRAIN_LM_SOURCE_DIR};
     o->texts = calloc((size_t)argc, sizeof *o->texts);
     argp_err_exit_status = EXIT_BAD_INPUT;
     if (o->texts == NULL ||

@@ -25,7 +25,8 @@ typedef struct options {
     double rate, weight_decay, clip, dropout, temperature;
     unsigned archs; /* bit i: architectures[i]; 0: streams, attention and dense define the model */
     int64_t seeds;  /* number of runs per architecture, with seeds from `seed` on */
-    const char *out, *source_dir, *prompt;
+    const char *out, *source_dir;
+    const char *prompt;     /* NULL: not given */
     const char *json;       /* NULL: not written */
     const char *checkpoint; /* NULL: not written */
     const char *import;     /* a file of initial values for all parameters, or NULL */
@@ -37,6 +38,7 @@ typedef struct options {
     bool recompute;         /* see backend.recompute */
     bool has_text;          /* --text was given */
     bool tokens;            /* the texts are token files */
+    const char *tokenizer;  /* the tokenizer.json of token files; NULL: the sample is printed as numbers */
     const char *validation; /* a token file; NULL: the last tenth of each file is held out */
     const char **texts;     /* [text_count], pointers into argv */
     int text_count;

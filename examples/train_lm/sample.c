@@ -69,7 +69,8 @@ cot_status sample_generate(const model *m, backend *b, const sample_options *opt
     int32_t *text = calloc(prompt + count + 1, sizeof *text);
     cot_status status = COT_OUT_OF_MEMORY;
     if (model_decoder_create(&decoder, m, b) && text != NULL) {
-        memcpy(text, options->prompt, prompt * sizeof *text);
+        if (prompt > 0)
+            memcpy(text, options->prompt, prompt * sizeof *text);
         status = generate(m, &decoder, options, text);
     }
     if (status == COT_OK)

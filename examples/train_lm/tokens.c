@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { HEADER_WORDS = 256, HEADER_BYTES = 4 * HEADER_WORDS };
+enum { HEADER_BYTES = sizeof(token_file_header) };
 
 /* What a header begins with, and the bytes of a token. */
 static const struct {
@@ -92,6 +92,11 @@ __attribute__((format(printf, 3, 4))) static bool fail(char *message, size_t siz
     vsnprintf(message, size, format, arguments);
     va_end(arguments);
     return false;
+}
+
+token_file_header token_file_header_of(bool wide, uint32_t count)
+{
+    return (token_file_header){{FORMATS[wide].magic, FORMATS[wide].version, (int32_t)count}};
 }
 
 /* Maps the whole file. */

@@ -45,6 +45,12 @@ typedef struct token_file {
     token_segment segment;
 } token_file;
 
+/* The header of a file with `count` tokens of 2 bytes, or with `wide` of 4 bytes. */
+typedef struct token_file_header {
+    int32_t words[256];
+} token_file_header;
+token_file_header token_file_header_of(bool wide, uint32_t count);
+
 /* False with a message of up to `size` characters if the file is no token file, or its length is not that of the header. */
 bool token_file_open(token_file *file, const char *path, char *message, size_t size);
 void token_file_close(token_file *file);

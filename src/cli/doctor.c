@@ -299,7 +299,8 @@ static void examine_hip(void)
     report(OK, "hip code",
            "code objects for gfx90a and gfx942, which no AMD GPU has run: they are tested in an emulator");
 #else
-    report(ABSENT, "hip code", "none in this build (no clang-19, clang-tools-19 and lld-19 were found, or COT_HIP=OFF)");
+    report(ABSENT, "hip code",
+           "none in this build (no clang-19, clang-tools-19 and lld-19 were found, or COT_HIP=OFF)");
 #endif
     cot_queue_options options;
     COT_INIT(&options);
