@@ -173,6 +173,14 @@ trainer()
     (cd "$tree" && timeout 300 /usr/bin/python3 tests/tools/test_resume.py "$build/train_lm") || return 1
 }
 
+# ranks: tests/tools/test_ranks.py with train_lm
+ranks()
+{
+    compile train_lm || return
+    (cd "$tree" && python3 tests/tools/test_ranks.py "$build/train_lm" mpirun --oversubscribe --allow-run-as-root \
+        --mca btl_vader_single_copy_mechanism none --mca btl self,vader,tcp) >"$log" 2>&1
+}
+
 # emulate STEM OP...: `cotangent check OP --backend cuda` on tests/emulator. The PTX of STEM.cu is compiled from the
 # copy. The program and the other kernels come from the build with CUDA.
 emulate()

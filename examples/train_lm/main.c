@@ -210,7 +210,7 @@ static int report_failure(const training *t, train_result result)
     return EXIT_SUCCESS;
 }
 
-static int train_and_report(const corpus *text, const options *o, cot_queue *queue)
+static int train_and_report(const corpus *text, const options *o, const ranks *r, cot_queue *queue)
 {
     training t;
     sample_text sample;
@@ -220,8 +220,8 @@ static int train_and_report(const corpus *text, const options *o, cot_queue *que
         return fail(error.out_of_memory ? EXIT_FAILURE : EXIT_BAD_INPUT, "%s", error.text);
     }
     print_start(text, o, queue);
-    int status = report_failure(&t, train(&t, text, o, queue));
-    if (status == EXIT_SUCCESS)
+    int status = report_failure(&t, train(&t, text, o, r, queue));
+    if (status == EXIT_SUCCESS && r->rank == 0)
         status = report(&t, &sample, o, queue);
     training_destroy(&t);
     sample_text_close(&sample);
@@ -229,16 +229,17 @@ static int train_and_report(const corpus *text, const options *o, cot_queue *que
 }
 
 /* Trains one of several runs, and writes its curve to its own folder. */
-static int train_one(const corpus *text, const options *o, cot_queue *queue, const char *folder, finished_run *result)
+static int train_one(const corpus *text, const options *o, const ranks *r, cot_queue *queue, const char *folder,
+                     finished_run *result)
 {
     training t;
     options run_options = *o;
     run_options.out = folder;
     print_start(text, &run_options, queue);
-    int status = report_failure(&t, train(&t, text, &run_options, queue));
-    if (status == EXIT_SUCCESS)
+    int status = report_failure(&t, train(&t, text, &run_options, r, queue));
+    if (status == EXIT_SUCCESS && r->rank == 0)
         status = make_folder("--out", folder);
-    if (status == EXIT_SUCCESS) {
+    if (status == EXIT_SUCCESS && r->rank == 0) {
         print_results(&t, o);
         status = write_curve(&t, &run_options);
         *result = (finished_run){.arch = result->arch,
@@ -254,7 +255,7 @@ static int train_one(const corpus *text, const options *o, cot_queue *queue, con
     return status;
 }
 
-static int train_several(const corpus *text, const options *o, cot_queue *queue)
+static int train_several(const corpus *text, const options *o, const ranks *r, cot_queue *queue)
 {
     const int count = options_run_count(o);
     io_error error;
@@ -272,9 +273,9 @@ static int train_several(const corpus *text, const options *o, cot_queue *queue)
             (int)sizeof folder)
             status = fail(EXIT_BAD_INPUT, "--out %s: the name is too long", o->out);
         else
-            status = train_one(text, &run, queue, folder, &runs[i]);
+            status = train_one(text, &run, r, queue, folder, &runs[i]);
     }
-    if (status == EXIT_SUCCESS) {
+    if (status == EXIT_SUCCESS && r->rank == 0) {
         runs_print(runs, count, o);
         if (o->json != NULL && !runs_write_json(runs, count, o, (int)cot_queue_threads(queue), &error))
             status = fail(EXIT_FAILURE, "--json %s", error.text);
@@ -302,9 +303,25 @@ static void choose_backend(options *o)
         printf("backend: cuda\n");
 }
 
-static int run(options *o, corpus *text)
+/* The ranks share the batches of a step, on CPUs. */
+static int check_ranks(options *o, const ranks *r)
 {
-    int status = load_text(text, o);
+    if (r->size == 1)
+        return EXIT_SUCCESS;
+    if (strcmp(o->backend, "cuda") == 0)
+        return fail(EXIT_BAD_INPUT, "--backend cuda: mpirun needs --backend cpu");
+    if (o->accumulate % r->size != 0)
+        return fail(EXIT_BAD_INPUT, "--accumulate is %lld, expected a multiple of the %d ranks",
+                    (long long)o->accumulate, r->size);
+    o->backend = "cpu";
+    return EXIT_SUCCESS;
+}
+
+static int run(options *o, corpus *text, const ranks *r)
+{
+    int status = check_ranks(o, r);
+    if (status == EXIT_SUCCESS)
+        status = load_text(text, o);
     if (status == EXIT_SUCCESS)
         status = make_folder("--out", o->out);
     if (status == EXIT_SUCCESS && o->export != NULL)
@@ -319,11 +336,11 @@ static int run(options *o, corpus *text)
     if (cot_queue_create(NULL, &queue) != COT_OK)
         return fail(EXIT_FAILURE, "%s", cot_error_message());
     if (options_run_count(o) > 1) {
-        status = train_several(text, o, queue);
+        status = train_several(text, o, r, queue);
     } else {
         options single;
         options_run(o, 0, &single);
-        status = train_and_report(text, &single, queue);
+        status = train_and_report(text, &single, r, queue);
     }
     cot_queue_destroy(queue);
     return status;
@@ -333,13 +350,23 @@ int main(int argc, char **argv)
 {
     options o;
     corpus text = {0};
+    ranks r;
+    io_error error;
     options_parse(&o, argc, argv);
     train_catch_interrupt();
     signal(SIGXFSZ, SIG_IGN); /* a file size limit then is a write error, like a full disk */
-    int status = run(&o, &text);
+    int status = ranks_open(&r, &error) ? EXIT_SUCCESS : fail(EXIT_FAILURE, "%s", error.text);
+    if (status == EXIT_SUCCESS && r.rank > 0 && freopen("/dev/null", "w", stdout) == NULL) /* only rank 0 prints */
+        status = fail(EXIT_FAILURE, "/dev/null: %s", strerror(errno));
+    if (status == EXIT_SUCCESS)
+        status = run(&o, &text, &r);
     if ((fflush(stdout) != 0 || ferror(stdout)) && status == EXIT_SUCCESS)
         status = fail(EXIT_FAILURE, "standard output: %s", strerror(errno));
     corpus_destroy(&text);
     options_destroy(&o);
+    if (status == EXIT_SUCCESS || status == EXIT_INTERRUPTED)
+        ranks_close(&r);
+    else
+        ranks_abort(&r, status);
     return status;
 }

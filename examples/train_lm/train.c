@@ -5,6 +5,7 @@
 
 #include "bigram.h"
 #include "checkpoint.h"
+#include "hash.h"
 #include "op_times.h"
 #include "optimizer.h"
 #include "pretrained.h"
@@ -14,6 +15,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 enum {
@@ -59,6 +61,10 @@ typedef struct run_state {
     int64_t timed_steps;
     run_identity identity;
     FILE *log; /* NULL without --log */
+    const ranks *ranks;
+    int64_t own_batches; /* of the --accumulate batches of a step: those of this rank, from own_first on */
+    int64_t own_first;
+    double *gradient_sum; /* [elements of the parameters]; NULL if a step has one batch, or on a GPU */
 } run_state;
 
 static bool held_out_create(held_out *h, const token_list *tokens, int64_t context)
@@ -73,6 +79,11 @@ static bool held_out_create(held_out *h, const token_list *tokens, int64_t conte
         token_list_window(tokens, context, 1, i * available / h->windows, 0, h->inputs + i * context,
                           h->targets + i * context);
     return true;
+}
+
+static bool writes_files(const run_state *run)
+{
+    return run->ranks->rank == 0;
 }
 
 static train_result bad_option(training *t, const char *name)
@@ -232,7 +243,11 @@ static train_result create_run(training *t, run_state *run, const corpus *text, 
         return TRAIN_OUT_OF_MEMORY;
     if (o->import != NULL && !pretrained_read(&t->model, o->import, &t->error))
         return bad_option(t, "--import");
-    return is_cuda(o) ? create_cuda(t, run) : create_cpu(t, run, queue);
+    if (is_cuda(o))
+        return create_cuda(t, run);
+    if (o->accumulate > 1)
+        run->gradient_sum = calloc((size_t)t->model.parameters.elements, sizeof *run->gradient_sum);
+    return o->accumulate > 1 && run->gradient_sum == NULL ? TRAIN_OUT_OF_MEMORY : create_cpu(t, run, queue);
 }
 
 static void destroy_run(run_state *run)
@@ -248,6 +263,7 @@ static void destroy_run(run_state *run)
     free(run->inputs);
     free(run->targets);
     free(run->batches);
+    free(run->gradient_sum);
     if (run->log != NULL)
         fclose(run->log);
 }
@@ -295,6 +311,25 @@ typedef struct step_context {
     run_state *run;
 } step_context;
 
+/* Adds the gradients of batch number i of this rank to the sum: in f64, so that the result does not depend on the number of
+ * ranks, unless the sum lies within 2^-53 of the middle between two floats. */
+static void add_gradients(const parameter_table *table, double *sum, int64_t i)
+{
+#pragma omp parallel for schedule(static)
+    for (int64_t j = 0; j < table->elements; j++)
+        sum[j] = i == 0 ? (double)table->gradients[j] : sum[j] + (double)table->gradients[j];
+}
+
+/* The gradients become the sums over the batches of all ranks. */
+static cot_status sum_over_ranks(const run_state *run, const parameter_table *table)
+{
+    const cot_status status = ranks_sum(run->ranks, run->gradient_sum, table->elements);
+#pragma omp parallel for schedule(static)
+    for (int64_t j = 0; j < table->elements; j++)
+        table->gradients[j] = (real)run->gradient_sum[j];
+    return status;
+}
+
 /* The work of a step: forward and backward of each micro-batch, then the update. On a GPU it is one CUDA graph, so that it
  * reads nothing of the host that changes from step to step: backend_operations.load has copied that. */
 static cot_status enqueue_step(void *context)
@@ -305,25 +340,29 @@ static cot_status enqueue_step(void *context)
     model *m = &c->t->model;
     const options *o = run->o;
     const bool offset_in_memory = b->step_offset.data != NULL; /* of dropout: load has counted the steps */
-    const int64_t first = offset_in_memory ? 0 : b->step * o->accumulate;
+    const int64_t first = (offset_in_memory ? 0 : b->step * o->accumulate) + run->own_first;
     cot_status status = COT_OK;
     b->op->begin(b);
-    for (int64_t i = 0; i < o->accumulate && status == COT_OK; i++) {
+    for (int64_t i = 0; i < run->own_batches && status == COT_OK; i++) {
         const token_batch *tokens = &run->batches[i];
-        b->accumulate = b->always_accumulates || i > 0;
+        b->accumulate = b->always_accumulates || (i > 0 && run->gradient_sum == NULL);
         run->pass.dropout = (model_dropout){.p = o->dropout, .seed = (uint64_t)o->seed, .step = (uint64_t)(first + i)};
         status = model_forward(m, &run->pass, o->batch, o->context, tokens->inputs);
         if (status == COT_OK)
             status = model_backward(m, &run->pass, o->batch, o->context, o->accumulate * o->batch * o->context,
                                     tokens->inputs, tokens->targets);
+        if (status == COT_OK && run->gradient_sum != NULL)
+            add_gradients(&m->parameters, run->gradient_sum, i);
     }
+    if (status == COT_OK && run->gradient_sum != NULL)
+        status = sum_over_ranks(run, &m->parameters);
     if (status == COT_OK)
         b->op->update(b, &m->parameters);
     return status != COT_OK ? status : b->status;
 }
 
-/* Runs one step on the tokens of run->inputs. Steps count from 1. */
-static cot_status train_step(training *t, run_state *run, int64_t step, double *loss)
+/* Runs one step on the tokens of run->inputs. Steps count from 1. *stops: a rank has got SIGINT. */
+static cot_status train_step(training *t, run_state *run, int64_t step, double *loss, bool *stops)
 {
     const options *o = run->o;
     backend *b = run->b;
@@ -331,12 +370,18 @@ static cot_status train_step(training *t, run_state *run, int64_t step, double *
     const double start = progress_now();
     b->step = step;
     b->step_rate = learning_rate(o->rate, step, o->steps / WARMUP_DIVISOR, o->steps);
-    b->op->load(b, o->batch * o->context, o->accumulate, run->inputs, run->targets, run->batches);
+    const int64_t rows = o->batch * o->context, own = run->own_first * rows;
+    double sums[2] = {0, interrupted};
+    b->op->load(b, rows, run->own_batches, run->inputs + own, run->targets + own, run->batches);
     cot_status status = b->op->run(b, enqueue_step, &context);
     if (status == COT_OK)
-        status = b->op->read_loss(b, loss);
+        status = b->op->read_loss(b, &sums[0]);
+    if (status == COT_OK)
+        status = ranks_sum(run->ranks, sums, 2);
     if (status != COT_OK)
         return status;
+    *loss = sums[0];
+    *stops = sums[1] > 0;
     if (!is_cuda(o) || step > run->progress.resumed_at + WARM_STEPS) {
         run->training_seconds += progress_now() - start;
         run->timed_steps++;
@@ -390,7 +435,7 @@ static bool is_checkpoint_step(const options *o, int64_t step, bool last)
 static bool open_log(training *t, run_state *run)
 {
     const options *o = run->o;
-    if (o->log == NULL)
+    if (o->log == NULL || !writes_files(run))
         return true;
     run->log = fopen(o->log, o->resume ? "a" : "w");
     return run->log != NULL || io_fail(&t->error, o->log, "cannot be written: %s", strerror(errno));
@@ -433,11 +478,12 @@ static train_result run_steps(training *t, run_state *run)
         sampler_batch(&run->sampler, step - 1, run->o->batch * run->o->accumulate, run->inputs, run->targets);
         if (!check_batch(t, run))
             return TRAIN_BAD_OPTION;
-        if (train_step(t, run, step, &point->train) != COT_OK)
+        bool stops;
+        if (train_step(t, run, step, &point->train, &stops) != COT_OK)
             return TRAIN_LIBRARY_ERROR;
         if (!isfinite(point->train))
             return TRAIN_DIVERGED;
-        if (run->o->gradients != NULL && step == steps) {
+        if (run->o->gradients != NULL && step == steps && writes_files(run)) {
             const train_result written = write_gradients(t, run);
             if (written != TRAIN_DONE)
                 return written;
@@ -452,8 +498,8 @@ static train_result run_steps(training *t, run_state *run)
             t->validation = point->validation;
         }
         log_step(run, point);
-        t->stopped = interrupted && step < steps;
-        const bool saves = is_checkpoint_step(run->o, step, t->stopped || step == steps);
+        t->stopped = stops && step < steps;
+        const bool saves = writes_files(run) && is_checkpoint_step(run->o, step, t->stopped || step == steps);
         if (saves)
             run->b->op->download(run->b, &t->model.parameters);
         if (run->b->status != COT_OK)
@@ -473,9 +519,21 @@ static double final_training_loss(const loss_curve *curve)
     return sum / (double)count;
 }
 
-train_result train(training *t, const corpus *text, const options *o, cot_queue *queue)
+/* Before the first step, the ranks must have the same options, text, parameters and step. */
+static cot_status compare_ranks(const training *t, const run_state *run)
 {
-    run_state run = {.o = o};
+    uint64_t hash = hash_bytes(HASH_START, &t->curve.count, sizeof t->curve.count);
+    for (int i = 0; run->identity.pairs[i] != NULL; i++)
+        hash = hash_bytes(hash, run->identity.pairs[i], strlen(run->identity.pairs[i]));
+    const cot_status status = ranks_agree(run->ranks, hash, "options, another text or another checkpoint");
+    return status != COT_OK ? status
+                            : ranks_agree(run->ranks, parameter_table_hash(&t->model.parameters), "initial parameters");
+}
+
+train_result train(training *t, const corpus *text, const options *o, const ranks *r, cot_queue *queue)
+{
+    run_state run = {.o = o, .ranks = r, .own_batches = o->accumulate / r->size};
+    run.own_first = r->rank * run.own_batches;
     *t = (training){0};
     train_result result = create_run(t, &run, text, queue);
     if (result == TRAIN_DONE) {
@@ -483,6 +541,8 @@ train_result train(training *t, const corpus *text, const options *o, cot_queue 
         progress_start(&run.progress, o->steps, o->accumulate * o->batch * o->context, o->quiet);
         run_identity_make(&run.identity, o, text);
         result = resume(t, &run);
+        if (result == TRAIN_DONE && compare_ranks(t, &run) != COT_OK)
+            result = TRAIN_LIBRARY_ERROR;
         if (result == TRAIN_DONE && !open_log(t, &run))
             result = bad_option(t, "--log");
         op_times_start();
@@ -498,6 +558,8 @@ train_result train(training *t, const corpus *text, const options *o, cot_queue 
     if (result == TRAIN_DONE) {
         const int64_t tokens = run.timed_steps * o->accumulate * o->batch * o->context;
         parameter_table_use_host(&t->model.parameters); /* sampling is on the CPU */
+        if (ranks_agree(r, parameter_table_hash(&t->model.parameters), "parameters after the last step") != COT_OK)
+            result = TRAIN_LIBRARY_ERROR;
         t->train = final_training_loss(&t->curve);
         t->tokens_per_second = tokens > 0 ? (double)tokens / run.training_seconds : 0;
     }

@@ -8,6 +8,7 @@
 #include "model.h"
 #include "options.h"
 #include "plot.h"
+#include "ranks.h"
 
 #include "io/file.h"
 
@@ -35,8 +36,9 @@ typedef struct training {
 /* SIGINT then ends training after the current step, as if it were the last one. A second SIGINT ends the process. */
 void train_catch_interrupt(void);
 
-/* Trains a new model, or resumes from a checkpoint. Call training_destroy in every case. */
-train_result train(training *t, const corpus *text, const options *o, cot_queue *queue);
+/* Trains a new model, or resumes from a checkpoint. o->accumulate is a multiple of the number of ranks. Call training_destroy in
+ * every case. */
+train_result train(training *t, const corpus *text, const options *o, const ranks *r, cot_queue *queue);
 void training_destroy(training *t);
 
 #endif

@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tests train_lm on several ranks of mpirun: the same parameters as one rank that adds the same batches, checkpoints that another
+number of ranks resumes, ranks with other options, a rank that is killed.
+
+    tests/tools/test_ranks.py TRAIN_LM MPIRUN...
+"""
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+PROGRAM, MPIRUN = os.path.realpath(sys.argv[1]), sys.argv[2:]
+COMMON = [PROGRAM, '--text', 'text', '--width', '32', '--inner', '32', '--layers', '2', '--context', '32', '--batch', '2', '--accumulate',
+          '4', '--steps', '8', '--sample', '0', '--threads', '1', '--quiet', '--out', 'out']
+failed = 0
+
+
+def check(good, what):
+    global failed
+    if not good:
+        failed += 1
+        print(f'FAILED: {what}')
+
+
+def run(ranks, *options, seconds=60):
+    """One rank runs without mpirun."""
+    start = [] if ranks == 1 else [*MPIRUN, '-n', str(ranks)]
+    return subprocess.run([*start, *COMMON, *options], capture_output=True, text=True, timeout=seconds)
+
+
+def results(done):
+    """The hash of the parameters and the losses."""
+    check(done.returncode == 0, f'{done.args}: {done.returncode}, {done.stderr[-500:]}')
+    return re.findall(r'^hash.*|^\w+ loss.*', done.stdout, re.M)
+
+
+def same_on_all_ranks():
+    for options in ([], ['--arch', 'gpt2', '--dropout', '0.2'], ['--attention', '2', '--mhc', '2']):
+        one = results(run(1, *options))
+        check(len(one) == 3, f'one rank prints {one}')
+        for ranks in (2, 4):
+            done = run(ranks, *options)
+            check(results(done) == one, f'{ranks} ranks {options}: {results(done)}, one rank {one}')
+            check(done.stdout.count('hash of the parameters') == 1, f'{ranks} ranks: only rank 0 prints')
+
+
+def ranks_of(process):
+    """The processes of train_lm below mpirun."""
+    found = []
+    for folder in filter(str.isdigit, os.listdir('/proc')):
+        try:
+            with open(f'/proc/{folder}/stat', encoding='utf-8') as file:
+                name, parent = re.match(r'\d+ \((.*)\) \S (\d+)', file.read()).groups()
+        except (OSError, AttributeError):
+            continue
+        if name == 'train_lm' and int(parent) == process.pid:
+            found.append(int(folder))
+    return found
+
+
+def kill_a_rank(process):
+    """The job ends within 30 seconds, with a message."""
+    ranks = ranks_of(process)
+    check(len(ranks) == 4, f'ranks below mpirun: {ranks}')
+    if ranks:
+        os.kill(ranks[-1], signal.SIGKILL)
+    start = time.monotonic()
+    try:
+        _, errors = process.communicate(timeout=30)
+        check(process.returncode != 0 and re.search('signal 9|killed', errors, re.I), f'a killed rank: {errors[-300:]}')
+    except subprocess.TimeoutExpired:
+        process.kill()
+        check(False, f'a killed rank: no end after {time.monotonic() - start:.0f} s')
+
+
+def resumed_on_other_ranks():
+    """A rank of 4 is killed; 2 ranks go on from the checkpoint."""
+    files, steps = ['--checkpoint', 'run.safetensors', '--every', '3', '--log', 'run.jsonl'], ['--steps', '300']
+    whole = results(run(1, *steps))
+    process = subprocess.Popen([*MPIRUN, '-n', '4', *COMMON, *files, *steps], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               text=True)  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not os.path.exists('run.safetensors') and time.monotonic() < deadline:
+        time.sleep(0.01)
+    kill_a_rank(process)
+    check(results(run(2, *files, *steps, '--resume')) == whole, '2 ranks resume from the checkpoint of 4')
+    with open('run.jsonl', encoding='utf-8') as file:
+        logged = {json.loads(line)['step'] for line in file}
+    check(logged == set(range(1, 301)), 'the log has every step')
+
+
+def refused():
+    done = run(3)
+    check(done.returncode != 0 and '--accumulate is 4, expected a multiple of the 3 ranks' in done.stderr, f'3 ranks: {done.stderr}')
+    done = subprocess.run([*MPIRUN, '-n', '1', *COMMON, ':', '-n', '1', *COMMON, '--lr', '1e-3'], capture_output=True, text=True, timeout=60)
+    check(done.returncode != 0 and 'rank 1 has other options' in done.stderr, f'other options: {done.stderr[-500:]}')
+    done = subprocess.run([*MPIRUN, '-n', '1', *COMMON, ':', '-n', '1', *COMMON[:1], '--text', 'missing', *COMMON[3:]],
+                          capture_output=True, text=True, timeout=60)  # fmt: skip
+    check(done.returncode != 0 and 'missing' in done.stderr, f'a rank without a text: {done.stderr[-500:]}')
+    done = run(2, '--backend', 'cuda')
+    check(done.returncode != 0 and '--backend cuda: mpirun needs --backend cpu' in done.stderr, f'cuda: {done.stderr[-500:]}')
+
+
+def main():
+    with open('text', 'wb') as file:
+        file.write(bytes((i * i * 7 + i // 3) % 96 + 32 for i in range(40000)))
+    same_on_all_ranks()
+    resumed_on_other_ranks()
+    refused()
+    print(f'{failed} failures')
+    return 1 if failed else 0
+
+
+with tempfile.TemporaryDirectory() as folder:
+    os.chdir(folder)
+    sys.exit(main())
