@@ -381,12 +381,16 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", metavar="FILE", help="write the curve")
     options = parser.parse_args()
-    if options.width % 32 != 0 or (options.batch % ranks != 0 and not options.context_parallel):
-        parser.error(f"--batch has to be a multiple of the {ranks} processes, --width of 32")
+    if options.width % 32 != 0:
+        parser.error(f"--width is {options.width}, expected a multiple of 32")
+    if options.batch % ranks != 0 and not options.context_parallel:
+        parser.error(f"--batch is {options.batch}, expected a multiple of the {ranks} processes")
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if options.context_parallel:
-        if ranks == 1 or options.ops != "cotangent" or options.compare:
-            parser.error("--context-parallel needs several processes (torchrun) and --ops cotangent")
+        if ranks == 1:
+            parser.error("--context-parallel needs several processes: start it with torchrun")
+        if options.ops != "cotangent" or options.compare:
+            parser.error(f"--context-parallel and --{'compare' if options.compare else 'ops torch'} exclude each other")
         if options.context % (2 * ranks) != 0:
             parser.error(f"--context has to be a multiple of {2 * ranks}, two chunks a process")
     if device.type == "cuda":

@@ -767,7 +767,7 @@ option. In bfloat16 it runs the Hopper kernels. All other rows run the [portable
 
 def attention_options_page(results):
     """docs/benchmarks/attention_options.md, of tools/measure_attention_options.py's rows."""
-    lines = [GENERATED, "", "# Benchmarks: attention by option", "", "[Which calls are fast](../guide/support.md#which-attention-calls-are-fast-on-hopper)",
+    lines = [GENERATED, "", "# Benchmarks: attention by option", "", "[Which calls are fast](../guide/performance.md#attention-on-hopper)",
              "", ATTENTION_OPTIONS, ""]
     for device in devices(results):
         if ("attention_options", device) not in results:
@@ -839,7 +839,7 @@ torch.compile and its fastest attention ([train_gpt2.py](../../tools/peers/train
   a layer of causal attention counts 6 T times its width.
 - PyTorch compiles the whole model of gpt2-124m and of hybrid-130m. In hybrid-mhc-130m it compiles each kind of block separately, together
   with the mhc_post of the block before it."""
-RECOMPUTE = """With `--recompute`, train_lm keeps only the input of each block for the backward, and computes the other activations again.
+RECOMPUTE = """Runs of their own: with `--recompute`, train_lm keeps only the input of each block for the backward, and computes the other activations again.
 *Printed* is the memory that train_lm prints before it allocates. *Used* is the largest figure of nvidia-smi in the run. The
 parameters after the run have the same bits with and without `--recompute`."""
 LOSSES = """[compare_losses.py](../../tools/peers/compare_losses.py) trains GPT-2 in bf16 with both libraries, with the same batches and the

@@ -20,15 +20,15 @@
  * (DeepSeek, "mHC: Manifold-Constrained Hyper-Connections", 2025. There too, the formula of y uses A transposed.)
  *
  * Layout: every tensor may have any strides. [B,n,T,D] can be passed as a view, and so can a slice of a longer batch.
- * Fast kernels need n <= 8, and d contiguous in x and in all tensors of x's shape. Other layouts use the scalar kernel.
- * On a GPU n is at most 8 and B*T is less than 2^30.
+ * Fast kernels need n <= 8, and d contiguous in x and in all tensors of x's shape. On a CPU, other layouts use the scalar
+ * kernel. On a GPU n is at most 8 and B*T is less than 2^30.
  *
  * Dtypes: x is f32, f16 or bf16. All tensors with the axes T and D (h_in, f, y, their gradients, dx_post) have x's
  * dtype. All others (phi, gamma, bias, alpha, the coefficients, their gradients) are f32. Sums are float32, and every
  * output is rounded once. f64 (CPU): all tensors are f64, and so are the sums.
  *
- * B and T may be 0. Outputs may not overlap each other or any input. NaN and infinities follow the formulas. On a GPU's
- * tensor cores phi, gamma and an x of f32 are sums of three bf16: an infinity in them gives NaN.
+ * B and T may be 0. Outputs may not overlap each other or any input. NaN and infinities follow the formulas. On a GPU,
+ * f32 values of phi, gamma and x are split into three bf16 numbers for the tensor cores: an infinity in them gives NaN.
  *
  * Errors, for all calls: COT_INVALID_ARGUMENT (queue, args, struct_size, a required tensor is missing, an option out of
  * its range), COT_INVALID_SHAPE, COT_INVALID_DTYPE, COT_INVALID_LAYOUT (misaligned data, output with repeated elements,
@@ -85,8 +85,8 @@ COT_API cot_status cot_mhc_pre_forward(cot_queue *queue, const cot_mhc_pre_forwa
 COT_API cot_status cot_mhc_pre_forward_workspace(cot_queue *queue, const cot_mhc_pre_forward_args *args, size_t *bytes);
 
 /* The arguments of cot_mhc_pre_backward. The inputs are the gradients of h_in, of h_post and of the logits. The
- * gradient of the logits is dh_res, or comes from dA through the backward of sinkhorn (on logits that are computed
- * again), or is the sum of both, or is zero without both:
+ * gradient of the logits is dh_res + sinkhorn_backward(dA). A term that is not given is 0. With dA, the call computes the
+ * logits again.
  *
  *     dh_pre[i] = sum_d dh_in[d] * x[i,d]                       s = h_pre - hc_eps
  *     dz_pre    = dh_pre * s * (1 - s)      dz_post = dh_post * h_post * (1 - h_post / post_scale)      dz_res = dh_res

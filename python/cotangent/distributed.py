@@ -16,15 +16,20 @@ cut      which tokens of a sequence of T tokens a rank holds, in ascending order
          N is the number of ranks. include/cotangent/parallel.h has the formulas. T need not be a multiple of N
 
 Every rank makes the same calls in the same order, forward and backward. Before data travels, all ranks compare their
-arguments. If they differ, every rank gets RuntimeError with the rank and the name of the argument. If the arguments of
-one rank are refused, this rank gets the exception that the function of cotangent raises, and the others get
-RuntimeError. If a rank fails, leaves, or does not answer within the timeout of connect(), every rank gets RuntimeError.
-The group can then make no more calls.
+arguments. Three kinds of errors are possible:
+
+- The arguments of the ranks differ. Every rank gets RuntimeError with the rank and the name of the argument.
+- The arguments of one rank are refused. This rank gets the exception that the function of cotangent raises, and the
+  others get RuntimeError. In these two cases nothing has been written, and the group stays usable.
+- A rank fails, leaves, or does not answer within the timeout of connect(). Every rank gets RuntimeError, and so does every
+  later call: destroy the process group and create a new one.
 
 Gradients follow one rule. The loss of the whole sequence is the sum of the losses of the ranks. The gradient of a
-tensor that all ranks share is the sum of the gradients of the ranks. Rank 0 gets the whole gradient of weight, bias,
-initial_state and sink, and the others get zeros. all_reduce_gradients adds the gradients of the ranks. DDP and FSDP2
-add them and divide by the number of ranks: see docs/guide/context_parallel_pytorch.md.
+tensor that all ranks share is the sum of the gradients of the ranks. For the tensors of this module the ranks have
+exchanged their parts already. So rank 0 gets the whole gradient, and the others get zeros: weight, bias and initial_state
+of the convolution, sink, and a bias of attention that all queries share or of packed sequences. A bias of attention with a
+row for each query has on each rank the gradient of its own rows. all_reduce_gradients adds the gradients of the ranks.
+DDP and FSDP2 add them and divide by the number of ranks: see docs/guide/context_parallel_pytorch.md.
 
 CUDA tensors: a call returns when the ranks have compared their arguments and its work is enqueued on the current
 stream. If a rank dies after that, the work of the others never ends. check() and the next call then raise RuntimeError.

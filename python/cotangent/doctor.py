@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """python -m cotangent.doctor: reports what works on this machine, and how to fix problems. Every line begins with
-  [ok] works     [--] is absent and not needed     [!!] is a problem: the exit status is 1"""
+  [ok] works     [--] is not there, and nothing need be done     [!!] is a problem: the exit status is 1"""
 from __future__ import annotations
 
 import os
@@ -42,7 +42,7 @@ def _try_ops(device: str) -> None:
         try:
             module._example(randn).sum().backward()
         except NotImplementedError as error:
-            _say("--", f"{name}, {device}", f"{_first_line(error)}: on the CPU it works")
+            _say("--", f"{name}, {device}", _first_line(error) + ("" if device == "cpu" else ": on the CPU it works"))
         except Exception as error:  # the report includes every exception
             _say("!!", f"{name}, {device}", _first_line(error))
         else:

@@ -259,6 +259,8 @@ class Attention(nn.Module):
         self.rope_dim = rope_dim or self.head_dim
         if rope_base is not None and (self.rope_dim % 2 != 0 or self.rope_dim > self.head_dim):
             raise ValueError(f"Attention: rope_dim is {self.rope_dim}, expected an even number up to head_dim={self.head_dim}")
+        if isinstance(qk_norm, bool):
+            raise TypeError(f"Attention: qk_norm is {qk_norm}, expected None or the eps of the norm, for example 1e-6")
         self.q_norm = None if qk_norm is None else nn.RMSNorm(self.head_dim, qk_norm, device=device, dtype=dtype)
         self.k_norm = None if qk_norm is None else nn.RMSNorm(self.head_dim, qk_norm, device=device, dtype=dtype)
         self._table: "Optional[Tuple[Tensor, Tensor]]" = None  # cos and sin of the first positions
@@ -375,7 +377,7 @@ class LinearDropoutResidual(nn.Linear):
 
 
 class MambaFront(nn.Module):
-    """The front of a Mamba block: a projection, and a causal convolution over some of its columns.
+    """The first part of a Mamba block: its input projection, and a causal convolution over some of its columns.
 
     x [B,T,D] -> the parts of the projection, each [B,T,size], in the order of its columns. One part, of conv_dim
     columns, is convolved. `before` and `after` are the sizes of the parts before and after it:

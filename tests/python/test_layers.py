@@ -119,6 +119,11 @@ def test_hyper_connection_reads_the_checkpoint_of_its_layer(device):
     assert not connection.load_state_dict(plain.state_dict(), strict=False).unexpected_keys
     assert torch.equal(connection.layer.bias, plain.bias) and torch.equal(connection.bias, before)
 
+def test_qk_norm_is_no_flag():
+    with pytest.raises(TypeError, match="qk_norm is True, expected None or the eps"):
+        Attention(32, 4, qk_norm=True)
+
+
 
 def plain_rope(x, base, dim, interleaved):
     """Complex numbers instead of cos and sin."""

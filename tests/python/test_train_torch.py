@@ -41,7 +41,7 @@ def test_learns_alike_with_either_ops_and_on_two_processes(on_cpu, tmp_path):
 
 def test_refuses_what_cannot_be_shared_out(on_cpu):
     done = subprocess.run([sys.executable, str(EXAMPLE), "--width", "33"], capture_output=True, text=True)
-    assert done.returncode == 2 and "--width of 32" in done.stderr
+    assert done.returncode == 2 and "--width is 33, expected a multiple of 32" in done.stderr
     done = subprocess.run([sys.executable, str(EXAMPLE), "--context-parallel"], capture_output=True, text=True)
     assert done.returncode == 2 and "--context-parallel needs several processes" in done.stderr
     done = subprocess.run([sys.executable, str(EXAMPLE), "--text", str(EXAMPLE)], capture_output=True, text=True)

@@ -145,23 +145,23 @@ def attention(
     deterministic: bool = True,
     return_lse: bool = False,
 ) -> Any:
-    """out = dropout(softmax(s)) v with s = cap(scale * q k^T) - alibi + bias, and s = -inf where a key is masked. It is
-    computed in tiles: no [Tq,Tk] matrix is stored.
+    """out = dropout(softmax(s)) v with s = cap(scale * q k^T) - alibi + bias, and s = -inf where a key is masked. The
+    scores are never stored. A bias is copied once in each call, because finite mask values become -inf.
 
     q              [B,Tq,H,d];  k [B,Tk,Hkv,d];  v [B,Tk,Hkv,d_v]; H is a multiple of Hkv: query head h uses the
                    key head h // (H/Hkv). Any strides; the last axis contiguous is fastest
-    causal, window aligned to the lower right corner: the last query sees the last key. With off = Tk - Tq and window =
-                   (left, right), query i sees key j if i + off - left <= j <= i + off + right. -1 = no limit on that
-                   side. causal=True means right = 0; a window then has right = 0 or -1. By default every query sees
-                   every key. The layer cotangent.Attention is causal by default
+    causal         query i sees key j if j <= i + Tk - Tq: the last query sees the last key, as in flash_attn. False by
+                   default, but the layer cotangent.Attention is causal by default
+    window         (left, right), as in flash_attn: i + Tk - Tq - left <= j <= i + Tk - Tq + right. -1 = no limit on that
+                   side. With causal, right is 0 or -1
     scale          None = 1/sqrt(d); 0 is refused
     softcap        cap(x) = softcap * tanh(x / softcap); 0: cap(x) = x
     dropout_p      the probability of dropping an element of softmax(...); seed, offset, seed_memory and offset_memory
                    are those of cotangent.dropout
-    seqused_q, seqused_k   int32 [B]: how many queries and keys of each sequence are used. off is then the number of
-                   used keys minus the number of used queries. Queries beyond seqused_q get out = 0
+    seqused_q, seqused_k   int32 [B]: how many queries and keys of each sequence are used. They take the place of Tq and
+                   Tk in the masks. Queries beyond seqused_q get out = 0
     sink           [H]: an additional logit of each head, without a value; has a gradient
-    alibi_slopes   [H] or [B,H]: slope * |i + off - j| is subtracted from the scores; without a gradient
+    alibi_slopes   [H] or [B,H]: slope * |i + Tk - Tq - j| is subtracted from the scores; without a gradient
     bias           [B or 1, H or 1, Tq or 1, Tk or 1], added to the scores; has a gradient. A bias at or below -65504,
                    the lowest number of float16, masks the key as -inf does
     deterministic  True: the same bits on every run. False: on a GPU the backward may add the parts of dq in any order,
