@@ -644,6 +644,95 @@ HANDLER(v_writelane_b32)
     target(w, i, 0)[scalar_source(w, i, 2) & 63u] = scalar_source(w, i, 1);
 }
 
+/* ---- matrix products (MFMA) ----------------------------------------------------------------------------- */
+
+/* D = A B + C for one square block of side M: 32 or 16. Lane l has row l % M of A and column l % M of B, and of the
+ * inner axis the terms of group l / M: four terms of 16 bits in two registers, or one float32. Register r of C and D
+ * has column l % M and row 256 / M * (r / 4) + 4 * (l / M) + r % 4. */
+typedef enum matrix_type { MATRIX_F32, MATRIX_F16, MATRIX_BF16 } matrix_type;
+
+enum { MAX_SIDE = 32, MAX_TERMS = 16 };
+
+static float matrix_element(uint32_t word, int half, matrix_type type)
+{
+    const uint16_t bits = (uint16_t)(word >> 16 * half);
+    return type == MATRIX_F32   ? as_float(word)
+           : type == MATRIX_F16 ? cot_f16_to_f32(bits)
+                                : as_float((uint32_t)bits << 16);
+}
+
+/* MI200 flushes subnormal inputs of 16 bits, and subnormal results. */
+static float matrix_input(uint32_t word, int half, matrix_type type, bool flushes)
+{
+    const float value = matrix_element(word, half, type);
+    const float smallest = type == MATRIX_F16 ? 0x1p-14f : 0x1p-126f;
+    return flushes && fabsf(value) < smallest ? copysignf(0.0f, value) : value;
+}
+
+/* Adds the terms in the order of the inner axis, and rounds after each. AMD does not document the order within an
+ * instruction. */
+#if defined(__x86_64__)
+__attribute__((target_clones("arch=haswell", "default")))
+#endif
+static void
+add_products(int side, int terms, const float (*a)[MAX_SIDE], const float (*b)[MAX_SIDE], float (*d)[MAX_SIDE])
+{
+    for (int k = 0; k < terms; k++)
+        for (int row = 0; row < side; row++)
+            for (int column = 0; column < side; column++)
+                d[row][column] = __builtin_fmaf(a[k][row], b[k][column], d[row][column]);
+}
+
+static void multiply_matrices(emu_wave *w, instruction *i, int side, matrix_type type, bool flushes)
+{
+    const int terms_per_lane = type == MATRIX_F32 ? 1 : 4, terms = terms_per_lane * EMU_LANES / side;
+    const int words = type == MATRIX_F32 ? 1 : 2, registers = side * side / EMU_LANES;
+    float a[MAX_TERMS][MAX_SIDE], b[MAX_TERMS][MAX_SIDE], d[MAX_SIDE][MAX_SIDE];
+    if (exec_mask(w) != ~0ull)
+        stop(w, i, -1, "exec is not full, which MFMA ignores");
+    if (i->operand[0].count != registers || i->operand[1].count != words || i->operand[2].count != words)
+        stop(w, i, -1, "an operand has another number of registers");
+    target(w, i, 0);
+    vector_source(w, i, 1);
+    vector_source(w, i, 2);
+    for (int l = 0; l < EMU_LANES; l++)
+        for (int n = 0; n < terms_per_lane; n++) {
+            const int k = l / side * terms_per_lane + n;
+            a[k][l % side] = matrix_input(w->v[i->operand[1].index + n / 2][l], n % 2, type, flushes);
+            b[k][l % side] = matrix_input(w->v[i->operand[2].index + n / 2][l], n % 2, type, flushes);
+        }
+    for (int r = 0; r < registers; r++) {
+        lanes32 copy;
+        const uint32_t *c =
+            i->operand[3].kind == EMU_CONSTANT ? source_part(w, i, 3, 0, copy) : w->v[i->operand[3].index + r];
+        for (int l = 0; l < EMU_LANES; l++)
+            d[256 / side * (r / 4) + 4 * (l / side) + r % 4][l % side] = as_float(c[l]);
+    }
+    add_products(side, terms, a, b, d);
+    for (int r = 0; r < registers; r++)
+        for (int l = 0; l < EMU_LANES; l++) {
+            const float value = d[256 / side * (r / 4) + 4 * (l / side) + r % 4][l % side];
+            w->v[i->operand[0].index + r][l] = as_bits(flushes ? flush(value) : value);
+        }
+}
+
+/* Names without a second underscore, or with _1k, are those of gfx90a. */
+#define MFMA(name, side, type, flushes)               \
+    HANDLER(name)                                     \
+    {                                                 \
+        multiply_matrices(w, i, side, type, flushes); \
+    }
+MFMA(v_mfma_f32_32x32x8f16, 32, MATRIX_F16, true)
+MFMA(v_mfma_f32_32x32x8_f16, 32, MATRIX_F16, false)
+MFMA(v_mfma_f32_32x32x8bf16_1k, 32, MATRIX_BF16, true)
+MFMA(v_mfma_f32_32x32x8_bf16, 32, MATRIX_BF16, false)
+MFMA(v_mfma_f32_16x16x16f16, 16, MATRIX_F16, true)
+MFMA(v_mfma_f32_16x16x16_f16, 16, MATRIX_F16, false)
+MFMA(v_mfma_f32_16x16x16bf16_1k, 16, MATRIX_BF16, true)
+MFMA(v_mfma_f32_16x16x16_bf16, 16, MATRIX_BF16, false)
+MFMA(v_mfma_f32_32x32x2_f32, 32, MATRIX_F32, false)
+MFMA(v_mfma_f32_16x16x4_f32, 16, MATRIX_F32, false)
+
 /* ---- scalar arithmetic ---------------------------------------------------------------------------------- */
 
 #define SCALAR(name, ...)                                                      \
@@ -1119,7 +1208,11 @@ static const struct {
     ALIAS(ds_write_b64, ds_write) ALIAS(ds_write_b128, ds_write) ALIAS(ds_read2_b32, ds_read2)
     ALIAS(ds_read2_b64, ds_read2) ALIAS(ds_write2_b32, ds_write2) ALIAS(ds_write2_b64, ds_write2)
     ALIAS(ds_read2st64_b32, ds_read2st64) ALIAS(ds_read2st64_b64, ds_read2st64) ALIAS(ds_write2st64_b32, ds_write2st64)
-    ALIAS(ds_write2st64_b64, ds_write2st64) ENTRY(ds_bpermute_b32)
+    ALIAS(ds_write2st64_b64, ds_write2st64) ENTRY(ds_bpermute_b32) ENTRY(v_mfma_f32_32x32x8f16)
+    ENTRY(v_mfma_f32_32x32x8_f16) ENTRY(v_mfma_f32_32x32x8bf16_1k) ENTRY(v_mfma_f32_32x32x8_bf16)
+    ENTRY(v_mfma_f32_16x16x16f16) ENTRY(v_mfma_f32_16x16x16_f16) ENTRY(v_mfma_f32_16x16x16bf16_1k)
+    ENTRY(v_mfma_f32_16x16x16_bf16) ENTRY(v_mfma_f32_32x32x2_f32) ENTRY(v_mfma_f32_16x16x4_f32)
+    ALIAS(v_mfma_f32_32x32x2f32, v_mfma_f32_32x32x2_f32) ALIAS(v_mfma_f32_16x16x4f32, v_mfma_f32_16x16x4_f32)
 };
 /* clang-format on */
 
