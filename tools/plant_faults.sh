@@ -210,7 +210,7 @@ emulate_hip()
 {
     local stem=$1 source
     shift
-    source=$(echo "$tree"/src/ops/*/cuda/"$stem".cu)
+    source=$(ls "$tree"/src/ops/*/cuda/"$stem".cu "$tree"/src/ops/*/hip/"$stem".cu 2>/dev/null)
     "$tree/tools/compile_hip_code.sh" clang-19 "$tree" "$work/$stem.hipfb" "$source" >"$log" 2>&1 ||
         { tail -5 "$log"; return $NOT_BUILT; }
     EMU_CODE=$work/$stem.hipfb LD_LIBRARY_PATH=$cuda/tests/emulator-amd timeout 300 "$cuda/cotangent" check "$@" \

@@ -258,6 +258,7 @@ BINARY(v_mbcnt_lo_u32_b32, (uint32_t)__builtin_popcount(A &lanes_below(l)) + B)
 BINARY(v_mbcnt_hi_u32_b32, (uint32_t)__builtin_popcount(l < 32 ? 0u : A & lanes_below(l - 32)) + B)
 TERNARY(v_add3_u32, A + B + C)
 TERNARY(v_lshl_add_u32, (A << (B & 31u)) + C)
+TERNARY(v_add_lshl_u32, (A + B) << (C & 31u))
 TERNARY(v_lshl_or_b32, A << (B & 31u) | C)
 TERNARY(v_and_or_b32, (A & B) | C)
 TERNARY(v_or3_b32, A | B | C)
@@ -819,6 +820,13 @@ HANDLER(s_lshr_b64)
     set_mask(w, i, 0, d);
 }
 
+HANDLER(s_ashr_i64)
+{
+    const uint64_t d = (uint64_t)((int64_t)scalar_source_pair(w, i, 1) >> (scalar_source(w, i, 2) & 63u));
+    w->scc = d != 0;
+    set_mask(w, i, 0, d);
+}
+
 HANDLER(s_mov_b32)
 {
     set_scalar(w, i, scalar_source(w, i, 1));
@@ -1173,7 +1181,7 @@ static const struct {
     ENTRY(v_sub_u32) ENTRY(v_subrev_u32) ENTRY(v_mul_lo_u32) ENTRY(v_mul_hi_u32) ENTRY(v_mul_u32_u24) ENTRY(v_and_b32)
     ENTRY(v_or_b32) ENTRY(v_xor_b32) ENTRY(v_lshlrev_b32) ENTRY(v_lshrrev_b32) ENTRY(v_ashrrev_i32) ENTRY(v_min_i32)
     ENTRY(v_max_i32) ENTRY(v_min_u32) ENTRY(v_max_u32) ENTRY(v_add_u16) ENTRY(v_lshlrev_b16) ENTRY(v_mbcnt_lo_u32_b32)
-    ENTRY(v_mbcnt_hi_u32_b32) ENTRY(v_add3_u32) ENTRY(v_lshl_add_u32) ENTRY(v_lshl_or_b32) ENTRY(v_and_or_b32)
+    ENTRY(v_mbcnt_hi_u32_b32) ENTRY(v_add3_u32) ENTRY(v_lshl_add_u32) ENTRY(v_add_lshl_u32) ENTRY(v_lshl_or_b32) ENTRY(v_and_or_b32)
     ENTRY(v_or3_b32) ENTRY(v_bfe_u32) ENTRY(v_alignbit_b32) ENTRY(v_perm_b32) ENTRY(v_mad_u32_u24) ENTRY(v_mad_i32_i24)
     ENTRY(v_pack_b32_f16) ENTRY(v_rcp_f32) ALIAS(v_rcp_iflag_f32, v_rcp_f32) ENTRY(v_exp_f32) ENTRY(v_trunc_f32)
     ENTRY(v_cvt_u32_f32) ENTRY(v_cvt_i32_f32) ENTRY(v_cvt_f16_f32) ENTRY(v_cvt_f32_f16) ENTRY(v_add_f32) ENTRY(v_sub_f32)
@@ -1191,7 +1199,7 @@ static const struct {
     ENTRY(s_mul_hi_u32) ENTRY(s_and_b32) ENTRY(s_or_b32) ENTRY(s_xor_b32) ENTRY(s_andn2_b32) ENTRY(s_lshl_b32)
     ENTRY(s_lshr_b32) ENTRY(s_ashr_i32) ENTRY(s_min_i32) ENTRY(s_max_i32) ENTRY(s_min_u32) ENTRY(s_max_u32)
     ENTRY(s_bfe_u32) ENTRY(s_cselect_b32) ENTRY(s_addk_i32) ENTRY(s_mulk_i32) ENTRY(s_and_b64) ENTRY(s_or_b64)
-    ENTRY(s_xor_b64) ENTRY(s_andn2_b64) ENTRY(s_orn2_b64) ENTRY(s_cselect_b64) ENTRY(s_lshl_b64) ENTRY(s_lshr_b64)
+    ENTRY(s_xor_b64) ENTRY(s_andn2_b64) ENTRY(s_orn2_b64) ENTRY(s_cselect_b64) ENTRY(s_lshl_b64) ENTRY(s_lshr_b64) ENTRY(s_ashr_i64)
     ENTRY(s_mov_b32) ENTRY(s_movk_i32) ENTRY(s_mov_b64) ENTRY(s_brev_b32) ENTRY(s_not_b64)
     ENTRY(s_and_saveexec_b64) ENTRY(s_or_saveexec_b64) ENTRY(s_andn2_saveexec_b64) SCALAR_COMPARE_ENTRIES(u32)
     SCALAR_COMPARE_ENTRIES(i32) ENTRY(s_cmp_eq_u64) ENTRY(s_cmp_lg_u64) ENTRY(s_bitcmp0_b32) ENTRY(s_bitcmp1_b32)
@@ -1199,7 +1207,8 @@ static const struct {
     ENTRY(s_cbranch_execz) ENTRY(s_cbranch_execnz) ENTRY(s_nop) ENTRY(s_endpgm) ENTRY(s_barrier) ENTRY(s_waitcnt)
     ALIAS(s_load_dword, s_load) ALIAS(s_load_dwordx2, s_load) ALIAS(s_load_dwordx4, s_load) ALIAS(s_load_dwordx8, s_load)
     ALIAS(s_load_dwordx16, s_load) ALIAS(global_load_ubyte, global_load) ALIAS(global_load_ushort, global_load)
-    ALIAS(global_load_dword, global_load) ALIAS(global_load_dwordx2, global_load) ALIAS(global_load_dwordx4, global_load)
+    ALIAS(global_load_dword, global_load) ALIAS(global_load_dwordx2, global_load) ALIAS(global_load_dwordx3, global_load)
+    ALIAS(global_load_dwordx4, global_load)
     ENTRY(global_atomic_cmpswap_x2) ALIAS(global_store_byte, global_store) ALIAS(global_store_short, global_store) ALIAS(global_store_dword, global_store)
     ALIAS(global_store_dwordx2, global_store) ALIAS(global_store_dwordx4, global_store)
     ALIAS(global_store_short_d16_hi, global_store_d16_hi) ALIAS(global_store_byte_d16_hi, global_store_d16_hi)

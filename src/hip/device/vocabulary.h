@@ -112,6 +112,14 @@ COT_DEVICE_FUNCTION void __syncthreads()
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
 
+/* The lanes of a wave run in lockstep, so this only keeps the compiler from moving accesses across it. */
+COT_DEVICE_FUNCTION void __syncwarp()
+{
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
+    __builtin_amdgcn_wave_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
+}
+
 /* ---- types -------------------------------------------------------------------------------------------- */
 
 struct alignas(8) float2 {
@@ -243,6 +251,11 @@ COT_DEVICE_FUNCTION float cot_max_nan(float a, float b)
 COT_DEVICE_FUNCTION float cot_min_nan(float a, float b)
 {
     return a != a ? a : b != b ? b : __builtin_fminf(a, b);
+}
+
+COT_DEVICE_FUNCTION int64_t min(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
 }
 
 COT_DEVICE_FUNCTION uint32_t __funnelshift_r(uint32_t low, uint32_t high, uint32_t shift)

@@ -1,152 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * causal_conv1d_dense_generic.cu: the products of dense causal convolution for compute capability 8.0 and later, any
- * strides, and states. A step processes 32 of the inner axis:
- *
- *   product    rows            columns   inner axis                 A                 B
- *   FORWARD    tokens          Dout      input channel, tap         xe [t + k][i]     w [o][i][k]
- *              without y, it computes g = dy silu'(z) instead of y
- *   DX         rows r of xe    Din       output channel, tap        g [r - k][o]      w [o][i][k]
- *   DWEIGHT    Dout, one tap   Din       tokens of all sequences    g [t][o]          xe [t + k][i]
+ * strides, and states (causal_conv1d_dense_products.cuh).
  *
  * The float32 kernels compute 64 x 64 per block and load their operands element by element. The 32 terms of a step
  * are summed separately and then added. If x and weight have the same 16-bit dtype, the tensor-core kernels compute
  * 128 x 128 per block. They load their operands by cp.async from rows that other kernels have gathered: xe, g, and
  * the weights by tap. A step stays within one tap, and for DWEIGHT within one sequence. */
-#include "causal_conv1d_dense_cuda.h"
+#include "causal_conv1d_dense_products.cuh"
 
-#include "../../../cuda/device/activation.cuh"
-#include "../../../cuda/device/element.cuh"
 #include "../../../cuda/device/mma.cuh"
 #include "../../../cuda/device/ptx.cuh"
 
-enum { BLOCK_K = CONV1D_DENSE_SM80_BLOCK_K, F32_THREADS = 128, MMA_THREADS = 256, WARP = 32, SUM_THREADS = 256 };
-enum product { FORWARD, DX, DWEIGHT };
-
-static __device__ __forceinline__ float load_at(const conv1d_dense_array &a, int64_t b, int64_t channel, int64_t t)
-{
-    return cot_load(a.data, a.dtype, b * a.stride[0] + channel * a.stride[1] + t * a.stride[2]);
-}
-
-/* Loads row r of xe: a column of the state, a token, or 0. */
-static __device__ __forceinline__ float load_xe(const conv1d_dense_call &c, int64_t b, int64_t i, int64_t r)
-{
-    const int64_t t = r - (c.K - 1);
-    if (t >= c.T || i >= c.Din)
-        return 0.0f;
-    if (t >= 0)
-        return load_at(c.x, b, i, t);
-    return c.initial_state.data != nullptr ? load_at(c.initial_state, b, i, r) : 0.0f;
-}
-
-static __device__ __forceinline__ float load_g(const conv1d_dense_call &c, int64_t b, int64_t o, int64_t t)
-{
-    return t >= 0 && t < c.T && o < c.Dout ? load_at(c.g, b, o, t) : 0.0f;
-}
-
-static __device__ __forceinline__ float load_weight(const conv1d_dense_call &c, int64_t o, int64_t i, int64_t k)
-{
-    return o < c.Dout && i < c.Din ? load_at(c.weight, o, i, k) : 0.0f;
-}
-
-/* What a block computes. b: sequence; k and split: for DWEIGHT. */
-struct work_tile {
-    int64_t b, k, split, row, column, first, end; /* [first, end): range of the inner axis, on tensor cores in steps */
-};
-
-static __device__ __forceinline__ int64_t k_block_count(int64_t size)
-{
-    return (size + BLOCK_K - 1) / BLOCK_K;
-}
-
-template <product P, int BLOCK> static __device__ __forceinline__ work_tile get_work_tile(const conv1d_dense_call &c)
-{
-    constexpr bool IS_MMA = BLOCK == CONV1D_DENSE_MMA_BLOCK;
-    const int64_t columns = P == FORWARD ? c.Dout : c.Din;
-    const int64_t rows = P == DWEIGHT ? c.Dout : P == DX ? c.K - 1 + c.T : c.T;
-    const int64_t column_blocks = (columns + BLOCK - 1) / BLOCK, row_blocks = (rows + BLOCK - 1) / BLOCK;
-    const int64_t rest = blockIdx.x / column_blocks / row_blocks;
-    work_tile p = {};
-    p.column = blockIdx.x % column_blocks * BLOCK;
-    p.row = blockIdx.x / column_blocks % row_blocks * BLOCK;
-    if (P == DWEIGHT) {
-        const int64_t steps = IS_MMA ? c.B * k_block_count(c.T) : k_block_count(c.B * c.T),
-                      step_size = IS_MMA ? 1 : BLOCK_K;
-        p.k = rest % c.K;
-        p.split = rest / c.K;
-        p.first = p.split * steps / c.splits * step_size;
-        p.end = min((p.split + 1) * steps / c.splits * step_size, IS_MMA ? steps : c.B * c.T);
-    } else {
-        const int64_t channels = P == DX ? c.Dout : c.Din;
-        p.b = rest;
-        p.end = c.K * (IS_MMA ? k_block_count(channels) : channels);
-    }
-    return p;
-}
-
-template <product P>
-static __device__ __forceinline__ float load_a(const conv1d_dense_call &c, const work_tile &p, int64_t row, int64_t n)
-{
-    if (n >= p.end)
-        return 0.0f;
-    if (P == DWEIGHT)
-        return load_g(c, n / c.T, row, n % c.T);
-    if (P == DX)
-        return load_g(c, p.b, n / c.K, row - n % c.K);
-    return load_xe(c, p.b, n / c.K, row + n % c.K);
-}
-
-template <product P>
-static __device__ __forceinline__ float load_b(const conv1d_dense_call &c, const work_tile &p, int64_t column,
-                                               int64_t n)
-{
-    if (n >= p.end)
-        return 0.0f;
-    if (P == DWEIGHT)
-        return load_xe(c, n / c.T, column, n % c.T + p.k);
-    if (P == DX)
-        return load_weight(c, n / c.K, column, n % c.K);
-    return load_weight(c, column, n / c.K, n % c.K);
-}
-
-/* Stores one element of the result. */
-template <product P>
-static __device__ __forceinline__ void store_result(const conv1d_dense_call &c, const work_tile &p, int64_t row,
-                                                    int64_t column, float sum)
-{
-    if (P == DWEIGHT) {
-        if (row < c.Dout && column < c.Din)
-            c.dweight_partials[((p.split * c.K + p.k) * c.Dout + row) * c.Din + column] = sum;
-        return;
-    }
-    if (P == DX) {
-        if (row >= c.K - 1 + c.T || column >= c.Din)
-            return;
-        const bool token = row >= c.K - 1;
-        const conv1d_dense_array &target = token ? c.out : c.dinitial_state;
-        if (target.data == nullptr)
-            return;
-        if (c.dfinal_state.data != nullptr && row >= c.T)
-            sum += load_at(c.dfinal_state, p.b, column, row - c.T);
-        cot_store(target.data, target.dtype,
-                  p.b * target.stride[0] + column * target.stride[1] +
-                      (token ? row - (c.K - 1) : row) * target.stride[2],
-                  sum);
-        return;
-    }
-    if (row >= c.T || column >= c.Dout)
-        return;
-    float z = sum;
-    if (c.bias.data != nullptr)
-        z += cot_load(c.bias.data, c.bias.dtype, column * c.bias.stride[0]);
-    const bool is_g = c.out.data == nullptr;
-    const conv1d_dense_array &target = is_g ? c.g : c.out;
-    const float value = is_g     ? cot_silu_gradient<true>(load_at(c.dy, p.b, column, row), z)
-                        : c.silu ? cot_silu<true>(z)
-                                 : z;
-    cot_store(target.data, target.dtype, p.b * target.stride[0] + column * target.stride[1] + row * target.stride[2],
-              value);
-}
+enum { WARP = 32 };
 
 /* ---- float32 ---------------------------------------------------------------------------------------------- */
 
@@ -161,8 +27,10 @@ template <product P> static __device__ __forceinline__ void multiply_f32(const c
         for (int e = (int)threadIdx.x; e < BLOCK * BLOCK_K; e += F32_THREADS) {
             /* Adjacent lanes load adjacent channels for DWEIGHT, else adjacent terms. */
             const int row = P == DWEIGHT ? e % BLOCK : e / BLOCK_K, term = P == DWEIGHT ? e / BLOCK : e % BLOCK_K;
-            a[row * SHARED_PITCH + term] = load_a<P>(c, p, p.row + row, n + term);
-            b[row * SHARED_PITCH + term] = load_b<P>(c, p, p.column + row, n + term);
+            const bool in_range = n + term < p.end;
+            const inner_term at = get_term<P>(c, n + term);
+            a[row * SHARED_PITCH + term] = in_range ? load_a<P>(c, p, p.row + row, at) : 0.0f;
+            b[row * SHARED_PITCH + term] = in_range ? load_b<P>(c, p, p.column + row, at) : 0.0f;
         }
         __syncthreads();
         float partial[HEIGHT][WIDTH] = {};
@@ -356,38 +224,3 @@ template <typename E, product P> static __device__ __forceinline__ void multiply
 PRODUCT(fwd, FORWARD)
 PRODUCT(dx, DX)
 PRODUCT(dweight, DWEIGHT)
-
-/* A block computes dbias of one output channel. Each thread sums every 256th token, then a tree reduces the sums of the
- * threads. */
-extern "C" __global__ void __launch_bounds__(SUM_THREADS)
-    causal_conv1d_dense_dbias_generic(const __grid_constant__ conv1d_dense_call c)
-{
-    __shared__ float sums[SUM_THREADS];
-    float sum = 0.0f;
-    for (int64_t n = threadIdx.x; n < c.B * c.T; n += SUM_THREADS)
-        sum += load_at(c.g, n / c.T, blockIdx.x, n % c.T);
-    sums[threadIdx.x] = sum;
-    for (int half = SUM_THREADS / 2; half > 0; half /= 2) {
-        __syncthreads();
-        if ((int)threadIdx.x < half)
-            sums[threadIdx.x] += sums[threadIdx.x + half];
-    }
-    if (threadIdx.x != 0)
-        return;
-    const int64_t target = blockIdx.x * c.dbias.stride[0];
-    const float old = c.accumulate ? cot_load(c.dbias.data, c.dbias.dtype, target) : 0.0f;
-    cot_store(c.dbias.data, c.dbias.dtype, target, old + sums[0]);
-}
-
-/* The final state: the last K-1 rows of xe. */
-extern "C" __global__ void __launch_bounds__(SUM_THREADS)
-    causal_conv1d_dense_final_state(const __grid_constant__ conv1d_dense_call c)
-{
-    const int64_t n = (int64_t)blockIdx.x * SUM_THREADS + threadIdx.x, columns = c.K - 1;
-    if (n >= c.B * c.Din * columns)
-        return;
-    const int64_t s = n % columns, i = n / columns % c.Din, b = n / columns / c.Din;
-    const conv1d_dense_array &target = c.final_state;
-    cot_store(target.data, target.dtype, b * target.stride[0] + i * target.stride[1] + s * target.stride[2],
-              load_xe(c, b, i, c.T + s));
-}

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * causal_conv1d_dense_rows.cu: kernels that run before and after the products: packing of the weights by tap,
- * gathering of tensors, the reduction of dweight's partial sums, and dbias. The order of a sum depends on the shape
- * alone. */
-#include "causal_conv1d_dense_cuda.h"
-
-#include "../../../cuda/device/element.cuh"
+ * gathering of tensors, the reduction of dweight's partial sums, dbias, and the final state. The order of a sum depends
+ * on the shape alone. */
+#include "causal_conv1d_dense_products.cuh"
 
 enum { LANES = 32, WARPS = 8, THREADS = LANES * WARPS, VECTOR = 8 };
 
@@ -63,6 +61,41 @@ KERNEL causal_conv1d_dense_finish(const __grid_constant__ conv1d_dense_call c)
     }
 }
 
+/* A block computes dbias of one output channel. Each thread sums every 256th token, then a tree reduces the sums of the
+ * threads. */
+KERNEL causal_conv1d_dense_dbias_generic(const __grid_constant__ conv1d_dense_call c)
+{
+    __shared__ float sums[THREADS];
+    float sum = 0.0f;
+    for (int64_t n = threadIdx.x; n < c.B * c.T; n += THREADS)
+        sum += load_at(c.g, n / c.T, blockIdx.x, n % c.T);
+    sums[threadIdx.x] = sum;
+    for (int half = THREADS / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if ((int)threadIdx.x < half)
+            sums[threadIdx.x] += sums[threadIdx.x + half];
+    }
+    if (threadIdx.x != 0)
+        return;
+    const int64_t target = blockIdx.x * c.dbias.stride[0];
+    const float old = c.accumulate ? cot_load(c.dbias.data, c.dbias.dtype, target) : 0.0f;
+    cot_store(c.dbias.data, c.dbias.dtype, target, old + sums[0]);
+}
+
+/* The final state: the last K-1 rows of xe. */
+KERNEL causal_conv1d_dense_final_state(const __grid_constant__ conv1d_dense_call c)
+{
+    const int64_t n = (int64_t)blockIdx.x * THREADS + threadIdx.x, columns = c.K - 1;
+    if (n >= c.B * c.Din * columns)
+        return;
+    const int64_t s = n % columns, i = n / columns % c.Din, b = n / columns / c.Din;
+    const conv1d_dense_array &target = c.final_state;
+    cot_store(target.data, target.dtype, b * target.stride[0] + i * target.stride[1] + s * target.stride[2],
+              load_xe(c, b, i, c.T + s));
+}
+
+#if !defined(__HIP__) /* for the Hopper kernels */
+
 /* Sums g over a dbias chunk of a sequence. A lane has 8 channels, a warp has every 8th token. */
 template <typename E> static __device__ __forceinline__ void sum_chunk(const conv1d_dense_call &c)
 {
@@ -118,3 +151,5 @@ KERNEL causal_conv1d_dense_dbias(const __grid_constant__ conv1d_dense_call c)
     const float old = c.accumulate ? cot_load(c.dbias.data, c.dbias.dtype, offset) : 0.0f;
     cot_store(c.dbias.data, c.dbias.dtype, offset, old + sum);
 }
+
+#endif
