@@ -721,6 +721,10 @@ CONTEXT_PARALLEL = """Causal, bf16, 16 heads of 128, each rank on its own GPU, o
 `cotangent.distributed.attention`. *torch context_parallel* is `torch.distributed.tensor.experimental.context_parallel` around
 FlashAttention-2 of PyTorch. All calls take turns in one run. Each time is that of the slowest rank."""
 
+TRAIN_TORCH = """[train_torch.py](../../examples/train_torch.py) trains one model with the same batches. DDP divides the batch.
+`--context-parallel` divides each sequence: at this length the transfers take more time than a GPU saves. The losses are those of
+the last step."""
+
 
 def parallel_page(results):
     """docs/benchmarks/parallel.md, of the rows of bench_parallel and of tools/peers/context_parallel.py."""
@@ -755,6 +759,16 @@ def parallel_page(results):
                                  *[(f"{part}, ms", lambda row, part=part: f"{row[part]['s'] * 1000:.1f}") for part in ("forward", "both")],
                                  *[(f"share of ideal, {part}", lambda row, part=part: f"{row[part]['share']:.2f}") for part in ("forward", "both")]],
                                 rows), ""]
+        if ("train_torch", device) in results:
+            source, rows = results["train_torch", device]
+            lines += ["### PyTorch: a model on one and two GPUs", "",
+                      f"{rows[0]['date']}, commit {rows[0]['commit']}, torch {rows[0]['torch']}: {record_link(source)}. {TRAIN_TORCH}", "",
+                      f"    torchrun --nproc-per-node N {rows[0]['program']}", "",
+                      *markdown([("GPUs", lambda row: str(row["ranks"])), ("divided", lambda row: row["division"]),
+                                 ("tokens/s", lambda row: str(row["tokens_per_second"])),
+                                 ("times one GPU", lambda row: f"{row['tokens_per_second'] / rows[0]['tokens_per_second']:.2f}"),
+                                 ("training loss", lambda row: f"{row['training_loss']:.4f}"),
+                                 ("validation loss", lambda row: f"{row['validation_loss']:.4f}")], rows), ""]
     lines += ["## Prediction", "", *predict_parallel.tables()]
     return "\n".join(lines).rstrip("\n") + "\n"
 
