@@ -33,7 +33,7 @@ RECORD = "2026-11-25-h200-attention.json"
 H, D = 16, 128
 LENGTHS = [32768, 65536, 131072, 262144, 524288, 1048576]
 # (name, ranks, bytes/s in each direction, share of it that NCCL reaches, seconds of a message)
-SYSTEMS = [("2 GPUs, NVLink", 2, 450e9, 0.8, 10e-6), ("8 GPUs, NVLink", 8, 450e9, 0.8, 10e-6),
+SYSTEMS = [("2 GPUs, NVLink", 2, 450e9, 0.8, 10e-6), ("4 GPUs, NVLink", 4, 450e9, 0.8, 10e-6), ("8 GPUs, NVLink", 8, 450e9, 0.8, 10e-6),
            ("16 machines, 400 Gb/s", 16, 50e9, 0.9, 20e-6)]  # fmt: skip
 CALL, AGREEMENT = 15e-6, 100e-6
 HALF, SINGLE = 2, 4  # bytes of bf16 and float32
@@ -122,7 +122,7 @@ def tables():
     rates = Rates()
     lines = [
         f"By [predict_parallel.py](../../tools/predict_parallel.py) from the times of single calls in "
-        f"[{RECORD}](../../bench/results/{RECORD}). No run on more than two GPUs exists yet. Its first lines state the model. Causal, "
+        f"[{RECORD}](../../bench/results/{RECORD}). The tables above have runs on two and four GPUs; no run on eight exists yet. The first lines of the tool state the model. Causal, "
         f"bf16, {H} heads of {D}. Each cell is the share of ideal: forward, then forward and backward.", "",
         "| system | engine | " + " | ".join(f"T = {T // 1024}k" for T in LENGTHS) + " |", "|---|---|" + "---|" * len(LENGTHS),
     ]  # fmt: skip
