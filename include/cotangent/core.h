@@ -3,7 +3,7 @@
  * cotangent/core.h: the types and functions that all ops share: status and messages, tensor views, queues.
  *
  * Conventions of the whole interface
- *   - Every call returns a cot_status. COT_OK is 0. After any other status, cot_error_message() on the same thread
+ *   - Every call that can fail returns a cot_status. COT_OK is 0. After any other status, cot_error_message() on the same thread
  *     names the argument, its value and the expected value. A call that fails its checks has written nothing. After
  *     COT_DEVICE_ERROR, or an error of cot_queue_check, the contents of the outputs are undefined.
  *   - The library never prints, exits, aborts or installs handlers. It keeps no mutable global state.
@@ -13,8 +13,8 @@
  *   - Gradients are overwritten (=). A struct with the member `accumulate` can add (+=) to the gradients that the
  *     comment of this member names: all gradients in attention, the parameter gradients in the other ops.
  *   - An optional tensor is absent if its struct is all zero (dtype COT_DTYPE_NONE). An absent output is not computed.
- *   - Results have the same bits in every run: on the CPU for any number of threads, on a GPU for tensors at the same
- *     alignment (address modulo 16 bytes). The only exception is attention's backward with allow_nondeterminism.
+ *   - Results of one build on one kind of machine have the same bits in every run: on the CPU for any number of threads,
+ *     on a GPU for tensors at the same alignment (address modulo 16 bytes). The only exception is attention's backward with allow_nondeterminism.
  */
 #ifndef COTANGENT_CORE_H
 #define COTANGENT_CORE_H
@@ -197,7 +197,7 @@ typedef void *cot_allocator(void *context, size_t bytes);
  *             stream may therefore free the memory as soon as the call has returned.
  *   Context   `context` is passed to the callback unchanged, and must stay valid as long as the queue has the callback.
  *             The callback runs in the default floating-point state and must return (no longjmp, no C++ exception).
- *             While it runs, other calls and threads may use the queue. If they set another stream, this call
+ *             While it runs, the callback itself or one other thread may use the queue. If they set another stream, this call
  *             continues on that stream.
  *   Capture   The library allocates nothing. While the queue's stream is being captured, the callback must obey the
  *             rules of the capture, and the memory must stay valid for all launches of the graph.

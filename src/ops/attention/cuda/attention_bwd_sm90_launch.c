@@ -93,8 +93,8 @@ static cot_status map_dq_accum(cot_queue *queue, CUtensorMap *map, const attenti
                                (const int64_t[]){row, rows * row, rows * row}, (const int[]){64, 64, 1, 1});
 }
 
-/* Coefficients for attention_bwd_softcap: power series of tanh and of its derivative. The last coefficients are changed
- * so that the error is spread over the range (economised series). */
+/* Coefficients for attention_bwd_softcap: power series of tanh and of its derivative, economised with Chebyshev
+ * polynomials. So all coefficients differ a little from those of Taylor. */
 static attention_bwd_softcap backward_softcap(const attention_sizes *z)
 {
     attention_bwd_softcap cap = {0};
@@ -136,8 +136,8 @@ typedef struct block_order {
     int32_t heads_per_section, first_ascending_section;
 } block_order;
 
-/* Whether blocks should stay at nearby tiles: every block of a head reads the head's q and dout and adds to its dq, and
- * these exceed 24 MB, half of the L2 cache of an H100 or H200. At 64 columns the limit is 48 MB, because the order for
+/* Whether q, dout and dq of one head exceed 24 MB, half of the L2 cache of an H100 or H200. Then the blocks of a head must
+ * work on nearby tiles of queries, or the tiles leave the cache. At 64 columns the limit is 48 MB, because the order for
  * long sequences costs more there. */
 static bool is_long(const attention_sizes *z, int64_t columns)
 {
@@ -145,7 +145,7 @@ static bool is_long(const attention_sizes *z, int64_t columns)
     return cot_mul(z->Tq, row_bytes) > (columns == 64 ? 48 : 24) << 20;
 }
 
-/* For the versions other than _general, whose nondeterministic mode is always faster. */
+/* Not called for the _general and _softcap versions: their nondeterministic mode is always faster. */
 static bool is_nondeterministic_faster(const attention_sizes *z, int64_t columns, int64_t blocks)
 {
     const bool causal = z->right == 0;

@@ -529,10 +529,10 @@ static void compute_dinitial_state(const piece_work *work, int64_t d, const floa
     }
 }
 
-/* Computes g of a part of a row, and adds the tokens before halo_begin to the sums. The part begins at token part_begin
- * of the piece; halo_begin and halo_end count from there. Tokens from halo_begin on belong to the next piece, which adds them. The one-pass
- * loop also computes dx of all but its last two vectors. It can run only if the part reaches the end of the piece. With
- * two vectors it would write no dx, so it runs from four vectors on. */
+/* Computes g of the tokens [part_begin, part_begin + halo_end) of the piece, and adds those before the halo to the sums.
+ * halo_begin and halo_end are relative to part_begin. Tokens from halo_begin on are the halo: the next piece adds them.
+ * The one-pass loop also computes dx of all but its last two vectors, which it leaves to compute_dx. The loop runs only if
+ * the part reaches the end of the piece and has four vectors or more. */
 static void compute_part(piece_work *work, int64_t d, g_row *row, int64_t part_begin, int64_t halo_begin,
                          int64_t halo_end)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * causal_conv1d_update_channels.c: decoding, y[t] = act(bias + sum_k w[k] * xe[t+k-K+1]), where xe is the last inputs
+ * causal_conv1d_update_channels.c: decoding, y[t] = act(bias + sum_k w[k] * xe[t+k]), where xe is the last K-1 inputs
  * in conv_state followed by x. Also updates conv_state.
  *
  * An item is a range of channels of one batch element. The lanes of a vector are channels. It gathers the last K-1 inputs and
