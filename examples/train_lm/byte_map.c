@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "byte_map.h"
 
+#include "array.h"
 #include "hash.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 struct byte_map_slot {
@@ -61,19 +61,6 @@ static bool grow_slots(byte_map *map)
     return true;
 }
 
-static bool grow_keys(byte_map *map, size_t bytes)
-{
-    if (bytes <= map->key_capacity - map->key_bytes)
-        return true;
-    const size_t capacity = 2 * map->key_capacity + bytes + 64;
-    char *keys = realloc(map->keys, capacity);
-    if (keys == NULL)
-        return false;
-    map->keys = keys;
-    map->key_capacity = capacity;
-    return true;
-}
-
 int64_t *byte_map_add(byte_map *map, const void *key, size_t bytes, int64_t initial)
 {
     if (!grow_slots(map))
@@ -82,8 +69,10 @@ int64_t *byte_map_add(byte_map *map, const void *key, size_t bytes, int64_t init
     byte_map_slot *slot = locate(map, hash, key, bytes);
     if (slot->key != 0)
         return &slot->value;
-    if (!grow_keys(map, bytes))
+    char *keys = array_with_room(map->keys, &map->key_capacity, map->key_bytes + bytes, 1);
+    if (keys == NULL)
         return NULL;
+    map->keys = keys;
     memcpy(map->keys + map->key_bytes, key, bytes);
     *slot = (byte_map_slot){hash, map->key_bytes + 1, bytes, initial};
     map->key_bytes += bytes;

@@ -115,20 +115,20 @@ static void close_text(text_file *t)
 
 static bool train(const options *o, io_writer *writer, io_error *error)
 {
-    word_counts counts = {0};
+    byte_map counts = {0};
     word_splitter *splitter = word_splitter_create(WORDS_OF_GPT2, o->tokenizer, error);
     bool good = splitter != NULL;
     for (int i = 0; good && i < o->file_count; i++) {
         text_file t;
         good = open_text(&t, o->files[i], error);
         if (good) {
-            good = word_counts_add(&counts, splitter, o->files[i], t.text, t.bytes, error);
+            good = count_words(&counts, splitter, o->files[i], t.text, t.bytes, error);
             close_text(&t);
         }
     }
     good = good && tokenizer_train(&counts, o->train, o->end, o->tokenizer, writer, error);
     word_splitter_destroy(splitter);
-    word_counts_free(&counts);
+    byte_map_free(&counts);
     return good;
 }
 
@@ -155,9 +155,11 @@ static bool encode_file(tokenizer *t, const char *path, int32_t end, token_ids *
     if (!open_text(&text, path, error))
         return false;
     ids->count = 0;
-    const bool good = tokenizer_encode(t, path, text.text, text.bytes, ids, error) && token_ids_add(ids, end);
+    bool good = tokenizer_encode(t, path, text.text, text.bytes, ids, error);
+    if (good && !token_ids_add(ids, end))
+        good = io_no_memory(error, path, "tokens");
     close_text(&text);
-    return good || (error->text[0] == '\0' && io_no_memory(error, path, "tokens"));
+    return good;
 }
 
 /* Writes the token file. Its header is written last, when the number of tokens is known. */
@@ -193,8 +195,11 @@ int main(int argc, char **argv)
     io_error error = {{0}, false};
     io_writer writers[2] = {{.fd = -1}, {.fd = -1}}; /* tokens, tokenizer */
     tokenizer *t = NULL;
-    if (o.files == NULL || argp_parse(&PARSER, argc, argv, 0, NULL, &o) != 0)
+    if (o.files == NULL ||
+        argp_parse(&PARSER, argc, argv, 0, NULL, &o) != 0) { /* argp_parse fails only without memory */
+        fputs("tokenize_text: out of memory\n", stderr);
         return EXIT_FAILURE;
+    }
     bool good = io_open(&writers[0], o.out, &error);
     if (good && o.train > 0)
         good = io_open(&writers[1], o.tokenizer, &error) && train(&o, &writers[1], &error);

@@ -3,9 +3,10 @@
  * tokenizer.c: reads tokenizer.json, and encodes texts. */
 #include "tokenizer.h"
 
+#include "array.h"
 #include "byte_map.h"
+#include "io/json.h"
 
-#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -55,21 +56,9 @@ struct tokenizer {
 
 /* ---- lists ------------------------------------------------------------------------------------------------------- */
 
-/* The array with room for `count` elements of `size` bytes; NULL if there is no memory, and the array stays. */
-static void *with_room(void *array, size_t *capacity, size_t count, size_t size)
-{
-    if (count <= *capacity)
-        return array;
-    const size_t larger = 2 * *capacity > count ? 2 * *capacity : count + 16;
-    void *grown = realloc(array, larger * size);
-    if (grown != NULL)
-        *capacity = larger;
-    return grown;
-}
-
 bool token_ids_add(token_ids *list, int32_t id)
 {
-    int32_t *ids = with_room(list->ids, &list->capacity, list->count + 1, sizeof *ids);
+    int32_t *ids = array_with_room(list->ids, &list->capacity, list->count + 1, sizeof *ids);
     if (ids == NULL)
         return false;
     list->ids = ids;
@@ -366,12 +355,9 @@ tokenizer *tokenizer_open(const char *path, io_error *error)
         free(t);
         return NULL;
     }
-    json_error_t reason;
-    json_t *root = json_loadb((const char *)file.bytes, file.size, JSON_REJECT_DUPLICATES, &reason);
+    json_t *root = io_read_json((const char *)file.bytes, file.size, path, "the text", error);
     const reader r = {t, path, error};
-    const bool good = root == NULL ? io_fail(error, path, "is no JSON: line %d, column %d: %s", reason.line,
-                                             reason.column, reason.text)
-                                   : read_file(&r, root);
+    const bool good = root != NULL && read_file(&r, root);
     json_decref(root);
     io_unmap(&file);
     if (good)
@@ -430,7 +416,7 @@ static bool comes_before(candidate a, candidate b)
 
 static bool push(tokenizer *t, candidate added)
 {
-    candidate *heap = with_room(t->heap, &t->heap_capacity, t->heap_count + 1, sizeof *heap);
+    candidate *heap = array_with_room(t->heap, &t->heap_capacity, t->heap_count + 1, sizeof *heap);
     if (heap == NULL)
         return false;
     t->heap = heap;
@@ -511,7 +497,7 @@ static bool encode_new_word(const encoding *e, const char *word, size_t bytes)
     const int64_t *whole = t->ignore_merges ? byte_map_find(&t->ids, word, bytes) : NULL;
     if (whole != NULL)
         return token_ids_add(e->out, (int32_t)*whole) || io_no_memory(e->error, e->name, "tokens");
-    symbol *symbols = with_room(t->symbols, &t->symbol_capacity, bytes, sizeof *symbols);
+    symbol *symbols = array_with_room(t->symbols, &t->symbol_capacity, bytes, sizeof *symbols);
     if (symbols == NULL)
         return io_no_memory(e->error, e->name, "a word");
     t->symbols = symbols;

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tokenizer_train.h"
 
-#include <jansson.h>
+#include "array.h"
+#include "io/json.h"
+
 #include <stdlib.h>
 #include <string.h>
 
 /* ---- counting words ------------------------------------------------------------------------------------------------ */
 
 typedef struct counting {
-    word_counts *counts;
+    byte_map *counts;
     const char *name;
     io_error *error;
 } counting;
@@ -16,15 +18,15 @@ typedef struct counting {
 static bool count_word(void *context, const char *word, size_t bytes)
 {
     const counting *c = context;
-    int64_t *count = byte_map_add(&c->counts->words, word, bytes, 0);
+    int64_t *count = byte_map_add(c->counts, word, bytes, 0);
     if (count == NULL)
         return io_no_memory(c->error, c->name, "words");
     ++*count;
     return true;
 }
 
-bool word_counts_add(word_counts *counts, word_splitter *splitter, const char *name, const char *text, size_t bytes,
-                     io_error *error)
+bool count_words(byte_map *counts, word_splitter *splitter, const char *name, const char *text, size_t bytes,
+                 io_error *error)
 {
     counting c = {counts, name, error};
     for (size_t i = 0, line; i < bytes; i += line) {
@@ -36,34 +38,23 @@ bool word_counts_add(word_counts *counts, word_splitter *splitter, const char *n
     return true;
 }
 
-void word_counts_free(word_counts *counts)
-{
-    byte_map_free(&counts->words);
-}
-
 /* ---- training ------------------------------------------------------------------------------------------------------ */
 
 typedef struct id_pair {
     int32_t left, right;
 } id_pair;
 
-/* The words in which a pair occurs. A word is not added twice in a row. */
-typedef struct word_list {
-    int32_t *words;
-    int32_t count, capacity;
-} word_list;
-
 typedef struct pair_state {
     id_pair pair;
     int64_t count;
-    word_list fresh; /* the words in which the pair is new since its last entry in the queue */
+    token_ids fresh; /* the words in which the pair is new since its last entry in the queue, each once */
 } pair_state;
 
 /* An entry of the queue: a pair, its count when it was entered, and words in which it occurs. */
 typedef struct entry {
     int64_t count;
     int32_t pair; /* index of its pair_state */
-    word_list words;
+    token_ids words;
 } entry;
 
 typedef struct trained_word {
@@ -85,28 +76,14 @@ typedef struct trainer {
     byte_map ids;     /* bytes of a token: its id */
     byte_map indices; /* id_pair: its index in `pairs` */
     pair_state *pairs;
-    int32_t pair_count, pair_capacity;
-    int32_t *changed; /* indices of pairs whose list `fresh` is not empty */
-    int32_t changed_count, changed_capacity;
-    entry *queue; /* a heap: the largest count first, then the smallest pair */
+    size_t pair_count, pair_capacity;
+    token_ids changed; /* indices of pairs whose list `fresh` is not empty */
+    entry *queue;      /* a heap: the largest count first, then the smallest pair */
     size_t queue_count, queue_capacity;
     byte_map merges; /* id_pair: the number of its last merge */
     id_pair *merge_order;
-    int32_t merge_count, merge_capacity;
+    size_t merge_count, merge_capacity;
 } trainer;
-
-/* Doubles an array of elements of `size` bytes that is full. NULL if there is no memory, and the array stays. */
-static void *grown(void *array, int32_t count, int32_t *capacity, size_t size)
-{
-    if (count < *capacity)
-        return array;
-    if (*capacity > INT32_MAX / 2 - 8)
-        return NULL;
-    void *larger = realloc(array, (size_t)(2 * *capacity + 8) * size);
-    if (larger != NULL)
-        *capacity = 2 * *capacity + 8;
-    return larger;
-}
 
 static bool add_token(trainer *t, const char *bytes, size_t count, int32_t *id)
 {
@@ -170,34 +147,24 @@ static bool add_word(void *context, const char *word, size_t bytes, int64_t coun
 static bool count_pair(trainer *t, int32_t left, int32_t right, int64_t count, int32_t word)
 {
     const id_pair pair = {left, right};
-    int64_t *index = byte_map_add(&t->indices, &pair, sizeof pair, t->pair_count);
+    int64_t *index = byte_map_add(&t->indices, &pair, sizeof pair, (int64_t)t->pair_count);
     if (index == NULL)
         return false;
-    if (*index == t->pair_count) {
-        pair_state *pairs = grown(t->pairs, t->pair_count, &t->pair_capacity, sizeof *pairs);
-        if (pairs == NULL)
+    if ((size_t)*index == t->pair_count) {
+        pair_state *pairs = array_with_room(t->pairs, &t->pair_capacity, t->pair_count + 1, sizeof *pairs);
+        if (pairs == NULL || t->pair_count == INT32_MAX)
             return false;
         t->pairs = pairs;
         t->pairs[t->pair_count++] = (pair_state){.pair = pair};
     }
     pair_state *state = &t->pairs[*index];
-    word_list *list = &state->fresh;
+    token_ids *fresh = &state->fresh;
     state->count += count;
-    if (word < 0 || (list->count > 0 && list->words[list->count - 1] == word))
+    if (word < 0 || (fresh->count > 0 && fresh->ids[fresh->count - 1] == word))
         return true;
-    if (list->count == 0) {
-        int32_t *changed = grown(t->changed, t->changed_count, &t->changed_capacity, sizeof *changed);
-        if (changed == NULL)
-            return false;
-        t->changed = changed;
-        t->changed[t->changed_count++] = (int32_t)*index;
-    }
-    int32_t *words = grown(list->words, list->count, &list->capacity, sizeof *words);
-    if (words == NULL)
+    if (fresh->count == 0 && !token_ids_add(&t->changed, (int32_t)*index))
         return false;
-    list->words = words;
-    list->words[list->count++] = word;
-    return true;
+    return token_ids_add(fresh, word);
 }
 
 static bool comes_before(const trainer *t, const entry *a, const entry *b)
@@ -210,13 +177,10 @@ static bool comes_before(const trainer *t, const entry *a, const entry *b)
 
 static bool enqueue(trainer *t, entry added)
 {
-    if (t->queue_count == t->queue_capacity) {
-        entry *queue = realloc(t->queue, (2 * t->queue_capacity + 64) * sizeof *queue);
-        if (queue == NULL)
-            return false;
-        t->queue = queue;
-        t->queue_capacity = 2 * t->queue_capacity + 64;
-    }
+    entry *queue = array_with_room(t->queue, &t->queue_capacity, t->queue_count + 1, sizeof *queue);
+    if (queue == NULL)
+        return false;
+    t->queue = queue;
     size_t i = t->queue_count++;
     for (; i > 0 && comes_before(t, &added, &t->queue[(i - 1) / 2]); i = (i - 1) / 2)
         t->queue[i] = t->queue[(i - 1) / 2];
@@ -243,14 +207,15 @@ static entry dequeue(trainer *t)
 static bool enqueue_changed(trainer *t)
 {
     bool good = true;
-    for (int32_t i = 0; i < t->changed_count; i++) {
-        pair_state *state = &t->pairs[t->changed[i]];
-        good = good && (state->count <= 0 || enqueue(t, (entry){state->count, t->changed[i], state->fresh}));
+    for (size_t i = 0; i < t->changed.count; i++) {
+        const int32_t index = t->changed.ids[i];
+        pair_state *state = &t->pairs[index];
+        good = good && (state->count <= 0 || enqueue(t, (entry){state->count, index, state->fresh}));
         if (!good || state->count <= 0)
-            free(state->fresh.words);
-        state->fresh = (word_list){0};
+            free(state->fresh.ids);
+        state->fresh = (token_ids){0};
     }
-    t->changed_count = 0;
+    t->changed.count = 0;
     return good;
 }
 
@@ -282,7 +247,7 @@ static bool add_merge(trainer *t, id_pair pair, int32_t *id)
 {
     const trained_token *left = &t->tokens[pair.left], *right = &t->tokens[pair.right];
     const size_t count = left->count + right->count;
-    id_pair *order = grown(t->merge_order, t->merge_count, &t->merge_capacity, sizeof *order);
+    id_pair *order = array_with_room(t->merge_order, &t->merge_capacity, t->merge_count + 1, sizeof *order);
     char *bytes = malloc(count);
     int64_t *last = NULL;
     if (order != NULL) {
@@ -293,7 +258,7 @@ static bool add_merge(trainer *t, id_pair pair, int32_t *id)
     if (good) {
         memcpy(bytes, left->bytes, left->count);
         memcpy(bytes + left->count, right->bytes, right->count);
-        *last = t->merge_count;
+        *last = (int64_t)t->merge_count;
         t->merge_order[t->merge_count++] = pair;
         good = add_token(t, bytes, count, id);
     }
@@ -312,24 +277,24 @@ static bool merge_pairs(trainer *t)
             top.count = state.count;
             if (state.count > 0 && (good = enqueue(t, top)))
                 continue;
-            free(top.words.words);
+            free(top.words.ids);
             continue;
         }
         good = add_merge(t, state.pair, &id);
-        for (int32_t i = 0; good && i < top.words.count; i++)
-            good = merge_in_word(t, top.words.words[i], state.pair, id);
-        free(top.words.words);
+        for (size_t i = 0; good && i < top.words.count; i++)
+            good = merge_in_word(t, top.words.ids[i], state.pair, id);
+        free(top.words.ids);
         good = good && enqueue_changed(t);
     }
     return good;
 }
 
-static bool train(trainer *t, const word_counts *counts, const char *end)
+static bool train(trainer *t, const byte_map *counts, const char *end)
 {
-    t->words = malloc((counts->words.count + 1) * sizeof *t->words);
+    t->words = malloc((counts->count + 1) * sizeof *t->words);
     t->tokens = malloc((size_t)(t->size + 512) * sizeof *t->tokens);
-    if (t->words == NULL || t->tokens == NULL || counts->words.count > INT32_MAX || !add_end(t, end) || !add_bytes(t) ||
-        !byte_map_each(&counts->words, add_word, t))
+    if (t->words == NULL || t->tokens == NULL || counts->count > INT32_MAX || !add_end(t, end) || !add_bytes(t) ||
+        !byte_map_each(counts, add_word, t))
         return false;
     for (int32_t i = 0; i < t->word_count; i++) {
         const trained_word w = t->words[i];
@@ -346,14 +311,14 @@ static void trainer_free(trainer *t)
         free(t->words[i].ids);
     for (int32_t i = 0; i < t->token_count; i++)
         free(t->tokens[i].bytes);
-    for (int32_t i = 0; i < t->pair_count; i++)
-        free(t->pairs[i].fresh.words);
+    for (size_t i = 0; i < t->pair_count; i++)
+        free(t->pairs[i].fresh.ids);
     for (size_t i = 0; i < t->queue_count; i++)
-        free(t->queue[i].words.words);
+        free(t->queue[i].words.ids);
     free(t->words);
     free(t->tokens);
     free(t->pairs);
-    free(t->changed);
+    free(t->changed.ids);
     free(t->queue);
     free(t->merge_order);
     byte_map_free(&t->ids);
@@ -390,9 +355,9 @@ static json_t *vocabulary_of(const trainer *t, const char *end)
 static json_t *merges_of(const trainer *t)
 {
     json_t *merges = json_array();
-    for (int32_t i = 0; i < t->merge_count; i++) {
+    for (size_t i = 0; i < t->merge_count; i++) {
         const id_pair pair = t->merge_order[i];
-        if (*byte_map_find(&t->merges, &pair, sizeof pair) != i)
+        if (*byte_map_find(&t->merges, &pair, sizeof pair) != (int64_t)i)
             continue;
         char *left = name_of(t, pair.left), *right = name_of(t, pair.right);
         if (left == NULL || right == NULL || json_array_append_new(merges, json_sprintf("%s %s", left, right)) != 0) {
@@ -407,6 +372,7 @@ static json_t *merges_of(const trainer *t)
 
 static bool write_json(const trainer *t, const char *end, const char *path, io_writer *writer, io_error *error)
 {
+    io_json_begin();
     json_t *root = json_pack(
         "{s:s, s:n, s:n, s:[{s:i, s:s, s:b, s:b, s:b, s:b, s:b}], s:n, s:{s:s, s:b, s:b, s:b}, s:n, s:{s:s, s:b, s:b, s:b}, "
         "s:{s:s, s:n, s:n, s:n, s:n, s:b, s:b, s:b, s:o, s:o}}",
@@ -417,14 +383,15 @@ static bool write_json(const trainer *t, const char *end, const char *path, io_w
         "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", 0, "byte_fallback", 0, "ignore_merges", 0,
         "vocab", vocabulary_of(t, end), "merges", merges_of(t));
     char *text = root == NULL ? NULL : json_dumps(root, JSON_INDENT(2));
-    const bool good = text == NULL ? io_no_memory(error, path, "tokenizer")
-                                   : io_write(writer, text, strlen(text), error) && io_write(writer, "\n", 1, error);
+    const bool good = !io_json_end() || text == NULL
+                          ? io_no_memory(error, path, "tokenizer")
+                          : io_write(writer, text, strlen(text), error) && io_write(writer, "\n", 1, error);
     free(text);
     json_decref(root);
     return good;
 }
 
-bool tokenizer_train(const word_counts *counts, int32_t size, const char *end, const char *path, io_writer *writer,
+bool tokenizer_train(const byte_map *counts, int32_t size, const char *end, const char *path, io_writer *writer,
                      io_error *error)
 {
     trainer t = {.size = size};

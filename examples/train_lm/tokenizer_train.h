@@ -12,19 +12,13 @@
 #include "byte_map.h"
 #include "tokenizer.h"
 
-/* How often each word occurs in the texts. Zeros: no text yet. */
-typedef struct word_counts {
-    byte_map words;
-} word_counts;
-
-/* Counts the words of a valid UTF-8 text. False if there is no memory. */
-bool word_counts_add(word_counts *counts, word_splitter *splitter, const char *name, const char *text, size_t bytes,
-                     io_error *error);
-void word_counts_free(word_counts *counts);
+/* Adds the words of a valid UTF-8 text to `counts`: how often each word occurs. False if there is no memory. */
+bool count_words(byte_map *counts, word_splitter *splitter, const char *name, const char *text, size_t bytes,
+                 io_error *error);
 
 /* Trains a vocabulary of at most `size` tokens: `end`, the 256 bytes, and merges. Writes tokenizer.json to a writer whose path is
  * `path`. Publish the writer afterwards. False if there is no memory, or the file cannot be written. */
-bool tokenizer_train(const word_counts *counts, int32_t size, const char *end, const char *path, io_writer *writer,
+bool tokenizer_train(const byte_map *counts, int32_t size, const char *end, const char *path, io_writer *writer,
                      io_error *error);
 
 #endif

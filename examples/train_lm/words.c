@@ -123,7 +123,10 @@ word_splitter *word_splitter_create(const char *expression, const char *path, io
     if (s->code == NULL) {
         PCRE2_UCHAR reason[256];
         pcre2_get_error_message(code, reason, sizeof reason);
-        io_fail(error, path, "pre_tokenizer: the regular expression is not valid: %s", (char *)reason);
+        if (code == PCRE2_ERROR_HEAP_FAILED)
+            io_no_memory(error, path, "regular expression");
+        else
+            io_fail(error, path, "pre_tokenizer: the regular expression is not valid: %s", (char *)reason);
         word_splitter_destroy(s);
         return NULL;
     }

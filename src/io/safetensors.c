@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "safetensors.h"
 
+#include "json.h"
+
 #include <inttypes.h>
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -17,33 +18,6 @@ static const struct {
     cot_dtype dtype;
 } DTYPES[] = {{"F32", 4, COT_F32}, {"F16", 2, COT_F16}, {"BF16", 2, COT_BF16}, {"F64", 8, COT_F64},
               {"I32", 4, COT_I32}, {"I64", 8, COT_I32}, {"U8", 1, COT_U8},     {"BOOL", 1, COT_U8}};
-
-/* ---- jansson's memory --------------------------------------------------------------------------------- */
-
-/* jansson reports an allocation failure as bad JSON, or ignores it. So its allocations are watched. */
-static _Thread_local bool json_out_of_memory;
-static json_malloc_t saved_malloc;
-static json_free_t saved_free;
-
-static void *json_allocate(size_t bytes)
-{
-    void *memory = malloc(bytes);
-    json_out_of_memory = json_out_of_memory || memory == NULL;
-    return memory;
-}
-
-/* Between json_begin and json_end, json_out_of_memory records whether an allocation of jansson failed. */
-static void json_begin(void)
-{
-    json_out_of_memory = false;
-    json_get_alloc_funcs(&saved_malloc, &saved_free);
-    json_set_alloc_funcs(json_allocate, free);
-}
-
-static void json_end(void)
-{
-    json_set_alloc_funcs(saved_malloc, saved_free);
-}
 
 /* ---- the header --------------------------------------------------------------------------------------- */
 
@@ -165,18 +139,13 @@ static bool check_offsets(const safetensors_file *file, size_t data_size, io_err
 static bool read_header(safetensors_file *file, const char *text, size_t length, const unsigned char *data,
                         size_t data_size, io_error *error)
 {
-    json_error_t json_error;
     const char *name;
     json_t *value;
     if (length == 0 || text[0] != '{')
         return io_fail(error, file->path, "is no .safetensors file: its header does not begin with '{'");
-    json_begin();
-    file->header = json_loadb(text, length, JSON_REJECT_DUPLICATES, &json_error);
-    json_end();
-    if (json_out_of_memory)
-        return io_no_memory(error, file->path, "for its header");
+    file->header = io_read_json(text, length, file->path, "its header", error);
     if (file->header == NULL)
-        return io_fail(error, file->path, "its header is no JSON that can be read: %s", json_error.text);
+        return false;
     if (!check_metadata(file->path, json_object_get(file->header, METADATA), error))
         return false;
     file->entries = calloc(json_object_size(file->header) + 1, sizeof *file->entries);
@@ -370,11 +339,10 @@ static bool write_item(void *context, const safetensors_item *item)
 bool safetensors_prepare(io_writer *writer, const char *path, const safetensors_item *items, int count,
                          const char *const *metadata, io_error *error)
 {
-    json_begin();
+    io_json_begin();
     char *header = make_header(items, count, metadata);
-    json_end();
     *writer = (io_writer){.fd = -1};
-    if (json_out_of_memory) {
+    if (!io_json_end()) {
         free(header);
         return io_no_memory(error, path, "for its header");
     }

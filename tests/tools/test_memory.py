@@ -11,7 +11,7 @@ jansson. For libgomp, the line on stderr is that of libgomp. These allocations n
     OpenBLAS            its kernels for small matrices do not check the result of malloc
     libgomp             in train_lm only, where each parallel region allocates; `run` covers these failures
 
-    tests/tools/test_memory.py FAIL_ALLOCATIONS.so PROGRAM [TRAIN_LM]
+    tests/tools/test_memory.py FAIL_ALLOCATIONS.so PROGRAM [TRAIN_LM TOKENIZE_TEXT]
 """
 import json
 import os
@@ -26,7 +26,7 @@ import time
 import numpy as np
 
 LIBRARY, PROGRAM = (os.path.realpath(path) for path in sys.argv[1:3])
-TRAIN_LM = os.path.realpath(sys.argv[3]) if sys.argv[3:] not in ([], ['']) else None
+TRAIN_LM, TOKENIZE_TEXT = map(os.path.realpath, sys.argv[3:5]) if sys.argv[3:5] else (None, None)
 LICENSE = os.path.realpath('LICENSE')
 SECONDS = 10  # limit for one run: a run that hangs is a failure
 SHOWN = 8     # maximum number of failures that are printed per command
@@ -169,6 +169,12 @@ def make_inputs():
     texts = 'op direction kernel dtype layout shape options memory batch device date commit'.split()
     with open('work/rows.json', 'w', encoding='utf-8') as file:
         json.dump([{**{key: 'x' for key in texts}, **{key: 1 for key in numbers}, 'launches': []}], file)
+    if TOKENIZE_TEXT is not None:
+        with open('work/words', 'wb') as file:
+            file.write(b'ab ab \xff abc\n')
+        result, _ = run([TOKENIZE_TEXT, '--train', '259', '--tokenizer', 'tokenizer.json', '--out', 'unused', 'words'])
+        assert result.returncode == 0, result.stderr
+        os.remove('work/unused')
     return content_of('work')
 
 
@@ -204,6 +210,13 @@ def test_train_lm():
     command('train_lm of several', 'text', *small, '--sample', 0, '--seeds', 2, '--json', 'old/runs.json', **trainer)
 
 
+def test_tokenizer():
+    """A short text: every word and every merge allocates."""
+    trained = ['--tokenizer', 'old.json', '--out', 'old.bin', 'words']
+    command('tokenize_text --train', '--train', 259, *trained, program=TOKENIZE_TEXT)
+    command('tokenize_text', '--tokenizer', 'tokenizer.json', '--out', 'old.bin', 'words', program=TOKENIZE_TEXT)
+
+
 def main():
     global INPUTS
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -213,6 +226,7 @@ def main():
         test_program()
         if TRAIN_LM is not None:
             test_train_lm()
+            test_tokenizer()
         os.chdir('/')
     print(f'{passed} passed, {failed} failed')
     return failed > 0

@@ -118,17 +118,17 @@ static void test_training(void **state)
     char folder[] = "/tmp/test_tokenizer_XXXXXX", path[64];
     io_error error;
     io_writer writer;
-    word_counts counts = {0};
+    byte_map counts = {0};
     token_ids ids = {0};
     assert_non_null(mkdtemp(folder));
     snprintf(path, sizeof path, "%s/tokenizer.json", folder);
     word_splitter *s = word_splitter_create(WORDS_OF_GPT2, "test", &error);
-    assert_true(word_counts_add(&counts, s, "test", TEXT, strlen(TEXT) - 5, &error));
+    assert_true(count_words(&counts, s, "test", TEXT, strlen(TEXT) - 5, &error));
     assert_true(io_open(&writer, path, &error));
     assert_true(tokenizer_train(&counts, 261, "<end>", path, &writer, &error));
     assert_true(io_publish(&writer, 1, &error));
     word_splitter_destroy(s);
-    word_counts_free(&counts);
+    byte_map_free(&counts);
 
     tokenizer *t = tokenizer_open(path, &error);
     assert_non_null(t);
