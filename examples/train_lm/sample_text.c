@@ -107,5 +107,7 @@ void sample_text_print(const sample_text *s, const options *o, const int32_t *to
         if (o->tokens)
             printf("%s%d", i == 0 ? "" : i == (int64_t)s->prompt.count ? "\n" : " ", tokens[i]);
         else
-            putchar(tokens[i] >= 0x80 || is_control((unsigned char)tokens[i]) ? '?' : tokens[i]);
+            putchar(i >= (int64_t)s->prompt.count && (tokens[i] >= 0x80 || is_control((unsigned char)tokens[i]))
+                        ? '?'
+                        : tokens[i]);
 }

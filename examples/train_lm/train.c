@@ -519,6 +519,12 @@ static double final_training_loss(const loss_curve *curve)
     return sum / (double)count;
 }
 
+/* Whether all ranks have the same parameters. One rank computes no hash. */
+static cot_status compare_parameters(const training *t, const ranks *r, const char *what)
+{
+    return r->size == 1 ? COT_OK : ranks_agree(r, parameter_table_hash(&t->model.parameters), what);
+}
+
 /* Before the first step, the ranks must have the same options, text, parameters and step. */
 static cot_status compare_ranks(const training *t, const run_state *run)
 {
@@ -526,8 +532,7 @@ static cot_status compare_ranks(const training *t, const run_state *run)
     for (int i = 0; run->identity.pairs[i] != NULL; i++)
         hash = hash_bytes(hash, run->identity.pairs[i], strlen(run->identity.pairs[i]));
     const cot_status status = ranks_agree(run->ranks, hash, "options, another text or another checkpoint");
-    return status != COT_OK ? status
-                            : ranks_agree(run->ranks, parameter_table_hash(&t->model.parameters), "initial parameters");
+    return status != COT_OK ? status : compare_parameters(t, run->ranks, "initial parameters");
 }
 
 train_result train(training *t, const corpus *text, const options *o, const ranks *r, cot_queue *queue)
@@ -558,7 +563,7 @@ train_result train(training *t, const corpus *text, const options *o, const rank
     if (result == TRAIN_DONE) {
         const int64_t tokens = run.timed_steps * o->accumulate * o->batch * o->context;
         parameter_table_use_host(&t->model.parameters); /* sampling is on the CPU */
-        if (ranks_agree(r, parameter_table_hash(&t->model.parameters), "parameters after the last step") != COT_OK)
+        if (compare_parameters(t, r, "parameters after the last step") != COT_OK)
             result = TRAIN_LIBRARY_ERROR;
         t->train = final_training_loss(&t->curve);
         t->tokens_per_second = tokens > 0 ? (double)tokens / run.training_seconds : 0;

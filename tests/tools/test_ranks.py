@@ -14,17 +14,12 @@ import sys
 import tempfile
 import time
 
+import checks
+from checks import check
+
 PROGRAM, MPIRUN = os.path.realpath(sys.argv[1]), sys.argv[2:]
 COMMON = [PROGRAM, '--text', 'text', '--width', '32', '--inner', '32', '--layers', '2', '--context', '32', '--batch', '2', '--accumulate',
           '4', '--steps', '8', '--sample', '0', '--threads', '1', '--quiet', '--out', 'out']
-failed = 0
-
-
-def check(good, what):
-    global failed
-    if not good:
-        failed += 1
-        print(f'FAILED: {what}')
 
 
 def run(ranks, *options, seconds=60):
@@ -112,8 +107,8 @@ def main():
     same_on_all_ranks()
     resumed_on_other_ranks()
     refused()
-    print(f'{failed} failures')
-    return 1 if failed else 0
+    print(f'{checks.failed} failures')
+    return 1 if checks.failed else 0
 
 
 with tempfile.TemporaryDirectory() as folder:

@@ -17,7 +17,9 @@ import sys
 import tempfile
 import time
 
+import checks
 import limited
+from checks import check
 
 PROGRAM = os.path.realpath(sys.argv[1])
 TEXT = os.path.realpath('LICENSE')
@@ -31,16 +33,6 @@ ENVIRONMENT = {**os.environ, 'PATH': '/nonexistent', 'OMP_WAIT_POLICY': 'passive
 # In the build with sanitizers, only undisturbed runs detect leaks. Of the many resumed runs, one would sometimes end
 # with a fault of LeakSanitizer's tracer ("Tracer caught signal 11").
 RESUMED = {**ENVIRONMENT, 'ASAN_OPTIONS': os.environ.get('ASAN_OPTIONS', '') + ':detect_leaks=0'}
-passed = failed = 0
-
-
-def check(good, what):
-    global passed, failed
-    if good:
-        passed += 1
-    else:
-        failed += 1
-        print(f'FAILED: {what}')
 
 
 def run(*arguments, architecture=(), limit=None):
@@ -269,8 +261,8 @@ def main():
         test_interrupt()
         test_refusals()
         os.chdir('/')
-    print(f'{passed} passed, {failed} failed')
-    return failed > 0
+    print(f'{checks.passed} passed, {checks.failed} failed')
+    return checks.failed > 0
 
 
 sys.exit(main())

@@ -13,22 +13,14 @@ import subprocess
 import sys
 import tempfile
 
+import checks
 import limited
 import numpy as np
+from checks import check
 
 PROGRAM = os.path.realpath(sys.argv[1])
 UNIT = {'f64': 2.0**-53, 'f32': 2.0**-24, 'f16': 2.0**-11, 'bf16': 2.0**-8}
 TINY = {'f64': 2.0**-1074, 'f32': 2.0**-149, 'f16': 2.0**-24, 'bf16': 2.0**-133}
-passed = failed = 0
-
-
-def check(good, what):
-    global passed, failed
-    if good:
-        passed += 1
-    else:
-        failed += 1
-        print(f'FAILED: {what}')
 
 
 # ---- files -----------------------------------------------------------------------------------------------------
@@ -738,8 +730,8 @@ def main():
             left = [name for root, _, names in os.walk('.') for name in names if 'partial' in name]
             check(not left, f'{test.__name__}: left {left}')
             os.chdir('/')
-    print(f'{passed} passed, {failed} failed')
-    return failed > 0
+    print(f'{checks.passed} passed, {checks.failed} failed')
+    return checks.failed > 0
 
 
 sys.exit(main())

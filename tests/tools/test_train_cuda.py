@@ -11,22 +11,17 @@ import sys
 import tempfile
 import time
 
+import checks
+from checks import check
+
 PROGRAM, EMULATOR, FAKE, NONE = map(os.path.realpath, sys.argv[1:])
 TEXT = os.path.realpath('LICENSE')
 RUN = [PROGRAM, TEXT, '--steps', '6', '--batch', '2', '--accumulate', '2', '--context', '16', '--width', '16',
        '--inner', '64', '--layers', '2', '--attention', '2', '--mlp', '24', '--dropout', '0.1', '--sample', '0', '--quiet']
-failed = 0
 
 
 def environment(folder, **variables):
     return {**os.environ, 'PATH': '/nonexistent', 'OMP_WAIT_POLICY': 'passive', 'LD_LIBRARY_PATH': folder, **variables}
-
-
-def check(good, what):
-    global failed
-    if not good:
-        failed += 1
-        print(f'FAILED: {what}')
 
 
 def run(*arguments, env=None):
@@ -113,5 +108,5 @@ with tempfile.TemporaryDirectory() as folder:
     test_bits('f32')
     test_gpt2()
     test_errors()
-print('test_train_cuda: ' + (f'{failed} checks failed' if failed else 'passed'))
-sys.exit(failed > 0)
+print('test_train_cuda: ' + (f'{checks.failed} checks failed' if checks.failed else 'passed'))
+sys.exit(checks.failed > 0)

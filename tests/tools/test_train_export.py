@@ -18,6 +18,9 @@ import subprocess
 import sys
 import tempfile
 
+import checks
+from checks import check
+
 PROGRAM = os.path.realpath(sys.argv[1])
 PYTHON = sys.argv[2] if len(sys.argv) > 2 else os.path.join(os.path.dirname(PROGRAM), 'venv/bin/python')
 CONTEXT, VOCABULARY, TOKENS, WINDOWS = 32, 300, 6000, 64
@@ -39,14 +42,6 @@ with torch.no_grad():
         count -= 1
 print(json.dumps([type(model).__name__, loss, prompt]))
 '''
-failed = 0
-
-
-def check(good, what):
-    global failed
-    if not good:
-        failed += 1
-        print(f'FAILED: {what}')
 
 
 def write_tokens(path, tokens):
@@ -193,8 +188,8 @@ with tempfile.TemporaryDirectory() as folder:
         test_model(name, tokens, has_transformers)
     test_errors()
     test_padding()
-if failed:
-    sys.exit(f'test_train_export: {failed} checks failed')
+if checks.failed:
+    sys.exit(f'test_train_export: {checks.failed} checks failed')
 if not has_transformers:
     print(f'test_train_export: passed; not run: the comparison with transformers ({PYTHON} does not have it)')
     sys.exit(77)

@@ -217,10 +217,4 @@ template <typename E, product P> static __device__ __forceinline__ void multiply
     {                                                                                        \
         multiply_mma<element, product>(c);                                                   \
     }
-#define PRODUCT(stem, product)              \
-    F32(stem, product)                      \
-    MMA(stem, product, bf16, __nv_bfloat16) \
-    MMA(stem, product, f16, __half)
-PRODUCT(fwd, FORWARD)
-PRODUCT(dx, DX)
-PRODUCT(dweight, DWEIGHT)
+CONV1D_DENSE_INSTANCES

@@ -152,4 +152,14 @@ static __device__ __forceinline__ void store_result(const conv1d_dense_call &c, 
               value);
 }
 
+/* All kernels of the products. The caller defines F32(stem, product) and MMA(stem, product, name, element): one kernel. */
+#define CONV1D_DENSE_PRODUCT(stem, product) \
+    F32(stem, product)                      \
+    MMA(stem, product, bf16, __nv_bfloat16) \
+    MMA(stem, product, f16, __half)
+#define CONV1D_DENSE_INSTANCES         \
+    CONV1D_DENSE_PRODUCT(fwd, FORWARD) \
+    CONV1D_DENSE_PRODUCT(dx, DX)       \
+    CONV1D_DENSE_PRODUCT(dweight, DWEIGHT)
+
 #endif

@@ -296,10 +296,4 @@ template <product P> static __device__ __forceinline__ void multiply_f32(const c
     {                                                                                      \
         multiply_16<element, product>(COT_HIP_ARGUMENT(conv1d_dense_call));                \
     }
-#define PRODUCT(stem, product)              \
-    F32(stem, product)                      \
-    MMA(stem, product, bf16, __nv_bfloat16) \
-    MMA(stem, product, f16, __half)
-PRODUCT(fwd, FORWARD)
-PRODUCT(dx, DX)
-PRODUCT(dweight, DWEIGHT)
+CONV1D_DENSE_INSTANCES
