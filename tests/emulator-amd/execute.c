@@ -253,6 +253,8 @@ BINARY(v_max_i32, (int32_t)A > (int32_t)B ? A : B)
 BINARY(v_min_u32, A < B ? A : B)
 BINARY(v_max_u32, A > B ? A : B)
 BINARY(v_add_u16, (A + B) & 0xffffu)
+BINARY(v_sub_u16, (A - B) & 0xffffu)
+BINARY(v_mul_lo_u16, (A & 0xffffu) * (B & 0xffffu) & 0xffffu)
 BINARY(v_lshlrev_b16, B << (A & 15u) & 0xffffu)
 BINARY(v_mbcnt_lo_u32_b32, (uint32_t)__builtin_popcount(A &lanes_below(l)) + B)
 BINARY(v_mbcnt_hi_u32_b32, (uint32_t)__builtin_popcount(l < 32 ? 0u : A & lanes_below(l - 32)) + B)
@@ -352,6 +354,7 @@ FLOAT_BINARY(v_subrev_f32, y - x)
 FLOAT_BINARY(v_mul_f32, x *y)
 FLOAT_BINARY(v_max_f32, maximum(x, y))
 FLOAT_BINARY(v_min_f32, minimum(x, y))
+FLOAT_TERNARY(v_max3_f32, maximum(maximum(x, y), z))
 FLOAT_TERNARY(v_fma_f32, fmaf(x, y, z))
 FLOAT_TERNARY(v_fmamk_f32, fmaf(x, y, z)) /* the constant is the second source */
 FLOAT_TERNARY(v_fmaak_f32, fmaf(x, y, z)) /* and here the third */
@@ -867,6 +870,12 @@ SAVE_EXEC(s_andn2_saveexec_b64, a & ~exec)
         const type x = (type)read(w, i, 0), y = (type)read(w, i, 1); \
         w->scc = (expression);                                       \
     }
+/* A constant of 16 bits without a sign. */
+HANDLER(s_cmpk_lt_u32)
+{
+    w->scc = scalar_source(w, i, 0) < (uint16_t)scalar_source(w, i, 1);
+}
+
 #define SCALAR_COMPARES(suffix, type)                              \
     SCALAR_COMPARE(s_cmp_eq_##suffix, type, scalar_source, x == y) \
     SCALAR_COMPARE(s_cmp_lg_##suffix, type, scalar_source, x != y) \
@@ -1102,14 +1111,14 @@ static void load_lds(emu_wave *w, instruction *i, int accesses, const int64_t of
             .first = (uint16_t)first, .count = (uint16_t)i->operand[0].count, .vector = true, .lds_load = true});
 }
 
-static void store_lds(emu_wave *w, instruction *i, int accesses, const int64_t offsets[2])
+static void store_lds(emu_wave *w, instruction *i, int accesses, const int64_t offsets[2], int shift)
 {
     const uint32_t *address = vector_source(w, i, 0);
     EACH_LANE(for (int n = 0; n < accesses; n++) {
         uint32_t values[4];
         vector_source(w, i, 1 + n);
         for (int k = 0; k < (int)(i->width + 3) / 4; k++)
-            values[k] = w->v[i->operand[1 + n].index + k][l];
+            values[k] = w->v[i->operand[1 + n].index + k][l] >> shift;
         memcpy(lds(w, i, l, address[l], offsets[n]), values, i->width);
     });
     begin_access(w, i, &w->scalar_queue, (emu_access){.vector = true, .lds_write = true});
@@ -1122,7 +1131,12 @@ HANDLER(ds_read)
 
 HANDLER(ds_write)
 {
-    store_lds(w, i, 1, (const int64_t[2]){i->offset, 0});
+    store_lds(w, i, 1, (const int64_t[2]){i->offset, 0}, 0);
+}
+
+HANDLER(ds_write_d16_hi)
+{
+    store_lds(w, i, 1, (const int64_t[2]){i->offset, 0}, 16);
 }
 
 HANDLER(ds_read2)
@@ -1132,7 +1146,7 @@ HANDLER(ds_read2)
 
 HANDLER(ds_write2)
 {
-    store_lds(w, i, 2, (const int64_t[2]){i->offset0 * i->width, i->offset1 * i->width});
+    store_lds(w, i, 2, (const int64_t[2]){i->offset0 * i->width, i->offset1 * i->width}, 0);
 }
 
 HANDLER(ds_read2st64)
@@ -1142,7 +1156,7 @@ HANDLER(ds_read2st64)
 
 HANDLER(ds_write2st64)
 {
-    store_lds(w, i, 2, (const int64_t[2]){i->offset0 * 64 * i->width, i->offset1 * 64 * i->width});
+    store_lds(w, i, 2, (const int64_t[2]){i->offset0 * 64 * i->width, i->offset1 * 64 * i->width}, 0);
 }
 
 /* A lane reads the value of the lane that its address names. Lanes without exec give 0. */
@@ -1218,6 +1232,8 @@ static const struct {
     ALIAS(ds_read2_b64, ds_read2) ALIAS(ds_write2_b32, ds_write2) ALIAS(ds_write2_b64, ds_write2)
     ALIAS(ds_read2st64_b32, ds_read2st64) ALIAS(ds_read2st64_b64, ds_read2st64) ALIAS(ds_write2st64_b32, ds_write2st64)
     ALIAS(ds_write2st64_b64, ds_write2st64) ENTRY(ds_bpermute_b32) ENTRY(v_mfma_f32_32x32x8f16)
+    ENTRY(v_sub_u16) ENTRY(v_mul_lo_u16) ENTRY(v_max3_f32) ENTRY(s_cmpk_lt_u32) ALIAS(v_accvgpr_mov_b32, v_mov_b32)
+    ALIAS(ds_write_b16_d16_hi, ds_write_d16_hi) ALIAS(ds_write_b8_d16_hi, ds_write_d16_hi)
     ENTRY(v_mfma_f32_32x32x8_f16) ENTRY(v_mfma_f32_32x32x8bf16_1k) ENTRY(v_mfma_f32_32x32x8_bf16)
     ENTRY(v_mfma_f32_16x16x16f16) ENTRY(v_mfma_f32_16x16x16_f16) ENTRY(v_mfma_f32_16x16x16bf16_1k)
     ENTRY(v_mfma_f32_16x16x16_bf16) ENTRY(v_mfma_f32_32x32x2_f32) ENTRY(v_mfma_f32_16x16x4_f32)

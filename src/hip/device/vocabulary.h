@@ -20,6 +20,7 @@
 #define __shared__ __attribute__((shared))
 #define __forceinline__ inline __attribute__((always_inline))
 #define __grid_constant__
+#define __align__(bytes) __attribute__((aligned(bytes)))
 /* The second argument counts blocks on CUDA and waves on AMD: it is left to the compiler. */
 #define __launch_bounds__(threads, ...) __attribute__((amdgpu_flat_work_group_size(threads, threads)))
 #define COT_DEVICE_FUNCTION static __device__ __forceinline__
@@ -209,6 +210,15 @@ COT_DEVICE_FUNCTION __nv_bfloat162 __floats2bfloat162_rn(float x, float y)
     return {__float2bfloat16_rn(x), __float2bfloat16_rn(y)};
 }
 
+/* Packs two floats into one register, `low` in the lower half. */
+template <typename E> COT_DEVICE_FUNCTION uint32_t cot_pack_pair(float low, float high)
+{
+    if constexpr (__is_same(E, __half))
+        return __builtin_bit_cast(uint32_t, __floats2half2_rn(low, high));
+    else
+        return __builtin_bit_cast(uint32_t, __floats2bfloat162_rn(low, high));
+}
+
 /* ---- arithmetic --------------------------------------------------------------------------------------- */
 
 COT_DEVICE_FUNCTION float fmaf(float a, float b, float c)
@@ -251,6 +261,11 @@ COT_DEVICE_FUNCTION float cot_max_nan(float a, float b)
 COT_DEVICE_FUNCTION float cot_min_nan(float a, float b)
 {
     return a != a ? a : b != b ? b : __builtin_fminf(a, b);
+}
+
+COT_DEVICE_FUNCTION int max(int a, int b)
+{
+    return a > b ? a : b;
 }
 
 COT_DEVICE_FUNCTION int64_t min(int64_t a, int64_t b)

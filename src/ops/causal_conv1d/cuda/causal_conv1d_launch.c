@@ -68,16 +68,22 @@ SM90_CHANNEL_LAST(fwd_channel_last_sm90,
                   CHANNEL_LAST_TILE_BYTES(CONV1D_SM90_FWD_WARP_TOKENS, 1, CONV1D_SM90_FWD_CHANNELS))
 SM90_CHANNEL_LAST(bwd_channel_last_sm90,
                   2 * CHANNEL_LAST_TILE_BYTES(CONV1D_SM90_BWD_WARP_TOKENS, 2, CONV1D_SM90_BWD_CHANNELS))
-IMAGE(causal_conv1d_fwd_im2col)
+#endif
 /* clang-format on */
 
-#define IM2COL(suffix)                                                           \
-    {                                                                            \
-        cot_image_causal_conv1d_fwd_im2col, "causal_conv1d_fwd_im2col" suffix, 0 \
+/* On tensor cores; on AMD GPUs with MFMA. */
+#if defined(COT_FOR_HIP)
+#define IM2COL_IMAGE COT_IMAGE(causal_conv1d_fwd_im2col_mfma)
+#else
+#define IM2COL_IMAGE COT_IMAGE(causal_conv1d_fwd_im2col)
+#endif
+extern const unsigned char IM2COL_IMAGE[];
+#define IM2COL(suffix)                                     \
+    {                                                      \
+        IM2COL_IMAGE, "causal_conv1d_fwd_im2col" suffix, 0 \
     }
 static const cot_cuda_kernel im2col[2][2] = {{IM2COL("_f16"), IM2COL("_bf16")},
                                              {IM2COL("_f16_k8"), IM2COL("_bf16_k8")}};
-#endif
 
 #define GENERIC(name) static const cot_cuda_kernel name = {COT_IMAGE(causal_conv1d_generic), "causal_conv1d_" #name, 0}
 GENERIC(check_seqlens);
@@ -337,7 +343,9 @@ cot_status causal_conv1d_fwd_channel_last_sm90(cot_queue *queue, const void *pro
                            : causal_conv1d_fwd_channel_last_sm80(queue, problem, workspace);
 }
 
-cot_status causal_conv1d_fwd_im2col_sm80(cot_queue *queue, const void *problem, void *workspace)
+#endif
+
+cot_status COT_LAUNCHER(causal_conv1d_fwd_im2col)(cot_queue *queue, const void *problem, void *workspace)
 {
     (void)workspace;
     const conv1d_forward_problem *p = problem;
@@ -354,8 +362,6 @@ cot_status causal_conv1d_fwd_im2col_sm80(cot_queue *queue, const void *problem, 
     }
     return write_final_state(queue, p, &c);
 }
-
-#endif
 
 /* ---- backward ----------------------------------------------------------------------------------------- */
 

@@ -358,7 +358,7 @@ static inline size_t workspace_cuda_bwd_generic(const void *problem)
 }
 
 /* ---- AMD GPUs ----------------------------------------------------------------------------------------- *
- * They have the portable kernels, without im2col. The backward with contiguous time has no general instances there,
+ * They have the portable kernels. The backward with contiguous time has no general instances there,
  * which would spill 600 registers: the generic kernel takes these calls. The alignment of the data is known in `run`
  * alone, so that its workspace suffices for both. */
 static inline const char *admit_hip_bwd_channel_first(const void *problem)

@@ -7,7 +7,8 @@
  * The 16-bit kernels compute 128 x 128 per block, with 32x32x8 instructions. Each of the 4 waves computes 64 x 64. A
  * step's operands are loaded into registers during the product of the step before, and written to the other of two
  * stages in LDS: one barrier per step. Both operands are K-major in LDS. Operands that are MN-major in memory are
- * transposed in registers on the way.
+ * transposed in registers on the way. The f16 instructions of MI200 take subnormal inputs as zeros, so there f16 is
+ * multiplied by four float32 instructions, at a quarter of the rate.
  *
  * The float32 kernels compute 64 x 64 per block, with 32x32x2 instructions. They load their operands element by element.
  * The 32 terms of a step are summed separately and then added. */
@@ -158,15 +159,20 @@ static __device__ __forceinline__ void write_elements(const thread_elements &fro
                        : swizzled_unit(thread / ROW_UNITS + i * MMA_BLOCK / 2, thread % ROW_UNITS)] = units[i];
 }
 
-template <typename E>
-static __device__ __forceinline__ accumulators multiply(uint64_t a, uint64_t b, const accumulators &sums)
+template <typename E> static __device__ __forceinline__ accumulators multiply(uint64_t a, uint64_t b, accumulators sums)
 {
-    if constexpr (cot_is_f16<E>)
-        return __builtin_amdgcn_mfma_f32_32x32x8f16(__builtin_bit_cast(half4, a), __builtin_bit_cast(half4, b), sums, 0,
-                                                    0, 0);
-    else
+    if constexpr (!cot_is_f16<E>)
         return __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(__builtin_bit_cast(short4, a), __builtin_bit_cast(short4, b),
                                                         sums, 0, 0, 0);
+    const half4 left = __builtin_bit_cast(half4, a), right = __builtin_bit_cast(half4, b);
+#if defined(__gfx90a__)
+#pragma unroll
+    for (int n = 0; n < 4; n++)
+        sums = __builtin_amdgcn_mfma_f32_32x32x2f32((float)left[n], (float)right[n], sums, 0, 0, 0);
+    return sums;
+#else
+    return __builtin_amdgcn_mfma_f32_32x32x8f16(left, right, sums, 0, 0, 0);
+#endif
 }
 
 /* Adds the products of a step. A lane loads 8 terms of a row at once, of which an instruction takes the first or the
