@@ -1,0 +1,151 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Estimates what bounds the MFMA kernels on gfx942, from clang's remarks and the disassembly of a build. Nothing here is
+measured. Rewrites the tables of a page between the lines
+`<!-- estimates -->` and `<!-- end of estimates -->`, or prints them.
+
+  tools/estimate_hip.py BUILD [PAGE.md]
+
+A step is one iteration of the loop that has the MFMA instructions. Each instruction of the loop counts once.
+"""
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+COMPUTE_UNITS, CLOCK, BANDWIDTH = 304, 2.1e9, 5.3e12  # AMD's data sheet of MI300X: peak clock, peak bandwidth of HBM3
+LDS_BYTES_PER_CYCLE = 128  # of a compute unit
+LANES, SIMDS = 64, 4
+# Cycles and operations of an instruction: AMD's matrix instruction calculator, CDNA3.
+MFMA = {
+    "v_mfma_f32_32x32x8_f16": (32, 2 * 32 * 32 * 8),
+    "v_mfma_f32_32x32x8_bf16": (32, 2 * 32 * 32 * 8),
+    "v_mfma_f32_16x16x16_f16": (16, 2 * 16 * 16 * 16),
+    "v_mfma_f32_16x16x16_bf16": (16, 2 * 16 * 16 * 16),
+}
+# file, kernels, waves of a block
+KERNELS = [
+    ("causal_conv1d_dense_mfma", ["causal_conv1d_dense_fwd_mma_bf16", "causal_conv1d_dense_dx_mma_bf16",
+                                  "causal_conv1d_dense_dweight_mma_bf16"], 4),
+    ("causal_conv1d_fwd_im2col_mfma", ["causal_conv1d_fwd_im2col_f16", "causal_conv1d_fwd_im2col_f16_k8"], 4),
+]
+WIDTHS = [("b128", 16), ("dwordx4", 16), ("b64", 8), ("dwordx2", 8), ("b32", 4), ("dword", 4), ("b16", 2), ("u16", 2), ("ushort", 2)]
+
+
+def fail(text):
+    sys.exit(f"estimate_hip: {text}")
+
+
+def width(mnemonic):
+    size = next((bytes_ for part, bytes_ in WIDTHS if part in mnemonic), None)
+    if size is None:
+        fail(f"the width of {mnemonic} is not known")
+    return size * (2 if "2_b" in mnemonic or "2st64" in mnemonic else 1)
+
+
+def disassemble(bundle):
+    """Returns {kernel: [(address, mnemonic, text)]} of the code object for gfx942."""
+    with tempfile.NamedTemporaryFile() as code:
+        common = ["clang-offload-bundler-19", "--type=o", f"--input={bundle}"]
+        names = subprocess.run([*common, "--list"], check=True, capture_output=True, text=True).stdout.split()
+        name = next(n for n in names if n.endswith("gfx942"))
+        subprocess.run([*common, "--unbundle", f"--targets={name}", f"--output={code.name}"], check=True)
+        text = subprocess.run(["llvm-objdump-19", "-d", "--no-show-raw-insn", code.name], check=True,
+                              capture_output=True, text=True).stdout
+    kernels, current = {}, None
+    for line in text.splitlines():
+        if match := re.match(r"[0-9a-f]+ <(.*)>:", line):
+            current = kernels.setdefault(match[1], [])
+        elif match := re.match(r"\t(\S+)(.*)// ([0-9A-F]+):", line):
+            current.append((int(match[3], 16), match[1], match[2]))
+    return kernels
+
+
+def reach(start, edges):
+    seen, stack = set(), [start]
+    while stack:
+        for to in edges.get(stack.pop(), ()):
+            if to not in seen:
+                seen.add(to)
+                stack.append(to)
+    return seen
+
+
+def find_loop(code):
+    """Returns the instructions that an MFMA instruction reaches and that reach it: its loop, in any order of the code."""
+    after, before = {}, {}
+    for n, (address, mnemonic, text) in enumerate(code):
+        targets = [code[n + 1][0]] if n + 1 < len(code) and mnemonic not in ("s_branch", "s_endpgm") else []
+        if mnemonic.startswith(("s_cbranch", "s_branch")):
+            offset = int(text.split()[0])
+            targets.append(address + 4 + 4 * (offset - 65536 if offset > 32767 else offset))
+        for target in targets:
+            after.setdefault(address, []).append(target)
+            before.setdefault(target, []).append(address)
+    for address, mnemonic, _ in code:
+        if mnemonic in MFMA:
+            loop = reach(address, after) & reach(address, before)
+            if address in loop:
+                return [i for i in code if i[0] in loop]
+    fail("a kernel has no loop around its MFMA instructions")
+
+
+def remarks(log, kernel):
+    """Returns the remarks on a kernel for gfx942: those for gfx90a come first."""
+    text = pathlib.Path(log).read_text().split(f"Function Name: {kernel} ")[-1].split("Function Name: ")[0]
+    return {key: int(re.search(rf" {pattern}: (\d+)", text)[1]) for key, pattern in
+            (("vector", "VGPRs"), ("accumulation", "AGPRs"), ("lds", r"LDS Size \[bytes/block\]"),
+             ("waves", r"Occupancy \[waves/SIMD\]"))}
+
+
+def estimate(build):
+    peak = COMPUTE_UNITS * CLOCK * SIMDS * MFMA["v_mfma_f32_32x32x8_f16"][1] / MFMA["v_mfma_f32_32x32x8_f16"][0]
+    lines = ["| kernel | registers, vector + accumulation | LDS, bytes | waves per SIMD | MFMA cycles of a step | LDS cycles "
+             "of a step | bytes loaded in a step | bound of a step |", "|---|--:|--:|--:|--:|--:|--:|---|"]
+    for stem, names, waves in KERNELS:
+        bundle, log = f"{build}/hip/{stem}.hipfb", f"{build}/hip/{stem}.log"
+        if not pathlib.Path(bundle).is_file() or not pathlib.Path(log).is_file():
+            fail(f"{bundle} or its log is missing")
+        code = disassemble(bundle)
+        for name in names:
+            loop, r = find_loop(code[name]), remarks(log, name)
+            mfma = sum(MFMA[m][0] for _, m, _ in loop if m in MFMA) * waves // SIMDS
+            lds = sum(LANES * width(m) for _, m, _ in loop if m.startswith(("ds_read", "ds_write"))) * waves
+            loaded = sum(LANES * width(m) for _, m, _ in loop if m.startswith("global_load")) * waves
+            cycles = lds / LDS_BYTES_PER_CYCLE
+            bound = "MFMA" if mfma >= cycles else "LDS"
+            lines.append(f"| `{name}` | {r['vector']} + {r['accumulation']} | {r['lds']} | {r['waves']} | {mfma} | "
+                         f"{cycles:.0f} | {loaded} | {bound} |")
+    tokens, channels, taps = 8 * 2048, 2048, 4
+    dense = 2 * tokens * taps * channels * channels
+    elements = 8 * 4096 * 4096
+    lines += ["", f"Peak of the matrix cores for 16 bits: {peak / 1e12:.0f} TFLOP/s ({COMPUTE_UNITS} compute units, "
+              f"{CLOCK / 1e9:.1f} GHz). Floors, which no kernel can beat:", "",
+              "| call | floor | from |", "|---|--:|---|",
+              f"| dense forward, {tokens} tokens, Din = Dout = {channels}, K = {taps}, bf16 | {1e6 * dense / peak:.0f} us | "
+              "MFMA at the peak |",
+              f"| causal_conv1d forward, B8 D4096 T4096 bf16 | {1e6 * 4 * elements / BANDWIDTH:.0f} us | 2 passes over memory at "
+              f"{BANDWIDTH / 1e12:.1f} TB/s |",
+              f"| causal_conv1d backward, the same | {1e6 * 6 * elements / BANDWIDTH:.0f} us | 3 passes |",
+              f"| a step of im2col | {2048 * 4 / (BANDWIDTH / COMPUTE_UNITS / CLOCK):.0f} cycles | 2048 elements in and out, at "
+              "the bandwidth of a compute unit |"]
+    return "\n".join(lines)
+
+
+def main():
+    if len(sys.argv) not in (2, 3):
+        sys.exit(__doc__)
+    table = estimate(sys.argv[1])
+    if len(sys.argv) == 2:
+        print(table)
+        return
+    page = pathlib.Path(sys.argv[2])
+    text, count = re.subn(r"(<!-- estimates -->\n).*?(<!-- end of estimates -->)", lambda m: f"{m[1]}{table}\n\n{m[2]}",
+                          page.read_text(), flags=re.S)
+    if count != 1:
+        fail(f"{page} has no line <!-- estimates -->")
+    page.write_text(text)
+
+
+main()
