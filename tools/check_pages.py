@@ -15,7 +15,8 @@ import subprocess
 import sys
 
 LONGEST_SENTENCE, README_BYTES, OP_LINES, KERNEL_LINES = 35, 5000, 150, 200
-QUOTES = {"docs/guide/c.md": "examples/c/causal_conv1d.c", "docs/guide/context_parallel_c.md": "examples/c/context_parallel.c"}
+QUOTES = [("docs/guide/c.md", "examples/c/causal_conv1d.c"), ("docs/guide/c.md", "examples/c/attention.c"),
+          ("docs/guide/c.md", "examples/c/attention_cuda.c"), ("docs/guide/context_parallel_c.md", "examples/c/context_parallel.c")]
 
 
 def without_code(text):
@@ -90,7 +91,7 @@ def main():
     complaints += [f"docs/README.md: no link to {path.relative_to(root / 'docs')}" for path in pages
                    if index.exists() and path.parent.name in ("guide", "kernels") and path.parent.parent == root / "docs"
                    and str(path.relative_to(root / "docs")) not in linked]
-    for page, source in QUOTES.items():
+    for page, source in QUOTES:
         if not (root / page).exists():
             continue
         example = (root / source).read_text().partition("\n")[2]  # without the licence line

@@ -171,7 +171,10 @@ repeat() # N TEXT: the text, N times
 {
     seq "$1" | while read -r _; do printf '%s' "$2"; done
 }
-quote=$(sed -e '1{/SPDX/d}' examples/c/causal_conv1d.c | sed 's/[%\\]/&&/g')
+quotes= # the ```c blocks of docs/guide/c.md
+for example in causal_conv1d attention attention_cuda; do
+    quotes="$quotes\`\`\`c\n$(sed -e '1{/SPDX/d}' -e 's/[%\\]/&&/g' examples/c/$example.c)\n\`\`\`\n"
+done
 expect pass '1 pages, 0 complaints' page README.md '# Title\n\nA [link](examples/c) and [another](#title).\n'
 expect fail 'the link nothing.md leads nowhere' page README.md 'A [link](nothing.md).\n'
 expect fail 'the link README.md#other leads nowhere' page README.md '# Title\n\nA [link](README.md#other).\n'
@@ -184,9 +187,11 @@ expect pass '0 complaints' page src/ops/op/README.md '# Op\n'
 expect fail 'no link to guide/new.md' page docs/README.md '# Documentation\n' "$(printf '# New\n' >"$pages/docs/guide/new.md")"
 expect pass '0 complaints' page docs/README.md '[New](guide/new.md)\n'
 rm "$pages/docs/README.md" "$pages/docs/guide/new.md"
-expect pass '0 complaints' page docs/guide/c.md "$(printf '```c\\nint other;\\n```\\n```c\\n%s\\n```\\n' "$quote")"
+expect pass '0 complaints' page docs/guide/c.md "\`\`\`c\nint other;\n\`\`\`\n$quotes"
 sed -i 's/args.weight/args.weights/' "$pages/docs/guide/c.md"
 expect fail 'no ```c block equals examples/c/causal_conv1d.c' "$tools/check_pages.py" "$pages"
+sed -i -e 's/args.weights/args.weight/' -e 's/cudaMalloc/cudaMallocManaged/' "$pages/docs/guide/c.md"
+expect fail 'no ```c block equals examples/c/attention_cuda.c' "$tools/check_pages.py" "$pages"
 
 # ---- make prints the build's messages, and the option in docs/guide/install.md that disables GPU code exists
 grep -q 'COT_CUDA=OFF' docs/guide/install.md && grep -q '^option(COT_CUDA ' CMakeLists.txt ||
