@@ -78,18 +78,27 @@ def python_entry(node, prefix, level):
     return lines
 
 
+def public_nodes(file):
+    """The functions and classes of a file that are in __all__, or without __all__ those without a leading underscore."""
+    text = (ROOT / "python/cotangent" / file).read_text()
+    public = re.search(r"^__all__ = (\[.*?\])", text, flags=re.M | re.S)
+    return [node for node in ast.parse(text).body
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_")
+            and (public is None or node.name in ast.literal_eval(public[1]))]
+
+
+def public_names(file):
+    return [node.name for node in public_nodes(file)]
+
+
 def python_reference():
-    """The page of the Python package: the names of __all__, or those without a leading underscore. All need a docstring."""
+    """The page of the Python package. Every public name needs a docstring."""
     lines = ["# PyTorch reference", "", "From the docstrings of the package. [PyTorch](python.md) is the guide.", ""]
     for module, files in PYTHON_FILES:
         lines += [f"## {module}", ""]
         for file in files:
-            text = (ROOT / "python/cotangent" / file).read_text()
-            public = re.search(r"^__all__ = (\[.*?\])", text, flags=re.M | re.S)
-            for node in ast.parse(text).body:
-                if (isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_")
-                        and (public is None or node.name in ast.literal_eval(public[1]))):
-                    lines += python_entry(node, "", 3)
+            for node in public_nodes(file):
+                lines += python_entry(node, "", 3)
     return "\n".join(lines)
 
 

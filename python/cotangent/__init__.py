@@ -8,8 +8,8 @@ LinearDropoutResidual, MambaFront.
 Import these modules separately: cotangent.compat, cotangent.distributed, cotangent.integrations.transformers,
 cotangent.integrations.dtensor.
 
-The docstrings are the reference. docs/guide/python.md of the repository is the guide. The C headers in include/cotangent
-have all formulas, also those of the gradients."""
+The docstrings are the reference. Their examples begin with `import torch, cotangent`. docs/guide/python.md of the
+repository is the guide. The C headers in include/cotangent have all formulas, also those of the gradients."""
 from typing import Any
 
 _functions: "dict[str, Any]" = {}

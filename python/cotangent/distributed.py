@@ -7,6 +7,8 @@
     out = cp.attention(q, k, v, causal=True, cut="zigzag")
     cp.all_reduce_gradients(model.parameters())
 
+The examples below also need `import torch, torch.distributed as dist` and dist.init_process_group("gloo").
+
 Arguments that all functions share:
 
 group    a ProcessGroup, a DeviceMesh with one dimension, the name of a group, or None for the default group. CPU
@@ -255,7 +257,10 @@ def connect(group: Any = None, *, timeout: float = 30.0, device: Any = "cpu") ->
 
     timeout  seconds that a rank waits for another rank without any progress. It must be longer than the time that one
              rank computes between two calls of this module while the others wait; on a GPU also longer than the longest
-             call"""
+             call
+
+    >>> cp.connect(dist.new_group(backend="gloo"), timeout=600)  # a rank may compute for 10 minutes before it answers
+    """
     name, place = _name_of(group), torch.device(device)
     if place.type not in ("cpu", "cuda"):
         raise ValueError(f"connect: device is {place}, expected cpu or cuda")
@@ -268,7 +273,10 @@ def connect(group: Any = None, *, timeout: float = 30.0, device: Any = "cpu") ->
 def check(group: Any = None) -> None:
     """Waits for the work of the last call with CUDA tensors, at most for the timeout of connect(). Raises RuntimeError if
     a rank has failed. The results of that call are undefined then, and its work on the GPU has ended. Does nothing for
-    a group without such calls. A single rank may call it."""
+    a group without such calls. A single rank may call it.
+
+    >>> cp.check()  # before torch.cuda.synchronize(), and before a checkpoint is saved
+    """
     for found in list(_groups.get(_process_group(_name_of(group)), {}).values()):
         with found.lock:
             _C.check_group(found.handle)
@@ -506,14 +514,22 @@ def positions(
     length: int, *, group: Any = None, cut: str = "contiguous", stripe: int = 0, device: Any = None
 ) -> Tensor:
     """The positions of this rank's tokens in the whole sequence of `length` tokens: int64 [tokens]. Pass them to rotary
-    embeddings (position_ids), or make masks from them."""
+    embeddings (position_ids), or make masks from them.
+
+    >>> cp.positions(6, cut="zigzag")        # one rank has all tokens
+    tensor([0, 1, 2, 3, 4, 5])
+    """
     rows: Tensor = _positions_op(length, _name_of(group), _cut_number("positions", cut), stripe)
     return rows if device is None else rows.to(device)
 
 
 def shard(x: Tensor, *, dim: int, group: Any = None, cut: str = "contiguous", stripe: int = 0) -> Tensor:
     """A copy of this rank's tokens of a whole tensor. dim: the axis of the tokens. Any dtype. No communication.
-    Differentiable."""
+    Differentiable.
+
+    >>> x = torch.randn(2, 100, 64)          # the same on every rank
+    >>> part = cp.shard(x, dim=1, cut="zigzag")  # with 2 ranks: 50 tokens
+    """
     need_tensors("shard", x=x)
     return x.index_select(dim, positions(x.shape[dim], group=group, cut=cut, stripe=stripe, device=x.device))
 
@@ -523,7 +539,13 @@ def unshard(
 ) -> Tensor:
     """The inverse of shard: every rank gets the tensor with the tokens of all ranks. length: the number of tokens of
     the whole sequence, by default this rank's tokens times the number of ranks. Any dtype. The backward adds the
-    gradients of all ranks."""
+    gradients of all ranks.
+
+    >>> x = torch.randn(2, 100, 64)
+    >>> part = cp.shard(x, dim=1, cut="zigzag")
+    >>> torch.equal(cp.unshard(part, dim=1, length=100, cut="zigzag"), x)
+    True
+    """
     need_tensors("unshard", x=x)
     name, axis = _name_of(group), dim % x.dim()
     length = _whole_length("unshard", x, axis, length, name)
@@ -544,7 +566,12 @@ def _whole_length(call: str, x: Any, axis: int, length: Optional[int], group: st
 
 def all_reduce(x: Tensor, *, group: Any = None) -> Tensor:
     """Replaces x on every rank by the sum over all ranks, x = ((x[0] + x[1]) + x[2]) + ..., and returns it. Sums are
-    float64 and rounded once, so that they have the same bits in every run. x: any float dtype, without a gradient."""
+    float64 and rounded once, so that they have the same bits in every run. x: any float dtype, without a gradient.
+
+    >>> loss = torch.tensor(2.5)             # of the tokens of this rank
+    >>> cp.all_reduce(loss)                  # of all tokens
+    tensor(2.5000)
+    """
     need_tensors("all_reduce", x=x)
     if x.device.type not in ("cpu", "cuda"):
         raise NotImplementedError(f"all_reduce: x is on {x.device}, expected the CPU or a GPU")
@@ -554,7 +581,12 @@ def all_reduce(x: Tensor, *, group: Any = None) -> Tensor:
 
 def all_reduce_gradients(parameters: "Iterable[Tensor]", *, group: Any = None) -> None:
     """Replaces the gradient of every parameter by the sum over all ranks, in their order. Use it for models without DDP
-    and FSDP2. Parameters without a gradient are skipped: they must be the same parameters on every rank."""
+    and FSDP2. Parameters without a gradient are skipped: they must be the same parameters on every rank.
+
+    >>> model = torch.nn.Linear(64, 64)
+    >>> model(torch.randn(2, 100, 64)).sum().backward()
+    >>> cp.all_reduce_gradients(model.parameters())
+    """
     by_kind: "dict[Any, list[Tensor]]" = {}
     for parameter in parameters:
         if parameter.grad is not None:
@@ -631,7 +663,13 @@ def attention(
                         those of the whole sequence, the same on every rank. Without a seed, all ranks use the seed of
                         rank 0. The dropout mask is that of cotangent.attention on the whole sequence
 
-    The other arguments are those of cotangent.attention."""
+    The other arguments are those of cotangent.attention.
+
+    >>> q, k, v = (cp.shard(torch.randn(2, 100, 4, 16), dim=1, cut="zigzag") for _ in range(3))
+    >>> out = cp.attention(q, k, v, causal=True, q_length=100, k_length=100, cut="zigzag")
+    >>> out.shape == q.shape                 # the tokens of this rank
+    True
+    """
     return _run_attention(
         "attention", q, k, v, (None, None), (0, 0), group, cut, stripe, head_ranks, (q_length, k_length), causal, window,
         scale, softcap, dropout_p, seed, offset, seed_memory, offset_memory, (seqused_q, seqused_k), sink, alibi_slopes,
@@ -674,7 +712,14 @@ def attention_varlen(
     """cotangent.attention_varlen of all packed sequences. The axis of all tokens is cut, so a sequence may have tokens
     on several ranks. q, k and v have the tokens of this rank. cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
     and bias are those of cotangent.attention_varlen for the whole, the same on every rank. The other arguments are
-    those of attention."""
+    those of attention.
+
+    >>> cu_seqlens = torch.tensor([0, 30, 100], dtype=torch.int32)
+    >>> q, k, v = (cp.shard(torch.randn(100, 4, 16), dim=0) for _ in range(3))
+    >>> out = cp.attention_varlen(q, k, v, cu_seqlens, cu_seqlens, 70, 70, causal=True, q_length=100, k_length=100)
+    >>> out.shape == q.shape
+    True
+    """
     return _run_attention(
         "attention_varlen", q, k, v, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), group, cut, stripe,
         head_ranks, (q_length, k_length), causal, window, scale, softcap, dropout_p, seed, offset, seed_memory,
@@ -709,7 +754,13 @@ def causal_conv1d(
     final_state    every rank gets the final state of the whole sequence. Its gradient is the sum of the gradients of
                    all ranks
 
-    The other arguments are those of cotangent.causal_conv1d."""
+    The other arguments are those of cotangent.causal_conv1d.
+
+    >>> x = cp.shard(torch.randn(2, 32, 100), dim=2)
+    >>> y = cp.causal_conv1d(x, torch.randn(32, 4), activation="silu", length=100)
+    >>> y.shape == x.shape
+    True
+    """
     with_state, name = flag("causal_conv1d", "return_final_state", return_final_state), _name_of(group)
     y, final_state = _conv_forward(
         x, weight, bias, initial_state, seq_idx, cu_seqlens,
@@ -752,7 +803,11 @@ def context_parallel(
     that of positions. Run the backward inside the block, too: gradient checkpointing calls the attention again.
 
     length      the number of tokens of the whole sequence; by default this rank's tokens times the number of ranks
-    cu_seqlens  int32 [N+1]: the packed sequences of the whole, for a batch of 1"""
+    cu_seqlens  int32 [N+1]: the packed sequences of the whole, for a batch of 1
+
+    >>> with cp.context_parallel(length=100, cut="zigzag"):
+    ...     pass  # the forward and the backward of the model
+    """
     longest = 0 if cu_seqlens is None else int(cu_seqlens.diff().max())
     _cut_number("context_parallel", cut)
     context = Context(_name_of(group), cut, stripe, head_ranks, length, cu_seqlens, longest)

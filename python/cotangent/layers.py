@@ -26,7 +26,12 @@ class CausalConv1d(nn.Module):
 
     With channel_last=True input and output are [B,T,D], without a copy. Parameters are initialised as those of
     torch.nn.Conv1d with groups=channels. load_state_dict also reads the state of such a Conv1d: a weight [D,1,K]
-    becomes [D,K]."""
+    becomes [D,K].
+
+    >>> conv = cotangent.CausalConv1d(32, width=4, activation="silu", channel_last=True)
+    >>> conv(torch.randn(2, 100, 32)).shape
+    torch.Size([2, 100, 32])
+    """
 
     def __init__(
         self,
@@ -82,7 +87,12 @@ class CausalConv1d(nn.Module):
 
 class BiasDropoutResidual(nn.Module):
     """residual + dropout(act(x + bias)) in one pass. Use it after the last nn.Linear of a layer. Create that nn.Linear
-    with bias=False. p is the dropout probability, which Attention calls dropout_p. In eval mode nothing is dropped."""
+    with bias=False. p is the dropout probability, which Attention calls dropout_p. In eval mode nothing is dropped.
+
+    >>> layer = cotangent.BiasDropoutResidual(32, p=0.1, activation="gelu")
+    >>> layer(torch.randn(2, 100, 32), residual=torch.randn(2, 100, 32)).shape
+    torch.Size([2, 100, 32])
+    """
 
     def __init__(
         self,
@@ -149,7 +159,14 @@ class HyperConnection(nn.Module):
     the first HyperConnection with defer_post=True. It then returns a PendingPost instead of the streams. Pass the
     PendingPost to the second HyperConnection as its x. HyperConnectionStack does so.
 
-    load_state_dict(..., strict=False) also reads the checkpoint of the layer alone."""
+    load_state_dict(..., strict=False) also reads the checkpoint of the layer alone.
+
+    >>> first, second = (cotangent.HyperConnection(torch.nn.Linear(32, 32), 32, streams=4) for _ in range(2))
+    >>> streams = first.expand(torch.randn(2, 100, 32))
+    >>> streams = second(first(streams, defer_post=True))
+    >>> streams.shape, first.reduce(streams).shape
+    (torch.Size([2, 100, 4, 32]), torch.Size([2, 100, 32]))
+    """
 
     def __init__(
         self, layer: nn.Module, dim: int, streams: int = 4, *, sinkhorn_iterations: int = 20, device: Any = None
@@ -222,7 +239,12 @@ class Attention(nn.Module):
     qk_norm          the eps of an RMSNorm of each query and key head, as in Qwen3; None: no norm
 
     load_state_dict also reads the names of other implementations: q_proj, k_proj, v_proj and o_proj; Wqkv, in_proj and
-    out_proj; q_norm, k_norm and sinks."""
+    out_proj; q_norm, k_norm and sinks.
+
+    >>> layer = cotangent.Attention(64, heads=8, kv_heads=2, rope_base=10000)
+    >>> layer(torch.randn(2, 100, 64)).shape
+    torch.Size([2, 100, 64])
+    """
 
     def __init__(
         self,
@@ -350,7 +372,12 @@ class LinearDropoutResidual(nn.Linear):
     bias, applies the activation and the dropout, and adds the residual.
 
     Parameters and state_dict are those of torch.nn.Linear. p is the dropout probability, which Attention calls
-    dropout_p. In eval mode nothing is dropped."""
+    dropout_p. In eval mode nothing is dropped.
+
+    >>> layer = cotangent.LinearDropoutResidual(64, 32, p=0.1)
+    >>> layer(torch.randn(2, 100, 64), residual=torch.randn(2, 100, 32)).shape
+    torch.Size([2, 100, 32])
+    """
 
     def __init__(
         self,
@@ -387,7 +414,13 @@ class MambaFront(nn.Module):
 
     The convolution reads the columns of the projection without a copy. Parameters: in_proj.weight, conv1d.weight
     [conv_dim, width] and conv1d.bias. load_state_dict reads these names from the state_dict of a Mamba layer, also with a
-    weight [conv_dim,1,width]. The layer's other parameters need strict=False."""
+    weight [conv_dim,1,width]. The layer's other parameters need strict=False.
+
+    >>> layer = cotangent.MambaFront(32, 64, after=[64])
+    >>> x, z = layer(torch.randn(2, 100, 32))
+    >>> x.shape, z.shape
+    (torch.Size([2, 100, 64]), torch.Size([2, 100, 64]))
+    """
 
     def __init__(
         self,
@@ -438,7 +471,12 @@ class HyperConnectionStack(nn.Module):
     about the output of a residual network of the same layers. The result is the sum of the n streams, so it is about n
     times as large. Apply a norm to it.
 
-    load_state_dict(..., strict=False) also reads the checkpoint of a torch.nn.ModuleList of the layers."""
+    load_state_dict(..., strict=False) also reads the checkpoint of a torch.nn.ModuleList of the layers.
+
+    >>> stack = cotangent.HyperConnectionStack([torch.nn.Linear(32, 32) for _ in range(6)], 32, streams=4)
+    >>> stack(torch.randn(2, 100, 32)).shape
+    torch.Size([2, 100, 32])
+    """
 
     def __init__(
         self, layers: Iterable[nn.Module], dim: int, streams: int = 4, *, sinkhorn_iterations: int = 20, device: Any = None

@@ -123,7 +123,14 @@ def install(*packages: str) -> None:
 
     The `__version__` of each module is that of the package whose signatures it has: causal_conv1d 1.6.1, flash_attn
     2.8.4, flash_attn.cute 4.0.0, flash_attn_interface 3.0.0. importlib.metadata reports the same versions for the
-    distributions causal_conv1d, flash_attn, flash_attn_4 and flash_attn_3."""
+    distributions causal_conv1d, flash_attn, flash_attn_4 and flash_attn_3.
+
+    >>> cotangent.compat.install("flash_attn")
+    >>> import flash_attn
+    >>> flash_attn.flash_attn_func is cotangent.compat.flash_attn.flash_attn_func
+    True
+    >>> cotangent.compat.uninstall("flash_attn")
+    """
     _check_packages("install", packages)
     for name, source in _MODULES.items():
         package = name.split(".")[0]
@@ -147,7 +154,11 @@ def install(*packages: str) -> None:
 
 def uninstall(*packages: str) -> None:
     """Reverts install(). Python modules that have imported cotangent's functions keep them. packages: the names of the
-    packages to restore; without names, all."""
+    packages to restore; without names, all.
+
+    >>> cotangent.compat.install()
+    >>> cotangent.compat.uninstall()
+    """
     _check_packages("uninstall", packages)
     for name in [name for name in _replaced if name.split(".")[0] in (packages or _VERSIONS)]:
         module = _replaced.pop(name)

@@ -30,7 +30,12 @@ def causal_conv1d_fn(
 ) -> Any:
     """x [B,D,T], weight [D,K], bias [D], seq_idx [B,T], initial_states [B,D,K-1]. Returns out like x, or with
     return_final_states (out, final_states). If final_states_out is given, the states are copied to it by a torch op. It
-    is then the returned tensor, and gradients flow through it. See cotangent.causal_conv1d."""
+    is then the returned tensor, and gradients flow through it. See cotangent.causal_conv1d.
+
+    >>> from cotangent.compat.causal_conv1d import causal_conv1d_fn
+    >>> causal_conv1d_fn(torch.randn(2, 32, 100), torch.randn(32, 4), activation="silu").shape
+    torch.Size([2, 32, 100])
+    """
     try:
         result = causal_conv1d(
             x, weight, bias, activation, initial_state=initial_states, seq_idx=seq_idx, return_final_state=return_final_states
@@ -60,7 +65,12 @@ def causal_conv1d_update(
     conv_state_indices: Optional[Tensor] = None,
 ) -> Tensor:
     """x [B,D] or [B,D,T]; conv_state [N,D,S >= K-1], updated in place. Returns out like x. See
-    cotangent.causal_conv1d_update."""
+    cotangent.causal_conv1d_update.
+
+    >>> from cotangent.compat.causal_conv1d import causal_conv1d_update
+    >>> causal_conv1d_update(torch.randn(2, 32), torch.zeros(2, 32, 3), torch.randn(32, 4)).shape
+    torch.Size([2, 32])
+    """
     return _update(
         x, conv_state, weight, bias, activation, cache_seqlens=cache_seqlens, conv_state_indices=conv_state_indices
     )
@@ -68,7 +78,15 @@ def causal_conv1d_update(
 
 def causal_conv1d_varlen_states(x: Tensor, cu_seqlens: Tensor, state_len: int) -> Tensor:
     """The last state_len inputs of each packed sequence: x [total,D], cu_seqlens [N+1] -> [N,D,state_len], with zeros
-    before the start of a sequence. No gradient, no synchronisation."""
+    before the start of a sequence. No gradient, no synchronisation.
+
+    >>> from cotangent.compat.causal_conv1d import causal_conv1d_varlen_states
+    >>> x, cu_seqlens = torch.tensor([[1.], [2.], [3.]]), torch.tensor([0, 1, 3])  # two sequences
+    >>> causal_conv1d_varlen_states(x, cu_seqlens, 2)
+    tensor([[[0., 1.]],
+    <BLANKLINE>
+            [[2., 3.]]])
+    """
     need_tensors("causal_conv1d_varlen_states", x=x, cu_seqlens=cu_seqlens)
     if x.dim() != 2 or cu_seqlens.dim() != 1 or x.device != cu_seqlens.device:
         raise ValueError(

@@ -38,7 +38,13 @@ def causal_conv1d_fwd_function(
     final_states_out: Optional[Tensor],
     silu_activation: bool,
 ) -> Tensor:
-    """The output like x [B,D,T]. A given final_states_out [B,D,K-1] is overwritten."""
+    """The output like x [B,D,T]. A given final_states_out [B,D,K-1] is overwritten.
+
+    >>> from cotangent.compat.causal_conv1d_cpp import causal_conv1d_fwd_function
+    >>> x, weight = torch.tensor([[[1., 2., 3., 4.]]]), torch.ones(1, 3)
+    >>> causal_conv1d_fwd_function(x, weight, None, None, None, None, False)
+    tensor([[[1., 3., 6., 9.]]])
+    """
     activation = _activation("causal_conv1d_fwd_function", silu_activation)
     try:
         with torch.no_grad():
@@ -64,7 +70,14 @@ def causal_conv1d_bwd_function(
     silu_activation: bool,
 ) -> "Tuple[Tensor, Tensor, Optional[Tensor], Optional[Tensor]]":
     """(dx, dweight, dbias, dinitial_states). A given dx is overwritten. Without bias, dbias is None. Without
-    return_dinitial_states, dinitial_states is None."""
+    return_dinitial_states, dinitial_states is None.
+
+    >>> from cotangent.compat.causal_conv1d_cpp import causal_conv1d_bwd_function
+    >>> x, weight, dout = torch.tensor([[[1., 2., 3., 4.]]]), torch.ones(1, 3), torch.ones(1, 1, 4)
+    >>> dx, dweight, _, _ = causal_conv1d_bwd_function(x, weight, None, dout, None, None, None, None, False, False)
+    >>> dx, dweight
+    (tensor([[[3., 3., 2., 1.]]]), tensor([[ 3.,  6., 10.]]))
+    """
     name = "causal_conv1d_bwd_function"
     need_tensors(name, x=x, weight=weight, dout=dout)
     _check_like(name, "dout", dout, x.shape, x.device)
@@ -100,7 +113,13 @@ def causal_conv1d_update_function(
     cache_seqlens: Optional[Tensor],
     conv_state_indices: Optional[Tensor],
 ) -> Tensor:
-    """The output like x. conv_state is updated in place."""
+    """The output like x. conv_state is updated in place.
+
+    >>> from cotangent.compat.causal_conv1d_cpp import causal_conv1d_update_function
+    >>> conv_state = torch.tensor([[[1., 2.]]])
+    >>> causal_conv1d_update_function(torch.tensor([[3.]]), conv_state, torch.ones(1, 3), None, False, None, None)
+    tensor([[6.]])
+    """
     activation = _activation("causal_conv1d_update_function", silu_activation)
     with torch.no_grad():
         y: Tensor = _update(x, conv_state, weight, bias, cache_seqlens, conv_state_indices, activation)

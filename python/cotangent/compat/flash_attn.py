@@ -124,7 +124,13 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """As flash_attn.flash_attn_func: q [B,Tq,H,d], k and v [B,Tk,Hkv,d]. `deterministic` has no effect."""
+    """As flash_attn.flash_attn_func: q [B,Tq,H,d], k and v [B,Tk,Hkv,d]. `deterministic` has no effect.
+
+    >>> from cotangent.compat.flash_attn import flash_attn_func
+    >>> q, k, v = torch.randn(3, 2, 100, 4, 64)
+    >>> flash_attn_func(q, k, v, causal=True).shape
+    torch.Size([2, 100, 4, 64])
+    """
     out, lse, S_dmask, _ = _attend(
         "flash_attn_func", q, k, v, (), dropout_p, return_attn_probs, alibi_slopes=alibi_slopes,
         **options(softmax_scale, causal, window_size, softcap),
@@ -150,7 +156,14 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: Optional[Tensor] = None,
 ) -> Any:
-    """As flash_attn.flash_attn_varlen_func: q [total_q,H,d], k and v [total_k,Hkv,d]. `deterministic` has no effect."""
+    """As flash_attn.flash_attn_varlen_func: q [total_q,H,d], k and v [total_k,Hkv,d]. `deterministic` has no effect.
+
+    >>> from cotangent.compat.flash_attn import flash_attn_varlen_func
+    >>> q, k, v = torch.randn(3, 10, 4, 64)
+    >>> cu_seqlens = torch.tensor([0, 3, 10], dtype=torch.int32)
+    >>> flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, 7, 7, causal=True).shape
+    torch.Size([10, 4, 64])
+    """
     refuse("flash_attn_varlen_func", block_table=block_table)
     lengths = (cu_seqlens_q, cu_seqlens_k, length(max_seqlen_q), length(max_seqlen_k))
     out, lse, S_dmask, _ = _attend(
@@ -171,7 +184,12 @@ def flash_attn_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """qkv [B,T,3,H,d], used without a copy."""
+    """qkv [B,T,3,H,d], used without a copy.
+
+    >>> from cotangent.compat.flash_attn import flash_attn_qkvpacked_func
+    >>> flash_attn_qkvpacked_func(torch.randn(2, 100, 3, 4, 64), causal=True).shape
+    torch.Size([2, 100, 4, 64])
+    """
     q, k, v = unpack("flash_attn_qkvpacked_func", "qkv", qkv, 2, 3)
     return flash_attn_func(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
@@ -191,7 +209,12 @@ def flash_attn_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """q [B,Tq,H,d], kv [B,Tk,2,Hkv,d]."""
+    """q [B,Tq,H,d], kv [B,Tk,2,Hkv,d].
+
+    >>> from cotangent.compat.flash_attn import flash_attn_kvpacked_func
+    >>> flash_attn_kvpacked_func(torch.randn(2, 100, 4, 64), torch.randn(2, 100, 2, 4, 64)).shape
+    torch.Size([2, 100, 4, 64])
+    """
     k, v = unpack("flash_attn_kvpacked_func", "kv", kv, 2, 2)
     need_tensors("flash_attn_kvpacked_func", q=q)
     same_device("flash_attn_kvpacked_func", q=q, kv=kv)
@@ -214,7 +237,13 @@ def flash_attn_varlen_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """qkv [total,3,H,d]."""
+    """qkv [total,3,H,d].
+
+    >>> from cotangent.compat.flash_attn import flash_attn_varlen_qkvpacked_func
+    >>> cu_seqlens = torch.tensor([0, 3, 10], dtype=torch.int32)
+    >>> flash_attn_varlen_qkvpacked_func(torch.randn(10, 3, 4, 64), cu_seqlens, 7, causal=True).shape
+    torch.Size([10, 4, 64])
+    """
     q, k, v = unpack("flash_attn_varlen_qkvpacked_func", "qkv", qkv, 1, 3)
     return flash_attn_varlen_func(
         q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal, window_size,
@@ -238,7 +267,14 @@ def flash_attn_varlen_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """q [total_q,H,d], kv [total_k,2,Hkv,d]."""
+    """q [total_q,H,d], kv [total_k,2,Hkv,d].
+
+    >>> from cotangent.compat.flash_attn import flash_attn_varlen_kvpacked_func
+    >>> cu_seqlens = torch.tensor([0, 3, 10], dtype=torch.int32)
+    >>> q, kv = torch.randn(10, 4, 64), torch.randn(10, 2, 4, 64)
+    >>> flash_attn_varlen_kvpacked_func(q, kv, cu_seqlens, cu_seqlens, 7, 7, causal=True).shape
+    torch.Size([10, 4, 64])
+    """
     k, v = unpack("flash_attn_varlen_kvpacked_func", "kv", kv, 1, 2)
     need_tensors("flash_attn_varlen_kvpacked_func", q=q)
     same_device("flash_attn_varlen_kvpacked_func", q=q, kv=kv)
@@ -272,7 +308,15 @@ def flash_attn_with_kvcache(
     """Decoding. New k and v [B,Tn,Hkv,d] are written in place to the caches [B,Tk,Hkv,d], from position cache_seqlens
     on. q then sees the first cache_seqlens + Tn keys of the caches. Without k and v it sees the first cache_seqlens
     keys. cache_seqlens=None means 0 with k and v, and Tk without them. num_splits has no effect. Rotary embeddings,
-    paged caches, left padding and batch indices are not supported."""
+    paged caches, left padding and batch indices are not supported.
+
+    >>> from cotangent.compat.flash_attn import flash_attn_with_kvcache
+    >>> q, k_cache, v_cache = torch.randn(2, 1, 4, 64), torch.zeros(2, 100, 4, 64), torch.zeros(2, 100, 4, 64)
+    >>> k, v = torch.randn(2, 2, 1, 4, 64)                 # one new token
+    >>> out = flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=7, causal=True)
+    >>> torch.equal(k_cache[:, 7:8], k)
+    True
+    """
     refuse("flash_attn_with_kvcache", rotary_cos=rotary_cos, rotary_sin=rotary_sin, cache_batch_idx=cache_batch_idx,
            cache_leftpad=cache_leftpad, block_table=block_table)  # fmt: skip
     need_tensors("flash_attn_with_kvcache", q=q, k_cache=k_cache, v_cache=v_cache)

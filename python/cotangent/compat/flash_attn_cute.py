@@ -59,7 +59,14 @@ def flash_attn_func(
     block_sparse_tensors_bwd: Any = None,
     return_lse: bool = False,
 ) -> "Tuple[Tensor, Optional[Tensor]]":
-    """q [B,Tq,H,d], k [B,Tk,Hkv,d], v [B,Tk,Hkv,d_v], learnable_sink [H]. See cotangent.attention."""
+    """q [B,Tq,H,d], k [B,Tk,Hkv,d], v [B,Tk,Hkv,d_v], learnable_sink [H]. See cotangent.attention.
+
+    >>> from cotangent.compat.flash_attn_cute import flash_attn_func
+    >>> q, k, v = torch.randn(3, 2, 100, 4, 64)
+    >>> out, lse = flash_attn_func(q, k, v, causal=True, return_lse=True)
+    >>> out.shape, lse.shape
+    (torch.Size([2, 100, 4, 64]), torch.Size([2, 4, 100]))
+    """
     refuse("flash_attn_func", qv=qv, gather_kv_indices=gather_kv_indices, score_mod=score_mod,
            score_mod_bwd=score_mod_bwd, mask_mod=mask_mod, aux_tensors=aux_tensors, aux_scalars=aux_scalars,
            block_sparse_tensors=block_sparse_tensors, block_sparse_tensors_bwd=block_sparse_tensors_bwd)  # fmt: skip
@@ -105,7 +112,15 @@ def flash_attn_varlen_func(
     disable_scheduler_metadata: bool = False,
 ) -> "Tuple[Tensor, Optional[Tensor]]":
     """q [total_q,H,d], k [total_k,Hkv,d], v [total_k,Hkv,d_v] with cu_seqlens_q and cu_seqlens_k; or batches as in
-    flash_attn_func without them. seqused_q, seqused_k int32 [B]. See cotangent.attention_varlen."""
+    flash_attn_func without them. seqused_q, seqused_k int32 [B]. See cotangent.attention_varlen.
+
+    >>> from cotangent.compat.flash_attn_cute import flash_attn_varlen_func
+    >>> q, k, v = torch.randn(3, 10, 4, 64)
+    >>> cu_seqlens = torch.tensor([0, 3, 10], dtype=torch.int32)
+    >>> out, _ = flash_attn_varlen_func(q, k, v, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, causal=True)
+    >>> out.shape
+    torch.Size([10, 4, 64])
+    """
     refuse("flash_attn_varlen_func", qv=qv, gather_kv_indices=gather_kv_indices, page_table=page_table,
            score_mod=score_mod, score_mod_bwd=score_mod_bwd, mask_mod=mask_mod,
            block_sparse_tensors=block_sparse_tensors, aux_tensors=aux_tensors, aux_scalars=aux_scalars)  # fmt: skip

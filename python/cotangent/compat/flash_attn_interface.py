@@ -37,7 +37,13 @@ def flash_attn_func(
     sm_margin: int = 0,
     return_attn_probs: bool = False,
 ) -> Any:
-    """q [B,Tq,H,d], k [B,Tk,Hkv,d], v [B,Tk,Hkv,d_v]. See cotangent.attention."""
+    """q [B,Tq,H,d], k [B,Tk,Hkv,d], v [B,Tk,Hkv,d_v]. See cotangent.attention.
+
+    >>> from cotangent.compat.flash_attn_interface import flash_attn_func
+    >>> q, k, v = torch.randn(3, 2, 100, 4, 64)
+    >>> flash_attn_func(q, k, v, causal=True).shape
+    torch.Size([2, 100, 4, 64])
+    """
     refuse("flash_attn_func", qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
            attention_chunk=attention_chunk)  # fmt: skip
     return run(
@@ -71,7 +77,14 @@ def flash_attn_varlen_func(
     sm_margin: int = 0,
     return_attn_probs: bool = False,
 ) -> Any:
-    """q [total_q,H,d], k [total_k,Hkv,d], v [total_k,Hkv,d_v]. See cotangent.attention_varlen."""
+    """q [total_q,H,d], k [total_k,Hkv,d], v [total_k,Hkv,d_v]. See cotangent.attention_varlen.
+
+    >>> from cotangent.compat.flash_attn_interface import flash_attn_varlen_func
+    >>> q, k, v = torch.randn(3, 10, 4, 64)
+    >>> cu_seqlens = torch.tensor([0, 3, 10], dtype=torch.int32)
+    >>> flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, 7, 7, causal=True).shape
+    torch.Size([10, 4, 64])
+    """
     refuse("flash_attn_varlen_func", qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
            attention_chunk=attention_chunk)  # fmt: skip
     return run(
@@ -96,7 +109,12 @@ def flash_attn_qkvpacked_func(
     sm_margin: int = 0,
     return_attn_probs: bool = False,
 ) -> Any:
-    """qkv [B,T,3,H,d]; with num_heads_q [B,T,H+2*Hkv,d]."""
+    """qkv [B,T,3,H,d]; with num_heads_q [B,T,H+2*Hkv,d].
+
+    >>> from cotangent.compat.flash_attn_interface import flash_attn_qkvpacked_func
+    >>> flash_attn_qkvpacked_func(torch.randn(2, 100, 3, 4, 64), causal=True).shape
+    torch.Size([2, 100, 4, 64])
+    """
     need_tensors("flash_attn_qkvpacked_func", qkv=qkv)
     if not qkv.is_floating_point():
         raise TypeError(f"flash_attn_qkvpacked_func: qkv has dtype {qkv.dtype}, expected a floating-point dtype")
@@ -151,7 +169,15 @@ def flash_attn_with_kvcache(
     return_softmax_lse: bool = False,
 ) -> Any:
     """Decoding, as flash_attn_with_kvcache of version 2. scheduler_metadata has no effect. Paged caches, packed
-    queries, left padding, batch indices and rotary embeddings raise NotImplementedError."""
+    queries, left padding, batch indices and rotary embeddings raise NotImplementedError.
+
+    >>> from cotangent.compat.flash_attn_interface import flash_attn_with_kvcache
+    >>> q, k_cache, v_cache = torch.randn(2, 1, 4, 64), torch.zeros(2, 100, 4, 64), torch.zeros(2, 100, 4, 64)
+    >>> k, v = torch.randn(2, 2, 1, 4, 64)                 # one new token
+    >>> out = flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=7, causal=True)
+    >>> torch.equal(k_cache[:, 7:8], k)
+    True
+    """
     refuse("flash_attn_with_kvcache", qv=qv, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
            cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad, page_table=page_table,
            cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new, rotary_seqlens=rotary_seqlens,

@@ -24,7 +24,13 @@ def apply_rotary_emb(
 ) -> Tensor:
     """Rotates the first r columns of x [B,T,H,d], or of packed x [total,H,d] with cu_seqlens. cos and sin are
     [longest,r/2]. Token t of a sequence has position t + seqlen_offsets (a number, or a tensor [B]). With inplace, x is
-    overwritten and returned. max_seqlen is not needed."""
+    overwritten and returned. max_seqlen is not needed.
+
+    >>> from cotangent.compat.rotary import apply_rotary_emb
+    >>> angles = torch.arange(100)[:, None] * 10000 ** (-torch.arange(32) / 32)
+    >>> apply_rotary_emb(torch.randn(2, 100, 4, 64), angles.cos(), angles.sin()).shape
+    torch.Size([2, 100, 4, 64])
+    """
     need_tensors("apply_rotary_emb", x=x, cos=cos, sin=sin)
     axes = 3 if cu_seqlens is not None else 4
     if x.dim() != axes or cos.dim() != 2 or cos.shape != sin.shape or 2 * cos.shape[1] > x.shape[-1]:

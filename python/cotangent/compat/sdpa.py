@@ -48,7 +48,13 @@ def scaled_dot_product_attention(
 
     attn_mask broadcasts to [...,H,L,S]. It is bool, True where a key is visible, or it is added to the scores. Numbers
     at or below -65504 mask the key, as False does. With is_causal, query i sees the keys 0 to i (upper left corner).
-    Returns [...,H,L,Ev]. A query that sees no key gets 0."""
+    Returns [...,H,L,Ev]. A query that sees no key gets 0.
+
+    >>> from cotangent.compat.sdpa import scaled_dot_product_attention
+    >>> query, key, value = torch.randn(3, 2, 4, 100, 64)
+    >>> scaled_dot_product_attention(query, key, value, is_causal=True).shape
+    torch.Size([2, 4, 100, 64])
+    """
     name = "scaled_dot_product_attention"
     if flag(name, "is_causal", is_causal) and attn_mask is not None:
         raise ValueError(f"{name}: attn_mask and is_causal are both given, expected at most one")
@@ -109,7 +115,12 @@ class enabled(TorchFunctionMode):
     """Inside `with cotangent.compat.sdpa.enabled():` every call of PyTorch's scaled_dot_product_attention runs
     cotangent.attention, also in modules that have imported the function by its name. Calls that cotangent does not
     support raise NotImplementedError. Every function of torch goes through this mode, which costs time in eager mode.
-    Until the block ends, the function in torch.nn.functional is replaced for all threads."""
+    Until the block ends, the function in torch.nn.functional is replaced for all threads.
+
+    >>> query, key, value = torch.randn(3, 2, 4, 100, 64)
+    >>> with cotangent.compat.sdpa.enabled():
+    ...     out = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+    """
 
     def __enter__(self) -> Any:
         self.previous = torch.nn.functional.scaled_dot_product_attention

@@ -177,7 +177,11 @@ def _absent_results(op: Any, given: "dict[str, Any]", results: "list[str]") -> "
 
 
 def register() -> None:
-    """Registers the sharding rules of this module. Needs torch.distributed. A second call has no effect."""
+    """Registers the sharding rules of this module. Needs torch.distributed. A second call has no effect.
+
+    >>> import cotangent.integrations.dtensor
+    >>> cotangent.integrations.dtensor.register()
+    """
     from torch.distributed.tensor.experimental import register_sharding
 
     if _registered:

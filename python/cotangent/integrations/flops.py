@@ -117,7 +117,15 @@ _FORMULAS = {
 
 
 def register() -> bool:
-    """Registers the formulas. Returns False if this torch has no registry."""
+    """Registers the formulas. Returns False if this torch has no registry.
+
+    >>> from torch.utils.flop_counter import FlopCounterMode
+    >>> q, k, v = torch.randn(3, 1, 100, 4, 64)
+    >>> with FlopCounterMode(display=False) as counter:
+    ...     out = cotangent.attention(q, k, v)
+    >>> counter.get_total_flops()                # 2 products, 2 * 100 * 100 * 4 * 64 each
+    10240000
+    """
     try:
         from torch.utils.flop_counter import flop_registry, register_flop_formula
     except ImportError:

@@ -210,7 +210,11 @@ def _activate() -> _Handle:
 
 
 def register() -> bool:
-    """Registers the name "cotangent" with torch.nn.attention. Returns False if this torch has no registry."""
+    """Registers the name "cotangent" with torch.nn.attention. Returns False if this torch has no registry.
+
+    >>> from cotangent.integrations import torch_attention
+    >>> registered = torch_attention.register()  # import cotangent has done so
+    """
     try:
         from torch.nn.attention import register_flash_attention_impl
     except ImportError:

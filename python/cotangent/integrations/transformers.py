@@ -438,7 +438,17 @@ def register(name: str = "cotangent", *, convolution: bool = True) -> None:
     before that. For attention only, call register() before the model is built.
 
     unregister() reverts it. Raises ImportError if transformers is missing, or if its sdpa_mask has no argument
-    q_length."""
+    q_length.
+
+    >>> import cotangent.integrations.transformers
+    >>> cotangent.integrations.transformers.register()
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> config = LlamaConfig(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4)
+    >>> model = LlamaForCausalLM._from_config(config, attn_implementation="cotangent")
+    >>> model(input_ids=torch.randint(61, (2, 100))).logits.shape
+    torch.Size([2, 100, 61])
+    >>> cotangent.integrations.transformers.unregister()
+    """
     import transformers
     from transformers import masking_utils as masks
 
@@ -469,7 +479,12 @@ def register(name: str = "cotangent", *, convolution: bool = True) -> None:
 
 def unregister(name: str = "cotangent") -> None:
     """Reverts register(name). Call model.set_attn_implementation("sdpa") first for each model that has this
-    implementation. Model modules that have imported cotangent's convolution keep it."""
+    implementation. Model modules that have imported cotangent's convolution keep it.
+
+    >>> import cotangent.integrations.transformers
+    >>> cotangent.integrations.transformers.register()
+    >>> cotangent.integrations.transformers.unregister()
+    """
     import transformers
 
     for interface in (transformers.AttentionInterface, transformers.AttentionMaskInterface):

@@ -13,7 +13,10 @@ def check_index_data(device: "Union[torch.device, str, None]" = None) -> None:
     """Waits for a GPU, and raises ValueError with the first fault that a kernel has found in index data since the last
     check, for example descending cu_seqlens or a state index out of range. Calls do not check index data on a GPU, and
     kernels clamp or skip wrong values. device: by default the current GPU. For a CPU it does nothing, because each call
-    checks its index data."""
+    checks its index data.
+
+    >>> cotangent.check_index_data("cpu")  # on a GPU: after a step, without an argument
+    """
     where = torch.device("cuda" if device is None else device)
     if where.type != "cuda":
         return

@@ -171,7 +171,15 @@ def attention(
     float32 (float64 if q is float64). Both have gradients. A query that sees no key has out = 0 and lse = -inf, or
     lse = sink if there is a sink. Dtypes: float32, float16, bfloat16, on the CPU also float64. On a GPU d and d_v are at
     most 256. Autocast casts q, k and v. Differentiable once, in q, k, v, sink and bias. Raises ValueError or TypeError,
-    which name the wrong argument, or NotImplementedError (on a GPU: float64, d or d_v above 256)."""
+    which name the wrong argument, or NotImplementedError (on a GPU: float64, d or d_v above 256).
+
+    >>> q = torch.randn(2, 128, 8, 64, requires_grad=True)  # 8 query heads
+    >>> k, v = torch.randn(2, 2, 128, 2, 64)                # 2 key-value heads
+    >>> out, lse = cotangent.attention(q, k, v, causal=True, return_lse=True)
+    >>> out.shape, lse.shape
+    (torch.Size([2, 128, 8, 64]), torch.Size([2, 8, 128]))
+    >>> out.sum().backward()                                # q.grad has the gradient
+    """
     return _run(
         q, k, v, (None, None), (0, 0), causal, window, scale, softcap, dropout_p, seed, offset, seed_memory,
         offset_memory, (seqused_q, seqused_k), sink, alibi_slopes, bias, deterministic, return_lse,
@@ -212,7 +220,14 @@ def attention_varlen(
     max_seqlen_q, max_seqlen_k   at least the length of the longest sequence
     bias                         [B or 1, H or 1, max_seqlen_q or 1, max_seqlen_k or 1]
 
-    Returns out [total_q,H,d_v], or (out, lse) with lse [H,total_q]. The other arguments are those of attention."""
+    Returns out [total_q,H,d_v], or (out, lse) with lse [H,total_q]. The other arguments are those of attention.
+
+    >>> cu_seqlens = torch.tensor([0, 3, 10], dtype=torch.int32)  # two sequences, of 3 and 7 tokens
+    >>> q, k, v = torch.randn(3, 10, 4, 64)
+    >>> out = cotangent.attention_varlen(q, k, v, cu_seqlens, cu_seqlens, 7, 7, causal=True)
+    >>> torch.allclose(out[3], v[3])                              # the first token of the second sequence
+    True
+    """
     return _run(
         q, k, v, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), causal, window, scale, softcap, dropout_p,
         seed, offset, seed_memory, offset_memory, (seqused_q, seqused_k), sink, alibi_slopes, bias, deterministic,

@@ -119,7 +119,15 @@ def causal_conv1d(
     bfloat16, independently for x, weight, bias and states; on the CPU also float64 for all of them. Autocast casts x.
     Differentiable once, in x, weight, bias and initial_state, through y and final_state.
 
-    Raises ValueError, TypeError or NotImplementedError, which name the wrong argument."""
+    Raises ValueError, TypeError or NotImplementedError, which name the wrong argument.
+
+    >>> x, weight = torch.tensor([[[1., 2., 3., 4.]]]), torch.ones(1, 3)
+    >>> cotangent.causal_conv1d(x, weight)
+    tensor([[[1., 3., 6., 9.]]])
+    >>> y, state = cotangent.causal_conv1d(x, weight, return_final_state=True)
+    >>> cotangent.causal_conv1d(x, weight, initial_state=state)  # the next four time steps
+    tensor([[[8., 7., 6., 9.]]])
+    """
     return_final_state = flag("causal_conv1d", "return_final_state", return_final_state)
     y, final_state = _forward(
         x, weight, bias, initial_state, seq_idx, cu_seqlens,
@@ -150,7 +158,15 @@ def causal_conv1d_update(
     conv_state_indices  int32 [B]: the index in conv_state for each x; a negative index gives y = 0 and leaves the state
                         unchanged; no index may occur twice
 
-    Returns y like x. Not differentiable. Dtypes and errors as in causal_conv1d."""
+    Returns y like x. Not differentiable. Dtypes and errors as in causal_conv1d.
+
+    >>> weight, conv_state = torch.ones(1, 3), torch.zeros(1, 1, 2)
+    >>> tokens = [torch.tensor([[1.]]), torch.tensor([[2.]]), torch.tensor([[3.]])]
+    >>> [cotangent.causal_conv1d_update(x, conv_state, weight).item() for x in tokens]
+    [1.0, 3.0, 6.0]
+    >>> conv_state
+    tensor([[[2., 3.]]])
+    """
     return _update(
         x, conv_state, weight, bias, cache_seqlens, conv_state_indices,
         activation_number("causal_conv1d_update", activation, ("silu",)),

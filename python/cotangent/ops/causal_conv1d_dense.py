@@ -94,7 +94,12 @@ def causal_conv1d_dense(
     dtype for x and weight. Autocast casts both. Differentiable once, in x, weight, bias and initial_state, through y
     and final_state.
 
-    Raises ValueError, TypeError or NotImplementedError, which name the wrong argument."""
+    Raises ValueError, TypeError or NotImplementedError, which name the wrong argument.
+
+    >>> x, weight = torch.ones(1, 2, 4), torch.ones(1, 2, 3)  # two input channels, one output channel
+    >>> cotangent.causal_conv1d_dense(x, weight)
+    tensor([[[2., 4., 6., 6.]]])
+    """
     return_final_state = flag("causal_conv1d_dense", "return_final_state", return_final_state)
     y, final_state = _forward(
         x, weight, bias, initial_state, activation_number("causal_conv1d_dense", activation, ("silu",)),

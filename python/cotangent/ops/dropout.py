@@ -69,7 +69,11 @@ _EXPORTS = {None: 0, "bytes": 1, "bits": 2}
 
 
 def dropout_scale(p: float) -> float:
-    """The factor of kept elements with a generated mask: 65536 / (65536 - round(65536 p)), 0 for p = 1."""
+    """The factor of kept elements with a generated mask: 65536 / (65536 - round(65536 p)), 0 for p = 1.
+
+    >>> cotangent.dropout_scale(0.5)
+    2.0
+    """
     if not 0 <= number("dropout_scale", "p", p) <= 1:
         raise ValueError(f"dropout_scale: p is {p}, expected 0 to 1")
     return _C.dropout_scale(p)
@@ -115,7 +119,13 @@ def dropout(
 
     A dropped element is exactly 0 before the residual is added. Differentiable once, in x, bias and residual. Dtypes:
     float32, float16, bfloat16; on the CPU also float64. Raises ValueError or TypeError, which name the wrong
-    argument, or NotImplementedError (float64 on a GPU)."""
+    argument, or NotImplementedError (float64 on a GPU).
+
+    >>> x, residual, bias = torch.randn(4, 8), torch.randn(4, 8), torch.randn(8)
+    >>> y, m = cotangent.dropout(x, 0.5, bias=bias, activation="gelu", residual=residual, return_mask="bytes")
+    >>> torch.equal(y[m == 0], residual[m == 0])
+    True
+    """
     need_tensors("dropout", x=x)
     if return_mask not in tuple(_EXPORTS):
         raise ValueError(f"dropout: return_mask is {return_mask!r}, expected None, 'bytes' or 'bits'")

@@ -96,7 +96,14 @@ def mhc_pre(
     Returns (h_in, h_post, A): h_in [B,T,D] in the dtype of x, h_post [B,T,n], and A [B,T,n,n], nearly doubly
     stochastic. With sinkhorn=False it returns the logits h_res instead of A, for mhc_sinkhorn. Coefficients are
     float32 (float64 if x is float64). Differentiable once, in all inputs. Raises ValueError or TypeError, which name
-    the wrong argument, or NotImplementedError (on a GPU: float64, n > 8)."""
+    the wrong argument, or NotImplementedError (on a GPU: float64, n > 8).
+
+    >>> x = torch.randn(1, 16, 4, 32)                                         # 4 streams of 32 columns
+    >>> phi, alpha, bias = torch.randn(24, 128), torch.ones(3), torch.zeros(24)  # 24 = 4 * 4 + 2 * 4
+    >>> h_in, h_post, A = cotangent.mhc_pre(x, phi, alpha, bias)
+    >>> h_in.shape, h_post.shape, A.shape
+    (torch.Size([1, 16, 32]), torch.Size([1, 16, 4]), torch.Size([1, 16, 4, 4]))
+    """
     if not isinstance(x, Tensor):
         need_tensors("mhc_pre", x=x)
     dtype = _coefficients_dtype(x)
@@ -132,7 +139,12 @@ def mhc_sinkhorn(h_res: Tensor, iterations: int = 20, eps: float = 1e-6) -> Tens
         then iterations-1 times:  A /= A.sum(-1, keepdim=True) + eps;  A /= A.sum(-2, keepdim=True) + eps
 
     iterations is 1 to 4096. float32, on the CPU also float64. Differentiable once, exactly, through all iterations.
-    Raises ValueError or TypeError, which name the wrong argument, or NotImplementedError (on a GPU: float64, n > 8)."""
+    Raises ValueError or TypeError, which name the wrong argument, or NotImplementedError (on a GPU: float64, n > 8).
+
+    >>> A = cotangent.mhc_sinkhorn(torch.randn(1, 16, 4, 4))
+    >>> torch.allclose(A.sum(-2), torch.ones(1, 16, 4), atol=1e-4)
+    True
+    """
     return _sinkhorn_forward(h_res, eps, iterations)
 
 
@@ -174,7 +186,14 @@ def mhc_post(x: Tensor, f: Tensor, h_post: Tensor, A: Tensor, *, A_is_out_in: bo
     x [B,T,n,D]: the streams, as in mhc_pre. f [B,T,D]: the layer's output, cast to the dtype of x. h_post [B,T,n] and
     A [B,T,n,n]: from mhc_pre, float32 (float64 if x is float64). With A_is_out_in, A has the axes [B,T,out,in], and the
     sum is over A[o,i] * x[i]. Returns y like x. Differentiable once, in all inputs. Raises ValueError or TypeError,
-    which name the wrong argument, or NotImplementedError (on a GPU: float64, n > 8)."""
+    which name the wrong argument, or NotImplementedError (on a GPU: float64, n > 8).
+
+    >>> x, f = torch.randn(1, 16, 4, 32), torch.randn(1, 16, 32)
+    >>> h_post, A = torch.ones(1, 16, 4), torch.eye(4).expand(1, 16, 4, 4)
+    >>> y = cotangent.mhc_post(x, f, h_post, A)
+    >>> torch.allclose(y, x + f.unsqueeze(2))   # A is the identity: the output is added to each stream
+    True
+    """
     if not isinstance(x, Tensor):
         need_tensors("mhc_post", x=x)
     return _post_forward(x, cast("mhc_post", "f", f, x.dtype), h_post, A, A_is_out_in)
@@ -259,7 +278,15 @@ def mhc_seam(
     x, f, h_post, A: as in mhc_post. The other arguments are those of mhc_pre, for the next layer. Returns
     (y, h_in, next_h_post, next_A), which are the results of the two calls. The backward keeps the gradient of y in
     float32 (float64 if x is float64), where the two calls round it to the dtype of x. Differentiable once, in all
-    inputs. Raises the errors of mhc_post and mhc_pre."""
+    inputs. Raises the errors of mhc_post and mhc_pre.
+
+    >>> x, phi, alpha, bias = torch.randn(1, 16, 4, 32), torch.randn(24, 128), torch.ones(3), torch.zeros(24)
+    >>> h_in, h_post, A = cotangent.mhc_pre(x, phi, alpha, bias)
+    >>> f = torch.tanh(h_in)                    # the first layer
+    >>> y, h_in, h_post, A = cotangent.mhc_seam(x, f, h_post, A, phi, alpha, bias)
+    >>> y.shape, h_in.shape                     # h_in is the input of the second layer
+    (torch.Size([1, 16, 4, 32]), torch.Size([1, 16, 32]))
+    """
     if not isinstance(x, Tensor):
         need_tensors("mhc_seam", x=x)
     dtype = _coefficients_dtype(x)
