@@ -396,8 +396,8 @@ def page(number):
     """Runs a program of the page, and compares its results with those of the single calls."""
     text = (Path(__file__).parents[2] / "docs/guide/context_parallel_pytorch.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", text, flags=re.M | re.S)
-    assert len(blocks) == 3
-    names = {}
+    assert len(blocks) == 4
+    names = {"__name__": "__main__"}
     exec(blocks[number], names)
     assert not dist.is_initialized()
     if number == 1:
@@ -406,6 +406,19 @@ def page(number):
         model.zero_grad()
         loss_of(model, text[:, :-1], text[:, 1:]).backward()
         near(found, gradients_of(model), "the page's model")
+    elif number == 2:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # the same steps on one rank
+        torch.manual_seed(0)
+        model = names["Model"]()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(3):
+            loss = names["loss_of"](model, names["batch_of"](step))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        torch.testing.assert_close(names["mean"], loss.detach())
+        near(names["state"], model.state_dict(), "the page's FSDP2 model")
+        dist.destroy_process_group()
     else:
         project, x = names["project"], names["x" if number == 0 else "batch"]
         found = gradients_of(project)
