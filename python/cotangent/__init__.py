@@ -4,7 +4,7 @@
 Functions: attention, attention_varlen, causal_conv1d, causal_conv1d_update, causal_conv1d_dense, dropout, dropout_scale,
 mhc_pre, mhc_sinkhorn, mhc_post, mhc_seam. check_index_data reports invalid index data on a GPU.
 Layers (torch.nn.Module): Attention, BiasDropoutResidual, CausalConv1d, HyperConnection, HyperConnectionStack,
-LinearDropoutResidual, MambaFront.
+LinearDropoutResidual, MambaInProjConv1d.
 Import these modules separately: cotangent.compat, cotangent.distributed, cotangent.integrations.transformers,
 cotangent.integrations.dtensor.
 
@@ -26,7 +26,7 @@ try:
         HyperConnection,
         HyperConnectionStack,
         LinearDropoutResidual,
-        MambaFront,
+        MambaInProjConv1d,
     )
     from .ops import functions as _functions
     from .ops._queue import check_index_data
@@ -47,5 +47,5 @@ except ImportError as error:  # raised at the first use, so that python -m cotan
 
 __all__ = [
     "Attention", "BiasDropoutResidual", "CausalConv1d", "HyperConnection", "HyperConnectionStack",
-    "LinearDropoutResidual", "MambaFront", "__version__", "check_index_data", *_functions,
+    "LinearDropoutResidual", "MambaInProjConv1d", "__version__", "check_index_data", *_functions,
 ]  # fmt: skip

@@ -17,7 +17,7 @@ from .ops.mhc import mhc_post, mhc_pre, mhc_seam
 
 __all__ = [
     "Attention", "BiasDropoutResidual", "CausalConv1d", "HyperConnection", "HyperConnectionStack",
-    "LinearDropoutResidual", "MambaFront",
+    "LinearDropoutResidual", "MambaInProjConv1d",
 ]  # fmt: skip
 
 
@@ -403,20 +403,20 @@ class LinearDropoutResidual(nn.Linear):
         return f"{super().extra_repr()}, p={self.p}, activation={self.activation}"
 
 
-class MambaFront(nn.Module):
+class MambaInProjConv1d(nn.Module):
     """The first part of a Mamba block: its input projection, and a causal convolution over some of its columns.
 
     x [B,T,D] -> the parts of the projection, each [B,T,size], in the order of its columns. One part, of conv_dim
     columns, is convolved. `before` and `after` are the sizes of the parts before and after it:
 
-        Mamba    MambaFront(D, inner, after=[inner])                                 -> x, z
-        Mamba-2  MambaFront(D, inner + 2 * groups * state, before=[inner], after=[heads])    -> z, xBC, dt
+        Mamba    MambaInProjConv1d(D, inner, after=[inner])                                         -> x, z
+        Mamba-2  MambaInProjConv1d(D, inner + 2 * groups * state, before=[inner], after=[heads])    -> z, xBC, dt
 
     The convolution reads the columns of the projection without a copy. Parameters: in_proj.weight, conv1d.weight
     [conv_dim, width] and conv1d.bias. load_state_dict reads these names from the state_dict of a Mamba layer, also with a
     weight [conv_dim,1,width]. The layer's other parameters need strict=False.
 
-    >>> layer = cotangent.MambaFront(32, 64, after=[64])
+    >>> layer = cotangent.MambaInProjConv1d(32, 64, after=[64])
     >>> x, z = layer(torch.randn(2, 100, 32))
     >>> x.shape, z.shape
     (torch.Size([2, 100, 64]), torch.Size([2, 100, 64]))
@@ -446,9 +446,9 @@ class MambaFront(nn.Module):
         """x [B,T,D]. options: initial_state, seq_idx and cu_seqlens of cotangent.causal_conv1d. With return_final_state
         the last result is the state of the convolution [B, conv_dim, width-1]. Pass it to step as conv_state:
 
-            *parts, state = front(prompt, return_final_state=True)
+            *parts, state = layer(prompt, return_final_state=True)
             with torch.no_grad():
-                parts = front.step(token, state)    # token [B,D]; updates state
+                parts = layer.step(token, state)    # token [B,D]; updates state
         """
         parts = list(self.in_proj(x).split(self.sizes, -1))
         result = self.conv1d(parts[self.convolved], return_final_state=return_final_state, **options)

@@ -11,7 +11,7 @@ from test_causal_conv1d import formula as plain_conv
 from test_torch import has_attention
 
 import cotangent
-from cotangent import Attention, HyperConnection, HyperConnectionStack, LinearDropoutResidual, MambaFront
+from cotangent import Attention, HyperConnection, HyperConnectionStack, LinearDropoutResidual, MambaInProjConv1d
 
 close = dict(rtol=1e-4, atol=1e-5)
 
@@ -24,7 +24,7 @@ def with_attention(device):
 
 def layers(device):
     yield LinearDropoutResidual(12, 8, 0.3, activation="gelu", device=device), torch.randn(2, 5, 12, device=device)
-    yield MambaFront(12, 10, before=[6], after=[3], device=device), torch.randn(2, 9, 12, device=device)
+    yield MambaInProjConv1d(12, 10, before=[6], after=[3], device=device), torch.randn(2, 9, 12, device=device)
     yield HyperConnectionStack([torch.nn.Linear(12, 12, device=device)] * 2, 12, 3, device=device), torch.randn(2, 5, 12, device=device)
     if has_attention(device):
         yield Attention(32, 4, kv_heads=2, rope_base=100.0, qk_norm=1e-6, device=device), torch.randn(2, 5, 32, device=device)
@@ -59,8 +59,8 @@ def test_linear_dropout_residual(device):
             lambda x, r, w, b: r + F.relu(F.linear(x, w, b)), [x, residual, layer.weight, layer.bias], units=32)  # fmt: skip
 
 
-def test_mamba_front(device):
-    layer = MambaFront(12, 10, before=[6], after=[3], bias=True, device=device)
+def test_mamba_in_proj_conv1d(device):
+    layer = MambaInProjConv1d(12, 10, before=[6], after=[3], bias=True, device=device)
     x = torch.randn(2, 9, 12, device=device)
 
     def plain(x, weight, bias, conv, conv_bias):
@@ -81,9 +81,9 @@ def test_mamba_front(device):
     torch.testing.assert_close(layer(x, seq_idx=idx)[1][:, 4:], layer(x[:, 4:])[1], **close)
 
 
-def test_mamba_front_reads_a_checkpoint(device):
+def test_mamba_in_proj_conv1d_reads_a_checkpoint(device):
     """The names of mamba_ssm and transformers, with the weight [D,1,K] of torch.nn.Conv1d."""
-    layer = MambaFront(12, 10, after=[10], device=device)
+    layer = MambaInProjConv1d(12, 10, after=[10], device=device)
     theirs = {"in_proj.weight": torch.randn(20, 12), "conv1d.weight": torch.randn(10, 1, 4), "conv1d.bias": torch.randn(10),
               "A_log": torch.randn(10, 8), "out_proj.weight": torch.randn(12, 10)}  # fmt: skip
     result = layer.load_state_dict(theirs, strict=False)
