@@ -15,7 +15,8 @@ group    a ProcessGroup, a DeviceMesh with one dimension, the name of a group, o
          tensors need a backend for the CPU: gloo. CUDA tensors need NCCL, each rank with a GPU of its own
 cut      which tokens of a sequence of T tokens a rank holds, in ascending order. "contiguous": one range; "zigzag": a
          chunk from the front and its mirror image from the back; "striped": every Nth stripe of `stripe` tokens, where
-         N is the number of ranks. include/cotangent/parallel.h has the formulas. T need not be a multiple of N
+         N is the number of ranks. include/cotangent/parallel.h has the formulas. T need not be a multiple of N. `cut`,
+         `stripe` and `head_ranks` have the names of cot_parallel_options in C
 
 Every rank makes the same calls in the same order, forward and backward. Before data travels, all ranks compare their
 arguments. Three kinds of errors are possible:
@@ -654,8 +655,9 @@ def attention(
     """cotangent.attention of the whole sequence. q, k and v have the tokens of this rank, and so do out, lse and the
     gradients.
 
-    head_ranks          the number of ranks that exchange heads. 1: only a ring; the number of all ranks: no ring. See
-                        docs/guide/context_parallel_c.md
+    head_ranks          the number of neighbouring ranks that exchange heads (all-to-all), which others call the Ulysses
+                        degree. A divisor of the number of ranks N. 1: only a ring; N: no ring; between: a ring of
+                        N / head_ranks groups. See docs/guide/context_parallel_c.md
     q_length, k_length  the number of queries and keys of the whole sequence; by default this rank's tokens times the
                         number of ranks
     bias                [B or 1, H or 1, tokens of this rank or 1, Tk or 1], with the keys of the whole sequence
@@ -802,6 +804,7 @@ def context_parallel(
     ranks (cotangent.integrations.transformers.register). input_ids and labels are the results of shard, position_ids
     that of positions. Run the backward inside the block, too: gradient checkpointing calls the attention again.
 
+    cut, stripe, head_ranks   as in attention
     length      the number of tokens of the whole sequence; by default this rank's tokens times the number of ranks
     cu_seqlens  int32 [N+1]: the packed sequences of the whole, for a batch of 1
 
