@@ -156,10 +156,10 @@ static bool is_nondeterministic_faster(const attention_sizes *z, int64_t columns
     return columns <= 128 && blocks >= (columns == 128 ? 32 : 64);
 }
 
-/* Chosen by measurements on an H200 and an H100. docs/kernels/attention_bwd_hopper.md, "Order of blocks", has a table of
- * these branches and their reasons. docs/experiments/attention.md has the figures. A section of few heads keeps blocks
- * that add to the same rows of dq together, and their rows in the L2 cache. A section of many heads starts them at
- * different times, so that a block of a full mask need not wait for the block that adds before it. */
+/* Chosen by measurements on an H200 and an H100. docs/kernels/attention_bwd_order.md has tables of these branches and
+ * their reasons. docs/experiments/attention.md has the figures. A section of few heads keeps blocks that add to the
+ * same rows of dq together, and their rows in the L2 cache. A section of many heads starts them at different times, so
+ * that a block of a full mask need not wait for the block that adds before it. */
 static block_order block_order_of(const attention_problem *p, bool general, int64_t columns)
 {
     const attention_sizes *z = &p->sizes;
