@@ -24,8 +24,8 @@ arguments. Three kinds of errors are possible:
 - The arguments of the ranks differ. Every rank gets RuntimeError with the rank and the name of the argument.
 - The arguments of one rank are refused. This rank gets the exception that the function of cotangent raises, and the
   others get RuntimeError. In these two cases nothing has been written, and the group stays usable.
-- A rank fails, leaves, or does not answer within the timeout of connect(). Every rank gets RuntimeError, and so does every
-  later call: destroy the process group and create a new one.
+- A rank fails, leaves, or does not answer within the timeout of init_group(). Every rank gets RuntimeError, and so does
+  every later call: destroy the process group and create a new one.
 
 Gradients follow one rule. The loss of the whole sequence is the sum of the losses of the ranks. The gradient of a
 tensor that all ranks share is the sum of the gradients of the ranks. For the tensors of this module the ranks have
@@ -35,8 +35,8 @@ row for each query has on each rank the gradient of its own rows. all_reduce_gra
 DDP and FSDP2 add them and divide by the number of ranks: see docs/guide/context_parallel_pytorch.md.
 
 CUDA tensors: a call returns when the ranks have compared their arguments and its work is enqueued on the current
-stream. If a rank dies after that, the work of the others never ends. check() and the next call then raise RuntimeError.
-Call check() before torch.cuda.synchronize(), which would wait for ever."""
+stream. If a rank dies after that, the work of the others never ends. check_group() and the next call then raise
+RuntimeError. Call check_group() before torch.cuda.synchronize(), which would wait for ever."""
 from __future__ import annotations
 
 import re
@@ -60,8 +60,8 @@ from .ops._define import _MISSING, _as_tuple, define, gradients_like, registered
 from .ops._options import activation_number, flag, need_tensors, number, pair, random_seed
 
 __all__ = [
-    "all_reduce", "all_reduce_gradients", "attention", "attention_varlen", "causal_conv1d", "check",
-    "connect", "context_parallel", "positions", "shard", "unshard",
+    "all_reduce", "all_reduce_gradients", "attention", "attention_varlen", "causal_conv1d", "check_group",
+    "context_parallel", "init_group", "positions", "shard", "unshard",
 ]  # fmt: skip
 
 # cot_cut
@@ -252,31 +252,31 @@ def _group_of(name: str, x: Tensor) -> _Group:
     return _group(name, x.get_device() if x.is_cuda else None)
 
 
-def connect(group: Any = None, *, timeout: float = 30.0, device: Any = "cpu") -> None:
-    """Prepares a group for tensors on `device`. All ranks must call it. Without connect() the first call of another
+def init_group(group: Any = None, *, timeout: float = 30.0, device: Any = "cpu") -> None:
+    """Prepares a group for tensors on `device`. All ranks must call it. Without init_group() the first call of another
     function prepares the group. Raises ValueError if the group is already prepared for this device.
 
     timeout  seconds that a rank waits for another rank without any progress. It must be longer than the time that one
              rank computes between two calls of this module while the others wait; on a GPU also longer than the longest
              call
 
-    >>> cp.connect(dist.new_group(backend="gloo"), timeout=600)  # a rank may compute for 10 minutes before it answers
+    >>> cp.init_group(dist.new_group(backend="gloo"), timeout=600)  # a rank may compute for 10 minutes before it answers
     """
     name, place = _name_of(group), torch.device(device)
     if place.type not in ("cpu", "cuda"):
-        raise ValueError(f"connect: device is {place}, expected cpu or cuda")
+        raise ValueError(f"init_group: device is {place}, expected cpu or cuda")
     index = None if place.type == "cpu" else torch.cuda.current_device() if place.index is None else place.index
     if index in _groups.get(_process_group(name), {}):
-        raise ValueError("connect: the group is already in use, expected connect() before all other calls")
-    _group(name, index, float(number("connect", "timeout", timeout)))
+        raise ValueError("init_group: the group is already in use, expected init_group() before all other calls")
+    _group(name, index, float(number("init_group", "timeout", timeout)))
 
 
-def check(group: Any = None) -> None:
-    """Waits for the work of the last call with CUDA tensors, at most for the timeout of connect(). Raises RuntimeError if
-    a rank has failed. The results of that call are undefined then, and its work on the GPU has ended. Does nothing for
+def check_group(group: Any = None) -> None:
+    """Waits for the work of the last call with CUDA tensors, at most for the timeout of init_group(). Raises RuntimeError
+    if a rank has failed. The results of that call are undefined then, and its work on the GPU has ended. Does nothing for
     a group without such calls. A single rank may call it.
 
-    >>> cp.check()  # before torch.cuda.synchronize(), and before a checkpoint is saved
+    >>> cp.check_group()  # before torch.cuda.synchronize(), and before a checkpoint is saved
     """
     for found in list(_groups.get(_process_group(_name_of(group)), {}).values()):
         with found.lock:

@@ -236,7 +236,7 @@ class Attention(nn.Module):
     rope_dim         how many columns of a head are rotated: the first rope_dim; None: all
     rope_interleaved True: the columns 2i and 2i+1 are a pair, as in GPT-J. False: the columns i and i + rope_dim/2, as
                      in Llama
-    qk_norm          the eps of an RMSNorm of each query and key head, as in Qwen3; None: no norm
+    qk_norm_eps      the eps of an RMSNorm of each query and key head, as in Qwen3; None: no norm
 
     load_state_dict also reads the names of other implementations: q_proj, k_proj, v_proj and o_proj; Wqkv, in_proj and
     out_proj; q_norm, k_norm and sinks.
@@ -262,7 +262,7 @@ class Attention(nn.Module):
         rope_base: Optional[float] = None,
         rope_dim: Optional[int] = None,
         rope_interleaved: bool = False,
-        qk_norm: Optional[float] = None,
+        qk_norm_eps: Optional[float] = None,
         device: Any = None,
         dtype: Optional[torch.dtype] = None,
     ) -> None:
@@ -281,10 +281,10 @@ class Attention(nn.Module):
         self.rope_dim = rope_dim or self.head_dim
         if rope_base is not None and (self.rope_dim % 2 != 0 or self.rope_dim > self.head_dim):
             raise ValueError(f"Attention: rope_dim is {self.rope_dim}, expected an even number up to head_dim={self.head_dim}")
-        if isinstance(qk_norm, bool):
-            raise TypeError(f"Attention: qk_norm is {qk_norm}, expected None or the eps of the norm, for example 1e-6")
-        self.q_norm = None if qk_norm is None else nn.RMSNorm(self.head_dim, qk_norm, device=device, dtype=dtype)
-        self.k_norm = None if qk_norm is None else nn.RMSNorm(self.head_dim, qk_norm, device=device, dtype=dtype)
+        if isinstance(qk_norm_eps, bool):
+            raise TypeError(f"Attention: qk_norm_eps is {qk_norm_eps}, expected None or the eps of the norm, for example 1e-6")
+        self.q_norm = None if qk_norm_eps is None else nn.RMSNorm(self.head_dim, qk_norm_eps, device=device, dtype=dtype)
+        self.k_norm = None if qk_norm_eps is None else nn.RMSNorm(self.head_dim, qk_norm_eps, device=device, dtype=dtype)
         self._table: "Optional[Tuple[Tensor, Tensor]]" = None  # cos and sin of the first positions
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:

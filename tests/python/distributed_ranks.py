@@ -69,7 +69,7 @@ def compare(about, tensors, axes, call, single, place, results=1):
         if None in axes["results"]:  # all ranks share the result: the gradients are added
             backward = [g / dist.get_world_size() if a is None else g for g, a in zip(backward, axes["results"])]
         torch.autograd.backward(outputs, [g.to(DEVICE) for g in backward])
-        cp.check()
+        cp.check_group()
         return [y.detach() for y in outputs], [x.grad for x in leaves.values()]
 
     plain = whole(None)
@@ -248,7 +248,7 @@ def cuts(ranks):
     expect(ValueError, "stripe", lambda: cp.positions(4, cut="striped"))
     expect(ValueError, "x has 3 tokens, expected", lambda: cp.unshard(torch.ones(3), dim=0, length=T))
     expect(TypeError, "group is 3, expected a ProcessGroup", lambda: cp.positions(4, group=3))
-    expect(ValueError, "the group is already in use", lambda: cp.connect())
+    expect(ValueError, "the group is already in use", lambda: cp.init_group())
     expect(NotImplementedError, "x is on meta, expected the CPU or a GPU", lambda: cp.all_reduce(torch.ones(2, device="meta")))
     if ranks == 4:
         mesh2 = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
@@ -272,10 +272,10 @@ def no_nccl(ranks):
     cp._NCCL, first = "libmissing.so.2" if missing else str(nccl), ranks - 1 if nccl.exists() else 0
     name = dist.group.WORLD.group_name
     expect(RuntimeError, f"rank {first} has no NCCL for CUDA tensors: libmissing.so.2", lambda: cp._group(name, 0, 5.0))
-    expect(ValueError, "device is meta, expected cpu or cuda", lambda: cp.connect(device="meta"))
-    cp.check()  # nothing to wait for
-    cp.connect(device="cpu")  # the group goes on
-    cp.check()
+    expect(ValueError, "device is meta, expected cpu or cuda", lambda: cp.init_group(device="meta"))
+    cp.check_group()  # nothing to wait for
+    cp.init_group(device="cpu")  # the group goes on
+    cp.check_group()
     assert cp.all_reduce(torch.ones(1)).item() == ranks
 
 
@@ -441,7 +441,7 @@ def faults(ranks):
 
     def run(group, **options):
         out = cp.attention(*parts, **dict(dict(group=group, q_length=T, k_length=T), **options))
-        cp.check(group)
+        cp.check_group(group)
         return out
 
     # Refusals: the group goes on.
@@ -457,8 +457,8 @@ def faults(ranks):
     # A silent rank.
     groups = [dist.new_group(list(range(ranks))) for _ in range(2)]
     timeout = 1.0 if DEVICE.type == "cpu" else 6.0  # NCCL takes seconds to connect
-    cp.connect(groups[0], timeout=timeout, device=DEVICE)
-    cp.connect(groups[1], timeout=4 * timeout, device=DEVICE)
+    cp.init_group(groups[0], timeout=timeout, device=DEVICE)
+    cp.init_group(groups[1], timeout=4 * timeout, device=DEVICE)
     run(groups[0])
     if last:
         time.sleep(timeout + 1.5)

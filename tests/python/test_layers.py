@@ -27,7 +27,7 @@ def layers(device):
     yield MambaInProjConv1d(12, 10, before=[6], after=[3], device=device), torch.randn(2, 9, 12, device=device)
     yield HyperConnectionStack([torch.nn.Linear(12, 12, device=device)] * 2, 12, 3, device=device), torch.randn(2, 5, 12, device=device)
     if has_attention(device):
-        yield Attention(32, 4, kv_heads=2, rope_base=100.0, qk_norm=1e-6, device=device), torch.randn(2, 5, 32, device=device)
+        yield Attention(32, 4, kv_heads=2, rope_base=100.0, qk_norm_eps=1e-6, device=device), torch.randn(2, 5, 32, device=device)
 
 
 def test_state_dict_round_trip_and_compile(device):
@@ -119,9 +119,9 @@ def test_hyper_connection_reads_the_checkpoint_of_its_layer(device):
     assert not connection.load_state_dict(plain.state_dict(), strict=False).unexpected_keys
     assert torch.equal(connection.layer.bias, plain.bias) and torch.equal(connection.bias, before)
 
-def test_qk_norm_is_no_flag():
-    with pytest.raises(TypeError, match="qk_norm is True, expected None or the eps"):
-        Attention(32, 4, qk_norm=True)
+def test_qk_norm_eps_is_no_flag():
+    with pytest.raises(TypeError, match="qk_norm_eps is True, expected None or the eps"):
+        Attention(32, 4, qk_norm_eps=True)
 
 
 
@@ -139,15 +139,15 @@ def plain_rope(x, base, dim, interleaved):
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("qk_norm", [None, 1e-5])
-def test_attention_with_rope(device, with_attention, interleaved, qk_norm):
+@pytest.mark.parametrize("qk_norm_eps", [None, 1e-5])
+def test_attention_with_rope(device, with_attention, interleaved, qk_norm_eps):
     module = Attention(32, 4, kv_heads=2, head_dim=16, window=(5, 0), rope_base=50.0, rope_dim=12, rope_interleaved=interleaved,
-                       qk_norm=qk_norm, device=device)  # fmt: skip
-    if qk_norm:
+                       qk_norm_eps=qk_norm_eps, device=device)  # fmt: skip
+    if qk_norm_eps:
         torch.nn.init.normal_(module.q_norm.weight)
     x = torch.randn(2, 9, 32, device=device)
     q, k, v = (p.unflatten(-1, (-1, 16)) for p in module.qkv(x).split([64, 32, 32], -1))
-    if qk_norm:
+    if qk_norm_eps:
         q, k = F.rms_norm(q, (16,), module.q_norm.weight, 1e-5), F.rms_norm(k, (16,), module.k_norm.weight, 1e-5)
     q, k = (plain_rope(t, 50.0, 12, interleaved) for t in (q, k))
     out, _ = plain_attention(q, k, v, causal=True, window=(5, 0))
@@ -210,7 +210,7 @@ def test_attention_of_transformers(device, with_attention, name):
     model = make(name, torch.float32, "eager").to(device).eval()
     theirs, config = model.model.layers[0].self_attn, model.config
     base = getattr(config, "rope_theta", None) or config.rope_parameters["rope_theta"]
-    ours = Attention(32, 4, kv_heads=2, head_dim=theirs.head_dim, rope_base=base, qk_norm=1e-6 if name == "qwen3" else None,
+    ours = Attention(32, 4, kv_heads=2, head_dim=theirs.head_dim, rope_base=base, qk_norm_eps=1e-6 if name == "qwen3" else None,
                      device=device)  # fmt: skip
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(2, 9, 32, device=device)

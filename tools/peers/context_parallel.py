@@ -148,7 +148,7 @@ for T in map(int, options.lengths.split(",")):
         if rank == 0:
             figures = "  ".join(f"{part} {1e3 * row[part]['s']:8.2f} ms {row[part]['share']:5.2f}" for part in ("forward", "both"))
             print(f"T {T:7d}  {candidate.name:24s} {figures}  largest {candidate.largest:.1e}", flush=True)
-    cp.check()
+    cp.check_group()
     del candidates, whole, expected, base, candidate
     torch.cuda.empty_cache()
 if rank == 0 and options.json:
