@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * causal_conv1d_to_f32.h: converts elements of any dtype and stride to arrays of f32, and back. */
+ * causal_conv1d_to_f32.h: converts elements of any dtype and stride to arrays of f32, and back.
+ * docs/kernels/causal_conv1d_cpu.md defines item, piece, row, tile, column and span, and has a picture of the halo.
+ * src/simd/simd.h defines V_NAME, vf, vi, vm, VW and the v_ functions. */
 #ifndef COT_CAUSAL_CONV1D_TO_F32_H
 #define COT_CAUSAL_CONV1D_TO_F32_H
 
