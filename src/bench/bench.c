@@ -2,6 +2,7 @@
 #include "bench.h"
 
 #include "bench_device.h"
+#include "bench_hip.h"
 #include "check/bound_case.h"
 #include "ceiling.h"
 #include "check/check.h"
@@ -119,7 +120,7 @@ static void run_interleaved(comparison_run *c, bool brief)
  * that takes too long, and there no value makes a kernel slower. */
 static void make_bound(bound_case *bound, const cot_op_cases *cases, const cot_case *c, cot_backend backend)
 {
-    if (cases->prepare == NULL || backend == COT_BACKEND_CUDA) {
+    if (cases->prepare == NULL || backend != COT_BACKEND_CPU) {
         bound_case_make_repeating(bound, cases, c);
         return;
     }
@@ -156,13 +157,12 @@ static void add_row(const bench *b, const cot_case *c, const measurement *m, dou
     json_t *row = json_pack(
         "{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:I, s:b, s:s, s:f, s:s, s:s, s:s}",
         "op", b->cases->op->name, "direction", direction->name, "kernel", m->choice->kernel->name, "backend",
-        m->choice->kernel->backend == COT_BACKEND_CPU ? "cpu" : "cuda", "dtype", cot_dtype_name(first->dtype), "layout",
-        c->layout, "shape", c->shape, "options", c->options, "threads", threads, "ms", 1e3 * seconds, "bytes", bytes,
-        "flops", c->flops, "gbps", 1e-9 * bytes / seconds, "tflops", 1e-12 * c->flops / seconds, "ceiling",
-        1e-9 * ceiling, "ratio", bytes / seconds / ceiling, "cycles16", seconds * b->clock * threads / (elements / 16),
-        "footprint", bytes, "workspace_bytes", (json_int_t)m->choice->workspace_bytes, "chosen", m->choice->chosen,
-        "device", b->device, "clock_ghz", 1e-9 * b->clock, "date", b->date, "commit", COT_COMMIT, "version",
-        cot_version());
+        cot_backend_name(m->choice->kernel->backend), "dtype", cot_dtype_name(first->dtype), "layout", c->layout,
+        "shape", c->shape, "options", c->options, "threads", threads, "ms", 1e3 * seconds, "bytes", bytes, "flops",
+        c->flops, "gbps", 1e-9 * bytes / seconds, "tflops", 1e-12 * c->flops / seconds, "ceiling", 1e-9 * ceiling,
+        "ratio", bytes / seconds / ceiling, "cycles16", seconds * b->clock * threads / (elements / 16), "footprint",
+        bytes, "workspace_bytes", (json_int_t)m->choice->workspace_bytes, "chosen", m->choice->chosen, "device",
+        b->device, "clock_ghz", 1e-9 * b->clock, "date", b->date, "commit", COT_COMMIT, "version", cot_version());
     if (m->product_rate > 0) {
         json_object_set_new(row, "product_ceiling", json_real(1e-12 * m->product_rate));
         json_object_set_new(row, "product_ratio", json_real(c->flops / seconds / m->product_rate));
@@ -183,7 +183,7 @@ static bool case_selected(const bench *b, const cot_case *c)
 {
     char text[256];
     describe_case(b->cases, c, text, sizeof text);
-    const unsigned use = b->options->backend == COT_BACKEND_CUDA ? COT_CASE_BENCH_CUDA : COT_CASE_BENCH;
+    const unsigned use = b->options->backend != COT_BACKEND_CPU ? COT_CASE_BENCH_CUDA : COT_CASE_BENCH;
     return (c->uses & use) && (b->options->only == NULL || strstr(text, b->options->only) != NULL);
 }
 
@@ -253,8 +253,11 @@ static void bench_on_device(bench *b, const cot_case *c, const cot_choice *choic
     for (int i = 0; i < count; i++)
         if (kernel_selected(b, &choices[i], 1))
             m[kernel_count++] = (measurement){.choice = &choices[i]};
-    const cot_status status = bench_device_case(b->cases, c, &bound, b->options->load_seconds, b->options->brief, m,
-                                                kernel_count, &ceiling, b->load_rate);
+    const bool brief = b->options->brief;
+    const cot_status status = b->options->backend == COT_BACKEND_HIP
+                                  ? bench_hip_case(b->cases, c, &bound, brief, m, kernel_count, &ceiling)
+                                  : bench_device_case(b->cases, c, &bound, b->options->load_seconds, brief, m,
+                                                      kernel_count, &ceiling, b->load_rate);
     for (int i = 0; status == COT_OK && i < kernel_count; i++)
         add_row(b, c, &m[i], ceiling);
     if (status != COT_OK) {
@@ -281,7 +284,7 @@ static void bench_one(bench *b, const cot_case *c)
         selected_count += kernel_selected(b, &choices[i], threads);
     if (selected_count == 0)
         return; /* without a kernel there is no row */
-    if (b->options->backend == COT_BACKEND_CUDA)
+    if (b->options->backend != COT_BACKEND_CPU)
         bench_on_device(b, c, choices, count);
     else
         bench_on_host(b, c, choices, count);
@@ -317,7 +320,7 @@ static bool bench_case(void *context, const cot_case *c)
 static void print_why_nothing_timed(const bench *b)
 {
     const bench_options *o = b->options;
-    const char *op = o->op != NULL ? o->op : "any op", *backend = o->backend == COT_BACKEND_CUDA ? "cuda" : "cpu";
+    const char *op = o->op != NULL ? o->op : "any op", *backend = cot_backend_name(o->backend);
     fprintf(stderr, "cotangent bench: nothing was timed: ");
     if (b->selected_cases == 0 && o->only != NULL)
         fprintf(stderr, "no case's description contains '%s' (of %s)\n", o->only, op);
@@ -335,9 +338,12 @@ json_t *bench_run(const bench_options *options)
     bench b = {.options = options, .rows = json_array(), .clock = measure_clock()};
     const time_t seconds = time(NULL);
     strftime(b.date, sizeof b.date, "%Y-%m-%d", gmtime(&seconds));
-    cot_queue *kept_queue = NULL; /* on a GPU: without it, the driver would create a context for each queue */
+    cot_queue *kept_queue = NULL; /* on a GPU: without it, each queue would load the driver and create a context */
     if (options->backend == COT_BACKEND_CUDA) {
         bench_device_name(b.device, sizeof b.device);
+        kept_queue = make_queue(&b, NULL);
+    } else if (options->backend == COT_BACKEND_HIP) {
+        bench_hip_name(b.device, sizeof b.device);
         kept_queue = make_queue(&b, NULL);
     } else {
         device_name(b.device, sizeof b.device);

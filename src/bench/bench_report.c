@@ -34,7 +34,7 @@ static bool is_product_bound(const json_t *row)
 
 static bool on_device(const json_t *row)
 {
-    return strcmp(text_of(row, "backend"), "cuda") == 0;
+    return strcmp(text_of(row, "backend"), "cpu") != 0;
 }
 
 static void print_machine(const json_t *row)

@@ -543,6 +543,24 @@ const char *demo_title(const char *number)
     return d != NULL ? d->title : NULL;
 }
 
+static bool has_kernels(const char *name, cot_backend backend)
+{
+    for (int i = 0; i < cot_op_count; i++)
+        for (int k = 0; k < cot_ops[i]->kernel_count; k++)
+            if (strcmp(cot_ops[i]->name, name) == 0 && cot_ops[i]->kernels[k].backend == backend)
+                return true;
+    return false;
+}
+
+const char *demo_missing_op(const char *number, cot_backend backend)
+{
+    const demo *d = find_demo(number);
+    for (int i = 0; i < d->job_count; i++)
+        if (!has_kernels(d->jobs[i].op, backend))
+            return d->jobs[i].op;
+    return NULL;
+}
+
 json_t *demo_run(const demo_options *options, bool *good)
 {
     demo_state s = {.options = options, .d = find_demo(options->number), .rows = json_array(), .good = true};

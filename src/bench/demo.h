@@ -22,6 +22,9 @@ typedef struct demo_options {
 extern const char demo_numbers[];
 const char *demo_title(const char *number);
 
+/* The first op of a demo without a kernel of this backend, or NULL. */
+const char *demo_missing_op(const char *number, cot_backend backend);
+
 /* Runs one demo and prints it. Returns rows, which the caller releases: those of bench.h with `demo`, `what` and
  * `verified`, then one for each figure, {demo figure document here device date commit backend}. *good: every call was
  * made, and every output lay within the error rule and the demo's own bounds. */

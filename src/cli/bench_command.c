@@ -53,7 +53,7 @@ static error_t parse(int key, char *argument, struct argp_state *state)
 int command_bench(int argc, char **argv)
 {
     static const struct argp_option table[] = {
-        {"backend", 'b', "cpu|cuda", 0, "Time this backend's kernels (cpu)", 0},
+        {"backend", 'b', "cpu|cuda|hip", 0, "Time this backend's kernels (cpu)", 0},
         {"chosen", 'c', 0, 0, "Only the kernel that a call would take", 0},
         {"json", 'j', "FILE", 0, "Write the rows as JSON", 0},
         {"kernel", 'k', "TEXT", 0, "Only kernels whose name contains TEXT, however slow", 0},

@@ -14,9 +14,7 @@ static error_t parse(int key, char *argument, struct argp_state *state)
     check_options *options = state->input;
     switch (key) {
     case HASH: options->hash = true; return 0;
-    case 'b':
-        options->backend = strcmp(argument, "hip") == 0 ? COT_BACKEND_HIP : parse_backend(state, argument);
-        return 0;
+    case 'b': options->backend = parse_backend(state, argument); return 0;
     case 'j': options->jobs = (int)parse_number(state, "--jobs", argument, 1, 1024); return 0;
     case 'k': options->kernel = argument; return 0;
     case 'o': options->only = argument; return 0;

@@ -56,7 +56,7 @@ static json_t *measured_rows(const json_t *rows)
 int command_demo(int argc, char **argv)
 {
     static const struct argp_option table[] = {
-        {"backend", 'b', "cpu|cuda", 0, "Run on this backend (cpu)", 0},
+        {"backend", 'b', "cpu|cuda|hip", 0, "Run on this backend (cpu)", 0},
         {"json", 'j', "FILE", 0, "Write rows and figures as JSON", 0},
         {"plot", 'p', "FILE.svg", 0, "Draw the rows with gnuplot", 0},
         {"quick", 'q', 0, 0, "Small sizes: test that it works, not how fast it is", 0},
@@ -81,6 +81,12 @@ int command_demo(int argc, char **argv)
         return 2;
     if (!backend_works(input.options.backend))
         return 1;
+    const char *missing = demo_missing_op(input.options.number, input.options.backend);
+    if (missing != NULL) {
+        fprintf(stderr, "cotangent demo: NUMBER is '%s', whose op %s has no kernel of backend %s\n",
+                input.options.number, missing, cot_backend_name(input.options.backend));
+        return 2;
+    }
     bool good = false;
     json_t *rows = demo_run(&input.options, &good);
     int status = good ? 0 : 1;

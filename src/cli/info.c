@@ -207,9 +207,7 @@ static error_t parse_explain(int key, char *argument, struct argp_state *state)
     explain_input *input = state->input;
     char *end;
     switch (key) {
-    case 'b':
-        input->backend = strcmp(argument, "hip") == 0 ? COT_BACKEND_HIP : parse_backend(state, argument);
-        return 0;
+    case 'b': input->backend = parse_backend(state, argument); return 0;
     case 'r':
         input->ranks = (int)strtol(argument, &end, 10);
         if (*end != '\0' || input->ranks < 1 || input->ranks > MAX_EXPLAINED_RANKS)

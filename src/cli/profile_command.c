@@ -31,7 +31,11 @@ static error_t parse(int key, char *argument, struct argp_state *state)
     profile_input *input = state->input;
     switch (key) {
     case 'F': input->from = argument; return 0;
-    case 'b': input->backend = parse_backend(state, argument); return 0;
+    case 'b':
+        input->backend = parse_backend(state, argument);
+        if (input->backend == COT_BACKEND_HIP)
+            argp_error(state, "--backend is 'hip', expected cpu or cuda");
+        return 0;
     case 'm': input->options.memory = parse_mode(state, "--memory", argument, "fresh", "pool"); return 0;
     case 's': input->options.streams = parse_mode(state, "--streams", argument, "1", "2"); return 0;
     case 'f': input->options.batch = parse_mode(state, "--batch", argument, "fused", "loop"); return 0;

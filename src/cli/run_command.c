@@ -45,7 +45,7 @@ static const struct argp_option COMMON_OPTIONS[] = {
     {"dtype", KEY_DTYPE, "NAME=DTYPE", 0, "An output's dtype, where the op allows a choice; may be repeated", 0},
     {"verify", KEY_VERIFY, 0, 0, "Compare the outputs with the oracle; on a failure, nothing is written", 0},
     {0, 0, 0, 0, "Where it runs:", 5},
-    {"backend", KEY_BACKEND, "cpu|cuda", 0, "(cpu)", 0},
+    {"backend", KEY_BACKEND, "cpu|cuda|hip", 0, "(cpu)", 0},
     {"kernel", KEY_KERNEL, "NAME", 0, "Use only this kernel", 0},
     {"threads", KEY_THREADS, "N", 0, "CPU threads (all)", 0},
     {0}};

@@ -61,8 +61,10 @@ cot_backend parse_backend(const struct argp_state *state, const char *name)
 {
     if (strcmp(name, "cuda") == 0)
         return COT_BACKEND_CUDA;
+    if (strcmp(name, "hip") == 0)
+        return COT_BACKEND_HIP;
     if (strcmp(name, "cpu") != 0)
-        argp_error(state, "--backend is '%s', expected cpu or cuda", name);
+        argp_error(state, "--backend is '%s', expected cpu, cuda or hip", name);
     return COT_BACKEND_CPU;
 }
 

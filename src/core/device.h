@@ -35,6 +35,8 @@ typedef struct cot_device_calls {
     cot_status (*copy_to_host)(cot_queue *queue, void *host, const void *device, size_t bytes);
     cot_status (*memset_async)(cot_queue *queue, void *memory, unsigned char byte, size_t bytes);
     cot_status (*copy_on_device_async)(cot_queue *queue, void *to, const void *from, size_t bytes);
+    /* The device's name, and the bytes of its last cache. */
+    cot_status (*describe)(cot_queue *queue, char *name, size_t size, size_t *cache_bytes);
 } cot_device_calls;
 
 extern const cot_device_calls cot_cuda_calls, cot_hip_calls;

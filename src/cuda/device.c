@@ -443,4 +443,5 @@ const cot_device_calls cot_cuda_calls = {
     .copy_to_host = cot_cuda_copy_to_host,
     .memset_async = cot_cuda_memset_async,
     .copy_on_device_async = cot_cuda_copy_on_device_async,
+    .describe = cot_cuda_describe,
 };

@@ -345,6 +345,14 @@ static cot_status copy_on_device_async(cot_queue *queue, void *to, const void *f
               THEN(d->driver.hipMemcpyAsync(to, from, bytes, COT_HIP_DEVICE_TO_DEVICE, d->stream)));
 }
 
+/* The bytes are those of the Infinity Cache of MI300X, the largest. The runtime has the size of the L2 cache alone. */
+static cot_status describe(cot_queue *queue, char *name, size_t size, size_t *cache_bytes)
+{
+    cot_device *d = queue->device;
+    *cache_bytes = (size_t)256 << 20;
+    ON_DEVICE(d, "reading the device's name", THEN(d->driver.hipDeviceGetName(name, (int)size, d->number)));
+}
+
 const cot_device_calls cot_hip_calls = {
     .open = open_device,
     .close = close_device,
@@ -360,4 +368,5 @@ const cot_device_calls cot_hip_calls = {
     .copy_to_host = copy_to_host,
     .memset_async = memset_async,
     .copy_on_device_async = copy_on_device_async,
+    .describe = describe,
 };

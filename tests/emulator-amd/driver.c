@@ -93,7 +93,7 @@ static const char *emulated_target(void)
 int hipDeviceGetName(char *name, int size, int device)
 {
     (void)device;
-    snprintf(name, (size_t)size, "an emulated %s", emulated_target());
+    snprintf(name, (size_t)size, "emulator of %s, whose times mean nothing", emulated_target());
     return COT_HIP_SUCCESS;
 }
 
