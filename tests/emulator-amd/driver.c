@@ -3,7 +3,7 @@
  * driver.c: the functions of HIP for which fake_hip.c is not enough. A launch runs the kernel before it returns.
  *
  *   EMU_TARGET=gfx90a  the GPU; gfx942 without it
- *   EMU_SEED=N         varies the order of waves, in each launch anew: they change after at most 200 instructions
+ *   EMU_SEED=N         varies the order of waves, in each launch and block anew (run_block)
  *   EMU_CODE=FILE      a bundle whose kernels replace those of the library, for planted faults */
 #include "emulator.h"
 

@@ -1342,12 +1342,18 @@ static void open_barrier(emu_wave *waves, int count)
         waves[k].at_barrier = false;
 }
 
+/* Without a seed, each wave runs to its barrier, in the order of their numbers. With one, a block draws one of two
+ * orders: waves that change after at most 200 instructions, or waves that run to their barriers. The wave that begins
+ * and the direction are drawn anew each time that all waves have had a turn. */
 static void run_block(emu_block *b, emu_wave *waves, uint64_t *random)
 {
+    const bool drawn = *random != 0, interleaved = drawn && random_number(random) % 2 != 0;
     for (int left = b->waves; left > 0;) {
-        const int first = *random != 0 ? (int)(random_number(random) % (unsigned)b->waves) : 0;
+        const int first = drawn ? (int)(random_number(random) % (unsigned)b->waves) : 0;
+        const bool downward = drawn && random_number(random) % 2 != 0;
         for (int k = 0; k < b->waves; k++)
-            run_wave(&waves[(first + k) % b->waves], *random != 0 ? 1 + random_number(random) % 200 : UINT32_MAX);
+            run_wave(&waves[(first + (downward ? b->waves - k : k)) % b->waves],
+                     interleaved ? 1 + random_number(random) % 200 : UINT32_MAX);
         left = 0;
         for (int k = 0; k < b->waves; k++)
             left += !waves[k].done;
