@@ -7,6 +7,7 @@
  *                         flaky (the 12th large copy to the host delivers wrong bytes). smNN: the compute
  *                         capability; old_ptx: the driver of a GPU of 8.9 compiles no PTX of this version
  *   FAKE_CUDA_COUNT=FILE  the file that receives the number of allocations
+ *   FAKE_CUDA_MULTIPROCESSORS=N  the number of multiprocessors (132)
  *
  * All functions are weak: tests/emulator replaces some of them. */
 #include <cuda.h>
@@ -76,11 +77,14 @@ static int capability(void)
 
 WEAK cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device)
 {
+    const char *multiprocessors = getenv("FAKE_CUDA_MULTIPROCESSORS");
     (void)device;
     switch (attribute) {
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = capability() / 10; break;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = capability() % 10; break;
-    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = 132; break;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
+        *value = multiprocessors != NULL ? atoi(multiprocessors) : 132;
+        break;
     case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR: *value = 2048; break;
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN:
         *value = fake_is("sm80") ? 163 * 1024 : 227 * 1024;

@@ -130,6 +130,14 @@ static __device__ __forceinline__ uint64_t cot_evict_first_policy(void)
     return policy;
 }
 
+/* Loads a box into the L2 cache. */
+static __device__ __forceinline__ void cot_tma_prefetch_4d(const void *map, int x, int y, int z, int w)
+{
+    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map), "r"(x), "r"(y),
+                 "r"(z), "r"(w)
+                 : "memory");
+}
+
 /* EVICT_FIRST: the data is not read again soon. */
 template <bool EVICT_FIRST = false>
 static __device__ __forceinline__ void cot_tma_load_4d(void *to, const void *map, int x, int y, int z, int w,

@@ -108,6 +108,8 @@ template <int HEAD_DIM, bool GENERAL> static __device__ __forceinline__ void pre
     constexpr int ROW = HEAD_DIM == 192 ? 32 : HEAD_DIM / 8, ROWS = LANES * WARPS / ROW,
                   QUERIES = ATTENTION_BWD_QUERIES(HEAD_DIM), PARTS = QUERIES / (ROWS * ATTENTION_PREPARE_ROWS);
     cot_griddepcontrol_launch_dependents();
+    if (blockIdx.x == 0 && threadIdx.x == 0 && c.key_block_counter != nullptr)
+        *c.key_block_counter = 0;
     const unsigned heads = (unsigned)c.H, tile_part = blockIdx.x / heads; /* the parts of a tile are c.H blocks apart */
     attention_tile t;
     if (!tile_of<GENERAL>(c, tile_part / PARTS * heads + blockIdx.x % heads, t))

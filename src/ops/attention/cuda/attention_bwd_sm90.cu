@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * attention_bwd_sm90.cu: the backward on Hopper for d and d_v up to 128, five products. *Columns*: the larger of d and d_v,
- * rounded up to 64 or 128. A block takes 128 keys of a key-value head. K and V stay in shared memory, dK and dV in registers. The
- * block loops over the tiles of queries that attend to its keys, and takes each tile for all query heads that share
- * the key-value head (the group).
- * With head_blocks = 2, the two blocks of a cluster divide these heads, and add their dK and dV at the end
- * (reduce_over_heads). A tile has 128 queries at 64 columns, and 64 at 128 columns:
+ * rounded up to 64 or 128. A *key block* is 128 keys of a key-value head. K and V of a key block stay in shared memory,
+ * its dK and dV in registers. A thread block takes one key block after another (take_key_block). For each, it loops over
+ * the tiles of queries that attend to the keys, and takes each tile for all query heads that share the key-value head
+ * (the group). The first tiles of a key block are loaded while the key block before is computed, and its dK and dV are
+ * stored while the dQ warpgroup still works.
+ * With head_blocks = 2, a thread block takes one key block. The two blocks of a cluster divide the heads of the group, and
+ * add their dK and dV at the end (reduce_over_heads). A tile has 128 queries at 64 columns, and 64 at 128 columns:
  *
  *   S^T = K Q^T    P = exp2(scale log2(e) S - lse_log2)    dP^T = V dO^T    dS = P (dP - delta)
  *   dV += P^T dO   dK += dS^T Q                            dQ += dS K
@@ -16,7 +18,10 @@
  *                     shared memory.
  *
  *   barrier         arrivals (bytes)        phase ends when                       who waits
- *   kv full         1 (K and V)             K and V are loaded                    consumers, dQ: once
+ *   kv full         1 (K and V)             K, V and `work` of a key block are    consumers, dQ, dq_writers
+ *                                           there
+ *   kv empty        15: 1 per consumer and  nobody reads K and V any more, and    producer
+ *                   dQ warp, dq_writer      the dq_writers know their work
  *   q full          1 (Q, lse_log2)         a tile of Q is loaded                 consumers
  *   q empty         8: 1 per consumer warp  the dK product has read Q             producer
  *   dout full       1 (dO, delta)           a tile of dO is loaded                consumers
@@ -38,9 +43,9 @@
  *
  * Deterministic mode: the blocks of a query tile add their slices of dQ in a fixed order, that of blockIdx.x
  * (dq_position_of). The first block stores its slice instead, so that dq_accum need not be cleared. A semaphore for each
- * slice counts the blocks that have stored or added. A block waits only for blocks of lower blockIdx.x. This wait
- * relies on thread blocks starting in the order of blockIdx.x. CUDA does not guarantee this order, but every tested GPU
- * keeps it.
+ * slice counts the blocks that have stored or added. A key block waits only for key blocks that were taken earlier.
+ * With head_blocks = 2 this relies on thread blocks starting in the order of blockIdx.x. CUDA does not guarantee this
+ * order, but every tested GPU keeps it.
  *
  * With STORES_DQ the last block of a tile does not add: its dq_writer loads the sums of the other blocks into the
  * stage, on the barrier `dq ready`. The dQ warpgroup adds its own slice and stores dq. The kernel `finish`
@@ -66,6 +71,10 @@
 /* Registers per thread. At launch each of the 4 warpgroups has 128, 512 in total. setmaxnreg divides them anew:
  * 32 + 64 + 2 x 208 = 512. */
 enum { PRODUCER_REGISTERS = 32, DQ_REGISTERS = 64, CONSUMER_REGISTERS = 208 };
+enum {
+    WORK_SLOTS = 4, /* the producer writes the work of one key block, while warps still read that of the two before */
+    NO_KEYS = -1,   /* first_key of a work: there are no more key blocks */
+};
 
 template <int COLUMNS> struct shared_memory {
     enum {
@@ -81,50 +90,108 @@ template <int COLUMNS> struct shared_memory {
     unsigned char ds[ATTENTION_DS_STAGES][2][QUERIES * 64 * 2]; /* [query][key], one tile for each consumer's keys */
     float dq[ATTENTION_DQ_STAGES][ATTENTION_DQ_SLICE];
     float lse_log2[ATTENTION_Q_STAGES][QUERIES], delta[ATTENTION_DOUT_STAGES][QUERIES];
-    uint64_t kv_full, q_full[ATTENTION_Q_STAGES], q_empty[ATTENTION_Q_STAGES];
+    attention_work work[WORK_SLOTS]; /* of the key blocks, in turn */
+    int tile[ATTENTION_Q_STAGES];    /* of a stage: only in the plain versions */
+    uint64_t kv_full, kv_empty, q_full[ATTENTION_Q_STAGES], q_empty[ATTENTION_Q_STAGES];
     uint64_t dout_full[ATTENTION_DOUT_STAGES], dout_empty[ATTENTION_DOUT_STAGES];
     uint64_t ds_full[ATTENTION_DS_STAGES], ds_empty[ATTENTION_DS_STAGES];
     uint64_t dq_full[ATTENTION_DQ_STAGES], dq_ready[ATTENTION_DQ_STAGES], uncleared_full;
     uint32_t opaque_zero; /* 0 that the compiler does not know: see saved_p::restore */
 };
 
-/* The producer of the plain versions. Executed by one thread. */
+/* The number of key blocks of the call. */
+template <bool GENERAL> static __device__ __forceinline__ uint32_t key_block_count(const attention_bwd_call &c)
+{
+    return GENERAL ? (uint32_t)c.scheduler.seqlens[c.scheduler.sequences].first_block * (uint32_t)c.Hkv : c.key_blocks;
+}
+
+/* The index of the thread block's next key block. A key block waits for lower ones to add to dQ. Because a counter gives
+ * out the indices in order, lower ones have always begun, whichever thread blocks run. Without a counter a thread block
+ * takes one key block. */
+template <bool GENERAL>
+static __device__ __forceinline__ uint32_t take_key_block(const attention_bwd_call &c, bool first)
+{
+    if (c.key_block_counter != nullptr)
+        return atomicAdd(c.key_block_counter, 1);
+    return first ? blockIdx.x / c.head_blocks : key_block_count<GENERAL>(c);
+}
+
+/* With head_blocks = 2, a block of the cluster takes half of the group's heads. */
+static __device__ __forceinline__ void take_heads(const attention_bwd_call &c, attention_work &w)
+{
+    w.heads /= (int)c.head_blocks;
+    w.first_head += (int)(blockIdx.x % c.head_blocks) * w.heads;
+}
+
+/* Waits until all warps have done with the key block before number n, and then counts the bytes of K and V. */
 template <int COLUMNS>
-static __device__ void load_tiles(const attention_bwd_mapped &m, shared_memory<COLUMNS> &s, const attention_work &w)
+static __device__ __forceinline__ void begin_loading_keys(shared_memory<COLUMNS> &s, uint32_t n, uint64_t *full)
+{
+    cot_mbarrier_wait(&s.kv_empty, n & 1 ^ 1);
+    cot_mbarrier_arrive_expect(full, 4 * (COLUMNS / 64) * TILE_BYTES);
+}
+
+/* Completes `kv full` of key block number n, of which nothing is loaded. */
+template <int COLUMNS>
+static __device__ __forceinline__ void publish_without_keys(shared_memory<COLUMNS> &s, uint32_t n)
+{
+    cot_mbarrier_wait(&s.kv_empty, n & 1 ^ 1);
+    cot_mbarrier_arrive(&s.kv_full);
+}
+
+/* The producer of the plain versions. Executed by one thread. `work` stays in shared memory, and stages follow from one
+ * number: the thread has few registers. */
+template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_mapped &m, shared_memory<COLUMNS> &s)
 {
     constexpr int COLUMN_PANELS = COLUMNS / 64, QUERIES = shared_memory<COLUMNS>::QUERIES;
     const attention_bwd_call &c = m.call;
-    if (step_count(w) == 0)
-        return;
-    cot_mbarrier_arrive_expect(&s.kv_full, 4 * COLUMN_PANELS * TILE_BYTES);
-    for (int panel = 0; panel < COLUMN_PANELS; panel++) {
-        cot_tma_load_4d(s.k[panel], &m.k, panel * 64, w.first_key, w.kv_head, w.b, &s.kv_full);
-        cot_tma_load_4d(s.v[panel], &m.v, panel * 64, w.first_key, w.kv_head, w.b, &s.kv_full);
-    }
-    /* Waits for the call's earlier kernels, which write lse_log2 and delta. K and V are inputs: they were complete
-     * before those kernels began. */
+    /* Waits for the call's earlier kernels, which clear the counter, and write lse_log2 and delta. */
     cot_griddepcontrol_wait();
     cot_fence_proxy_async_global();
     const int first_delta_row = (int)(c.B * c.H * c.tiles_per_head); /* delta follows all rows of lse_log2 */
-    cot_pipeline_state<ATTENTION_Q_STAGES> q;
-    cot_pipeline_state<ATTENTION_DOUT_STAGES> dout;
-    const int steps = step_count(w);
-    for (int step = 0; step < steps; step++, q.next(), dout.next()) {
-        const attention_step at = step_of<false>(c, w, step);
-        const int tile = at.tile, head = w.first_head + at.h;
-        const int row = (int)statistics_row_of<false>(c, w, at.h) + tile;
-        const uint32_t bytes = COLUMN_PANELS * s.Q_TILE_BYTES + QUERIES * sizeof(float);
-        cot_mbarrier_wait(&s.q_empty[q.stage], q.parity ^ 1);
-        cot_mbarrier_arrive_expect(&s.q_full[q.stage], bytes);
-        for (int panel = 0; panel < COLUMN_PANELS; panel++)
-            cot_tma_load_4d(s.q[q.stage][panel], &m.q, panel * 64, tile * QUERIES, head, w.b, &s.q_full[q.stage]);
-        cot_tma_load_4d(s.lse_log2[q.stage], &m.statistics, 0, row, 0, 0, &s.q_full[q.stage]);
-        cot_mbarrier_wait(&s.dout_empty[dout.stage], dout.parity ^ 1);
-        cot_mbarrier_arrive_expect(&s.dout_full[dout.stage], bytes);
-        for (int panel = 0; panel < COLUMN_PANELS; panel++)
-            cot_tma_load_4d(s.dout[dout.stage][panel], &m.dout, panel * 64, tile * QUERIES, head, w.b,
-                            &s.dout_full[dout.stage]);
-        cot_tma_load_4d(s.delta[dout.stage], &m.statistics, 0, first_delta_row + row, 0, 0, &s.dout_full[dout.stage]);
+    uint32_t n = 0, stage_step = 0;                                  /* numbers of the key block and of the step */
+    for (;; n++) {
+        const uint32_t key_block = take_key_block<false>(c, n == 0);
+        if (key_block >= c.key_blocks) {
+            s.work[n % WORK_SLOTS].first_key = NO_KEYS;
+            publish_without_keys<COLUMNS>(s, n);
+            return;
+        }
+        attention_work w = work_of<QUERIES>(c, key_block);
+        take_heads(c, w);
+        s.work[n % WORK_SLOTS] = w;
+        for (int panel = 0; panel < COLUMN_PANELS; panel++) { /* into the L2 cache, until there is room for K and V */
+            cot_tma_prefetch_4d(&m.k, panel * 64, w.first_key, w.kv_head, w.b);
+            cot_tma_prefetch_4d(&m.v, panel * 64, w.first_key, w.kv_head, w.b);
+        }
+        for (int step = 0; step < step_count(w); step++, stage_step++) {
+            const uint32_t q = stage_step % ATTENTION_Q_STAGES, dout = stage_step % ATTENTION_DOUT_STAGES;
+            const attention_step at = step_of<false>(c, w, step);
+            const int tile = at.tile, head = w.first_head + at.h;
+            const int row = (int)statistics_row_of<false>(c, w, at.h) + tile;
+            const uint32_t bytes = COLUMN_PANELS * s.Q_TILE_BYTES + QUERIES * sizeof(float);
+            cot_mbarrier_wait(&s.q_empty[q], stage_step / ATTENTION_Q_STAGES & 1 ^ 1);
+            s.tile[q] = tile;
+            cot_mbarrier_arrive_expect(&s.q_full[q], bytes);
+            for (int panel = 0; panel < COLUMN_PANELS; panel++)
+                cot_tma_load_4d(s.q[q][panel], &m.q, panel * 64, tile * QUERIES, head, w.b, &s.q_full[q]);
+            cot_tma_load_4d(s.lse_log2[q], &m.statistics, 0, row, 0, 0, &s.q_full[q]);
+            cot_mbarrier_wait(&s.dout_empty[dout], stage_step / ATTENTION_DOUT_STAGES & 1 ^ 1);
+            cot_mbarrier_arrive_expect(&s.dout_full[dout], bytes);
+            for (int panel = 0; panel < COLUMN_PANELS; panel++)
+                cot_tma_load_4d(s.dout[dout][panel], &m.dout, panel * 64, tile * QUERIES, head, w.b,
+                                &s.dout_full[dout]);
+            cot_tma_load_4d(s.delta[dout], &m.statistics, 0, first_delta_row + row, 0, 0, &s.dout_full[dout]);
+            if (step > 0)
+                continue;
+            begin_loading_keys<COLUMNS>(s, n, &s.kv_full);
+            for (int panel = 0; panel < COLUMN_PANELS; panel++) {
+                cot_tma_load_4d(s.k[panel], &m.k, panel * 64, w.first_key, w.kv_head, w.b, &s.kv_full);
+                cot_tma_load_4d(s.v[panel], &m.v, panel * 64, w.first_key, w.kv_head, w.b, &s.kv_full);
+            }
+        }
+        if (step_count(w) == 0)
+            publish_without_keys<COLUMNS>(s, n);
     }
 }
 
@@ -142,74 +209,96 @@ static __device__ __forceinline__ void wait_and_clear(uint64_t *uncleared_full, 
 
 /* The producer of the GENERAL versions. A whole warp executes it, to clear rows of other sequences. */
 template <int COLUMNS>
-static __device__ void load_tiles_general(const attention_bwd_mapped &m, shared_memory<COLUMNS> &s,
-                                          const attention_work &w)
+static __device__ void load_tiles_general(const attention_bwd_mapped &m, shared_memory<COLUMNS> &s)
 {
     constexpr int COLUMN_PANELS = COLUMNS / 64, QUERIES = shared_memory<COLUMNS>::QUERIES;
     const attention_bwd_call &c = m.call;
-    if (step_count(w) == 0)
-        return;
-    uint32_t uncleared_parity = 0;
-    /* TMA fills rows after the tensor's last row with zeros. */
-    const bool keys_are_clean = w.first_key + KEYS <= w.used_k || w.k_first_row + w.used_k == c.scheduler.Tk;
-    const int first_unclean_tile = w.q_first_row + w.used_q == c.scheduler.Tq ? INT32_MAX : w.used_q / QUERIES;
-    uint64_t *kv_full = keys_are_clean ? &s.kv_full : &s.uncleared_full;
-    if (threadIdx.x == 0) {
-        cot_mbarrier_arrive_expect(kv_full, 4 * COLUMN_PANELS * TILE_BYTES);
-        for (int panel = 0; panel < COLUMN_PANELS; panel++) {
-            cot_tma_load_4d(s.k[panel], &m.k, panel * 64, w.k_first_row + w.first_key, w.kv_head, w.b, kv_full);
-            cot_tma_load_4d(s.v[panel], &m.v, panel * 64, w.k_first_row + w.first_key, w.kv_head, w.b, kv_full);
-        }
-    }
-    if (!keys_are_clean) /* V follows K in shared memory: one call clears both */
-        wait_and_clear<2 * TILE_BYTES, 2 * COLUMN_PANELS>(&s.uncleared_full, uncleared_parity,
-                                                          (unsigned char(*)[2 * TILE_BYTES]) s.k,
-                                                          w.used_k - w.first_key, &s.kv_full);
+    const bool leader = threadIdx.x == 0;
+    cot_griddepcontrol_wait();
+    cot_fence_proxy_async_global();
     const int first_delta_row = (int)(c.scaled_delta - c.lse_log2) / QUERIES; /* delta follows all rows of lse_log2 */
-    cot_pipeline_state<ATTENTION_Q_STAGES> q;
-    cot_pipeline_state<ATTENTION_DOUT_STAGES> dout;
-    const int steps = step_count(w);
-    for (int step = 0; step < steps; step++, q.next(), dout.next()) {
-        const attention_step at = step_of<true>(c, w, step);
-        const int tile = at.tile, head = w.first_head + at.h;
-        const int row = (int)statistics_row_of<true>(c, w, at.h) + tile;
-        const uint32_t bytes = COLUMN_PANELS * s.Q_TILE_BYTES + QUERIES * sizeof(float);
-        const bool clean = tile < first_unclean_tile;
-        const int query_row = w.q_first_row + tile * QUERIES, used = w.used_q - tile * QUERIES;
-        uint64_t *q_barrier = clean ? &s.q_full[q.stage] : &s.uncleared_full;
-        uint64_t *dout_barrier = clean ? &s.dout_full[dout.stage] : &s.uncleared_full;
-        cot_mbarrier_wait(&s.q_empty[q.stage], q.parity ^ 1);
-        if (threadIdx.x == 0) {
-            cot_mbarrier_arrive_expect(q_barrier, bytes);
-            for (int panel = 0; panel < COLUMN_PANELS; panel++)
-                cot_tma_load_4d(s.q[q.stage][panel], &m.q, panel * 64, query_row, head, w.b, q_barrier);
-            cot_tma_load_4d(s.lse_log2[q.stage], &m.statistics, 0, row, 0, 0, q_barrier);
+    uint32_t uncleared_parity = 0, n = 0, stage_step = 0;
+    for (;; n++) {
+        if (leader) {
+            attention_work &next = s.work[n % WORK_SLOTS];
+            if (!work_of_general<QUERIES>(c, take_key_block<true>(c, n == 0), next))
+                next.first_key = NO_KEYS;
+            take_heads(c, next);
         }
-        if (!clean)
-            wait_and_clear<shared_memory<COLUMNS>::Q_TILE_BYTES, COLUMN_PANELS>(&s.uncleared_full, uncleared_parity,
-                                                                                s.q[q.stage], used, &s.q_full[q.stage]);
-        cot_mbarrier_wait(&s.dout_empty[dout.stage], dout.parity ^ 1);
-        if (threadIdx.x == 0) {
-            cot_mbarrier_arrive_expect(dout_barrier, bytes);
-            for (int panel = 0; panel < COLUMN_PANELS; panel++)
-                cot_tma_load_4d(s.dout[dout.stage][panel], &m.dout, panel * 64, query_row, head, w.b, dout_barrier);
-            cot_tma_load_4d(s.delta[dout.stage], &m.statistics, 0, first_delta_row + row, 0, 0, dout_barrier);
+        __syncwarp();
+        /* The threads have too few registers for a copy of w. Each step loads what it needs, all at once. */
+        const attention_work &w = s.work[n % WORK_SLOTS];
+        if (w.first_key == NO_KEYS)
+            break;
+        const int steps = step_count(w);
+        for (int step = 0; step < steps; step++, stage_step++) {
+            const uint32_t q = stage_step % ATTENTION_Q_STAGES, dout = stage_step % ATTENTION_DOUT_STAGES;
+            const attention_step at = step_of<true>(c, w, step);
+            const int tile = at.tile, head = w.first_head + at.h, b = w.b;
+            const int row = (int)statistics_row_of<true>(c, w, at.h) + tile;
+            const uint32_t bytes = COLUMN_PANELS * s.Q_TILE_BYTES + QUERIES * sizeof(float);
+            /* TMA fills rows after the tensor's last row with zeros. */
+            const bool clean = w.q_first_row + w.used_q == c.scheduler.Tq || tile < w.used_q / QUERIES;
+            const int query_row = w.q_first_row + tile * QUERIES, used = w.used_q - tile * QUERIES;
+            uint64_t *q_barrier = clean ? &s.q_full[q] : &s.uncleared_full;
+            uint64_t *dout_barrier = clean ? &s.dout_full[dout] : &s.uncleared_full;
+            cot_mbarrier_wait(&s.q_empty[q], stage_step / ATTENTION_Q_STAGES & 1 ^ 1);
+            if (leader) {
+                cot_mbarrier_arrive_expect(q_barrier, bytes);
+                for (int panel = 0; panel < COLUMN_PANELS; panel++)
+                    cot_tma_load_4d(s.q[q][panel], &m.q, panel * 64, query_row, head, b, q_barrier);
+                cot_tma_load_4d(s.lse_log2[q], &m.statistics, 0, row, 0, 0, q_barrier);
+            }
+            if (!clean)
+                wait_and_clear<shared_memory<COLUMNS>::Q_TILE_BYTES, COLUMN_PANELS>(&s.uncleared_full, uncleared_parity,
+                                                                                    s.q[q], used, &s.q_full[q]);
+            cot_mbarrier_wait(&s.dout_empty[dout], stage_step / ATTENTION_DOUT_STAGES & 1 ^ 1);
+            if (leader) {
+                cot_mbarrier_arrive_expect(dout_barrier, bytes);
+                for (int panel = 0; panel < COLUMN_PANELS; panel++)
+                    cot_tma_load_4d(s.dout[dout][panel], &m.dout, panel * 64, query_row, head, b, dout_barrier);
+                cot_tma_load_4d(s.delta[dout], &m.statistics, 0, first_delta_row + row, 0, 0, dout_barrier);
+            }
+            if (!clean)
+                wait_and_clear<shared_memory<COLUMNS>::Q_TILE_BYTES, COLUMN_PANELS>(
+                    &s.uncleared_full, uncleared_parity, s.dout[dout], used, &s.dout_full[dout]);
+            if (step > 0)
+                continue;
+            const bool keys_are_clean = w.first_key + KEYS <= w.used_k || w.k_first_row + w.used_k == c.scheduler.Tk;
+            if (leader) {
+                uint64_t *kv_barrier = keys_are_clean ? &s.kv_full : &s.uncleared_full;
+                begin_loading_keys<COLUMNS>(s, n, kv_barrier);
+                for (int panel = 0; panel < COLUMN_PANELS; panel++) {
+                    cot_tma_load_4d(s.k[panel], &m.k, panel * 64, w.k_first_row + w.first_key, w.kv_head, w.b,
+                                    kv_barrier);
+                    cot_tma_load_4d(s.v[panel], &m.v, panel * 64, w.k_first_row + w.first_key, w.kv_head, w.b,
+                                    kv_barrier);
+                }
+            }
+            if (!keys_are_clean) /* V follows K in shared memory: one call clears both */
+                wait_and_clear<2 * TILE_BYTES, 2 * COLUMN_PANELS>(&s.uncleared_full, uncleared_parity,
+                                                                  (unsigned char(*)[2 * TILE_BYTES]) s.k,
+                                                                  w.used_k - w.first_key, &s.kv_full);
         }
-        if (!clean)
-            wait_and_clear<shared_memory<COLUMNS>::Q_TILE_BYTES, COLUMN_PANELS>(
-                &s.uncleared_full, uncleared_parity, s.dout[dout.stage], used, &s.dout_full[dout.stage]);
+        if (leader && steps == 0)
+            publish_without_keys<COLUMNS>(s, n);
     }
+    if (leader)
+        publish_without_keys<COLUMNS>(s, n);
 }
 
 /* A dq_writer: adds the slices of one dQ stage to memory. There is one writer for each stage: before a writer
  * increments the semaphore, it waits until the sums are in memory, which takes about one step. If STORES_DQ, the last
  * block of a tile does not add: its writer loads the sums of the other blocks into the stage, and the dQ warpgroup
  * stores dQ.
- *   slice_index   number of the slice among those that the block computes, over all steps
+ *   slice_index   number of the slice among those of the key block, over all steps. At the end: of the stage's first
+ *                 slice in the next key block
+ *   parity        of the stage's next slice
  *   dq_slice      index of the slice in dq_accum */
 template <int COLUMNS, bool GENERAL, bool DETERMINISTIC, bool STORES_DQ>
-static __device__ void write_dq(const attention_bwd_mapped &m, shared_memory<COLUMNS> &s, const attention_work &w,
-                                int stage)
+static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd_mapped &m, shared_memory<COLUMNS> &s,
+                                                             const attention_work &w, int stage, int &slice_index,
+                                                             uint32_t &parity)
 {
     constexpr int DQ_SLICES = shared_memory<COLUMNS>::DQ_SLICES;
     const attention_bwd_call &c = m.call;
@@ -220,11 +309,8 @@ static __device__ void write_dq(const attention_bwd_mapped &m, shared_memory<COL
                              : attention_dq_position{1, false} /* not ordered */;
     };
     const auto is_final = [&](const attention_dq_position &position) { return STORES_DQ && position.last; };
-    cot_griddepcontrol_wait(); /* for the kernel that clears dq_accum and the semaphores */
-    cot_fence_proxy_async_global();
-    uint32_t parity = 0;
     bool next_is_released = false; /* whether dq_ready has its arrival for the stage's next slice */
-    for (int slice_index = stage; slice_index < end; slice_index += ATTENTION_DQ_STAGES, parity ^= 1) {
+    for (; slice_index < end; slice_index += ATTENTION_DQ_STAGES, parity ^= 1) {
         const attention_step at = step_of<GENERAL>(c, w, slice_index / DQ_SLICES);
         const int64_t dq_slice =
             (statistics_row_of<GENERAL>(c, w, at.h) + at.tile) * DQ_SLICES + slice_index % DQ_SLICES;
@@ -251,6 +337,24 @@ static __device__ void write_dq(const attention_bwd_mapped &m, shared_memory<COL
             cot_mbarrier_arrive(&s.dq_ready[stage]);
         if (DETERMINISTIC)
             release_next_block(c, dq_slice);
+    }
+    slice_index -= end;
+}
+
+template <int COLUMNS, bool GENERAL, bool DETERMINISTIC, bool STORES_DQ>
+static __device__ void write_dq(const attention_bwd_mapped &m, shared_memory<COLUMNS> &s, int stage)
+{
+    uint32_t parity = 0;
+    int slice_index = stage;
+    cot_griddepcontrol_wait(); /* for the kernel that clears dq_accum and the semaphores */
+    cot_fence_proxy_async_global();
+    for (uint32_t n = 0;; n++) {
+        cot_mbarrier_wait(&s.kv_full, n & 1);
+        const attention_work w = s.work[n % WORK_SLOTS];
+        cot_mbarrier_arrive(&s.kv_empty);
+        if (w.first_key == NO_KEYS)
+            break;
+        write_dq_of_key_block<COLUMNS, GENERAL, DETERMINISTIC, STORES_DQ>(m, s, w, stage, slice_index, parity);
     }
     cot_bulk_wait();
 }
@@ -281,16 +385,15 @@ static __device__ __forceinline__ void compute_dq_slice(shared_memory<COLUMNS> &
 /* The dQ warpgroup stages slices of dQ for the dq_writers. If STORES_DQ and this block is the last of the tile, the
  * warpgroup adds the sums that the writer has loaded, and stores dq. */
 template <typename E, int COLUMNS, bool GENERAL, bool STORES_DQ>
-static __device__ void compute_dq(const attention_bwd_call &c, shared_memory<COLUMNS> &s, const attention_work &w)
+static __device__ __forceinline__ void compute_dq_of_key_block(const attention_bwd_call &c, shared_memory<COLUMNS> &s,
+                                                               const attention_work &w,
+                                                               cot_pipeline_state<ATTENTION_DS_STAGES> &ds,
+                                                               cot_pipeline_state<ATTENTION_DQ_STAGES> &dq)
 {
     constexpr int DQ_SLICES = shared_memory<COLUMNS>::DQ_SLICES, QUERIES = shared_memory<COLUMNS>::QUERIES;
     const int lane = threadIdx.x % WARP;
-    cot_pipeline_state<ATTENTION_DS_STAGES> ds;
-    cot_pipeline_state<ATTENTION_DQ_STAGES> dq;
     float acc[32];
     const int steps = step_count(w);
-    if (steps > 0)
-        cot_mbarrier_wait(&s.kv_full, 0);
     for (int step = 0; step < steps; step++, ds.next()) {
         const int tile = STORES_DQ ? w.first_tile + w.tile_step * step : tile_of<GENERAL>(c, w, step);
         const bool has_lower = !GENERAL || !fully_masked<QUERIES>(w, tile, w.first_key);
@@ -311,8 +414,11 @@ static __device__ void compute_dq(const attention_bwd_call &c, shared_memory<COL
                 for (int i = 0; i < 32; i++)
                     acc[i] = 0.0f;
             }
-            if (slice == DQ_SLICES - 1 && lane == 0)
+            if (slice == DQ_SLICES - 1 && lane == 0) {
                 cot_mbarrier_arrive(&s.ds_empty[ds.stage]);
+                if (step == steps - 1)
+                    cot_mbarrier_arrive(&s.kv_empty);
+            }
             if (!position.last) {
                 stage_dq_slice(s.dq[dq.stage], acc, &s.dq_full[dq.stage]);
                 continue;
@@ -327,6 +433,22 @@ static __device__ void compute_dq(const attention_bwd_call &c, shared_memory<COL
             store_rows<E, false>(c, c.dq, c.dq_vectorized, query_rows_out(c, w, 0), row, slice % s.COLUMN_PANELS * 64,
                                  64, c.scale, acc);
         }
+    }
+    if (steps == 0 && lane == 0)
+        cot_mbarrier_arrive(&s.kv_empty);
+}
+
+template <typename E, int COLUMNS, bool GENERAL, bool STORES_DQ>
+static __device__ void compute_dq(const attention_bwd_call &c, shared_memory<COLUMNS> &s)
+{
+    cot_pipeline_state<ATTENTION_DS_STAGES> ds;
+    cot_pipeline_state<ATTENTION_DQ_STAGES> dq;
+    for (uint32_t n = 0;; n++) {
+        cot_mbarrier_wait(&s.kv_full, n & 1);
+        const attention_work w = s.work[n % WORK_SLOTS];
+        if (w.first_key == NO_KEYS)
+            return;
+        compute_dq_of_key_block<E, COLUMNS, GENERAL, STORES_DQ>(c, s, w, ds, dq);
     }
 }
 
@@ -535,8 +657,15 @@ static __device__ __forceinline__ bool is_skipped(const attention_work &w, int t
     return GENERAL && __all_sync(0xffffffffu, fully_masked<QUERIES>(w, tile, key_begin));
 }
 
-/* A load that stays before the next wait for wgmma. Shared memory is busy with the operands of wgmma, so a load takes
- * hundreds of cycles. */
+/* Loads that stay after the products issued before, and before the next wait for wgmma. Shared memory is busy with the
+ * operands of wgmma, so a load takes hundreds of cycles. */
+static __device__ __forceinline__ int load_early(const int *from)
+{
+    int value;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(cot_shared_address(from)) : "memory");
+    return value;
+}
+
 static __device__ __forceinline__ float2 load_pair_early(const float *from)
 {
     float2 pair;
@@ -547,26 +676,33 @@ static __device__ __forceinline__ float2 load_pair_early(const float *from)
     return pair;
 }
 
+/* At 64 columns the first step of a key block multiplies a dS of zeros with its own tile of Q. A code of its own for the
+ * first step, without this product, needs more registers than there are. NaN in Q reach dK in both cases: the next step
+ * multiplies the same tile with its dS. */
+template <int COLUMNS, bool SOFTCAP> constexpr bool adds_zeros_first = COLUMNS == 64 && !SOFTCAP;
+
 /* One step of a consumer, as in the file header. Returns whether to skip the next tile.
  *   FIRST        there is no dS of a previous step
+ *   first_step   of the key block: steps are numbered through all key blocks
  *   previous_q   stage of Q of the previous step
  *   consumer     0 or 1: which of the two consumers this is
  * With SOFTCAP, the upper two bytes of P times the slope are in the dS buffer of this stage, until dS overwrites them.
  * The step therefore waits for ds_empty before it computes P. */
 template <typename E, int COLUMNS, bool GENERAL, bool SOFTCAP, bool FIRST>
 static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c, shared_memory<COLUMNS> &s,
-                                                     const attention_work &w, uint32_t step, uint32_t &previous_q,
-                                                     int &consumer, int lane_query, uint32_t ds_fragments,
-                                                     float (&dk)[COLUMNS / 2], float (&dv)[COLUMNS / 2],
+                                                     const attention_work &w, uint32_t first_step, uint32_t step,
+                                                     uint32_t &previous_q, int &consumer, int lane_query,
+                                                     uint32_t ds_fragments, float (&dk)[COLUMNS / 2],
+                                                     float (&dv)[COLUMNS / 2],
                                                      uint32_t (&packed)[ATTENTION_BWD_QUERIES(COLUMNS) / 4])
 {
     constexpr int QUERIES = shared_memory<COLUMNS>::QUERIES, N = QUERIES / 2, QUERY_GROUPS = QUERIES / 8;
+    constexpr bool ADDS_ZEROS = adds_zeros_first<COLUMNS, SOFTCAP>;
     /* Pairs of lse_log2 and of delta that are loaded before the waits. The number of registers limits them. */
     constexpr int LSE_PRELOADS = SOFTCAP || (cot_is_f16<E> && COLUMNS > 64) ? 2 : 4,
                   DELTA_PRELOADS = SOFTCAP || COLUMNS == 64 ? 2 : LSE_PRELOADS;
     const int lane = threadIdx.x % WARP, key_begin = w.first_key + 64 * consumer;
     const uint32_t q = step % ATTENTION_Q_STAGES, dout = step % ATTENTION_DOUT_STAGES, ds = step % ATTENTION_DS_STAGES;
-    const int tile = tile_of<GENERAL>(c, w, (int)step);
     float scores[N];
     cot_mbarrier_wait(&s.q_full[q], step / ATTENTION_Q_STAGES & 1);
     issue_gemm_ss<E, COLUMNS>(scores, s.k[0][consumer], 2 * TILE_BYTES, s.q[q][0]);
@@ -574,6 +710,8 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
         issue_gemm_rs<E>(dk, packed, s.q[previous_q][0]);
     if (SOFTCAP)
         cot_mbarrier_wait(&s.ds_empty[ds], step / ATTENTION_DS_STAGES & 1 ^ 1);
+    const int tile =
+        GENERAL || COLUMNS == 128 ? tile_of<GENERAL>(c, w, (int)(step - first_step)) : load_early(&s.tile[q]);
     float2 lse_log2[QUERY_GROUPS];
 #pragma unroll
     for (int query_group = 0; query_group < LSE_PRELOADS; query_group++)
@@ -608,7 +746,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     if (!FIRST) {
         cot_wgmma_wait<0>();
         __syncwarp();
-        if (lane == 0)
+        if (lane == 0 && (!ADDS_ZEROS || step != first_step))
             cot_mbarrier_arrive(&s.q_empty[previous_q]);
     }
 #pragma unroll
@@ -677,8 +815,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     if (lane == 0)
         cot_mbarrier_arrive(&s.ds_full[ds]);
     consumer = __shfl_sync(0xffffffffu, consumer, 0); /* see `consume` */
-    const bool skip =
-        is_skipped<ATTENTION_BWD_QUERIES(COLUMNS), GENERAL>(w, tile_of<GENERAL>(c, w, (int)step + 1), key_begin);
+    const bool skip = is_skipped<QUERIES, GENERAL>(w, tile_of<GENERAL>(c, w, (int)(step - first_step) + 1), key_begin);
     cot_wgmma_wait<0>();
     __syncwarp();
     if (lane == 0)
@@ -745,53 +882,92 @@ static __device__ __forceinline__ void await_reduction(const attention_bwd_call 
         cot_cluster_arrive(), cot_cluster_wait();
 }
 
-template <typename E, int COLUMNS, bool GENERAL, bool SOFTCAP>
-static __device__ __forceinline__ void consume(const attention_bwd_call &c, shared_memory<COLUMNS> &s,
-                                               const attention_work &w)
+/* The members of `work` that the steps of a consumer need. The shuffle shows ptxas that they are uniform in a warp. So it
+ * keeps them in uniform registers. */
+static __device__ __forceinline__ attention_work uniform_work(const attention_work &from)
 {
+    attention_work w = {};
+    const auto uniform = [](int x) { return __shfl_sync(0xffffffffu, x, 0); };
+    w.first_key = uniform(from.first_key);
+    w.first_tile = uniform(from.first_tile);
+    w.tile_step = uniform(from.tile_step);
+    w.used_k = uniform(from.used_k);
+    w.window_first = uniform(from.window_first);
+    w.window_last = uniform(from.window_last);
+    return w;
+}
+
+template <typename E, int COLUMNS, bool GENERAL, bool SOFTCAP>
+static __device__ __forceinline__ void consume(const attention_bwd_call &c, shared_memory<COLUMNS> &s)
+{
+    constexpr int QUERIES = shared_memory<COLUMNS>::QUERIES;
     float dk[COLUMNS / 2], dv[COLUMNS / 2];
-    uint32_t packed[ATTENTION_BWD_QUERIES(COLUMNS) / 4]; /* P^T, then dS^T */
+    uint32_t packed[QUERIES / 4]; /* P^T, then dS^T */
     /* Uniform in a warp. The shuffle shows this to ptxas 13.0, which then computes descriptors on the uniform datapath.
      * Each step shuffles `consumer` again. Otherwise ptxas keeps all values derived from it, and there are not enough
      * registers. */
     int consumer = __shfl_sync(0xffffffffu, (int)threadIdx.x / WARPGROUP - 2, 0);
     uint32_t ds_fragments = fragment_address(s.ds[0][consumer]);
     int lane_query = 2 * (threadIdx.x % 4);
-    asm("" : "+r"(ds_fragments), "+r"(lane_query)); /* keeps the compiler from computing them again in each step */
-#pragma unroll
-    for (int i = 0; i < COLUMNS / 2; i++)
-        dk[i] = dv[i] = 0.0f;
-    const uint32_t steps = (uint32_t)step_count(w);
-    if (steps > 0)
-        cot_mbarrier_wait(&s.kv_full, 0);
+    asm("" : "+r"(ds_fragments));         /* keeps the compiler from computing it again in each step */
+    if (COLUMNS == 128 || !cot_is_f16<E>) /* the same. f16 has no register for it at 64 columns */
+        asm("" : "+r"(lane_query));
     uint32_t step = 0, previous_q = 0; /* previous_q: the stage of Q whose dS^T Q is not yet in dK */
-    for (; step < steps && is_skipped<ATTENTION_BWD_QUERIES(COLUMNS), GENERAL>(w, tile_of<GENERAL>(c, w, (int)step),
-                                                                               w.first_key + 64 * consumer);
-         step++)
-        skip_step<COLUMNS>(s, step);
-    if (step < steps) {
-        bool skip = consumer_step<E, COLUMNS, GENERAL, SOFTCAP, true>(c, s, w, step, previous_q, consumer, lane_query,
-                                                                      ds_fragments, dk, dv, packed);
-        for (step++; step < steps; step++) {
-            if (skip) {
-                skip_step<COLUMNS>(s, step);
-                skip = is_skipped<ATTENTION_BWD_QUERIES(COLUMNS), GENERAL>(w, tile_of<GENERAL>(c, w, (int)step + 1),
-                                                                           w.first_key + 64 * consumer);
-            } else {
-                skip = consumer_step<E, COLUMNS, GENERAL, SOFTCAP, false>(c, s, w, step, previous_q, consumer,
-                                                                          lane_query, ds_fragments, dk, dv, packed);
+    for (uint32_t n = 0;; n++) {
+        cot_mbarrier_wait(&s.kv_full, n & 1);
+        const attention_work w = uniform_work(s.work[n % WORK_SLOTS]);
+        if (w.first_key == NO_KEYS)
+            return;
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 2; i++)
+            dk[i] = dv[i] = 0.0f;
+        const uint32_t first_step = step;
+        const uint32_t end = step + (uint32_t)__shfl_sync(0xffffffffu, step_count(s.work[n % WORK_SLOTS]), 0);
+        const auto is_step_skipped = [&] {
+            return is_skipped<QUERIES, GENERAL>(w, tile_of<GENERAL>(c, w, (int)(step - first_step)),
+                                                w.first_key + 64 * consumer);
+        };
+        for (; step < end && is_step_skipped(); step++)
+            skip_step<COLUMNS>(s, step);
+        if (step < end) {
+            if (adds_zeros_first<COLUMNS, SOFTCAP>) {
+                previous_q = step % ATTENTION_Q_STAGES;
+#pragma unroll
+                for (int i = 0; i < QUERIES / 4; i++)
+                    packed[i] = 0;
             }
+            bool skip = consumer_step<E, COLUMNS, GENERAL, SOFTCAP, !adds_zeros_first<COLUMNS, SOFTCAP>>(
+                c, s, w, first_step, step, previous_q, consumer, lane_query, ds_fragments, dk, dv, packed);
+            for (step++; step < end; step++) {
+                if (skip) {
+                    skip_step<COLUMNS>(s, step);
+                    skip = is_skipped<QUERIES, GENERAL>(w, tile_of<GENERAL>(c, w, (int)(step - first_step) + 1),
+                                                        w.first_key + 64 * consumer);
+                } else {
+                    skip = consumer_step<E, COLUMNS, GENERAL, SOFTCAP, false>(
+                        c, s, w, first_step, step, previous_q, consumer, lane_query, ds_fragments, dk, dv, packed);
+                }
+            }
+            issue_gemm_rs<E>(dk, packed, s.q[previous_q][0]);
+            cot_wgmma_wait<0>();
+            __syncwarp();
+            if (threadIdx.x % WARP == 0)
+                cot_mbarrier_arrive(&s.q_empty[previous_q]);
         }
-        issue_gemm_rs<E>(dk, packed, s.q[previous_q][0]);
-        cot_wgmma_wait<0>();
+        __syncwarp();
+        if (threadIdx.x % WARP == 0)
+            cot_mbarrier_arrive(&s.kv_empty);
+        if (c.head_blocks > 1 && !reduce_over_heads<COLUMNS>(dk, dv))
+            continue;
+        asm volatile("" ::
+                         : "memory"); /* the stores read `work` again: its members need no registers during the steps */
+        const attention_work &out = s.work[n % WORK_SLOTS];
+        const int key = thread_key(out);
+        store_rows<E, GENERAL>(c, c.dv, c.dv_vectorized, key_rows_out<GENERAL>(c, c.dv, out), key, 0, (int)c.d_v,
+                               dv_scale<E>, dv);
+        store_rows<E, GENERAL>(c, c.dk, c.dk_vectorized, key_rows_out<GENERAL>(c, c.dk, out), key, 0, (int)c.d_qk,
+                               c.scale, dk);
     }
-    if (c.head_blocks > 1 && !reduce_over_heads<COLUMNS>(dk, dv))
-        return;
-    const int key = thread_key(w);
-    store_rows<E, GENERAL>(c, c.dv, c.dv_vectorized, key_rows_out<GENERAL>(c, c.dv, w), key, 0, (int)c.d_v, dv_scale<E>,
-                           dv);
-    store_rows<E, GENERAL>(c, c.dk, c.dk_vectorized, key_rows_out<GENERAL>(c, c.dk, w), key, 0, (int)c.d_qk, c.scale,
-                           dk);
 }
 
 template <typename E, int COLUMNS, bool GENERAL, bool SOFTCAP, bool STORES_DQ>
@@ -799,20 +975,15 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
 {
     shared_memory<COLUMNS> &s = *(shared_memory<COLUMNS> *)attention_memory;
     const attention_bwd_call &c = m.call;
-    attention_work w;
-    if (!GENERAL) {
-        w = work_of<shared_memory<COLUMNS>::QUERIES>(c, blockIdx.x / c.head_blocks);
-    } else {
+    if (GENERAL && c.head_blocks > 1) { /* both blocks of a cluster take part in the reduction, or none */
         cot_griddepcontrol_wait();      /* for the kernel that writes seqlens */
-        cot_fence_proxy_async_global(); /* orders the TMA loads below after it */
-        if (!work_of_general<shared_memory<COLUMNS>::QUERIES>(c, blockIdx.x / c.head_blocks, w))
+        if (blockIdx.x / c.head_blocks >= key_block_count<true>(c))
             return;
     }
-    w.heads /= (int)c.head_blocks;
-    w.first_head += (int)(blockIdx.x % c.head_blocks) * w.heads;
     if (threadIdx.x == 0) {
         s.opaque_zero = 0;
         cot_mbarrier_init(&s.kv_full, 1), cot_mbarrier_init(&s.uncleared_full, 1);
+        cot_mbarrier_init(&s.kv_empty, 8 + 4 + ATTENTION_DQ_STAGES);
         for (int i = 0; i < ATTENTION_Q_STAGES; i++)
             cot_mbarrier_init(&s.q_full[i], 1), cot_mbarrier_init(&s.q_empty[i], 8);
         for (int i = 0; i < ATTENTION_DOUT_STAGES; i++)
@@ -828,26 +999,26 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
     if (warpgroup == 0) {
         cot_setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (GENERAL && threadIdx.x < WARP)
-            load_tiles_general<COLUMNS>(m, s, w);
+            load_tiles_general<COLUMNS>(m, s);
         else if (!GENERAL && threadIdx.x == 0)
-            load_tiles<COLUMNS>(m, s, w);
+            load_tiles<COLUMNS>(m, s);
         else if (threadIdx.x % WARP == 0 && threadIdx.x <= ATTENTION_DQ_STAGES * WARP) {
             const int stage = threadIdx.x / WARP - 1;
             if (STORES_DQ)
-                write_dq<COLUMNS, GENERAL, true, true>(m, s, w, stage);
+                write_dq<COLUMNS, GENERAL, true, true>(m, s, stage);
             else if (c.deterministic)
-                write_dq<COLUMNS, GENERAL, true, false>(m, s, w, stage);
+                write_dq<COLUMNS, GENERAL, true, false>(m, s, stage);
             else
-                write_dq<COLUMNS, GENERAL, false, false>(m, s, w, stage);
+                write_dq<COLUMNS, GENERAL, false, false>(m, s, stage);
         }
         await_reduction(c);
     } else if (warpgroup == 1) {
         cot_setmaxnreg_dec<DQ_REGISTERS>();
-        compute_dq<E, COLUMNS, GENERAL, STORES_DQ>(c, s, w);
+        compute_dq<E, COLUMNS, GENERAL, STORES_DQ>(c, s);
         await_reduction(c);
     } else {
         cot_setmaxnreg_inc<CONSUMER_REGISTERS>();
-        consume<E, COLUMNS, GENERAL, SOFTCAP>(c, s, w);
+        consume<E, COLUMNS, GENERAL, SOFTCAP>(c, s);
     }
 }
 

@@ -166,8 +166,14 @@ static block_order block_order_of(const attention_problem *p, bool general, int6
     const bool causal = z->right == 0, clusters = columns > 128, grouped = z->H != z->Hkv;
     const bool long_heads = is_long(z, columns);
     const int64_t blocks = cot_max(cot_ceil_div(z->Tk, ATTENTION_KEYS), 1), heads = cot_mul(z->B, z->Hkv);
-    if (general) /* it has one order for each mode */
-        return (block_order){.deterministic = !p->allow_nondeterminism, .heads_per_section = 4};
+    if (general) { /* it has one order for each mode */
+        block_order order = {.deterministic = !p->allow_nondeterminism, .heads_per_section = 4};
+        if (z->softcap > 0 && !clusters)
+            order.heads_per_section = columns == 64 ? 32 : 8;
+        else if (!order.deterministic && !clusters)
+            order.heads_per_section = 8;
+        return order;
+    }
     if (p->allow_nondeterminism && is_nondeterministic_faster(z, columns, blocks)) {
         block_order order = {.heads_per_section = 2, .descending_tiles = causal && grouped};
         if (grouped)
@@ -178,8 +184,10 @@ static block_order block_order_of(const attention_problem *p, bool general, int6
     }
     block_order order = {.deterministic = true, .descending_tiles = causal, .stores_dq = columns == 64 && !grouped};
     if (!causal) {
-        const int32_t short_heads = clusters ? 8 : (int32_t)cot_clamp(512 / blocks, 4, 32);
-        order.heads_per_section = long_heads ? 1 : short_heads;
+        const int64_t short_heads = clusters         ? 8
+                                    : columns == 128 ? cot_clamp(128 / blocks, 8, 16)
+                                                     : cot_clamp(512 / blocks, 4, 32);
+        order.heads_per_section = long_heads ? 1 : (int32_t)short_heads;
         order.first_ascending_section = INT32_MAX;
     } else if (long_heads) {
         order.heads_per_section = grouped ? 2 : 4;
@@ -187,7 +195,8 @@ static block_order block_order_of(const attention_problem *p, bool general, int6
         order.heads_per_section = 8;
     } else {
         const int64_t most = cot_clamp(heads / 2, 1, clusters ? 8 : 32), least = cot_min(most, 2);
-        const int64_t heads_per_section = cot_clamp((clusters ? 128 : 256) / blocks, least, most);
+        const int64_t section_blocks = clusters || (columns == 128 && blocks < 32) ? 128 : 256;
+        const int64_t heads_per_section = cot_clamp(section_blocks / blocks, least, most);
         order.heads_per_section = (int32_t)heads_per_section;
         order.first_ascending_section = (int32_t)(cot_ceil_div(heads, heads_per_section) - 1);
         order.stores_dq |= columns == 128 && !grouped && blocks <= 16;
@@ -217,6 +226,9 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
     const bool p_scaled = z->dtype == COT_F16 && columns <= 128;
     const block_order order = block_order_of(p, general, columns);
     const int64_t group = z->H / cot_max(z->Hkv, 1), head_blocks = head_blocks_of(z, columns);
+    const int64_t key_blocks = attention_bwd_blocks(p) * z->Hkv;
+    /* `prepare` clears the counter, and is launched only if there are queries. */
+    const bool counts_key_blocks = columns <= 128 && head_blocks == 1 && plan->tiles > 0;
     if (z->H == 0)
         return COT_OK;
     attention_bwd_mapped mapped = {
@@ -231,6 +243,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             .d_v = z->d_v,
             .tiles_per_head = cot_ceil_div(z->Tq, plan->queries),
             .head_blocks = (uint32_t)head_blocks,
+            .key_blocks = (uint32_t)key_blocks,
             .inverse_heads = (uint32_t)cot_ceil_div(INT64_C(1) << 31, cot_max(group / head_blocks, 1)),
             .queries = (int32_t)plan->queries,
             .diagonal = z->k_length - z->q_length + z->q_begin - z->k_begin,
@@ -267,6 +280,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             .scaled_delta = (float *)((char *)workspace + plan->scaled_delta),
             .dq_accum = (float *)((char *)workspace + plan->dq_accum),
             .dq_semaphore = (uint32_t *)((char *)workspace + plan->dq_semaphore),
+            .key_block_counter = counts_key_blocks ? (uint32_t *)((char *)workspace + plan->key_block_counter) : NULL,
         }};
     attention_scheduler *scheduler = &mapped.call.scheduler;
     scheduler->max_tiles = (int32_t)plan->head_tiles;
@@ -299,14 +313,14 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
         if (status == COT_OK)
             status = attention_encode_row_map(queue, &mapped.dout, &p->dout, (int)plan->queries, p->k.data);
         const unsigned cluster_size = key_split_blocks * (unsigned)head_blocks;
+        const int64_t clusters = counts_key_blocks ? cot_min(key_blocks, queue->device->multiprocessors) : key_blocks;
         if (status == COT_OK)
-            status = attention_launch(
-                queue, order.stores_dq ? &stores_dq_kernels[columns == 128] : &kernels->main,
-                (cot_cuda_grid){.blocks = {(unsigned)(attention_bwd_blocks(p) * z->Hkv) * cluster_size, 1, 1},
-                                .threads = ATTENTION_WARPGROUPS * 128,
-                                .cluster = cluster_size > 1 ? cluster_size : 0,
-                                .dependent = true},
-                &mapped);
+            status = attention_launch(queue, order.stores_dq ? &stores_dq_kernels[columns == 128] : &kernels->main,
+                                      (cot_cuda_grid){.blocks = {(unsigned)clusters * cluster_size, 1, 1},
+                                                      .threads = ATTENTION_WARPGROUPS * 128,
+                                                      .cluster = cluster_size > 1 ? cluster_size : 0,
+                                                      .dependent = true},
+                                      &mapped);
     }
     if (status == COT_OK && c->dq.data != NULL && !c->stores_dq && slices > 0)
         status = attention_launch(queue, &kernels->finish,

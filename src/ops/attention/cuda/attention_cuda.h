@@ -111,12 +111,13 @@ typedef struct attention_bwd_softcap {
 } attention_bwd_softcap;
 
 typedef struct attention_bwd_call {
-    /* If seqlens is set (..._general and ..._softcap kernels), Tq, Tk, tiles_per_head and diagonal are not valid: the
-     * kernels read them from seqlens. */
+    /* If seqlens is set (..._general and ..._softcap kernels), Tq, Tk, tiles_per_head and diagonal are not valid, and
+     * key_blocks is an upper bound: the kernels read them from seqlens. */
     attention_scheduler scheduler;
     int64_t B, H, Hkv, Tq, Tk, d_qk, d_v;
     int64_t tiles_per_head; /* of `queries` queries */
     uint32_t head_blocks;   /* blocks that divide the query heads of a group: 1, or the 2 blocks of a cluster */
+    uint32_t key_blocks;    /* of the call */
     uint32_t inverse_heads; /* 2^31 / query heads of a block, rounded up: for divisions by multiplication */
     int64_t diagonal;       /* causal: query i attends to keys up to i + diagonal */
     int64_t left, right;    /* query i attends to keys i + diagonal - left .. i + diagonal + right */
@@ -139,6 +140,8 @@ typedef struct attention_bwd_call {
     float *scaled_delta;    /* [tiles * queries] delta times dp_scale, 0 after Tq */
     float *dq_accum;        /* [tiles][queries / 64 * columns / 64][ATTENTION_DQ_SLICE] */
     uint32_t *dq_semaphore; /* [tiles][queries / 64 * columns / 64] number of blocks that have added to a slice */
+    uint32_t
+        *key_block_counter; /* the next key block that a thread block takes; null: each takes one, that of its index */
 } attention_bwd_call;
 
 typedef struct attention_fwd_call {

@@ -209,7 +209,7 @@ typedef struct attention_sm90_bwd_plan {
     int64_t head_tiles;       /* query tiles of one head */
     int64_t tiles;            /* query tiles of all heads */
     int64_t slices;           /* of dq: 64 queries by 64 columns */
-    size_t lse_log2, scaled_delta, dq_accum, dq_semaphore, seqlens, bytes;
+    size_t lse_log2, scaled_delta, dq_accum, dq_semaphore, key_block_counter, seqlens, bytes;
 } attention_sm90_bwd_plan;
 
 static inline attention_sm90_bwd_plan attention_sm90_bwd_plan_of(const attention_problem *p)
@@ -226,6 +226,7 @@ static inline attention_sm90_bwd_plan attention_sm90_bwd_plan_of(const attention
     plan.scaled_delta = cot_workspace_reserve(&plan.bytes, rows, sizeof(float));
     plan.dq_accum = cot_workspace_reserve(&plan.bytes, cot_mul(slices, ATTENTION_DQ_SLICE), sizeof(float));
     plan.dq_semaphore = cot_workspace_reserve(&plan.bytes, slices, sizeof(uint32_t));
+    plan.key_block_counter = cot_workspace_reserve(&plan.bytes, 1, sizeof(uint32_t));
     plan.seqlens = cot_workspace_reserve(&plan.bytes, sequences, sizeof(attention_seqlen_info));
     return plan;
 }
