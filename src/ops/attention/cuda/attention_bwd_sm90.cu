@@ -91,7 +91,9 @@ template <int COLUMNS> struct shared_memory {
     float dq[ATTENTION_DQ_STAGES][ATTENTION_DQ_SLICE];
     float lse_log2[ATTENTION_Q_STAGES][QUERIES], delta[ATTENTION_DOUT_STAGES][QUERIES];
     attention_work work[WORK_SLOTS]; /* of the key blocks, in turn */
-    int tile[ATTENTION_Q_STAGES];    /* of a stage: only in the plain versions */
+    /* The tile of a stage. The consumers of the plain versions read it at 64 columns, where they lack registers to compute
+     * it. */
+    int tile[ATTENTION_Q_STAGES];
     uint64_t kv_full, kv_empty, q_full[ATTENTION_Q_STAGES], q_empty[ATTENTION_Q_STAGES];
     uint64_t dout_full[ATTENTION_DOUT_STAGES], dout_empty[ATTENTION_DOUT_STAGES];
     uint64_t ds_full[ATTENTION_DS_STAGES], ds_empty[ATTENTION_DS_STAGES];
