@@ -31,8 +31,9 @@
  *
  * CUDA queues: tensors are device memory, and a call only enqueues work on the queue's stream, after the host has
  * exchanged the options and read the index data. Transfers use a stream of the group. A group of threads supports CPU
- * queues, or CUDA queues of one device, each with a stream of its own; a group of MPI processes supports CPU queues; a
- * group over NCCL supports CUDA queues.
+ * queues, or CUDA queues of one or several devices, each with a stream of its own; a group of MPI processes supports CPU
+ * queues; a group over NCCL supports CUDA queues. Between the devices of a group of threads, copy engines transfer the
+ * data. Where the devices cannot read each other's memory, the driver copies through the host.
  * A queue that the group does not support gives COT_UNSUPPORTED. A call cannot be captured by a CUDA graph.
  *
  * Errors, for all calls: COT_INVALID_ARGUMENT, COT_INVALID_SHAPE, COT_INVALID_DTYPE, COT_INVALID_LAYOUT,

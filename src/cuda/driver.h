@@ -13,7 +13,7 @@
     X(cuInit) X(cuDriverGetVersion) X(cuGetErrorName) X(cuGetErrorString) \
     X(cuDeviceGetCount) X(cuDeviceGet) X(cuDeviceGetName) X(cuDeviceGetAttribute) X(cuDeviceTotalMem) X(cuDeviceGetPCIBusId) \
     X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease) \
-    X(cuCtxPushCurrent) X(cuCtxPopCurrent) X(cuCtxGetDevice) \
+    X(cuCtxPushCurrent) X(cuCtxPopCurrent) X(cuCtxGetDevice) X(cuCtxEnablePeerAccess) \
     X(cuStreamGetCtx) X(cuStreamIsCapturing) X(cuStreamSynchronize) X(cuStreamCreate) X(cuStreamDestroy) \
     X(cuStreamBeginCapture) X(cuStreamEndCapture) X(cuStreamWaitEvent) \
     X(cuGraphInstantiateWithFlags) X(cuGraphLaunch) X(cuGraphExecDestroy) X(cuGraphDestroy) \

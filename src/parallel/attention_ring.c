@@ -531,7 +531,7 @@ static parameter_sums take_parameters(const attention_call *c, cot_arena *memory
     const int64_t heads = cot_is_present(&c->a.dsink) ? c->H : 0;
     p.dsink = attention_take(memory, COT_F64, 1, &heads).data;
     p.dbias = attention_take(memory, COT_F64, 1, &p.dbias_count).data;
-    const int64_t bytes = (int64_t)cot_group_sum_bytes(c->base.group, cot_max(heads, p.dbias_count));
+    const int64_t bytes = (int64_t)cot_group_sum_bytes(c->base.group, COT_F64, cot_max(heads, p.dbias_count));
     p.memory = attention_take(memory, COT_U8, 1, &bytes).data;
     return p;
 }
@@ -542,7 +542,7 @@ static cot_status sum_parameters(const attention_call *c, const parameter_sums *
     const cot_attention_backward_args *a = &c->a;
     if (cot_is_present(&a->dsink)) {
         CHECK(sum_dsink(c, delta, p->dsink));
-        CHECK(cot_group_sum(c->base.group, p->dsink, c->H, p->memory));
+        CHECK(cot_group_sum(c->base.group, COT_F64, p->dsink, c->H, p->memory));
         const cot_tensor sums = cot_tensor_contiguous(p->dsink, COT_F64, 1, &c->H);
         CHECK(cot_group_copy(c->base.group, &a->dsink, &sums, a->accumulate));
     }
@@ -552,7 +552,7 @@ static cot_status sum_parameters(const attention_call *c, const parameter_sums *
     if (shares_dbias(c)) {
         sums = cot_tensor_contiguous(p->dbias, COT_F64, 4, dbias->shape);
         CHECK(cot_group_copy(c->base.group, &sums, dbias, false));
-        CHECK(cot_group_sum(c->base.group, p->dbias, p->dbias_count, p->memory));
+        CHECK(cot_group_sum(c->base.group, COT_F64, p->dbias, p->dbias_count, p->memory));
     }
     return cot_group_copy(c->base.group, &a->dbias, &sums, a->accumulate);
 }

@@ -559,7 +559,7 @@ static conv_sums take_sums(const conv_call *c, cot_arena *m)
     if (cot_is_present(&c->a.dbias))
         s.dbias = cot_tensor_contiguous(cot_arena_take(m, c->D, cot_dtype_size(c->sum)), c->sum, 1, &c->D);
     s.values = cot_arena_take(m, count, sizeof(double));
-    s.memory = cot_arena_take(m, (int64_t)cot_group_sum_bytes(c->base.group, count), 1);
+    s.memory = cot_arena_take(m, (int64_t)cot_group_sum_bytes(c->base.group, COT_F64, count), 1);
     return s;
 }
 
@@ -569,7 +569,7 @@ static cot_status sum_over_ranks(const conv_call *c, const conv_sums *s, const c
         return COT_OK;
     const cot_tensor values = cot_tensor_contiguous(s->values, COT_F64, part->rank, part->shape);
     CHECK(cot_group_copy(c->base.group, &values, part, false));
-    CHECK(cot_group_sum(c->base.group, s->values, cot_elements(part), s->memory));
+    CHECK(cot_group_sum(c->base.group, COT_F64, s->values, cot_elements(part), s->memory));
     return cot_group_copy(c->base.group, to, &values, c->a.accumulate);
 }
 

@@ -12,7 +12,16 @@
 
 extern const unsigned char cot_image_group_rows[];
 
-enum { COPY_ROWS, ADD_SINK, SUM_DSINK, CLAMP_OFFSETS, KERNELS, MAX_BLOCKS = 1 << 14, MAX_HOST_BLOCKS = 4 };
+enum {
+    COPY_ROWS,
+    ADD_SINK,
+    SUM_DSINK,
+    CLAMP_OFFSETS,
+    KERNELS,
+    MAX_BLOCKS = 1 << 14,
+    MAX_HOST_BLOCKS = 4,
+    MAX_PEERS = 64
+};
 enum { MAX_MARKS = 512 }; /* pairs on each stream, in one measurement */
 
 static const char *const kernel_names[KERNELS] = {"cot_group_copy_rows", "cot_group_add_sink", "cot_group_sum_dsink",
@@ -36,7 +45,8 @@ struct cot_gpu {
     CUdeviceptr memory;
     void *host[MAX_HOST_BLOCKS];
     int host_count;
-    marks *marks; /* NULL: nothing is measured */
+    bool reached[MAX_PEERS]; /* devices whose memory this one has been allowed to read */
+    marks *marks;            /* NULL: nothing is measured */
 };
 
 /* Makes a driver call. If it fails, returns from the function with the driver's error message. */
@@ -436,8 +446,18 @@ cot_status cot_gpu_profile_end(cot_gpu *g, double *transfers, double *exposed)
     return status;
 }
 
-cot_status cot_gpu_move_aside(cot_gpu *g, void *to, const void *from, size_t bytes)
+/* Lets this GPU read the peer's memory directly. Where the machine cannot do that, the driver copies through the host. */
+static void reach(cot_gpu *g, const cot_gpu *peer)
 {
+    if (peer->device == g->device || peer->device >= MAX_PEERS || g->reached[peer->device])
+        return;
+    g->driver.cuCtxEnablePeerAccess(peer->context, 0);
+    g->reached[peer->device] = true;
+}
+
+cot_status cot_gpu_move_aside(cot_gpu *g, const cot_gpu *peer, void *to, const void *from, size_t bytes)
+{
+    reach(g, peer);
     CUDA(g, "copying within the device", cuMemcpyDtoDAsync(address(to), address(from), bytes, g->side));
     return COT_OK;
 }

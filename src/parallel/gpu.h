@@ -67,8 +67,9 @@ cot_status cot_gpu_await(cot_gpu *gpu, bool side, void *event);
 cot_status cot_gpu_poll(cot_gpu *gpu, void *event, bool *happened);
 /* Destroys the event, if there is one. */
 void cot_gpu_drop(cot_gpu *gpu, void **event);
-/* Enqueue a copy on the side stream: within device memory, from host memory, to page-locked host memory. */
-cot_status cot_gpu_move_aside(cot_gpu *gpu, void *to, const void *from, size_t bytes);
+/* Enqueue a copy on the side stream: from memory of this GPU or of the peer's, which may be the same GPU; from host
+ * memory; to page-locked host memory. */
+cot_status cot_gpu_move_aside(cot_gpu *gpu, const cot_gpu *peer, void *to, const void *from, size_t bytes);
 cot_status cot_gpu_upload_aside(cot_gpu *gpu, void *to, const void *host, size_t bytes);
 cot_status cot_gpu_download_aside(cot_gpu *gpu, void *host, const void *from, size_t bytes);
 /* Measures transfers, from one call of profile_begin to one of profile_end: `transfers` are the seconds that they take on

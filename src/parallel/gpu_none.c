@@ -73,7 +73,8 @@ NONE(cot_gpu_poll, (cot_gpu *g, void *e, bool *h), (void)g, (void)e, (void)h)
 NONE(cot_gpu_profile_begin, (cot_gpu *g), (void)g)
 NONE(cot_gpu_profile_end, (cot_gpu *g, double *t, double *e), (void)g, (void)t, (void)e)
 NONE(cot_gpu_mark, (cot_gpu *g, bool s, bool b), (void)g, (void)s, (void)b)
-NONE(cot_gpu_move_aside, (cot_gpu *g, void *t, const void *f, size_t n), (void)g, (void)t, (void)f, (void)n)
+NONE(cot_gpu_move_aside, (cot_gpu *g, const cot_gpu *p, void *t, const void *f, size_t n), (void)g, (void)p, (void)t, (void)f,
+     (void)n)
 NONE(cot_gpu_upload_aside, (cot_gpu *g, void *t, const void *f, size_t n), (void)g, (void)t, (void)f, (void)n)
 NONE(cot_gpu_download_aside, (cot_gpu *g, void *t, const void *f, size_t n), (void)g, (void)t, (void)f, (void)n)
 /* clang-format on */

@@ -47,12 +47,13 @@ cot_group *cot_group_make(const cot_engine *engine, int rank, int size, double t
     group->agreement = calloc((size_t)size, sizeof *group->agreement);
     group->exchange = calloc(2 * (size_t)size, sizeof *group->exchange);
     group->send = calloc(2 * (size_t)size, sizeof *group->send);
-    group->bytes = calloc((size_t)size, sizeof *group->bytes);
-    if (group->agreement == NULL || group->exchange == NULL || group->send == NULL || group->bytes == NULL) {
+    group->send_bytes = calloc(2 * (size_t)size, sizeof *group->send_bytes);
+    if (group->agreement == NULL || group->exchange == NULL || group->send == NULL || group->send_bytes == NULL) {
         cot_group_free(group);
         return NULL;
     }
     group->receive = group->send + size;
+    group->receive_bytes = group->send_bytes + size;
     return group;
 }
 
@@ -62,7 +63,7 @@ void cot_group_free(cot_group *group)
     free(group->agreement);
     free(group->exchange);
     free(group->send);
-    free(group->bytes);
+    free(group->send_bytes);
     free(group->host);
     free(group);
 }
@@ -371,8 +372,6 @@ static cot_status use_queue(cot_group *group, const char *call, cot_queue *queue
         CHECK(cot_gpu_open(call, context, 0, &group->gpu));
     CHECK(cot_gpu_enter(group->gpu, call, context, stream));
     group->on_device = true;
-    if (group->engine->moves_host) /* threads of one process */
-        cot_group_word(group, "the queue's CUDA context", (int64_t)(intptr_t)context);
     return COT_OK;
 }
 
@@ -522,41 +521,54 @@ cot_status cot_messages_exchange(cot_group *group, int first, int count, const c
                                 (void *const *)messages->receive, messages->receive_bytes);
 }
 
-/* Numbers of a rank's share; a multiple of 8, so that its bytes are a multiple of COT_ALIGNMENT. */
-static int64_t share_of(const cot_group *group, int64_t count)
+/* The numbers of COT_ALIGNMENT bytes: a share has a multiple of them. */
+static int64_t unit_of(cot_dtype dtype)
 {
-    return cot_round_up(cot_ceil_div(count, group->size), 8);
+    return COT_ALIGNMENT / (int64_t)cot_dtype_size(dtype);
 }
 
-size_t cot_group_sum_bytes(const cot_group *group, int64_t count)
+static int64_t share_of(const cot_group *group, cot_dtype dtype, int64_t count)
 {
-    return cot_bytes(cot_mul(share_of(group, count), 2 * (int64_t)group->size + 1), sizeof(double));
+    return cot_round_up(cot_ceil_div(count, group->size), unit_of(dtype));
 }
 
-/* Rank r adds share r of all ranks, and sends the sum to all. */
-cot_status cot_group_sum(cot_group *group, double *values, int64_t count, void *memory)
+size_t cot_group_sum_bytes(const cot_group *group, cot_dtype dtype, int64_t count)
 {
-    const int size = group->size;
-    const int64_t share = share_of(group, count);
-    double *all = memory, *parts = all + size * share, *sum = parts + size * share;
-    const size_t bytes = (size_t)share * sizeof *all, value_bytes = (size_t)count * sizeof *all;
-    const cot_tensor total = cot_tensor_contiguous(sum, COT_F64, 1, &share);
+    const int64_t share = share_of(group, dtype, count);
+    return cot_bytes(cot_mul(share, group->size), cot_dtype_size(dtype)) + cot_bytes(share, sizeof(double));
+}
+
+/* Rank r adds share r of all ranks in f64, rounds the sum, and sends it to all. The last shares may be shorter. */
+cot_status cot_group_sum(cot_group *group, cot_dtype dtype, void *values, int64_t count, void *memory)
+{
+    const int size = group->size, rank = group->rank;
+    const size_t element = cot_dtype_size(dtype);
+    const int64_t share = share_of(group, dtype, count), padded = cot_round_up(count, unit_of(dtype));
+    const int64_t own = cot_min(rank * share, padded), own_count = cot_min(share, padded - own);
+    char *const all = values, *const parts = memory, *const sum = parts + (size_t)(size * share) * element;
+    const cot_tensor total = cot_tensor_contiguous(sum, COT_F64, 1, &own_count),
+                     rounded = cot_tensor_contiguous(all + (size_t)own * element, dtype, 1, &own_count);
     if (size == 1)
         return COT_OK;
-    CHECK(cot_group_clear(group, all, (size_t)size * bytes));
-    CHECK(cot_group_move(group, all, values, value_bytes));
-    for (int r = 0; r < size; r++)
-        group->send[r] = all + r * share, group->receive[r] = parts + r * share, group->bytes[r] = bytes;
-    CHECK(cot_group_all_to_all(group, 0, size, group->send, group->bytes, group->receive, group->bytes));
-    CHECK(cot_group_move(group, sum, parts, bytes));
-    for (int r = 1; r < size; r++) {
-        const cot_tensor part = cot_tensor_contiguous(parts + r * share, COT_F64, 1, &share);
-        CHECK(cot_group_copy(group, &total, &part, true));
+    for (int r = 0; r < size; r++) {
+        const int64_t first = cot_min(r * share, padded);
+        group->send[r] = all + (size_t)first * element;
+        group->send_bytes[r] = (size_t)cot_min(share, padded - first) * element;
+        group->receive[r] = parts + (size_t)(r * share) * element;
+        group->receive_bytes[r] = (size_t)own_count * element;
     }
-    for (int r = 0; r < size; r++)
-        group->send[r] = sum, group->receive[r] = all + r * share;
-    CHECK(cot_group_all_to_all(group, 0, size, group->send, group->bytes, group->receive, group->bytes));
-    return cot_group_move(group, values, all, value_bytes);
+    CHECK(cot_group_all_to_all(group, 0, size, group->send, group->send_bytes, group->receive, group->receive_bytes));
+    for (int r = 0; r < size; r++) {
+        const cot_tensor part = cot_tensor_contiguous(group->receive[r], dtype, 1, &own_count);
+        CHECK(cot_group_copy(group, &total, &part, r > 0));
+    }
+    CHECK(cot_group_copy(group, &rounded, &total, false));
+    for (int r = 0; r < size; r++) { /* what was sent to rank r comes back as its sum */
+        group->receive[r] = group->send[r], group->receive_bytes[r] = group->send_bytes[r];
+        group->send[r] = rounded.data, group->send_bytes[r] = (size_t)own_count * element;
+    }
+    group->send_bytes[rank] = group->receive_bytes[rank] = 0; /* it is there */
+    return cot_group_all_to_all(group, 0, size, group->send, group->send_bytes, group->receive, group->receive_bytes);
 }
 
 typedef struct reduce_call {
@@ -586,17 +598,31 @@ static cot_status words_of_reduced(const void *call)
     return cot_group_values(c->base.group, "tensor's shape or dtype", &shape);
 }
 
+/* Whether the tensor is contiguous and has no end that needs padding. */
+static bool can_sum_in_place(const cot_tensor *t, int64_t count)
+{
+    const cot_tensor contiguous = cot_tensor_contiguous(t->data, t->dtype, t->rank, t->shape);
+    bool equal = count % unit_of(t->dtype) == 0 && (uintptr_t)t->data % COT_ALIGNMENT == 0;
+    for (int axis = 0; axis < t->rank; axis++)
+        equal = equal && (t->shape[axis] == 1 || t->stride[axis] == contiguous.stride[axis]);
+    return equal;
+}
+
 static cot_status reduce(void *call, cot_arena *memory)
 {
     const reduce_call *c = call;
     cot_group *group = c->base.group;
-    double *values = cot_arena_take(memory, c->count, sizeof *values);
-    void *parts = cot_arena_take(memory, (int64_t)cot_group_sum_bytes(group, c->count), 1);
+    const cot_dtype dtype = c->tensor->dtype;
+    const bool in_place = can_sum_in_place(c->tensor, c->count);
+    void *values = in_place ? c->tensor->data : cot_arena_take(memory, c->count, cot_dtype_size(dtype));
+    void *parts = cot_arena_take(memory, (int64_t)cot_group_sum_bytes(group, dtype, c->count), 1);
     if (memory->counting || group->size == 1)
         return COT_OK;
-    const cot_tensor numbers = cot_tensor_contiguous(values, COT_F64, c->tensor->rank, c->tensor->shape);
+    if (in_place)
+        return cot_group_sum(group, dtype, values, c->count, parts);
+    const cot_tensor numbers = cot_tensor_contiguous(values, dtype, c->tensor->rank, c->tensor->shape);
     CHECK(cot_group_copy(group, &numbers, c->tensor, false));
-    CHECK(cot_group_sum(group, values, c->count, parts));
+    CHECK(cot_group_sum(group, dtype, values, c->count, parts));
     return cot_group_copy(group, c->tensor, &numbers, false);
 }
 

@@ -75,7 +75,7 @@ struct cot_group {
     cot_transfer *exchange;   /* 2 * size transfers of the collectives */
     const char *names[COT_MAX_WORDS];
     void **send, **receive; /* size entries each, of cot_group_sum */
-    size_t *bytes;
+    size_t *send_bytes, *receive_bytes;
     char *host; /* the memory of a call */
     size_t host_bytes;
     cot_gpu *gpu;   /* NULL until the first call on a CUDA queue */
@@ -181,10 +181,11 @@ cot_messages cot_messages_take(cot_arena *memory, int64_t count,
 cot_status cot_messages_exchange(cot_group *group, int first, int count, const cot_messages *messages);
 
 /* The bytes of memory that cot_group_sum needs for `count` numbers. */
-size_t cot_group_sum_bytes(const cot_group *group, int64_t count);
+size_t cot_group_sum_bytes(const cot_group *group, cot_dtype dtype, int64_t count);
 
-/* Replaces values[0 .. count) on every rank by the sum over all ranks, added in the order of the ranks. values and
- * memory are where the tensors of the call are. */
-cot_status cot_group_sum(cot_group *group, double *values, int64_t count, void *memory);
+/* Replaces values[0 .. count) on every rank by the sum over all ranks: added in f64 in the order of the ranks, and rounded
+ * once. values and memory are where the tensors of the call are, and have the alignment of COT_ALIGNMENT. The bytes of
+ * values are rounded up to a multiple of it, and the end is added too. */
+cot_status cot_group_sum(cot_group *group, cot_dtype dtype, void *values, int64_t count, void *memory);
 
 #endif

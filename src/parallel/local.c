@@ -4,8 +4,10 @@
  * receiver copies the data from the sender's memory. So a message is copied once, and the sender's memory must stay
  * unchanged until the transfer is done. One mutex protects all lists; data is copied without it.
  *
- * On a GPU the receiver enqueues the copy on its side stream. Before the copy, this stream waits for the `ready` events
- * of both sides. After it, it records both `complete` events, for which the two queues' streams wait. */
+ * On GPUs the receiver enqueues the copy on its side stream. Before the copy, this stream waits for the `ready` events
+ * of both sides. After it, it records both `complete` events, for which the two queues' streams wait. If the ranks have
+ * GPUs of their own, a copy engine of the receiver reads the sender's memory over NVLink or PCIe: no multiprocessor
+ * takes part, unlike in NCCL's transfers. */
 #include "group.h"
 
 #include "core/argument_checks.h"
@@ -28,6 +30,7 @@ typedef struct hub {
     char reason[COT_MAX_REASON];
     bool *left;            /* for each rank: its handle is destroyed */
     cot_transfer **posted; /* for each rank: the sends to it that it has not copied, oldest first */
+    const cot_gpu **gpus;  /* for each rank: its GPU, from its first transfer of device memory on */
 } hub;
 
 /* The oldest send that matches a receive. Takes it out of the list. */
@@ -44,13 +47,13 @@ static cot_transfer *take(hub *h, int receiver, const cot_transfer *receive, int
     return NULL;
 }
 
-static cot_status copy_on_device(cot_group *group, cot_transfer *receive, cot_transfer *send)
+static cot_status copy_on_device(cot_group *group, const cot_gpu *peer, cot_transfer *receive, cot_transfer *send)
 {
     cot_gpu *gpu = group->gpu;
     CHECK(cot_gpu_await(gpu, true, send->ready));
     CHECK(cot_gpu_await(gpu, true, receive->ready));
     CHECK(cot_gpu_mark(gpu, true, true));
-    CHECK(cot_gpu_move_aside(gpu, receive->data, send->data, receive->bytes));
+    CHECK(cot_gpu_move_aside(gpu, peer, receive->data, send->data, receive->bytes));
     CHECK(cot_gpu_mark(gpu, true, false));
     CHECK(cot_gpu_record(gpu, true, &receive->complete));
     return cot_gpu_record(gpu, true, &send->complete);
@@ -67,10 +70,11 @@ static bool progress(cot_group *group, cot_transfer *receive)
     if (send == NULL)
         return false;
     send->copying = true;
+    const cot_gpu *const peer = h->gpus[sender];
     pthread_mutex_unlock(&h->mutex);
     cot_status status = COT_OK;
     if (receive->on_device)
-        status = copy_on_device(group, receive, send);
+        status = copy_on_device(group, peer, receive, send);
     else
         memcpy(receive->data, send->data, receive->bytes < send->bytes ? receive->bytes : send->bytes);
     pthread_mutex_lock(&h->mutex);
@@ -127,6 +131,7 @@ static cot_status local_start(cot_group *group, cot_transfer *transfer)
     if (transfer->on_device)
         CHECK(cot_gpu_record(group->gpu, false, &transfer->ready));
     pthread_mutex_lock(&h->mutex);
+    h->gpus[group->rank] = transfer->on_device ? group->gpu : h->gpus[group->rank];
     if (transfer->receive) {
         progress(group, transfer);
     } else {
@@ -244,6 +249,7 @@ static void free_hub(hub *h)
     pthread_cond_destroy(&h->changed);
     free(h->left);
     free(h->posted);
+    free(h->gpus);
     free(h);
 }
 
@@ -281,7 +287,8 @@ static hub *make_hub(int ranks)
     pthread_condattr_destroy(&clock);
     h->left = calloc((size_t)ranks, sizeof *h->left);
     h->posted = calloc((size_t)ranks, sizeof *h->posted);
-    if (h->left != NULL && h->posted != NULL)
+    h->gpus = calloc((size_t)ranks, sizeof *h->gpus);
+    if (h->left != NULL && h->posted != NULL && h->gpus != NULL)
         return h;
     free_hub(h);
     return NULL;

@@ -8,8 +8,11 @@
  *                         capability; old_ptx: the driver of a GPU of 8.9 compiles no PTX of this version
  *   FAKE_CUDA_COUNT=FILE  the file that receives the number of allocations
  *   FAKE_CUDA_MULTIPROCESSORS=N  the number of multiprocessors (132)
+ *   FAKE_CUDA_DEVICES=N          the number of devices (1), at most 8. An event of one device cannot be recorded on a stream of another
  *
  * All functions are weak: tests/emulator replaces some of them. */
+#include "fake_cuda.h"
+
 #include <cuda.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -18,9 +21,21 @@
 #include <time.h>
 
 /* no_memory: allocations of at least NO_MEMORY_BYTES fail. */
-enum { LARGE_COPY_BYTES = 64, FLAKY_COPY = 12, NO_MEMORY_BYTES = 1 << 20 };
+enum { LARGE_COPY_BYTES = 64, FLAKY_COPY = 12, NO_MEMORY_BYTES = 1 << 20, MAX_DEVICES = 8, MAX_PUSHED = 16 };
 
-static int capturing, handle, allocations, large_copies; /* every handle is the address of `handle` */
+/* The handle of everything that has no device is the address of `handle`. */
+static int capturing, handle, allocations, large_copies;
+
+/* The handles of each device's primary context, and of all streams that are created on it. */
+static char contexts[MAX_DEVICES], streams[MAX_DEVICES];
+
+/* The devices of the contexts that this thread has pushed. */
+static _Thread_local int pushed[MAX_PUSHED], pushed_count;
+
+typedef struct fake_event {
+    struct timespec time;
+    int device;
+} fake_event;
 
 __attribute__((destructor)) static void write_count(void)
 {
@@ -94,28 +109,62 @@ WEAK cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice dev
     return CUDA_SUCCESS;
 }
 
+static int device_count(void)
+{
+    const char *text = getenv("FAKE_CUDA_DEVICES");
+    const int count = text != NULL ? atoi(text) : 1;
+    return count >= 1 && count <= MAX_DEVICES ? count : 1;
+}
+
+int fake_cuda_device(void)
+{
+    return pushed_count > 0 ? pushed[pushed_count - 1] : 0;
+}
+
+/* The device of a stream. A stream that this file has not created is one of the current device. */
+static int device_of(CUstream stream)
+{
+    const char *const made = (const char *)stream;
+    return made >= streams && made < streams + MAX_DEVICES ? (int)(made - streams) : fake_cuda_device();
+}
+
+WEAK cuCtxPushCurrent(CUcontext context)
+{
+    const char *const made = (const char *)context;
+    if (pushed_count == MAX_PUSHED)
+        return CUDA_ERROR_INVALID_VALUE;
+    pushed[pushed_count++] = made >= contexts && made < contexts + MAX_DEVICES ? (int)(made - contexts) : 0;
+    return CUDA_SUCCESS;
+}
+
+WEAK cuCtxPopCurrent(CUcontext *context)
+{
+    *context = (CUcontext)&contexts[fake_cuda_device()];
+    pushed_count -= pushed_count > 0;
+    return CUDA_SUCCESS;
+}
+
 /* clang-format off */
 FAKE(cuDriverGetVersion, (int *version), *version = fake_is("old") ? 11080 : fake_is("old12") ? 12080 : 13000)
 FAKE(cuGetErrorString, (CUresult error, const char **text), (void)error; *text = "as the test asked")
-FAKE(cuDeviceGetCount, (int *count), *count = !fake_is("empty"))
-FAKE(cuDeviceGet, (CUdevice *device, int number), *device = number)
+FAKE(cuDeviceGetCount, (int *count), *count = fake_is("empty") ? 0 : device_count())
+FAKE(cuDeviceGet, (CUdevice *device, int number), *device = number; if (number >= device_count()) return CUDA_ERROR_INVALID_DEVICE)
 FAKE(cuDeviceGetName, (char *name, int size, CUdevice device), (void)device; strncpy(name, "Fake GPU", (size_t)size))
 FAKE(cuDeviceGetPCIBusId, (char *text, int size, CUdevice device), (void)device; strncpy(text, "0000:00:00.0", (size_t)size))
 FAKE(cuDeviceTotalMem, (size_t *bytes, CUdevice device), (void)device; *bytes = (size_t)1 << 30)
-FAKE(cuDevicePrimaryCtxRetain, (CUcontext *context, CUdevice device), (void)device; *context = ANY_HANDLE)
+FAKE(cuDevicePrimaryCtxRetain, (CUcontext *context, CUdevice device), *context = (CUcontext)&contexts[device])
 FAKE(cuDevicePrimaryCtxRelease, (CUdevice device), (void)device)
-FAKE(cuCtxPushCurrent, (CUcontext context), (void)context)
-FAKE(cuCtxPopCurrent, (CUcontext *context), *context = ANY_HANDLE)
-FAKE(cuCtxGetDevice, (CUdevice *device), *device = 0)
+FAKE(cuCtxGetDevice, (CUdevice *device), *device = fake_cuda_device())
+FAKE(cuCtxEnablePeerAccess, (CUcontext context, unsigned flags), (void)context; (void)flags)
 
 /* ---- streams, graphs, events -------------------------------------------------------------------------- */
 
 FAKE(cuStreamGetCtx, (CUstream stream, CUcontext *context),
-     *context = (uintptr_t)stream == 16 ? (CUcontext)stream : ANY_HANDLE)
+     *context = (uintptr_t)stream == 16 ? (CUcontext)stream : (CUcontext)&contexts[device_of(stream)])
 FAKE(cuStreamIsCapturing, (CUstream stream, CUstreamCaptureStatus *status),
      (void)stream; *status = capturing ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE)
 FAKE(cuStreamSynchronize, (CUstream stream), (void)stream)
-FAKE(cuStreamCreate, (CUstream *stream, unsigned flags), (void)flags; *stream = ANY_HANDLE)
+FAKE(cuStreamCreate, (CUstream *stream, unsigned flags), (void)flags; *stream = (CUstream)&streams[fake_cuda_device()])
 FAKE(cuStreamDestroy, (CUstream stream), (void)stream)
 FAKE(cuStreamBeginCapture, (CUstream stream, CUstreamCaptureMode mode), (void)stream; (void)mode; capturing = 1)
 FAKE(cuStreamEndCapture, (CUstream stream, CUgraph *graph), (void)stream; *graph = ANY_HANDLE; capturing = 0)
@@ -125,11 +174,29 @@ FAKE(cuGraphInstantiateWithFlags, (CUgraphExec *created, CUgraph graph, unsigned
 FAKE(cuGraphLaunch, (CUgraphExec graph, CUstream stream), (void)graph; (void)stream)
 FAKE(cuGraphExecDestroy, (CUgraphExec graph), (void)graph)
 FAKE(cuGraphDestroy, (CUgraph graph), (void)graph)
-FAKE(cuEventCreate, (CUevent *event, unsigned flags), (void)flags; *event = calloc(1, sizeof(struct timespec)))
-FAKE(cuEventRecord, (CUevent event, CUstream stream), (void)stream; clock_gettime(CLOCK_MONOTONIC, (void *)event))
 FAKE(cuEventSynchronize, (CUevent event), (void)event)
 FAKE(cuEventDestroy, (CUevent event), free(event))
 /* clang-format on */
+
+WEAK cuEventCreate(CUevent *created, unsigned flags)
+{
+    fake_event *e = calloc(1, sizeof *e);
+    (void)flags;
+    *created = (CUevent)e;
+    if (e == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    e->device = fake_cuda_device();
+    return CUDA_SUCCESS;
+}
+
+WEAK cuEventRecord(CUevent recorded, CUstream stream)
+{
+    fake_event *e = (fake_event *)recorded;
+    if (e->device != device_of(stream))
+        return CUDA_ERROR_INVALID_HANDLE;
+    clock_gettime(CLOCK_MONOTONIC, &e->time);
+    return CUDA_SUCCESS;
+}
 
 /* tests/parallel/fake_nccl.c sets it in a thread whose stream waits for another rank for ever. */
 __attribute__((visibility("default"))) _Thread_local int fake_cuda_stalled;
@@ -142,7 +209,7 @@ WEAK cuEventQuery(CUevent event)
 
 WEAK cuEventElapsedTime(float *milliseconds, CUevent begin, CUevent end)
 {
-    const struct timespec *b = (const void *)begin, *e = (const void *)end;
+    const struct timespec *b = &((const fake_event *)begin)->time, *e = &((const fake_event *)end)->time;
     *milliseconds = (float)(1e3 * (double)(e->tv_sec - b->tv_sec) + 1e-6 * (double)(e->tv_nsec - b->tv_nsec));
     return CUDA_SUCCESS;
 }

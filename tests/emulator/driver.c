@@ -10,6 +10,8 @@
  *   EMU_TRACE=x,y,z,t  prints every instruction of thread t of block (x, y, z), with its registers */
 #include "emulator.h"
 
+#include "../device/fake_cuda.h"
+
 #include <cuda.h>
 #include <dirent.h>
 #include <pthread.h>
@@ -30,6 +32,7 @@ typedef struct launch {
     emu_grid grid;
     void *parameters;
     emu_host_function *function;
+    int device;
 } launch;
 
 typedef struct graph {
@@ -42,7 +45,7 @@ static int library_count;
 static emu_kernel *kernels[4096];
 static library *kernel_library[4096];
 static int kernel_count;
-static graph *captured;
+static _Thread_local graph *captured;
 
 /* Serialises the driver calls of all threads. LOCK_TO_END_OF_SCOPE holds the mutex until the function returns. */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -104,6 +107,7 @@ CUresult CUDAAPI cuMemAlloc(CUdeviceptr *memory, size_t bytes)
     if (bytes == 0 || posix_memalign(&made, 256, bytes) != 0)
         return CUDA_ERROR_OUT_OF_MEMORY;
     memset(made, 0xff, bytes);
+    emu_device = fake_cuda_device();
     emu_add_memory((uint64_t)made, bytes);
     *memory = (CUdeviceptr)made;
     return CUDA_SUCCESS;
@@ -253,6 +257,7 @@ CUresult CUDAAPI cuKernelSetAttribute(CUfunction_attribute attribute, int value,
 
 static CUresult run(const launch *l)
 {
+    emu_device = l->device;
     const bool done = l->kernel != NULL ? emu_launch(l->kernel, &l->grid, l->parameters) : l->function(l->parameters);
     return done ? CUDA_SUCCESS : report(CUDA_ERROR_LAUNCH_FAILED);
 }
@@ -260,6 +265,7 @@ static CUresult run(const launch *l)
 /* Runs a launch, or adds it to the graph that is being captured. It owns its parameters. */
 static CUresult run_or_capture(launch l)
 {
+    l.device = fake_cuda_device();
     if (captured == NULL) {
         const CUresult result = run(&l);
         free(l.parameters);

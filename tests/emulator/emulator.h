@@ -189,6 +189,7 @@ enum emu_step emu_converge(emu_warp *w, const emu_ins *i, uint32_t mask, uint32_
 
 /* ---- memory.c ------------------------------------------------------------------------------------------- */
 
+extern int emu_device; /* of the next allocation, and of the kernel that runs */
 void emu_add_memory(uint64_t at, size_t bytes);
 bool emu_is_memory(uint64_t at, size_t bytes); /* whether one allocation contains the bytes */
 bool emu_remove_memory(uint64_t at);

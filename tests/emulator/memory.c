@@ -18,7 +18,10 @@ typedef enum emu_step step;
 
 typedef struct range {
     uint64_t begin, end;
+    int device;
 } range;
+
+int emu_device;
 
 static range *ranges;
 static int range_count, range_capacity, last_range;
@@ -29,7 +32,7 @@ void emu_add_memory(uint64_t at, size_t bytes)
         range_capacity = 2 * range_capacity + 64;
         ranges = realloc(ranges, (size_t)range_capacity * sizeof *ranges);
     }
-    ranges[range_count++] = (range){at, at + bytes};
+    ranges[range_count++] = (range){at, at + bytes, emu_device};
 }
 
 bool emu_remove_memory(uint64_t at)
@@ -51,12 +54,17 @@ bool emu_is_memory(uint64_t at, size_t bytes)
     return false;
 }
 
+static bool holds(const range *r, uint64_t begin, uint64_t end)
+{
+    return begin >= r->begin && end <= r->end && r->device == emu_device;
+}
+
 uint8_t *emu_global(emu_warp *w, const emu_ins *i, uint32_t mask, uint64_t begin, uint64_t end, const char *what)
 {
-    if (last_range < range_count && begin >= ranges[last_range].begin && end <= ranges[last_range].end)
+    if (last_range < range_count && holds(&ranges[last_range], begin, end))
         return (uint8_t *)begin;
     for (int r = 0; r < range_count; r++)
-        if (begin >= ranges[r].begin && end <= ranges[r].end) {
+        if (holds(&ranges[r], begin, end)) {
             last_range = r;
             return (uint8_t *)begin;
         }
@@ -67,6 +75,9 @@ uint8_t *emu_global(emu_warp *w, const emu_ins *i, uint32_t mask, uint64_t begin
     }
     if (range_count == 0 || begin < ranges[nearest].begin)
         emu_fault(w, i, mask, "%s at %#llx, which is no memory of the device", what, (unsigned long long)begin);
+    if (ranges[nearest].device != emu_device && end <= ranges[nearest].end)
+        emu_fault(w, i, mask, "%s in memory of device %d by a kernel of device %d", what, ranges[nearest].device,
+                  emu_device);
     emu_fault(w, i, mask, "%s of %llu bytes at %llu of an allocation of %llu", what, (unsigned long long)(end - begin),
               (unsigned long long)(begin - ranges[nearest].begin),
               (unsigned long long)(ranges[nearest].end - ranges[nearest].begin));
@@ -140,7 +151,7 @@ static void resolve(emu_warp *w, const emu_ins *i, uint32_t m, int operand, unsi
         at[l] = (uint8_t *)address[l];
     }
     for (int r = last_range, tried = 0; tried <= range_count && bits % bytes == 0; r = tried++)
-        if (r < range_count && low >= ranges[r].begin && high + bytes <= ranges[r].end) {
+        if (r < range_count && holds(&ranges[r], low, high + bytes)) {
             last_range = r;
             return;
         }

@@ -2,11 +2,11 @@
  * bench_parallel.c: times attention over a group of GPUs beside the single call on one GPU, and prints JSON.
  *
  *   bench_parallel [--engine local|nccl] [--ranks N] [--length T] [--heads H] [--kv-heads H] [--size D] [--full]
- *                  [--cut contiguous|zigzag] [--head-ranks C] [--repeats N] [--no-single] [--one-device]
+ *                  [--cut contiguous|zigzag] [--head-ranks C] [--repeats N] [--no-single] [--gpus N]
  *
- * local: the ranks are streams of one GPU. nccl: each rank has a GPU of its own; libnccl.so.2 is opened at run time. The
- * defaults are local, 2 ranks, T = 32768, 16 heads of 128, a causal mask and the zigzag cut, in bf16. --one-device puts
- * all ranks of NCCL on device 0, for the fake NCCL.
+ * The ranks are threads of this process, and take turns on N GPUs. local: a group of threads; 1 GPU by default. nccl: a
+ * group over NCCL; libnccl.so.2 is opened at run time; a GPU for each rank by default, one for the fake NCCL. The other
+ * defaults are local, 2 ranks, T = 32768, 16 heads of 128, a causal mask and the zigzag cut, in bf16.
  *
  * Each repeat runs the single call, then the group, and waits for the GPUs. The times are medians of the wall time.
  * Forward and backward run without a wait between them. ratio = group / single. share_of_ideal = single / (ranks *
@@ -36,8 +36,8 @@ enum { FORWARD, BACKWARD, BOTH, PARTS };
 static const char *const part_names[PARTS] = {"forward", "backward", "both"};
 
 typedef struct settings {
-    bool nccl, full, single, one_device;
-    int ranks, repeats;
+    bool nccl, full, single;
+    int ranks, gpus, repeats;
     int64_t length, heads, kv_heads, size;
     cot_parallel_options options;
 } settings;
@@ -194,7 +194,7 @@ static void *run_rank(void *memory)
     const settings *s = r->s;
     attention whole = {0};
     int64_t rows;
-    const int device = s->nccl && !s->one_device ? r->rank : 0;
+    const int device = r->rank % s->gpus;
     check(cot_shard_rows(&s->options, s->length, s->ranks, r->rank, &rows));
     if (s->nccl)
         check(cot_group_create_nccl(&r->comm, NULL, &r->group));
@@ -242,12 +242,13 @@ static double median(double *list, int count)
 static void print_report(const settings *s, const char *device)
 {
     static const char *const cuts[] = {"contiguous", "zigzag", "striped"};
-    printf("{\"bench\": \"parallel_attention\", \"device\": \"%s\", \"engine\": \"%s\", \"ranks\": %d, \"T\": %lld, "
-           "\"H\": %lld, \"Hkv\": %lld, \"d\": %lld, \"dtype\": \"bf16\", \"causal\": %s, \"cut\": \"%s\", "
-           "\"head_ranks\": %d, \"repeats\": %d, \"group_bytes\": %zu, \"sent_bytes\": [",
-           device, s->nccl ? "nccl" : "local", s->ranks, (long long)s->length, (long long)s->heads,
-           (long long)s->kv_heads, (long long)s->size, s->full ? "false" : "true", cuts[s->options.cut],
-           s->options.head_ranks > 0 ? s->options.head_ranks : 1, s->repeats, ranks[0].memory);
+    printf(
+        "{\"bench\": \"parallel_attention\", \"device\": \"%s\", \"engine\": \"%s\", \"gpus\": %d, \"ranks\": %d, \"T\": %lld, "
+        "\"H\": %lld, \"Hkv\": %lld, \"d\": %lld, \"dtype\": \"bf16\", \"causal\": %s, \"cut\": \"%s\", "
+        "\"head_ranks\": %d, \"repeats\": %d, \"group_bytes\": %zu, \"sent_bytes\": [",
+        device, s->nccl ? "nccl" : "local", s->gpus, s->ranks, (long long)s->length, (long long)s->heads,
+        (long long)s->kv_heads, (long long)s->size, s->full ? "false" : "true", cuts[s->options.cut],
+        s->options.head_ranks > 0 ? s->options.head_ranks : 1, s->repeats, ranks[0].memory);
     for (int r = 0; r < s->ranks; r++)
         printf("%s%llu", r > 0 ? ", " : "", (unsigned long long)ranks[r].sent);
     const rank_state *slowest = &ranks[0];
@@ -261,7 +262,7 @@ static void print_report(const settings *s, const char *device)
         if (s->single) {
             const double single = median(times[0][part], s->repeats);
             printf(", \"single_s\": %.9f, \"ratio\": %.4f", single, group / single);
-            if (s->nccl)
+            if (s->gpus == s->ranks)
                 printf(", \"share_of_ideal\": %.4f", single / (s->ranks * group));
         }
         printf("}");
@@ -299,6 +300,8 @@ static bool read_option(settings *s, const char *name, const char *value)
     }
     if (strcmp(name, "--ranks") == 0)
         return read_number(value, MAX_RANKS, &number) && (s->ranks = (int)number) > 0;
+    if (strcmp(name, "--gpus") == 0)
+        return read_number(value, MAX_RANKS, &number) && (s->gpus = (int)number) > 0;
     if (strcmp(name, "--repeats") == 0)
         return read_number(value, MAX_REPEATS, &number) && (s->repeats = (int)number) > 0;
     if (strcmp(name, "--head-ranks") == 0)
@@ -319,7 +322,7 @@ static bool open_nccl(const settings *s)
     void *found = library != NULL ? dlsym(library, "ncclCommInitAll") : NULL;
     memcpy(&init, &found, sizeof found);
     for (int r = 0; r < s->ranks; r++)
-        devices[r] = s->one_device ? 0 : r;
+        devices[r] = r % s->gpus;
     if (init == NULL || init(comms, s->ranks, devices) != 0)
         return false;
     for (int r = 0; r < s->ranks; r++)
@@ -341,18 +344,21 @@ int main(int argc, char **argv)
             s.full = true;
         else if (strcmp(argv[i], "--no-single") == 0)
             s.single = false;
-        else if (strcmp(argv[i], "--one-device") == 0)
-            s.one_device = true;
         else if (i + 1 == argc || !read_option(&s, argv[i], argv[i + 1]))
             return usage(argv[i]);
         else
             i++;
     }
     s.kv_heads = s.kv_heads > 0 ? s.kv_heads : s.heads;
+    s.gpus = s.gpus > 0 ? s.gpus : s.nccl ? s.ranks : 1;
     cot_queue *queue;
-    const int skipped = open_device_queue(&queue);
-    if (skipped)
-        return skipped;
+    for (int number = s.gpus - 1; number >= 0; number--) {
+        const int skipped = open_queue_of_device(number, &queue);
+        if (skipped)
+            return skipped;
+        if (number > 0)
+            cot_queue_destroy(queue);
+    }
     check(cot_cuda_describe(queue, device, sizeof device, &cache));
     if (s.nccl && !open_nccl(&s)) {
         printf("skipped: no libnccl.so.2, or it refuses %d devices\n", s.ranks);

@@ -3,10 +3,10 @@
  * this process. Of the groups with 2 and 4 ranks, there are also two whose transfers are functions of the test. The
  * results meet the error rule of the single call, and two runs give the same bytes.
  *
- *   test_parallel_local [--backend cuda] [--every N] [TEXT]
+ *   test_parallel_local [--backend cuda [--devices N]] [--every N] [TEXT]
  *
- * --backend cuda: 2 and 4 ranks are streams of one GPU. --every N: each Nth case. TEXT: only cases whose description
- * contains it. Exit status 77: there is no GPU. */
+ * --backend cuda: 2 and 4 ranks are streams of N GPUs (1), on which the ranks take turns. --every N: each Nth case. TEXT:
+ * only cases whose description contains it. Exit status 77: there are fewer GPUs. */
 #include "support.h"
 
 #include "parallel/mailbox.h"
@@ -25,12 +25,15 @@ typedef struct thread_call {
     rank_case *r;
     const whole_case *w;
     cot_group *group;
+    int device;
 } thread_call;
+
+static int devices = 1;
 
 static void *run_rank(void *memory)
 {
     const thread_call *call = memory;
-    rank_case_run(call->r, call->w, call->group, 0);
+    rank_case_run(call->r, call->w, call->group, call->device);
     return NULL;
 }
 
@@ -40,7 +43,7 @@ static void run_ranks(rank_case *r, const whole_case *w, cot_group **groups, int
     pthread_t threads[MAX_RANKS];
     thread_call calls[MAX_RANKS];
     for (int rank = 0; rank < ranks; rank++) {
-        calls[rank] = (thread_call){&r[rank], w, groups[rank]};
+        calls[rank] = (thread_call){&r[rank], w, groups[rank], rank % devices};
         assert_int_equal(pthread_create(&threads[rank], NULL, run_rank, &calls[rank]), 0);
     }
     for (int rank = 0; rank < ranks; rank++)
@@ -166,20 +169,24 @@ int main(int argc, char **argv)
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--backend") == 0 && i + 1 < argc)
             sharded_backend = strcmp(argv[++i], "cuda") == 0 ? COT_BACKEND_CUDA : COT_BACKEND_CPU;
+        else if (strcmp(argv[i], "--devices") == 0 && i + 1 < argc)
+            devices = atoi(argv[++i]);
         else if (strcmp(argv[i], "--every") == 0 && i + 1 < argc)
             every = atoi(argv[++i]);
         else
             only = argv[i];
     }
-    cot_queue *queue = NULL;
-    const int skipped = sharded_backend == COT_BACKEND_CUDA ? open_device_queue(&queue) : 0;
-    if (skipped)
-        return skipped;
+    for (int device = 0; sharded_backend == COT_BACKEND_CUDA && device < devices; device++) {
+        cot_queue *queue;
+        const int skipped = open_queue_of_device(device, &queue);
+        if (skipped)
+            return skipped;
+        cot_queue_destroy(queue);
+    }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attention_equals_the_single_call),
         cmocka_unit_test(causal_conv1d_equals_the_single_call),
     };
     const int failed = cmocka_run_group_tests(tests, make_groups, destroy_groups);
-    cot_queue_destroy(queue);
     return failed > 0 || all_calls == 0;
 }

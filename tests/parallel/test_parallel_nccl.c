@@ -272,19 +272,16 @@ static bool make_comms(void)
     return init != NULL && init(comms, ranks, devices) == 0;
 }
 
-static bool has_devices(void)
+static int open_devices(void)
 {
     for (int rank = 0; rank < ranks; rank++) {
-        cot_queue_options options;
-        cot_queue *queue = NULL;
-        COT_INIT(&options);
-        options.backend = COT_BACKEND_CUDA;
-        options.device = device_of(rank);
-        if (cot_queue_create(&options, &queue) != COT_OK)
-            return false;
+        cot_queue *queue;
+        const int skipped = open_queue_of_device(device_of(rank), &queue);
+        if (skipped)
+            return skipped;
         cot_queue_destroy(queue);
     }
-    return true;
+    return 0;
 }
 
 static int run_all(const char *fault)
@@ -325,10 +322,9 @@ int main(int argc, char **argv)
     }
     sharded_backend = COT_BACKEND_CUDA;
     timeout = fault != NULL ? 3 : 60;
-    if (!has_devices()) {
-        printf("skipped: %d GPUs are needed: %s\n", ranks, cot_error_message());
-        return SKIPPED;
-    }
+    const int skipped = open_devices();
+    if (skipped)
+        return skipped;
     const bool has_nccl = make_comms();
     if (fault != NULL && strcmp(fault, "missing") == 0) {
         const cot_status status = cot_group_create_nccl(&comms[0], NULL, &groups[0]);
