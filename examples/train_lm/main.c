@@ -210,6 +210,53 @@ static int report_failure(const training *t, train_result result)
     return EXIT_SUCCESS;
 }
 
+/* The arguments and results of the ranks of --gpus. */
+typedef struct gpu_ranks {
+    training *t; /* of rank 0 */
+    train_result result;
+    const corpus *text;
+    const options *o;
+    cot_queue *queue;
+    int threads; /* of OpenMP, of all ranks */
+} gpu_ranks;
+
+/* Why a run ended early, for the other ranks. */
+static const char *reason_of(const training *t, train_result result)
+{
+    if (result == TRAIN_LIBRARY_ERROR)
+        return cot_error_message();
+    return t->error.text[0] != '\0'   ? t->error.text
+           : result == TRAIN_DIVERGED ? "the loss is not finite"
+                                      : "out of memory";
+}
+
+static void train_rank(const ranks *r, void *context)
+{
+    gpu_ranks *g = context;
+    training own;
+    omp_set_num_threads(g->threads > r->size ? g->threads / r->size : 1);
+    training *t = r->rank == 0 ? g->t : &own;
+    const train_result result = train(t, g->text, g->o, r, g->queue);
+    if (result != TRAIN_DONE)
+        ranks_break(r, reason_of(t, result));
+    if (r->rank == 0)
+        g->result = result;
+    else
+        training_destroy(t);
+}
+
+/* Trains on the ranks of mpirun, or of --gpus. */
+static train_result train_on_ranks(training *t, const corpus *text, const options *o, const ranks *r, cot_queue *queue)
+{
+    gpu_ranks g = {t, TRAIN_OUT_OF_MEMORY, text, o, queue, omp_get_max_threads()};
+    if (o->gpus == 1)
+        return train(t, text, o, r, queue);
+    *t = (training){0};
+    ranks_run_threads((int)o->gpus, train_rank, &g);
+    omp_set_num_threads(g.threads);
+    return g.result;
+}
+
 static int train_and_report(const corpus *text, const options *o, const ranks *r, cot_queue *queue)
 {
     training t;
@@ -220,7 +267,7 @@ static int train_and_report(const corpus *text, const options *o, const ranks *r
         return fail(error.out_of_memory ? EXIT_FAILURE : EXIT_BAD_INPUT, "%s", error.text);
     }
     print_start(text, o, queue);
-    int status = report_failure(&t, train(&t, text, o, r, queue));
+    int status = report_failure(&t, train_on_ranks(&t, text, o, r, queue));
     if (status == EXIT_SUCCESS && r->rank == 0)
         status = report(&t, &sample, o, queue);
     training_destroy(&t);
@@ -236,7 +283,7 @@ static int train_one(const corpus *text, const options *o, const ranks *r, cot_q
     options run_options = *o;
     run_options.out = folder;
     print_start(text, &run_options, queue);
-    int status = report_failure(&t, train(&t, text, &run_options, r, queue));
+    int status = report_failure(&t, train_on_ranks(&t, text, &run_options, r, queue));
     if (status == EXIT_SUCCESS && r->rank == 0)
         status = make_folder("--out", folder);
     if (status == EXIT_SUCCESS && r->rank == 0) {
@@ -303,23 +350,42 @@ static void choose_backend(options *o)
         printf("backend: cuda\n");
 }
 
-/* The ranks share the batches of a step, on CPUs. */
+/* The ranks share the batches of a step: those of mpirun on CPUs, those of --gpus on GPUs. */
 static int check_ranks(options *o, const ranks *r)
 {
-    if (r->size == 1)
+    const int64_t size = r->size > 1 ? r->size : o->gpus;
+    if (size == 1)
         return EXIT_SUCCESS;
-    if (strcmp(o->backend, "cuda") == 0)
-        return fail(EXIT_BAD_INPUT, "--backend cuda: mpirun needs --backend cpu");
-    if (o->accumulate % r->size != 0)
-        return fail(EXIT_BAD_INPUT, "--accumulate is %lld, expected a multiple of the %d ranks",
-                    (long long)o->accumulate, r->size);
-    o->backend = "cpu";
+    if (r->size > 1 && (o->gpus > 1 || strcmp(o->backend, "cuda") == 0))
+        return fail(EXIT_BAD_INPUT, "%s: mpirun needs --backend cpu", o->gpus > 1 ? "--gpus" : "--backend cuda");
+    if (o->accumulate % size != 0)
+        return fail(EXIT_BAD_INPUT, "--accumulate is %lld, expected a multiple of the %lld %s",
+                    (long long)o->accumulate, (long long)size, o->gpus > 1 ? "GPUs" : "ranks");
+    o->backend = o->gpus > 1 ? "cuda" : "cpu";
+    return EXIT_SUCCESS;
+}
+
+/* Whether there are as many GPUs as --gpus says. */
+static int check_gpus(const options *o)
+{
+    cot_queue_options last;
+    cot_queue *queue;
+    COT_INIT(&last);
+    last.backend = COT_BACKEND_CUDA;
+    last.device = (int32_t)o->gpus - 1;
+    if (o->gpus == 1)
+        return EXIT_SUCCESS;
+    if (cot_queue_create(&last, &queue) != COT_OK)
+        return fail(EXIT_BAD_INPUT, "--gpus is %lld: %s", (long long)o->gpus, cot_error_message());
+    cot_queue_destroy(queue);
     return EXIT_SUCCESS;
 }
 
 static int run(options *o, corpus *text, const ranks *r)
 {
     int status = check_ranks(o, r);
+    if (status == EXIT_SUCCESS)
+        status = check_gpus(o);
     if (status == EXIT_SUCCESS)
         status = load_text(text, o);
     if (status == EXIT_SUCCESS)

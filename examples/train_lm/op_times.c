@@ -25,13 +25,14 @@ static const struct {
     [OP_MHC_SEAM_BACKWARD] = {"mhc_seam backward", false},
 };
 
-static struct {
+/* Of the thread that trains. */
+static _Thread_local struct {
     int64_t calls;
     double seconds, work;
 } times[TIMED_OPS];
 
-static double begin_seconds;
-static bool counting;
+static _Thread_local double begin_seconds;
+static _Thread_local bool counting;
 
 void op_times_begin(void)
 {

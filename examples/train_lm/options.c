@@ -63,7 +63,8 @@ enum {
     KEY_MLP,
     KEY_HEADS,
     KEY_KV_HEADS,
-    KEY_RECOMPUTE
+    KEY_RECOMPUTE,
+    KEY_GPUS
 };
 
 static const struct argp_option OPTIONS[] = {
@@ -100,6 +101,7 @@ static const struct argp_option OPTIONS[] = {
      0},
     {0, 0, 0, 0, "Training:", 3},
     {"backend", KEY_BACKEND, "NAME", 0, "cpu, cuda (the first GPU) or auto: the GPU, if there is one", 0},
+    {"gpus", KEY_GPUS, "N", 0, "Divide the batches of a step (--accumulate) over N GPUs of this machine", 0},
     {"dtype", KEY_DTYPE, "TYPE", 0, "On a GPU: f32, f16 or bf16, with float32 masters (bf16)", 0},
     {"accumulate", KEY_ACCUMULATE, "N", 0, "Batches whose gradients a step adds", 0},
     {"recompute", KEY_RECOMPUTE, 0, 0,
@@ -158,6 +160,7 @@ static const struct integer_option {
     {KEY_DENSE, offsetof(options, dense), 0, 1024},
     {KEY_SEEDS, offsetof(options, seeds), 1, 64},
     {KEY_ACCUMULATE, offsetof(options, accumulate), 1, 4096},
+    {KEY_GPUS, offsetof(options, gpus), 1, 64},
     {KEY_MLP, offsetof(options, mlp), 0, 65536},
     {KEY_HEADS, offsetof(options, heads), 1, 1024},
     {KEY_KV_HEADS, offsetof(options, kv_heads), 1, 1024},
@@ -366,6 +369,8 @@ static void check_combinations(const options *o)
         refuse("--arch says what --attention, --mhc and --dense say: give it or them");
     if (strcmp(o->backend, "cpu") == 0 && o->dtype != NULL && strcmp(o->dtype, "f32") != 0)
         refuse("--dtype is of a GPU: --backend cuda");
+    if (strcmp(o->backend, "cpu") == 0 && o->gpus > 1)
+        refuse("--gpus is of GPUs: --backend cuda");
     const bool gpt2 = o->gpt2 || (o->archs >> (ARCHITECTURES - 1) & 1) != 0;
     if (o->gpt2 && (o->attention != 1 || o->streams > 0 || o->dense > 0))
         refuse("--attention, --mhc and --dense are not of a gpt2 preset");
@@ -435,6 +440,7 @@ const architecture *options_run(const options *o, int i, options *run)
 void options_parse(options *o, int argc, char **argv)
 {
     *o = (options){.backend = "cpu",
+                   .gpus = 1,
                    .accumulate = 1,
                    .vocabulary = 256,
                    .batch = 4,

@@ -1,8 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ranks.h"
 
+#include <cotangent/parallel.h>
+
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+
+/* A rank waits for the slowest one: longer than a step, a validation or a checkpoint takes. */
+enum { TIMEOUT_SECONDS = 3600 };
+
+static cot_group_options group_options(void)
+{
+    cot_group_options options;
+    COT_INIT(&options);
+    options.timeout = TIMEOUT_SECONDS;
+    return options;
+}
+
+/* ---- processes of mpirun ------------------------------------------------------------------------------ */
 
 /* The number of ranks that mpirun has started: Open MPI, or a launcher with PMI. 1 without mpirun. */
 static int started_ranks(void)
@@ -16,11 +32,7 @@ static int started_ranks(void)
 
 #ifdef TRAIN_LM_MPI
 
-#include <cotangent/parallel.h>
 #include <mpi.h>
-
-/* A rank waits for the slowest one: longer than a step, a validation or a checkpoint takes. */
-enum { TIMEOUT_SECONDS = 3600 };
 
 bool ranks_open(ranks *r, io_error *error)
 {
@@ -28,9 +40,7 @@ bool ranks_open(ranks *r, io_error *error)
     if (started_ranks() <= 1)
         return true;
     const MPI_Comm world = MPI_COMM_WORLD;
-    cot_group_options options;
-    COT_INIT(&options);
-    options.timeout = TIMEOUT_SECONDS;
+    const cot_group_options options = group_options();
     if (MPI_Init(NULL, NULL) != MPI_SUCCESS)
         return io_fail(error, "mpirun", "MPI_Init failed");
     if (cot_group_create_mpi(&world, &options, &r->group) != COT_OK)
@@ -55,14 +65,6 @@ void ranks_abort(const ranks *r, int status)
         MPI_Abort(MPI_COMM_WORLD, status);
 }
 
-cot_status ranks_sum(const ranks *r, double *values, int64_t count)
-{
-    if (r->group == NULL)
-        return COT_OK;
-    const cot_tensor tensor = cot_tensor_contiguous(values, COT_F64, 1, &count);
-    return cot_group_all_reduce(r->group, NULL, &tensor);
-}
-
 #else
 
 bool ranks_open(ranks *r, io_error *error)
@@ -83,15 +85,77 @@ void ranks_abort(const ranks *r, int status)
     (void)status;
 }
 
-cot_status ranks_sum(const ranks *r, double *values, int64_t count)
+#endif
+
+/* ---- threads ------------------------------------------------------------------------------------------ */
+
+typedef struct rank_thread {
+    ranks ranks;
+    pthread_t thread;
+    void (*body)(const ranks *r, void *context);
+    void *context;
+} rank_thread;
+
+static void *run_thread(void *memory)
 {
-    (void)r;
-    (void)values;
-    (void)count;
-    return COT_OK;
+    const rank_thread *t = memory;
+    t->body(&t->ranks, t->context);
+    return NULL;
 }
 
-#endif
+static bool run_threads(rank_thread *threads, int count)
+{
+    int started = 1;
+    while (started < count && pthread_create(&threads[started].thread, NULL, run_thread, &threads[started]) == 0)
+        started++;
+    const bool all = started == count;
+    if (all)
+        run_thread(&threads[0]);
+    else
+        ranks_break(&threads[0].ranks, "there is no thread for each rank");
+    while (started > 1)
+        pthread_join(threads[--started].thread, NULL);
+    return all;
+}
+
+bool ranks_run_threads(int count, void (*body)(const ranks *r, void *context), void *context)
+{
+    cot_group **groups = calloc((size_t)count, sizeof *groups);
+    rank_thread *threads = calloc((size_t)count, sizeof *threads);
+    const cot_group_options options = group_options();
+    bool good = groups != NULL && threads != NULL && cot_group_create_local(count, &options, groups) == COT_OK;
+    for (int i = 0; good && i < count; i++)
+        threads[i] = (rank_thread){{groups[i], i, count}, 0, body, context};
+    good = good && run_threads(threads, count);
+    for (int i = 0; groups != NULL && i < count; i++)
+        cot_group_destroy(groups[i]);
+    free(groups);
+    free(threads);
+    return good;
+}
+
+void ranks_break(const ranks *r, const char *reason)
+{
+    cot_group_abort(r->group, reason);
+}
+
+/* ---- sums --------------------------------------------------------------------------------------------- */
+
+cot_status ranks_sum_tensor(const ranks *r, cot_queue *queue, const cot_tensor *tensor)
+{
+    return r->group == NULL ? COT_OK : cot_group_all_reduce(r->group, queue, tensor);
+}
+
+double ranks_sum_bytes(const ranks *r, int64_t count)
+{
+    return r->size == 1 ? 0 : (double)count * (4 + 8 / (double)r->size);
+}
+
+cot_status ranks_sum(const ranks *r, double *values, int64_t count)
+{
+    const cot_tensor tensor = cot_tensor_contiguous(values, COT_F64, 1, &count);
+    return ranks_sum_tensor(r, NULL, &tensor);
+}
 
 /* Each rank writes its hash at its place, in two halves that a double holds exactly. */
 cot_status ranks_agree(const ranks *r, uint64_t hash, const char *what)

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * ranks.h: data parallel training. `mpirun -n N train_lm ...` starts N processes, the ranks. Each one computes the gradients of its
- * share of the --accumulate batches of a step, and all add them in the order of the ranks (libcotangent_parallel). So the
- * parameters are the same on all ranks. Rank 0 prints and writes files. */
+ * ranks.h: data parallel training. The ranks are the processes of `mpirun -n N train_lm ...`, on CPUs, or the threads of
+ * `train_lm --gpus N`, each with a GPU of its own. Each rank computes the gradients of its share of the --accumulate
+ * batches of a step, and all add them in the order of the ranks (libcotangent_parallel). So the parameters are the same on
+ * all ranks. Rank 0 prints and writes files. */
 #ifndef TRAIN_LM_RANKS_H
 #define TRAIN_LM_RANKS_H
 
@@ -22,11 +23,23 @@ bool ranks_open(ranks *r, io_error *error);
 /* Call it on all ranks, at the end of a run that has succeeded. */
 void ranks_close(ranks *r);
 
-/* Ends the processes of all ranks, if there are several. */
+/* Ends the processes of all ranks, if mpirun has started several. */
 void ranks_abort(const ranks *r, int status);
 
-/* Replaces each value by the sum over the ranks, in their order. */
+/* Runs body(rank, context) in `count` threads, one for each rank; rank 0 is the calling thread. A body that fails calls
+ * ranks_break. False if the threads could not be started. */
+bool ranks_run_threads(int count, void (*body)(const ranks *r, void *context), void *context);
+
+/* The calls of the other threads fail with the reason, so that none of them waits for this rank. */
+void ranks_break(const ranks *r, const char *reason);
+
+/* Replaces each value by the sum over the ranks, in their order. Sums are f64. The tensor is in the memory of the queue;
+ * queue = NULL: in host memory. */
 cot_status ranks_sum(const ranks *r, double *values, int64_t count);
+cot_status ranks_sum_tensor(const ranks *r, cot_queue *queue, const cot_tensor *tensor);
+
+/* The bytes of memory that ranks_sum_tensor needs for `count` floats. */
+double ranks_sum_bytes(const ranks *r, int64_t count);
 
 /* COT_PEER_ERROR if the ranks have different hashes. `what` names in the message what differs. */
 cot_status ranks_agree(const ranks *r, uint64_t hash, const char *what);

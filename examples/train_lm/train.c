@@ -108,6 +108,12 @@ static bool is_cuda(const options *o)
     return strcmp(o->backend, "cuda") == 0;
 }
 
+/* Whether the ranks add the gradients of their GPUs. The sum is not a part of the step's CUDA graph. */
+static bool sums_on_gpus(const run_state *run)
+{
+    return is_cuda(run->o) && run->ranks->size > 1;
+}
+
 static adamw_options adamw_of(const options *o)
 {
     return (adamw_options){.beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8, .weight_decay = o->weight_decay, .clip = o->clip};
@@ -161,8 +167,10 @@ static train_result create_cuda(training *t, run_state *run)
     const cuda_options cuda = {.dtype = strcmp(o->dtype, "f32") == 0   ? COT_F32
                                         : strcmp(o->dtype, "f16") == 0 ? COT_F16
                                                                        : COT_BF16,
+                               .device = run->ranks->rank,
                                .rows = rows,
-                               .micro_batches = o->accumulate,
+                               .micro_batches = run->own_batches,
+                               .step_batches = o->accumulate,
                                .time = o->context,
                                .head_size = o->attention > 0 ? o->inner / heads : 0,
                                .vocabulary = o->vocabulary,
@@ -180,15 +188,19 @@ static train_result create_cuda(training *t, run_state *run)
     model_pass_destroy(&run->pass);
     if (!planned)
         return TRAIN_OUT_OF_MEMORY;
-    const double gigabytes = 1e-9 * (double)backend_cuda_bytes(run->b, &t->model.parameters);
+    const double gigabytes = 1e-9 * (double)backend_cuda_bytes(run->b, &t->model.parameters) +
+                             1e-9 * ranks_sum_bytes(run->ranks, t->model.parameters.elements);
     backend_cuda_describe(run->b, name, sizeof name, &free_bytes, &total_bytes);
     const double others = 1e-9 * (double)(total_bytes - free_bytes) - 1e-9 * (double)backend_cuda_bytes_now(run->b);
-    printf("GPU: %s, %s; %.2f GB for the model, %.2f of its %.0f GB in use then, and the workspace of the ops\n", name,
-           o->dtype, gigabytes, gigabytes + (others > 0 ? others : 0), 1e-9 * (double)total_bytes);
-    fflush(stdout);
+    if (writes_files(run)) {
+        printf(run->ranks->size > 1 ? "%d GPUs, each: " : "GPU: ", run->ranks->size);
+        printf("%s, %s; %.2f GB for the model, %.2f of its %.0f GB in use then, and the workspace of the ops\n", name,
+               o->dtype, gigabytes, gigabytes + (others > 0 ? others : 0), 1e-9 * (double)total_bytes);
+        fflush(stdout);
+    }
     run->progress.gigabytes = gigabytes;
     run->progress.flops = flops_per_token(&t->model);
-    run->progress.peak_flops = peak_flops(name, o->dtype);
+    run->progress.peak_flops = run->ranks->size * peak_flops(name, o->dtype);
     if (backend_cuda_plan_end(run->b) != COT_OK || backend_cuda_bind(run->b, &t->model.parameters) != COT_OK)
         return TRAIN_LIBRARY_ERROR;
     return model_pass_create(&run->pass, &t->model, run->b, rows, true) ? TRAIN_DONE : TRAIN_OUT_OF_MEMORY;
@@ -273,7 +285,7 @@ static void fit_bigram(training *t, const run_state *run, const corpus *text)
     static bigram_model bigram; /* 0.5 MB: too large for a stack */
     t->validation_bytes = run->held_out.windows * run->o->context;
     t->curve.bigram = NAN;
-    if (text->token_files != NULL)
+    if (text->token_files != NULL || !writes_files(run))
         return;
     bigram_fit(&bigram, text->training.bytes, text->training.count);
     t->curve.bigram = bigram_loss(&bigram, run->held_out.inputs, run->held_out.targets, t->validation_bytes);
@@ -356,8 +368,19 @@ static cot_status enqueue_step(void *context)
     }
     if (status == COT_OK && run->gradient_sum != NULL)
         status = sum_over_ranks(run, &m->parameters);
-    if (status == COT_OK)
+    if (status == COT_OK && !sums_on_gpus(run))
         b->op->update(b, &m->parameters);
+    return status != COT_OK ? status : b->status;
+}
+
+/* Adds the gradients of all GPUs, and updates the parameters of each in the same way. */
+static cot_status update_on_gpus(training *t, run_state *run)
+{
+    backend *b = run->b;
+    const cot_tensor gradients = backend_cuda_gradients(b);
+    const cot_status status = ranks_sum_tensor(run->ranks, b->queue, &gradients);
+    if (status == COT_OK)
+        b->op->update(b, &t->model.parameters);
     return status != COT_OK ? status : b->status;
 }
 
@@ -374,6 +397,8 @@ static cot_status train_step(training *t, run_state *run, int64_t step, double *
     double sums[2] = {0, interrupted};
     b->op->load(b, rows, run->own_batches, run->inputs + own, run->targets + own, run->batches);
     cot_status status = b->op->run(b, enqueue_step, &context);
+    if (status == COT_OK && sums_on_gpus(run))
+        status = update_on_gpus(t, run);
     if (status == COT_OK)
         status = b->op->read_loss(b, &sums[0]);
     if (status == COT_OK)
@@ -543,7 +568,7 @@ train_result train(training *t, const corpus *text, const options *o, const rank
     train_result result = create_run(t, &run, text, queue);
     if (result == TRAIN_DONE) {
         fit_bigram(t, &run, text);
-        progress_start(&run.progress, o->steps, o->accumulate * o->batch * o->context, o->quiet);
+        progress_start(&run.progress, o->steps, o->accumulate * o->batch * o->context, o->quiet || !writes_files(&run));
         run_identity_make(&run.identity, o, text);
         result = resume(t, &run);
         if (result == TRAIN_DONE && compare_ranks(t, &run) != COT_OK)

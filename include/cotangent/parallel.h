@@ -146,7 +146,8 @@ COT_PARALLEL_API cot_status cot_group_abort(cot_group *group, const char *reason
  * rank computes from its own rows. tensor: any float dtype and strides, the same shape on all ranks, in the memory of
  * the queue; queue = NULL: in host memory.
  * Errors: COT_INVALID_ARGUMENT, COT_INVALID_SHAPE, COT_INVALID_DTYPE, COT_INVALID_LAYOUT (misaligned data, repeated
- * elements). */
+ * elements). The group keeps memory of the tensor's bytes and 8/N bytes an element, and once more the tensor's bytes if
+ * the tensor is not contiguous, not aligned to 64 bytes, or has a size that is no multiple of 64 bytes. */
 COT_PARALLEL_API cot_status cot_group_all_reduce(cot_group *group, cot_queue *queue, const cot_tensor *tensor);
 
 /* ---- cuts --------------------------------------------------------------------------------------------- */

@@ -89,6 +89,7 @@ static void create_cuda(side *s, model_config config, cot_dtype dtype, double lo
     const cuda_options options = {.dtype = dtype,
                                   .rows = rows,
                                   .micro_batches = micro_batches,
+                                  .step_batches = micro_batches,
                                   .time = TIME,
                                   .head_size = config.inner / model_heads(&s->model),
                                   .vocabulary = config.vocabulary,

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Tests train_lm on the emulated GPU: two runs have the same bits, and so has a run that was killed (kill -9) and
-resumed. A missing driver, GPU or cuBLASLt, too little memory and a checkpoint of other options give one line.
+resumed. So have two runs on 2 GPUs, whose losses are those of one GPU up to rounding. A missing driver, GPU or cuBLASLt, too little memory and a checkpoint of other options give one line.
 
     tests/tools/test_train_cuda.py PROGRAM EMULATOR FAKE_DRIVER NO_DRIVER    the last three: folders for LD_LIBRARY_PATH
 """
@@ -74,6 +74,29 @@ def test_gpt2():
     check(len(losses) == 2 and abs(losses[0] - losses[1]) < 1e-5, f'gpt2: {losses}')
 
 
+def validation(result):
+    return [float(line.split()[2]) for line in results(result) if line.startswith('validation loss')]
+
+
+def test_gpus():
+    """2 GPUs add the gradients in another order than 1 GPU. Dropout drops the same elements."""
+    one, *more = (run('--backend', 'cuda', '--gpus', gpus, '--dtype', 'f32', env=environment(EMULATOR, FAKE_CUDA_DEVICES='2'))
+                  for gpus in '122')
+    check(more[0].returncode == 0 and '2 GPUs' in more[0].stdout, f'2 GPUs: {more[0].stderr} {more[0].stdout}')
+    check(results(more[0]) == results(more[1]), '2 GPUs: two runs differ')
+    losses = validation(one) + validation(more[0])
+    check(len(losses) == 2 and abs(losses[0] - losses[1]) < 1e-5, f'1 and 2 GPUs: {losses}')
+    checkpoint = ['--backend', 'cuda', '--gpus', '2', '--dtype', 'f32', '--checkpoint', 'two.safetensors', '--every', '2']
+    two = environment(EMULATOR, FAKE_CUDA_DEVICES='2')
+    check(results(run(*checkpoint, env=two)) == results(more[0]), '2 GPUs: a checkpoint changes the results')
+    check(results(run(*checkpoint, '--resume', '--steps', '6', env=two))[-1:] == results(more[0])[-1:], '2 GPUs: resume')
+    expect_line(run('--backend', 'cuda', '--gpus', '3', env=two), 2, '--accumulate is 2', 'multiple of the 3 GPUs')
+    expect_line(run('--backend', 'cuda', '--gpus', '2'), 2, '--gpus is 2', 'options.device is 1, expected 0 to 0')
+    expect_line(run('--gpus', '2', env=two), 2, '--gpus', '--backend cuda')
+    expect_line(run('--backend', 'cuda', '--gpus', '2', env=environment(EMULATOR, FAKE_CUDA_DEVICES='2', CUBLASLT='/none')), 1,
+                'cuBLASLt', '/none')
+
+
 def expect_line(result, status, *words):
     lines = result.stderr.splitlines()
     good = result.returncode == status and len(lines) == 1 and all(word in lines[0] for word in words)
@@ -107,6 +130,7 @@ with tempfile.TemporaryDirectory() as folder:
     os.remove('first.safetensors'), os.remove('second.safetensors'), os.remove('third.safetensors')
     test_bits('f32')
     test_gpt2()
+    test_gpus()
     test_errors()
 print('test_train_cuda: ' + (f'{checks.failed} checks failed' if checks.failed else 'passed'))
 sys.exit(checks.failed > 0)

@@ -429,7 +429,7 @@ static void load(backend *b, int64_t rows, int64_t micro_batches, const int32_t 
 {
     cuda_backend *c = cuda_of(b);
     const adamw_options *adamw = &c->options.adamw;
-    const uint64_t offset = (uint64_t)(b->step * micro_batches * c->options.block_count);
+    const uint64_t offset = (uint64_t)(b->step * c->options.step_batches * c->options.block_count);
     *c->host.rates = (adamw_rates){
         .rate = (float)(b->step_rate / (1 - pow(adamw->beta1, (double)b->step))),
         .correction2 = (float)(1 / (1 - pow(adamw->beta2, (double)b->step))),
@@ -496,6 +496,12 @@ static void update(backend *b, parameter_table *table)
                              .eps = (float)adamw->eps};
     check(b, device_gradient_norm(b->queue, &norm));
     check(b, device_adamw(b->queue, b->dtype, &call));
+}
+
+cot_tensor backend_cuda_gradients(const backend *b)
+{
+    const cuda_backend *c = (const cuda_backend *)b;
+    return cot_tensor_contiguous(c->gradients, COT_F32, 1, &c->elements);
 }
 
 static cot_status read_loss(backend *b, double *loss)
@@ -725,6 +731,7 @@ static cot_status open_queue(cuda_backend *c)
     cot_queue_options options;
     COT_INIT(&options);
     options.backend = COT_BACKEND_CUDA;
+    options.device = c->options.device;
     cot_status status = cot_queue_create(&options, &c->base.queue);
     if (status == COT_OK)
         status = device_layers_load(c->base.queue);
