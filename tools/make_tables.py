@@ -712,8 +712,8 @@ ranks (*group*). Times are medians of the wall time in ms.
 | word | meaning |
 |---|---|
 | both | forward and backward without a wait between them |
-| nccl | each rank has its own GPU |
-| local | all ranks are streams of one GPU |
+| nccl | a group over NCCL; each rank has its own GPU |
+| local | a group of threads, whose streams take turns on the GPUs; copy engines transfer from GPU to GPU |
 | head ranks | the number of ranks that exchange heads; 1 is a ring |
 | share of ideal | single / (ranks x group). It is above 1 if the backward of the single long call is slower per query-key pair than the calls of the ranks |
 | group / single | the cost of the division on one GPU |
@@ -755,12 +755,13 @@ def parallel_page(results):
         commits = ", ".join(dict.fromkeys(row["commit"] for row in rows))
         parts = [(f"{part}, {kind}", time(part, kind + "_s")) for part in ("forward", "backward", "both") for kind in ("group", "single")]
         lines += [f"## {device}", "", f"{rows[0]['date']}, commit {commits}: {record_link(source)}. {rows[0]['dtype']}, d = {rows[0]['d']}.", "",
-                  *markdown([("engine", lambda row: row["engine"]), ("ranks", lambda row: str(row["ranks"])), ("T", lambda row: str(row["T"])),
+                  *markdown([("engine", lambda row: row["engine"]), ("GPUs", lambda row: str(row.get("gpus", row["ranks"] if row["engine"] == "nccl" else 1))),
+                             ("ranks", lambda row: str(row["ranks"])), ("T", lambda row: str(row["T"])),
                              ("heads", lambda row: f"{row['H']}/{row['Hkv']}"), ("mask", lambda row: "causal" if row["causal"] else "full"),
                              ("cut", lambda row: row["cut"]), ("head ranks", lambda row: str(row["head_ranks"])), *parts,
                              ("calls", profile("calls", 1, "d")), ("transfers, ms", profile("transfer_s", 1000, ".1f")),
                              ("exposed, ms", profile("exposed_s", 1000, ".1f")), ("share of ideal", number("share_of_ideal")),
-                             ("group / single", lambda row: "" if row["engine"] == "nccl" else number("ratio")(row))], rows), ""]
+                             ("group / single", lambda row: "" if "share_of_ideal" in row["both"] else number("ratio")(row))], rows), ""]
         if ("context_parallel", device) in results:
             source, rows = results["context_parallel", device]
             lines += ["### PyTorch: cotangent.distributed and torch's context_parallel", "",
@@ -938,12 +939,30 @@ def training_rows(results, device):
     return lines
 
 
+TRAINING_GPUS = """Data parallel training with `train_lm --gpus N`, by [measure_training_gpus.py](../../tools/measure_training_gpus.py). All runs
+have the same batches of a generated text. Two runs on the largest number of GPUs had the same parameters, bit by bit."""
+
+
+def training_gpus_rows(results, device):
+    source, rows = results["training_gpus", device]
+    one = {row["program"]: row["tokens_per_second"] for row in rows if row["gpus"] == 1}
+    return ["### Several GPUs", "", f"{TRAINING_GPUS} {measured_note(rows)[:-1]}: {record_link(source)}.", "",
+            *markdown([("program", lambda row: f"`{row['program']}`"), ("GPUs", lambda row: str(row["gpus"])),
+                       ("tokens/s", lambda row: str(row["tokens_per_second"])),
+                       ("times one GPU", lambda row: f"{row['tokens_per_second'] / one[row['program']]:.2f}" if row["program"] in one else ""),
+                       ("memory of a GPU, GB", lambda row: f"{row['printed_gb']:.2f}"),
+                       ("training loss", lambda row: f"{row['training_loss']:.5f}"),
+                       ("validation loss", lambda row: f"{row['validation_loss']:.5f}")], rows), ""]
+
+
 def training_page(results):
     """docs/benchmarks/training.md."""
     lines = [GENERATED, "", "# Training in C (train_lm) against PyTorch", "", TRAINING, ""]
     for device in devices(results):
         if ("training", device) in results:
             lines += [f"## {device}", "", *training_rows(results, device)]
+        if ("training_gpus", device) in results:
+            lines += training_gpus_rows(results, device)
     return "\n".join(lines).rstrip("\n") + "\n"
 
 

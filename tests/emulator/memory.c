@@ -282,6 +282,21 @@ static uint64_t combine(enum atomic op, unsigned size, uint64_t old, uint64_t x,
     abort();
 }
 
+/* red.v2 or red.v4 [a], {x, ...} of floats */
+static step run_vector_red(emu_warp *w, const emu_ins *i, uint32_t m)
+{
+    uint8_t *at[LANES];
+    resolve(w, i, m, 0, (unsigned)i->size * i->vector, "an atomic", at);
+    for (int v = 0; v < i->vector; v++)
+        EACH_LANE(l, m)
+        {
+            uint32_t *to = (uint32_t *)at[l] + v;
+            *to = (uint32_t)combine(ADD_F32, 4, *to, emu_scalar(w, i->o[1 + v], false, l), 0);
+        }
+    emu_progress++;
+    return NEXT;
+}
+
 /* atom d, [a], x {, y} or red [a], x */
 static step run_atomic(emu_warp *w, const emu_ins *i, uint32_t m)
 {
@@ -383,6 +398,13 @@ static const char *find_atomic(const char *o, emu_ins *i)
                {".exch", "b32 b64", EXCHANGE}, {".cas", "b32 b64", CAS},         {".inc", "u32", INC}};
     const char *type = strrchr(o, '.') + 1;
     const bool red = strncmp(o, "red.", 4) == 0;
+    if (red && emu_has(o, ".add") && strcmp(type, "f32") == 0 && (emu_has(o, ".v2") || emu_has(o, ".v4"))) {
+        i->run = run_vector_red;
+        i->size = 4;
+        i->vector = emu_has(o, ".v4") ? 4 : 2;
+        i->space = (uint8_t)space_of(o);
+        return "Ax";
+    }
     for (size_t n = 0; n < sizeof ops / sizeof *ops; n++)
         if (emu_has(o, ops[n].name) && strstr(ops[n].types, type) != NULL && !emu_has(o, ".v2") && !emu_has(o, ".v4")) {
             i->run = run_atomic;

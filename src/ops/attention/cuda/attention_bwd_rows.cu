@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * attention_bwd_rows.cu: row kernels of the backward for Hopper, before and after its main kernel. */
+#include "attention_bwd_store.cuh"
 #include "attention_scheduler.cuh"
 
 #include "../../../cuda/device/element.cuh"
@@ -86,11 +87,9 @@ static __device__ __forceinline__ void clear_dq(const attention_bwd_call &c, con
 {
     constexpr int ROW = HEAD_DIM == 192 ? 32 : HEAD_DIM / 8, ROWS = LANES * WARPS / ROW;
     if (c.stores_dq) {
-        if (c.dq.data == nullptr || c.accumulate || i >= t.rows)
-            return;
-        for (int x = 8 * lane; x < 8 * lane + 8 && x < c.d_qk; x++)
-            cot_store(c.dq.data, c.dq.dtype, t.b * c.dq.stride[0] + row * c.dq.stride[1] + t.h * c.dq.stride[2] + x,
-                      0.0f);
+        uint16_t *const dq = (uint16_t *)c.dq.data + t.b * c.dq.stride[0] + row * c.dq.stride[1] + t.h * c.dq.stride[2];
+        if (i < t.rows && 8 * lane < c.d_qk)
+            *(uint4 *)(dq + 8 * lane) = make_uint4(0, 0, 0, 0);
         return;
     }
     float4 *accum = (float4 *)(c.dq_accum + (statistics_index - threadIdx.x / ROW) * HEAD_DIM) + threadIdx.x;
@@ -195,7 +194,7 @@ static __device__ __forceinline__ void finish(const attention_bwd_call &c)
     for (int column_group = 0; column_group < 8; column_group++)
         acc[column_group] = __ldcs(accum + part * 256 + column_group * LANES + lane);
     const int64_t offset = t.b * c.dq.stride[0] + t.q_first_row * c.dq.stride[1] + t.h * c.dq.stride[2] + slice * 64;
-    if (c.dq_vectorized) {
+    if (c.dq_store == ATTENTION_STORE_16_BIT) {
 #pragma unroll
         for (int column_group = 0; column_group < 8; column_group++) {
             uint32_t *pair = &staging[warp][lane / 4][4 * column_group + lane % 4];
@@ -211,17 +210,13 @@ static __device__ __forceinline__ void finish(const attention_bwd_call &c)
                                                          : make_uint4(0, 0, 0, 0);
         return;
     }
+    float values[32];
 #pragma unroll
-    for (int i = 0; i < 32; i++) {
-        const float quad_acc[4] = {acc[i / 4].x, acc[i / 4].y, acc[i / 4].z, acc[i / 4].w};
-        const int64_t row = first_row + lane / 4 + 8 * (i / 2 % 2);
-        const int column = i / 4 * 8 + 2 * (lane % 4) + i % 2;
-        if (row >= t.rows || column >= columns)
-            continue;
-        const int64_t element = offset + row * c.dq.stride[1] + column;
-        const float old = c.accumulate ? cot_load(c.dq.data, c.dq.dtype, element) : 0.0f;
-        cot_store(c.dq.data, c.dq.dtype, element, !GENERAL || row < t.used ? fmaf(c.scale, quad_acc[i % 4], old) : old);
-    }
+    for (int i = 0; i < 8; i++)
+        values[4 * i] = acc[i].x, values[4 * i + 1] = acc[i].y, values[4 * i + 2] = acc[i].z,
+                   values[4 * i + 3] = acc[i].w;
+    store_rows<E, GENERAL>(c, c.dq, c.dq_store, {offset, (int)t.rows, (int)t.used}, (int)first_row + lane / 4, 0,
+                           columns, c.scale, values);
 }
 
 /* dsink[h] = -sum over queries of exp(sink[h] - lse) delta, in double. A block takes a head, a thread every 256th row

@@ -432,8 +432,8 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
                 cot_mbarrier_arrive(&s.dq_full[dq.stage]);
             const int row =
                 tile * QUERIES + slice / s.COLUMN_PANELS * 64 + threadIdx.x % WARPGROUP / WARP * 16 + lane / 4;
-            store_rows<E, false>(c, c.dq, c.dq_vectorized, query_rows_out(c, w, 0), row, slice % s.COLUMN_PANELS * 64,
-                                 64, c.scale, acc);
+            store_rows<E, false, false>(c, c.dq, c.dq_store, query_rows_out(c, w, 0), row, slice % s.COLUMN_PANELS * 64,
+                                        64, c.scale, acc);
         }
     }
     if (steps == 0 && lane == 0)
@@ -965,10 +965,10 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, shar
                          : "memory"); /* the stores read `work` again: its members need no registers during the steps */
         const attention_work &out = s.work[n % WORK_SLOTS];
         const int key = thread_key(out);
-        store_rows<E, GENERAL>(c, c.dv, c.dv_vectorized, key_rows_out<GENERAL>(c, c.dv, out), key, 0, (int)c.d_v,
+        store_rows<E, GENERAL>(c, c.dv, c.dv_store, key_rows_out<GENERAL>(c, c.dv, out), key, 0, (int)c.d_v,
                                dv_scale<E>, dv);
-        store_rows<E, GENERAL>(c, c.dk, c.dk_vectorized, key_rows_out<GENERAL>(c, c.dk, out), key, 0, (int)c.d_qk,
-                               c.scale, dk);
+        store_rows<E, GENERAL>(c, c.dk, c.dk_store, key_rows_out<GENERAL>(c, c.dk, out), key, 0, (int)c.d_qk, c.scale,
+                               dk);
     }
 }
 

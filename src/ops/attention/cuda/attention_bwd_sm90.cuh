@@ -7,6 +7,7 @@
 #ifndef COT_ATTENTION_BWD_SM90_CUH
 #define COT_ATTENTION_BWD_SM90_CUH
 
+#include "attention_bwd_store.cuh"
 #include "attention_maps.h"
 #include "attention_scheduler.cuh"
 #include "attention_softcap.cuh"
@@ -332,55 +333,6 @@ static __device__ __forceinline__ uint32_t fragment_address(const unsigned char 
     const int lane = threadIdx.x % WARP, row = lane / 16 * 8 + lane % 8;
     const int unit = threadIdx.x % WARPGROUP / WARP * 2 + lane / 8 % 2;
     return cot_shared_address(tile) + row * 128 + (unit ^ lane % 8) * 16;
-}
-
-/* Rows of a gradient that a warpgroup stores: rows of [b][row][head], from `offset` (in elements) on. */
-struct attention_rows_out {
-    int64_t offset;
-    int rows, used; /* rows that exist; GENERAL: rows from `used` on get 0 (with `accumulate` they keep their
-                      * values), even where their accumulators hold NaN */
-};
-
-/* Stores 64 rows, columns [column, column + 2 N). `row` is the row of this thread's accumulators 4i and 4i + 1.
- * Accumulators 4i + 2 and 4i + 3 have `row` + 8. GENERAL: only the columns below `columns` exist. */
-template <typename E, bool GENERAL, int N>
-static __device__ __forceinline__ void store_rows(const attention_bwd_call &c, const attention_array &out,
-                                                  bool vectorized, const attention_rows_out &to, int row, int column,
-                                                  int columns, float scale, const float (&acc)[N])
-{
-    if (out.data == nullptr)
-        return;
-    const int64_t offset = to.offset + column;
-    if (vectorized) {
-#pragma unroll
-        for (int row_half = 0; row_half < 2; row_half++) {
-            const int lane_column = 8 * (threadIdx.x % 4);
-            E *data = (E *)out.data + offset + (row + 8 * row_half) * out.stride[1] + lane_column;
-#pragma unroll
-            for (int column_group = 0; column_group < N / 4; column_group += 4) {
-                uint32_t words[4];
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    const int e = 4 * (column_group + i) + 2 * row_half;
-                    words[i] = cot_pack_pair<E>(scale * acc[e], scale * acc[e + 1]);
-                }
-                const uint4 packed = cot_quad_transpose(words[0], words[1], words[2], words[3]);
-                if (row + 8 * row_half < to.rows && (!GENERAL || 8 * column_group + lane_column < columns))
-                    *(uint4 *)(data + 8 * column_group) =
-                        !GENERAL || row + 8 * row_half < to.used ? packed : make_uint4(0, 0, 0, 0);
-            }
-        }
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        const int row_i = row + 8 * (i / 2 % 2), column_i = 8 * (i / 4) + 2 * (threadIdx.x % 4) + i % 2;
-        if (row_i >= to.rows || (GENERAL && column_i >= columns))
-            continue;
-        const int64_t element = offset + row_i * out.stride[1] + column_i;
-        const float old = c.accumulate ? cot_load(out.data, out.dtype, element) : 0.0f;
-        cot_store(out.data, out.dtype, element, !GENERAL || row_i < to.used ? fmaf(scale, acc[i], old) : old);
-    }
 }
 
 /* The rows of dK or dV of this block's sequence and head. */

@@ -130,7 +130,8 @@ static attention_bwd_softcap backward_softcap(const attention_sizes *z)
 }
 
 /* The order of blocks and of their additions to dq: see work_of in attention_bwd_sm90.cuh. `descending_tiles`: the
- * blocks of sections with ascending keys take their tiles in descending order. `stores_dq`: the main kernel stores dq. */
+ * blocks of sections with ascending keys take their tiles in descending order. `stores_dq`: the main kernel stores dq,
+ * as 16-bit vectors. */
 typedef struct block_order {
     bool deterministic, descending_tiles, stores_dq;
     int32_t heads_per_section, first_ascending_section;
@@ -154,6 +155,15 @@ static bool is_nondeterministic_faster(const attention_sizes *z, int64_t columns
     if (causal)
         return blocks >= 128;
     return columns <= 128 && blocks >= (columns == 128 ? 32 : 64);
+}
+
+static int32_t store_of(const attention_problem *p, const cot_tensor *gradient)
+{
+    if (!attention_has_aligned_rows(gradient) || gradient->shape[gradient->rank - 1] % 8 != 0)
+        return ATTENTION_STORE_ELEMENTS;
+    if (gradient->dtype == COT_F32)
+        return ATTENTION_STORE_FLOATS;
+    return p->accumulate ? ATTENTION_STORE_ELEMENTS : ATTENTION_STORE_16_BIT;
 }
 
 /* Chosen by measurements on an H200 and an H100. docs/kernels/attention_bwd_order.md has tables of these branches and
@@ -182,7 +192,9 @@ static block_order block_order_of(const attention_problem *p, bool general, int6
             order.heads_per_section = long_heads ? 4 : 8;
         return order;
     }
-    block_order order = {.deterministic = true, .descending_tiles = causal, .stores_dq = columns == 64 && !grouped};
+    const bool vector_dq = store_of(p, &p->dq) == ATTENTION_STORE_16_BIT;
+    block_order order = {
+        .deterministic = true, .descending_tiles = causal, .stores_dq = columns == 64 && !grouped && vector_dq};
     if (!causal) {
         const int64_t short_heads = clusters         ? 8
                                     : columns == 128 ? cot_clamp(128 / blocks, 8, 16)
@@ -199,7 +211,7 @@ static block_order block_order_of(const attention_problem *p, bool general, int6
         const int64_t heads_per_section = cot_clamp(section_blocks / blocks, least, most);
         order.heads_per_section = (int32_t)heads_per_section;
         order.first_ascending_section = (int32_t)(cot_ceil_div(heads, heads_per_section) - 1);
-        order.stores_dq |= columns == 128 && !grouped && blocks <= 16;
+        order.stores_dq |= columns == 128 && !grouped && blocks <= 16 && vector_dq;
     }
     return order;
 }
@@ -258,9 +270,9 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             .stores_dq = order.stores_dq,
             .out_vectorized =
                 attention_is_vectorizable(&p->out) && attention_is_vectorizable(&p->dout) && z->d_v % 8 == 0,
-            .dq_vectorized = attention_is_vectorizable(&p->dq) && !p->accumulate && z->d_qk % 8 == 0,
-            .dk_vectorized = attention_is_vectorizable(&p->dk) && !p->accumulate && z->d_qk % 8 == 0,
-            .dv_vectorized = attention_is_vectorizable(&p->dv) && !p->accumulate && z->d_v % 8 == 0,
+            .dq_store = store_of(p, &p->dq),
+            .dk_store = store_of(p, &p->dk),
+            .dv_store = store_of(p, &p->dv),
             .scale = (float)z->scale,
             .scale_log2 = (float)((z->softcap > 0 ? z->softcap : z->scale) * 1.4426950408889634),
             .p_exponent = p_scaled ? ATTENTION_P_EXPONENT : 0,

@@ -110,6 +110,9 @@ typedef struct attention_bwd_softcap {
     float short_max_square, short_series[2], short_slope[2], long_max_square, long_series[3], long_slope[3];
 } attention_bwd_softcap;
 
+/* How a kernel stores a gradient: element by element, or with vectors of 16-bit elements (not accumulated) or of floats. */
+enum attention_store { ATTENTION_STORE_ELEMENTS, ATTENTION_STORE_16_BIT, ATTENTION_STORE_FLOATS };
+
 typedef struct attention_bwd_call {
     /* If seqlens is set (..._general and ..._softcap kernels), Tq, Tk, tiles_per_head and diagonal are not valid, and
      * key_blocks is an upper bound: the kernels read them from seqlens. */
@@ -123,13 +126,13 @@ typedef struct attention_bwd_call {
     int64_t left, right;    /* query i attends to keys i + diagonal - left .. i + diagonal + right */
     int32_t queries;        /* of a tile: ATTENTION_BWD_QUERIES */
     int32_t causal, deterministic, accumulate;
-    int32_t heads_per_section;       /* key-value heads whose blocks are interleaved */
-    int32_t first_ascending_section; /* sections from this one on have blocks of ascending keys */
-    int32_t descending_tiles;        /* blocks of those sections take their tiles in descending order */
-    int32_t stores_dq;               /* the main kernel stores dq: no kernel after it does */
-    int32_t out_vectorized;          /* rows of out and dout are 16-bit elements at multiples of 16 bytes */
-    int32_t dq_vectorized, dk_vectorized, dv_vectorized; /* the same, and not accumulated */
-    float scale, scale_log2;                             /* scale_log2: scale or softcap, times log2(e) */
+    int32_t heads_per_section;            /* key-value heads whose blocks are interleaved */
+    int32_t first_ascending_section;      /* sections from this one on have blocks of ascending keys */
+    int32_t descending_tiles;             /* blocks of those sections take their tiles in descending order */
+    int32_t stores_dq;                    /* the main kernel stores dq: no kernel after it does */
+    int32_t out_vectorized;               /* rows of out and dout are 16-bit elements at multiples of 16 bytes */
+    int32_t dq_store, dk_store, dv_store; /* attention_store */
+    float scale, scale_log2;              /* scale_log2: scale or softcap, times log2(e) */
     float p_exponent,
         dp_scale; /* P is 2^p_exponent times as large, dP dp_scale times; 0 and 1 if they are not scaled */
     attention_bwd_softcap cap;
