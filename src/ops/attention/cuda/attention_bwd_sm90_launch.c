@@ -196,9 +196,10 @@ static block_order block_order_of(const attention_problem *p, bool general, int6
     block_order order = {
         .deterministic = true, .descending_tiles = causal, .stores_dq = columns == 64 && !grouped && vector_dq};
     if (!causal) {
-        const int64_t short_heads = clusters         ? 8
-                                    : columns == 128 ? cot_clamp(128 / blocks, 8, 16)
-                                                     : cot_clamp(512 / blocks, 4, 32);
+        const int64_t short_heads = clusters        ? 8
+                                    : columns == 64 ? cot_clamp(512 / blocks, 4, 32)
+                                    : blocks >= 128 ? cot_clamp(512 / blocks, 2, 4)
+                                                    : cot_clamp(128 / blocks, 8, 16);
         order.heads_per_section = long_heads ? 1 : (int32_t)short_heads;
         order.first_ascending_section = INT32_MAX;
     } else if (long_heads) {
