@@ -58,23 +58,23 @@ class TorchOps:
         u = F.linear(flat, phi * gamma.flatten()) * inv_rms
         z_pre, z_post, z_res = (a * part + b for a, part, b in
                                 zip(alpha, u.split([n, n, n * n], -1), bias.split([n, n, n * n])))  # fmt: skip
-        A = torch.softmax(z_res.unflatten(-1, (n, n)), -1) + 1e-6
-        A = A / (A.sum(-2, keepdim=True) + 1e-6)
+        h_res = torch.softmax(z_res.unflatten(-1, (n, n)), -1) + 1e-6
+        h_res = h_res / (h_res.sum(-2, keepdim=True) + 1e-6)
         for _ in range(19):
-            A = A / (A.sum(-1, keepdim=True) + 1e-6)
-            A = A / (A.sum(-2, keepdim=True) + 1e-6)
+            h_res = h_res / (h_res.sum(-1, keepdim=True) + 1e-6)
+            h_res = h_res / (h_res.sum(-2, keepdim=True) + 1e-6)
         h_in = torch.einsum("btn,btnd->btd", torch.sigmoid(z_pre) + 1e-6, x.float())
-        return h_in.to(x.dtype), 2 * torch.sigmoid(z_post), A
+        return h_in.to(x.dtype), 2 * torch.sigmoid(z_post), h_res
 
     @staticmethod
-    def post(x, f, h_post, A):
-        mixed = torch.einsum("btio,btid->btod", A, x.float()) + h_post[..., None] * f[:, :, None].float()
+    def post(x, f, h_post, h_res):
+        mixed = torch.einsum("btio,btid->btod", h_res, x.float()) + h_post[..., None] * f[:, :, None].float()
         return mixed.to(x.dtype)
 
     @classmethod
-    def seam(cls, x, f, h_post, A, *parameters):
-        """post of a layer and pre of the next: (streams, h_in, h_post, A)."""
-        streams = cls.post(x, f, h_post, A)
+    def post_pre(cls, x, f, h_post, h_res, *parameters):
+        """post of a layer and pre of the next: (streams, h_in, h_post, h_res)."""
+        streams = cls.post(x, f, h_post, h_res)
         return streams, *cls.pre(streams, *parameters)
 
 
@@ -93,7 +93,7 @@ class CotangentOps:
 
     pre = staticmethod(cotangent.mhc_pre)
     post = staticmethod(cotangent.mhc_post)
-    seam = staticmethod(cotangent.mhc_seam)
+    post_pre = staticmethod(cotangent.mhc_post_pre)
 
 
 class ContextParallelOps(CotangentOps):
@@ -154,7 +154,7 @@ class Attention(nn.Module):
 class Layer(nn.Module):
     """streams -> pre -> norm -> mixer -> dropout(+ bias) -> post -> streams
 
-    Post of a layer and pre of the next are one op, seam. So a layer returns the arguments of its post, and begins with
+    Post of a layer and pre of the next are one op, post_pre. So a layer returns the arguments of its post, and begins with
     the post of the layer before. cotangent.HyperConnection would always run cotangent's ops. This layer takes the ops as
     an argument, so that both kinds of ops run the same model."""
 
@@ -170,15 +170,15 @@ class Layer(nn.Module):
         self.gamma = nn.Parameter(torch.ones(n, D))
 
     def forward(self, streams, *before):
-        """before: f, h_post and A of the previous layer, whose post has not run yet: streams are then the streams
+        """before: f, h_post and h_res of the previous layer, whose post has not run yet: streams are then the streams
         before the previous layer. The first layer has no previous layer."""
         parameters = self.phi, self.alpha, self.coefficients, self.gamma
         if before:
-            streams, h, h_post, A = self.ops.seam(streams, *before, *parameters)
+            streams, h, h_post, h_res = self.ops.post_pre(streams, *before, *parameters)
         else:
-            h, h_post, A = self.ops.pre(streams, *parameters)
+            h, h_post, h_res = self.ops.pre(streams, *parameters)
         h = self.ops.dropout(self.mixer(self.norm(h)), self.p, self.training, self.bias)
-        return streams, h.to(streams.dtype), h_post, A
+        return streams, h.to(streams.dtype), h_post, h_res
 
 
 class Model(nn.Module):

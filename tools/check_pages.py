@@ -5,8 +5,9 @@
     tools/check_pages.py [ROOT]
 
 A relative link must lead to a file or folder of the repository, and its #anchor to a heading. The README has at most 5000
-bytes, src/ops/*/README.md 150 lines, docs/kernels/*.md 200 lines. A sentence has at most 35 words; code,
-tables and headings are left out. docs/README.md links every page of docs/guide and docs/kernels. docs/guide/c.md and
+bytes, src/ops/*/README.md 150 lines, docs/kernels/*.md 200 lines. A sentence has at most 35 words. A colon ends no
+sentence. In a table, semicolons separate the entries of a cell, each with at most 35 words. Code and headings are left
+out. docs/README.md links every page of docs/guide and docs/kernels. docs/guide/c.md and
 docs/guide/context_parallel_c.md quote their examples word for word.
 """
 import pathlib
@@ -54,12 +55,14 @@ def broken_links(root, path):
 
 
 def long_sentences(path):
-    text = re.sub(r"`[^`]*`", "code", without_code(path.read_text()))
-    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
-    for block in re.split(r"\n\s*\n|\n(?=#)|\n\s*(?=[-*] |\d+\. )", text):
-        if block.startswith("#"):
-            block = block.partition("\n")[2]
-        for sentence in re.split(r"(?<=[.!?:])\s+", " ".join(block.split())):
+    def plain(text):
+        return re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]*`", "code", text))
+    blocks = re.split(r"\n\s*\n|\n(?=#)|\n\s*(?=[-*] |\d+\. )", plain(without_code(path.read_text())))
+    blocks = [block.partition("\n")[2] if block.startswith("#") else block for block in blocks]
+    rows = [line for line in path.read_text().split("\n") if line.lstrip().startswith("|")]
+    blocks += [entry for row in rows for entry in re.split("[|;]", plain(row))]
+    for block in blocks:
+        for sentence in re.split(r"(?<=[.!?])\s+", " ".join(block.split())):
             words = [word for word in sentence.split() if re.search(r"\w", word)]
             if len(words) > LONGEST_SENTENCE:
                 yield f"{len(words)} words: {sentence}"

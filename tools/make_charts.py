@@ -142,7 +142,7 @@ def case_name(row):
     """dtype, shape, layout and options, as short as they are clear."""
     layout = {"channel-first": "ch-first", "channel-last": "ch-last"}.get(row["layout"], "")
     options = [word for word in row["options"].removesuffix("+nondeterministic").replace(" p=0.1", "").replace(" ", "+").split("+")
-               if not word.startswith(("w=", "phi~1/nD", "A[")) and word not in ("bias", "none", "residual", "full", "dh_res")]
+               if not word.startswith(("w=", "phi~1/nD", "h_res[")) and word not in ("bias", "none", "residual", "full", "dh_res_logits")]
     return " ".join(filter(None, [row["dtype"], row["shape"].removeprefix("B1 ") if row["op"].startswith("mhc") else row["shape"],
                                   layout, *options]))
 

@@ -36,7 +36,7 @@ NAVIGATION = [
                ("Context parallelism in PyTorch", "docs/guide/context_parallel_pytorch.md"),
                ("Ring attention by hand", "docs/guide/ring_attention_by_hand.md"),
                ("Installing and packaging", "docs/guide/install.md"),
-               ("Reproducibility", "docs/guide/reproducibility.md"), ("Errors", "docs/guide/errors.md")]),
+               ("Accuracy", "docs/guide/accuracy.md"), ("Reproducibility", "docs/guide/reproducibility.md"), ("Errors", "docs/guide/errors.md")]),
     ("Benchmarks", "docs/benchmarks"),
     ("Ops", "src/ops"),
     ("Kernels", "docs/kernels"),

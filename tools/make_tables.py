@@ -502,8 +502,8 @@ seconds of load. *Burst* is one call on an idle GPU. The line in a picture is th
 
 *generated*: the kernel generates the mask from the seed. *mask*: the mask is in memory, with one byte for each element. *mask_bits*:
 with one bit for each element. Peers are the same formula in PyTorch, eager and through `torch.compile`."""),
-    "mhc": ("mhc_pre, mhc_sinkhorn, mhc_post, mhc_seam", ["mhc_pre", "mhc_sinkhorn", "mhc_post", "mhc_seam"],
-            MEMORY_BOUND.replace("This op is", "mhc_pre, mhc_post and mhc_seam are") + CYCLES + """
+    "mhc": ("mhc_pre, mhc_sinkhorn, mhc_post, mhc_post_pre", ["mhc_pre", "mhc_sinkhorn", "mhc_post", "mhc_post_pre"],
+            MEMORY_BOUND.replace("This op is", "mhc_pre, mhc_post and mhc_post_pre are") + CYCLES + """
 
 mhc_pre multiplies x by phi. With many streams or small D, it is compute-bound.
 
@@ -559,8 +559,8 @@ device and op, and draws the pictures.
 | max error, mean error | largest and mean absolute error of the elements |
 | elements with error > 1, < 0.1 | how many elements have an absolute error above 1, below 0.1 (not in ulp) |
 
-Case names are those of the headers: B batch, T length (of queries / of keys), D channels, H heads (of queries / of keys), d head
-dimension (of keys / of values), K filter width, n streams, R rows.
+Case names are those of the headers: B batch, T length, D channels, H heads, d head dimension, K filter width, n streams, R rows. In
+attention, T and H may have two numbers (queries / keys), and so may d (keys / values).
 
 A commit that ends in *+* had uncommitted changes.
 
@@ -580,8 +580,8 @@ A commit that ends in *+* had uncommitted changes.
 | generated, mask, mask_bits | the mask is generated from the seed; or it is in memory, with one byte or one bit for each element |
 | phi~1/nD, phi~1 | variance of the elements of phi |
 | sinkhorn | mhc_pre computes A too |
-| dh_res, dx_post | the backward has this optional input |
-| A[in,out], A[out,in] | layout of A in mhc_post |
+| dh_res_logits, dx_post | the backward has this optional input |
+| h_res[in,out], h_res[out,in] | layout of h_res in mhc_post |
 | iterations=N | iterations of mhc_sinkhorn |
 
 ## How to reproduce
@@ -872,6 +872,9 @@ same initial weights. *Spread* is the largest minus the smallest loss of the see
 GRADIENTS = """[compare_gradients.py](../../tools/peers/compare_gradients.py) compares the gradient of each parameter of gpt2-124m with
 float64. *Ratio* is the error of cotangent divided by the error of PyTorch in the same dtype. *Of* names the parameter that has the
 largest ratio."""
+ERRORS = """Errors of cotangent and of PyTorch against float64, by [accuracy.py](../../tools/peers/accuracy.py), which has the formulas of
+PyTorch. An error is the norm of (result - exact) divided by the norm of exact. *Rounding alone* is the error of the exact result,
+rounded to the output's dtype. Gradients are those of random gradients of the outputs."""
 PEAK = 989e12
 LAYERS, WIDTH, VOCABULARY = 12, 768, 50304  # of gpt2-124m
 
@@ -955,6 +958,54 @@ def training_gpus_rows(results, device):
                        ("validation loss", lambda row: f"{row['validation_loss']:.5f}")], rows), ""]
 
 
+def scientific(key):
+    """An error as 2.9e-8."""
+    return lambda row: re.sub("e([-+])0", r"e\1", f"{row[key]:.1e}") if row[key] else "0"
+
+
+def errors_page(results):
+    """docs/benchmarks/accuracy.md, of tools/peers/accuracy.py's rows."""
+    lines = [GENERATED, "", "# Benchmarks: accuracy", "", "[What the figures mean](../guide/accuracy.md)", "", ERRORS, ""]
+    for device in devices(results):
+        if ("accuracy", device) in results:
+            source, rows = results["accuracy", device]
+            lines += [f"## {device}", "", f"{measured_note(rows)[:-1]}: {record_link(source)}. {rows[0]['peer']}.", ""]
+            for case in dict.fromkeys((row["of"], row["case"]) for row in rows):
+                lines += [f"{case[0]}, {case[1]}:", "", *markdown([
+                    ("dtype", lambda row: row["dtype"]), ("output", lambda row: f"`{row['output']}`"), ("rounding alone", scientific("rounding")),
+                    ("cotangent", scientific("error")), ("PyTorch", scientific("peer_error"))],
+                    [row for row in rows if (row["of"], row["case"]) == case])]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def errors_summary(results):
+    """The largest error of the outputs and of the gradients, for each op and dtype of the newest record."""
+    source, rows = max((found for (op, _), found in results.items() if op == "accuracy"), key=lambda found: found[0])
+    lines = []
+    for case in dict.fromkeys((row["of"], row["case"], row["dtype"]) for row in rows):
+        parts = [row for row in rows if (row["of"], row["case"], row["dtype"]) == case]
+        gradients = [row for row in parts if row["output"].startswith("d")]
+        outputs = [row for row in parts if row not in gradients]
+        lines.append({"of": case[0], "dtype": case[2]} | {
+            f"{key}_{part}": max(row[key] for row in some) for part, some in (("outputs", outputs), ("gradients", gradients))
+            for key in ("rounding", "error", "peer_error")})
+    columns = [("op", lambda row: row["of"]), ("dtype", lambda row: row["dtype"])]
+    for part in "outputs", "gradients":
+        columns += [(f"{part}: rounding alone", scientific("rounding_" + part)), ("cotangent", scientific("error_" + part)),
+                    ("PyTorch", scientific("peer_error_" + part))]
+    return "\n".join([f"{rows[0]['device']}, {measured_note(rows)[:-1]}, {rows[0]['peer']}:", "",
+                      *markdown(columns, sorted(lines, key=lambda row: OPS.index(row["of"])))])
+
+
+def gradients_summary(results):
+    """The gradients of a whole model, of the newest record."""
+    _, rows = max((found for (op, _), found in results.items() if op == "training_gradients"), key=lambda found: found[0])
+    return "\n".join([f"{rows[0]['model']}, {rows[0]['device']}, {measured_note(rows)[:-1]}, {rows[0]['peer']}:", "", *markdown([
+        ("dtype", lambda row: row["dtype"]), column("parameters", "parameters", "d"), ("error of cotangent", scientific("error")),
+        ("error of PyTorch", scientific("peer_error")), column("ratio", "ratio", ".3f"), ("of", lambda row: f"`{row['parameter']}`"),
+        column("median of the ratios", "median", ".3f")], rows)])
+
+
 def training_page(results):
     """docs/benchmarks/training.md."""
     lines = [GENERATED, "", "# Training in C (train_lm) against PyTorch", "", TRAINING, ""]
@@ -970,6 +1021,7 @@ def training_page(results):
 OTHER_PAGES = {
     "transformers": ("transformers", "models of transformers", models_page),
     "attention_options": ("attention_options", "attention by option", attention_options_page),
+    "accuracy": ("accuracy", "accuracy", errors_page),
     "training": ("training", "training in C (train_lm) against PyTorch", training_page),
     "parallel": ("parallel_attention", "context parallelism", parallel_page),
     "install": ("install", "installing", install_page),
@@ -1042,7 +1094,8 @@ def index(results, peers):
 # ---- the README's table
 
 
-# Cases of each op on the newest H200 record: op, words of the case for the reader, dtype, layout, shape, words of the options.
+# Cases of each op on the newest H200 record: op, words of the case for the reader, dtype, layout, shape, words of the
+# options.
 FRONT = [
     ("attention", "d=128 causal T=8192", "bf16", "bthd", "B2 H16/16 T8192/8192 d128/128", "causal"),
     ("attention", "d=128 full T=8192", "bf16", "bthd", "B2 H16/16 T8192/8192 d128/128", "full"),
@@ -1145,6 +1198,10 @@ def table(name, results, peers, directory):
         return front(results, peers)
     if name in OTHER_PAGES:
         return OTHER_PAGES[name][2](results)
+    if name == "errors":
+        return errors_summary(results)
+    if name == "gradients":
+        return gradients_summary(results)
     if name == "train_lm":
         return trained(directory)
     if name in SEEDS or name == "shared_memory":
@@ -1169,7 +1226,8 @@ def main():
     texts = {pages / f"{name}.md": page(name, results, peers, options.results) for name in measured(results)}
     texts |= {pages / f"{name}.md": write(results) for name, (op, _, write) in OTHER_PAGES.items() if has_records(op, results)}
     texts[pages / "README.md"] = index(results, peers)
-    for path in (ROOT / "README.md", ROOT / "docs/original_specifications.md", ROOT / "examples/train_lm/README.md"):
+    for path in (ROOT / "README.md", ROOT / "docs/original_specifications.md", ROOT / "docs/guide/accuracy.md",
+                 ROOT / "examples/train_lm/README.md"):
         texts[path] = MARKERS.sub(lambda m: m[1] + table(m[2], results, peers, options.results) + m[3], path.read_text())
     stale = [path for path, text in texts.items() if not path.exists() or path.read_text() != text]
     names = ", ".join(str(path.relative_to(ROOT)) for path in stale)

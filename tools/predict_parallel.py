@@ -143,10 +143,10 @@ def tables():
                 lambda direction: local(rates, direction, T, ranks), lambda direction: single(rates, direction, T)))  # noqa: B023
             cells.append(f"{group / alone:.2f}")
         lines.append(f"| {ranks} | " + " | ".join(cells) + " |")
-    assumed = "; ".join(f"{name}: {1e-9 * bandwidth:.0f} GB/s each way, {100 * reached:.0f} % of it, {1e6 * message:.0f} us a message"
-                        for name, _, bandwidth, reached, message in SYSTEMS[1:])  # fmt: skip
-    return [*lines, "", f"Assumed: {assumed}; {1e6 * CALL:.0f} us of launches a call of libcotangent; {1e6 * AGREEMENT:.0f} us for the "
-            "comparison of arguments.", ""]  # fmt: skip
+    assumed = [f"- {name}: {1e-9 * bandwidth:.0f} GB/s each way, {100 * reached:.0f} % of it, {1e6 * message:.0f} us a message"
+               for name, _, bandwidth, reached, message in SYSTEMS[1:]]  # fmt: skip
+    return [*lines, "", "Assumed:", "", *assumed, f"- all: {1e6 * CALL:.0f} us of launches a call of libcotangent, and "
+            f"{1e6 * AGREEMENT:.0f} us for the comparison of arguments", ""]  # fmt: skip
 
 
 if __name__ == "__main__":

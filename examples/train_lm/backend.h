@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * backend.h: where a model computes. The model code (model.c, mixer_block.c, stem.c, hyper_connection.c) contains the
- * order of the operations. It calls the ops of the library on the backend's queue, and everything else through the table
- * `op`. There are two backends: backend_cpu.c, and cuda/backend_cuda.c for GPUs.
+ * order of the operations. It calls the ops of the library on the backend's queue, and everything else through the
+ * table `op`. There are two backends: backend_cpu.c, and cuda/backend_cuda.c for GPUs.
  *
  * Memory of a model is an address (void *) of the backend. Only the backend loads and stores elements. Arrays are
  * row-major; a row is a token. An operation that fails stores its status in `status`, and later operations have
@@ -67,8 +67,8 @@ typedef struct backend_operations {
     void (*spread)(backend *b, int64_t rows, int64_t streams, int64_t width, const void *x, void *out);
     void (*collect)(backend *b, int64_t rows, int64_t streams, int64_t width, const void *in, void *x);
 
-    /* Adds to the loss: the sum over the rows first .. first + rows - 1 of -log softmax(logits)[target] / mean_rows. With
-     * `gradient`, the logits become the gradient of that sum, in place. */
+    /* Adds to the loss: the sum over the rows first .. first + rows - 1 of -log softmax(logits)[target] / mean_rows.
+     * With `gradient`, the logits become the gradient of that sum, in place. */
     void (*cross_entropy)(backend *b, int64_t first, int64_t rows, int64_t mean_rows, int64_t classes,
                           const void *targets, void *logits, void *row_loss, bool gradient);
 
@@ -76,8 +76,8 @@ typedef struct backend_operations {
     int64_t (*scratch_bytes)(const backend *b, int64_t rows, int64_t width);
 
     /* A step: load copies the tokens of `micro_batches` micro-batches, each of `rows` rows, and fills `batches`. run
-     * executes enqueue(context), which calls begin, the model's functions and update; on a GPU from the second step on as
-     * a CUDA graph. begin sets the loss to 0. update applies AdamW with the rate and the number of `step_rate` and
+     * executes enqueue(context), which calls begin, the model's functions and update; on a GPU from the second step on
+     * as a CUDA graph. begin sets the loss to 0. update applies AdamW with the rate and the number of `step_rate` and
      * `step`. read_loss waits for the result. */
     void (*load)(backend *b, int64_t rows, int64_t micro_batches, const int32_t *inputs, const int32_t *targets,
                  token_batch *batches);
@@ -99,7 +99,7 @@ struct backend {
     bool recompute;          /* blocks store only their input, and the backward runs their forward again */
     bool always_accumulates; /* gradients of parameters are zeroed by `begin` and always added to */
     bool accumulate;         /* += instead of = for the gradients of parameters */
-    cot_tensor step_offset;  /* i32 [2] in the backend's memory, for dropout's offset_memory; absent: the offset of a
+    cot_tensor step_offset;  /* i32 [2] in the backend's memory, for dropout's offset_tensor; absent: the offset of a
                                * block is complete */
     double step_rate;        /* learning rate of the current step */
     int64_t step;            /* its number, from 1 */

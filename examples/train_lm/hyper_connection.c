@@ -30,7 +30,7 @@ void hyper_register(hyper_connection *hyper, parameter_table *table, hyper_sizes
 
 void hyper_initialise(hyper_connection *hyper, hyper_sizes sizes, uint64_t seed)
 {
-    static const double off_diagonal = -8; /* value of A's logits */
+    static const double off_diagonal = -8; /* value of h_res's logits */
     const int64_t n = sizes.streams;
     parameter_randomise(hyper->phi, seed, 1 / sqrt((double)(n * sizes.width)));
     parameter_fill(hyper->alpha, (real)0.01);
@@ -50,17 +50,18 @@ bool hyper_saved_allocate(hyper_saved *saved, hyper_sizes sizes, backend *b, int
         .f = b->op->allocate(b, rows * sizes.width, b->dtype),
         .h_pre = b->op->allocate(b, rows * sizes.streams, b->wide),
         .h_post = b->op->allocate(b, rows * sizes.streams, b->wide),
-        .A = b->op->allocate(b, rows * sizes.streams * sizes.streams, b->wide),
+        .h_res = b->op->allocate(b, rows * sizes.streams * sizes.streams, b->wide),
         .inv_rms = b->op->allocate(b, rows, b->wide),
         .h_mix = b->op->allocate(b, rows * coefficient_count(sizes), b->wide),
     };
-    return saved->x != NULL && saved->f != NULL && saved->h_pre != NULL && saved->h_post != NULL && saved->A != NULL &&
-           saved->inv_rms != NULL && saved->h_mix != NULL;
+    return saved->x != NULL && saved->f != NULL && saved->h_pre != NULL && saved->h_post != NULL &&
+           saved->h_res != NULL && saved->inv_rms != NULL && saved->h_mix != NULL;
 }
 
 void hyper_saved_free(hyper_saved *saved, backend *b)
 {
-    void *const arrays[] = {saved->x, saved->f, saved->h_pre, saved->h_post, saved->A, saved->inv_rms, saved->h_mix};
+    void *const arrays[] = {saved->x,     saved->f,       saved->h_pre, saved->h_post,
+                            saved->h_res, saved->inv_rms, saved->h_mix};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         b->op->release(b, arrays[i]);
     *saved = (hyper_saved){0};
@@ -73,11 +74,11 @@ bool hyper_scratch_allocate(hyper_scratch *scratch, hyper_sizes sizes, backend *
         scratch->gradients[k] = (hyper_gradients){
             .dx_post = b->op->allocate(b, rows * sizes.streams * sizes.width, b->dtype),
             .dh_post = b->op->allocate(b, rows * sizes.streams, b->wide),
-            .dA = b->op->allocate(b, rows * sizes.streams * sizes.streams, b->wide),
+            .dh_res = b->op->allocate(b, rows * sizes.streams * sizes.streams, b->wide),
             .df = b->op->allocate(b, rows * sizes.width, b->dtype),
         };
         const hyper_gradients *g = &scratch->gradients[k];
-        complete = complete && g->dx_post != NULL && g->dh_post != NULL && g->dA != NULL && g->df != NULL;
+        complete = complete && g->dx_post != NULL && g->dh_post != NULL && g->dh_res != NULL && g->df != NULL;
     }
     return complete;
 }
@@ -87,7 +88,7 @@ void hyper_scratch_free(hyper_scratch *scratch, backend *b)
     for (int k = 0; k < 2; k++) {
         b->op->release(b, scratch->gradients[k].dx_post);
         b->op->release(b, scratch->gradients[k].dh_post);
-        b->op->release(b, scratch->gradients[k].dA);
+        b->op->release(b, scratch->gradients[k].dh_res);
         b->op->release(b, scratch->gradients[k].df);
     }
     *scratch = (hyper_scratch){0};
@@ -162,7 +163,7 @@ cot_status hyper_pre(const hyper_connection *hyper, hyper_sizes sizes, backend *
     args.h_in = layer_tensor(b, sizes, rows, h_in);
     args.h_pre = vector_tensor(b, rows, sizes.streams, saved->h_pre);
     args.h_post = vector_tensor(b, rows, sizes.streams, saved->h_post);
-    args.A = matrix_tensor(b, sizes, rows, saved->A);
+    args.h_res = matrix_tensor(b, sizes, rows, saved->h_res);
     args.inv_rms = scalar_tensor(b, rows, saved->inv_rms);
     args.h_mix = vector_tensor(b, rows, coefficient_count(sizes), saved->h_mix);
     return TIMED(OP_MHC_PRE_FORWARD, bytes_of(b, sizes, rows, sizes.streams + 1), cot_mhc_pre_forward(b->queue, &args));
@@ -175,21 +176,21 @@ cot_status hyper_post(hyper_sizes sizes, backend *b, int64_t rows, hyper_saved *
     args.x = streams_tensor(b, sizes, rows, saved->x);
     args.f = layer_tensor(b, sizes, rows, saved->f);
     args.h_post = vector_tensor(b, rows, sizes.streams, saved->h_post);
-    args.A = matrix_tensor(b, sizes, rows, saved->A);
+    args.h_res = matrix_tensor(b, sizes, rows, saved->h_res);
     args.y = streams_tensor(b, sizes, rows, next);
     return TIMED(OP_MHC_POST_FORWARD, bytes_of(b, sizes, rows, 2 * sizes.streams + 1),
                  cot_mhc_post_forward(b->queue, &args));
 }
 
-cot_status hyper_seam(const hyper_connection *hyper, hyper_sizes sizes, backend *b, int64_t rows, hyper_saved *saved,
-                      hyper_saved *next, void *h_in)
+cot_status hyper_post_pre(const hyper_connection *hyper, hyper_sizes sizes, backend *b, int64_t rows,
+                          hyper_saved *saved, hyper_saved *next, void *h_in)
 {
-    cot_mhc_seam_forward_args args;
-    COT_MHC_SEAM_FORWARD_INIT(&args);
+    cot_mhc_post_pre_forward_args args;
+    COT_MHC_POST_PRE_FORWARD_INIT(&args);
     args.x = streams_tensor(b, sizes, rows, saved->x);
     args.f = layer_tensor(b, sizes, rows, saved->f);
     args.h_post = vector_tensor(b, rows, sizes.streams, saved->h_post);
-    args.A = matrix_tensor(b, sizes, rows, saved->A);
+    args.h_res = matrix_tensor(b, sizes, rows, saved->h_res);
     args.phi = value_tensor(b, hyper->phi);
     args.alpha = value_tensor(b, hyper->alpha);
     args.bias = value_tensor(b, hyper->bias);
@@ -198,11 +199,11 @@ cot_status hyper_seam(const hyper_connection *hyper, hyper_sizes sizes, backend 
     args.h_in = layer_tensor(b, sizes, rows, h_in);
     args.h_pre = vector_tensor(b, rows, sizes.streams, next->h_pre);
     args.next_h_post = vector_tensor(b, rows, sizes.streams, next->h_post);
-    args.next_A = matrix_tensor(b, sizes, rows, next->A);
+    args.next_h_res = matrix_tensor(b, sizes, rows, next->h_res);
     args.inv_rms = scalar_tensor(b, rows, next->inv_rms);
     args.h_mix = vector_tensor(b, rows, coefficient_count(sizes), next->h_mix);
-    return TIMED(OP_MHC_SEAM_FORWARD, bytes_of(b, sizes, rows, 2 * sizes.streams + 2),
-                 cot_mhc_seam_forward(b->queue, &args));
+    return TIMED(OP_MHC_POST_PRE_FORWARD, bytes_of(b, sizes, rows, 2 * sizes.streams + 2),
+                 cot_mhc_post_pre_forward(b->queue, &args));
 }
 
 cot_status hyper_post_backward(hyper_sizes sizes, backend *b, int64_t rows, const hyper_saved *saved,
@@ -213,27 +214,27 @@ cot_status hyper_post_backward(hyper_sizes sizes, backend *b, int64_t rows, cons
     args.x = streams_tensor(b, sizes, rows, saved->x);
     args.f = layer_tensor(b, sizes, rows, saved->f);
     args.h_post = vector_tensor(b, rows, sizes.streams, saved->h_post);
-    args.A = matrix_tensor(b, sizes, rows, saved->A);
+    args.h_res = matrix_tensor(b, sizes, rows, saved->h_res);
     args.dy = streams_tensor(b, sizes, rows, dnext);
     args.dx = streams_tensor(b, sizes, rows, gradients->dx_post);
     args.df = layer_tensor(b, sizes, rows, gradients->df);
     args.dh_post = vector_tensor(b, rows, sizes.streams, gradients->dh_post);
-    args.dA = matrix_tensor(b, sizes, rows, gradients->dA);
+    args.dh_res = matrix_tensor(b, sizes, rows, gradients->dh_res);
     return TIMED(OP_MHC_POST_BACKWARD, bytes_of(b, sizes, rows, 3 * sizes.streams + 2),
                  cot_mhc_post_backward(b->queue, &args));
 }
 
-cot_status hyper_seam_backward(const hyper_connection *hyper, hyper_sizes sizes, backend *b, int64_t rows,
-                               const hyper_saved *saved, const hyper_saved *next, const hyper_gradients *next_gradients,
-                               const hyper_gradients *gradients)
+cot_status hyper_post_pre_backward(const hyper_connection *hyper, hyper_sizes sizes, backend *b, int64_t rows,
+                                   const hyper_saved *saved, const hyper_saved *next,
+                                   const hyper_gradients *next_gradients, const hyper_gradients *gradients)
 {
-    cot_mhc_seam_backward_args args;
-    COT_MHC_SEAM_BACKWARD_INIT(&args);
+    cot_mhc_post_pre_backward_args args;
+    COT_MHC_POST_PRE_BACKWARD_INIT(&args);
     args.accumulate = b->accumulate;
     args.x = streams_tensor(b, sizes, rows, saved->x);
     args.f = layer_tensor(b, sizes, rows, saved->f);
     args.h_post = vector_tensor(b, rows, sizes.streams, saved->h_post);
-    args.A = matrix_tensor(b, sizes, rows, saved->A);
+    args.h_res = matrix_tensor(b, sizes, rows, saved->h_res);
     args.phi = value_tensor(b, hyper->phi);
     args.alpha = value_tensor(b, hyper->alpha);
     args.bias = value_tensor(b, hyper->bias);
@@ -246,18 +247,18 @@ cot_status hyper_seam_backward(const hyper_connection *hyper, hyper_sizes sizes,
         args.y = streams_tensor(b, sizes, rows, next->x);
     args.dh_in = layer_tensor(b, sizes, rows, next_gradients->df);
     args.dnext_h_post = vector_tensor(b, rows, sizes.streams, next_gradients->dh_post);
-    args.dnext_A = matrix_tensor(b, sizes, rows, next_gradients->dA);
+    args.dnext_h_res = matrix_tensor(b, sizes, rows, next_gradients->dh_res);
     args.dy = streams_tensor(b, sizes, rows, next_gradients->dx_post);
     args.dx = streams_tensor(b, sizes, rows, gradients->dx_post);
     args.df = layer_tensor(b, sizes, rows, gradients->df);
     args.dh_post = vector_tensor(b, rows, sizes.streams, gradients->dh_post);
-    args.dA = matrix_tensor(b, sizes, rows, gradients->dA);
+    args.dh_res = matrix_tensor(b, sizes, rows, gradients->dh_res);
     args.dphi = gradient_tensor(b, hyper->phi);
     args.dalpha = gradient_tensor(b, hyper->alpha);
     args.dbias = gradient_tensor(b, hyper->bias);
     args.dgamma = gradient_tensor(b, hyper->gamma);
-    return TIMED(OP_MHC_SEAM_BACKWARD, bytes_of(b, sizes, rows, 3 * sizes.streams + 3),
-                 cot_mhc_seam_backward(b->queue, &args));
+    return TIMED(OP_MHC_POST_PRE_BACKWARD, bytes_of(b, sizes, rows, 3 * sizes.streams + 3),
+                 cot_mhc_post_pre_backward(b->queue, &args));
 }
 
 cot_status hyper_pre_backward(const hyper_connection *hyper, hyper_sizes sizes, backend *b, int64_t rows,
@@ -277,7 +278,7 @@ cot_status hyper_pre_backward(const hyper_connection *hyper, hyper_sizes sizes, 
     args.h_post = vector_tensor(b, rows, sizes.streams, saved->h_post);
     args.dh_in = layer_tensor(b, sizes, rows, gradients->df);
     args.dh_post = vector_tensor(b, rows, sizes.streams, gradients->dh_post);
-    args.dA = matrix_tensor(b, sizes, rows, gradients->dA);
+    args.dh_res = matrix_tensor(b, sizes, rows, gradients->dh_res);
     args.dx_post = streams_tensor(b, sizes, rows, gradients->dx_post);
     args.dx = streams_tensor(b, sizes, rows, dx);
     args.dphi = gradient_tensor(b, hyper->phi);

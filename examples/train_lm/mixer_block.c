@@ -312,7 +312,7 @@ static cot_tensor lse_tensor(const backend *b, block_sizes sizes, void *data, in
     return cot_tensor_contiguous(data, b->wide, 3, (int64_t[]){batch, mixer_block_query_heads(sizes), time});
 }
 
-/* Two products for each pair of a query and a key that it sees. */
+/* Two products for each pair of a query and a key that it attends to. */
 static double attention_flops(block_sizes sizes, int64_t batch, int64_t time)
 {
     return 4 * (double)batch * (double)sizes.inner * (double)time * (double)(time + 1) / 2;
@@ -398,7 +398,7 @@ static cot_status add_residual(block_sizes sizes, backend *b, int64_t rows, cons
     args.p = saved->drop.p;
     args.seed = saved->drop.seed;
     args.offset = saved->drop.offset;
-    args.offset_memory = b->step_offset;
+    args.offset_tensor = b->step_offset;
     args.x = args.y = rows_tensor(b, x_next, rows, sizes.width);
     if (!sizes.no_residual)
         args.residual = rows_tensor(b, saved->x, rows, sizes.width);
@@ -415,7 +415,7 @@ static cot_status add_residual_backward(block_sizes sizes, backend *b, int64_t r
     args.p = saved->drop.p;
     args.seed = saved->drop.seed;
     args.offset = saved->drop.offset;
-    args.offset_memory = b->step_offset;
+    args.offset_tensor = b->step_offset;
     args.dy = rows_tensor(b, dx, rows, sizes.width);
     args.dx = rows_tensor(b, dbranch, rows, sizes.width);
     return TIMED(OP_DROPOUT_BACKWARD, bytes_of(b, 2 * rows * sizes.width), cot_dropout_backward(b->queue, &args));

@@ -116,7 +116,7 @@ cot_status mixer_block_backward(const mixer_block *block, block_sizes sizes, bac
 int64_t mixer_block_state_size(block_sizes sizes, int64_t max_tokens);
 
 /* Computes x_next from saved->x for one new token, and updates `state`. There were past_tokens tokens before. Attention
- * sees the last max_tokens - 1 of them and the new one. */
+ * attends to the last max_tokens - 1 of them and the new one. */
 cot_status mixer_block_step(const mixer_block *block, block_sizes sizes, backend *b, int64_t max_tokens,
                             int64_t past_tokens, void *state, mixer_block_saved *saved, void *x_next);
 

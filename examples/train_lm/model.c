@@ -249,7 +249,7 @@ static cot_status connect(const model *m, model_pass *pass, int64_t rows, int64_
     hyper_saved *hyper = &pass->hypers[i];
     if (i == 0)
         return hyper_pre(&m->hypers[i], hyper_sizes_of(m), b, rows, hyper, pass->blocks[i].x);
-    return hyper_seam(&m->hypers[i], hyper_sizes_of(m), b, rows, &pass->hypers[i - 1], hyper, pass->blocks[i].x);
+    return hyper_post_pre(&m->hypers[i], hyper_sizes_of(m), b, rows, &pass->hypers[i - 1], hyper, pass->blocks[i].x);
 }
 
 /* Runs block i on a batch, or with a decoder on one new token. */
@@ -350,8 +350,8 @@ static cot_status run_connected_block_backward(const model *m, model_pass *pass,
         status = mixer_block_backward(&m->blocks[i], block_sizes_of(m, i), b, batch, time, &pass->blocks[i],
                                       &pass->scratch, gradients->df);
     if (status == COT_OK && i > 0)
-        status = hyper_seam_backward(&m->hypers[i], sizes, b, rows, &pass->hypers[i - 1], &pass->hypers[i], gradients,
-                                     before);
+        status = hyper_post_pre_backward(&m->hypers[i], sizes, b, rows, &pass->hypers[i - 1], &pass->hypers[i],
+                                         gradients, before);
     else if (status == COT_OK)
         status = hyper_pre_backward(&m->hypers[i], sizes, b, rows, &pass->hypers[i], gradients, pass->dstreams);
     return status;

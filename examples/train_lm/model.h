@@ -13,7 +13,7 @@ typedef struct model_config {
     int64_t streams;         /* of hyper-connections; 0 = one plain residual stream */
     int64_t attention;       /* every attention-th block has attention instead of the convolution; 0 = none */
     int64_t dense;           /* width of the stem's dense convolution; 0 = no stem */
-    int64_t context;         /* tokens that attention sees in decoding, including the new one */
+    int64_t context;         /* tokens that attention reads in decoding, including the new one */
     int64_t mlp;             /* inner channels of the MLP block that follows each block; 0 = no MLP blocks */
     int64_t heads, kv_heads; /* of attention; 0: the rule of mixer_block.h */
     bool gpt2;               /* GPT-2: the blocks of mixer_block.h, learned positions, the embedding is the head too */

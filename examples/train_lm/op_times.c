@@ -21,8 +21,8 @@ static const struct {
     [OP_MHC_PRE_BACKWARD] = {"mhc_pre backward", false},
     [OP_MHC_POST_FORWARD] = {"mhc_post forward", false},
     [OP_MHC_POST_BACKWARD] = {"mhc_post backward", false},
-    [OP_MHC_SEAM_FORWARD] = {"mhc_seam forward", false},
-    [OP_MHC_SEAM_BACKWARD] = {"mhc_seam backward", false},
+    [OP_MHC_POST_PRE_FORWARD] = {"mhc_post_pre forward", false},
+    [OP_MHC_POST_PRE_BACKWARD] = {"mhc_post_pre backward", false},
 };
 
 /* Of the thread that trains. */

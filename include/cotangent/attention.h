@@ -3,8 +3,8 @@
  * cotangent/attention.h: softmax(Q K^T) V, forward and backward, and the primitives that combine it from blocks.
  *
  * Symbols: B batch, Tq queries and Tk keys of a sequence, H query heads, Hkv key-value heads (H is a multiple of Hkv:
- * query head h reads key-value head h / (H/Hkv)), d the size of a query and of a key, d_v the size of a value. For query
- * i and key j of one sequence and head, with off = (keys of the sequence) - (queries of the sequence):
+ * query head h reads key-value head h / (H/Hkv)), d the size of a query and of a key, d_v the size of a value. For
+ * query i and key j of one sequence and head, with off = (keys of the sequence) - (queries of the sequence):
  *
  *     x = scale * sum_c q[i,c] * k[j,c];    with softcap: y = softcap * tanh(x / softcap), else y = x
  *     s = y - alibi_slopes[h] * |i + off - j| + bias[i,j]
@@ -40,7 +40,7 @@
  * dropout_seed and the counter {dropout_offset, n}, n = r * ceil(L/8) + j/8. j % 8 selects two of the 16 bytes: word
  * (j%8)/2, its low half if j is even. L is Tk or max_seqlen_k. r = h * R + row, where R is the number of query rows
  * (B*Tq, or cu_seqlens_q[B]), and row is b*Tq + i, or the packed row. The mask is the same on every backend.
- * dropout_seed_memory and dropout_offset_memory, i32 [2] (low word, high word), are added to seed and offset (modulo
+ * dropout_seed_tensor and dropout_offset_tensor, i32 [2] (low word, high word), are added to seed and offset (modulo
  * 2^64). They are read where and when the work runs, so that a captured graph can use a new mask at each replay.
  *
  * Blocks (context parallelism): the queries of a call may be rows q_begin .. q_begin+Tq of sequences of q_length
@@ -48,8 +48,8 @@
  * positions in the whole sequence; Tq, Tk and L in the dropout formulas are the whole lengths. bias is the part of the
  * block. lse and out are those of the block's keys alone, without sink. cot_attention_merge combines two such results.
  * The backward of a block takes the lse and the delta of the whole sequence. It returns the block's part of the
- * gradients: dq is the sum over the key blocks, dk and dv are sums over the query blocks (use accumulate). Blocks cannot
- * be combined with cu_seqlens.
+ * gradients: dq is the sum over the key blocks, dk and dv are sums over the query blocks (use accumulate). Blocks
+ * cannot be combined with cu_seqlens.
  *
  * NaN and infinities follow the formulas. A NaN in q[i], or in a visible k[j], makes lse[i] and out[i] NaN. A NaN in a
  * visible v[j,c] makes out[i,c] NaN. A score of +inf makes lse[i] and out[i] NaN (inf - inf). In the backward such a
@@ -64,8 +64,8 @@
  * Errors, for all calls: COT_INVALID_ARGUMENT (queue, args, struct_size, a required tensor is missing, options out of
  * range or in conflict), COT_INVALID_SHAPE (sizes that do not match, H not a multiple of Hkv), COT_INVALID_DTYPE,
  * COT_INVALID_LAYOUT (misaligned data, output with repeated elements, overlap), COT_INVALID_DATA (cu_seqlens, seqused),
- * COT_UNSUPPORTED (no kernel of the backend supports the arguments, for example f64, or d or d_v above 256, on a GPU; or
- * the forced kernel does not), COT_WORKSPACE_TOO_SMALL, COT_OUT_OF_MEMORY; on a GPU also COT_WOULD_ALLOCATE and
+ * COT_UNSUPPORTED (no kernel of the backend supports the arguments, for example f64, or d or d_v above 256, on a GPU;
+ * or the forced kernel does not), COT_WORKSPACE_TOO_SMALL, COT_OUT_OF_MEMORY; on a GPU also COT_WOULD_ALLOCATE and
  * COT_DEVICE_ERROR.
  */
 #ifndef COTANGENT_ATTENTION_H
@@ -105,8 +105,8 @@ typedef struct cot_attention_forward_args {
     cot_tensor sink;                  /* [H], optional: one more logit per head in the softmax, without a value */
     cot_tensor alibi_slopes;          /* [H] or [B,H], optional */
     cot_tensor bias;                  /* [B or 1, H or 1, Tq or 1, Tk or 1], packed with the max lengths; optional */
-    cot_tensor dropout_seed_memory;   /* i32 [2], optional: seed_memory of dropout.h */
-    cot_tensor dropout_offset_memory; /* i32 [2], optional (dropout.h calls it offset_memory) */
+    cot_tensor dropout_seed_tensor;   /* i32 [2], optional: added to dropout_seed */
+    cot_tensor dropout_offset_tensor; /* i32 [2], optional: added to dropout_offset */
     cot_tensor out;                   /* out [B,Tq,H,d_v]     [total_q,H,d_v]; optional */
     cot_tensor lse;                   /* out [B,H,Tq]        [H,total_q]; optional */
     void *workspace;                  /* NULL = memory of the queue; else workspace_bytes bytes, 64-byte aligned */
@@ -161,8 +161,8 @@ typedef struct cot_attention_backward_args {
     cot_tensor sink;              /* needed only for dsink: lse includes the sink */
     cot_tensor alibi_slopes;      /* as in the forward */
     cot_tensor bias;              /* as in the forward */
-    cot_tensor dropout_seed_memory;   /* as in the forward */
-    cot_tensor dropout_offset_memory; /* as in the forward */
+    cot_tensor dropout_seed_tensor;   /* as in the forward */
+    cot_tensor dropout_offset_tensor; /* as in the forward */
     cot_tensor lse;                   /* [B,H,Tq]      packed [H,total_q]; the forward's output */
     cot_tensor out;                   /* [B,Tq,H,d_v]   [total_q,H,d_v]; the forward's output; absent with delta */
     cot_tensor dout;                  /* like out, q's dtype */

@@ -31,9 +31,9 @@
  *     bits     = bits [16*(d%2), 16*(d%2)+16) of w[(d%8)/2]
  * One evaluation serves 8 neighbouring columns. Rows are counted over the leading axes in row-major order, whatever the
  * strides are. Different offsets give independent masks: a trainer counts steps and layers in the offset.
- * seed_memory and offset_memory, i32 [2] (low word, high word), are added to seed and offset (modulo 2^64). They are
+ * seed_tensor and offset_tensor, i32 [2] (low word, high word), are added to seed and offset (modulo 2^64). They are
  * read when the work runs, on a GPU from device memory, so that a captured graph can use a new mask at each replay.
- * (In attention.h dropout's options have the prefix dropout_: dropout_seed_memory, dropout_offset_memory.)
+ * (attention.h has the same options with the prefix dropout_: dropout_seed_tensor, dropout_offset_tensor.)
  *
  * Tensors have rank 1 to 6 and any strides. The last axis is D, all leading shapes are equal, and sizes may be 0.
  * Dtypes: f32, f16, bf16. y, residual, dy and dx have x's dtype. bias and dbias may each have any of the three.
@@ -66,15 +66,15 @@ typedef struct cot_dropout_forward_args {
     cot_activation activation; /* NONE, SILU, RELU, GELU_TANH or GELU_ERF */
     double p;                  /* probability of dropping, 0 to 1 */
     double scale;              /* 0: c is computed from p; else c itself, positive and finite */
-    uint64_t seed;             /* of a generated mask. mask or mask_bits make seed, offset and their memories ignored */
+    uint64_t seed;             /* of a generated mask. mask or mask_bits make seed, offset and their tensors ignored */
     uint64_t offset;           /* of a generated mask: a different one for each step and layer */
     cot_tensor x;              /* [..., D] */
     cot_tensor bias;           /* [D], optional */
     cot_tensor residual;       /* like x, optional */
     cot_tensor mask;           /* u8, x's shape; optional, not with mask_bits */
     cot_tensor mask_bits;      /* u8 [..., ceil(D/8)], optional, not with mask */
-    cot_tensor seed_memory;    /* i32 [2], optional */
-    cot_tensor offset_memory;  /* i32 [2], optional */
+    cot_tensor seed_tensor;    /* i32 [2], optional: added to seed */
+    cot_tensor offset_tensor;  /* i32 [2], optional: added to offset */
     cot_tensor y;              /* out, like x; optional */
     cot_tensor mask_out;       /* out u8, x's shape: m as 0 and 1; optional */
     cot_tensor mask_bits_out;  /* out u8 [..., ceil(D/8)]: m as bits, bits beyond D are 0; optional */
@@ -103,8 +103,8 @@ typedef struct cot_dropout_backward_args {
     cot_tensor bias;           /* [D]: needed with an activation if the forward had a bias; else ignored */
     cot_tensor mask;           /* as in the forward */
     cot_tensor mask_bits;      /* as in the forward */
-    cot_tensor seed_memory;    /* as in the forward */
-    cot_tensor offset_memory;  /* as in the forward */
+    cot_tensor seed_tensor;    /* as in the forward */
+    cot_tensor offset_tensor;  /* as in the forward */
     cot_tensor dx;             /* out, like dy; optional */
     cot_tensor dbias;          /* out [D], any float dtype; optional */
     void *workspace;           /* as in the forward */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cotangent/parallel.h: attention and convolution of sequences that are cut over the ranks of a group. The functions are
- * in the library libcotangent_parallel, which uses libcotangent.
+ * cotangent/parallel.h: attention and convolution of sequences that are cut over the ranks of a group. The functions
+ * are in the library libcotangent_parallel, which uses libcotangent.
  *
  * Group: N ranks, each with its own cot_group handle. A rank is a thread of this process (cot_group_create_local), a
  * process of MPI (cot_group_create_mpi), a GPU (cot_group_create_nccl), or whatever the caller's transfers connect
@@ -17,7 +17,7 @@
  * stripe of queries, or even every pair of stripes, is one call of the core.
  *
  * Results are those of the single call on the whole sequence, within the error rule of
- * docs/guide/reproducibility.md. They have the same bits in every run with the same number of ranks and the same
+ * docs/guide/accuracy.md. They have the same bits in every run with the same number of ranks and the same
  * options. Sums over ranks are added in the order of the ranks, or of the steps of the ring.
  *
  * Before data travels, all ranks exchange their statuses and all options, shapes and index data. If a rank's arguments
@@ -78,9 +78,9 @@ COT_PARALLEL_API cot_status cot_group_create_local(int32_t ranks, const cot_grou
  * ranks have other options), COT_NO_DEVICE (the library was built without MPI). */
 COT_PARALLEL_API cot_status cot_group_create_mpi(const void *comm, const cot_group_options *options, cot_group **out);
 
-/* Transfers between ranks that the caller implements, for example on UCX, on libfabric or on a framework's process group.
- * The library calls the functions from the thread that calls the group, one at a time. A function that fails calls
- * cot_error_set with a message and returns an error status. The group is broken then.
+/* Transfers between ranks that the caller implements, for example on UCX, on libfabric or on a framework's process
+ * group. The library calls the functions from the thread that calls the group, one at a time. A function that fails
+ * calls cot_error_set with a message and returns an error status. The group is broken then.
  *
  * A send of rank a to rank b matches the receive of rank b from rank a with the same tag. Of several, the first send
  * matches the first receive. Both have the same number of bytes. Tags are 0 to 2*size + 1. */
@@ -101,20 +101,20 @@ typedef struct cot_group_callbacks {
     void (*destroy)(void *context);
 } cot_group_callbacks;
 
-/* Creates the handle of rank `rank` in a group of `size` ranks that the caller's functions connect. callbacks is copied;
- * all of its functions are required. The call is collective. options may be NULL. If the call fails, `destroy` is not
- * called.
+/* Creates the handle of rank `rank` in a group of `size` ranks that the caller's functions connect. callbacks is
+ * copied; all of its functions are required. The call is collective. options may be NULL. If the call fails, `destroy`
+ * is not called.
  * Errors: COT_INVALID_ARGUMENT (callbacks, rank, size, options, out), COT_OUT_OF_MEMORY, COT_PEER_ERROR (a callback
  * failed; the ranks have other options). */
 COT_PARALLEL_API cot_status cot_group_create_custom(const cot_group_callbacks *callbacks, int32_t rank, int32_t size,
                                                     const cot_group_options *options, cot_group **out);
 
-/* Creates the handle of one rank of a group over a NCCL communicator: CUDA queues, one GPU for each rank, in one process
- * or in many. comm points to the caller's ncclComm_t. The library opens libnccl.so.2 (version 2.18 or later) at run time
- * and duplicates the communicator (ncclCommSplit), so that its messages do not meet those of the caller, and a fault does
- * not abort the caller's communicator. All queues of the group use the primary context of the communicator's device.
- * `timeout` must be longer than the longest call takes on the GPU: the ranks agree after the work of the call before.
- * The call is collective: ranks of one process call it in a thread each. options may be NULL.
+/* Creates the handle of one rank of a group over a NCCL communicator: CUDA queues, one GPU for each rank, in one
+ * process or in many. comm points to the caller's ncclComm_t. The library opens libnccl.so.2 (version 2.18 or later) at
+ * run time and duplicates the communicator (ncclCommSplit), so that its messages do not meet those of the caller, and a
+ * fault does not abort the caller's communicator. All queues of the group use the primary context of the communicator's
+ * device. `timeout` must be longer than the longest call takes on the GPU: the ranks agree after the work of the call
+ * before. The call is collective: ranks of one process call it in a thread each. options may be NULL.
  * Errors: COT_INVALID_ARGUMENT (comm, options, out), COT_OUT_OF_MEMORY, COT_NO_DEVICE (no NCCL, or one that is too old;
  * no driver; a build without CUDA), COT_DEVICE_ERROR, COT_PEER_ERROR (NCCL reported an error; the ranks have other
  * options). */
@@ -130,8 +130,8 @@ COT_PARALLEL_API int32_t cot_group_rank(const cot_group *group);
 /* The number of ranks; 0 for a null group. */
 COT_PARALLEL_API int32_t cot_group_size(const cot_group *group);
 
-/* Waits for the work that the last call enqueued on a GPU, at most `timeout` seconds. Call it before cot_queue_check in a
- * group over NCCL: if a rank has died, the work of the others never ends, and cot_queue_check would wait for ever. In
+/* Waits for the work that the last call enqueued on a GPU, at most `timeout` seconds. Call it before cot_queue_check in
+ * a group over NCCL: if a rank has died, the work of the others never ends, and cot_queue_check would wait for ever. In
  * other groups it returns at once.
  * Errors: COT_INVALID_ARGUMENT (group), COT_PEER_ERROR (the group is broken; then the GPU's work ends),
  * COT_DEVICE_ERROR. */
@@ -201,30 +201,31 @@ COT_PARALLEL_API cot_status cot_unshard(const cot_parallel_options *options, int
  *              all queries of all ranks share the element. In packed calls every rank has the whole bias.
  *   dbias      like bias. Every rank gets the whole sum where all queries share an element, and in packed calls.
  *   dsink      every rank gets the whole sum.
- *   the rest   seqused, cu_seqlens, sink, alibi_slopes and the dropout memories are those of the whole, with the same
+ *   the rest   seqused, cu_seqlens, sink, alibi_slopes and the dropout tensors are those of the whole, with the same
  *              values on every rank. Packed sequences may lie over several ranks.
  *   workspace  NULL: the queue's pool serves the calls of the core, and the group keeps memory for the transfers.
  *
- * Ring (head_ranks = 1): in step s = 0 .. N-1, rank r attends to the keys of rank r-s (modulo N). Their owner sends them
- * directly, during the arithmetic of the step before. Blocks that the rank's queries do not see are neither sent nor
- * computed. The results of two sets of keys a and b are merged in float32 (f64 in f64 calls), which is rounded to out's
- * dtype at the end:
+ * Ring (head_ranks = 1): in step s = 0 .. N-1, rank r attends to the keys of rank r-s (modulo N). Their owner sends
+ * them directly, during the arithmetic of the step before. Blocks that the rank's queries do not see are neither sent
+ * nor computed. The results of two sets of keys a and b are merged in float32 (f64 in f64 calls), which is rounded to
+ * out's dtype at the end:
  *
  *     lse = log(exp(lse_a) + exp(lse_b));    out = exp(lse_a - lse) * out_a + exp(lse_b - lse) * out_b
  *     at the end, with sink:    out = out * exp(lse - lse');    lse' = log(exp(lse) + exp(sink))
  *
- * In the backward, delta and lse are those of the whole. Rank r computes its part of dk and dv for the keys of rank r-s,
- * in float32, and sends it to their owner, which adds the parts in the order of the steps.
+ * In the backward, delta and lse are those of the whole. Rank r computes its part of dk and dv for the keys of rank
+ * r-s, in float32, and sends it to their owner, which adds the parts in the order of the steps.
  *
- * Heads (head_ranks = C > 1): ranks r with the same r / C exchange all-to-all, so that each holds the rows of all C ranks
- * for H/C heads. The ring then has N/C places. C = N has no ring. N must be a multiple of C, H of C, and either Hkv of C
- * or C of Hkv. A bias needs C = 1: else COT_UNSUPPORTED. So does dropout, unless H times the rows of all queries
- * (B*q_length, or q_length in packed calls) is less than 2^31. */
+ * Heads (head_ranks = C > 1): ranks r with the same r / C exchange all-to-all, so that each holds the rows of all C
+ * ranks for H/C heads. The ring then has N/C places. C = N has no ring. N must be a multiple of C, H of C, and either
+ * Hkv of C or C of Hkv. A bias needs C = 1: else COT_UNSUPPORTED. So does dropout, unless H times the rows of all
+ * queries (B*q_length, or q_length in packed calls) is less than 2^31. */
 COT_PARALLEL_API cot_status cot_parallel_attention_forward(cot_group *group, cot_queue *queue,
                                                            const cot_parallel_options *options,
                                                            const cot_attention_forward_args *args);
 
-/* The gradients over all ranks; see cot_parallel_attention_forward. allow_nondeterminism is that of the core's calls. */
+/* The gradients over all ranks; see cot_parallel_attention_forward. allow_nondeterminism is that of the core's calls.
+ * */
 COT_PARALLEL_API cot_status cot_parallel_attention_backward(cot_group *group, cot_queue *queue,
                                                             const cot_parallel_options *options,
                                                             const cot_attention_backward_args *args);
@@ -240,8 +241,8 @@ COT_PARALLEL_API cot_status cot_parallel_attention_backward(cot_group *group, co
  *              are added in the order of the ranks, in f64.
  *   workspace  NULL, as in attention.
  *
- * Each segment of a rank needs the K-1 time steps before it, and in the backward the K-1 of x and dy after it. The ranks
- * exchange them all-to-all before the arithmetic. They may come from several ranks. */
+ * Each segment of a rank needs the K-1 time steps before it, and in the backward the K-1 of x and dy after it. The
+ * ranks exchange them all-to-all before the arithmetic. They may come from several ranks. */
 COT_PARALLEL_API cot_status cot_parallel_causal_conv1d_forward(cot_group *group, cot_queue *queue,
                                                                const cot_parallel_options *options,
                                                                const cot_causal_conv1d_forward_args *args);

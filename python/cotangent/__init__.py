@@ -2,7 +2,7 @@
 """Cotangent: kernels for training sequence models, forward and backward, as PyTorch ops.
 
 Functions: attention, attention_varlen, causal_conv1d, causal_conv1d_update, causal_conv1d_dense, dropout, dropout_scale,
-mhc_pre, mhc_sinkhorn, mhc_post, mhc_seam. check_index_data reports invalid index data on a GPU.
+mhc_pre, mhc_sinkhorn, mhc_post, mhc_post_pre. check_index_data reports invalid index data on a GPU.
 Layers (torch.nn.Module): Attention, BiasDropoutResidual, CausalConv1d, HyperConnection, HyperConnectionStack,
 LinearDropoutResidual, MambaInProjConv1d.
 Import these modules separately: cotangent.compat, cotangent.distributed, cotangent.integrations.transformers,

@@ -604,7 +604,7 @@ def all_reduce_gradients(parameters: "Iterable[Tensor]", *, group: Any = None) -
 def _run_attention(
     call: str, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Any, max_seqlens: Any, group: Any, cut: str, stripe: int,
     head_ranks: int, lengths: Any, causal: bool, window: Any, scale: Any, softcap: float, dropout_p: float, seed: Any,
-    offset: int, seed_memory: Any, offset_memory: Any, seqused: Any, sink: Any, alibi_slopes: Any, bias: Any,
+    offset: int, seed_tensor: Any, offset_tensor: Any, seqused: Any, sink: Any, alibi_slopes: Any, bias: Any,
     deterministic: bool, return_lse: bool,
 ) -> Any:  # fmt: skip
     name, axis = _name_of(group), 0 if cu_seqlens[0] is not None else 1
@@ -612,12 +612,12 @@ def _run_attention(
     if scale == 0:
         raise ValueError(f"{call}: scale is 0, expected None (1/sqrt(d)) or another number")
     left, right = (0, 0) if window is None else pair(call, "window", window)
-    if number(call, "dropout_p", dropout_p) > 0 and seed is None and seed_memory is None:
+    if number(call, "dropout_p", dropout_p) > 0 and seed is None and seed_tensor is None:
         need_tensors(call, q=q)
-        seed_memory = _seed_op(q, name)
+        seed_tensor = _seed_op(q, name)
     q_length, k_length = (_whole_length(call, x, axis, length, name) for x, length in zip((q, k), lengths))
     out, lse = _attention_forward(
-        q, k, v, *cu_seqlens, *seqused, sink, alibi_slopes, bias, seed_memory, offset_memory, causal,
+        q, k, v, *cu_seqlens, *seqused, sink, alibi_slopes, bias, seed_tensor, offset_tensor, causal,
         window is not None, left, right, scale or 0.0, softcap, dropout_p, seed or 0, offset, *max_seqlens,
         not flag(call, "deterministic", deterministic), q_length, k_length, name, cut_number, stripe, head_ranks,
     )  # fmt: skip
@@ -642,8 +642,8 @@ def attention(
     dropout_p: float = 0.0,
     seed: Optional[int] = None,
     offset: int = 0,
-    seed_memory: Optional[Tensor] = None,
-    offset_memory: Optional[Tensor] = None,
+    seed_tensor: Optional[Tensor] = None,
+    offset_tensor: Optional[Tensor] = None,
     seqused_q: Optional[Tensor] = None,
     seqused_k: Optional[Tensor] = None,
     sink: Optional[Tensor] = None,
@@ -661,7 +661,7 @@ def attention(
     q_length, k_length  the number of queries and keys of the whole sequence; by default this rank's tokens times the
                         number of ranks
     bias                [B or 1, H or 1, tokens of this rank or 1, Tk or 1], with the keys of the whole sequence
-    seqused_q, seqused_k, sink, alibi_slopes, seed, offset, seed_memory, offset_memory
+    seqused_q, seqused_k, sink, alibi_slopes, seed, offset, seed_tensor, offset_tensor
                         those of the whole sequence, the same on every rank. Without a seed, all ranks use the seed of
                         rank 0. The dropout mask is that of cotangent.attention on the whole sequence
 
@@ -674,7 +674,7 @@ def attention(
     """
     return _run_attention(
         "attention", q, k, v, (None, None), (0, 0), group, cut, stripe, head_ranks, (q_length, k_length), causal, window,
-        scale, softcap, dropout_p, seed, offset, seed_memory, offset_memory, (seqused_q, seqused_k), sink, alibi_slopes,
+        scale, softcap, dropout_p, seed, offset, seed_tensor, offset_tensor, (seqused_q, seqused_k), sink, alibi_slopes,
         bias, deterministic, return_lse,
     )  # fmt: skip
 
@@ -701,8 +701,8 @@ def attention_varlen(
     dropout_p: float = 0.0,
     seed: Optional[int] = None,
     offset: int = 0,
-    seed_memory: Optional[Tensor] = None,
-    offset_memory: Optional[Tensor] = None,
+    seed_tensor: Optional[Tensor] = None,
+    offset_tensor: Optional[Tensor] = None,
     seqused_q: Optional[Tensor] = None,
     seqused_k: Optional[Tensor] = None,
     sink: Optional[Tensor] = None,
@@ -724,8 +724,8 @@ def attention_varlen(
     """
     return _run_attention(
         "attention_varlen", q, k, v, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), group, cut, stripe,
-        head_ranks, (q_length, k_length), causal, window, scale, softcap, dropout_p, seed, offset, seed_memory,
-        offset_memory, (seqused_q, seqused_k), sink, alibi_slopes, bias, deterministic, return_lse,
+        head_ranks, (q_length, k_length), causal, window, scale, softcap, dropout_p, seed, offset, seed_tensor,
+        offset_tensor, (seqused_q, seqused_k), sink, alibi_slopes, bias, deterministic, return_lse,
     )  # fmt: skip
 
 

@@ -70,7 +70,7 @@ def main() -> int:
         _say("--", "COT_KERNEL", f"forces {os.environ['COT_KERNEL']}: unset it unless that is meant")
     _try_ops("cpu")
     if not torch.cuda.is_available():
-        _say("--", "cuda", "torch sees no GPU" if torch.version.cuda else "this torch is built without CUDA")
+        _say("--", "cuda", "torch finds no GPU" if torch.version.cuda else "this torch is built without CUDA")
         return 1 if _wrong else 0
     for number in range(torch.cuda.device_count()):
         try:

@@ -13,7 +13,7 @@ from .ops._options import need_tensors
 from .ops.attention import attention, attention_varlen
 from .ops.causal_conv1d import causal_conv1d, causal_conv1d_update
 from .ops.dropout import dropout
-from .ops.mhc import mhc_post, mhc_pre, mhc_seam
+from .ops.mhc import mhc_post, mhc_post_pre, mhc_pre
 
 __all__ = [
     "Attention", "BiasDropoutResidual", "CausalConv1d", "HyperConnection", "HyperConnectionStack",
@@ -125,7 +125,7 @@ class PendingPost(NamedTuple):
     x: Tensor
     f: Tensor
     h_post: Tensor
-    A: Tensor
+    h_res: Tensor
 
 
 def _expand(x: Tensor, streams: int) -> Tensor:
@@ -155,8 +155,8 @@ class HyperConnection(nn.Module):
     layer is about the mean of the streams. The output of the layer is added to every stream with a weight of about 1.
     Each stream gets almost nothing from the other streams.
 
-    Between two layers, cotangent.mhc_seam computes post of the first and pre of the second in one call. To use it, call
-    the first HyperConnection with defer_post=True. It then returns a PendingPost instead of the streams. Pass the
+    Between two layers, cotangent.mhc_post_pre computes post of the first and pre of the second in one call. To use it,
+    call the first HyperConnection with defer_post=True. It then returns a PendingPost instead of the streams. Pass the
     PendingPost to the second HyperConnection as its x. HyperConnectionStack does so.
 
     load_state_dict(..., strict=False) also reads the checkpoint of the layer alone.
@@ -189,7 +189,7 @@ class HyperConnection(nn.Module):
             self.bias.zero_()  # h_post = 2 sigmoid(0) = 1
             share = 1 / n if n > 1 else 1 - 1e-3
             self.bias[:n] = math.log(share / (1 - share))  # h_pre = sigmoid = 1/n
-            self.bias[2 * n :] = (8 * torch.eye(n)).flatten()  # A is nearly the identity
+            self.bias[2 * n :] = (8 * torch.eye(n)).flatten()  # h_res is nearly the identity
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
         if prefix + "phi" not in state_dict:  # the checkpoint of the layer alone
@@ -210,12 +210,12 @@ class HyperConnection(nn.Module):
         PendingPost instead of the streams."""
         parameters, iterations = (self.phi, self.alpha, self.bias, self.gamma), self.sinkhorn_iterations
         if isinstance(x, PendingPost):
-            x, h_in, h_post, A = mhc_seam(*x, *parameters, sinkhorn_iterations=iterations)
+            x, h_in, h_post, h_res = mhc_post_pre(*x, *parameters, sinkhorn_iterations=iterations)
         else:
-            h_in, h_post, A = mhc_pre(x, *parameters, sinkhorn_iterations=iterations)
+            h_in, h_post, h_res = mhc_pre(x, *parameters, sinkhorn_iterations=iterations)
         result = self.layer(h_in, *arguments, **options)
         f, rest = (result[0], result[1:]) if isinstance(result, tuple) else (result, ())
-        y = PendingPost(x, f, h_post, A) if defer_post else mhc_post(x, f, h_post, A)
+        y = PendingPost(x, f, h_post, h_res) if defer_post else mhc_post(x, f, h_post, h_res)
         return (y, *rest) if rest else y
 
     def extra_repr(self) -> str:

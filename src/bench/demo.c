@@ -424,8 +424,8 @@ static void figures_003(demo_state *s)
 /* ---- 004: hyper-connections, backward -------------------------------------------------------------------- */
 
 static const job jobs_004[] = {
-    {"phi not scaled", "mhc_pre", "backward", "bf16 T=128 n=4 D=128 phi~1 gamma dh_res", NULL},
-    {"phi scaled", "mhc_pre", "backward", "bf16 T=128 n=4 D=128 gamma dh_res", NULL},
+    {"phi not scaled", "mhc_pre", "backward", "bf16 T=128 n=4 D=128 phi~1 gamma dh_res_logits", NULL},
+    {"phi scaled", "mhc_pre", "backward", "bf16 T=128 n=4 D=128 gamma dh_res_logits", NULL},
 };
 enum { DOCUMENT_JOB };
 /* dx within rounding, the parameters' gradients within f32 sums. The bounds are those of

@@ -40,7 +40,7 @@ typedef struct cot_case {
     int64_t special_element; /* row-major index of that element */
     const char *layout;      /* layout, shape and options are descriptions, for reports */
     char shape[64];
-    char options[96];
+    char options[104];
     double flops; /* floating-point operations of the whole call */
 } cot_case;
 

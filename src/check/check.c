@@ -319,7 +319,7 @@ static bool kernel_selected(const worker *w, const cot_kernel *kernel)
 static bool spreads_special(const cot_kernel *kernel, double special)
 {
     static const char *const split_kernels[] = {"_amx_split", "mhc_pre_fwd_tiles_sm80", "mhc_pre_bwd_tiles_sm80",
-                                                "mhc_seam_fwd_tiles_sm80"};
+                                                "mhc_post_pre_fwd_tiles_sm80"};
     bool spreads = special != 0 && strstr(kernel->name, "im2col") != NULL;
     for (size_t i = 0; i < sizeof split_kernels / sizeof *split_kernels; i++)
         spreads = spreads || (isinf(special) && strstr(kernel->name, split_kernels[i]) != NULL);

@@ -25,7 +25,7 @@ static cot_status copy_args(const cot_direction *direction, const void *args, vo
     for (size_t byte = direction->args_size; byte < given; byte++)
         if (((const char *)args)[byte] != 0)
             return cot_fail(COT_INVALID_ARGUMENT,
-                            "%s: struct_size is %zu and byte %zu is set, but this library knows only %zu bytes",
+                            "%s: struct_size is %zu and byte %zu is set, but this library supports only %zu bytes",
                             direction->call, given, byte, direction->args_size);
     const size_t known = given < direction->args_size ? given : direction->args_size;
     memcpy(copy, args, known);

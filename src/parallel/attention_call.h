@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * attention_call.h: one call of attention under a group.
  *
- * The N ranks are R lines of C columns: rank = line * C + column. The ranks of a line exchange heads, so that each holds
- * all rows of the line for its heads. The ring runs over the lines. With C = 1 a line is one rank and holds all heads.
+ * The N ranks are R lines of C columns: rank = line * C + column. The ranks of a line exchange heads, so that each
+ * holds all rows of the line for its heads. The ring runs over the lines. With C = 1 a line is one rank and holds all
+ * heads.
  *
  * Tensors of a call have a batch axis: a packed tensor [T,H,*] becomes [1,T,H,*]. */
 #ifndef COT_PARALLEL_ATTENTION_CALL_H
@@ -75,11 +76,11 @@ void attention_free(void *call);
 
 /* attention_pieces.c: fills q_lines to needed. False: no memory. */
 bool attention_cut(attention_call *c);
-/* Whether a query of one piece sees a key of another, in any batch. Both are of the same sequence. */
-bool attention_sees(const attention_call *c, const piece *q, const piece *k);
+/* Whether a query of one piece attends to a key of another, in any batch. Both are of the same sequence. */
+bool attention_attends(const attention_call *c, const piece *q, const piece *k);
 
 /* Queries and keys of one call of the core. A *joined* pair holds all rows of several pieces, with a mask that does not
- * depend on the positions of the pieces: every query sees every key, or, with `causal`, query i sees keys 0 .. i. */
+ * depend on the positions of the pieces: every query attends to every key, or, with `causal`, query i to keys 0 .. i. */
 typedef struct piece_pair {
     int64_t q_index, q_count; /* the pieces of queries */
     piece q, k;

@@ -39,7 +39,7 @@ static cot_status check_as_single_call(const attention_call *c, int64_t q_rows, 
     f.q = b.q, f.k = b.k, f.v = b.v, f.cu_seqlens_q = b.cu_seqlens_q, f.cu_seqlens_k = b.cu_seqlens_k;
     f.seqused_q = b.seqused_q, f.seqused_k = b.seqused_k, f.sink = b.sink, f.alibi_slopes = b.alibi_slopes;
     f.bias = b.bias, f.out = b.out, f.lse = b.lse;
-    f.dropout_seed_memory = b.dropout_seed_memory, f.dropout_offset_memory = b.dropout_offset_memory;
+    f.dropout_seed_tensor = b.dropout_seed_tensor, f.dropout_offset_tensor = b.dropout_offset_tensor;
     return cot_attention_forward_workspace(c->base.queue, &f, &bytes);
 }
 
@@ -57,8 +57,8 @@ static cot_status check_memory(const attention_call *c)
                                         {"sink", &a->sink, false, false},
                                         {"alibi_slopes", &a->alibi_slopes, false, false},
                                         {"bias", &a->bias, false, false},
-                                        {"dropout_seed_memory", &a->dropout_seed_memory, false, false},
-                                        {"dropout_offset_memory", &a->dropout_offset_memory, false, false},
+                                        {"dropout_seed_tensor", &a->dropout_seed_tensor, false, false},
+                                        {"dropout_offset_tensor", &a->dropout_offset_tensor, false, false},
                                         {"out", &a->out, forward, false},
                                         {"lse", &a->lse, forward, false},
                                         {"dout", &a->dout, false, false},
@@ -250,7 +250,7 @@ static cot_status copy_arguments(attention_call *c)
     b->q = f.q, b->k = f.k, b->v = f.v, b->cu_seqlens_q = f.cu_seqlens_q, b->cu_seqlens_k = f.cu_seqlens_k;
     b->seqused_q = f.seqused_q, b->seqused_k = f.seqused_k, b->sink = f.sink;
     b->alibi_slopes = f.alibi_slopes, b->bias = f.bias, b->out = f.out, b->lse = f.lse;
-    b->dropout_seed_memory = f.dropout_seed_memory, b->dropout_offset_memory = f.dropout_offset_memory;
+    b->dropout_seed_tensor = f.dropout_seed_tensor, b->dropout_offset_tensor = f.dropout_offset_tensor;
     b->workspace = f.workspace, b->workspace_bytes = f.workspace_bytes;
     return COT_OK;
 }
@@ -328,8 +328,8 @@ cot_status attention_words(const void *call)
     cot_group_word(g, "seqused_k", cot_hash_tensor(&a->seqused_k));
     CHECK(cot_group_values(g, "sink", &a->sink));
     CHECK(cot_group_values(g, "alibi_slopes", &a->alibi_slopes));
-    CHECK(cot_group_values(g, "dropout_seed_memory", &a->dropout_seed_memory));
-    CHECK(cot_group_values(g, "dropout_offset_memory", &a->dropout_offset_memory));
+    CHECK(cot_group_values(g, "dropout_seed_tensor", &a->dropout_seed_tensor));
+    CHECK(cot_group_values(g, "dropout_offset_tensor", &a->dropout_offset_tensor));
     word_of_presence(g, "q", &a->q);
     word_of_presence(g, "out", &a->out);
     word_of_presence(g, "lse", &a->lse);

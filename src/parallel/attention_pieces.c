@@ -61,9 +61,9 @@ static bool make_pieces(const attention_call *c, bool keys, const cot_segments *
     return true;
 }
 
-/* Whether a query of one piece sees a key of another. The visible keys of consecutive queries overlap or meet, so that
- * their union is a range. */
-static bool sees(const attention_call *c, const piece *q, const piece *k, int64_t b)
+/* Whether a query of one piece attends to a key of another. The visible keys of consecutive queries overlap or meet, so
+ * that their union is a range. */
+static bool attends_to(const attention_call *c, const piece *q, const piece *k, int64_t b)
 {
     const int64_t used_q = attention_used(c, false, b), used_k = attention_used(c, true, b), off = used_k - used_q;
     const int64_t first_q = q->begin, last_q = cot_min(q->begin + q->rows, used_q) - 1;
@@ -72,13 +72,13 @@ static bool sees(const attention_call *c, const piece *q, const piece *k, int64_
            last_q + off + c->right >= first_k;
 }
 
-bool attention_sees(const attention_call *c, const piece *q, const piece *k)
+bool attention_attends(const attention_call *c, const piece *q, const piece *k)
 {
     if (c->packed)
-        return sees(c, q, k, q->b);
+        return attends_to(c, q, k, q->b);
     const bool equal = !cot_is_present(&c->a.seqused_q) && !cot_is_present(&c->a.seqused_k);
     for (int64_t b = 0; b < (equal ? cot_min(1, c->B) : c->B); b++)
-        if (sees(c, q, k, b))
+        if (attends_to(c, q, k, b))
             return true;
     return false;
 }
@@ -91,7 +91,7 @@ static bool can_join(const attention_call *c)
            !cot_is_present(&c->a.seqused_k) && !cot_is_present(&c->a.alibi_slopes) && !cot_is_present(&c->a.bias);
 }
 
-/* Whether every query of one piece sees every key of another; without seqused. */
+/* Whether every query of one piece attends to every key of another; without seqused. */
 static bool sees_all(const attention_call *c, const piece *q, const piece *k)
 {
     const int64_t off = c->Tk - c->Tq;
@@ -128,7 +128,7 @@ static cot_status each_single_pair(const attention_call *c, const pieces *querie
 {
     for (int64_t j = first; j < end; j++) {
         const piece_pair pair = {.q_index = i, .q_count = 1, .q = queries->list[i], .k = keys->list[j]};
-        if (attention_sees(c, &pair.q, &pair.k))
+        if (attention_attends(c, &pair.q, &pair.k))
             CHECK(body(c, context, &pair));
     }
     return COT_OK;
@@ -173,7 +173,7 @@ cot_status attention_each_pair(const attention_call *c, int64_t k_line, pair_bod
     }
     if (k_line != c->line || c->Tq != c->Tk || c->left < ATTENTION_UNBOUNDED || c->right != 0 || queries->first[1] == 0)
         return each_joined_pair(c, queries, keys, body, context);
-    /* The rows are in ascending order: query i of this line sees its keys 0 .. i. */
+    /* The rows are in ascending order: query i of this line attends to its keys 0 .. i. */
     const int64_t count = queries->first[1];
     const piece_pair pair = {.q_count = count,
                              .q = rows_of_pieces(queries, 0, count),
@@ -195,12 +195,12 @@ double attention_pairs(const attention_call *c, const piece_pair *pair)
     return pairs;
 }
 
-static bool line_sees(const attention_call *c, const pieces *q, const pieces *k)
+static bool line_attends(const attention_call *c, const pieces *q, const pieces *k)
 {
     for (int64_t b = 0; b < (c->packed ? c->B : 1); b++)
         for (int64_t i = q->first[b]; i < q->first[b + 1]; i++)
             for (int64_t j = k->first[b]; j < k->first[b + 1]; j++)
-                if (attention_sees(c, &q->list[i], &k->list[j]))
+                if (attention_attends(c, &q->list[i], &k->list[j]))
                     return true;
     return false;
 }
@@ -233,7 +233,7 @@ bool attention_cut(attention_call *c)
         return false;
     for (int64_t i = 0; i < c->R; i++)
         for (int64_t j = 0; j < c->R; j++)
-            c->needed[i * c->R + j] = line_sees(c, &c->q_pieces[i], &c->k_pieces[j]);
+            c->needed[i * c->R + j] = line_attends(c, &c->q_pieces[i], &c->k_pieces[j]);
     return true;
 }
 

@@ -2,11 +2,11 @@
  *
  * attention_ring.c: the arithmetic and the transfers of attention over a group.
  *
- * Step s of line i works on the keys of line i-s. A line sends its keys and values from one buffer that does not change.
- * Two buffers receive: the transfer of step s+1 runs during the arithmetic of step s. In the backward, the parts of dk
- * and dv go back to the line of the keys after each step. Two buffers send and two receive: a part that arrives in step
- * s is added after the arithmetic of step s+1. All ranks start their transfers in the order keys 1, keys 2, parts 1,
- * keys 3, parts 2, ..., each as one batch. */
+ * Step s of line i works on the keys of line i-s. A line sends its keys and values from one buffer that does not
+ * change. Two buffers receive: the transfer of step s+1 runs during the arithmetic of step s. In the backward, the
+ * parts of dk and dv go back to the line of the keys after each step. Two buffers send and two receive: a part that
+ * arrives in step s is added after the arithmetic of step s+1. All ranks start their transfers in the order keys 1,
+ * keys 2, parts 1, keys 3, parts 2, ..., each as one batch. */
 #include "attention_call.h"
 
 #include "core/float16.h"
@@ -159,8 +159,8 @@ static int64_t kv_head(const attention_call *c, int64_t h)
         (x)->window_left = (place)->window_left, (x)->window_right = (place)->window_right;          \
         (x)->scale = (c)->a.scale, (x)->softcap = (c)->a.softcap, (x)->dropout_p = (c)->a.dropout_p; \
         (x)->dropout_seed = (c)->a.dropout_seed, (x)->dropout_offset = (c)->a.dropout_offset;        \
-        (x)->dropout_seed_memory = (c)->a.dropout_seed_memory;                                       \
-        (x)->dropout_offset_memory = (c)->a.dropout_offset_memory;                                   \
+        (x)->dropout_seed_tensor = (c)->a.dropout_seed_tensor;                                       \
+        (x)->dropout_offset_tensor = (c)->a.dropout_offset_tensor;                                   \
         (x)->q_begin = (place)->q_begin, (x)->q_length = (place)->q_length;                          \
         (x)->k_begin = (place)->k_begin, (x)->k_length = (place)->k_length;                          \
         (x)->seqused_q = (place)->seqused_q, (x)->seqused_k = (place)->seqused_k;                    \

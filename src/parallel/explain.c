@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * explain.c: a dry run of a call, for each rank in turn. The group's engine counts the transfers instead of making them,
- * and nothing else touches the memory of tensors (group->dry). */
+ * explain.c: a dry run of a call, for each rank in turn. The group's engine counts the transfers instead of making
+ * them, and nothing else touches the memory of tensors (group->dry). */
 #include "explain.h"
 
 #include "group.h"
@@ -69,8 +69,8 @@ static cot_status take_parts(cot_attention_backward_args *b, const cot_parallel_
     CHECK(cot_shard_rows(options, b->k_length, ranks, rank, &k_rows));
     cot_tensor *const q_like[] = {&b->q, &b->out, &b->dout, &b->dq}, *const k_like[] = {&b->k, &b->v, &b->dk, &b->dv};
     cot_tensor *const statistics[] = {&b->lse, &b->dlse, &b->delta};
-    cot_tensor *const whole[] = {&b->sink, &b->alibi_slopes, &b->dsink, &b->dropout_seed_memory,
-                                 &b->dropout_offset_memory};
+    cot_tensor *const whole[] = {&b->sink, &b->alibi_slopes, &b->dsink, &b->dropout_seed_tensor,
+                                 &b->dropout_offset_tensor};
     for (int n = 0; n < 4; n++)
         place_part(q_like[n], 1, q_rows, &count), place_part(k_like[n], 1, k_rows, &count);
     for (int n = 0; n < 3; n++)
@@ -86,7 +86,7 @@ static void set_forward(cot_attention_forward_args *f, const cot_attention_backw
 {
     f->q = b->q, f->k = b->k, f->v = b->v, f->out = b->out, f->lse = b->lse;
     f->sink = b->sink, f->alibi_slopes = b->alibi_slopes, f->bias = b->bias;
-    f->dropout_seed_memory = b->dropout_seed_memory, f->dropout_offset_memory = b->dropout_offset_memory;
+    f->dropout_seed_tensor = b->dropout_seed_tensor, f->dropout_offset_tensor = b->dropout_offset_tensor;
     f->q_length = b->q_length, f->k_length = b->k_length;
 }
 
@@ -124,7 +124,7 @@ cot_status cot_parallel_explain(cot_queue *queue, int backward, const void *args
     } else {
         b.q = forward->q, b.k = forward->k, b.v = forward->v, b.out = forward->out, b.lse = forward->lse;
         b.sink = forward->sink, b.alibi_slopes = forward->alibi_slopes, b.bias = forward->bias;
-        b.dropout_seed_memory = forward->dropout_seed_memory, b.dropout_offset_memory = forward->dropout_offset_memory;
+        b.dropout_seed_tensor = forward->dropout_seed_tensor, b.dropout_offset_tensor = forward->dropout_offset_tensor;
         b.cu_seqlens_q = forward->cu_seqlens_q, b.seqused_q = forward->seqused_q, b.seqused_k = forward->seqused_k;
     }
     *cost = (cot_parallel_cost){.status = COT_OK};

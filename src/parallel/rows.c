@@ -134,7 +134,7 @@ cot_status cot_copy_args(const char *call, const char *member, const void *args,
     for (size_t byte = size; byte < given; byte++)
         if (((const char *)args)[byte] != 0)
             return cot_fail(COT_INVALID_ARGUMENT,
-                            "%s: %s is %zu and byte %zu is set, but this library knows only %zu bytes", call, member,
+                            "%s: %s is %zu and byte %zu is set, but this library supports only %zu bytes", call, member,
                             given, byte, size);
     memset(copy, 0, size);
     memcpy(copy, args, given < size ? given : size);

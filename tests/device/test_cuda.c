@@ -212,7 +212,7 @@ static bool takes_input(const call *one, const char *name)
     return false;
 }
 
-/* The changed data are all inputs, including index data and dropout's seed_memory and offset_memory. */
+/* The changed data are all inputs, including index data and dropout's seed_tensor and offset_tensor. */
 static void captured_calls_replay_on_changed_data(void **state)
 {
     (void)state;
@@ -222,7 +222,7 @@ static void captured_calls_replay_on_changed_data(void **state)
     assert_ok(device_queue_open(&d, ""));
     for (int i = 0; i < all.count; i++) {
         capture_and_replay(&all.list[i], &d);
-        with_seeds += takes_input(&all.list[i], "seed_memory");
+        with_seeds += takes_input(&all.list[i], "seed_tensor");
         with_sequences += takes_input(&all.list[i], "cu_seqlens");
     }
     assert_true(with_seeds > 0 && with_sequences > 0);

@@ -206,9 +206,9 @@ static void memory_adds_to_seed_and_offset(void **state)
     args.offset -= offset_words;
     args.x = cot_tensor_contiguous(x.device, COT_F32, 2, (int64_t[]){R, D});
     args.mask_out = cot_tensor_contiguous(out.device, COT_U8, 2, (int64_t[]){R, D});
-    args.seed_memory = cot_tensor_contiguous(words.device, COT_I32, 1, (int64_t[]){2});
-    args.seed_memory.stride[0] = 2;
-    args.offset_memory = cot_tensor_contiguous((char *)words.device + 12, COT_I32, 1, (int64_t[]){2});
+    args.seed_tensor = cot_tensor_contiguous(words.device, COT_I32, 1, (int64_t[]){2});
+    args.seed_tensor.stride[0] = 2;
+    args.offset_tensor = cot_tensor_contiguous((char *)words.device + 12, COT_I32, 1, (int64_t[]){2});
     assert_ok(cot_dropout_forward(gpu, &args));
     copy_to_host(&out);
     assert_memory_equal(out.host, bytes, R * D);

@@ -123,13 +123,13 @@ static void options(void **state)
     ACCEPT(FORWARD, f->f.causal = f->f.window = 1, f->f.window_left = -1, f->f.window_right = -1);
     ACCEPT(FORWARD, f->f.window = 1, f->f.window_left = INT64_MAX, f->f.window_right = INT64_MAX);
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE,
-           "attention_forward: dropout_seed_memory has 3 words, expected 2 (low, high)",
-           f->f.dropout_seed_memory = VIEW(f->cu_q, COT_I32, 3));
+           "attention_forward: dropout_seed_tensor has 3 words, expected 2 (low, high)",
+           f->f.dropout_seed_tensor = VIEW(f->cu_q, COT_I32, 3));
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_DTYPE,
-           "attention_forward: dropout_offset_memory has dtype f32, expected i32",
-           f->f.dropout_offset_memory = VIEW(f->small, COT_F32, 2));
+           "attention_forward: dropout_offset_tensor has dtype f32, expected i32",
+           f->f.dropout_offset_tensor = VIEW(f->small, COT_F32, 2));
     ACCEPT(FORWARD, f->f.dropout_p = 1);
-    ACCEPT(FORWARD, f->f.dropout_p = 0.5, f->f.dropout_seed_memory = VIEW(f->cu_q, COT_I32, 2));
+    ACCEPT(FORWARD, f->f.dropout_p = 0.5, f->f.dropout_seed_tensor = VIEW(f->cu_q, COT_I32, 2));
 }
 
 static void blocks(void **state)

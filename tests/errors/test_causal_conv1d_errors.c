@@ -127,7 +127,7 @@ static void queue_args_and_struct_size(void **state)
     assert_ok(cot_causal_conv1d_forward(f.queue, &newer.known));
     newer.unknown[1] = 1;
     snprintf(message, sizeof message,
-             "causal_conv1d_forward: struct_size is %zu and byte %zu is set, but this library knows only %zu bytes",
+             "causal_conv1d_forward: struct_size is %zu and byte %zu is set, but this library supports only %zu bytes",
              sizeof newer, sizeof newer - 8, sizes[FORWARD]);
     assert_fails(cot_causal_conv1d_forward(f.queue, &newer.known), COT_INVALID_ARGUMENT, message);
     cot_queue_destroy(f.queue);

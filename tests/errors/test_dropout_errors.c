@@ -35,8 +35,8 @@ static fixture *fresh(fixture *f, const char *kernels)
     f->f.x = VIEW(f->x, COT_F32, A, R, D);
     f->f.bias = VIEW(f->bias, COT_F32, D);
     f->f.residual = VIEW(f->residual, COT_F32, A, R, D);
-    f->f.seed_memory = VIEW(f->words, COT_I32, 2);
-    f->f.offset_memory = VIEW(f->words + 2, COT_I32, 2);
+    f->f.seed_tensor = VIEW(f->words, COT_I32, 2);
+    f->f.offset_tensor = VIEW(f->words + 2, COT_I32, 2);
     f->f.y = VIEW(f->out.y, COT_F32, A, R, D);
     f->f.mask_out = VIEW(f->out.mask, COT_U8, A, R, D);
     f->f.mask_bits_out = VIEW(f->out.bits, COT_U8, A, R, G);
@@ -47,8 +47,8 @@ static fixture *fresh(fixture *f, const char *kernels)
     f->b.dy = VIEW(f->residual, COT_F32, A, R, D);
     f->b.x = f->f.x;
     f->b.bias = f->f.bias;
-    f->b.seed_memory = f->f.seed_memory;
-    f->b.offset_memory = f->f.offset_memory;
+    f->b.seed_tensor = f->f.seed_tensor;
+    f->b.offset_tensor = f->f.offset_tensor;
     f->b.dx = f->f.y;
     f->b.dbias = VIEW(f->out.bias, COT_F32, D);
     return f;
@@ -137,7 +137,7 @@ static void required_tensors(void **state)
     ACCEPT(BACKWARD, f->b.dx = absent, f->b.dbias = absent);
     ACCEPT(FORWARD, f->f.y = absent);
     ACCEPT(FORWARD, f->f.y = absent, f->f.mask_out = absent, f->f.mask_bits_out = absent);
-    ACCEPT(FORWARD, f->f.bias = absent, f->f.residual = absent, f->f.seed_memory = absent, f->f.offset_memory = absent);
+    ACCEPT(FORWARD, f->f.bias = absent, f->f.residual = absent, f->f.seed_tensor = absent, f->f.offset_tensor = absent);
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_DTYPE,
            "dropout_forward: bias has data or a rank but no dtype (an absent tensor is all zero)",
            f->f.bias.dtype = COT_DTYPE_NONE);
@@ -175,9 +175,9 @@ static void shapes(void **state)
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_forward: mask_bits_out has ceil(D/8)=1, x has ceil(D/8)=2",
            f->f.mask_bits_out.shape[2] = 1);
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE,
-           "dropout_forward: seed_memory has size 3, expected 2 (low word, high word)", f->f.seed_memory.shape[0] = 3);
-    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_forward: offset_memory has 2 axes, expected 1",
-           f->f.offset_memory = VIEW(f->words, COT_I32, 1, 2));
+           "dropout_forward: seed_tensor has size 3, expected 2 (low word, high word)", f->f.seed_tensor.shape[0] = 3);
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_forward: offset_tensor has 2 axes, expected 1",
+           f->f.offset_tensor = VIEW(f->words, COT_I32, 1, 2));
     REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_backward: x has D=9, dy has D=10", f->b.x.shape[2] = 9);
     REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_SHAPE, "dropout_backward: x has D=9, dy has D=10", f->b.x.shape[2] = 9,
            f->b.activation = COT_ACTIVATION_NONE);
@@ -209,8 +209,8 @@ static void masks(void **state)
            f->f.mask_bits = VIEW(f->x, COT_I32, A, R, G));
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_DTYPE, "dropout_forward: mask_out has dtype f32, expected u8",
            f->f.mask_out = VIEW(f->out.y, COT_F32, A, R, D));
-    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_DTYPE, "dropout_forward: seed_memory has dtype u8, expected i32",
-           f->f.seed_memory.dtype = COT_U8);
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_DTYPE, "dropout_forward: seed_tensor has dtype u8, expected i32",
+           f->f.seed_tensor.dtype = COT_U8);
     ACCEPT(FORWARD, f->f.mask = VIEW(f->mask, COT_U8, A, R, D));
     ACCEPT(BACKWARD, f->b.mask_bits = VIEW(f->bits, COT_U8, A, R, G));
     ACCEPT(BACKWARD, f->b.mask = VIEW(f->mask, COT_U8, A, R, D), f->b.p = 1);
@@ -246,8 +246,8 @@ static void memory(void **state)
     REFUSE(FORWARD, DATA_FAULT, COT_INVALID_ARGUMENT, "dropout_forward: x has null data", f->f.x.data = NULL);
     REFUSE(FORWARD, DATA_FAULT, COT_INVALID_ARGUMENT, "dropout_forward: mask_bits_out has null data",
            f->f.mask_bits_out.data = NULL);
-    REFUSE(FORWARD, DATA_FAULT, COT_INVALID_ARGUMENT, "dropout_forward: seed_memory has null data",
-           f->f.seed_memory.data = NULL);
+    REFUSE(FORWARD, DATA_FAULT, COT_INVALID_ARGUMENT, "dropout_forward: seed_tensor has null data",
+           f->f.seed_tensor.data = NULL);
     REFUSE(BACKWARD, DATA_FAULT, COT_INVALID_ARGUMENT, "dropout_backward: dbias has null data", f->b.dbias.data = NULL);
     REFUSE(FORWARD, DATA_FAULT, COT_INVALID_LAYOUT,
            "dropout_forward: y is an output but its strides give two elements one address (axis 1, stride 0)",
@@ -260,8 +260,8 @@ static void memory(void **state)
            f->f.mask_out.data = f->out.y);
     REFUSE(FORWARD, DATA_FAULT, COT_INVALID_LAYOUT, "dropout_forward: mask_out overlaps mask",
            f->f.mask = f->f.mask_out);
-    REFUSE(FORWARD, DATA_FAULT, COT_INVALID_LAYOUT, "dropout_forward: y overlaps seed_memory",
-           f->f.seed_memory.data = f->out.y);
+    REFUSE(FORWARD, DATA_FAULT, COT_INVALID_LAYOUT, "dropout_forward: y overlaps seed_tensor",
+           f->f.seed_tensor.data = f->out.y);
     REFUSE(BACKWARD, DATA_FAULT, COT_INVALID_LAYOUT, "dropout_backward: dx overlaps dbias", f->b.dbias.data = f->out.y);
     REFUSE(BACKWARD, DATA_FAULT, COT_INVALID_LAYOUT, "dropout_backward: dbias overlaps bias", f->b.bias = f->b.dbias);
     /* The pairs of arguments that may share memory, and one such pair with different strides. */

@@ -31,7 +31,7 @@ def leaf(x):
 
 
 def within(found, single, exact, about):
-    """The norm rule of docs/guide/reproducibility.md, with the single call instead of the scalar kernel. Two units instead
+    """The norm rule of docs/guide/accuracy.md, with the single call instead of the scalar kernel. Two units instead
     of its terms for rounded results and cancelled sums."""
     assert found.shape == exact.shape, f"{about}: shape {tuple(found.shape)}, expected {tuple(exact.shape)}"
     finite = exact.isfinite()

@@ -98,7 +98,7 @@ def main():
         post = (streams, randn(4, 6, 8), randn(4, 6, 2), randn(4, 6, 2, 2))
         compare("mhc_post", cotangent.mhc_post, post, [Shard(axis)] * 4, Shard(axis))
         for sinkhorn in (True, False):
-            compare("mhc_seam", cotangent.mhc_seam, (*post, phi, alpha, bias, gamma), [Shard(axis)] * 4 + [R] * 4, Shard(axis),
+            compare("mhc_post_pre", cotangent.mhc_post_pre, (*post, phi, alpha, bias, gamma), [Shard(axis)] * 4 + [R] * 4, Shard(axis),
                     sinkhorn=sinkhorn)  # fmt: skip
     print("sharded ops agree")
 

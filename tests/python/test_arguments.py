@@ -40,23 +40,23 @@ def functions(device):
     r = f(4, 10)
     yield cotangent.dropout, dict(
         x=r, p=0.5, training=True, bias=f(10), activation="relu", residual=f(4, 10), scale=2.0, seed=1, offset=2,
-        seed_memory=i(1, 0), offset_memory=i(1, 0), return_mask="bits",
+        seed_tensor=i(1, 0), offset_tensor=i(1, 0), return_mask="bits",
     )  # fmt: skip
     yield cotangent.dropout, dict(x=r, mask=r > 0)
     yield cotangent.dropout, dict(x=r, mask_bits=torch.zeros(4, 2, dtype=torch.uint8, device=device))
     yield cotangent.dropout_scale, dict(p=0.5)
-    streams, h_post, A = f(2, 3, 4, 8), f(2, 3, 4), f(2, 3, 4, 4)
+    streams, h_post, h_res = f(2, 3, 4, 8), f(2, 3, 4), f(2, 3, 4, 4)
     yield cotangent.mhc_pre, dict(
         x=streams, phi=f(24, 32), alpha=f(3), bias=f(24), gamma=f(4, 8), sinkhorn=True, sinkhorn_iterations=3,
         sinkhorn_eps=1e-6, norm_eps=1e-6, hc_eps=1e-6, post_scale=2.0,
     )  # fmt: skip
-    yield cotangent.mhc_seam, dict(
-        x=streams, f=f(2, 3, 8), h_post=h_post, A=A, phi=f(24, 32), alpha=f(3), bias=f(24), gamma=f(4, 8),
-        A_is_out_in=False, sinkhorn=True, sinkhorn_iterations=3, sinkhorn_eps=1e-6, norm_eps=1e-6, hc_eps=1e-6,
+    yield cotangent.mhc_post_pre, dict(
+        x=streams, f=f(2, 3, 8), h_post=h_post, h_res=h_res, phi=f(24, 32), alpha=f(3), bias=f(24), gamma=f(4, 8),
+        h_res_is_out_in=False, sinkhorn=True, sinkhorn_iterations=3, sinkhorn_eps=1e-6, norm_eps=1e-6, hc_eps=1e-6,
         post_scale=2.0,
     )  # fmt: skip
-    yield cotangent.mhc_sinkhorn, dict(h_res=A, iterations=3, eps=1e-6)
-    yield cotangent.mhc_post, dict(x=streams, f=f(2, 3, 8), h_post=h_post, A=A, A_is_out_in=False)
+    yield cotangent.mhc_sinkhorn, dict(h_res_logits=h_res, iterations=3, eps=1e-6)
+    yield cotangent.mhc_post, dict(x=streams, f=f(2, 3, 8), h_post=h_post, h_res=h_res, h_res_is_out_in=False)
     yield compat_conv.causal_conv1d_fn, dict(
         x=x, weight=weight, bias=bias, seq_idx=parts, initial_states=state, return_final_states=True,
         final_states_out=torch.zeros_like(state), activation="silu",
@@ -67,7 +67,7 @@ def functions(device):
         return
     q, k, v = f(2, 5, 4, 8), f(2, 7, 2, 8), f(2, 7, 2, 8)
     options = dict(causal=True, window=(3, 0), scale=0.5, softcap=3.0, dropout_p=0.1, seed=1, offset=2,
-                   seed_memory=i(1, 0), offset_memory=i(1, 0), deterministic=True, return_lse=True)  # fmt: skip
+                   seed_tensor=i(1, 0), offset_tensor=i(1, 0), deterministic=True, return_lse=True)  # fmt: skip
     yield cotangent.attention, dict(
         q=q, k=k, v=v, seqused_q=i(5, 3), seqused_k=i(7, 2), sink=f(4), alibi_slopes=f(4), bias=f(2, 4, 5, 7), **options
     )
@@ -124,8 +124,8 @@ WRONG_TENSORS = {
     "sparse": lambda t: t.to_sparse(),
     "int64": lambda t: t.long(),
 }
-# Valid calls: a padding mask or a batch of states with fewer axes, a residual or a parameter of mhc of integers, batch axes
-# of scaled_dot_product_attention that broadcast.
+# Valid calls: a padding mask or a batch of states with fewer axes, a residual or a parameter of mhc of integers, batch
+# axes of scaled_dot_product_attention that broadcast.
 ALLOWED = {
     ("x", "an axis more"), ("x", "two axes more"), ("phi", "int64"), ("alpha", "int64"), ("bias", "int64"),
     ("gamma", "int64"), ("f", "int64"), ("residual", "int64"), ("attn_mask", "no axes"), ("cache_seqlens", "int64"),

@@ -182,7 +182,7 @@ def test_version_2_without_autograd(device, packed, p):
     out, lse, S, rng_state = forward(q, k, v, *packing(device, packed), p, 0.3, True, **options)
     assert S is None and rng_state.dtype == torch.int64 and rng_state.shape == (2,) and not out.requires_grad
     seed = rng_state.view(torch.int32)[:2] if p else None
-    arguments = dict(causal=True, window=(5, 0), scale=0.3, softcap=2.0, dropout_p=p, seed_memory=seed)
+    arguments = dict(causal=True, window=(5, 0), scale=0.3, softcap=2.0, dropout_p=p, seed_tensor=seed)
     run = cotangent.attention_varlen if packed else cotangent.attention
     expected = run(q, k, v, *packing(device, packed), **arguments)
     assert torch.equal(out, expected)

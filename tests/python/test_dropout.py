@@ -112,8 +112,8 @@ def test_seeds(device):
     assert torch.equal(first, again) and not torch.equal(first, second)
     assert not torch.equal(dropout(x, seed=1), dropout(x, seed=1, offset=1))
     words = torch.tensor([3, 0], dtype=torch.int32, device=device)
-    assert torch.equal(dropout(x, seed=1, offset_memory=words), dropout(x, seed=1, offset=3))
-    assert torch.equal(dropout(x, seed_memory=words), dropout(x, seed=3))
+    assert torch.equal(dropout(x, seed=1, offset_tensor=words), dropout(x, seed=1, offset=3))
+    assert torch.equal(dropout(x, seed_tensor=words), dropout(x, seed=3))
     assert torch.equal(dropout(x, 0.9, training=False), x) and torch.equal(dropout(x, 0.0), x)
     assert (dropout(x, 1.0, residual=2 * x) == 2).all()
     share = dropout(torch.ones(1000, 1000, device=device), 0.25).mean().item()
@@ -166,7 +166,7 @@ def test_gradients_in_float64(on_cpu):
         (ValueError, "mask", dict(mask=torch.zeros(3, 5, 36, dtype=torch.uint8))),
         (TypeError, "mask has dtype", dict(mask=torch.zeros(3, 5, 37))),
         (ValueError, "mask", dict(mask=torch.zeros(3, 5, 37).bool(), mask_bits=torch.zeros(3, 5, 5).byte())),
-        (ValueError, "seed_memory", dict(seed_memory=torch.zeros(3, dtype=torch.int32))),
+        (ValueError, "seed_tensor", dict(seed_tensor=torch.zeros(3, dtype=torch.int32))),
         (ValueError, "scale", dict(scale=-1.0)),
     ],
 )

@@ -101,8 +101,8 @@ def test_hyper_connection_stack(device):
     assert torch.equal(streams, stack.layers[0].expand(x)) and stack.layers[0].expand(x, 2).shape == (2, 5, 2, 12)
     for connection, layer in zip(stack.layers, plain):
         assert torch.equal(connection.layer.weight, layer.weight)
-        h_in, h_post, A = cotangent.mhc_pre(streams, connection.phi, connection.alpha, connection.bias, connection.gamma)
-        streams = cotangent.mhc_post(streams, layer(h_in), h_post, A)
+        h_in, h_post, h_res = cotangent.mhc_pre(streams, connection.phi, connection.alpha, connection.bias, connection.gamma)
+        streams = cotangent.mhc_post(streams, layer(h_in), h_post, h_res)
     torch.testing.assert_close(stack(x), streams.sum(2), **close)
     parameters = [parameter for name, parameter in stack.named_parameters() if ".layer." not in name]
     for a, b in zip(*(torch.autograd.grad(y.square().sum(), parameters) for y in (stack(x), streams.sum(2)))):

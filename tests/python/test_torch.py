@@ -54,8 +54,8 @@ def calls(device):
         f(2, 3, 4), None, f(2, 3, 4, 4), 1e-6, 2.0, 1e-6, 5, [True] * 5,
     )  # fmt: skip
     halves = (streams, f(2, 3, 8), f(2, 3, 4), f(2, 3, 4, 4), phi, alpha, coefficients, gamma)
-    yield "mhc_seam_forward", (*halves, 1e-6, 1e-6, 2.0, 1e-6, 5, 0, True)
-    yield "mhc_seam_backward", (
+    yield "mhc_post_pre_forward", (*halves, 1e-6, 1e-6, 2.0, 1e-6, 5, 0, True)
+    yield "mhc_post_pre_backward", (
         *halves, f(2, 3).abs() + 1, f(2, 3, 24), f(2, 3, 4), f(2, 3, 4), f(2, 3, 8), f(2, 3, 4), None, f(2, 3, 4, 4),
         streams, streams, 1e-6, 2.0, 1e-6, 5, 0, [True] * 8,
     )  # fmt: skip
@@ -163,13 +163,13 @@ class Block(torch.nn.Module):
 
     def forward(self, x):
         streams = x[:, :, None].expand(-1, -1, self.n, -1).contiguous()
-        h, h_post, A = mhc_pre(streams, self.phi, self.alpha, self.coefficients)
+        h, h_post, h_res = mhc_pre(streams, self.phi, self.alpha, self.coefficients)
         h = causal_conv1d(h.transpose(1, 2), self.conv, self.bias, "silu").transpose(1, 2)
         q, k, v = self.qkv(h).unflatten(-1, (3, self.H, -1)).unbind(2)
         h = attention(q, k, v, causal=True) if self.with_attention else q + k * v
         h = dropout(h.flatten(2), 0.1, bias=self.bias, activation="gelu", residual=x, seed=5)
         logits = mhc_pre(streams, self.phi, self.alpha, self.coefficients, sinkhorn=False)[2]
-        streams = mhc_post(streams, h, h_post, (A + mhc_sinkhorn(logits)) / 2)
+        streams = mhc_post(streams, h, h_post, (h_res + mhc_sinkhorn(logits)) / 2)
         return dropout(streams.sum(2), 0.2, self.training)
 
 

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import cotangent
 from cotangent import attention, causal_conv1d, causal_conv1d_dense, causal_conv1d_update, dropout
-from cotangent import mhc_post, mhc_pre, mhc_seam, mhc_sinkhorn
+from cotangent import mhc_post, mhc_post_pre, mhc_pre, mhc_sinkhorn
 
 
 def indices(device, *values):
@@ -71,7 +71,7 @@ def other_cases(device):
         return randn(device, *shape)
 
     yield "mhc_pre", mhc_pre, (f(2, 3, 4, 8), f(24, 32), f(3), f(24), f(4, 8))
-    yield "mhc_seam", mhc_seam, (
+    yield "mhc_post_pre", mhc_post_pre, (
         f(2, 3, 4, 8), f(2, 3, 8), f(2, 3, 4), f(2, 3, 4, 4), f(24, 32), f(3), f(24), f(4, 8)
     )  # fmt: skip
     yield "mhc_sinkhorn", mhc_sinkhorn, (f(2, 3, 4, 4),)

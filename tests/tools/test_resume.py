@@ -199,7 +199,7 @@ def test_default():
     table = lines[[line.startswith('ops in training') for line in lines].index(True) + 1:] if any(
         line.startswith('ops in training') for line in lines) else []
     rows = {' '.join(line.split()[:2]): line.split()[2:] for line in table}
-    ops = ('causal_conv1d', 'causal_conv1d_dense', 'attention', 'dropout', 'mhc_pre', 'mhc_seam', 'mhc_post')
+    ops = ('causal_conv1d', 'causal_conv1d_dense', 'attention', 'dropout', 'mhc_pre', 'mhc_post_pre', 'mhc_post')
     check(sorted(rows) == sorted(f'{op} {direction}' for op in ops for direction in ('forward', 'backward')),
           f'the ops of a default run: {sorted(rows)}')
     for name, row in rows.items():

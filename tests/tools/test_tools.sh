@@ -180,6 +180,9 @@ expect fail 'the link nothing.md leads nowhere' page README.md 'A [link](nothing
 expect fail 'the link README.md#other leads nowhere' page README.md '# Title\n\nA [link](README.md#other).\n'
 expect fail 'at most 5000 are allowed' page README.md "$(repeat 900 'Words. ')\n"
 expect fail '36 words' page README.md "Not $(repeat 34 'too ')long.\n"
+expect fail '36 words' page README.md "A colon: $(repeat 32 'and ')no end.\n"
+expect fail '36 words' page README.md "| cell | $(repeat 36 'word ')| cell |\n"
+expect pass '0 complaints' page README.md "| $(repeat 30 'word '); $(repeat 30 'word ')| cell |\n"
 expect pass '0 complaints' page README.md "Just $(repeat 33 'not ')long.\n\n    $(repeat 40 'code ')\n"
 expect fail '151 lines, at most 150' page src/ops/op/README.md "$(repeat 75 'A line.\n\n')A line.\n"
 expect fail '36 words' page src/ops/op/README.md "Not $(repeat 34 'too ')long.\n"

@@ -233,8 +233,8 @@ static void older_and_newer_structs_are_understood(void **state)
     assert_int_equal(last_call.args.size, 4);
     newer.unknown[5] = 1;
     snprintf(message, sizeof message,
-             "toy_forward: struct_size is %zu and byte %zu is set, but this library knows only %zu bytes", sizeof newer,
-             sizeof(toy_args) + 5, sizeof(toy_args));
+             "toy_forward: struct_size is %zu and byte %zu is set, but this library supports only %zu bytes",
+             sizeof newer, sizeof(toy_args) + 5, sizeof(toy_args));
     assert_fails(cot_op_run(forward, queue, &newer), COT_INVALID_ARGUMENT, message);
     cot_queue_destroy(queue);
 }

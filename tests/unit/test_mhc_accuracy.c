@@ -126,8 +126,8 @@ static void gradients_in_bf16(void **state)
 {
     (void)state;
     static char *const cases[][8] = {
-        {"T=128", "n=4", "D=128", "bf16", "phi~1", "gamma", "dh_res", NULL},
-        {"T=128", "n=4", "D=128", "bf16", "gamma", "dh_res", NULL},
+        {"T=128", "n=4", "D=128", "bf16", "phi~1", "gamma", "dh_res_logits", NULL},
+        {"T=128", "n=4", "D=128", "bf16", "gamma", "dh_res_logits", NULL},
         {"T=128", "n=4", "D=1280", "bf16", "gamma", "sinkhorn", "dx_post", NULL},
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
@@ -211,7 +211,7 @@ static void projection(void **state)
 
 static void repeat_both(char *D_option, int repeats)
 {
-    char *const words[] = {"T=250", "n=4", D_option, "bf16", "gamma", "sinkhorn", "dh_res"};
+    char *const words[] = {"T=250", "n=4", D_option, "bf16", "gamma", "sinkhorn", "dh_res_logits"};
     for (int direction = 0; direction < 2; direction++) {
         solved_case s;
         bound_case again;
@@ -247,7 +247,7 @@ enum { SINKHORN_TOKENS = 4096, MAX_N = 8 };
 static int64_t count_unbalanced(int64_t n, double scale, int32_t iterations)
 {
     static double normal[SINKHORN_TOKENS * MAX_N * MAX_N];
-    static float logits[SINKHORN_TOKENS * MAX_N * MAX_N], A[SINKHORN_TOKENS * MAX_N * MAX_N];
+    static float logits[SINKHORN_TOKENS * MAX_N * MAX_N], h_res[SINKHORN_TOKENS * MAX_N * MAX_N];
     random_normal(7, normal, SINKHORN_TOKENS * n * n);
     for (int64_t i = 0; i < SINKHORN_TOKENS * n * n; i++) {
         const double value = scale * normal[i];
@@ -258,8 +258,8 @@ static int64_t count_unbalanced(int64_t n, double scale, int32_t iterations)
     cot_mhc_sinkhorn_forward_args a;
     COT_MHC_SINKHORN_INIT(&a);
     a.iterations = iterations;
-    a.h_res = cot_tensor_contiguous(logits, COT_F32, 4, (const int64_t[]){1, SINKHORN_TOKENS, n, n});
-    a.A = cot_tensor_contiguous(A, COT_F32, 4, (const int64_t[]){1, SINKHORN_TOKENS, n, n});
+    a.h_res_logits = cot_tensor_contiguous(logits, COT_F32, 4, (const int64_t[]){1, SINKHORN_TOKENS, n, n});
+    a.h_res = cot_tensor_contiguous(h_res, COT_F32, 4, (const int64_t[]){1, SINKHORN_TOKENS, n, n});
     assert_ok(cot_mhc_sinkhorn_forward(queue, &a));
     cot_queue_destroy(queue);
     int64_t tokens = 0;
@@ -268,8 +268,8 @@ static int64_t count_unbalanced(int64_t n, double scale, int32_t iterations)
         for (int64_t i = 0; i < n; i++) {
             double row = 0, column = 0;
             for (int64_t j = 0; j < n; j++) {
-                row += (double)A[(t * n + i) * n + j];
-                column += (double)A[(t * n + j) * n + i];
+                row += (double)h_res[(t * n + i) * n + j];
+                column += (double)h_res[(t * n + j) * n + i];
             }
             if (!isfinite(row) || !isfinite(column))
                 return -1;

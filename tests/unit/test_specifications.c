@@ -440,8 +440,8 @@ enum { STREAMS = 2, WIDTH = 3, ROW = STREAMS * WIDTH, M = STREAMS * STREAMS + 2 
 
 typedef struct connection {
     double x[ROW], phi[M * ROW], alpha[3], bias[M], gamma[ROW];
-    double h_in[WIDTH], h_pre[STREAMS], h_post[STREAMS], h_res[STREAMS * STREAMS], inv_rms, h_mix[M];
-    double dh_in[WIDTH], dh_post[STREAMS], dh_res[STREAMS * STREAMS];
+    double h_in[WIDTH], h_pre[STREAMS], h_post[STREAMS], h_res_logits[STREAMS * STREAMS], inv_rms, h_mix[M];
+    double dh_in[WIDTH], dh_post[STREAMS], dh_res_logits[STREAMS * STREAMS];
     bool with_gamma;
     cot_queue *queue;
 } connection;
@@ -459,7 +459,7 @@ static void forward_args(const connection *constant, cot_mhc_pre_forward_args *a
     args->h_in = cot_tensor_contiguous(c->h_in, COT_F64, 3, (int64_t[]){1, 1, WIDTH});
     args->h_pre = cot_tensor_contiguous(c->h_pre, COT_F64, 3, (int64_t[]){1, 1, STREAMS});
     args->h_post = cot_tensor_contiguous(c->h_post, COT_F64, 3, (int64_t[]){1, 1, STREAMS});
-    args->h_res = cot_tensor_contiguous(c->h_res, COT_F64, 4, (int64_t[]){1, 1, STREAMS, STREAMS});
+    args->h_res_logits = cot_tensor_contiguous(c->h_res_logits, COT_F64, 4, (int64_t[]){1, 1, STREAMS, STREAMS});
     args->inv_rms = cot_tensor_contiguous(&c->inv_rms, COT_F64, 2, (int64_t[]){1, 1});
     args->h_mix = cot_tensor_contiguous(c->h_mix, COT_F64, 3, (int64_t[]){1, 1, M});
 }
@@ -476,7 +476,7 @@ static double connection_loss(const void *context)
     for (int i = 0; i < STREAMS; i++)
         loss += c->dh_post[i] * c->h_post[i];
     for (int i = 0; i < STREAMS * STREAMS; i++)
-        loss += c->dh_res[i] * c->h_res[i];
+        loss += c->dh_res_logits[i] * c->h_res_logits[i];
     return loss;
 }
 
@@ -492,7 +492,7 @@ static void printed_dx(const connection *c, double *dx)
         const double s = c->h_pre[i] - 1e-6, post = c->h_post[i];
         dz[j] = j < STREAMS       ? dh_pre * s * (1 - s)
                 : j < 2 * STREAMS ? c->dh_post[i] * post * (1 - post / 2)
-                                  : c->dh_res[j - 2 * STREAMS];
+                                  : c->dh_res_logits[j - 2 * STREAMS];
         dz[j] *= c->alpha[j < STREAMS ? 0 : j < 2 * STREAMS ? 1 : 2];
         dinv += dz[j] * c->h_mix[j];
     }
@@ -514,7 +514,7 @@ static void forward_of_004(void **state)
         connection c = {.with_gamma = with_gamma, .queue = make_queue(NULL, 0)};
         double dx[ROW], true_dx[ROW];
         fill(c.x, ROW, 1), fill(c.phi, M * ROW, 2), fill(c.alpha, 3, 3), fill(c.bias, M, 4), fill(c.gamma, ROW, 5);
-        fill(c.dh_in, WIDTH, 6), fill(c.dh_post, STREAMS, 7), fill(c.dh_res, STREAMS * STREAMS, 8);
+        fill(c.dh_in, WIDTH, 6), fill(c.dh_post, STREAMS, 7), fill(c.dh_res_logits, STREAMS * STREAMS, 8);
         differences(connection_loss, &c, c.x, ROW, true_dx);
         connection_loss(&c);
         printed_dx(&c, dx);

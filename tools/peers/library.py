@@ -60,8 +60,8 @@ def arguments(*fields):
 
 ATTENTION = (i32("causal window") + i64("window_left window_right") + f64("scale softcap dropout_p")
              + u64("dropout_seed dropout_offset") + i64("max_seqlen_q max_seqlen_k q_begin q_length k_begin k_length"))
-ATTENTION_INPUTS = tensors("q k v cu_seqlens_q cu_seqlens_k seqused_q seqused_k sink alibi_slopes bias dropout_seed_memory "
-                           "dropout_offset_memory")
+ATTENTION_INPUTS = tensors("q k v cu_seqlens_q cu_seqlens_k seqused_q seqused_k sink alibi_slopes bias dropout_seed_tensor "
+                           "dropout_offset_tensor")
 CALLS = {
     "attention_forward": arguments(ATTENTION, ATTENTION_INPUTS, tensors("out lse")),
     "attention_backward": arguments(ATTENTION, i32("accumulate allow_nondeterminism"), ATTENTION_INPUTS,
@@ -72,19 +72,19 @@ CALLS = {
                                         tensors("x weight bias initial_state seq_idx cu_seqlens dy dfinal_state dx dweight "
                                                 "dbias dinitial_state")),
     "dropout_forward": arguments(i32("activation"), f64("p scale"), u64("seed offset"),
-                                 tensors("x bias residual mask mask_bits seed_memory offset_memory y mask_out "
+                                 tensors("x bias residual mask mask_bits seed_tensor offset_tensor y mask_out "
                                          "mask_bits_out")),
     "dropout_backward": arguments(i32("activation accumulate"), f64("p scale"), u64("seed offset"),
-                                  tensors("dy x bias mask mask_bits seed_memory offset_memory dx dbias")),
+                                  tensors("dy x bias mask mask_bits seed_tensor offset_tensor dx dbias")),
     "mhc_pre_forward": arguments(f64("norm_eps hc_eps post_scale sinkhorn_eps"), i32("sinkhorn_iterations"),
-                                 tensors("x phi alpha bias gamma h_in h_pre h_post h_res A inv_rms h_mix")),
+                                 tensors("x phi alpha bias gamma h_in h_pre h_post h_res_logits h_res inv_rms h_mix")),
     "mhc_pre_backward": arguments(f64("hc_eps post_scale sinkhorn_eps"), i32("sinkhorn_iterations accumulate"),
-                                  tensors("x phi alpha bias gamma inv_rms h_mix h_pre h_post dh_in dh_post dh_res dA dx_post "
+                                  tensors("x phi alpha bias gamma inv_rms h_mix h_pre h_post dh_in dh_post dh_res_logits dh_res dx_post "
                                           "dx dphi dalpha dbias dgamma")),
-    "mhc_sinkhorn_forward": arguments(f64("eps"), i32("iterations"), tensors("h_res A")),
-    "mhc_sinkhorn_backward": arguments(f64("eps"), i32("iterations"), tensors("h_res dA dh_res")),
-    "mhc_post_forward": arguments(i32("A_is_out_in"), tensors("x f h_post A y")),
-    "mhc_post_backward": arguments(i32("A_is_out_in"), tensors("x f h_post A dy dx df dh_post dA")),
+    "mhc_sinkhorn_forward": arguments(f64("eps"), i32("iterations"), tensors("h_res_logits h_res")),
+    "mhc_sinkhorn_backward": arguments(f64("eps"), i32("iterations"), tensors("h_res_logits dh_res dh_res_logits")),
+    "mhc_post_forward": arguments(i32("h_res_is_out_in"), tensors("x f h_post h_res y")),
+    "mhc_post_backward": arguments(i32("h_res_is_out_in"), tensors("x f h_post h_res dy dx df dh_post dh_res")),
 }
 
 

@@ -23,7 +23,7 @@ SHAPES = [(8192, 4, 4096, "bf16"), (8192, 4, 7168, "bf16"), (8192, 4, 1280, "bf1
 
 
 def pre(x, phi, alpha, bias):
-    """h_in, h_post, h_res; x [T,n,D]."""
+    """h_in, h_post, h_res_logits; x [T,n,D]."""
     T, n, D = x.shape
     flat = x.float().reshape(T, n * D)
     inv_rms = torch.rsqrt(flat.square().mean(-1, keepdim=True) + EPS)
@@ -36,26 +36,26 @@ def pre(x, phi, alpha, bias):
     return h_in, h_post, z[:, 2 * n:].reshape(T, n, n)
 
 
-def sinkhorn(h_res):
-    A = torch.softmax(h_res, -1) + EPS
-    A = A / (A.sum(-2, keepdim=True) + EPS)
+def sinkhorn(h_res_logits):
+    h_res = torch.softmax(h_res_logits, -1) + EPS
+    h_res = h_res / (h_res.sum(-2, keepdim=True) + EPS)
     for _ in range(ITERATIONS - 1):
-        A = A / (A.sum(-1, keepdim=True) + EPS)
-        A = A / (A.sum(-2, keepdim=True) + EPS)
-    return A
+        h_res = h_res / (h_res.sum(-1, keepdim=True) + EPS)
+        h_res = h_res / (h_res.sum(-2, keepdim=True) + EPS)
+    return h_res
 
 
-def post(x, f, h_post, A):
+def post(x, f, h_post, h_res):
     """y [T,n,D]."""
-    y = torch.einsum("tio,tid->tod", A, x.float()) + h_post.unsqueeze(-1) * f.float().unsqueeze(1)
+    y = torch.einsum("tio,tid->tod", h_res, x.float()) + h_post.unsqueeze(-1) * f.float().unsqueeze(1)
     return y.to(x.dtype)
 
 
 FUNCTIONS = {"mhc_pre": pre, "mhc_sinkhorn": sinkhorn, "mhc_post": post}
 # As bench names what these calls compute.
-OPTIONS = {("mhc_pre", "forward"): "phi~1/nD", ("mhc_pre", "backward"): "phi~1/nD+dh_res",
+OPTIONS = {("mhc_pre", "forward"): "phi~1/nD", ("mhc_pre", "backward"): "phi~1/nD+dh_res_logits",
            ("mhc_sinkhorn", "forward"): f"iterations={ITERATIONS}", ("mhc_sinkhorn", "backward"): f"iterations={ITERATIONS}",
-           ("mhc_post", "forward"): "A[in,out]", ("mhc_post", "backward"): "A[in,out]"}
+           ("mhc_post", "forward"): "h_res[in,out]", ("mhc_post", "backward"): "h_res[in,out]"}
 
 
 def footprint_of(op, direction, T, n, D, dtype):
@@ -112,31 +112,31 @@ def our_pre(ours, direction, inputs, upstream):
     options = {"hc_eps": EPS, "post_scale": POST_SCALE}
     given = {"x": x[None], "phi": phi, "alpha": alpha}
     saved = {"h_pre": f32(n), "h_post": f32(n), "inv_rms": f32(), "h_mix": f32(n * (n + 2))}
-    forward = ours.call("mhc_pre_forward", "h_in h_post h_res", **options, norm_eps=EPS, **given, bias=bias, **saved,
-                        h_in=torch.empty_like(upstream[0])[None], h_res=f32(n, n))
+    forward = ours.call("mhc_pre_forward", "h_in h_post h_res_logits", **options, norm_eps=EPS, **given, bias=bias, **saved,
+                        h_in=torch.empty_like(upstream[0])[None], h_res_logits=f32(n, n))
     if direction == "forward":
         return forward
     forward()
-    dh_in, dh_post, dh_res = (value[None] for value in upstream)
+    dh_in, dh_post, dh_res_logits = (value[None] for value in upstream)
     return ours.call("mhc_pre_backward", "dx dphi dalpha dbias", **options, **given, **saved, dh_in=dh_in, dh_post=dh_post,
-                     dh_res=dh_res, dx=torch.empty_like(x)[None], dphi=torch.empty_like(phi),
+                     dh_res_logits=dh_res_logits, dx=torch.empty_like(x)[None], dphi=torch.empty_like(phi),
                      dalpha=torch.empty_like(alpha), dbias=torch.empty_like(bias))
 
 
 def our_sinkhorn(ours, direction, inputs, upstream):
-    h_res, options = inputs[0][None], {"eps": EPS, "iterations": ITERATIONS}
+    h_res_logits, options = inputs[0][None], {"eps": EPS, "iterations": ITERATIONS}
     if direction == "forward":
-        return ours.call("mhc_sinkhorn_forward", "A", **options, h_res=h_res, A=torch.empty_like(h_res))
-    return ours.call("mhc_sinkhorn_backward", "dh_res", **options, h_res=h_res, dA=upstream[0][None],
-                     dh_res=torch.empty_like(h_res))
+        return ours.call("mhc_sinkhorn_forward", "h_res", **options, h_res_logits=h_res_logits, h_res=torch.empty_like(h_res_logits))
+    return ours.call("mhc_sinkhorn_backward", "dh_res_logits", **options, h_res_logits=h_res_logits, dh_res=upstream[0][None],
+                     dh_res_logits=torch.empty_like(h_res_logits))
 
 
 def our_post(ours, direction, inputs, upstream):
-    given = dict(zip(("x", "f", "h_post", "A"), (value[None] for value in inputs)))
+    given = dict(zip(("x", "f", "h_post", "h_res"), (value[None] for value in inputs)))
     if direction == "forward":
         return ours.call("mhc_post_forward", "y", **given, y=torch.empty_like(given["x"]))
     gradients = {f"d{name}": torch.empty_like(value) for name, value in given.items()}
-    return ours.call("mhc_post_backward", "dx df dh_post dA", **given, dy=upstream[0][None], **gradients)
+    return ours.call("mhc_post_backward", "dx df dh_post dh_res", **given, dy=upstream[0][None], **gradients)
 
 
 def our_call(ours, op, direction):

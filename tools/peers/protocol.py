@@ -253,7 +253,7 @@ def begin(parser):
     if options.threads is not None and options.threads < 1:
         parser.error("--threads must be 1 or more")
     if options.device == "cuda" and not torch.cuda.is_available():
-        sys.exit(f"{parser.prog}: torch sees no CUDA device")
+        sys.exit(f"{parser.prog}: torch finds no CUDA device")
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     torch.manual_seed(0)

@@ -82,18 +82,18 @@ class Block(torch.nn.Module):
         return x + self.branch(self.norm(x))
 
 
-def post(x, f, h_post, A):
-    mixed = (A.unsqueeze(-1) * x.float().unsqueeze(-2)).sum(-3)  # sum over i of A[i,o] x[i]
+def post(x, f, h_post, h_res):
+    mixed = (h_res.unsqueeze(-1) * x.float().unsqueeze(-2)).sum(-3)  # sum over i of h_res[i,o] x[i]
     return (mixed + h_post.unsqueeze(-1) * f.float().unsqueeze(-2)).to(x.dtype)
 
 
 def sinkhorn(logits):
-    A = torch.softmax(logits, -1) + HC_EPS
-    A = A / (A.sum(-2, keepdim=True) + HC_EPS)
+    h_res = torch.softmax(logits, -1) + HC_EPS
+    h_res = h_res / (h_res.sum(-2, keepdim=True) + HC_EPS)
     for _ in range(ITERATIONS - 1):
-        A = A / (A.sum(-1, keepdim=True) + HC_EPS)
-        A = A / (A.sum(-2, keepdim=True) + HC_EPS)
-    return A
+        h_res = h_res / (h_res.sum(-1, keepdim=True) + HC_EPS)
+        h_res = h_res / (h_res.sum(-2, keepdim=True) + HC_EPS)
+    return h_res
 
 
 class ConnectedBlock(torch.nn.Module):
@@ -107,16 +107,16 @@ class ConnectedBlock(torch.nn.Module):
         self.alpha, self.gamma = torch.nn.Parameter(torch.full((3,), 0.01)), torch.nn.Parameter(torch.ones(n, width))
         self.bias = torch.nn.Parameter(torch.cat([torch.full((n,), -1.0986), torch.zeros(n), (8 * torch.eye(n) - 8).flatten()]))
 
-    def forward(self, x, f, h_post, A):
-        x = x if f is None else post(x, f, h_post, A)
+    def forward(self, x, f, h_post, h_res):
+        x = x if f is None else post(x, f, h_post, h_res)
         n, wide = x.shape[-2], x.float()
         inv_rms = torch.rsqrt(wide.square().mean((-2, -1)) + NORM_EPS).unsqueeze(-1)
         scale = torch.cat([self.alpha[0:1].expand(n), self.alpha[1:2].expand(n), self.alpha[2:3].expand(n * n)])
         z = functional.linear(x.flatten(-2), self.phi * self.gamma.flatten()).float() * inv_rms * scale + self.bias
         h_pre = torch.sigmoid(z[..., :n]) + HC_EPS
         h_in = (h_pre.unsqueeze(-1) * wide).sum(-2).to(x.dtype)
-        A = sinkhorn(z[..., 2 * n:].unflatten(-1, (n, n)))
-        return x, self.branch(self.norm(h_in)), POST_SCALE * torch.sigmoid(z[..., n:2 * n]), A
+        h_res = sinkhorn(z[..., 2 * n:].unflatten(-1, (n, n)))
+        return x, self.branch(self.norm(h_in)), POST_SCALE * torch.sigmoid(z[..., n:2 * n]), h_res
 
 
 class Hybrid(torch.nn.Module):
@@ -138,10 +138,10 @@ class Hybrid(torch.nn.Module):
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.bfloat16)
         if self.streams:
-            x, f, h_post, A = x.unsqueeze(-2).expand(-1, -1, self.streams, -1).contiguous(), None, None, None
+            x, f, h_post, h_res = x.unsqueeze(-2).expand(-1, -1, self.streams, -1).contiguous(), None, None, None
             for block in self.blocks:
-                x, f, h_post, A = block(x, f, h_post, A)
-            x = post(x, f, h_post, A).float().sum(-2).to(x.dtype)
+                x, f, h_post, h_res = block(x, f, h_post, h_res)
+            x = post(x, f, h_post, h_res).float().sum(-2).to(x.dtype)
         else:
             for block in self.blocks:
                 x = block(x)

@@ -7,7 +7,7 @@ axis of all tokens instead of B and T, for example q [total_q,H,d]. With return_
 (out, softmax_lse, S_dmask). Without dropout S_dmask is None. With dropout it has the probabilities [B,H,Tq,Tk],
 negative where they were dropped. Use it only in tests, because it needs memory for every query-key pair. Dropout masks
 follow cotangent's rule, so they differ from those of flash_attn. `deterministic` is accepted and has no effect: results
-are always deterministic. A query that sees no key has softmax_lse = -inf; in flash_attn it is +inf."""
+are always deterministic. A query that attends to no key has softmax_lse = -inf; in flash_attn it is +inf."""
 from __future__ import annotations
 
 from typing import Any, Optional, Tuple, Union
@@ -82,7 +82,7 @@ def _signed_probabilities(q: Tensor, k: Tensor, seed: Tensor, dropout_p: float, 
     with torch.no_grad():
         for v in values.split(256, -1):  # the largest head size on a GPU
             found = attend(q, k, v, *lengths, **options)
-            kept = attend(torch.zeros_like(q), torch.zeros_like(k), v, *lengths, dropout_p=dropout_p, seed_memory=seed,
+            kept = attend(torch.zeros_like(q), torch.zeros_like(k), v, *lengths, dropout_p=dropout_p, seed_tensor=seed,
                           **plain)  # fmt: skip
             parts.append(torch.where(kept > 0, found, -found))
         S = torch.cat(parts, -1)
@@ -104,7 +104,7 @@ def _attend(
         need_tensors(function, q=q)
         seed = random_seed(q.device)
     attend = attention_varlen if lengths else attention
-    out, lse = run(function, attend, q, k, v, *lengths, dropout_p=dropout_p, seed_memory=seed, return_lse=True, **options)
+    out, lse = run(function, attend, q, k, v, *lengths, dropout_p=dropout_p, seed_tensor=seed, return_lse=True, **options)
     S_dmask = None
     if seed is not None and flag("flash_attn", "return_attn_probs", with_probabilities):
         S_dmask = _signed_probabilities(q, k, seed, dropout_p, lengths, options)
@@ -306,8 +306,8 @@ def flash_attn_with_kvcache(
     return_softmax_lse: bool = False,
 ) -> Any:
     """Decoding. New k and v [B,Tn,Hkv,d] are written in place to the caches [B,Tk,Hkv,d], from position cache_seqlens
-    on. q then sees the first cache_seqlens + Tn keys of the caches. Without k and v it sees the first cache_seqlens
-    keys. cache_seqlens=None means 0 with k and v, and Tk without them. num_splits has no effect. Rotary embeddings,
+    on. q then attends to the first cache_seqlens + Tn keys of the caches. Without k and v it attends to the first
+    cache_seqlens keys. cache_seqlens=None means 0 with k and v, and Tk without them. num_splits has no effect. Rotary embeddings,
     paged caches, left padding and batch indices are not supported.
 
     >>> from cotangent.compat.flash_attn import flash_attn_with_kvcache
@@ -451,7 +451,7 @@ def _gradients(function: str, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out
         raise ValueError(f"{function}: rng_state is None, expected that of the forward, because dropout_p is {dropout_p}")
     seed = rng_state.view(torch.int32)[:2] if rng_state is not None and dropout_p > 0 else None
     wanted = (*(x is not None for x in into), False, False)
-    found = run(function, _run_backward, q, k, v, out, lse, dout, dropout_p=dropout_p, seed_memory=seed, wanted=wanted,
+    found = run(function, _run_backward, q, k, v, out, lse, dout, dropout_p=dropout_p, seed_tensor=seed, wanted=wanted,
                 **arguments)  # fmt: skip
     for target, gradient in zip(into, found):
         if target is not None:

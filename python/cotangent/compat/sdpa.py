@@ -17,7 +17,8 @@ __all__ = ["enabled", "scaled_dot_product_attention"]
 
 def upper_left(queries: int, keys: int, is_causal: bool) -> "Tuple[int, bool, Optional[Tuple[int, int]]]":
     """Converts PyTorch's causal mask, which is aligned to the upper left corner, to the options of cotangent.attention,
-    whose masks are aligned to the lower right corner: (the number of keys that some query sees, causal, window)."""
+    whose masks are aligned to the lower right corner. Returns the number of keys that some query attends to, causal and
+    window."""
     if not is_causal:
         return keys, False, None
     if keys > queries:
@@ -47,8 +48,8 @@ def scaled_dot_product_attention(
     before L and S broadcast.
 
     attn_mask broadcasts to [...,H,L,S]. It is bool, True where a key is visible, or it is added to the scores. Numbers
-    at or below -65504 mask the key, as False does. With is_causal, query i sees the keys 0 to i (upper left corner).
-    Returns [...,H,L,Ev]. A query that sees no key gets 0.
+    at or below -65504 mask the key, as False does. With is_causal, query i attends to the keys 0 to i (upper left
+    corner). Returns [...,H,L,Ev]. A query that attends to no key gets 0.
 
     >>> from cotangent.compat.sdpa import scaled_dot_product_attention
     >>> query, key, value = torch.randn(3, 2, 4, 100, 64)

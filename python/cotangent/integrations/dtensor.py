@@ -11,7 +11,7 @@ axes:
                          number of devices
     causal_conv1d        batch (not with cu_seqlens) or channels
     causal_conv1d_dense  batch, or output channels if the final state has no gradient
-    mhc_pre, mhc_sinkhorn, mhc_post, mhc_seam
+    mhc_pre, mhc_sinkhorn, mhc_post, mhc_post_pre
                          batch or time
     dropout              any axis, with p = 0 or a given mask; with mask_bits any axis but the last one. A bias is
                          sharded if the last axis is
@@ -125,12 +125,12 @@ _RULES: "dict[str, Rules]" = {
     "attention": _attention,
     "causal_conv1d": _conv,
     "causal_conv1d_dense": _dense,
-    "mhc_pre": _mhc(("x", "h_in", "h_post", "h_res", "A", "h_pre", "inv_rms", "h_mix", "dx", "dh_in", "dh_post",
-                     "dh_res", "dA"), ("dphi", "dalpha", "dbias", "dgamma")),
-    "mhc_sinkhorn": _mhc(("h_res", "A", "dA", "dh_res")),
-    "mhc_post": _mhc(("x", "f", "h_post", "A", "y", "dy", "dx", "df", "dh_post", "dA")),
-    "mhc_seam": _mhc(("x", "f", "h_post", "A", "y", "h_in", "h_pre", "next_h_post", "h_res", "next_A", "inv_rms", "h_mix",
-                      "dx", "df", "dh_post", "dA", "dy", "dh_in", "dnext_h_post", "dh_res", "dnext_A"),
+    "mhc_pre": _mhc(("x", "h_in", "h_post", "h_res_logits", "h_res", "h_pre", "inv_rms", "h_mix", "dx", "dh_in", "dh_post",
+                     "dh_res_logits", "dh_res"), ("dphi", "dalpha", "dbias", "dgamma")),
+    "mhc_sinkhorn": _mhc(("h_res_logits", "h_res", "dh_res", "dh_res_logits")),
+    "mhc_post": _mhc(("x", "f", "h_post", "h_res", "y", "dy", "dx", "df", "dh_post", "dh_res")),
+    "mhc_post_pre": _mhc(("x", "f", "h_post", "h_res", "y", "h_in", "h_pre", "next_h_post", "h_res_logits", "next_h_res",
+                          "inv_rms", "h_mix", "dx", "df", "dh_post", "dh_res", "dy", "dh_in", "dnext_h_post", "dh_res_logits", "dnext_h_res"),
                      ("dphi", "dalpha", "dbias", "dgamma")),
     "dropout": _dropout,
 }  # fmt: skip
@@ -172,7 +172,7 @@ def _absent_results(op: Any, given: "dict[str, Any]", results: "list[str]") -> "
     if "_export" in given:
         absent |= {name for name, number in (("mask_out", 1), ("mask_bits_out", 2)) if given["_export"] != number}
     if "_sinkhorn" in given:
-        absent.add("h_res" if given["_sinkhorn"] else "next_A" if "next_A" in results else "A")
+        absent.add("h_res_logits" if given["_sinkhorn"] else "next_h_res" if "next_h_res" in results else "h_res")
     return absent
 
 

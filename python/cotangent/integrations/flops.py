@@ -83,12 +83,12 @@ def _mhc_post_backward(x: Tensor, *others: Any, **ignored: Any) -> int:
     return 2 * x.numel() * (n * _wanted(others, 0, 3) + _wanted(others, 1, 2))
 
 
-def _mhc_seam(x: Tensor, f: Tensor, h_post: Tensor, A: Tensor, phi: Tensor, *others: Any, **ignored: Any) -> int:
+def _mhc_post_pre(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, phi: Tensor, *others: Any, **ignored: Any) -> int:
     return _mhc_post(x) + _mhc_pre(x, phi)
 
 
-def _mhc_seam_backward(
-    x: Tensor, f: Tensor, h_post: Tensor, A: Tensor, phi: Tensor, *others: Any, **ignored: Any
+def _mhc_post_pre_backward(
+    x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, phi: Tensor, *others: Any, **ignored: Any
 ) -> int:
     """Does not count the second computation of y on a CPU. g, the gradient of y, is needed for the gradients of post's
     inputs."""
@@ -111,8 +111,8 @@ _FORMULAS = {
     "mhc_pre_backward": _mhc_pre_backward,
     "mhc_post_forward": _mhc_post,
     "mhc_post_backward": _mhc_post_backward,
-    "mhc_seam_forward": _mhc_seam,
-    "mhc_seam_backward": _mhc_seam_backward,
+    "mhc_post_pre_forward": _mhc_post_pre,
+    "mhc_post_pre_backward": _mhc_post_pre_backward,
 }
 
 

@@ -13,7 +13,7 @@ from ._options import flag, need_tensors, number, pair, random_seed
 
 _INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, "
-    "Tensor? sink, Tensor? alibi_slopes, Tensor? bias, Tensor? dropout_seed_memory, Tensor? dropout_offset_memory"
+    "Tensor? sink, Tensor? alibi_slopes, Tensor? bias, Tensor? dropout_seed_tensor, Tensor? dropout_offset_tensor"
 )
 _OPTIONS = (
     "int causal, int window, SymInt window_left, SymInt window_right, float scale, float softcap, float dropout_p, "
@@ -22,7 +22,7 @@ _OPTIONS = (
 
 
 def _folds(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, used_q: Any, used_k: Any, sink: Any, slopes: Any, bias: Any,
-           seed_memory: Any, offset_memory: Any, causal: Any, window: Any, left: Any, right: Any, scale: Any,
+           seed_tensor: Any, offset_tensor: Any, causal: Any, window: Any, left: Any, right: Any, scale: Any,
            softcap: Any, dropout_p: float, *others: Any) -> bool:  # fmt: skip
     """Whether vmap may fold its axis into the batch. Not with dropout, whose masks number the elements of the batch, and
     not with slopes or a bias, which may have their own batch axis."""
@@ -30,8 +30,8 @@ def _folds(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, used_q: Any, used_k: An
 
 
 # A bias at or below the lowest number of float16 masks the key. Padding masks contain the lowest number of their dtype,
-# or a number such as -1e9. If all keys of a query had such a bias, the gradient would be wrong: float32's lse has no bits
-# left for the scores next to such a large number, and exp(s - lse) would be 1 for each key.
+# or a number such as -1e9. If all keys of a query had such a bias, the gradient would be wrong: float32's lse has no
+# bits left for the scores next to such a large number, and exp(s - lse) would be 1 for each key.
 MASKED = -65504.0
 _BIAS = 9  # its position in both schemas
 
@@ -86,17 +86,17 @@ _forward = define(
 
 def _run(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Any, max_seqlens: Any, causal: bool, window: Any, scale: Any,
-    softcap: float, dropout_p: float, seed: Any, offset: int, seed_memory: Any, offset_memory: Any, seqused: Any,
+    softcap: float, dropout_p: float, seed: Any, offset: int, seed_tensor: Any, offset_tensor: Any, seqused: Any,
     sink: Any, alibi_slopes: Any, bias: Any, deterministic: bool, return_lse: bool,
 ) -> Any:  # fmt: skip
-    if number("attention", "dropout_p", dropout_p) > 0 and seed is None and seed_memory is None:
+    if number("attention", "dropout_p", dropout_p) > 0 and seed is None and seed_tensor is None:
         need_tensors("attention", q=q)
-        seed_memory = random_seed(q.device)
+        seed_tensor = random_seed(q.device)
     if scale == 0:
         raise ValueError("attention: scale is 0, expected None (1/sqrt(d)) or another number")
     left, right = (0, 0) if window is None else pair("attention", "window", window)
     out, lse = _forward(
-        q, k, v, *cu_seqlens, *seqused, sink, alibi_slopes, bias, seed_memory, offset_memory, causal,
+        q, k, v, *cu_seqlens, *seqused, sink, alibi_slopes, bias, seed_tensor, offset_tensor, causal,
         window is not None, left, right, scale or 0.0, softcap, dropout_p, seed or 0, offset, *max_seqlens,
         not flag("attention", "deterministic", deterministic),
     )  # fmt: skip
@@ -107,7 +107,7 @@ def _run_backward(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor, *, dlse: Any = None,
     cu_seqlens: Any = (None, None), max_seqlens: Any = (0, 0), seqused: Any = (None, None), causal: bool = False,
     window: Any = None, scale: Optional[float] = None, softcap: float = 0.0, dropout_p: float = 0.0,
-    seed_memory: Any = None, offset_memory: Any = None, sink: Any = None, alibi_slopes: Any = None, bias: Any = None,
+    seed_tensor: Any = None, offset_tensor: Any = None, sink: Any = None, alibi_slopes: Any = None, bias: Any = None,
     deterministic: bool = True, wanted: "tuple[bool, ...]" = (True, True, True, True, True),
 ) -> Any:  # fmt: skip
     """The gradients (dq, dk, dv, dsink, dbias) from saved results, for the functions of other packages that have no
@@ -117,7 +117,7 @@ def _run_backward(
     with torch.no_grad():
         dout = _match_layout(dout, out.shape, out.stride(), out.dtype, out.device)
         return _backward(
-            q, k, v, *cu_seqlens, *seqused, sink, alibi_slopes, bias, seed_memory, offset_memory, causal,
+            q, k, v, *cu_seqlens, *seqused, sink, alibi_slopes, bias, seed_tensor, offset_tensor, causal,
             window is not None, left, right, scale or 0.0, softcap, dropout_p, 0, 0, *(m or 0 for m in max_seqlens),
             not deterministic, out, lse, dout, dlse, [*wanted],
         )  # fmt: skip
@@ -135,8 +135,8 @@ def attention(
     dropout_p: float = 0.0,
     seed: Optional[int] = None,
     offset: int = 0,
-    seed_memory: Optional[Tensor] = None,
-    offset_memory: Optional[Tensor] = None,
+    seed_tensor: Optional[Tensor] = None,
+    offset_tensor: Optional[Tensor] = None,
     seqused_q: Optional[Tensor] = None,
     seqused_k: Optional[Tensor] = None,
     sink: Optional[Tensor] = None,
@@ -150,13 +150,13 @@ def attention(
 
     q              [B,Tq,H,d];  k [B,Tk,Hkv,d];  v [B,Tk,Hkv,d_v]; H is a multiple of Hkv: query head h uses the
                    key head h // (H/Hkv). Any strides; the last axis contiguous is fastest
-    causal         query i sees key j if j <= i + Tk - Tq: the last query sees the last key, as in flash_attn. False by
+    causal         query i attends to key j if j <= i + Tk - Tq, to the last key for the last query, as in flash_attn. False by
                    default, but the layer cotangent.Attention is causal by default
     window         (left, right), as in flash_attn: i + Tk - Tq - left <= j <= i + Tk - Tq + right. -1 = no limit on that
                    side. With causal, right is 0 or -1
     scale          None = 1/sqrt(d); 0 is refused
     softcap        cap(x) = softcap * tanh(x / softcap); 0: cap(x) = x
-    dropout_p      the probability of dropping an element of softmax(...); seed, offset, seed_memory and offset_memory
+    dropout_p      the probability of dropping an element of softmax(...); seed, offset, seed_tensor and offset_tensor
                    are those of cotangent.dropout
     seqused_q, seqused_k   int32 [B]: how many queries and keys of each sequence are used. They take the place of Tq and
                    Tk in the masks. Queries beyond seqused_q get out = 0
@@ -168,7 +168,7 @@ def attention(
                    in calls where that is faster. dq may then have other bits in each run
 
     Returns out [B,Tq,H,d_v] in the dtype of q. With return_lse it returns (out, lse): lse [B,H,Tq], natural logarithms,
-    float32 (float64 if q is float64). Both have gradients. A query that sees no key has out = 0 and lse = -inf, or
+    float32 (float64 if q is float64). Both have gradients. A query that attends to no key has out = 0 and lse = -inf, or
     lse = sink if there is a sink. Dtypes: float32, float16, bfloat16, on the CPU also float64. On a GPU d and d_v are at
     most 256. Autocast casts q, k and v. Differentiable once, in q, k, v, sink and bias. Raises ValueError or TypeError,
     which name the wrong argument, or NotImplementedError (on a GPU: float64, d or d_v above 256).
@@ -181,8 +181,8 @@ def attention(
     >>> out.sum().backward()                                # q.grad has the gradient
     """
     return _run(
-        q, k, v, (None, None), (0, 0), causal, window, scale, softcap, dropout_p, seed, offset, seed_memory,
-        offset_memory, (seqused_q, seqused_k), sink, alibi_slopes, bias, deterministic, return_lse,
+        q, k, v, (None, None), (0, 0), causal, window, scale, softcap, dropout_p, seed, offset, seed_tensor,
+        offset_tensor, (seqused_q, seqused_k), sink, alibi_slopes, bias, deterministic, return_lse,
     )  # fmt: skip
 
 
@@ -202,8 +202,8 @@ def attention_varlen(
     dropout_p: float = 0.0,
     seed: Optional[int] = None,
     offset: int = 0,
-    seed_memory: Optional[Tensor] = None,
-    offset_memory: Optional[Tensor] = None,
+    seed_tensor: Optional[Tensor] = None,
+    offset_tensor: Optional[Tensor] = None,
     seqused_q: Optional[Tensor] = None,
     seqused_k: Optional[Tensor] = None,
     sink: Optional[Tensor] = None,
@@ -230,7 +230,7 @@ def attention_varlen(
     """
     return _run(
         q, k, v, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), causal, window, scale, softcap, dropout_p,
-        seed, offset, seed_memory, offset_memory, (seqused_q, seqused_k), sink, alibi_slopes, bias, deterministic,
+        seed, offset, seed_tensor, offset_tensor, (seqused_q, seqused_k), sink, alibi_slopes, bias, deterministic,
         return_lse,
     )  # fmt: skip
 

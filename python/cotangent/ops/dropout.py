@@ -14,22 +14,22 @@ from ._options import activation_number, cast, flag, need_tensors, number, rando
 
 
 def _gradients(
-    dy: Tensor, x: Any, bias: Any, mask: Any, mask_bits: Any, seed_memory: Any, offset_memory: Any, activation: int,
+    dy: Tensor, x: Any, bias: Any, mask: Any, mask_bits: Any, seed_tensor: Any, offset_tensor: Any, activation: int,
     p: float, scale: float, seed: int, offset: int, _wanted: "list[bool]",
 ) -> Any:  # fmt: skip
     return gradients_like((dy, bias), _wanted)
 
 
 _backward = define(
-    "dropout_backward(Tensor dy, Tensor? x, Tensor? bias, Tensor? mask, Tensor? mask_bits, Tensor? seed_memory, "
-    "Tensor? offset_memory, int activation, float p, float scale, SymInt seed, SymInt offset, bool[] _wanted) "
+    "dropout_backward(Tensor dy, Tensor? x, Tensor? bias, Tensor? mask, Tensor? mask_bits, Tensor? seed_tensor, "
+    "Tensor? offset_tensor, int activation, float p, float scale, SymInt seed, SymInt offset, bool[] _wanted) "
     "-> (Tensor dx, Tensor dbias)",
     _gradients,
 )
 
 
 def _outputs(
-    x: Tensor, bias: Any, residual: Any, mask: Any, mask_bits: Any, seed_memory: Any, offset_memory: Any,
+    x: Tensor, bias: Any, residual: Any, mask: Any, mask_bits: Any, seed_tensor: Any, offset_tensor: Any,
     activation: int, p: float, scale: float, seed: int, offset: int, _export: int,
 ) -> Any:  # fmt: skip
     mask_out = x.new_empty(x.shape, dtype=torch.uint8) if _export == 1 else None
@@ -38,8 +38,8 @@ def _outputs(
 
 
 def _jvp(
-    tangents: "dict[str, Any]", x: Tensor, bias: Any, residual: Any, mask: Any, mask_bits: Any, seed_memory: Any,
-    offset_memory: Any, activation: int, p: float, scale: float, seed: int, offset: int, _export: int,
+    tangents: "dict[str, Any]", x: Tensor, bias: Any, residual: Any, mask: Any, mask_bits: Any, seed_tensor: Any,
+    offset_tensor: Any, activation: int, p: float, scale: float, seed: int, offset: int, _export: int,
 ) -> Any:  # fmt: skip
     dx, dbias, dy = tangents["x"], tangents["bias"], tangents["residual"]
     if dx is not None or dbias is not None:
@@ -47,7 +47,7 @@ def _jvp(
         dz = dz if dbias is None else dz + dbias.to(x.dtype)
         # The op is elementwise, so its Jacobian is diagonal and equal to its transpose.
         dy_x = _backward(
-            dz, x if activation else None, bias if activation else None, mask, mask_bits, seed_memory, offset_memory,
+            dz, x if activation else None, bias if activation else None, mask, mask_bits, seed_tensor, offset_tensor,
             activation, p, scale, seed, offset, [True, False],
         )[0]  # fmt: skip
         dy = dy_x if dy is None else dy + dy_x
@@ -55,8 +55,8 @@ def _jvp(
 
 
 _forward = define(
-    "dropout_forward(Tensor x, Tensor? bias, Tensor? residual, Tensor? mask, Tensor? mask_bits, Tensor? seed_memory, "
-    "Tensor? offset_memory, int activation, float p, float scale, SymInt seed, SymInt offset, int _export) "
+    "dropout_forward(Tensor x, Tensor? bias, Tensor? residual, Tensor? mask, Tensor? mask_bits, Tensor? seed_tensor, "
+    "Tensor? offset_tensor, int activation, float p, float scale, SymInt seed, SymInt offset, int _export) "
     "-> (Tensor y, Tensor mask_out, Tensor mask_bits_out)",
     _outputs,
     _backward,
@@ -92,8 +92,8 @@ def dropout(
     scale: Optional[float] = None,
     seed: Optional[int] = None,
     offset: int = 0,
-    seed_memory: Optional[Tensor] = None,
-    offset_memory: Optional[Tensor] = None,
+    seed_tensor: Optional[Tensor] = None,
+    offset_tensor: Optional[Tensor] = None,
     return_mask: Optional[str] = None,
 ) -> Any:
     """y = scale * m * act(x + bias) + residual. m is the mask: 1 for a kept element, 0 for a dropped one.
@@ -110,9 +110,9 @@ def dropout(
                    generates it again.
     scale          None: 1/(1-p) with a given mask, dropout_scale(p) with a generated one. 0: everything is dropped, y =
                    residual, or zeros without residual
-    seed, offset   of a generated mask. Without seed and seed_memory, a seed is drawn from PyTorch's generator of x's
+    seed, offset   of a generated mask. Without seed and seed_tensor, a seed is drawn from PyTorch's generator of x's
                    device. torch.manual_seed controls this seed, and each replay of a CUDA graph generates another mask.
-    seed_memory, offset_memory     int32 [2] (low word, high word), added to seed and offset when the work runs
+    seed_tensor, offset_tensor     int32 [2] (low word, high word), added to seed and offset when the work runs
     return_mask    "bytes" or "bits": the result is (y, m), with m as in mask or mask_bits. To get the same y from m
                    in another call, pass m as mask or mask_bits, and scale=dropout_scale(p). A generated mask has this
                    scale, but the default for a given mask is 1/(1-p)
@@ -138,18 +138,18 @@ def dropout(
     if scale == 0 and training:  # in the C struct 0 means "not given", so this is computed with p = 1 and the mask of p
         with torch.no_grad():
             _, kept = dropout(
-                x, p, mask=mask, mask_bits=mask_bits, seed=seed, offset=offset, seed_memory=seed_memory,
-                offset_memory=offset_memory, return_mask=return_mask or "bits",
+                x, p, mask=mask, mask_bits=mask_bits, seed=seed, offset=offset, seed_tensor=seed_tensor,
+                offset_tensor=offset_tensor, return_mask=return_mask or "bits",
             )  # fmt: skip
         y = dropout(x, 1.0, bias=bias, activation=activation, residual=residual)
         return y if return_mask is None else (y, kept)
     if not training:
         p, mask, mask_bits, scale = 0.0, None, None, None
     drawn = mask is None and mask_bits is None
-    if drawn and seed is None and seed_memory is None and number("dropout", "p", p) > 0:
-        seed_memory = random_seed(x.device)
+    if drawn and seed is None and seed_tensor is None and number("dropout", "p", p) > 0:
+        seed_tensor = random_seed(x.device)
     y, mask_out, bits_out = _forward(
-        x, bias, residual, mask, mask_bits, seed_memory, offset_memory, activation_number("dropout", activation), p,
+        x, bias, residual, mask, mask_bits, seed_tensor, offset_tensor, activation_number("dropout", activation), p,
         scale or 0.0, seed or 0, offset, _EXPORTS[return_mask],
     )  # fmt: skip
     return y if return_mask is None else (y, mask_out if return_mask == "bytes" else bits_out)

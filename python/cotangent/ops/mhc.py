@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Manifold-constrained hyper-connections: pre, Sinkhorn, post, seam. include/cotangent/mhc.h is the manual and has the
-formulas."""
+"""Manifold-constrained hyper-connections: pre, Sinkhorn, post, post_pre. include/cotangent/mhc.h is the manual and has
+the formulas."""
 from __future__ import annotations
 
 from typing import Any, Callable, Optional
@@ -21,7 +21,7 @@ def _coefficients_dtype(x: Tensor) -> torch.dtype:
 
 def _pre_gradients(
     x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Any, inv_rms: Any, h_mix: Any, h_pre: Any, h_post: Any,
-    dh_in: Any, dh_post: Any, dh_res: Any, dA: Any, hc_eps: float, post_scale: float, sinkhorn_eps: float,
+    dh_in: Any, dh_post: Any, dh_res_logits: Any, dh_res: Any, hc_eps: float, post_scale: float, sinkhorn_eps: float,
     sinkhorn_iterations: int, _wanted: "list[bool]",
 ) -> Any:  # fmt: skip
     inputs = (x, phi, alpha, bias, gamma)
@@ -30,11 +30,11 @@ def _pre_gradients(
 
 _pre_backward = define(
     "mhc_pre_backward(Tensor x, Tensor phi, Tensor alpha, Tensor bias, Tensor? gamma, Tensor inv_rms, Tensor h_mix, "
-    "Tensor h_pre, Tensor h_post, Tensor dh_in, Tensor dh_post, Tensor? dh_res, Tensor? dA, float hc_eps, "
+    "Tensor h_pre, Tensor h_post, Tensor dh_in, Tensor dh_post, Tensor? dh_res_logits, Tensor? dh_res, float hc_eps, "
     "float post_scale, float sinkhorn_eps, int sinkhorn_iterations, bool[] _wanted) "
     "-> (Tensor dx, Tensor dphi, Tensor dalpha, Tensor dbias, Tensor dgamma)",
     _pre_gradients,
-    batched=("x", "inv_rms", "h_mix", "h_pre", "h_post", "dh_in", "dh_post", "dh_res", "dA", "dx"),
+    batched=("x", "inv_rms", "h_mix", "h_pre", "h_post", "dh_in", "dh_post", "dh_res_logits", "dh_res", "dx"),
 )
 
 
@@ -47,17 +47,17 @@ def _pre_outputs(
     square = x.new_empty((B, T, n, n), dtype=dtype)
     h_pre, h_post = x.new_empty((B, T, n), dtype=dtype), x.new_empty((B, T, n), dtype=dtype)
     inv_rms, h_mix = x.new_empty((B, T), dtype=dtype), x.new_empty((B, T, phi.shape[0]), dtype=dtype)
-    h_res, A = (None, square) if _sinkhorn else (square, None)
-    return x.new_empty((B, T, D)), h_post, h_res, A, h_pre, inv_rms, h_mix
+    h_res_logits, h_res = (None, square) if _sinkhorn else (square, None)
+    return x.new_empty((B, T, D)), h_post, h_res_logits, h_res, h_pre, inv_rms, h_mix
 
 
 _pre_forward = define(
     "mhc_pre_forward(Tensor x, Tensor phi, Tensor alpha, Tensor bias, Tensor? gamma, float norm_eps, float hc_eps, "
     "float post_scale, float sinkhorn_eps, int sinkhorn_iterations, bool _sinkhorn) -> (Tensor h_in, Tensor h_post, "
-    "Tensor h_res, Tensor A, Tensor h_pre, Tensor inv_rms, Tensor h_mix)",
+    "Tensor h_res_logits, Tensor h_res, Tensor h_pre, Tensor inv_rms, Tensor h_mix)",
     _pre_outputs,
     _pre_backward,
-    batched=("x", "h_in", "h_post", "h_res", "A", "h_pre", "inv_rms", "h_mix"),
+    batched=("x", "h_in", "h_post", "h_res_logits", "h_res", "h_pre", "inv_rms", "h_mix"),
 )
 
 
@@ -90,18 +90,18 @@ def mhc_pre(
         inv_rms = 1 / sqrt(mean_k x[k]^2 + norm_eps)
         z       = alpha[group] * (phi @ (gamma * x).flatten()) * inv_rms + bias
                   group is pre, post or res, by the row of phi
-        h_pre   = sigmoid(z_pre) + hc_eps;    h_post = post_scale * sigmoid(z_post);    h_res = z_res as [n,n]
-        h_in[d] = sum_i h_pre[i] * x[i,d];    A = mhc_sinkhorn(h_res)
+        h_pre   = sigmoid(z_pre) + hc_eps;    h_post = post_scale * sigmoid(z_post);    h_res_logits = z_res as [n,n]
+        h_in[d] = sum_i h_pre[i] * x[i,d];    h_res = mhc_sinkhorn(h_res_logits)
 
-    Returns (h_in, h_post, A): h_in [B,T,D] in the dtype of x, h_post [B,T,n], and A [B,T,n,n], nearly doubly
-    stochastic. With sinkhorn=False it returns the logits h_res instead of A, for mhc_sinkhorn. Coefficients are
+    Returns (h_in, h_post, h_res): h_in [B,T,D] in the dtype of x, h_post [B,T,n], and h_res [B,T,n,n], nearly doubly
+    stochastic. With sinkhorn=False it returns h_res_logits instead of h_res, for mhc_sinkhorn. Coefficients are
     float32 (float64 if x is float64). Differentiable once, in all inputs. Raises ValueError or TypeError, which name
     the wrong argument, or NotImplementedError (on a GPU: float64, n > 8).
 
     >>> x = torch.randn(1, 16, 4, 32)                                         # 4 streams of 32 columns
     >>> phi, alpha, bias = torch.randn(24, 128), torch.ones(3), torch.zeros(24)  # 24 = 4 * 4 + 2 * 4
-    >>> h_in, h_post, A = cotangent.mhc_pre(x, phi, alpha, bias)
-    >>> h_in.shape, h_post.shape, A.shape
+    >>> h_in, h_post, h_res = cotangent.mhc_pre(x, phi, alpha, bias)
+    >>> h_in.shape, h_post.shape, h_res.shape
     (torch.Size([1, 16, 32]), torch.Size([1, 16, 4]), torch.Size([1, 16, 4, 4]))
     """
     if not isinstance(x, Tensor):
@@ -110,130 +110,131 @@ def mhc_pre(
     phi, alpha = cast("mhc_pre", "phi", phi, dtype), cast("mhc_pre", "alpha", alpha, dtype)
     bias = cast("mhc_pre", "bias", bias, dtype)
     gamma = None if gamma is None else cast("mhc_pre", "gamma", gamma, dtype)
-    h_in, h_post, h_res, A, *_ = _pre_forward(
+    h_in, h_post, h_res_logits, h_res, *_ = _pre_forward(
         x, phi, alpha, bias, gamma, norm_eps, hc_eps, post_scale, sinkhorn_eps, sinkhorn_iterations,
         flag("mhc_pre", "sinkhorn", sinkhorn),
     )  # fmt: skip
-    return h_in, h_post, A if sinkhorn else h_res
+    return h_in, h_post, h_res if sinkhorn else h_res_logits
 
 
 # ---- sinkhorn ---------------------------------------------------------------------------------------------
 
 _sinkhorn_backward = define(
-    "mhc_sinkhorn_backward(Tensor h_res, Tensor dA, float eps, int iterations) -> Tensor dh_res",
-    lambda h_res, *others: torch.empty_like(h_res),
-    batched=("h_res", "dA", "dh_res"),
+    "mhc_sinkhorn_backward(Tensor h_res_logits, Tensor dh_res, float eps, int iterations) -> Tensor dh_res_logits",
+    lambda h_res_logits, *others: torch.empty_like(h_res_logits),
+    batched=("h_res_logits", "dh_res", "dh_res_logits"),
 )
 _sinkhorn_forward = define(
-    "mhc_sinkhorn_forward(Tensor h_res, float eps, int iterations) -> Tensor A",
-    lambda h_res, *others: torch.empty_like(h_res),
+    "mhc_sinkhorn_forward(Tensor h_res_logits, float eps, int iterations) -> Tensor h_res",
+    lambda h_res_logits, *others: torch.empty_like(h_res_logits),
     _sinkhorn_backward,
-    batched=("h_res", "A"),
+    batched=("h_res_logits", "h_res"),
 )
 
 
-def mhc_sinkhorn(h_res: Tensor, iterations: int = 20, eps: float = 1e-6) -> Tensor:
-    """A [B,T,n,n] from the logits h_res [B,T,n,n]: softmax of the rows, then alternating normalisation.
+def mhc_sinkhorn(h_res_logits: Tensor, iterations: int = 20, eps: float = 1e-6) -> Tensor:
+    """h_res [B,T,n,n] from the logits h_res_logits [B,T,n,n]: softmax of the rows, then alternating normalisation.
 
-        A = softmax(h_res, dim=-1) + eps;  A /= A.sum(-2, keepdim=True) + eps
-        then iterations-1 times:  A /= A.sum(-1, keepdim=True) + eps;  A /= A.sum(-2, keepdim=True) + eps
+        h_res = softmax(h_res_logits, dim=-1) + eps;  h_res /= h_res.sum(-2, keepdim=True) + eps
+        then iterations-1 times:
+        h_res /= h_res.sum(-1, keepdim=True) + eps;      h_res /= h_res.sum(-2, keepdim=True) + eps
 
     iterations is 1 to 4096. float32, on the CPU also float64. Differentiable once, exactly, through all iterations.
     Raises ValueError or TypeError, which name the wrong argument, or NotImplementedError (on a GPU: float64, n > 8).
 
-    >>> A = cotangent.mhc_sinkhorn(torch.randn(1, 16, 4, 4))
-    >>> torch.allclose(A.sum(-2), torch.ones(1, 16, 4), atol=1e-4)
+    >>> h_res = cotangent.mhc_sinkhorn(torch.randn(1, 16, 4, 4))
+    >>> torch.allclose(h_res.sum(-2), torch.ones(1, 16, 4), atol=1e-4)
     True
     """
-    return _sinkhorn_forward(h_res, eps, iterations)
+    return _sinkhorn_forward(h_res_logits, eps, iterations)
 
 
 # ---- post -------------------------------------------------------------------------------------------------
 
 
-def _post_gradients(x: Tensor, f: Tensor, h_post: Tensor, A: Tensor, dy: Any, A_is_out_in: int, _wanted: Any) -> Any:
-    return gradients_like((x, f, h_post, A), _wanted)
+def _post_gradients(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, dy: Any, h_res_is_out_in: int, _wanted: Any) -> Any:
+    return gradients_like((x, f, h_post, h_res), _wanted)
 
 
 _post_backward = define(
-    "mhc_post_backward(Tensor x, Tensor f, Tensor h_post, Tensor A, Tensor dy, int A_is_out_in, bool[] _wanted) "
-    "-> (Tensor dx, Tensor df, Tensor dh_post, Tensor dA)",
+    "mhc_post_backward(Tensor x, Tensor f, Tensor h_post, Tensor h_res, Tensor dy, int h_res_is_out_in, bool[] _wanted) "
+    "-> (Tensor dx, Tensor df, Tensor dh_post, Tensor dh_res)",
     _post_gradients,
-    batched=("x", "f", "h_post", "A", "dy", "dx", "df", "dh_post", "dA"),
+    batched=("x", "f", "h_post", "h_res", "dy", "dx", "df", "dh_post", "dh_res"),
 )
 
 
-def _post_jvp(tangents: "dict[str, Any]", x: Tensor, f: Tensor, h_post: Tensor, A: Tensor, A_is_out_in: int) -> Any:
-    dx, df, dh_post, dA = (
+def _post_jvp(tangents: "dict[str, Any]", x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, h_res_is_out_in: int) -> Any:
+    dx, df, dh_post, dh_res = (
         torch.zeros_like(value) if tangents[name] is None else tangents[name]
-        for name, value in (("x", x), ("f", f), ("h_post", h_post), ("A", A))
+        for name, value in (("x", x), ("f", f), ("h_post", h_post), ("h_res", h_res))
     )
-    return _post_forward(dx, df, h_post, A, A_is_out_in) + _post_forward(x, f, dh_post, dA, A_is_out_in)
+    return _post_forward(dx, df, h_post, h_res, h_res_is_out_in) + _post_forward(x, f, dh_post, dh_res, h_res_is_out_in)
 
 
 _post_forward = define(
-    "mhc_post_forward(Tensor x, Tensor f, Tensor h_post, Tensor A, int A_is_out_in) -> Tensor y",
+    "mhc_post_forward(Tensor x, Tensor f, Tensor h_post, Tensor h_res, int h_res_is_out_in) -> Tensor y",
     lambda x, *others: torch.empty_like(x),
     _post_backward,
     jvp=_post_jvp,
-    batched=("x", "f", "h_post", "A", "y"),
+    batched=("x", "f", "h_post", "h_res", "y"),
 )
 
 
-def mhc_post(x: Tensor, f: Tensor, h_post: Tensor, A: Tensor, *, A_is_out_in: bool = False) -> Tensor:
-    """The new streams: y[o] = h_post[o] * f + sum_i A[i,o] * x[i].
+def mhc_post(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, *, h_res_is_out_in: bool = False) -> Tensor:
+    """The new streams: y[o] = h_post[o] * f + sum_i h_res[i,o] * x[i].
 
     x [B,T,n,D]: the streams, as in mhc_pre. f [B,T,D]: the layer's output, cast to the dtype of x. h_post [B,T,n] and
-    A [B,T,n,n]: from mhc_pre, float32 (float64 if x is float64). With A_is_out_in, A has the axes [B,T,out,in], and the
-    sum is over A[o,i] * x[i]. Returns y like x. Differentiable once, in all inputs. Raises ValueError or TypeError,
-    which name the wrong argument, or NotImplementedError (on a GPU: float64, n > 8).
+    h_res [B,T,n,n]: from mhc_pre, float32 (float64 if x is float64). With h_res_is_out_in, h_res has the axes
+    [B,T,out,in], and the sum is over h_res[o,i] * x[i]. Returns y like x. Differentiable once, in all inputs. Raises
+    ValueError or TypeError, which name the wrong argument, or NotImplementedError (on a GPU: float64, n > 8).
 
     >>> x, f = torch.randn(1, 16, 4, 32), torch.randn(1, 16, 32)
-    >>> h_post, A = torch.ones(1, 16, 4), torch.eye(4).expand(1, 16, 4, 4)
-    >>> y = cotangent.mhc_post(x, f, h_post, A)
-    >>> torch.allclose(y, x + f.unsqueeze(2))   # A is the identity: the output is added to each stream
+    >>> h_post, h_res = torch.ones(1, 16, 4), torch.eye(4).expand(1, 16, 4, 4)
+    >>> y = cotangent.mhc_post(x, f, h_post, h_res)
+    >>> torch.allclose(y, x + f.unsqueeze(2))   # h_res is the identity: the output is added to each stream
     True
     """
     if not isinstance(x, Tensor):
         need_tensors("mhc_post", x=x)
-    return _post_forward(x, cast("mhc_post", "f", f, x.dtype), h_post, A, A_is_out_in)
+    return _post_forward(x, cast("mhc_post", "f", f, x.dtype), h_post, h_res, h_res_is_out_in)
 
 
-# ---- seam -------------------------------------------------------------------------------------------------
+# ---- post_pre ---------------------------------------------------------------------------------------------
 
 
-def _seam_gradients(
-    x: Tensor, f: Tensor, h_post: Tensor, A: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Any, inv_rms: Any,
-    h_mix: Any, h_pre: Any, next_h_post: Any, dh_in: Any, dnext_h_post: Any, dh_res: Any, dnext_A: Any, dy: Any, y: Any,
-    hc_eps: float, post_scale: float, sinkhorn_eps: float, sinkhorn_iterations: int, A_is_out_in: int,
+def _post_pre_gradients(
+    x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Any, inv_rms: Any,
+    h_mix: Any, h_pre: Any, next_h_post: Any, dh_in: Any, dnext_h_post: Any, dh_res_logits: Any, dnext_h_res: Any, dy: Any, y: Any,
+    hc_eps: float, post_scale: float, sinkhorn_eps: float, sinkhorn_iterations: int, h_res_is_out_in: int,
     _wanted: "list[bool]",
 ) -> Any:  # fmt: skip
-    return gradients_like((x, f, h_post, A, phi, alpha, bias, gamma), _wanted)
+    return gradients_like((x, f, h_post, h_res, phi, alpha, bias, gamma), _wanted)
 
 
-def _seam_without_y(*arguments: Any) -> "tuple[Any, ...]":
+def _post_pre_without_y(*arguments: Any) -> "tuple[Any, ...]":
     """Drops y on a CPU, where the backward computes it again from x and f, which it reads anyway. On a GPU the backward
     reads y. The next layer saves y too, as its x, so y needs no memory of its own."""
     position = 17
     return arguments if arguments[0].is_cuda else (*arguments[:position], None, *arguments[position + 1 :])
 
 
-_seam_backward = define(
-    "mhc_seam_backward(Tensor x, Tensor f, Tensor h_post, Tensor A, Tensor phi, Tensor alpha, Tensor bias, "
+_post_pre_backward = define(
+    "mhc_post_pre_backward(Tensor x, Tensor f, Tensor h_post, Tensor h_res, Tensor phi, Tensor alpha, Tensor bias, "
     "Tensor? gamma, Tensor inv_rms, Tensor h_mix, Tensor h_pre, Tensor next_h_post, Tensor dh_in, Tensor dnext_h_post, "
-    "Tensor? dh_res, Tensor? dnext_A, Tensor? dy, Tensor? y, float hc_eps, float post_scale, float sinkhorn_eps, "
-    "int sinkhorn_iterations, int A_is_out_in, bool[] _wanted) -> (Tensor dx, Tensor df, Tensor dh_post, Tensor dA, "
+    "Tensor? dh_res_logits, Tensor? dnext_h_res, Tensor? dy, Tensor? y, float hc_eps, float post_scale, float sinkhorn_eps, "
+    "int sinkhorn_iterations, int h_res_is_out_in, bool[] _wanted) -> (Tensor dx, Tensor df, Tensor dh_post, Tensor dh_res, "
     "Tensor dphi, Tensor dalpha, Tensor dbias, Tensor dgamma)",
-    _seam_gradients,
-    batched=("x", "f", "h_post", "A", "inv_rms", "h_mix", "h_pre", "next_h_post", "dh_in", "dnext_h_post", "dh_res",
-             "dnext_A", "dy", "y", "dx", "df", "dh_post", "dA"),
-    prepare=_seam_without_y,
+    _post_pre_gradients,
+    batched=("x", "f", "h_post", "h_res", "inv_rms", "h_mix", "h_pre", "next_h_post", "dh_in", "dnext_h_post", "dh_res_logits",
+             "dnext_h_res", "dy", "y", "dx", "df", "dh_post", "dh_res"),
+    prepare=_post_pre_without_y,
 )  # fmt: skip
 
 
-def _seam_outputs(
-    x: Tensor, f: Tensor, h_post: Tensor, A: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Any,
-    norm_eps: float, hc_eps: float, post_scale: float, sinkhorn_eps: float, sinkhorn_iterations: int, A_is_out_in: int,
+def _post_pre_outputs(
+    x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Any,
+    norm_eps: float, hc_eps: float, post_scale: float, sinkhorn_eps: float, sinkhorn_iterations: int, h_res_is_out_in: int,
     _sinkhorn: bool,
 ) -> Any:  # fmt: skip
     return torch.empty_like(x), *_pre_outputs(
@@ -241,28 +242,28 @@ def _seam_outputs(
     )
 
 
-_seam_forward = define(
-    "mhc_seam_forward(Tensor x, Tensor f, Tensor h_post, Tensor A, Tensor phi, Tensor alpha, Tensor bias, "
+_post_pre_forward = define(
+    "mhc_post_pre_forward(Tensor x, Tensor f, Tensor h_post, Tensor h_res, Tensor phi, Tensor alpha, Tensor bias, "
     "Tensor? gamma, float norm_eps, float hc_eps, float post_scale, float sinkhorn_eps, int sinkhorn_iterations, "
-    "int A_is_out_in, bool _sinkhorn) -> (Tensor y, Tensor h_in, Tensor next_h_post, Tensor h_res, Tensor next_A, "
+    "int h_res_is_out_in, bool _sinkhorn) -> (Tensor y, Tensor h_in, Tensor next_h_post, Tensor h_res_logits, Tensor next_h_res, "
     "Tensor h_pre, Tensor inv_rms, Tensor h_mix)",
-    _seam_outputs,
-    _seam_backward,
-    batched=("x", "f", "h_post", "A", "y", "h_in", "next_h_post", "h_res", "next_A", "h_pre", "inv_rms", "h_mix"),
+    _post_pre_outputs,
+    _post_pre_backward,
+    batched=("x", "f", "h_post", "h_res", "y", "h_in", "next_h_post", "h_res_logits", "next_h_res", "h_pre", "inv_rms", "h_mix"),
 )
 
 
-def mhc_seam(
+def mhc_post_pre(
     x: Tensor,
     f: Tensor,
     h_post: Tensor,
-    A: Tensor,
+    h_res: Tensor,
     phi: Tensor,
     alpha: Tensor,
     bias: Tensor,
     gamma: Optional[Tensor] = None,
     *,
-    A_is_out_in: bool = False,
+    h_res_is_out_in: bool = False,
     sinkhorn: bool = True,
     sinkhorn_iterations: int = 20,
     sinkhorn_eps: float = 1e-6,
@@ -272,37 +273,37 @@ def mhc_seam(
 ) -> "tuple[Tensor, Tensor, Tensor, Tensor]":
     """mhc_post of a layer and mhc_pre of the next layer in one call.
 
-        y = mhc_post(x, f, h_post, A, A_is_out_in=A_is_out_in)
-        h_in, next_h_post, next_A = mhc_pre(y, phi, alpha, bias, gamma, ...)
+        y = mhc_post(x, f, h_post, h_res, h_res_is_out_in=h_res_is_out_in)
+        h_in, next_h_post, next_h_res = mhc_pre(y, phi, alpha, bias, gamma, ...)
 
-    x, f, h_post, A: as in mhc_post. The other arguments are those of mhc_pre, for the next layer. Returns
-    (y, h_in, next_h_post, next_A), which are the results of the two calls. The backward keeps the gradient of y in
+    x, f, h_post, h_res: as in mhc_post. The other arguments are those of mhc_pre, for the next layer. Returns
+    (y, h_in, next_h_post, next_h_res), which are the results of the two calls. The backward keeps the gradient of y in
     float32 (float64 if x is float64), where the two calls round it to the dtype of x. Differentiable once, in all
     inputs. Raises the errors of mhc_post and mhc_pre.
 
     >>> x, phi, alpha, bias = torch.randn(1, 16, 4, 32), torch.randn(24, 128), torch.ones(3), torch.zeros(24)
-    >>> h_in, h_post, A = cotangent.mhc_pre(x, phi, alpha, bias)
+    >>> h_in, h_post, h_res = cotangent.mhc_pre(x, phi, alpha, bias)
     >>> f = torch.tanh(h_in)                    # the first layer
-    >>> y, h_in, h_post, A = cotangent.mhc_seam(x, f, h_post, A, phi, alpha, bias)
+    >>> y, h_in, h_post, h_res = cotangent.mhc_post_pre(x, f, h_post, h_res, phi, alpha, bias)
     >>> y.shape, h_in.shape                     # h_in is the input of the second layer
     (torch.Size([1, 16, 4, 32]), torch.Size([1, 16, 32]))
     """
     if not isinstance(x, Tensor):
-        need_tensors("mhc_seam", x=x)
+        need_tensors("mhc_post_pre", x=x)
     dtype = _coefficients_dtype(x)
-    f = cast("mhc_seam", "f", f, x.dtype)
-    phi, alpha = cast("mhc_seam", "phi", phi, dtype), cast("mhc_seam", "alpha", alpha, dtype)
-    bias = cast("mhc_seam", "bias", bias, dtype)
-    gamma = None if gamma is None else cast("mhc_seam", "gamma", gamma, dtype)
-    y, h_in, next_h_post, h_res, next_A, *_ = _seam_forward(
-        x, f, h_post, A, phi, alpha, bias, gamma, norm_eps, hc_eps, post_scale, sinkhorn_eps, sinkhorn_iterations,
-        A_is_out_in, flag("mhc_seam", "sinkhorn", sinkhorn),
+    f = cast("mhc_post_pre", "f", f, x.dtype)
+    phi, alpha = cast("mhc_post_pre", "phi", phi, dtype), cast("mhc_post_pre", "alpha", alpha, dtype)
+    bias = cast("mhc_post_pre", "bias", bias, dtype)
+    gamma = None if gamma is None else cast("mhc_post_pre", "gamma", gamma, dtype)
+    y, h_in, next_h_post, h_res_logits, next_h_res, *_ = _post_pre_forward(
+        x, f, h_post, h_res, phi, alpha, bias, gamma, norm_eps, hc_eps, post_scale, sinkhorn_eps, sinkhorn_iterations,
+        h_res_is_out_in, flag("mhc_post_pre", "sinkhorn", sinkhorn),
     )  # fmt: skip
-    return y, h_in, next_h_post, next_A if sinkhorn else h_res
+    return y, h_in, next_h_post, next_h_res if sinkhorn else h_res_logits
 
 
 def _example(randn: "Callable[..., Tensor]") -> Tensor:
     x, phi, alpha, bias = randn(1, 3, 4, 16), randn(24, 64), randn(3), randn(24)
-    h, h_post, A = mhc_pre(x, phi, alpha, bias)
-    y, h, h_post, A = mhc_seam(x, h, h_post, A, phi, alpha, bias)
-    return mhc_post(y, h, h_post, A)
+    h, h_post, h_res = mhc_pre(x, phi, alpha, bias)
+    y, h, h_post, h_res = mhc_post_pre(x, h, h_post, h_res, phi, alpha, bias)
+    return mhc_post(y, h, h_post, h_res)

@@ -235,8 +235,8 @@ static cot_status check_memory_words(const char *call, const char *name, const c
 static cot_status check_optional_inputs(const char *call, const options *o, attention_problem *p)
 {
     const attention_sizes *z = &p->sizes;
-    CHECK(check_memory_words(call, "dropout_seed_memory", &p->dropout_seed_memory));
-    CHECK(check_memory_words(call, "dropout_offset_memory", &p->dropout_offset_memory));
+    CHECK(check_memory_words(call, "dropout_seed_tensor", &p->dropout_seed_tensor));
+    CHECK(check_memory_words(call, "dropout_offset_tensor", &p->dropout_offset_tensor));
     const axis heads[] = {{"H", "q", z->H}};
     CHECK(check_axes(call, "sink", &p->sink, heads, 1));
     CHECK(cot_check_tensor(call, "alibi_slopes", &p->alibi_slopes, COT_FLOATS, 1, 2));
@@ -390,7 +390,7 @@ static void add_batch_axes(attention_problem *p)
     }
 
 #define COPY_INPUTS(p, a)                                                                                            \
-    ((p)->dropout_seed_memory = (a)->dropout_seed_memory, (p)->dropout_offset_memory = (a)->dropout_offset_memory,   \
+    ((p)->dropout_seed_tensor = (a)->dropout_seed_tensor, (p)->dropout_offset_tensor = (a)->dropout_offset_tensor,   \
      (p)->dropout_seed = (a)->dropout_seed, (p)->dropout_offset = (a)->dropout_offset, (p)->q = (a)->q,              \
      (p)->k = (a)->k, (p)->v = (a)->v, (p)->cu_seqlens_q = (a)->cu_seqlens_q, (p)->cu_seqlens_k = (a)->cu_seqlens_k, \
      (p)->seqused_q = (a)->seqused_q, (p)->seqused_k = (a)->seqused_k, (p)->sink = (a)->sink,                        \
@@ -590,8 +590,8 @@ static const cot_field forward_fields[] = {
     COT_FIELD(attention_forward, sink, COT_INPUT),
     COT_FIELD(attention_forward, alibi_slopes, COT_INPUT),
     COT_FIELD(attention_forward, bias, COT_INPUT),
-    COT_FIELD(attention_forward, dropout_seed_memory, COT_INPUT),
-    COT_FIELD(attention_forward, dropout_offset_memory, COT_INPUT),
+    COT_FIELD(attention_forward, dropout_seed_tensor, COT_INPUT),
+    COT_FIELD(attention_forward, dropout_offset_tensor, COT_INPUT),
     COT_FIELD(attention_forward, out, COT_OUTPUT),
     COT_FIELD(attention_forward, lse, COT_OUTPUT),
 };
@@ -607,8 +607,8 @@ static const cot_field backward_fields[] = {
     COT_FIELD(attention_backward, sink, COT_INPUT),
     COT_FIELD(attention_backward, alibi_slopes, COT_INPUT),
     COT_FIELD(attention_backward, bias, COT_INPUT),
-    COT_FIELD(attention_backward, dropout_seed_memory, COT_INPUT),
-    COT_FIELD(attention_backward, dropout_offset_memory, COT_INPUT),
+    COT_FIELD(attention_backward, dropout_seed_tensor, COT_INPUT),
+    COT_FIELD(attention_backward, dropout_offset_tensor, COT_INPUT),
     COT_FIELD(attention_backward, lse, COT_INPUT),
     COT_FIELD(attention_backward, out, COT_INPUT),
     COT_FIELD(attention_backward, dout, COT_INPUT),
@@ -665,7 +665,7 @@ static const cot_option backward_options[] = {
 /* Packed tensors have no batch axis. */
 #define SHARED_SIGNATURE \
     "q[...,Tq,H,d] k[...,Tk,Hkv,d] v[...,Tk,Hkv,d_v] cu_seqlens_q[B+1] cu_seqlens_k[B+1] seqused_q[B] seqused_k[B] " \
-    "sink[H] alibi_slopes[...,H] bias[B,H,Tq,Tk] dropout_seed_memory[2] dropout_offset_memory[2] "
+    "sink[H] alibi_slopes[...,H] bias[B,H,Tq,Tk] dropout_seed_tensor[2] dropout_offset_tensor[2] "
 static const char forward_signature[] = SHARED_SIGNATURE "out[...,Tq,H,d_v] lse:f32[...,H,Tq]";
 static const char backward_signature[] = SHARED_SIGNATURE
     "lse[...,H,Tq] out[...,Tq,H,d_v] dout[...,Tq,H,d_v] dlse[...,H,Tq] delta[...,H,Tq] dq=q dk=k dv=v dsink=sink dbias=bias";

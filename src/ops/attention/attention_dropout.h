@@ -30,8 +30,8 @@ static inline attention_dropout attention_dropout_of(const attention_problem *p,
     attention_dropout a = {.dropped = z->dropped, .factor = 1};
     if (z->dropped == 0)
         return a;
-    a.seed = p->dropout_seed + attention_load_u64(&p->dropout_seed_memory);
-    a.offset = p->dropout_offset + attention_load_u64(&p->dropout_offset_memory);
+    a.seed = p->dropout_seed + attention_load_u64(&p->dropout_seed_tensor);
+    a.offset = p->dropout_offset + attention_load_u64(&p->dropout_offset_tensor);
     const int64_t R = z->packed ? attention_load_i32(&p->cu_seqlens_q, z->B) : z->B * z->q_length;
     a.first_row = (uint64_t)(h * R + (z->packed ? s->q_row : s->b * z->q_length + z->q_begin));
     a.groups_per_row = (uint64_t)cot_ceil_div(z->longest_k, COT_DROPOUT_GROUP);

@@ -25,7 +25,7 @@ typedef struct attention_sizes {
     cot_dtype dtype; /* the dtype of q */
     bool packed;
     int64_t rows_q, rows_k; /* rows of all sequences: B*Tq or total_q; B*Tk or total_k */
-    int64_t left, right;    /* query i sees keys from -left to +right of its diagonal */
+    int64_t left, right;    /* query i attends to keys from -left to +right of its diagonal */
     int64_t q_begin, q_length, k_begin,
         k_length;          /* begin is 0 and length is the row count if the call is not a block */
     double scale, softcap; /* softcap 0: none */
@@ -41,7 +41,7 @@ typedef struct attention_problem {
     uint64_t dropout_seed, dropout_offset;
     bool accumulate, allow_nondeterminism;
     cot_tensor q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, sink, alibi_slopes, bias;
-    cot_tensor dropout_seed_memory, dropout_offset_memory;
+    cot_tensor dropout_seed_tensor, dropout_offset_tensor;
     cot_tensor lse, out;          /* outputs of the forward, inputs of the backward */
     cot_tensor dout, dlse, delta; /* backward only */
     cot_tensor dq, dk, dv, dsink, dbias;

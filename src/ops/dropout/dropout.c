@@ -174,8 +174,8 @@ static cot_status validate_forward(const char *call, const void *args, bool with
         {"residual", &a->residual, false, true},
         {"mask", &a->mask, false, false},
         {"mask_bits", &a->mask_bits, false, false},
-        {"seed_memory", &a->seed_memory, false, false},
-        {"offset_memory", &a->offset_memory, false, false},
+        {"seed_tensor", &a->seed_tensor, false, false},
+        {"offset_tensor", &a->offset_tensor, false, false},
         {"y", &a->y, true, true},
         {"mask_out", &a->mask_out, true, false},
         {"mask_bits_out", &a->mask_bits_out, true, false},
@@ -186,8 +186,8 @@ static cot_status validate_forward(const char *call, const void *args, bool with
     CHECK(check_like(call, "residual", &a->residual, "x", &a->x));
     CHECK(check_mask(call, "mask", &a->mask, false, "x", &a->x, &p->sizes));
     CHECK(check_mask(call, "mask_bits", &a->mask_bits, true, "x", &a->x, &p->sizes));
-    CHECK(check_word64(call, "seed_memory", &a->seed_memory));
-    CHECK(check_word64(call, "offset_memory", &a->offset_memory));
+    CHECK(check_word64(call, "seed_tensor", &a->seed_tensor));
+    CHECK(check_word64(call, "offset_tensor", &a->offset_tensor));
     CHECK(check_like(call, "y", &a->y, "x", &a->x));
     CHECK(check_mask(call, "mask_out", &a->mask_out, false, "x", &a->x, &p->sizes));
     CHECK(check_mask(call, "mask_bits_out", &a->mask_bits_out, true, "x", &a->x, &p->sizes));
@@ -198,8 +198,8 @@ static cot_status validate_forward(const char *call, const void *args, bool with
     merge_leading_axes(rows, COUNT(rows), a->x.rank);
     p->mask.seed = a->seed;
     p->mask.offset = a->offset;
-    p->mask.seed_memory = a->seed_memory;
-    p->mask.offset_memory = a->offset_memory;
+    p->mask.seed_tensor = a->seed_tensor;
+    p->mask.offset_tensor = a->offset_tensor;
     return COT_OK;
 }
 
@@ -214,8 +214,8 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
         {"bias", &a->bias, false, false},
         {"mask", &a->mask, false, false},
         {"mask_bits", &a->mask_bits, false, false},
-        {"seed_memory", &a->seed_memory, false, false},
-        {"offset_memory", &a->offset_memory, false, false},
+        {"seed_tensor", &a->seed_tensor, false, false},
+        {"offset_tensor", &a->offset_tensor, false, false},
         {"dx", &a->dx, true, true},
         {"dbias", &a->dbias, true, false},
     };
@@ -229,8 +229,8 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
     CHECK(check_parameter(call, "bias", &a->bias, "dy", &p->sizes));
     CHECK(check_mask(call, "mask", &a->mask, false, "dy", &a->dy, &p->sizes));
     CHECK(check_mask(call, "mask_bits", &a->mask_bits, true, "dy", &a->dy, &p->sizes));
-    CHECK(check_word64(call, "seed_memory", &a->seed_memory));
-    CHECK(check_word64(call, "offset_memory", &a->offset_memory));
+    CHECK(check_word64(call, "seed_tensor", &a->seed_tensor));
+    CHECK(check_word64(call, "offset_tensor", &a->offset_tensor));
     CHECK(check_like(call, "dx", &a->dx, "dy", &a->dy));
     CHECK(check_parameter(call, "dbias", &a->dbias, "dy", &p->sizes));
     CHECK(set_mask(call, a->p, a->scale, &a->mask, &a->mask_bits, &p->mask));
@@ -242,8 +242,8 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
     merge_leading_axes(rows, COUNT(rows), a->dy.rank);
     p->mask.seed = a->seed;
     p->mask.offset = a->offset;
-    p->mask.seed_memory = a->seed_memory;
-    p->mask.offset_memory = a->offset_memory;
+    p->mask.seed_tensor = a->seed_tensor;
+    p->mask.offset_tensor = a->offset_tensor;
     return COT_OK;
 }
 
@@ -271,8 +271,8 @@ static const cot_field forward_fields[] = {
     COT_FIELD(dropout_forward, residual, COT_INPUT),
     COT_FIELD(dropout_forward, mask, COT_INPUT),
     COT_FIELD(dropout_forward, mask_bits, COT_INPUT),
-    COT_FIELD(dropout_forward, seed_memory, COT_INPUT),
-    COT_FIELD(dropout_forward, offset_memory, COT_INPUT),
+    COT_FIELD(dropout_forward, seed_tensor, COT_INPUT),
+    COT_FIELD(dropout_forward, offset_tensor, COT_INPUT),
     COT_FIELD(dropout_forward, y, COT_OUTPUT),
     COT_FIELD(dropout_forward, mask_out, COT_OUTPUT),
     COT_FIELD(dropout_forward, mask_bits_out, COT_OUTPUT),
@@ -284,8 +284,8 @@ static const cot_field backward_fields[] = {
     COT_FIELD(dropout_backward, bias, COT_INPUT),
     COT_FIELD(dropout_backward, mask, COT_INPUT),
     COT_FIELD(dropout_backward, mask_bits, COT_INPUT),
-    COT_FIELD(dropout_backward, seed_memory, COT_INPUT),
-    COT_FIELD(dropout_backward, offset_memory, COT_INPUT),
+    COT_FIELD(dropout_backward, seed_tensor, COT_INPUT),
+    COT_FIELD(dropout_backward, offset_tensor, COT_INPUT),
     COT_FIELD(dropout_backward, dx, COT_OUTPUT),
     COT_GRADIENT(dropout_backward, dbias),
 };
@@ -305,10 +305,10 @@ static const cot_option backward_options[] = {
 };
 
 static const char forward_signature[] =
-    "x[...,D] bias[D] residual[...,D] mask[...,D] mask_bits[...,D/8] seed_memory[2] offset_memory[2] y=x "
+    "x[...,D] bias[D] residual[...,D] mask[...,D] mask_bits[...,D/8] seed_tensor[2] offset_tensor[2] y=x "
     "mask_out:u8[...,D] mask_bits_out:u8[...,D/8]";
 static const char backward_signature[] =
-    "dy[...,D] x[...,D] bias[D] mask[...,D] mask_bits[...,D/8] seed_memory[2] offset_memory[2] dx=dy dbias:f32[D]";
+    "dy[...,D] x[...,D] bias[D] mask[...,D] mask_bits[...,D/8] seed_tensor[2] offset_tensor[2] dx=dy dbias:f32[D]";
 
 /* clang-format on */
 

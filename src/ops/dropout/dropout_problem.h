@@ -36,9 +36,9 @@ typedef struct dropout_mask {
     dropout_source source;
     uint32_t threshold; /* for GENERATED, 1 to 65535 */
     double scale;
-    uint64_t seed, offset;                 /* seed_memory and offset_memory are added to them */
+    uint64_t seed, offset;                 /* seed_tensor and offset_tensor are added to them */
     cot_tensor given;                      /* for BYTES and BITS */
-    cot_tensor seed_memory, offset_memory; /* for GENERATED; may be absent */
+    cot_tensor seed_tensor, offset_tensor; /* for GENERATED; may be absent */
 } dropout_mask;
 
 /* Leading axes are merged where all tensors allow it: contiguous tensors become [R,D] or [R,groups]. */
@@ -66,7 +66,7 @@ static inline int64_t dropout_row_offset(const cot_tensor *tensor, int64_t r)
     return tensor->rank > 1 ? position + r * tensor->stride[0] : position;
 }
 
-/* The value of seed_memory or offset_memory, two 32-bit words; 0 if absent. */
+/* The value of seed_tensor or offset_tensor, two 32-bit words; 0 if absent. */
 static inline uint64_t dropout_load_u64(const cot_tensor *words)
 {
     if (!cot_is_present(words))
@@ -77,12 +77,12 @@ static inline uint64_t dropout_load_u64(const cot_tensor *words)
 
 static inline uint64_t dropout_seed(const dropout_mask *mask)
 {
-    return mask->seed + dropout_load_u64(&mask->seed_memory);
+    return mask->seed + dropout_load_u64(&mask->seed_tensor);
 }
 
 static inline uint64_t dropout_offset(const dropout_mask *mask)
 {
-    return mask->offset + dropout_load_u64(&mask->offset_memory);
+    return mask->offset + dropout_load_u64(&mask->offset_tensor);
 }
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mhc.c: argument checks, kernel tables and public functions of mhc_pre, mhc_sinkhorn, mhc_post and mhc_seam. */
+ * mhc.c: argument checks, kernel tables and public functions of mhc_pre, mhc_sinkhorn, mhc_post and mhc_post_pre. */
 #include "mhc_problem.h"
 
 #include "core/cpu_features.h"
@@ -147,10 +147,10 @@ static cot_status validate_pre_forward(const char *call, const void *args, bool 
     const tensor_spec tensors[] = {
         INPUT_LIKE_X(x, "BTnD", true), INPUT(phi, "MK", true),     INPUT(alpha, "3", true), INPUT(bias, "M", true),
         INPUT(gamma, "nD", false),     OUTPUT_LIKE_X(h_in, "BTD"), OUTPUT(h_pre, "BTn"),    OUTPUT(h_post, "BTn"),
-        OUTPUT(h_res, "BTnn"),         OUTPUT(A, "BTnn"),          OUTPUT(inv_rms, "BT"),   OUTPUT(h_mix, "BTM"),
+        OUTPUT(h_res_logits, "BTnn"),  OUTPUT(h_res, "BTnn"),      OUTPUT(inv_rms, "BT"),   OUTPUT(h_mix, "BTM"),
     };
     CHECK(check_eps(call, "norm_eps", a->norm_eps));
-    CHECK(check_pre_options(call, a->hc_eps, a->post_scale, cot_is_present(&a->A), a->sinkhorn_eps,
+    CHECK(check_pre_options(call, a->hc_eps, a->post_scale, cot_is_present(&a->h_res), a->sinkhorn_eps,
                             a->sinkhorn_iterations));
     CHECK(check_x(call, &a->x, &p->sizes));
     return check_tensors(call, tensors, COUNT(tensors), &p->sizes, "x", with_data);
@@ -161,15 +161,15 @@ static cot_status validate_pre_backward(const char *call, const void *args, bool
     mhc_pre_backward_problem *p = problem;
     p->args = *(const cot_mhc_pre_backward_args *)args;
     const cot_mhc_pre_backward_args *a = &p->args;
-    const bool fused = cot_is_present(&a->dA);
+    const bool fused = cot_is_present(&a->dh_res);
     const tensor_spec tensors[] = {
         INPUT_LIKE_X(x, "BTnD", true), INPUT(phi, "MK", true),
         INPUT(alpha, "3", true),       INPUT(bias, "M", fused),
         INPUT(gamma, "nD", false),     INPUT(inv_rms, "BT", true),
         INPUT(h_mix, "BTM", true),     INPUT(h_pre, "BTn", true),
         INPUT(h_post, "BTn", true),    INPUT_LIKE_X(dh_in, "BTD", true),
-        INPUT(dh_post, "BTn", true),   INPUT(dh_res, "BTnn", false),
-        INPUT(dA, "BTnn", false),      INPUT_LIKE_X(dx_post, "BTnD", false),
+        INPUT(dh_post, "BTn", true),   INPUT(dh_res_logits, "BTnn", false),
+        INPUT(dh_res, "BTnn", false),  INPUT_LIKE_X(dx_post, "BTnD", false),
         OUTPUT_LIKE_X(dx, "BTnD"),     OUTPUT(dphi, "MK"),
         OUTPUT(dalpha, "3"),           OUTPUT(dbias, "M"),
         OUTPUT(dgamma, "nD"),
@@ -180,15 +180,19 @@ static cot_status validate_pre_backward(const char *call, const void *args, bool
     return check_tensors(call, tensors, COUNT(tensors), &p->sizes, "x", with_data);
 }
 
-/* Checks h_res[B,T,n,n] of mhc_sinkhorn, which gives all sizes. */
-static cot_status check_logits(const char *call, const cot_tensor *h_res, mhc_sizes *sizes)
+/* Checks h_res_logits[B,T,n,n] of mhc_sinkhorn, which gives all sizes. */
+static cot_status check_logits(const char *call, const cot_tensor *h_res_logits, mhc_sizes *sizes)
 {
-    CHECK(cot_check_required(call, "h_res", h_res));
-    CHECK(cot_check_tensor(call, "h_res", h_res, COT_DTYPE_BIT(COT_F32) | COT_DTYPE_BIT(COT_F64), 4, 4));
-    if (h_res->shape[2] < 1)
-        return cot_fail(COT_INVALID_SHAPE, "%s: h_res has n=%" PRId64 ", expected 1 or more", call, h_res->shape[2]);
-    *sizes =
-        (mhc_sizes){.B = h_res->shape[0], .T = h_res->shape[1], .n = h_res->shape[2], .D = 1, .dtype = h_res->dtype};
+    CHECK(cot_check_required(call, "h_res_logits", h_res_logits));
+    CHECK(cot_check_tensor(call, "h_res_logits", h_res_logits, COT_DTYPE_BIT(COT_F32) | COT_DTYPE_BIT(COT_F64), 4, 4));
+    if (h_res_logits->shape[2] < 1)
+        return cot_fail(COT_INVALID_SHAPE, "%s: h_res_logits has n=%" PRId64 ", expected 1 or more", call,
+                        h_res_logits->shape[2]);
+    *sizes = (mhc_sizes){.B = h_res_logits->shape[0],
+                         .T = h_res_logits->shape[1],
+                         .n = h_res_logits->shape[2],
+                         .D = 1,
+                         .dtype = h_res_logits->dtype};
     sizes->tokens = sizes->B * sizes->T;
     return COT_OK;
 }
@@ -198,11 +202,11 @@ static cot_status validate_sinkhorn_forward(const char *call, const void *args, 
     mhc_sinkhorn_forward_problem *p = problem;
     p->args = *(const cot_mhc_sinkhorn_forward_args *)args;
     const cot_mhc_sinkhorn_forward_args *a = &p->args;
-    const tensor_spec tensors[] = {INPUT(h_res, "BTnn", true), {"A", &a->A, "BTnn", false, true, true}};
+    const tensor_spec tensors[] = {INPUT(h_res_logits, "BTnn", true), {"h_res", &a->h_res, "BTnn", false, true, true}};
     CHECK(check_eps(call, "eps", a->eps));
     CHECK(check_iterations(call, "iterations", a->iterations));
-    CHECK(check_logits(call, &a->h_res, &p->sizes));
-    return check_tensors(call, tensors, COUNT(tensors), &p->sizes, "h_res", with_data);
+    CHECK(check_logits(call, &a->h_res_logits, &p->sizes));
+    return check_tensors(call, tensors, COUNT(tensors), &p->sizes, "h_res_logits", with_data);
 }
 
 static cot_status validate_sinkhorn_backward(const char *call, const void *args, bool with_data, void *problem)
@@ -210,12 +214,13 @@ static cot_status validate_sinkhorn_backward(const char *call, const void *args,
     mhc_sinkhorn_backward_problem *p = problem;
     p->args = *(const cot_mhc_sinkhorn_backward_args *)args;
     const cot_mhc_sinkhorn_backward_args *a = &p->args;
-    const tensor_spec tensors[] = {
-        INPUT(h_res, "BTnn", true), INPUT(dA, "BTnn", true), {"dh_res", &a->dh_res, "BTnn", false, true, true}};
+    const tensor_spec tensors[] = {INPUT(h_res_logits, "BTnn", true),
+                                   INPUT(dh_res, "BTnn", true),
+                                   {"dh_res_logits", &a->dh_res_logits, "BTnn", false, true, true}};
     CHECK(check_eps(call, "eps", a->eps));
     CHECK(check_iterations(call, "iterations", a->iterations));
-    CHECK(check_logits(call, &a->h_res, &p->sizes));
-    return check_tensors(call, tensors, COUNT(tensors), &p->sizes, "h_res", with_data);
+    CHECK(check_logits(call, &a->h_res_logits, &p->sizes));
+    return check_tensors(call, tensors, COUNT(tensors), &p->sizes, "h_res_logits", with_data);
 }
 
 static void swap_last_axes(cot_tensor *tensor)
@@ -232,13 +237,13 @@ static cot_status validate_post_forward(const char *call, const void *args, bool
     cot_mhc_post_forward_args *a = &p->args;
     const tensor_spec tensors[] = {
         INPUT_LIKE_X(x, "BTnD", true), INPUT_LIKE_X(f, "BTD", true),           INPUT(h_post, "BTn", true),
-        INPUT(A, "BTnn", true),        {"y", &a->y, "BTnD", true, true, true},
+        INPUT(h_res, "BTnn", true),    {"y", &a->y, "BTnD", true, true, true},
     };
-    CHECK(check_flag(call, "A_is_out_in", a->A_is_out_in));
+    CHECK(check_flag(call, "h_res_is_out_in", a->h_res_is_out_in));
     CHECK(check_x(call, &a->x, &p->sizes));
     CHECK(check_tensors(call, tensors, COUNT(tensors), &p->sizes, "x", with_data));
-    if (a->A_is_out_in)
-        swap_last_axes(&a->A);
+    if (a->h_res_is_out_in)
+        swap_last_axes(&a->h_res);
     return COT_OK;
 }
 
@@ -249,54 +254,54 @@ static cot_status validate_post_backward(const char *call, const void *args, boo
     cot_mhc_post_backward_args *a = &p->args;
     const tensor_spec tensors[] = {
         INPUT_LIKE_X(x, "BTnD", true), INPUT_LIKE_X(f, "BTD", true),   INPUT(h_post, "BTn", true),
-        INPUT(A, "BTnn", true),        INPUT_LIKE_X(dy, "BTnD", true), OUTPUT_LIKE_X(dx, "BTnD"),
-        OUTPUT_LIKE_X(df, "BTD"),      OUTPUT(dh_post, "BTn"),         OUTPUT(dA, "BTnn"),
+        INPUT(h_res, "BTnn", true),    INPUT_LIKE_X(dy, "BTnD", true), OUTPUT_LIKE_X(dx, "BTnD"),
+        OUTPUT_LIKE_X(df, "BTD"),      OUTPUT(dh_post, "BTn"),         OUTPUT(dh_res, "BTnn"),
     };
-    CHECK(check_flag(call, "A_is_out_in", a->A_is_out_in));
+    CHECK(check_flag(call, "h_res_is_out_in", a->h_res_is_out_in));
     CHECK(check_x(call, &a->x, &p->sizes));
     CHECK(check_tensors(call, tensors, COUNT(tensors), &p->sizes, "x", with_data));
-    if (a->A_is_out_in) {
-        swap_last_axes(&a->A);
-        swap_last_axes(&a->dA);
+    if (a->h_res_is_out_in) {
+        swap_last_axes(&a->h_res);
+        swap_last_axes(&a->dh_res);
     }
     return COT_OK;
 }
 
-static cot_status validate_seam_forward(const char *call, const void *args, bool with_data, void *problem)
+static cot_status validate_post_pre_forward(const char *call, const void *args, bool with_data, void *problem)
 {
-    mhc_seam_forward_problem *p = problem;
-    p->args = *(const cot_mhc_seam_forward_args *)args;
-    cot_mhc_seam_forward_args *a = &p->args;
+    mhc_post_pre_forward_problem *p = problem;
+    p->args = *(const cot_mhc_post_pre_forward_args *)args;
+    cot_mhc_post_pre_forward_args *a = &p->args;
     const tensor_spec tensors[] = {
         INPUT_LIKE_X(x, "BTnD", true), INPUT_LIKE_X(f, "BTD", true), INPUT(h_post, "BTn", true),
-        INPUT(A, "BTnn", true),        INPUT(phi, "MK", true),       INPUT(alpha, "3", true),
+        INPUT(h_res, "BTnn", true),    INPUT(phi, "MK", true),       INPUT(alpha, "3", true),
         INPUT(bias, "M", true),        INPUT(gamma, "nD", false),    {"y", &a->y, "BTnD", true, true, true},
         OUTPUT_LIKE_X(h_in, "BTD"),    OUTPUT(h_pre, "BTn"),         OUTPUT(next_h_post, "BTn"),
-        OUTPUT(h_res, "BTnn"),         OUTPUT(next_A, "BTnn"),       OUTPUT(inv_rms, "BT"),
+        OUTPUT(h_res_logits, "BTnn"),  OUTPUT(next_h_res, "BTnn"),   OUTPUT(inv_rms, "BT"),
         OUTPUT(h_mix, "BTM"),
     };
     CHECK(check_eps(call, "norm_eps", a->norm_eps));
-    CHECK(check_pre_options(call, a->hc_eps, a->post_scale, cot_is_present(&a->next_A), a->sinkhorn_eps,
+    CHECK(check_pre_options(call, a->hc_eps, a->post_scale, cot_is_present(&a->next_h_res), a->sinkhorn_eps,
                             a->sinkhorn_iterations));
-    CHECK(check_flag(call, "A_is_out_in", a->A_is_out_in));
+    CHECK(check_flag(call, "h_res_is_out_in", a->h_res_is_out_in));
     CHECK(check_x(call, &a->x, &p->sizes));
     CHECK(check_tensors(call, tensors, COUNT(tensors), &p->sizes, "x", with_data));
-    if (a->A_is_out_in)
-        swap_last_axes(&a->A);
+    if (a->h_res_is_out_in)
+        swap_last_axes(&a->h_res);
     return COT_OK;
 }
 
-static cot_status validate_seam_backward(const char *call, const void *args, bool with_data, void *problem)
+static cot_status validate_post_pre_backward(const char *call, const void *args, bool with_data, void *problem)
 {
-    mhc_seam_backward_problem *p = problem;
-    p->args = *(const cot_mhc_seam_backward_args *)args;
-    cot_mhc_seam_backward_args *a = &p->args;
-    const bool fused = cot_is_present(&a->dnext_A);
+    mhc_post_pre_backward_problem *p = problem;
+    p->args = *(const cot_mhc_post_pre_backward_args *)args;
+    cot_mhc_post_pre_backward_args *a = &p->args;
+    const bool fused = cot_is_present(&a->dnext_h_res);
     const tensor_spec tensors[] = {
         INPUT_LIKE_X(x, "BTnD", true),
         INPUT_LIKE_X(f, "BTD", true),
         INPUT(h_post, "BTn", true),
-        INPUT(A, "BTnn", true),
+        INPUT(h_res, "BTnn", true),
         INPUT_LIKE_X(y, "BTnD", false),
         INPUT(phi, "MK", true),
         INPUT(alpha, "3", true),
@@ -308,13 +313,13 @@ static cot_status validate_seam_backward(const char *call, const void *args, boo
         INPUT(next_h_post, "BTn", true),
         INPUT_LIKE_X(dh_in, "BTD", true),
         INPUT(dnext_h_post, "BTn", true),
-        INPUT(dh_res, "BTnn", false),
-        INPUT(dnext_A, "BTnn", false),
+        INPUT(dh_res_logits, "BTnn", false),
+        INPUT(dnext_h_res, "BTnn", false),
         INPUT_LIKE_X(dy, "BTnD", false),
         OUTPUT_LIKE_X(dx, "BTnD"),
         OUTPUT_LIKE_X(df, "BTD"),
         OUTPUT(dh_post, "BTn"),
-        OUTPUT(dA, "BTnn"),
+        OUTPUT(dh_res, "BTnn"),
         OUTPUT(dphi, "MK"),
         OUTPUT(dalpha, "3"),
         OUTPUT(dbias, "M"),
@@ -322,12 +327,12 @@ static cot_status validate_seam_backward(const char *call, const void *args, boo
     };
     CHECK(check_pre_options(call, a->hc_eps, a->post_scale, fused, a->sinkhorn_eps, a->sinkhorn_iterations));
     CHECK(check_flag(call, "accumulate", a->accumulate));
-    CHECK(check_flag(call, "A_is_out_in", a->A_is_out_in));
+    CHECK(check_flag(call, "h_res_is_out_in", a->h_res_is_out_in));
     CHECK(check_x(call, &a->x, &p->sizes));
     CHECK(check_tensors(call, tensors, COUNT(tensors), &p->sizes, "x", with_data));
-    if (a->A_is_out_in) {
-        swap_last_axes(&a->A);
-        swap_last_axes(&a->dA);
+    if (a->h_res_is_out_in) {
+        swap_last_axes(&a->h_res);
+        swap_last_axes(&a->dh_res);
     }
     return COT_OK;
 }
@@ -338,7 +343,7 @@ static cot_status validate_seam_backward(const char *call, const void *args, boo
 #include "mhc_pre_kernels.def"
 #include "mhc_sinkhorn_kernels.def"
 #include "mhc_post_kernels.def"
-#include "mhc_seam_kernels.def"
+#include "mhc_post_pre_kernels.def"
 #undef COT_KERNEL_ENTRY
 
 #include "mhc_admit.h"
@@ -356,8 +361,8 @@ static const cot_kernel sinkhorn_kernels[] = {
 static const cot_kernel post_kernels[] = {
 #include "mhc_post_kernels.def"
 };
-static const cot_kernel seam_kernels[] = {
-#include "mhc_seam_kernels.def"
+static const cot_kernel post_pre_kernels[] = {
+#include "mhc_post_pre_kernels.def"
 };
 #undef COT_KERNEL_ENTRY
 
@@ -372,8 +377,8 @@ static const cot_field pre_forward_fields[] = {
     COT_FIELD(mhc_pre_forward, h_in, COT_OUTPUT),
     COT_FIELD(mhc_pre_forward, h_pre, COT_OUTPUT),
     COT_FIELD(mhc_pre_forward, h_post, COT_OUTPUT),
+    COT_FIELD(mhc_pre_forward, h_res_logits, COT_OUTPUT),
     COT_FIELD(mhc_pre_forward, h_res, COT_OUTPUT),
-    COT_FIELD(mhc_pre_forward, A, COT_OUTPUT),
     COT_FIELD(mhc_pre_forward, inv_rms, COT_OUTPUT),
     COT_FIELD(mhc_pre_forward, h_mix, COT_OUTPUT),
 };
@@ -390,8 +395,8 @@ static const cot_field pre_backward_fields[] = {
     COT_FIELD(mhc_pre_backward, h_post, COT_INPUT),
     COT_FIELD(mhc_pre_backward, dh_in, COT_INPUT),
     COT_FIELD(mhc_pre_backward, dh_post, COT_INPUT),
+    COT_FIELD(mhc_pre_backward, dh_res_logits, COT_INPUT),
     COT_FIELD(mhc_pre_backward, dh_res, COT_INPUT),
-    COT_FIELD(mhc_pre_backward, dA, COT_INPUT),
     COT_FIELD(mhc_pre_backward, dx_post, COT_INPUT),
     COT_FIELD(mhc_pre_backward, dx, COT_OUTPUT),
     COT_GRADIENT(mhc_pre_backward, dphi),
@@ -401,21 +406,21 @@ static const cot_field pre_backward_fields[] = {
 };
 
 static const cot_field sinkhorn_forward_fields[] = {
-    COT_FIELD(mhc_sinkhorn_forward, h_res, COT_INPUT),
-    COT_FIELD(mhc_sinkhorn_forward, A, COT_OUTPUT),
+    COT_FIELD(mhc_sinkhorn_forward, h_res_logits, COT_INPUT),
+    COT_FIELD(mhc_sinkhorn_forward, h_res, COT_OUTPUT),
 };
 
 static const cot_field sinkhorn_backward_fields[] = {
-    COT_FIELD(mhc_sinkhorn_backward, h_res, COT_INPUT),
-    COT_FIELD(mhc_sinkhorn_backward, dA, COT_INPUT),
-    COT_FIELD(mhc_sinkhorn_backward, dh_res, COT_OUTPUT),
+    COT_FIELD(mhc_sinkhorn_backward, h_res_logits, COT_INPUT),
+    COT_FIELD(mhc_sinkhorn_backward, dh_res, COT_INPUT),
+    COT_FIELD(mhc_sinkhorn_backward, dh_res_logits, COT_OUTPUT),
 };
 
 static const cot_field post_forward_fields[] = {
     COT_FIELD(mhc_post_forward, x, COT_INPUT),
     COT_FIELD(mhc_post_forward, f, COT_INPUT),
     COT_FIELD(mhc_post_forward, h_post, COT_INPUT),
-    COT_FIELD(mhc_post_forward, A, COT_INPUT),
+    COT_FIELD(mhc_post_forward, h_res, COT_INPUT),
     COT_FIELD(mhc_post_forward, y, COT_OUTPUT),
 };
 
@@ -423,60 +428,60 @@ static const cot_field post_backward_fields[] = {
     COT_FIELD(mhc_post_backward, x, COT_INPUT),
     COT_FIELD(mhc_post_backward, f, COT_INPUT),
     COT_FIELD(mhc_post_backward, h_post, COT_INPUT),
-    COT_FIELD(mhc_post_backward, A, COT_INPUT),
+    COT_FIELD(mhc_post_backward, h_res, COT_INPUT),
     COT_FIELD(mhc_post_backward, dy, COT_INPUT),
     COT_FIELD(mhc_post_backward, dx, COT_OUTPUT),
     COT_FIELD(mhc_post_backward, df, COT_OUTPUT),
     COT_FIELD(mhc_post_backward, dh_post, COT_OUTPUT),
-    COT_FIELD(mhc_post_backward, dA, COT_OUTPUT),
+    COT_FIELD(mhc_post_backward, dh_res, COT_OUTPUT),
 };
 
-static const cot_field seam_forward_fields[] = {
-    COT_FIELD(mhc_seam_forward, x, COT_INPUT),
-    COT_FIELD(mhc_seam_forward, f, COT_INPUT),
-    COT_FIELD(mhc_seam_forward, h_post, COT_INPUT),
-    COT_FIELD(mhc_seam_forward, A, COT_INPUT),
-    COT_FIELD(mhc_seam_forward, phi, COT_INPUT),
-    COT_FIELD(mhc_seam_forward, alpha, COT_INPUT),
-    COT_FIELD(mhc_seam_forward, bias, COT_INPUT),
-    COT_FIELD(mhc_seam_forward, gamma, COT_INPUT),
-    COT_FIELD(mhc_seam_forward, y, COT_OUTPUT),
-    COT_FIELD(mhc_seam_forward, h_in, COT_OUTPUT),
-    COT_FIELD(mhc_seam_forward, h_pre, COT_OUTPUT),
-    COT_FIELD(mhc_seam_forward, next_h_post, COT_OUTPUT),
-    COT_FIELD(mhc_seam_forward, h_res, COT_OUTPUT),
-    COT_FIELD(mhc_seam_forward, next_A, COT_OUTPUT),
-    COT_FIELD(mhc_seam_forward, inv_rms, COT_OUTPUT),
-    COT_FIELD(mhc_seam_forward, h_mix, COT_OUTPUT),
+static const cot_field post_pre_forward_fields[] = {
+    COT_FIELD(mhc_post_pre_forward, x, COT_INPUT),
+    COT_FIELD(mhc_post_pre_forward, f, COT_INPUT),
+    COT_FIELD(mhc_post_pre_forward, h_post, COT_INPUT),
+    COT_FIELD(mhc_post_pre_forward, h_res, COT_INPUT),
+    COT_FIELD(mhc_post_pre_forward, phi, COT_INPUT),
+    COT_FIELD(mhc_post_pre_forward, alpha, COT_INPUT),
+    COT_FIELD(mhc_post_pre_forward, bias, COT_INPUT),
+    COT_FIELD(mhc_post_pre_forward, gamma, COT_INPUT),
+    COT_FIELD(mhc_post_pre_forward, y, COT_OUTPUT),
+    COT_FIELD(mhc_post_pre_forward, h_in, COT_OUTPUT),
+    COT_FIELD(mhc_post_pre_forward, h_pre, COT_OUTPUT),
+    COT_FIELD(mhc_post_pre_forward, next_h_post, COT_OUTPUT),
+    COT_FIELD(mhc_post_pre_forward, h_res_logits, COT_OUTPUT),
+    COT_FIELD(mhc_post_pre_forward, next_h_res, COT_OUTPUT),
+    COT_FIELD(mhc_post_pre_forward, inv_rms, COT_OUTPUT),
+    COT_FIELD(mhc_post_pre_forward, h_mix, COT_OUTPUT),
 };
 
-static const cot_field seam_backward_fields[] = {
-    COT_FIELD(mhc_seam_backward, x, COT_INPUT),
-    COT_FIELD(mhc_seam_backward, f, COT_INPUT),
-    COT_FIELD(mhc_seam_backward, h_post, COT_INPUT),
-    COT_FIELD(mhc_seam_backward, A, COT_INPUT),
-    COT_FIELD(mhc_seam_backward, y, COT_INPUT),
-    COT_FIELD(mhc_seam_backward, phi, COT_INPUT),
-    COT_FIELD(mhc_seam_backward, alpha, COT_INPUT),
-    COT_FIELD(mhc_seam_backward, bias, COT_INPUT),
-    COT_FIELD(mhc_seam_backward, gamma, COT_INPUT),
-    COT_FIELD(mhc_seam_backward, inv_rms, COT_INPUT),
-    COT_FIELD(mhc_seam_backward, h_mix, COT_INPUT),
-    COT_FIELD(mhc_seam_backward, h_pre, COT_INPUT),
-    COT_FIELD(mhc_seam_backward, next_h_post, COT_INPUT),
-    COT_FIELD(mhc_seam_backward, dh_in, COT_INPUT),
-    COT_FIELD(mhc_seam_backward, dnext_h_post, COT_INPUT),
-    COT_FIELD(mhc_seam_backward, dh_res, COT_INPUT),
-    COT_FIELD(mhc_seam_backward, dnext_A, COT_INPUT),
-    COT_FIELD(mhc_seam_backward, dy, COT_INPUT),
-    COT_FIELD(mhc_seam_backward, dx, COT_OUTPUT),
-    COT_FIELD(mhc_seam_backward, df, COT_OUTPUT),
-    COT_FIELD(mhc_seam_backward, dh_post, COT_OUTPUT),
-    COT_FIELD(mhc_seam_backward, dA, COT_OUTPUT),
-    COT_GRADIENT(mhc_seam_backward, dphi),
-    COT_GRADIENT(mhc_seam_backward, dalpha),
-    COT_GRADIENT(mhc_seam_backward, dbias),
-    COT_GRADIENT(mhc_seam_backward, dgamma),
+static const cot_field post_pre_backward_fields[] = {
+    COT_FIELD(mhc_post_pre_backward, x, COT_INPUT),
+    COT_FIELD(mhc_post_pre_backward, f, COT_INPUT),
+    COT_FIELD(mhc_post_pre_backward, h_post, COT_INPUT),
+    COT_FIELD(mhc_post_pre_backward, h_res, COT_INPUT),
+    COT_FIELD(mhc_post_pre_backward, y, COT_INPUT),
+    COT_FIELD(mhc_post_pre_backward, phi, COT_INPUT),
+    COT_FIELD(mhc_post_pre_backward, alpha, COT_INPUT),
+    COT_FIELD(mhc_post_pre_backward, bias, COT_INPUT),
+    COT_FIELD(mhc_post_pre_backward, gamma, COT_INPUT),
+    COT_FIELD(mhc_post_pre_backward, inv_rms, COT_INPUT),
+    COT_FIELD(mhc_post_pre_backward, h_mix, COT_INPUT),
+    COT_FIELD(mhc_post_pre_backward, h_pre, COT_INPUT),
+    COT_FIELD(mhc_post_pre_backward, next_h_post, COT_INPUT),
+    COT_FIELD(mhc_post_pre_backward, dh_in, COT_INPUT),
+    COT_FIELD(mhc_post_pre_backward, dnext_h_post, COT_INPUT),
+    COT_FIELD(mhc_post_pre_backward, dh_res_logits, COT_INPUT),
+    COT_FIELD(mhc_post_pre_backward, dnext_h_res, COT_INPUT),
+    COT_FIELD(mhc_post_pre_backward, dy, COT_INPUT),
+    COT_FIELD(mhc_post_pre_backward, dx, COT_OUTPUT),
+    COT_FIELD(mhc_post_pre_backward, df, COT_OUTPUT),
+    COT_FIELD(mhc_post_pre_backward, dh_post, COT_OUTPUT),
+    COT_FIELD(mhc_post_pre_backward, dh_res, COT_OUTPUT),
+    COT_GRADIENT(mhc_post_pre_backward, dphi),
+    COT_GRADIENT(mhc_post_pre_backward, dalpha),
+    COT_GRADIENT(mhc_post_pre_backward, dbias),
+    COT_GRADIENT(mhc_post_pre_backward, dgamma),
 };
 
 static const cot_option pre_forward_options[] = {
@@ -505,47 +510,47 @@ static const cot_option sinkhorn_backward_options[] = {
     COT_CALL_OPTION(mhc_sinkhorn_backward, iterations, I32, NULL, NULL),
 };
 
-static const cot_option post_forward_options[] = {COT_CALL_OPTION(mhc_post_forward, A_is_out_in, I32, NULL, "1: the axes of A are [out,in]")};
-static const cot_option post_backward_options[] = {COT_CALL_OPTION(mhc_post_backward, A_is_out_in, I32, NULL, "1: the axes of A are [out,in]")};
+static const cot_option post_forward_options[] = {COT_CALL_OPTION(mhc_post_forward, h_res_is_out_in, I32, NULL, "1: the axes of h_res are [out,in]")};
+static const cot_option post_backward_options[] = {COT_CALL_OPTION(mhc_post_backward, h_res_is_out_in, I32, NULL, "1: the axes of h_res are [out,in]")};
 
-static const cot_option seam_forward_options[] = {
-    COT_CALL_OPTION(mhc_seam_forward, norm_eps, F64, NULL, NULL),
-    COT_CALL_OPTION(mhc_seam_forward, hc_eps, F64, NULL, NULL),
-    COT_CALL_OPTION(mhc_seam_forward, post_scale, F64, NULL, NULL),
-    COT_CALL_OPTION(mhc_seam_forward, sinkhorn_eps, F64, NULL, NULL),
-    COT_CALL_OPTION(mhc_seam_forward, sinkhorn_iterations, I32, NULL, NULL),
-    COT_CALL_OPTION(mhc_seam_forward, A_is_out_in, I32, NULL, "1: the axes of A are [out,in]"),
+static const cot_option post_pre_forward_options[] = {
+    COT_CALL_OPTION(mhc_post_pre_forward, norm_eps, F64, NULL, NULL),
+    COT_CALL_OPTION(mhc_post_pre_forward, hc_eps, F64, NULL, NULL),
+    COT_CALL_OPTION(mhc_post_pre_forward, post_scale, F64, NULL, NULL),
+    COT_CALL_OPTION(mhc_post_pre_forward, sinkhorn_eps, F64, NULL, NULL),
+    COT_CALL_OPTION(mhc_post_pre_forward, sinkhorn_iterations, I32, NULL, NULL),
+    COT_CALL_OPTION(mhc_post_pre_forward, h_res_is_out_in, I32, NULL, "1: the axes of h_res are [out,in]"),
 };
 
-static const cot_option seam_backward_options[] = {
-    COT_CALL_OPTION(mhc_seam_backward, hc_eps, F64, NULL, NULL),
-    COT_CALL_OPTION(mhc_seam_backward, post_scale, F64, NULL, NULL),
-    COT_CALL_OPTION(mhc_seam_backward, sinkhorn_eps, F64, NULL, NULL),
-    COT_CALL_OPTION(mhc_seam_backward, sinkhorn_iterations, I32, NULL, NULL),
-    COT_CALL_OPTION(mhc_seam_backward, accumulate, I32, NULL, "1: gradients of parameters are added to old values"),
-    COT_CALL_OPTION(mhc_seam_backward, A_is_out_in, I32, NULL, "1: the axes of A are [out,in]"),
+static const cot_option post_pre_backward_options[] = {
+    COT_CALL_OPTION(mhc_post_pre_backward, hc_eps, F64, NULL, NULL),
+    COT_CALL_OPTION(mhc_post_pre_backward, post_scale, F64, NULL, NULL),
+    COT_CALL_OPTION(mhc_post_pre_backward, sinkhorn_eps, F64, NULL, NULL),
+    COT_CALL_OPTION(mhc_post_pre_backward, sinkhorn_iterations, I32, NULL, NULL),
+    COT_CALL_OPTION(mhc_post_pre_backward, accumulate, I32, NULL, "1: gradients of parameters are added to old values"),
+    COT_CALL_OPTION(mhc_post_pre_backward, h_res_is_out_in, I32, NULL, "1: the axes of h_res are [out,in]"),
 };
 
 static const char pre_forward_signature[] =
     "x[B,T,n,D] phi[M,n*D] alpha[3] bias[M] gamma[n,D] h_in[B,T,D] h_pre:f32[B,T,n] h_post:f32[B,T,n] "
-    "h_res:f32[B,T,n,n] A:f32[B,T,n,n] inv_rms:f32[B,T] h_mix:f32[B,T,M]";
+    "h_res_logits:f32[B,T,n,n] h_res:f32[B,T,n,n] inv_rms:f32[B,T] h_mix:f32[B,T,M]";
 static const char pre_backward_signature[] =
     "x[B,T,n,D] phi[M,n*D] alpha[3] bias[M] gamma[n,D] inv_rms[B,T] h_mix[B,T,M] h_pre[B,T,n] h_post[B,T,n] "
-    "dh_in[B,T,D] dh_post[B,T,n] dh_res[B,T,n,n] dA[B,T,n,n] dx_post[B,T,n,D] dx=x dphi=phi dalpha=alpha "
+    "dh_in[B,T,D] dh_post[B,T,n] dh_res_logits[B,T,n,n] dh_res[B,T,n,n] dx_post[B,T,n,D] dx=x dphi=phi dalpha=alpha "
     "dbias:f32[M] dgamma:f32[n,D]";
-static const char sinkhorn_forward_signature[] = "h_res[B,T,n,n] A=h_res";
-static const char sinkhorn_backward_signature[] = "h_res[B,T,n,n] dA[B,T,n,n] dh_res=h_res";
-static const char post_forward_signature[] = "x[B,T,n,D] f[B,T,D] h_post[B,T,n] A[B,T,n,n] y=x";
+static const char sinkhorn_forward_signature[] = "h_res_logits[B,T,n,n] h_res=h_res_logits";
+static const char sinkhorn_backward_signature[] = "h_res_logits[B,T,n,n] dh_res[B,T,n,n] dh_res_logits=h_res_logits";
+static const char post_forward_signature[] = "x[B,T,n,D] f[B,T,D] h_post[B,T,n] h_res[B,T,n,n] y=x";
 static const char post_backward_signature[] =
-    "x[B,T,n,D] f[B,T,D] h_post[B,T,n] A[B,T,n,n] dy[B,T,n,D] dx=x df=f dh_post=h_post dA=A";
+    "x[B,T,n,D] f[B,T,D] h_post[B,T,n] h_res[B,T,n,n] dy[B,T,n,D] dx=x df=f dh_post=h_post dh_res=h_res";
 
-static const char seam_forward_signature[] =
-    "x[B,T,n,D] f[B,T,D] h_post[B,T,n] A[B,T,n,n] phi[M,n*D] alpha[3] bias[M] gamma[n,D] y=x h_in[B,T,D] h_pre:f32[B,T,n] "
-    "next_h_post:f32[B,T,n] h_res:f32[B,T,n,n] next_A:f32[B,T,n,n] inv_rms:f32[B,T] h_mix:f32[B,T,M]";
-static const char seam_backward_signature[] =
-    "x[B,T,n,D] f[B,T,D] h_post[B,T,n] A[B,T,n,n] y[B,T,n,D] phi[M,n*D] alpha[3] bias[M] gamma[n,D] inv_rms[B,T] "
-    "h_mix[B,T,M] h_pre[B,T,n] next_h_post[B,T,n] dh_in[B,T,D] dnext_h_post[B,T,n] dh_res[B,T,n,n] dnext_A[B,T,n,n] "
-    "dy[B,T,n,D] dx=x df=f dh_post=h_post dA=A dphi=phi dalpha=alpha dbias:f32[M] dgamma:f32[n,D]";
+static const char post_pre_forward_signature[] =
+    "x[B,T,n,D] f[B,T,D] h_post[B,T,n] h_res[B,T,n,n] phi[M,n*D] alpha[3] bias[M] gamma[n,D] y=x h_in[B,T,D] h_pre:f32[B,T,n] "
+    "next_h_post:f32[B,T,n] h_res_logits:f32[B,T,n,n] next_h_res:f32[B,T,n,n] inv_rms:f32[B,T] h_mix:f32[B,T,M]";
+static const char post_pre_backward_signature[] =
+    "x[B,T,n,D] f[B,T,D] h_post[B,T,n] h_res[B,T,n,n] y[B,T,n,D] phi[M,n*D] alpha[3] bias[M] gamma[n,D] inv_rms[B,T] "
+    "h_mix[B,T,M] h_pre[B,T,n] next_h_post[B,T,n] dh_in[B,T,D] dnext_h_post[B,T,n] dh_res_logits[B,T,n,n] dnext_h_res[B,T,n,n] "
+    "dy[B,T,n,D] dx=x df=f dh_post=h_post dh_res=h_res dphi=phi dalpha=alpha dbias:f32[M] dgamma:f32[n,D]";
 
 static void init_pre_forward(void *args)
 {
@@ -567,14 +572,14 @@ static void init_sinkhorn_backward(void *args)
     COT_MHC_SINKHORN_INIT((cot_mhc_sinkhorn_backward_args *)args);
 }
 
-static void init_seam_forward(void *args)
+static void init_post_pre_forward(void *args)
 {
-    COT_MHC_SEAM_FORWARD_INIT((cot_mhc_seam_forward_args *)args);
+    COT_MHC_POST_PRE_FORWARD_INIT((cot_mhc_post_pre_forward_args *)args);
 }
 
-static void init_seam_backward(void *args)
+static void init_post_pre_backward(void *args)
 {
-    COT_MHC_SEAM_BACKWARD_INIT((cot_mhc_seam_backward_args *)args);
+    COT_MHC_POST_PRE_BACKWARD_INIT((cot_mhc_post_pre_backward_args *)args);
 }
 
 /* clang-format on */
@@ -597,20 +602,21 @@ const cot_direction cot_mhc_post_directions[] = {
     COT_DIRECTION(mhc_post, backward, post_backward, .problem_size = sizeof(mhc_post_backward_problem),
                   COT_OPTIONS(post_backward_options)),
 };
-const cot_direction cot_mhc_seam_directions[] = {
-    COT_DIRECTION(mhc_seam, forward, seam_forward, .problem_size = sizeof(mhc_seam_forward_problem),
-                  COT_OPTIONS(seam_forward_options), .init = init_seam_forward),
-    COT_DIRECTION(mhc_seam, backward, seam_backward, .problem_size = sizeof(mhc_seam_backward_problem),
-                  COT_OPTIONS(seam_backward_options), COT_ACCUMULATE(mhc_seam_backward), .init = init_seam_backward),
+const cot_direction cot_mhc_post_pre_directions[] = {
+    COT_DIRECTION(mhc_post_pre, forward, post_pre_forward, .problem_size = sizeof(mhc_post_pre_forward_problem),
+                  COT_OPTIONS(post_pre_forward_options), .init = init_post_pre_forward),
+    COT_DIRECTION(mhc_post_pre, backward, post_pre_backward, .problem_size = sizeof(mhc_post_pre_backward_problem),
+                  COT_OPTIONS(post_pre_backward_options), COT_ACCUMULATE(mhc_post_pre_backward),
+                  .init = init_post_pre_backward),
 };
 
 const cot_op cot_mhc_pre_op = COT_OP(mhc_pre, pre_kernels);
 const cot_op cot_mhc_sinkhorn_op = COT_OP(mhc_sinkhorn, sinkhorn_kernels);
 const cot_op cot_mhc_post_op = COT_OP(mhc_post, post_kernels);
-const cot_op cot_mhc_seam_op = COT_OP(mhc_seam, seam_kernels);
+const cot_op cot_mhc_post_pre_op = COT_OP(mhc_post_pre, post_pre_kernels);
 
-_Static_assert(sizeof(cot_mhc_seam_backward_args) <= COT_MAX_ARGS, "dispatch copies the arguments");
-_Static_assert(sizeof(mhc_seam_backward_problem) <= COT_MAX_PROBLEM, "dispatch holds the problem");
+_Static_assert(sizeof(cot_mhc_post_pre_backward_args) <= COT_MAX_ARGS, "dispatch copies the arguments");
+_Static_assert(sizeof(mhc_post_pre_backward_problem) <= COT_MAX_PROBLEM, "dispatch holds the problem");
 
 /* ---- the public calls --------------------------------------------------------------------------------- */
 
@@ -620,5 +626,5 @@ COT_PUBLIC_CALL(cot_mhc_sinkhorn_forward, cot_mhc_sinkhorn_directions[COT_MHC_FO
 COT_PUBLIC_CALL(cot_mhc_sinkhorn_backward, cot_mhc_sinkhorn_directions[COT_MHC_BACKWARD])
 COT_PUBLIC_CALL(cot_mhc_post_forward, cot_mhc_post_directions[COT_MHC_FORWARD])
 COT_PUBLIC_CALL(cot_mhc_post_backward, cot_mhc_post_directions[COT_MHC_BACKWARD])
-COT_PUBLIC_CALL(cot_mhc_seam_forward, cot_mhc_seam_directions[COT_MHC_FORWARD])
-COT_PUBLIC_CALL(cot_mhc_seam_backward, cot_mhc_seam_directions[COT_MHC_BACKWARD])
+COT_PUBLIC_CALL(cot_mhc_post_pre_forward, cot_mhc_post_pre_directions[COT_MHC_FORWARD])
+COT_PUBLIC_CALL(cot_mhc_post_pre_backward, cot_mhc_post_pre_directions[COT_MHC_BACKWARD])

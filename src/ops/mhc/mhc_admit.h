@@ -63,7 +63,7 @@ static inline int64_t mhc_scalar_pre_fwd_elements(int64_t n)
 /* Iterations of the Sinkhorn fused into pre's backward; 0 = not fused. */
 static inline int32_t mhc_pre_iterations(const cot_mhc_pre_backward_args *a)
 {
-    return cot_is_present(&a->dA) ? a->sinkhorn_iterations : 0;
+    return cot_is_present(&a->dh_res) ? a->sinkhorn_iterations : 0;
 }
 
 static inline size_t workspace_sinkhorn_fwd_scalar(const void *problem)
@@ -94,28 +94,28 @@ static inline size_t workspace_pre_bwd_scalar(const void *problem)
     return cot_bytes(cot_add(tokens, cot_mul(mhc_scalar_parts(&p->sizes), sinkhorn)), sizeof(double));
 }
 
-/* Layout of the workspace of seam's backward: that of pre's backward, then y if it is computed again, and g if it is
- * needed. */
-typedef struct mhc_scalar_seam_layout {
+/* Layout of the workspace of post_pre's backward: that of pre's backward, then y if it is computed again, and g if it
+ * is needed. */
+typedef struct mhc_scalar_post_pre_layout {
     size_t y, g, bytes; /* byte offsets of y and g */
-} mhc_scalar_seam_layout;
+} mhc_scalar_post_pre_layout;
 
-static inline mhc_scalar_seam_layout mhc_layout_scalar_seam(const mhc_seam_backward_problem *p)
+static inline mhc_scalar_post_pre_layout mhc_layout_scalar_post_pre(const mhc_post_pre_backward_problem *p)
 {
-    const mhc_pre_backward_problem pre = mhc_seam_pre_backward(p);
+    const mhc_pre_backward_problem pre = mhc_pre_half_backward(p);
     const int64_t elements = COT_PRODUCT(p->sizes.tokens, p->sizes.n, p->sizes.D);
-    const bool recompute = !cot_is_present(&p->args.y), needs_g = mhc_seam_needs_g(&p->args);
-    mhc_scalar_seam_layout l = {.bytes = cot_align_up(workspace_pre_bwd_scalar(&pre))};
+    const bool recompute = !cot_is_present(&p->args.y), needs_g = mhc_post_pre_needs_g(&p->args);
+    mhc_scalar_post_pre_layout l = {.bytes = cot_align_up(workspace_pre_bwd_scalar(&pre))};
     l.y = cot_workspace_reserve(&l.bytes, recompute ? elements : 0, cot_dtype_size(p->sizes.dtype));
     l.g = cot_workspace_reserve(&l.bytes, needs_g ? elements : 0,
                                 p->sizes.dtype == COT_F64 ? sizeof(double) : sizeof(float));
     return l;
 }
 
-COT_PLAN(plan_seam_bwd_scalar, mhc_scalar_seam_layout, mhc_layout_scalar_seam(problem))
+COT_PLAN(plan_post_pre_bwd_scalar, mhc_scalar_post_pre_layout, mhc_layout_scalar_post_pre(problem))
 
 /* Above the sum of the costs of pre and post, because M is at least n + 2. */
-static inline double cost_seam_scalar(const void *problem)
+static inline double cost_post_pre_scalar(const void *problem)
 {
     return 2 * cost_pre_scalar(problem);
 }
@@ -186,39 +186,39 @@ static inline size_t scratch_pre_bwd_tiles(const void *problem)
     return MHC_BWD_SCRATCH;
 }
 
-static inline const char *admit_seam_fwd_tiles(const void *problem)
+static inline const char *admit_post_pre_fwd_tiles(const void *problem)
 {
-    const cot_mhc_seam_forward_args *a = &((const mhc_seam_forward_problem *)problem)->args;
+    const cot_mhc_post_pre_forward_args *a = &((const mhc_post_pre_forward_problem *)problem)->args;
     return admit_rows(problem, (const cot_tensor *const[]){&a->x, &a->f, &a->y, &a->h_in}, 4);
 }
 
-static inline const char *admit_seam_bwd_tiles(const void *problem)
+static inline const char *admit_post_pre_bwd_tiles(const void *problem)
 {
-    const cot_mhc_seam_backward_args *a = &((const mhc_seam_backward_problem *)problem)->args;
+    const cot_mhc_post_pre_backward_args *a = &((const mhc_post_pre_backward_problem *)problem)->args;
     return admit_rows(problem, (const cot_tensor *const[]){&a->x, &a->f, &a->y, &a->dh_in, &a->dy, &a->dx, &a->df}, 7);
 }
 
-static inline mhc_pre_bwd_layout mhc_plan_seam_bwd(const mhc_seam_backward_problem *p)
+static inline mhc_pre_bwd_layout mhc_plan_post_pre_bwd(const mhc_post_pre_backward_problem *p)
 {
-    const mhc_pre_backward_problem pre = mhc_seam_pre_backward(p);
+    const mhc_pre_backward_problem pre = mhc_pre_half_backward(p);
     return mhc_plan_pre_bwd(&pre);
 }
 
-COT_PLAN(plan_seam_bwd_tiles, mhc_pre_bwd_layout, mhc_plan_seam_bwd(problem))
+COT_PLAN(plan_post_pre_bwd_tiles, mhc_pre_bwd_layout, mhc_plan_post_pre_bwd(problem))
 
 /* The state of a block, then the copy of its y. */
-static inline size_t scratch_seam_fwd_tiles(const void *problem)
+static inline size_t scratch_post_pre_fwd_tiles(const void *problem)
 {
     const mhc_sizes *sizes = problem;
     return MHC_FWD_SCRATCH + cot_bytes(COT_PRODUCT(MHC_TOKENS, sizes->n, sizes->D), cot_dtype_size(sizes->dtype));
 }
 
 /* The state of a block, the y that it computes again, and g. */
-static inline size_t scratch_seam_bwd_tiles(const void *problem)
+static inline size_t scratch_post_pre_bwd_tiles(const void *problem)
 {
-    const mhc_seam_backward_problem *p = problem;
+    const mhc_post_pre_backward_problem *p = problem;
     const size_t y = cot_is_present(&p->args.y) ? 0 : mhc_block_bytes(&p->sizes, p->sizes.dtype);
-    return MHC_BWD_SCRATCH + y + (mhc_seam_needs_g(&p->args) ? mhc_block_bytes(&p->sizes, COT_F32) : 0);
+    return MHC_BWD_SCRATCH + y + (mhc_post_pre_needs_g(&p->args) ? mhc_block_bytes(&p->sizes, COT_F32) : 0);
 }
 
 COT_PLAN(plan_sinkhorn_bwd_lanes, mhc_sinkhorn_bwd_plan, mhc_sinkhorn_bwd_plan_of(problem))
@@ -237,9 +237,9 @@ COT_PLAN(plan_sinkhorn_bwd_lanes, mhc_sinkhorn_bwd_plan, mhc_sinkhorn_bwd_plan_o
     {                                                                   \
         return cost_post_scalar(problem) / (2 * (lanes));               \
     }                                                                   \
-    static inline double cost_seam_tiles_##isa(const void *problem)     \
+    static inline double cost_post_pre_tiles_##isa(const void *problem) \
     {                                                                   \
-        return cost_seam_scalar(problem) / (2 * (lanes));               \
+        return cost_post_pre_scalar(problem) / (2 * (lanes));           \
     }
 COT_COSTS(portable, 1)
 COT_COSTS(avx2, 8)

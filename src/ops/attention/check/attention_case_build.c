@@ -112,7 +112,7 @@ static cot_tensor bias_tensor(const attention_case_params *p)
         (a)->dropout_seed = (p)->seed;                                                                       \
         (a)->dropout_offset = (p)->seed >> 7;                                                                \
         if ((p)->dropout_state)                                                                              \
-            (a)->dropout_seed_memory = (a)->dropout_offset_memory = vector_tensor(COT_I32, 2);               \
+            (a)->dropout_seed_tensor = (a)->dropout_offset_tensor = vector_tensor(COT_I32, 2);               \
         (a)->max_seqlen_q = (p)->packed ? max_length(p, (p)->Tq) : 0;                                        \
         (a)->max_seqlen_k = (p)->packed ? max_length(p, (p)->Tk) : 0;                                        \
         (a)->q_begin = (p)->q_begin, (a)->q_length = (p)->q_length;                                          \

@@ -477,8 +477,8 @@ static void bench(cot_case_visitor *v, int direction, unsigned uses, bool allow_
     }
 }
 
-/* The cost of features, to compare with the entries of bench_cuda without them; and head sizes in between. With dropout,
- * ALiBi or bias the kernels of the backward have one order of sums. */
+/* The cost of features, to compare with the entries of bench_cuda without them; and head sizes in between. With
+ * dropout, ALiBi or bias the kernels of the backward have one order of sums. */
 static void bench_features_cuda(cot_case_visitor *v, int direction)
 {
     static const bench_shape shapes[] = {
@@ -689,8 +689,8 @@ static void prepare(const cot_case *c, double *const values[COT_MAX_FIELDS])
                                    &f.sink,
                                    &f.alibi_slopes,
                                    &f.bias,
-                                   &f.dropout_seed_memory,
-                                   &f.dropout_offset_memory,
+                                   &f.dropout_seed_tensor,
+                                   &f.dropout_offset_tensor,
                                    &f.out,
                                    &f.lse};
     static const char *const names[] = {"q",
@@ -703,8 +703,8 @@ static void prepare(const cot_case *c, double *const values[COT_MAX_FIELDS])
                                         "sink",
                                         "alibi_slopes",
                                         "bias",
-                                        "dropout_seed_memory",
-                                        "dropout_offset_memory",
+                                        "dropout_seed_tensor",
+                                        "dropout_offset_tensor",
                                         "out",
                                         "lse"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)

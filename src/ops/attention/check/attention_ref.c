@@ -202,8 +202,8 @@ static double dropout_factor(const call *c, const sequence *s, int64_t h, int64_
     if (c->dropped == 65536)
         return 0;
     const cot_attention_forward_args *a = &c->a;
-    const uint64_t seed = a->dropout_seed + load_u64(&a->dropout_seed_memory);
-    const uint64_t offset = a->dropout_offset + load_u64(&a->dropout_offset_memory);
+    const uint64_t seed = a->dropout_seed + load_u64(&a->dropout_seed_tensor);
+    const uint64_t offset = a->dropout_offset + load_u64(&a->dropout_offset_tensor);
     const int64_t full_q = a->q_length > 0 ? a->q_length : a->q.shape[1];
     const int64_t R = c->packed ? load_i32(&a->cu_seqlens_q, c->B) : c->B * full_q;
     const int64_t row = c->packed ? s->q_row + i : s->b * full_q + s->i0 + i, column = s->j0 + j;
@@ -673,8 +673,8 @@ static void backward(const void *args, void *magnitudes)
         .dropout_p = a->dropout_p,
         .dropout_seed = a->dropout_seed,
         .dropout_offset = a->dropout_offset,
-        .dropout_seed_memory = a->dropout_seed_memory,
-        .dropout_offset_memory = a->dropout_offset_memory,
+        .dropout_seed_tensor = a->dropout_seed_tensor,
+        .dropout_offset_tensor = a->dropout_offset_tensor,
         .max_seqlen_q = a->max_seqlen_q,
         .max_seqlen_k = a->max_seqlen_k,
         .q_begin = a->q_begin,

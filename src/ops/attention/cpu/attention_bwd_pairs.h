@@ -43,7 +43,7 @@ static void pack_keys(const context *c, const attention_sequence *s, int64_t hkv
 }
 
 /* delta[i] = sum_c dout[i,c] out[i,c] of STRIP rows, rounded like dP = dout v^T. So dP - delta is exactly 0 for a query
- * that sees one key: there out is v. */
+ * that attends to one key: there out is v. */
 static void sum_dout_out(float *delta, const float *dout, const float *out, int64_t columns)
 {
     for (int64_t r = 0; r < STRIP; r += VW) {

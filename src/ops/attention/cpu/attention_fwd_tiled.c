@@ -225,7 +225,7 @@ V_INLINE void softmax_strip(item_state *state, const attention_fwd_layout *layou
 
 /* ---- one item -------------------------------------------------------------------------------------------- */
 
-/* Whether each of `rows` queries sees every key of `strips`, which is relative to block_first. */
+/* Whether each of `rows` queries attends to every key of `strips`, which is relative to block_first. */
 static bool all_visible(const score_context *a, int64_t first_query, int64_t rows, int64_t block_first,
                         attention_span strips)
 {

@@ -251,11 +251,11 @@ DEVICE void backward_one_pass(const attention_mma_call &c)
                                 query_split() * WARP_COLUMNS);
 }
 
-#define ONE_PASS(dtype, element, name, d, keys, queries, warps)                               \
-    extern "C" __global__ void __launch_bounds__(32 * (warps))                                \
-        attention_one_pass_mma_##dtype##_##name(const __grid_constant__ attention_mma_call c) \
-    {                                                                                         \
-        backward_one_pass<element, d, keys, queries, warps>(c);                               \
+#define ONE_PASS(dtype, element, name, d, keys, queries, warps)                                   \
+    extern "C" __global__ void __launch_bounds__(32 * (warps))                                    \
+        attention_bwd_one_pass_mma_##dtype##_##name(const __grid_constant__ attention_mma_call c) \
+    {                                                                                             \
+        backward_one_pass<element, d, keys, queries, warps>(c);                                   \
     }
 #define BOTH(...) ONE_PASS(bf16, __nv_bfloat16, __VA_ARGS__) ONE_PASS(f16, __half, __VA_ARGS__)
 

@@ -102,10 +102,10 @@ static __device__ __forceinline__ void clear_dq(const attention_bwd_call &c, con
 /* Writes lse_log2 and scaled_delta, where delta = rowsum(dout * out) - dlse. Clears dq_accum and dq_semaphore.
  * HEAD_DIM / 8 lanes process one query. At 192 columns 32 lanes do, 8 of them without columns, because the sum of a row
  * needs a power of two. */
-template <int HEAD_DIM, bool GENERAL> static __device__ __forceinline__ void prepare(const attention_bwd_call &c)
+template <int HEAD_DIM, bool GENERAL> static __device__ __forceinline__ void preprocess(const attention_bwd_call &c)
 {
     constexpr int ROW = HEAD_DIM == 192 ? 32 : HEAD_DIM / 8, ROWS = LANES * WARPS / ROW,
-                  QUERIES = ATTENTION_BWD_QUERIES(HEAD_DIM), PARTS = QUERIES / (ROWS * ATTENTION_PREPARE_ROWS);
+                  QUERIES = ATTENTION_BWD_QUERIES(HEAD_DIM), PARTS = QUERIES / (ROWS * ATTENTION_PREPROCESS_ROWS);
     cot_griddepcontrol_launch_dependents();
     if (blockIdx.x == 0 && threadIdx.x == 0 && c.key_block_counter != nullptr)
         *c.key_block_counter = 0;
@@ -114,13 +114,13 @@ template <int HEAD_DIM, bool GENERAL> static __device__ __forceinline__ void pre
     if (!tile_of<GENERAL>(c, tile_part / PARTS * heads + blockIdx.x % heads, t))
         return;
     const int lane = threadIdx.x % ROW, part = (int)(tile_part % PARTS);
-    const int first_row = part * ROWS * ATTENTION_PREPARE_ROWS + (int)threadIdx.x / ROW; /* of the tile */
-    constexpr int SLICES = QUERIES * HEAD_DIM / ATTENTION_DQ_SLICE;                      /* of a tile */
+    const int first_row = part * ROWS * ATTENTION_PREPROCESS_ROWS + (int)threadIdx.x / ROW; /* of the tile */
+    constexpr int SLICES = QUERIES * HEAD_DIM / ATTENTION_DQ_SLICE;                         /* of a tile */
     if (part == 0 && threadIdx.x < SLICES)
         c.dq_semaphore[t.index * SLICES + threadIdx.x] = 0;
-    float delta[ATTENTION_PREPARE_ROWS], lse_log2[ATTENTION_PREPARE_ROWS];
+    float delta[ATTENTION_PREPROCESS_ROWS], lse_log2[ATTENTION_PREPROCESS_ROWS];
 #pragma unroll
-    for (int n = 0; n < ATTENTION_PREPARE_ROWS; n++) { /* without stores, so that the loads of all rows come first */
+    for (int n = 0; n < ATTENTION_PREPROCESS_ROWS; n++) { /* without stores, so that the loads of all rows come first */
         const int64_t i = t.tile * QUERIES + first_row + n * ROWS, row = t.q_first_row + i;
         delta[n] = 0.0f, lse_log2[n] = INFINITY;
         if (i >= t.used)
@@ -148,7 +148,7 @@ template <int HEAD_DIM, bool GENERAL> static __device__ __forceinline__ void pre
     }
     const bool clear = !c.deterministic || !is_visited<QUERIES, GENERAL>(c, t);
 #pragma unroll
-    for (int n = 0; n < ATTENTION_PREPARE_ROWS; n++) {
+    for (int n = 0; n < ATTENTION_PREPROCESS_ROWS; n++) {
         const int64_t i = t.tile * QUERIES + first_row + n * ROWS, row = t.q_first_row + i;
         const int64_t statistics_index = t.index * QUERIES + first_row + n * ROWS;
         if (clear)
@@ -172,7 +172,7 @@ template <int HEAD_DIM, bool GENERAL> static __device__ __forceinline__ void pre
  * adjacent columns of row r and two of row r + 8. A warp transposes the 4 KB to rows through shared memory. Rows of 144
  * bytes there avoid bank conflicts, both for stores in the accumulators' order and for loads of 16 bytes per lane. */
 template <typename E, int HEAD_DIM, bool GENERAL>
-static __device__ __forceinline__ void finish(const attention_bwd_call &c)
+static __device__ __forceinline__ void postprocess(const attention_bwd_call &c)
 {
     constexpr unsigned SLICES = HEAD_DIM / 64, PARTS = ATTENTION_BWD_QUERIES(HEAD_DIM) / 16;
     __shared__ __align__(16) uint32_t staging[WARPS][16][36];
@@ -252,37 +252,37 @@ KERNEL attention_bwd_dsink(const __grid_constant__ attention_bwd_call c)
     cot_store(c.dsink.data, c.dsink.dtype, to, (float)(before + sums[0] / c.dp_scale));
 }
 
-#define PREPARE(name, d, general)                                                     \
-    KERNEL attention_bwd_prepare_##name(const __grid_constant__ attention_bwd_call c) \
-    {                                                                                 \
-        prepare<d, general>(c);                                                       \
+#define PREPROCESS(name, d, general)                                                     \
+    KERNEL attention_bwd_preprocess_##name(const __grid_constant__ attention_bwd_call c) \
+    {                                                                                    \
+        preprocess<d, general>(c);                                                       \
     }
-#define FINISH(name, element, d, general)                                            \
-    KERNEL attention_bwd_finish_##name(const __grid_constant__ attention_bwd_call c) \
-    {                                                                                \
-        finish<element, d, general>(c);                                              \
+#define POSTPROCESS(name, element, d, general)                                            \
+    KERNEL attention_bwd_postprocess_##name(const __grid_constant__ attention_bwd_call c) \
+    {                                                                                     \
+        postprocess<element, d, general>(c);                                              \
     }
-PREPARE(d64, 64, false)
-PREPARE(d128, 128, false)
-PREPARE(d192, 192, false)
-PREPARE(d256, 256, false)
-PREPARE(d64_general, 64, true)
-PREPARE(d128_general, 128, true)
-PREPARE(d192_general, 192, true)
-PREPARE(d256_general, 256, true)
-FINISH(bf16_d64, __nv_bfloat16, 64, false)
-FINISH(bf16_d128, __nv_bfloat16, 128, false)
-FINISH(bf16_d192, __nv_bfloat16, 192, false)
-FINISH(bf16_d256, __nv_bfloat16, 256, false)
-FINISH(f16_d64, __half, 64, false)
-FINISH(f16_d128, __half, 128, false)
-FINISH(f16_d192, __half, 192, false)
-FINISH(f16_d256, __half, 256, false)
-FINISH(bf16_d64_general, __nv_bfloat16, 64, true)
-FINISH(bf16_d128_general, __nv_bfloat16, 128, true)
-FINISH(bf16_d192_general, __nv_bfloat16, 192, true)
-FINISH(bf16_d256_general, __nv_bfloat16, 256, true)
-FINISH(f16_d64_general, __half, 64, true)
-FINISH(f16_d128_general, __half, 128, true)
-FINISH(f16_d192_general, __half, 192, true)
-FINISH(f16_d256_general, __half, 256, true)
+PREPROCESS(d64, 64, false)
+PREPROCESS(d128, 128, false)
+PREPROCESS(d192, 192, false)
+PREPROCESS(d256, 256, false)
+PREPROCESS(d64_general, 64, true)
+PREPROCESS(d128_general, 128, true)
+PREPROCESS(d192_general, 192, true)
+PREPROCESS(d256_general, 256, true)
+POSTPROCESS(bf16_d64, __nv_bfloat16, 64, false)
+POSTPROCESS(bf16_d128, __nv_bfloat16, 128, false)
+POSTPROCESS(bf16_d192, __nv_bfloat16, 192, false)
+POSTPROCESS(bf16_d256, __nv_bfloat16, 256, false)
+POSTPROCESS(f16_d64, __half, 64, false)
+POSTPROCESS(f16_d128, __half, 128, false)
+POSTPROCESS(f16_d192, __half, 192, false)
+POSTPROCESS(f16_d256, __half, 256, false)
+POSTPROCESS(bf16_d64_general, __nv_bfloat16, 64, true)
+POSTPROCESS(bf16_d128_general, __nv_bfloat16, 128, true)
+POSTPROCESS(bf16_d192_general, __nv_bfloat16, 192, true)
+POSTPROCESS(bf16_d256_general, __nv_bfloat16, 256, true)
+POSTPROCESS(f16_d64_general, __half, 64, true)
+POSTPROCESS(f16_d128_general, __half, 128, true)
+POSTPROCESS(f16_d192_general, __half, 192, true)
+POSTPROCESS(f16_d256_general, __half, 256, true)

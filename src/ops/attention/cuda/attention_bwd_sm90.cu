@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_bwd_sm90.cu: the backward on Hopper for d and d_v up to 128, five products. *Columns*: the larger of d and d_v,
- * rounded up to 64 or 128. A *key block* is 128 keys of a key-value head. K and V of a key block stay in shared memory,
- * its dK and dV in registers. A thread block takes one key block after another (take_key_block). For each, it loops over
- * the tiles of queries that attend to the keys, and takes each tile for all query heads that share the key-value head
- * (the group). The first tiles of a key block are loaded while the key block before is computed, and its dK and dV are
- * stored while the dQ warpgroup still works.
- * With head_blocks = 2, a thread block takes one key block. The two blocks of a cluster divide the heads of the group, and
- * add their dK and dV at the end (reduce_over_heads). A tile has 128 queries at 64 columns, and 64 at 128 columns:
+ * attention_bwd_sm90.cu: the backward on Hopper for d and d_v up to 128, five products. *Columns*: the larger of d and
+ * d_v, rounded up to 64 or 128. A *key block* is 128 keys of a key-value head. K and V of a key block stay in shared
+ * memory, its dK and dV in registers. A thread block takes one key block after another (take_key_block). For each, it
+ * loops over the tiles of queries that attend to the keys, and takes each tile for all query heads that share the
+ * key-value head (the group). The first tiles of a key block are loaded while the key block before is computed, and its
+ * dK and dV are stored while the dQ warpgroup still works.
+ * With head_blocks = 2, a thread block takes one key block. The two blocks of a cluster divide the heads of the group,
+ * and add their dK and dV at the end (reduce_over_heads). A tile has 128 queries at 64 columns, and 64 at 128 columns:
  *
  *   S^T = K Q^T    P = exp2(scale log2(e) S - lse_log2)    dP^T = V dO^T    dS = P (dP - delta)
  *   dV += P^T dO   dK += dS^T Q                            dQ += dS K
@@ -21,7 +21,7 @@
  *   kv full         1 (K and V)             K, V and `work` of a key block are    consumers, dQ, dq_writers
  *                                           there
  *   kv empty        15: 1 per consumer and  nobody reads K and V any more, and    producer
- *                   dQ warp, dq_writer      the dq_writers know their work
+ *                   dQ warp, dq_writer      the dq_writers have read `work`
  *   q full          1 (Q, lse_log2)         a tile of Q is loaded                 consumers
  *   q empty         8: 1 per consumer warp  the dK product has read Q             producer
  *   dout full       1 (dO, delta)           a tile of dO is loaded                consumers
@@ -38,17 +38,17 @@
  *   2. wait for S, compute P; wait for dK, release Q_(j-1), pack P
  *   3. issue dP_j and dV += P_j dO_j
  *   4. wait for dP, compute dS and store it for dQ; wait for dV, release dO_j, pack dS
- * The arithmetic after a wait reads lse_log2 and delta. Some of their elements are loaded before the wait. The number of
- * free registers limits how many (LSE_PRELOADS, DELTA_PRELOADS).
+ * The arithmetic after a wait reads lse_log2 and delta. Some of their elements are loaded before the wait. The number
+ * of free registers limits how many (LSE_PRELOADS, DELTA_PRELOADS).
  *
  * Deterministic mode: the blocks of a query tile add their slices of dQ in a fixed order, that of blockIdx.x
- * (dq_position_of). The first block stores its slice instead, so that dq_accum need not be cleared. A semaphore for each
- * slice counts the blocks that have stored or added. A key block waits only for key blocks that were taken earlier.
- * With head_blocks = 2 this relies on thread blocks starting in the order of blockIdx.x. CUDA does not guarantee this
- * order, but every tested GPU keeps it.
+ * (dq_position_of). The first block stores its slice instead, so that dq_accum need not be cleared. A semaphore for
+ * each slice counts the blocks that have stored or added. A key block waits only for key blocks that were taken
+ * earlier. With head_blocks = 2 this relies on thread blocks starting in the order of blockIdx.x. CUDA does not
+ * guarantee this order, but every tested GPU keeps it.
  *
  * With STORES_DQ the last block of a tile does not add: its dq_writer loads the sums of the other blocks into the
- * stage, on the barrier `dq ready`. The dQ warpgroup adds its own slice and stores dq. The kernel `finish`
+ * stage, on the barrier `dq ready`. The dQ warpgroup adds its own slice and stores dq. The kernel `postprocess`
  * is not launched.
  *
  * Each kernel has these versions:
@@ -72,8 +72,8 @@
  * 32 + 64 + 2 x 208 = 512. */
 enum { PRODUCER_REGISTERS = 32, DQ_REGISTERS = 64, CONSUMER_REGISTERS = 208 };
 enum {
-    WORK_SLOTS = 4, /* the producer writes the work of one key block, while warps still read that of the two before */
-    NO_KEYS = -1,   /* first_key of a work: there are no more key blocks */
+    WORK_STAGES = 4, /* the producer writes the work of one key block, while warps still read that of the two before */
+    NO_KEYS = -1,    /* first_key of a work: there are no more key blocks */
 };
 
 template <int COLUMNS> struct shared_memory {
@@ -90,9 +90,9 @@ template <int COLUMNS> struct shared_memory {
     unsigned char ds[ATTENTION_DS_STAGES][2][QUERIES * 64 * 2]; /* [query][key], one tile for each consumer's keys */
     float dq[ATTENTION_DQ_STAGES][ATTENTION_DQ_SLICE];
     float lse_log2[ATTENTION_Q_STAGES][QUERIES], delta[ATTENTION_DOUT_STAGES][QUERIES];
-    attention_work work[WORK_SLOTS]; /* of the key blocks, in turn */
-    /* The tile of a stage. The consumers of the plain versions read it at 64 columns, where they lack registers to compute
-     * it. */
+    attention_work work[WORK_STAGES]; /* of the key blocks, in turn */
+    /* The tile of a stage. The consumers of the plain versions read it at 64 columns, where they lack registers to
+     * compute it. */
     int tile[ATTENTION_Q_STAGES];
     uint64_t kv_full, kv_empty, q_full[ATTENTION_Q_STAGES], q_empty[ATTENTION_Q_STAGES];
     uint64_t dout_full[ATTENTION_DOUT_STAGES], dout_empty[ATTENTION_DOUT_STAGES];
@@ -107,9 +107,9 @@ template <bool GENERAL> static __device__ __forceinline__ uint32_t key_block_cou
     return GENERAL ? (uint32_t)c.scheduler.seqlens[c.scheduler.sequences].first_block * (uint32_t)c.Hkv : c.key_blocks;
 }
 
-/* The index of the thread block's next key block. A key block waits for lower ones to add to dQ. Because a counter gives
- * out the indices in order, lower ones have always begun, whichever thread blocks run. Without a counter a thread block
- * takes one key block. */
+/* The index of the thread block's next key block. A key block waits for lower ones to add to dQ. Because a counter
+ * gives out the indices in order, lower ones have always begun, whichever thread blocks run. Without a counter a thread
+ * block takes one key block. */
 template <bool GENERAL>
 static __device__ __forceinline__ uint32_t take_key_block(const attention_bwd_call &c, bool first)
 {
@@ -133,7 +133,7 @@ static __device__ __forceinline__ void begin_loading_keys(shared_memory<COLUMNS>
     cot_mbarrier_arrive_expect(full, 4 * (COLUMNS / 64) * TILE_BYTES);
 }
 
-/* Completes `kv full` of key block number n, of which nothing is loaded. */
+/* Completes `kv full` of key block number n without a load: it has no keys, or no query attends to them. */
 template <int COLUMNS>
 static __device__ __forceinline__ void publish_without_keys(shared_memory<COLUMNS> &s, uint32_t n)
 {
@@ -155,13 +155,13 @@ template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_map
     for (;; n++) {
         const uint32_t key_block = take_key_block<false>(c, n == 0);
         if (key_block >= c.key_blocks) {
-            s.work[n % WORK_SLOTS].first_key = NO_KEYS;
+            s.work[n % WORK_STAGES].first_key = NO_KEYS;
             publish_without_keys<COLUMNS>(s, n);
             return;
         }
         attention_work w = work_of<QUERIES>(c, key_block);
         take_heads(c, w);
-        s.work[n % WORK_SLOTS] = w;
+        s.work[n % WORK_STAGES] = w;
         for (int panel = 0; panel < COLUMN_PANELS; panel++) { /* into the L2 cache, until there is room for K and V */
             cot_tma_prefetch_4d(&m.k, panel * 64, w.first_key, w.kv_head, w.b);
             cot_tma_prefetch_4d(&m.v, panel * 64, w.first_key, w.kv_head, w.b);
@@ -222,14 +222,14 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, shared_
     uint32_t uncleared_parity = 0, n = 0, stage_step = 0;
     for (;; n++) {
         if (leader) {
-            attention_work &next = s.work[n % WORK_SLOTS];
+            attention_work &next = s.work[n % WORK_STAGES];
             if (!work_of_general<QUERIES>(c, take_key_block<true>(c, n == 0), next))
                 next.first_key = NO_KEYS;
             take_heads(c, next);
         }
         __syncwarp();
         /* The threads have too few registers for a copy of w. Each step loads what it needs, all at once. */
-        const attention_work &w = s.work[n % WORK_SLOTS];
+        const attention_work &w = s.work[n % WORK_STAGES];
         if (w.first_key == NO_KEYS)
             break;
         const int steps = step_count(w);
@@ -293,9 +293,9 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, shared_
  * increments the semaphore, it waits until the sums are in memory, which takes about one step. If STORES_DQ, the last
  * block of a tile does not add: its writer loads the sums of the other blocks into the stage, and the dQ warpgroup
  * stores dQ.
- *   slice_index   number of the slice among those of the key block, over all steps. At the end: of the stage's first
- *                 slice in the next key block
- *   parity        of the stage's next slice
+ *   slice_index   index of the slice in the key block: step * DQ_SLICES + slice of the step. On return: that of the
+ *                 stage's first slice in the next key block
+ *   parity        of `dq full` for the stage's next slice
  *   dq_slice      index of the slice in dq_accum */
 template <int COLUMNS, bool GENERAL, bool DETERMINISTIC, bool STORES_DQ>
 static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd_mapped &m, shared_memory<COLUMNS> &s,
@@ -352,7 +352,7 @@ static __device__ void write_dq(const attention_bwd_mapped &m, shared_memory<COL
     cot_fence_proxy_async_global();
     for (uint32_t n = 0;; n++) {
         cot_mbarrier_wait(&s.kv_full, n & 1);
-        const attention_work w = s.work[n % WORK_SLOTS];
+        const attention_work w = s.work[n % WORK_STAGES];
         cot_mbarrier_arrive(&s.kv_empty);
         if (w.first_key == NO_KEYS)
             break;
@@ -447,7 +447,7 @@ static __device__ void compute_dq(const attention_bwd_call &c, shared_memory<COL
     cot_pipeline_state<ATTENTION_DQ_STAGES> dq;
     for (uint32_t n = 0;; n++) {
         cot_mbarrier_wait(&s.kv_full, n & 1);
-        const attention_work w = s.work[n % WORK_SLOTS];
+        const attention_work w = s.work[n % WORK_STAGES];
         if (w.first_key == NO_KEYS)
             return;
         compute_dq_of_key_block<E, COLUMNS, GENERAL, STORES_DQ>(c, s, w, ds, dq);
@@ -467,7 +467,7 @@ template <typename E> constexpr float dv_scale = cot_is_f16<E> ? 1.0f / (1 << AT
  *   restored                       0x3eab0000 - 86 * 2^8 = 0x3eaaaa00
  *
  * If dS used the rounded P, it would be rounded twice. If a query attends to few keys, the error would then exceed the
- * bound in docs/guide/reproducibility.md.
+ * bound in docs/guide/accuracy.md.
  *
  * low_bytes[i] has the 8 bits of the mantissa that follow the rounded ones, of elements 4i to 4i + 3, one byte each. A
  * P that was rounded up has a byte of at least 128. As a signed number, the byte is P minus the rounded P,
@@ -552,8 +552,8 @@ static __device__ __forceinline__ int thread_key(const attention_work &w)
 /* How tanh is computed, by the size of the scores: see attention_bwd_softcap. */
 enum { SHORT_SERIES, LONG_SERIES, TANH };
 
-/* P with softcap. dS needs P times the slope 1 - tanh^2. low_bytes holds bits 15 to 8 of that product, and bits 31 to 16
- * are stored in the buffer of dS in shared memory. */
+/* P with softcap. dS needs P times the slope 1 - tanh^2. low_bytes holds bits 15 to 8 of that product, and bits 31 to
+ * 16 are stored in the buffer of dS in shared memory. */
 template <typename E, int N, int METHOD>
 static __device__ __forceinline__ void softcapped_p_by(const attention_bwd_call &c, const attention_work &w, int tile,
                                                        int key, const float *lse_log2, float2 pair0, float2 pair1,
@@ -678,9 +678,9 @@ static __device__ __forceinline__ float2 load_pair_early(const float *from)
     return pair;
 }
 
-/* At 64 columns the first step of a key block multiplies a dS of zeros with its own tile of Q. A code of its own for the
- * first step, without this product, needs more registers than there are. NaN in Q reach dK in both cases: the next step
- * multiplies the same tile with its dS. */
+/* At 64 columns the first step of a key block multiplies a dS of zeros with its own tile of Q. A code of its own for
+ * the first step, without this product, needs more registers than there are. NaN in Q reach dK in both cases: the next
+ * step multiplies the same tile with its dS. */
 template <int COLUMNS, bool SOFTCAP> constexpr bool adds_zeros_first = COLUMNS == 64 && !SOFTCAP;
 
 /* One step of a consumer, as in the file header. Returns whether to skip the next tile.
@@ -845,9 +845,9 @@ template <int COLUMNS> static __device__ __forceinline__ void skip_step(shared_m
     }
 }
 
-/* Adds dK and dV of the two blocks that divide the query heads of a group. Block 1 of the cluster stores its sums in the
- * shared memory of block 0, where K to dO were, and block 0 adds them. Returns whether this block has the result. The
- * other warps of both blocks take part in the two barriers when they have ended their work (await_reduction). */
+/* Adds dK and dV of the two blocks that divide the query heads of a group. Block 1 of the cluster stores its sums in
+ * the shared memory of block 0, where K to dO were, and block 0 adds them. Returns whether this block has the result.
+ * The other warps of both blocks take part in the two barriers when they have ended their work (await_reduction). */
 template <int COLUMNS>
 static __device__ __forceinline__ bool reduce_over_heads(float (&dk)[COLUMNS / 2], float (&dv)[COLUMNS / 2])
 {
@@ -884,8 +884,8 @@ static __device__ __forceinline__ void await_reduction(const attention_bwd_call 
         cot_cluster_arrive(), cot_cluster_wait();
 }
 
-/* The members of `work` that the steps of a consumer need. The shuffle shows ptxas that they are uniform in a warp. So it
- * keeps them in uniform registers. */
+/* The members of `work` that the steps of a consumer need. The shuffle shows ptxas that they are uniform in a warp. So
+ * it keeps them in uniform registers. */
 static __device__ __forceinline__ attention_work uniform_work(const attention_work &from)
 {
     attention_work w = {};
@@ -917,14 +917,14 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, shar
     uint32_t step = 0, previous_q = 0; /* previous_q: the stage of Q whose dS^T Q is not yet in dK */
     for (uint32_t n = 0;; n++) {
         cot_mbarrier_wait(&s.kv_full, n & 1);
-        const attention_work w = uniform_work(s.work[n % WORK_SLOTS]);
+        const attention_work w = uniform_work(s.work[n % WORK_STAGES]);
         if (w.first_key == NO_KEYS)
             return;
 #pragma unroll
         for (int i = 0; i < COLUMNS / 2; i++)
             dk[i] = dv[i] = 0.0f;
         const uint32_t first_step = step;
-        const uint32_t end = step + (uint32_t)__shfl_sync(0xffffffffu, step_count(s.work[n % WORK_SLOTS]), 0);
+        const uint32_t end = step + (uint32_t)__shfl_sync(0xffffffffu, step_count(s.work[n % WORK_STAGES]), 0);
         const auto is_step_skipped = [&] {
             return is_skipped<QUERIES, GENERAL>(w, tile_of<GENERAL>(c, w, (int)(step - first_step)),
                                                 w.first_key + 64 * consumer);
@@ -963,7 +963,7 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, shar
             continue;
         asm volatile("" ::
                          : "memory"); /* the stores read `work` again: its members need no registers during the steps */
-        const attention_work &out = s.work[n % WORK_SLOTS];
+        const attention_work &out = s.work[n % WORK_STAGES];
         const int key = thread_key(out);
         store_rows<E, GENERAL>(c, c.dv, c.dv_store, key_rows_out<GENERAL>(c, c.dv, out), key, 0, (int)c.d_v,
                                dv_scale<E>, dv);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_bwd_sm90_launch.c: host code of the backward for Hopper: which kernels a call launches, with which grids. */
+ * attention_bwd_sm90_launch.c: host code of the backward for Hopper: which kernels a call launches, with which grids.
+ * */
 #include "attention_sm90_launch.h"
 
 #include "attention_arrays.h"
@@ -28,14 +29,14 @@ enum { ROWS_THREADS = 256, ROWS_WARPS = ROWS_THREADS / 32 };
 
 /* The kernels for one dtype and number of columns, in the order of their launches. */
 typedef struct backward_kernels {
-    cot_cuda_kernel prepare, main, finish;
+    cot_cuda_kernel preprocess, main, postprocess;
 } backward_kernels;
 
-#define KERNELS(dtype, size, main_size, image, shared_bytes)                             \
-    {                                                                                    \
-        {cot_image_attention_bwd_rows, "attention_bwd_prepare_" #size, 0},               \
-            {image, "attention_bwd_sm90_" #dtype "_" #main_size, shared_bytes},          \
-            {cot_image_attention_bwd_rows, "attention_bwd_finish_" #dtype "_" #size, 0}, \
+#define KERNELS(dtype, size, main_size, image, shared_bytes)                                  \
+    {                                                                                         \
+        {cot_image_attention_bwd_rows, "attention_bwd_preprocess_" #size, 0},                 \
+            {image, "attention_bwd_sm90_" #dtype "_" #main_size, shared_bytes},               \
+            {cot_image_attention_bwd_rows, "attention_bwd_postprocess_" #dtype "_" #size, 0}, \
     }
 #define BLOCK_KERNELS(dtype, size, main_size, columns) \
     KERNELS(dtype, size, main_size, cot_image_attention_bwd_sm90, SHARED_BYTES(columns))
@@ -137,9 +138,9 @@ typedef struct block_order {
     int32_t heads_per_section, first_ascending_section;
 } block_order;
 
-/* Whether q, dout and dq of one head exceed 24 MB, half of the L2 cache of an H100 or H200. Then the blocks of a head must
- * work on nearby tiles of queries, or the tiles leave the cache. At 64 columns the limit is 48 MB, because the order for
- * long sequences costs more there. */
+/* Whether q, dout and dq of one head exceed 24 MB, half of the L2 cache of an H100 or H200. Then the blocks of a head
+ * must work on nearby tiles of queries, or the tiles leave the cache. At 64 columns the limit is 48 MB, because the
+ * order for long sequences costs more there. */
 static bool is_long(const attention_sizes *z, int64_t columns)
 {
     const int64_t row_bytes = columns * (2 * (int64_t)sizeof(uint16_t) + (int64_t)sizeof(float));
@@ -235,12 +236,12 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
     const int64_t columns = plan->columns;
     const backward_kernels *kernels = &kernel_table[kernels_index(z, general)];
     const unsigned key_split_blocks = columns > 128 ? ATTENTION_CLUSTER_BLOCKS : 1; /* that share ATTENTION_KEYS keys */
-    const int64_t row_lanes = columns == 192 ? 32 : columns / 8;                    /* lanes of prepare for one row */
+    const int64_t row_lanes = columns == 192 ? 32 : columns / 8; /* lanes of preprocess for one row */
     const bool p_scaled = z->dtype == COT_F16 && columns <= 128;
     const block_order order = block_order_of(p, general, columns);
     const int64_t group = z->H / cot_max(z->Hkv, 1), head_blocks = head_blocks_of(z, columns);
     const int64_t key_blocks = attention_bwd_blocks(p) * z->Hkv;
-    /* `prepare` clears the counter, and is launched only if there are queries. */
+    /* `preprocess` clears the counter, and is launched only if there are queries. */
     const bool counts_key_blocks = columns <= 128 && head_blocks == 1 && plan->tiles > 0;
     if (z->H == 0)
         return COT_OK;
@@ -304,9 +305,9 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
     const int64_t tiles = plan->tiles, slices = plan->slices;
     cot_status status = general ? attention_launch_scheduler(queue, scheduler) : COT_OK;
     if (status == COT_OK && tiles > 0)
-        status = attention_launch(queue, &kernels->prepare,
+        status = attention_launch(queue, &kernels->preprocess,
                                   (cot_cuda_grid){.blocks = {(unsigned)(tiles * plan->queries * row_lanes /
-                                                                        (ROWS_THREADS * ATTENTION_PREPARE_ROWS)),
+                                                                        (ROWS_THREADS * ATTENTION_PREPROCESS_ROWS)),
                                                              1, 1},
                                                   .threads = ROWS_THREADS},
                                   c);
@@ -336,7 +337,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
                                       &mapped);
     }
     if (status == COT_OK && c->dq.data != NULL && !c->stores_dq && slices > 0)
-        status = attention_launch(queue, &kernels->finish,
+        status = attention_launch(queue, &kernels->postprocess,
                                   (cot_cuda_grid){.blocks = {(unsigned)cot_ceil_div(slices * 4, ROWS_WARPS), 1, 1},
                                                   .threads = ROWS_THREADS,
                                                   .dependent = true},

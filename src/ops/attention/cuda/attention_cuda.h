@@ -15,11 +15,11 @@ enum {
     ATTENTION_DOUT_STAGES = 2,
     ATTENTION_DS_STAGES = 2,
     ATTENTION_DQ_STAGES = 3,
-    ATTENTION_PREPARE_ROWS = 2,   /* rows that a thread of `prepare` handles */
-    ATTENTION_CLUSTER_BLOCKS = 2, /* above 128 columns, blocks that share the 128 keys */
-    ATTENTION_WARPGROUPS = 4,     /* warpgroups of a block, 128 threads each */
-    ATTENTION_P_EXPONENT = 8,     /* up to d = 128, P in f16 is scaled by 2^8: attention_bwd_sm90.cu */
-    ATTENTION_DQ_SLICE = 4096     /* floats of 64 queries and 64 columns of dq, in the order of wgmma accumulators */
+    ATTENTION_PREPROCESS_ROWS = 2, /* rows that a thread of `preprocess` handles */
+    ATTENTION_CLUSTER_BLOCKS = 2,  /* above 128 columns, blocks that share the 128 keys */
+    ATTENTION_WARPGROUPS = 4,      /* warpgroups of a block, 128 threads each */
+    ATTENTION_P_EXPONENT = 8,      /* up to d = 128, P in f16 is scaled by 2^8: attention_bwd_sm90.cu */
+    ATTENTION_DQ_SLICE = 4096      /* floats of 64 queries and 64 columns of dq, in the order of wgmma accumulators */
 };
 
 /* attention_bwd_cluster_sm90.cu: bytes of shared memory. In panels of 64 columns: K, the peer's K, V, stages of Q and

@@ -50,8 +50,8 @@ DEVICE int64_t clamp(int64_t value, int64_t low, int64_t high)
 
 /* ---- sequences ------------------------------------------------------------------------------------------- */
 
-/* As attention_sequence in attention_problem.h: rows q_first_row .. q_first_row + q_rows - 1. Rows from Tq on are beyond
- * seqused. */
+/* As attention_sequence in attention_problem.h: rows q_first_row .. q_first_row + q_rows - 1. Rows from Tq on are
+ * beyond seqused. */
 struct sequence {
     int b, q_first_row, k_first_row, q_rows, k_rows, Tq, Tk, diagonal;
 };
@@ -465,8 +465,8 @@ DEVICE score_mods score_mods_of(const attention_mma_call &c, const sequence &s, 
         mods.bias = s.b * c.bias.stride[0] + h * c.bias.stride[1];
     if (c.dropped > 0) {
         const int64_t rows_per_head = c.packed ? clamp(load_index(c.cu_q, c.B), 0, c.rows_q) : c.B * c.q_length;
-        mods.seed = c.seed + load_u64(c.seed_memory);
-        mods.offset = c.offset + load_u64(c.offset_memory);
+        mods.seed = c.seed + load_u64(c.seed_tensor);
+        mods.offset = c.offset + load_u64(c.offset_tensor);
         mods.row = (uint64_t)(h * rows_per_head + (c.packed ? (int64_t)s.q_first_row : s.b * c.q_length + c.q_begin));
     }
     return mods;

@@ -58,7 +58,7 @@ typedef struct tiled_kernel {
 #define DV_F16(...) DV(f16, __VA_ARGS__)
 
 #define ONE_PASS(dtype, stages, name, d, keys, queries, warps) \
-    {d, d, keys, warps, {cot_image_attention_bwd_one_pass_mma, "attention_one_pass_mma_" #dtype "_" #name, \
+    {d, d, keys, warps, {cot_image_attention_bwd_one_pass_mma, "attention_bwd_one_pass_mma_" #dtype "_" #name, \
                          ONE_PASS_BYTES(d, keys, queries, warps, stages)}},
 #define ONE_PASS_BF16(...) ONE_PASS(bf16, 2, __VA_ARGS__)
 #define ONE_PASS_F16(...) ONE_PASS(f16, 2, __VA_ARGS__)
@@ -94,7 +94,7 @@ static const dtype_kernels kernels_bf16 = KERNELS(BF16), kernels_f16 = KERNELS(F
 static const tiled_kernel fwd_f32 = F32(fwd, 1), dq_f32 = F32(dq, 2), dk_f32 = F32(dk, 2), dv_f32 = F32(dv, 1),
                    dbias_f32 = F32(dbias, 2);
 
-static const cot_cuda_kernel prepare_rows = {cot_image_attention_rows, "attention_prepare", 0},
+static const cot_cuda_kernel preprocess_rows = {cot_image_attention_rows, "attention_bwd_preprocess", 0},
                              dsink_rows = {cot_image_attention_rows, "attention_dsink", 0},
                              dq_rows = {cot_image_attention_rows, "attention_dq_rows", 0},
                              delta_rows = {cot_image_attention_rows, "attention_delta_rows", 0},
@@ -188,8 +188,8 @@ static attention_mma_call call_of(cot_queue *queue, const attention_problem *p, 
         .cu_k = view(&p->cu_seqlens_k),
         .used_q = view(&p->seqused_q),
         .used_k = view(&p->seqused_k),
-        .seed_memory = view(&p->dropout_seed_memory),
-        .offset_memory = view(&p->dropout_offset_memory),
+        .seed_tensor = view(&p->dropout_seed_tensor),
+        .offset_tensor = view(&p->dropout_offset_tensor),
         .sink = view(&p->sink),
         .alibi_slopes = slopes_view(&p->alibi_slopes),
         .bias = bias_view(&p->bias),
@@ -288,7 +288,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
         c.accum_rows = plan->accum_rows;
         c.accum_columns = dkv->d_qk;
     }
-    cot_status status = launch_row_kernel(queue, &prepare_rows, &c);
+    cot_status status = launch_row_kernel(queue, &preprocess_rows, &c);
     if (status == COT_OK && c.dq.data != NULL && c.dq_accum == NULL)
         status = launch(queue, dq, &c, false);
     if (dkv != NULL) {
@@ -326,13 +326,13 @@ static cot_status backward_16(cot_queue *queue, const attention_problem *p, void
 
 /* ---- entry points ------------------------------------------------------------------------------------------------ */
 
-cot_status attention_fwd_bf16_mma(cot_queue *queue, const void *problem, void *workspace)
+cot_status attention_fwd_mma_bf16_sm80(cot_queue *queue, const void *problem, void *workspace)
 {
     (void)workspace;
     return forward(queue, problem, smallest_kernel(&kernels_bf16.fwd, problem));
 }
 
-cot_status attention_fwd_f16_mma(cot_queue *queue, const void *problem, void *workspace)
+cot_status attention_fwd_mma_f16_sm80(cot_queue *queue, const void *problem, void *workspace)
 {
     (void)workspace;
     return forward(queue, problem, smallest_kernel(&kernels_f16.fwd, problem));
@@ -344,12 +344,12 @@ cot_status attention_fwd_f32_sm80(cot_queue *queue, const void *problem, void *w
     return forward(queue, problem, &fwd_f32);
 }
 
-cot_status attention_bwd_bf16_mma(cot_queue *queue, const void *problem, void *workspace)
+cot_status attention_bwd_mma_bf16_sm80(cot_queue *queue, const void *problem, void *workspace)
 {
     return backward_16(queue, problem, workspace, &kernels_bf16);
 }
 
-cot_status attention_bwd_f16_mma(cot_queue *queue, const void *problem, void *workspace)
+cot_status attention_bwd_mma_f16_sm80(cot_queue *queue, const void *problem, void *workspace)
 {
     return backward_16(queue, problem, workspace, &kernels_f16);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_rows.cu: row kernels with eight lanes per row: lse and delta before the portable backward's products, dq and
- * dsink after them, and delta and merge. */
+ * attention_rows.cu: row kernels with eight lanes per row: lse and delta before the portable backward's products, dq
+ * and dsink after them, and delta and merge. */
 #include "attention_mma.cuh"
 
 enum { LANES = ATTENTION_ROW_LANES, THREADS = ATTENTION_ROW_THREADS, ROWS = THREADS / LANES };
@@ -57,7 +57,7 @@ DEVICE void store_statistics(const attention_mma_call &c, int64_t number, float 
     c.scaled_delta[number] = delta;
 }
 
-KERNEL(prepare, attention_mma_call)
+KERNEL(bwd_preprocess, attention_mma_call)
 {
     const block_coord coord = block_coord_of(c, c.H);
     const sequence s = sequence_at(c, coord.b);

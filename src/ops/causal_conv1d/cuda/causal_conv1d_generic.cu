@@ -139,8 +139,8 @@ static __device__ float preactivation_gradient(const conv1d_call &c, const seque
 }
 
 /* ---- element numbers ---------------------------------------------------------------------------------- *
- * A grid-stride loop over the elements of [rows][D][positions]. Adjacent threads have adjacent elements of the axis along
- * which x is contiguous. */
+ * A grid-stride loop over the elements of [rows][D][positions]. Adjacent threads have adjacent elements of the axis
+ * along which x is contiguous. */
 struct element {
     int64_t row, d, position;
 };
@@ -194,7 +194,7 @@ KERNEL causal_conv1d_expand_seqlens(const __grid_constant__ conv1d_call c)
     }
 }
 
-KERNEL causal_conv1d_forward_generic(const __grid_constant__ conv1d_call c)
+KERNEL causal_conv1d_fwd_generic(const __grid_constant__ conv1d_call c)
 {
     FOR_EACH_ELEMENT(e, c, c.B, c.T)
     {

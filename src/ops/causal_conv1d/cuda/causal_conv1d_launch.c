@@ -88,7 +88,7 @@ static const cot_cuda_kernel im2col[2][2] = {{IM2COL("_f16"), IM2COL("_bf16")},
 #define GENERIC(name) static const cot_cuda_kernel name = {COT_IMAGE(causal_conv1d_generic), "causal_conv1d_" #name, 0}
 GENERIC(check_seqlens);
 GENERIC(expand_seqlens);
-GENERIC(forward_generic);
+GENERIC(fwd_generic);
 GENERIC(final_state);
 GENERIC(gradient_generic);
 GENERIC(dx_generic);
@@ -275,7 +275,7 @@ cot_status COT_LAUNCHER(causal_conv1d_fwd_generic)(cot_queue *queue, const void 
     if (c.cu_seqlens.data != NULL)
         LAUNCH(queue, &check_seqlens, generic_blocks(c.N + 1), &c);
     if (c.y.data != NULL && c.B * c.D * c.T > 0)
-        LAUNCH(queue, &forward_generic, generic_blocks(c.B * c.D * c.T), &c);
+        LAUNCH(queue, &fwd_generic, generic_blocks(c.B * c.D * c.T), &c);
     return write_final_state(queue, p, &c);
 }
 

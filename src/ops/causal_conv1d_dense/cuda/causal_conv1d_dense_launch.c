@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * causal_conv1d_dense_launch.c: host side of the GPU kernels: which kernels a call launches, and with what grids. Compiled
- * for CUDA and for HIP. */
+ * causal_conv1d_dense_launch.c: host side of the GPU kernels: which kernels a call launches, and with what grids.
+ * Compiled for CUDA and for HIP. */
 #include "causal_conv1d_dense_launch.h"
 
 #include "core/argument_checks.h"
@@ -30,7 +30,7 @@ enum { THREADS = 256 };
     {                                                                        \
         COT_IMAGE(causal_conv1d_dense_rows), "causal_conv1d_dense_" #name, 0 \
     }
-static const cot_cuda_kernel pack = ROWS(pack), gather = ROWS(gather), finish = ROWS(finish),
+static const cot_cuda_kernel pack = ROWS(pack), gather = ROWS(gather), reduce = ROWS(reduce),
                              dbias_generic = ROWS(dbias_generic), final_state = ROWS(final_state);
 
 static conv1d_dense_array make_array(const cot_tensor *tensor)
@@ -93,7 +93,8 @@ static cot_status gather_rows(cot_queue *queue, const conv1d_dense_array *source
     return blocks * c->B > 0 ? launch_helper(queue, &gather, blocks, c->B, c) : COT_OK;
 }
 
-/* ---- portable kernels -------------------------------------------------------------------------------------------------- */
+/* ---- portable kernels
+ * -------------------------------------------------------------------------------------------------- */
 
 /* The kernels of one kind of products. g_dtype: of g in the workspace. block: side of the square of a product
  * that a thread block computes. */
@@ -187,7 +188,7 @@ static cot_status backward_generic(cot_queue *queue, const void *problem, void *
         CHECK(launch_generic(queue, kernels, &kernels->dx, sizes->K - 1 + sizes->T, sizes->Din, sizes->B, &c));
     if (cot_is_present(&a->dweight) && sizes->Dout * sizes->Din > 0) {
         CHECK(launch_generic(queue, kernels, &kernels->dweight, sizes->Dout, sizes->Din, sizes->K * c.splits, &c));
-        CHECK(launch_helper(queue, &finish, cot_ceil_div(sizes->Dout * sizes->Din, THREADS), 1, &c));
+        CHECK(launch_helper(queue, &reduce, cot_ceil_div(sizes->Dout * sizes->Din, THREADS), 1, &c));
     }
     return cot_is_present(&a->dbias) && sizes->Dout > 0 ? launch_helper(queue, &dbias_generic, sizes->Dout, 1, &c)
                                                         : COT_OK;
@@ -363,7 +364,7 @@ static cot_status backward(cot_queue *queue, const void *problem, void *workspac
         CHECK(map_tokens(queue, &m.a, sizes->dtype, &c->g, sizes->Dout, c));
         CHECK(map_tokens(queue, &m.b, sizes->dtype, &x, sizes->Din, c));
         CHECK(launch_product(queue, &kernels->dweight, sizes->Dout, sizes->Din, sizes->K * c->splits, &m));
-        CHECK(launch_helper(queue, &finish, cot_ceil_div(sizes->Dout * sizes->Din, THREADS), 1, c));
+        CHECK(launch_helper(queue, &reduce, cot_ceil_div(sizes->Dout * sizes->Din, THREADS), 1, c));
     }
     return cot_is_present(&a->dbias) ? compute_dbias(queue, kernels, c) : COT_OK;
 }

@@ -45,7 +45,7 @@ KERNEL causal_conv1d_dense_gather(const __grid_constant__ conv1d_dense_call c)
 }
 
 /* Reduces the partial sums of dweight. */
-KERNEL causal_conv1d_dense_finish(const __grid_constant__ conv1d_dense_call c)
+KERNEL causal_conv1d_dense_reduce(const __grid_constant__ conv1d_dense_call c)
 {
     const int64_t n = (int64_t)blockIdx.x * THREADS + threadIdx.x, size = c.Dout * c.Din;
     if (n >= size)

@@ -126,7 +126,7 @@ static void forward_case(const case_shape *p, cot_case *c)
     if (p->mask == BITS)
         a->mask_bits = case_tensor(p, "mask_bits", COT_U8, groups, p->other_layout, c);
     if (p->mask == FROM_MEMORY)
-        a->seed_memory = a->offset_memory = vector(COT_I32, 2);
+        a->seed_tensor = a->offset_tensor = vector(COT_I32, 2);
     if (!p->no_output)
         a->y = case_tensor(p, "y", p->dtype, p->D, no_broadcast(p->other_layout), c);
     if (p->mask_out)
@@ -157,7 +157,7 @@ static void backward_case(const case_shape *p, cot_case *c)
     if (p->mask == BITS)
         a->mask_bits = case_tensor(p, "mask_bits", COT_U8, (p->D + 7) / 8, p->other_layout, c);
     if (p->mask == FROM_MEMORY)
-        a->seed_memory = a->offset_memory = vector(COT_I32, 2);
+        a->seed_tensor = a->offset_tensor = vector(COT_I32, 2);
     if (!p->no_output)
         a->dx = case_tensor(p, "dx", p->dtype, p->D, no_broadcast(p->other_layout), c);
     if (p->bias && !p->no_dbias) /* f32 as in a trainer, or the parameter's dtype as in autograd */

@@ -144,8 +144,8 @@ static void forward(const void *args, void *magnitudes)
     const cot_dropout_forward_args *m = magnitudes;
     const int64_t D = a->x.shape[a->x.rank - 1], elements = cot_elements(&a->x), G = (D + 7) / 8;
     mask_args s = make_mask_args(D, a->p, a->scale, &a->mask, &a->mask_bits);
-    s.seed = a->seed + word64(&a->seed_memory);
-    s.offset = a->offset + word64(&a->offset_memory);
+    s.seed = a->seed + word64(&a->seed_tensor);
+    s.offset = a->offset + word64(&a->offset_tensor);
     for (int64_t i = 0; cot_is_present(&a->mask_bits_out) && i < cot_elements(&a->mask_bits_out); i++)
         f64_data(&a->mask_bits_out)[i] = f64_data(&m->mask_bits_out)[i] = 0;
     for (int64_t i = 0; i < elements; i++) {
@@ -177,8 +177,8 @@ static void backward(const void *args, void *magnitudes)
     const cot_dropout_backward_args *m = magnitudes;
     const int64_t D = a->dy.shape[a->dy.rank - 1], R = D > 0 ? cot_elements(&a->dy) / D : 0;
     mask_args s = make_mask_args(D, a->p, a->scale, &a->mask, &a->mask_bits);
-    s.seed = a->seed + word64(&a->seed_memory);
-    s.offset = a->offset + word64(&a->offset_memory);
+    s.seed = a->seed + word64(&a->seed_tensor);
+    s.offset = a->offset + word64(&a->offset_tensor);
     for (int64_t d = 0; d < D; d++) {
         wide sum = 0, sum_magnitude = 0;
         bool may_be_nan = false;

@@ -41,8 +41,8 @@ typedef struct dropout_call {
     uint32_t threshold;
     float scale;
     float slope_denominator[COT_GELU_SLOPE_DENOMINATOR_TERMS]; /* COT_GELU_SLOPE_DENOMINATOR divided by the scale */
-    uint64_t seed, offset;                                     /* seed_memory and offset_memory are added to them */
-    dropout_array seed_memory, offset_memory, given;           /* given: mask or mask_bits */
+    uint64_t seed, offset;                                     /* seed_tensor and offset_tensor are added to them */
+    dropout_array seed_tensor, offset_tensor, given;           /* given: mask or mask_bits */
     dropout_array x, bias, residual, y, mask_out, mask_bits_out;
     dropout_array dy, dx, dbias;
     float *partial_sums; /* [row_tiles][column_tiles][8 * lanes] sums of dx; null: no dbias */

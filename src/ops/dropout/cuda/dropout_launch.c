@@ -114,8 +114,8 @@ static dropout_call make_call(const dropout_sizes *sizes, const dropout_mask *ma
                       .scale = (float)mask->scale,
                       .seed = mask->seed,
                       .offset = mask->offset,
-                      .seed_memory = make_vector(&mask->seed_memory),
-                      .offset_memory = make_vector(&mask->offset_memory),
+                      .seed_tensor = make_vector(&mask->seed_tensor),
+                      .offset_tensor = make_vector(&mask->offset_tensor),
                       .given = make_array(&mask->given),
                       .bias = make_array(bias)};
     static const float denominator[COT_GELU_SLOPE_DENOMINATOR_TERMS] = COT_GELU_SLOPE_DENOMINATOR;

@@ -357,7 +357,7 @@ struct philox_state {
 
 static __device__ __forceinline__ philox_state load_philox(const dropout_call &c)
 {
-    return {c.seed + load_u64(c.seed_memory), c.offset + load_u64(c.offset_memory)};
+    return {c.seed + load_u64(c.seed_tensor), c.offset + load_u64(c.offset_tensor)};
 }
 
 /* The number of columns of the lane's group that lie in the row, 0 to 8. */

@@ -15,7 +15,7 @@
 
 /* ---- shapes ------------------------------------------------------------------------------------------ */
 
-enum { PRE, SINKHORN, POST, SEAM };
+enum { PRE, SINKHORN, POST, POST_PRE };
 
 typedef enum layout_kind {
     TOKEN_MAJOR,  /* [B,T,n,D] */
@@ -34,12 +34,12 @@ typedef struct case_shape {
     layout_kind layout;
     cot_dtype dtype;
     int64_t iterations;
-    bool gamma, wide_phi;                         /* phi ~ N(0,1) instead of N(0, 1/(n*D)) */
-    bool fused, dh_res, dx_post, accumulate;      /* pre */
-    bool no_data_gradient, no_parameter_gradient; /* leave out dx or df; leave out the other gradients */
-    bool only_saved;                              /* pre's forward: only the outputs that the backward needs */
-    bool wide_logits, no_eps, out_in;             /* sinkhorn, post */
-    bool only_y, saved_y; /* seam: y is the only output of the forward; y is an input of the backward */
+    bool gamma, wide_phi;                           /* phi ~ N(0,1) instead of N(0, 1/(n*D)) */
+    bool fused, dh_res_logits, dx_post, accumulate; /* pre */
+    bool no_data_gradient, no_parameter_gradient;   /* leave out dx or df; leave out the other gradients */
+    bool only_saved;                                /* pre's forward: only the outputs that the backward needs */
+    bool wide_logits, no_eps, out_in;               /* sinkhorn, post */
+    bool only_y, saved_y; /* post_pre: y is the only output of the forward; y is an input of the backward */
     /* Every eps is 0.25; one logit of each row is 200 above the others. */
     bool large_eps, peaks;
     uint64_t seed;
@@ -50,7 +50,7 @@ static const cot_dtype float_dtypes[] = {COT_F32, COT_F16, COT_BF16, COT_F64};
 static const cot_direction *direction_of(const case_shape *p)
 {
     static const cot_direction *const directions[] = {cot_mhc_pre_directions, cot_mhc_sinkhorn_directions,
-                                                      cot_mhc_post_directions, cot_mhc_seam_directions};
+                                                      cot_mhc_post_directions, cot_mhc_post_pre_directions};
     return &directions[p->op][p->direction];
 }
 
@@ -167,13 +167,14 @@ static void pre_forward_case(const case_shape *p, cot_case *c)
     c->shared[cot_field_index(direction_of(p), "h_pre")] = c->shared[cot_field_index(direction_of(p), "h_post")] =
         error_concentration(p);
     if (p->fused)
-        set_matrix(p, c, "A");
-    c->shared[cot_field_index(direction_of(p), "A")] = p->n * p->n; /* all elements share the u and v of their token */
+        set_matrix(p, c, "h_res");
+    c->shared[cot_field_index(direction_of(p), "h_res")] =
+        p->n * p->n; /* all elements share the u and v of their token */
     if (!p->only_saved) {
         set_layer_tensor(p, c, "h_in");
         c->shared[cot_field_index(direction_of(p), "h_in")] =
             cot_ceil_div(p->D, p->n) * error_concentration(p); /* a token has n factors */
-        set_matrix(p, c, "h_res");
+        set_matrix(p, c, "h_res_logits");
     }
 }
 
@@ -193,10 +194,10 @@ static void pre_backward_case(const case_shape *p, cot_case *c)
     set_coefficients(p, c, "h_post", p->n);
     set_layer_tensor(p, c, "dh_in");
     set_coefficients(p, c, "dh_post", p->n);
-    if (p->dh_res)
-        set_matrix(p, c, "dh_res");
+    if (p->dh_res_logits)
+        set_matrix(p, c, "dh_res_logits");
     if (p->fused)
-        set_matrix(p, c, "dA");
+        set_matrix(p, c, "dh_res");
     if (p->dx_post)
         set_stream_tensor(p, c, "dx_post");
     if (!p->no_data_gradient)
@@ -217,8 +218,8 @@ static void sinkhorn_forward_case(const case_shape *p, cot_case *c)
     COT_MHC_SINKHORN_INIT(a);
     a->iterations = (int32_t)p->iterations;
     a->eps = p->no_eps ? 0 : p->large_eps ? 0.25 : a->eps;
+    set_matrix(p, c, "h_res_logits");
     set_matrix(p, c, "h_res");
-    set_matrix(p, c, "A");
 }
 
 static void sinkhorn_backward_case(const case_shape *p, cot_case *c)
@@ -227,22 +228,22 @@ static void sinkhorn_backward_case(const case_shape *p, cot_case *c)
     COT_MHC_SINKHORN_INIT(a);
     a->iterations = (int32_t)p->iterations;
     a->eps = p->no_eps ? 0 : p->large_eps ? 0.25 : a->eps;
-    set_matrix(p, c, "h_res");
-    set_matrix(p, c, "dA");
+    set_matrix(p, c, "h_res_logits");
     set_matrix(p, c, "dh_res");
+    set_matrix(p, c, "dh_res_logits");
     /* All elements share the u and v of their token. */
-    c->shared[cot_field_index(direction_of(p), "dh_res")] = p->n * p->n;
+    c->shared[cot_field_index(direction_of(p), "dh_res_logits")] = p->n * p->n;
 }
 
 static void post_forward_case(const case_shape *p, cot_case *c)
 {
     cot_mhc_post_forward_args *a = (cot_mhc_post_forward_args *)c->args;
     COT_INIT(a);
-    a->A_is_out_in = p->out_in;
+    a->h_res_is_out_in = p->out_in;
     set_stream_tensor(p, c, "x");
     set_layer_tensor(p, c, "f");
     set_coefficients(p, c, "h_post", p->n);
-    set_matrix(p, c, "A");
+    set_matrix(p, c, "h_res");
     set_stream_tensor(p, c, "y");
 }
 
@@ -250,11 +251,11 @@ static void post_backward_case(const case_shape *p, cot_case *c)
 {
     cot_mhc_post_backward_args *a = (cot_mhc_post_backward_args *)c->args;
     COT_INIT(a);
-    a->A_is_out_in = p->out_in;
+    a->h_res_is_out_in = p->out_in;
     set_stream_tensor(p, c, "x");
     set_layer_tensor(p, c, "f");
     set_coefficients(p, c, "h_post", p->n);
-    set_matrix(p, c, "A");
+    set_matrix(p, c, "h_res");
     set_stream_tensor(p, c, "dy");
     if (!p->no_data_gradient) {
         set_stream_tensor(p, c, "dx");
@@ -262,7 +263,7 @@ static void post_backward_case(const case_shape *p, cot_case *c)
     }
     if (!p->no_parameter_gradient) {
         set_coefficients(p, c, "dh_post", p->n);
-        set_matrix(p, c, "dA");
+        set_matrix(p, c, "dh_res");
     }
 }
 
@@ -272,16 +273,16 @@ static void set_post_inputs(const case_shape *p, cot_case *c)
     set_stream_tensor(p, c, "x");
     set_layer_tensor(p, c, "f");
     set_coefficients(p, c, "h_post", p->n);
-    set_matrix(p, c, "A");
+    set_matrix(p, c, "h_res");
 }
 
-static void seam_forward_case(const case_shape *p, cot_case *c)
+static void post_pre_forward_case(const case_shape *p, cot_case *c)
 {
     const cot_direction *direction = direction_of(p);
-    cot_mhc_seam_forward_args *a = (cot_mhc_seam_forward_args *)c->args;
-    COT_MHC_SEAM_FORWARD_INIT(a);
+    cot_mhc_post_pre_forward_args *a = (cot_mhc_post_pre_forward_args *)c->args;
+    COT_MHC_POST_PRE_FORWARD_INIT(a);
     a->sinkhorn_iterations = (int32_t)p->iterations;
-    a->A_is_out_in = p->out_in;
+    a->h_res_is_out_in = p->out_in;
     if (p->large_eps)
         a->norm_eps = a->hc_eps = a->sinkhorn_eps = 0.25;
     set_post_inputs(p, c);
@@ -296,23 +297,23 @@ static void seam_forward_case(const case_shape *p, cot_case *c)
     c->shared[cot_field_index(direction, "h_pre")] = c->shared[cot_field_index(direction, "next_h_post")] =
         error_concentration(p);
     if (p->fused)
-        set_matrix(p, c, "next_A");
-    c->shared[cot_field_index(direction, "next_A")] = p->n * p->n; /* as in pre */
+        set_matrix(p, c, "next_h_res");
+    c->shared[cot_field_index(direction, "next_h_res")] = p->n * p->n; /* as in pre */
     if (!p->only_saved) {
         set_layer_tensor(p, c, "h_in");
         c->shared[cot_field_index(direction, "h_in")] = cot_ceil_div(p->D, p->n) * error_concentration(p);
-        set_matrix(p, c, "h_res");
+        set_matrix(p, c, "h_res_logits");
     }
 }
 
-static void seam_backward_case(const case_shape *p, cot_case *c)
+static void post_pre_backward_case(const case_shape *p, cot_case *c)
 {
     const cot_direction *direction = direction_of(p);
-    cot_mhc_seam_backward_args *a = (cot_mhc_seam_backward_args *)c->args;
-    COT_MHC_SEAM_BACKWARD_INIT(a);
+    cot_mhc_post_pre_backward_args *a = (cot_mhc_post_pre_backward_args *)c->args;
+    COT_MHC_POST_PRE_BACKWARD_INIT(a);
     a->sinkhorn_iterations = (int32_t)p->iterations;
     a->accumulate = p->accumulate;
-    a->A_is_out_in = p->out_in;
+    a->h_res_is_out_in = p->out_in;
     if (p->large_eps)
         a->hc_eps = a->sinkhorn_eps = 0.25;
     set_post_inputs(p, c);
@@ -325,22 +326,22 @@ static void seam_backward_case(const case_shape *p, cot_case *c)
     set_coefficients(p, c, "next_h_post", p->n);
     set_layer_tensor(p, c, "dh_in");
     set_coefficients(p, c, "dnext_h_post", p->n);
-    if (p->dh_res)
-        set_matrix(p, c, "dh_res");
+    if (p->dh_res_logits)
+        set_matrix(p, c, "dh_res_logits");
     if (p->fused)
-        set_matrix(p, c, "dnext_A");
+        set_matrix(p, c, "dnext_h_res");
     if (p->dx_post)
         set_stream_tensor(p, c, "dy");
     if (!p->no_data_gradient) {
         set_stream_tensor(p, c, "dx");
         set_layer_tensor(p, c, "df");
         set_coefficients(p, c, "dh_post", p->n);
-        set_matrix(p, c, "dA");
+        set_matrix(p, c, "dh_res");
     }
     /* The factors of pre's backward. The elements of g share them, and so do all sums of g of a token. */
     const int64_t factors = p->B * p->T * p->n * (p->n + 2), K = p->n * p->D * error_concentration(p);
     c->shared[cot_field_index(direction, "dx")] = c->shared[cot_field_index(direction, "df")] = K;
-    c->shared[cot_field_index(direction, "dA")] = p->n * p->n * error_concentration(p);
+    c->shared[cot_field_index(direction, "dh_res")] = p->n * p->n * error_concentration(p);
     c->shared[cot_field_index(direction, "dh_post")] = p->n * error_concentration(p);
     c->shared[cot_field_index(direction, "dphi")] = factors > 0 ? cot_ceil_div(p->n * (p->n + 2) * K, factors) : 1;
     c->shared[cot_field_index(direction, "dgamma")] = factors > 0 ? cot_ceil_div(K, factors) : 1;
@@ -357,17 +358,18 @@ static void describe(const case_shape *p, cot_case *c)
     snprintf(c->shape, sizeof c->shape, "B%lld T%lld n%lld", (long long)p->B, (long long)p->T, (long long)p->n);
     if (p->op != SINKHORN)
         snprintf(c->shape + strlen(c->shape), sizeof c->shape - strlen(c->shape), " D%lld", (long long)p->D);
-    if (p->op == PRE || p->op == SEAM) {
+    if (p->op == PRE || p->op == POST_PRE) {
         const char *const dx_post = p->op == PRE ? "+dx_post" : "+dy";
         snprintf(c->options, sizeof c->options, "%s%s%s%s%s%s%s%s%s%s%s%s%s", p->wide_phi ? "phi~1" : "phi~1/nD",
                  p->gamma ? "+gamma" : "", p->fused ? "+sinkhorn" : "", p->large_eps ? "+eps" : "",
-                 backward && p->dh_res ? "+dh_res" : "", backward && p->dx_post ? dx_post : "",
+                 backward && p->dh_res_logits ? "+dh_res_logits" : "", backward && p->dx_post ? dx_post : "",
                  p->accumulate ? "+accumulate" : "", p->no_data_gradient ? "-dx" : "",
                  p->no_parameter_gradient ? "-dphi" : "", p->only_saved ? "-h_in" : "",
-                 p->op == SEAM && p->out_in ? " A[out,in]" : "", p->op == SEAM && backward && p->saved_y ? "+y" : "",
-                 p->op == SEAM && p->only_y ? " only-y" : "");
+                 p->op == POST_PRE && p->out_in ? " h_res[out,in]" : "",
+                 p->op == POST_PRE && backward && p->saved_y ? "+y" : "",
+                 p->op == POST_PRE && p->only_y ? " only-y" : "");
         c->flops = (backward ? 4 : 2) * n * (n + 2) * x;
-        c->flops += p->op == SEAM ? (backward ? (p->saved_y ? 4 : 6) : 2) * (n + 1) * x : 0;
+        c->flops += p->op == POST_PRE ? (backward ? (p->saved_y ? 4 : 6) : 2) * (n + 1) * x : 0;
     } else if (p->op == SINKHORN) {
         snprintf(c->options, sizeof c->options, "iterations=%lld%s%s%s", (long long)p->iterations,
                  p->wide_logits ? "+wide" : "", p->peaks ? "+peaks" : "",
@@ -376,8 +378,8 @@ static void describe(const case_shape *p, cot_case *c)
                                 : "");
         c->flops = (backward ? 12 : 4) * (double)p->iterations * n * n * (double)p->B * (double)p->T;
     } else {
-        snprintf(c->options, sizeof c->options, "%s%s%s", p->out_in ? "A[out,in]" : "A[in,out]",
-                 p->no_data_gradient ? "-dx" : "", p->no_parameter_gradient ? "-dA" : "");
+        snprintf(c->options, sizeof c->options, "%s%s%s", p->out_in ? "h_res[out,in]" : "h_res[in,out]",
+                 p->no_data_gradient ? "-dx" : "", p->no_parameter_gradient ? "-dh_res" : "");
         c->flops = (backward ? 4 : 2) * (n + 1) * x;
     }
 }
@@ -390,7 +392,7 @@ static void build(const case_shape *p, cot_case *c)
         {pre_forward_case, pre_backward_case},
         {sinkhorn_forward_case, sinkhorn_backward_case},
         {post_forward_case, post_backward_case},
-        {seam_forward_case, seam_backward_case},
+        {post_pre_forward_case, post_pre_backward_case},
     };
     *c = (cot_case){.direction = p->direction, .uses = p->uses, .seed = p->seed};
     builders[p->op][p->direction](p, c);
@@ -409,7 +411,7 @@ static void draw_features(case_shape *p, uint64_t *state)
     p->gamma = cot_draw_bool(state);
     p->wide_phi = cot_draw_below(state, 3) == 0;
     p->fused = cot_draw_bool(state);
-    p->dh_res = cot_draw_bool(state);
+    p->dh_res_logits = cot_draw_bool(state);
     p->dx_post = cot_draw_bool(state);
     p->accumulate = p->direction == COT_MHC_BACKWARD && cot_draw_bool(state);
     p->no_data_gradient = p->direction == COT_MHC_BACKWARD && cot_draw_below(state, 10) == 0;
@@ -419,7 +421,7 @@ static void draw_features(case_shape *p, uint64_t *state)
     p->wide_logits = cot_draw_below(state, 3) == 0;
     p->no_eps = !p->wide_logits && cot_draw_below(state, 4) == 0;
     p->out_in = cot_draw_bool(state);
-    if (p->op != SEAM) /* the cases of the other ops stay the same */
+    if (p->op != POST_PRE) /* the cases of the other ops stay the same */
         return;
     p->saved_y = p->direction == COT_MHC_BACKWARD && cot_draw_bool(state);
     p->only_y = p->direction == COT_MHC_FORWARD && cot_draw_below(state, 4) == 0;
@@ -439,10 +441,10 @@ static void sweep_sizes(cot_case_visitor *v, int op, int direction)
                 case_shape p = {
                     .op = op, .direction = direction, .uses = COT_CASE_CHECK, .n = streams[s], .D = widths[w]};
                 const double n = (double)p.n, x = (double)tokens[i] * n * (double)p.D;
-                const double work = op == PRE    ? x * (n * n + 2 * n)
-                                    : op == POST ? 10 * x * (n + 1)
-                                    : op == SEAM ? x * (n * n + 12 * n)
-                                                 : 5000 * x / (double)p.D;
+                const double work = op == PRE        ? x * (n * n + 2 * n)
+                                    : op == POST     ? 10 * x * (n + 1)
+                                    : op == POST_PRE ? x * (n * n + 12 * n)
+                                                     : 5000 * x / (double)p.D;
                 if ((op == SINKHORN && p.D != 1) || work > 3e6 ||
                     (work > 1e5 && cot_draw_below(&state, work > 5e5 ? 12 : 3) != 0))
                     continue;
@@ -516,10 +518,10 @@ static void gradients(cot_case_visitor *v, int op)
         p.D = 1 + cot_draw_below(&state, 5);
         p.T = 1 + cot_draw_below(&state, 2);
         p.layout = (layout_kind)(bits % LAYOUT_COUNT);
-        p.gamma = bits & 1, p.fused = bits >> 1 & 1, p.dh_res = bits >> 2 & 1, p.wide_phi = bits >> 3 & 1;
+        p.gamma = bits & 1, p.fused = bits >> 1 & 1, p.dh_res_logits = bits >> 2 & 1, p.wide_phi = bits >> 3 & 1;
         p.iterations = bits & 4 ? 20 : 1 + bits % 3;
         p.no_eps = bits & 1, p.out_in = bits & 2;
-        p.dx_post = p.op == SEAM, p.saved_y = bits >> 2 & 1; /* dy; pre's forward has no output for dx_post */
+        p.dx_post = p.op == POST_PRE, p.saved_y = bits >> 2 & 1; /* dy; pre's forward has no output for dx_post */
         emit(v, &p);
     }
 }
@@ -573,16 +575,17 @@ static void bench_shapes(cot_case_visitor *v, int op, int direction)
         if (op == SINKHORN && (p.uses == CPU ? p.dtype != COT_F32 && p.n == 4 : p.D != 4096 || p.dtype != COT_BF16))
             continue;
         p.dtype = op == SINKHORN ? COT_F32 : p.dtype;
-        p.dh_res = op != SEAM;
-        p.fused = p.dx_post = op == SEAM; /* between two layers */
+        p.dh_res_logits = op != POST_PRE;
+        p.fused = p.dx_post = op == POST_PRE; /* between two layers */
         emit(v, &p);
-        if (op == SEAM && direction == COT_MHC_BACKWARD && (i == 0 || i == first_of_gpu)) {
+        if (op == POST_PRE && direction == COT_MHC_BACKWARD && (i == 0 || i == first_of_gpu)) {
             p.saved_y = true;
             emit(v, &p);
         }
         if (op != PRE || (i != 0 && i != first_of_gpu))
             continue;
-        p.dh_res = false, p.fused = p.dx_post = true; /* the fused layer: Sinkhorn and dx_post in the same call */
+        p.dh_res_logits = false,
+        p.fused = p.dx_post = true; /* the fused layer: Sinkhorn and dx_post in the same call */
         emit(v, &p);
     }
 }
@@ -610,27 +613,30 @@ static bool set_option(case_shape *p, const char *word)
                                             {"D", offsetof(case_shape, D)},
                                             {"iterations", offsetof(case_shape, iterations)},
                                             {0}};
-    static const cot_text_option pre[] = {
-        {"gamma", offsetof(case_shape, gamma)},           {"phi~1", offsetof(case_shape, wide_phi)},
-        {"sinkhorn", offsetof(case_shape, fused)},        {"eps", offsetof(case_shape, large_eps)},
-        {"dh_res", offsetof(case_shape, dh_res)},         {"dx_post", offsetof(case_shape, dx_post)},
-        {"accumulate", offsetof(case_shape, accumulate)}, {0}};
+    static const cot_text_option pre[] = {{"gamma", offsetof(case_shape, gamma)},
+                                          {"phi~1", offsetof(case_shape, wide_phi)},
+                                          {"sinkhorn", offsetof(case_shape, fused)},
+                                          {"eps", offsetof(case_shape, large_eps)},
+                                          {"dh_res_logits", offsetof(case_shape, dh_res_logits)},
+                                          {"dx_post", offsetof(case_shape, dx_post)},
+                                          {"accumulate", offsetof(case_shape, accumulate)},
+                                          {0}};
     static const cot_text_option sinkhorn[] = {{"wide", offsetof(case_shape, wide_logits)},
                                                {"peaks", offsetof(case_shape, peaks)},
                                                {"eps", offsetof(case_shape, large_eps)},
                                                {0}};
-    static const cot_text_option post[] = {{"A[out,in]", offsetof(case_shape, out_in)}, {0}};
-    static const cot_text_option seam[] = {{"gamma", offsetof(case_shape, gamma)},
-                                           {"phi~1", offsetof(case_shape, wide_phi)},
-                                           {"sinkhorn", offsetof(case_shape, fused)},
-                                           {"eps", offsetof(case_shape, large_eps)},
-                                           {"dh_res", offsetof(case_shape, dh_res)},
-                                           {"dy", offsetof(case_shape, dx_post)},
-                                           {"accumulate", offsetof(case_shape, accumulate)},
-                                           {"A[out,in]", offsetof(case_shape, out_in)},
-                                           {"y", offsetof(case_shape, saved_y)},
-                                           {0}};
-    static const cot_text_option *const all[] = {pre, sinkhorn, post, seam};
+    static const cot_text_option post[] = {{"h_res[out,in]", offsetof(case_shape, out_in)}, {0}};
+    static const cot_text_option post_pre[] = {{"gamma", offsetof(case_shape, gamma)},
+                                               {"phi~1", offsetof(case_shape, wide_phi)},
+                                               {"sinkhorn", offsetof(case_shape, fused)},
+                                               {"eps", offsetof(case_shape, large_eps)},
+                                               {"dh_res_logits", offsetof(case_shape, dh_res_logits)},
+                                               {"dy", offsetof(case_shape, dx_post)},
+                                               {"accumulate", offsetof(case_shape, accumulate)},
+                                               {"h_res[out,in]", offsetof(case_shape, out_in)},
+                                               {"y", offsetof(case_shape, saved_y)},
+                                               {0}};
+    static const cot_text_option *const all[] = {pre, sinkhorn, post, post_pre};
     const cot_text_option *switches = all[p->op];
     if (cot_parse_size(p, sizes, word) || cot_parse_flag(p, switches, word) || cot_parse_float_dtype(&p->dtype, word))
         return true;
@@ -675,8 +681,8 @@ static int find_field(const cot_direction *direction, const char *name)
     return -1;
 }
 
-/* Computes by the oracle of `forward` its outputs that are inputs of `backward`: the fields of the same name. `args` are
- * the forward's options, and an output that the oracle needs and `backward` lacks. */
+/* Computes by the oracle of `forward` its outputs that are inputs of `backward`: the fields of the same name. `args`
+ * are the forward's options, and an output that the oracle needs and `backward` lacks. */
 static void prepare_saved(const cot_case *c, const cot_direction *forward, const cot_direction *backward,
                           void (*oracle)(const void *, void *), void *args, double *const values[])
 {
@@ -726,13 +732,13 @@ static void quantize(double *data, int64_t count, double unit, double lowest, do
     }
 }
 
-/* Chooses inputs of which y is exact in f16 and bf16: up to 12 products that are multiples of 1/8 with an absolute value
- * of at most 1.75. The oracle does not round y. A kernel rounds its float32 y, and near the middle of two numbers of
- * x's dtype it may choose another one than the rounded y of the oracle. One such element is beyond the tolerance of the
- * sums that are computed from y. */
+/* Chooses inputs of which y is exact in f16 and bf16: up to 12 products that are multiples of 1/8 with an absolute
+ * value of at most 1.75. The oracle does not round y. A kernel rounds its float32 y, and near the middle of two numbers
+ * of x's dtype it may choose another one than the rounded y of the oracle. One such element is beyond the tolerance of
+ * the sums that are computed from y. */
 static void make_y_exact(const cot_case *c, const cot_direction *direction, double *const values[])
 {
-    static const char *const streams[] = {"x", "f"}, *const coefficients[] = {"h_post", "A"};
+    static const char *const streams[] = {"x", "f"}, *const coefficients[] = {"h_post", "h_res"};
     for (int i = 0; i < 2; i++) {
         const int field = find_field(direction, streams[i]), coefficient = find_field(direction, coefficients[i]);
         const cot_tensor *tensor = cot_field_tensor(&direction->fields[field], (void *)c->args);
@@ -742,25 +748,25 @@ static void make_y_exact(const cot_case *c, const cot_direction *direction, doub
     }
 }
 
-static void prepare_seam_saved(const cot_case *c, double *const values[])
+static void prepare_post_pre_saved(const cot_case *c, double *const values[])
 {
-    const cot_mhc_seam_backward_args *b = (const cot_mhc_seam_backward_args *)c->args;
-    const cot_direction *forward = &cot_mhc_seam_directions[COT_MHC_FORWARD];
-    cot_mhc_seam_forward_args args;
-    COT_MHC_SEAM_FORWARD_INIT(&args);
-    args.A_is_out_in = b->A_is_out_in;
+    const cot_mhc_post_pre_backward_args *b = (const cot_mhc_post_pre_backward_args *)c->args;
+    const cot_direction *forward = &cot_mhc_post_pre_directions[COT_MHC_FORWARD];
+    cot_mhc_post_pre_forward_args args;
+    COT_MHC_POST_PRE_FORWARD_INIT(&args);
+    args.h_res_is_out_in = b->h_res_is_out_in;
     const size_t elements = (size_t)cot_elements(&b->x);
     double *y = cot_is_present(&b->y) ? NULL : allocate(elements, sizeof *y);
     if (y != NULL)
         args.y = cot_tensor_contiguous(y, COT_F64, 4, b->x.shape);
-    prepare_saved(c, forward, &cot_mhc_seam_directions[COT_MHC_BACKWARD], cot_mhc_seam_oracles[COT_MHC_FORWARD], &args,
-                  values);
+    prepare_saved(c, forward, &cot_mhc_post_pre_directions[COT_MHC_BACKWARD], cot_mhc_post_pre_oracles[COT_MHC_FORWARD],
+                  &args, values);
     free(y);
 }
 
-static void prepare_seam(const cot_case *c, double *const values[])
+static void prepare_post_pre(const cot_case *c, double *const values[])
 {
-    const cot_direction *direction = &cot_mhc_seam_directions[c->direction];
+    const cot_direction *direction = &cot_mhc_post_pre_directions[c->direction];
     const int phi = find_field(direction, "phi"), h_mix = find_field(direction, "h_mix");
     const cot_tensor *tensor = cot_field_tensor(&direction->fields[phi], (void *)c->args);
     if (strstr(c->options, "phi~1/nD") != NULL)
@@ -773,7 +779,7 @@ static void prepare_seam(const cot_case *c, double *const values[])
     if ((x->dtype == COT_F16 || x->dtype == COT_BF16) && uses_y && !given)
         make_y_exact(c, direction, values);
     if (c->direction == COT_MHC_BACKWARD)
-        prepare_seam_saved(c, values);
+        prepare_post_pre_saved(c, values);
 }
 
 static void prepare_sinkhorn(const cot_case *c, double *const values[])
@@ -817,20 +823,21 @@ static void sinkhorn_options(int direction, const void *args, void *primal_args)
 static void post_options(int direction, const void *args, void *primal_args)
 {
     (void)direction;
-    ((cot_mhc_post_forward_args *)primal_args)->A_is_out_in = ((const cot_mhc_post_backward_args *)args)->A_is_out_in;
+    ((cot_mhc_post_forward_args *)primal_args)->h_res_is_out_in =
+        ((const cot_mhc_post_backward_args *)args)->h_res_is_out_in;
 }
 
-static void seam_options(int direction, const void *args, void *primal_args)
+static void post_pre_options(int direction, const void *args, void *primal_args)
 {
     (void)direction;
-    const cot_mhc_seam_backward_args *b = args;
-    cot_mhc_seam_forward_args *f = primal_args;
-    COT_MHC_SEAM_FORWARD_INIT(f);
+    const cot_mhc_post_pre_backward_args *b = args;
+    cot_mhc_post_pre_forward_args *f = primal_args;
+    COT_MHC_POST_PRE_FORWARD_INIT(f);
     f->hc_eps = b->hc_eps;
     f->post_scale = b->post_scale;
     f->sinkhorn_eps = b->sinkhorn_eps;
     f->sinkhorn_iterations = b->sinkhorn_iterations;
-    f->A_is_out_in = b->A_is_out_in;
+    f->h_res_is_out_in = b->h_res_is_out_in;
 }
 
 /* ---- one table for each op --------------------------------------------------------------------------- */
@@ -855,8 +862,10 @@ static void seam_options(int direction, const void *args, void *primal_args)
         .primal_options = stem##_options,                                                         \
     };
 
-CASES(pre, PRE, "D=1024 iterations=20, gamma phi~1 sinkhorn eps dh_res dx_post accumulate, f32 f16 bf16", prepare_pre)
+CASES(pre, PRE, "D=1024 iterations=20, gamma phi~1 sinkhorn eps dh_res_logits dx_post accumulate, f32 f16 bf16",
+      prepare_pre)
 CASES(sinkhorn, SINKHORN, "iterations=20, wide peaks eps, f32", prepare_sinkhorn)
-CASES(post, POST, "D=1024 A[out,in], f32 f16 bf16", NULL)
-CASES(seam, SEAM, "D=1024 iterations=20, gamma phi~1 sinkhorn eps dh_res dy y accumulate A[out,in], f32 f16 bf16",
-      prepare_seam)
+CASES(post, POST, "D=1024 h_res[out,in], f32 f16 bf16", NULL)
+CASES(post_pre, POST_PRE,
+      "D=1024 iterations=20, gamma phi~1 sinkhorn eps dh_res_logits dy y accumulate h_res[out,in], f32 f16 bf16",
+      prepare_post_pre)

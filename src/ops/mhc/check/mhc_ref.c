@@ -12,13 +12,13 @@
  *     A step divides each element by the sum of its line (row or column). This subtracts from the element's relative
  *     error the average error of the line, weighted by the elements. The larger of the two is kept. 0.25 is added for
  *     the divisor: one roundoff of the four that the error rule allows.
- *     M(A) = A (2 + rho_ij + the averages of rho over row i and over column j).
+ *     M(h_res) = h_res (2 + rho_ij + the averages of rho over row i and over column j).
  *   - Backward: a step subtracts from each element of G the average of its line. The element's error is then the
  *     roundoff of that sum's terms, plus the larger of its own error so far and its line's average error. Both are
- *     divided as the element is. The last step multiplies by 1 + the average of rho, for the error of the A that was
- *     summed with G, and adds a term for the error of P.
- * In seam, the x of pre is y, and the dy of post's backward is g. Both are rounded sums. M(y) and M(g) then replace |x|
- * and |dy|.
+ *     divided as the element is. The last step multiplies by 1 + the average of rho, for the error of the h_res that
+ *     was summed with G, and adds a term for the error of P.
+ * In post_pre, the x of pre is y, and the dy of post's backward is g. Both are rounded sums. M(y) and M(g) then replace
+ * |x| and |dy|.
  * Where a factor can be subnormal (a sigmoid, a P, a dz, a dh_mix, a Q), min_normal is added to its magnitude: 4u of it
  * covers the rounding of one or two subnormals.
  *
@@ -183,7 +183,7 @@ static void run_sinkhorn(sinkhorn *s, const real *logits, const real *magnitudes
         s->average += s->rho[ij] * s->O[(s->steps - 1) * n * n + ij] / (real)n;
 }
 
-static void store_sinkhorn(const sinkhorn *s, double *A, double *magnitudes)
+static void store_sinkhorn(const sinkhorn *s, double *h_res, double *magnitudes)
 {
     const int64_t n = s->n;
     const real *O = s->O + (s->steps - 1) * n * n;
@@ -192,18 +192,18 @@ static void store_sinkhorn(const sinkhorn *s, double *A, double *magnitudes)
             real magnitude = 2 + s->rho[i * n + j];
             for (int64_t k = 0; k < n; k++)
                 magnitude += O[i * n + k] * s->rho[i * n + k] + O[k * n + j] * s->rho[k * n + j];
-            store(A, magnitudes, i * n + j, O[i * n + j], O[i * n + j] * magnitude);
+            store(h_res, magnitudes, i * n + j, O[i * n + j], O[i * n + j] * magnitude);
         }
 }
 
 /* Adds the gradient of the logits to dL and its magnitude to `magnitude`. */
-static void sinkhorn_gradient(sinkhorn *s, const double *dA, real *dL, real *magnitude)
+static void sinkhorn_gradient(sinkhorn *s, const double *dh_res, real *dL, real *magnitude)
 {
     const int64_t n = s->n;
     real *G = allocate(n * n, sizeof(real)), *errors = allocate(n * n, sizeof(real));
     real *sum = allocate(n, sizeof(real)), *sum_magnitudes = allocate(n, sizeof(real));
     for (int64_t ij = 0; ij < n * n; ij++) {
-        G[ij] = dA[ij];
+        G[ij] = dh_res[ij];
         errors[ij] = fabsl(G[ij]);
     }
     for (int64_t k = s->steps - 1; k >= 1; k--) {
@@ -252,13 +252,13 @@ static void widen(real *to, const double *from, int64_t count)
 static void sinkhorn_forward(const void *args, void *magnitudes)
 {
     const cot_mhc_sinkhorn_forward_args *a = args, *m = magnitudes;
-    const int64_t n = a->h_res.shape[2], tokens = a->h_res.shape[0] * a->h_res.shape[1];
+    const int64_t n = a->h_res_logits.shape[2], tokens = a->h_res_logits.shape[0] * a->h_res_logits.shape[1];
     real *logits = allocate(n * n, sizeof(real));
     sinkhorn s = make_sinkhorn(n, a->iterations);
     for (int64_t token = 0; token < tokens; token++) {
-        widen(logits, row(&a->h_res, token, n * n), n * n);
+        widen(logits, row(&a->h_res_logits, token, n * n), n * n);
         run_sinkhorn(&s, logits, NULL, a->eps);
-        store_sinkhorn(&s, row(&a->A, token, n * n), row(&m->A, token, n * n));
+        store_sinkhorn(&s, row(&a->h_res, token, n * n), row(&m->h_res, token, n * n));
     }
     free_sinkhorn(&s);
     free(logits);
@@ -267,17 +267,18 @@ static void sinkhorn_forward(const void *args, void *magnitudes)
 static void sinkhorn_backward(const void *args, void *magnitudes)
 {
     const cot_mhc_sinkhorn_backward_args *a = args, *m = magnitudes;
-    const int64_t n = a->h_res.shape[2], tokens = a->h_res.shape[0] * a->h_res.shape[1];
+    const int64_t n = a->h_res_logits.shape[2], tokens = a->h_res_logits.shape[0] * a->h_res_logits.shape[1];
     real *logits = allocate(3 * n * n, sizeof(real)), *dL = logits + n * n, *magnitude = dL + n * n;
     sinkhorn s = make_sinkhorn(n, a->iterations);
     for (int64_t token = 0; token < tokens; token++) {
-        widen(logits, row(&a->h_res, token, n * n), n * n);
+        widen(logits, row(&a->h_res_logits, token, n * n), n * n);
         run_sinkhorn(&s, logits, NULL, a->eps);
         for (int64_t ij = 0; ij < n * n; ij++)
             dL[ij] = magnitude[ij] = 0;
-        sinkhorn_gradient(&s, row(&a->dA, token, n * n), dL, magnitude);
+        sinkhorn_gradient(&s, row(&a->dh_res, token, n * n), dL, magnitude);
         for (int64_t ij = 0; ij < n * n; ij++)
-            store(row(&a->dh_res, token, n * n), row(&m->dh_res, token, n * n), ij, dL[ij], magnitude[ij]);
+            store(row(&a->dh_res_logits, token, n * n), row(&m->dh_res_logits, token, n * n), ij, dL[ij],
+                  magnitude[ij]);
     }
     free_sinkhorn(&s);
     free(logits);
@@ -293,7 +294,7 @@ static void pre_forward_of(const cot_mhc_pre_forward_args *a, const cot_mhc_pre_
     const int64_t tokens = a->x.shape[0] * a->x.shape[1];
     const double *gamma = cot_is_present(&a->gamma) ? values(&a->gamma) : NULL;
     real *z = allocate(2 * M, sizeof(real)), *z_magnitude = z + M;
-    sinkhorn s = make_sinkhorn(n, cot_is_present(&a->A) ? a->sinkhorn_iterations : 1);
+    sinkhorn s = make_sinkhorn(n, cot_is_present(&a->h_res) ? a->sinkhorn_iterations : 1);
     for (int64_t t = 0; t < tokens; t++) {
         const double *x = row(&a->x, t, K), *xm = x_magnitudes != NULL ? row(x_magnitudes, t, K) : NULL;
         real squares = 0, squares_error = 0;
@@ -325,11 +326,12 @@ static void pre_forward_of(const cot_mhc_pre_forward_args *a, const cot_mhc_pre_
                 store(row(&a->h_post, t, n), row(&m->h_post, t, n), j - n, a->post_scale * sigma,
                       a->post_scale * magnitude);
             else
-                store(row(&a->h_res, t, n * n), row(&m->h_res, t, n * n), j - 2 * n, z[j], z_magnitude[j]);
+                store(row(&a->h_res_logits, t, n * n), row(&m->h_res_logits, t, n * n), j - 2 * n, z[j],
+                      z_magnitude[j]);
         }
-        if (cot_is_present(&a->A)) {
+        if (cot_is_present(&a->h_res)) {
             run_sinkhorn(&s, z + 2 * n, z_magnitude + 2 * n, a->sinkhorn_eps);
-            store_sinkhorn(&s, row(&a->A, t, n * n), row(&m->A, t, n * n));
+            store_sinkhorn(&s, row(&a->h_res, t, n * n), row(&m->h_res, t, n * n));
         }
         for (int64_t d = 0; cot_is_present(&a->h_in) && d < D; d++) {
             real sum = 0, magnitude = 0;
@@ -376,10 +378,10 @@ static void pre_dz(const cot_mhc_pre_backward_args *a, const cot_tensor *x_magni
     }
     real *dL = dz + 2 * n, *dL_magnitude = magnitude + 2 * n;
     for (int64_t ij = 0; ij < n * n; ij++) {
-        dL[ij] = cot_is_present(&a->dh_res) ? row(&a->dh_res, t, n * n)[ij] : 0;
+        dL[ij] = cot_is_present(&a->dh_res_logits) ? row(&a->dh_res_logits, t, n * n)[ij] : 0;
         dL_magnitude[ij] = fabsl(dL[ij]);
     }
-    if (!cot_is_present(&a->dA))
+    if (!cot_is_present(&a->dh_res))
         return;
     real *logits = allocate(2 * n * n, sizeof(real)), *logit_magnitude = logits + n * n;
     for (int64_t ij = 0; ij < n * n; ij++) {
@@ -389,7 +391,7 @@ static void pre_dz(const cot_mhc_pre_backward_args *a, const cot_tensor *x_magni
         logit_magnitude[ij] = fabsl(product) + fabsl(bias);
     }
     run_sinkhorn(s, logits, logit_magnitude, a->sinkhorn_eps);
-    sinkhorn_gradient(s, row(&a->dA, t, n * n), dL, dL_magnitude);
+    sinkhorn_gradient(s, row(&a->dh_res, t, n * n), dL, dL_magnitude);
     free(logits);
 }
 
@@ -410,7 +412,7 @@ static void pre_backward_of(const cot_mhc_pre_backward_args *a, const cot_mhc_pr
          dalpha_magnitude[3] = {0};
     real *Q = allocate(M * K, sizeof(real)), *dx = allocate(K, sizeof(real));
     double *Q_magnitude = allocate(M * K, sizeof(double)), *dx_magnitude = allocate(K, sizeof(double));
-    sinkhorn s = make_sinkhorn(n, cot_is_present(&a->dA) ? a->sinkhorn_iterations : 1);
+    sinkhorn s = make_sinkhorn(n, cot_is_present(&a->dh_res) ? a->sinkhorn_iterations : 1);
     for (int64_t t = 0; t < tokens; t++) {
         const double *x = row(&a->x, t, K), *xm = x_magnitudes != NULL ? row(x_magnitudes, t, K) : NULL;
         const double *h_mix = row(&a->h_mix, t, M);
@@ -479,10 +481,10 @@ static void pre_backward(const void *args, void *magnitudes)
 
 /* ---- post --------------------------------------------------------------------------------------------- */
 
-/* Index of A[i,o] in either storage order. */
-static int64_t A_index(int64_t n, int32_t A_is_out_in, int64_t i, int64_t o)
+/* Index of h_res[i,o] in either storage order. */
+static int64_t h_res_index(int64_t n, int32_t h_res_is_out_in, int64_t i, int64_t o)
 {
-    return A_is_out_in ? o * n + i : i * n + o;
+    return h_res_is_out_in ? o * n + i : i * n + o;
 }
 
 static void post_forward(const void *args, void *magnitudes)
@@ -495,8 +497,8 @@ static void post_forward(const void *args, void *magnitudes)
             const real first = (real)row(&a->h_post, t, n)[o] * row(&a->f, t, D)[d];
             real sum = first, magnitude = fabsl(first);
             for (int64_t i = 0; i < n; i++) {
-                const real term =
-                    (real)row(&a->A, t, n * n)[A_index(n, a->A_is_out_in, i, o)] * row(&a->x, t, n * D)[i * D + d];
+                const real term = (real)row(&a->h_res, t, n * n)[h_res_index(n, a->h_res_is_out_in, i, o)] *
+                                  row(&a->x, t, n * D)[i * D + d];
                 sum += term;
                 magnitude += fabsl(term);
             }
@@ -523,14 +525,14 @@ static void post_backward_of(const cot_mhc_post_backward_args *a, const cot_mhc_
     const int64_t n = a->x.shape[2], D = a->x.shape[3], tokens = a->x.shape[0] * a->x.shape[1];
     for (int64_t t = 0; t < tokens; t++) {
         const double *x = row(&a->x, t, n * D), *dy = row(&a->dy, t, n * D), *f = row(&a->f, t, D);
-        const double *A = row(&a->A, t, n * n), *h_post = row(&a->h_post, t, n);
+        const double *h_res = row(&a->h_res, t, n * n), *h_post = row(&a->h_post, t, n);
         const double *gm = dy_magnitudes != NULL ? row(dy_magnitudes, t, n * D) : NULL;
         for (int64_t o = 0; o < n; o++) {
             const double *stream_magnitudes = gm != NULL ? gm + o * D : NULL;
             dot(row(&a->dh_post, t, n), row(&m->dh_post, t, n), o, f, dy + o * D, stream_magnitudes, D);
             for (int64_t i = 0; i < n; i++)
-                dot(row(&a->dA, t, n * n), row(&m->dA, t, n * n), A_index(n, a->A_is_out_in, i, o), x + i * D,
-                    dy + o * D, stream_magnitudes, D);
+                dot(row(&a->dh_res, t, n * n), row(&m->dh_res, t, n * n), h_res_index(n, a->h_res_is_out_in, i, o),
+                    x + i * D, dy + o * D, stream_magnitudes, D);
         }
         for (int64_t d = 0; d < D; d++) {
             real df = 0, df_magnitude = 0;
@@ -542,7 +544,7 @@ static void post_backward_of(const cot_mhc_post_backward_args *a, const cot_mhc_
             for (int64_t i = 0; i < n; i++) {
                 real dx = 0, dx_magnitude = 0;
                 for (int64_t o = 0; o < n; o++) {
-                    const double weight = A[A_index(n, a->A_is_out_in, i, o)];
+                    const double weight = h_res[h_res_index(n, a->h_res_is_out_in, i, o)];
                     dx += (real)weight * dy[o * D + d];
                     dx_magnitude += fabs(weight) * input_magnitude(dy, gm, o * D + d);
                 }
@@ -557,26 +559,26 @@ static void post_backward(const void *args, void *magnitudes)
     post_backward_of(args, magnitudes, NULL);
 }
 
-/* ---- seam --------------------------------------------------------------------------------------------- */
+/* ---- post_pre --------------------------------------------------------------------------------------------- */
 
-/* Pre's arguments, from those of seam or from their magnitudes. */
-static cot_mhc_pre_forward_args seam_pre_forward(const cot_mhc_seam_forward_args *a)
+/* Pre's arguments, from those of post_pre or from their magnitudes. */
+static cot_mhc_pre_forward_args pre_half_forward(const cot_mhc_post_pre_forward_args *a)
 {
-    return mhc_seam_pre_forward(&(const mhc_seam_forward_problem){.args = *a}).args;
+    return mhc_pre_half_forward(&(const mhc_post_pre_forward_problem){.args = *a}).args;
 }
 
-static cot_mhc_post_forward_args seam_post_forward(const cot_mhc_seam_forward_args *a)
+static cot_mhc_post_forward_args post_half_forward(const cot_mhc_post_pre_forward_args *a)
 {
-    cot_mhc_post_forward_args post = mhc_seam_post_forward(&(const mhc_seam_forward_problem){.args = *a}).args;
-    post.A_is_out_in = a->A_is_out_in;
+    cot_mhc_post_forward_args post = mhc_post_half_forward(&(const mhc_post_pre_forward_problem){.args = *a}).args;
+    post.h_res_is_out_in = a->h_res_is_out_in;
     return post;
 }
 
 /* y is not rounded. If x is f16 or bf16, the cases choose inputs whose y is exact in that dtype (mhc_cases.c). */
-static void seam_forward(const void *args, void *magnitudes)
+static void post_pre_forward(const void *args, void *magnitudes)
 {
-    cot_mhc_post_forward_args post = seam_post_forward(args), post_magnitudes = seam_post_forward(magnitudes);
-    cot_mhc_pre_forward_args pre = seam_pre_forward(args), pre_magnitudes = seam_pre_forward(magnitudes);
+    cot_mhc_post_forward_args post = post_half_forward(args), post_magnitudes = post_half_forward(magnitudes);
+    cot_mhc_pre_forward_args pre = pre_half_forward(args), pre_magnitudes = pre_half_forward(magnitudes);
     post_forward(&post, &post_magnitudes);
     pre_forward_of(&pre, &pre_magnitudes, &post_magnitudes.y);
 }
@@ -587,15 +589,15 @@ static cot_tensor allocate_like(const cot_tensor *like)
                                  like->shape);
 }
 
-static void seam_backward(const void *args, void *magnitudes)
+static void post_pre_backward(const void *args, void *magnitudes)
 {
-    const mhc_seam_backward_problem p = {.args = *(const cot_mhc_seam_backward_args *)args},
-                                    m = {.args = *(const cot_mhc_seam_backward_args *)magnitudes};
-    cot_mhc_pre_backward_args pre = mhc_seam_pre_backward(&p).args, pre_magnitudes = mhc_seam_pre_backward(&m).args;
-    cot_mhc_post_backward_args post = mhc_seam_post_backward(&p).args,
-                               post_magnitudes = mhc_seam_post_backward(&m).args;
-    cot_mhc_post_forward_args again = mhc_seam_recomputation(&p).args, again_magnitudes = again;
-    post.A_is_out_in = again.A_is_out_in = p.args.A_is_out_in;
+    const mhc_post_pre_backward_problem p = {.args = *(const cot_mhc_post_pre_backward_args *)args},
+                                        m = {.args = *(const cot_mhc_post_pre_backward_args *)magnitudes};
+    cot_mhc_pre_backward_args pre = mhc_pre_half_backward(&p).args, pre_magnitudes = mhc_pre_half_backward(&m).args;
+    cot_mhc_post_backward_args post = mhc_post_half_backward(&p).args,
+                               post_magnitudes = mhc_post_half_backward(&m).args;
+    cot_mhc_post_forward_args again = mhc_post_pre_recomputation(&p).args, again_magnitudes = again;
+    post.h_res_is_out_in = again.h_res_is_out_in = p.args.h_res_is_out_in;
     const bool recompute = !cot_is_present(&p.args.y);
     if (recompute) {
         again.y = pre.x = allocate_like(&p.args.x);
@@ -617,4 +619,4 @@ static void seam_backward(const void *args, void *magnitudes)
 void (*const cot_mhc_pre_oracles[])(const void *, void *) = {pre_forward, pre_backward};
 void (*const cot_mhc_sinkhorn_oracles[])(const void *, void *) = {sinkhorn_forward, sinkhorn_backward};
 void (*const cot_mhc_post_oracles[])(const void *, void *) = {post_forward, post_backward};
-void (*const cot_mhc_seam_oracles[])(const void *, void *) = {seam_forward, seam_backward};
+void (*const cot_mhc_post_pre_oracles[])(const void *, void *) = {post_pre_forward, post_pre_backward};

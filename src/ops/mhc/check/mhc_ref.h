@@ -6,6 +6,6 @@
 extern void (*const cot_mhc_pre_oracles[])(const void *args, void *magnitudes);
 extern void (*const cot_mhc_sinkhorn_oracles[])(const void *args, void *magnitudes);
 extern void (*const cot_mhc_post_oracles[])(const void *args, void *magnitudes);
-extern void (*const cot_mhc_seam_oracles[])(const void *args, void *magnitudes);
+extern void (*const cot_mhc_post_pre_oracles[])(const void *args, void *magnitudes);
 
 #endif

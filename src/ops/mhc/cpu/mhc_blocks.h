@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * mhc_blocks.h: the parts of post's and pre's vector kernels that seam's kernels call. Each function exists once for
- * each instruction set. */
+ * mhc_blocks.h: the parts of post's and pre's vector kernels that post_pre's kernels call. Each function exists once
+ * for each instruction set. */
 #ifndef COT_MHC_BLOCKS_H
 #define COT_MHC_BLOCKS_H
 

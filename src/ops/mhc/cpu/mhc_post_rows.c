@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * mhc_post_rows.c: post and its gradient for contiguous d:
- *     y[o,d]  = h_post[o]*f[d] + sum_i A[i,o]*x[i,d]       df[d]   = sum_o h_post[o]*dy[o,d]
- *     dx[i,d] = sum_o A[i,o]*dy[o,d]                       dA[i,o] = sum_d x[i,d]*dy[o,d],  dh_post the same of f
+ *     y[o,d]  = h_post[o]*f[d] + sum_i h_res[i,o]*x[i,d]    df[d]       = sum_o h_post[o]*dy[o,d]
+ *     dx[i,d] = sum_o h_res[i,o]*dy[o,d]                    dh_res[i,o] = sum_d x[i,d]*dy[o,d],  dh_post the same of f
  *
  * An item is up to MHC_TOKENS tokens. Lanes are columns d. n is a constant in both directions.
  *   Forward   The n+1 inputs of a vector of columns are read once, and all n outputs are computed from them.
- *   Backward  f is handled as stream n, with h_post as its row of A. A chunk of columns of dy is read once for each
+ *   Backward  f is handled as stream n, with h_post as its row of h_res. A chunk of columns of dy is read once for each
  *             stream. So n sums and one row of outputs fit in the registers, and the chunk stays in the L1 cache.
- * Seam calls both directions for the tokens of a block (mhc_blocks.h). Then dy is g, in f32 for every dtype. */
+ * The kernels of post_pre call both directions for the tokens of a block (mhc_blocks.h). Then dy is g, in f32 for every
+ * dtype. */
 #include "mhc_blocks.h"
 #include "mhc_rows.h"
 
@@ -21,8 +22,8 @@ typedef struct post_token {
     const char *next_x[MHC_MAX_N + 1], *next_dy[MHC_MAX_N]; /* rows of the next token, to be prefetched */
     char *y[MHC_MAX_N], *dx[MHC_MAX_N + 1];                 /* dx[n] is df */
     char *copy[MHC_MAX_N];                                  /* a second y, in the caches */
-    float A[MHC_MAX_N + 1][MHC_MAX_N];                      /* [in][out]; A[n] is h_post */
-    vf dA[MHC_MAX_N + 1][MHC_MAX_N];                        /* one partial sum in each lane */
+    float h_res[MHC_MAX_N + 1][MHC_MAX_N];                  /* [in][out]; h_res[n] is h_post */
+    vf dh_res[MHC_MAX_N + 1][MHC_MAX_N];                    /* one partial sum in each lane */
     int64_t D;
     cot_dtype dtype;
     /* df has its own flag because its rows may be aligned differently from those of dx. */
@@ -40,10 +41,10 @@ V_INLINE void forward_vector(const post_token *s, int64_t d, int n, cot_dtype dt
         x[i] = mhc_load_partial(s->x[i] + d * size, dtype, remaining);
     V_UNROLL
     for (int o = 0; o < n; o++) {
-        vf y = v_mul(v_set1(s->A[n][o]), x[n]);
+        vf y = v_mul(v_set1(s->h_res[n][o]), x[n]);
         V_UNROLL
         for (int i = 0; i < n; i++)
-            y = v_fma(v_set1(s->A[i][o]), x[i], y);
+            y = v_fma(v_set1(s->h_res[i][o]), x[i], y);
         if (s->y[o] != NULL)
             mhc_store_partial(s->y[o] + d * size, dtype, y, remaining, s->stream_stores);
         if (s->copy[o] != NULL)
@@ -85,21 +86,21 @@ V_INLINE void backward_row(post_token *s, int i, int64_t begin, int64_t end, int
         for (int o = 0; o < n; o++) {
             const vf dy = mhc_load_partial(s->dy[o] + d * dy_size, dy_dtype, remaining);
             sums[o] = v_fma(x, dy, sums[o]);
-            dx = o == 0 ? v_mul(v_set1(s->A[i][o]), dy) : v_fma(v_set1(s->A[i][o]), dy, dx);
+            dx = o == 0 ? v_mul(v_set1(s->h_res[i][o]), dy) : v_fma(v_set1(s->h_res[i][o]), dy, dx);
         }
         if (s->dx[i] != NULL)
             mhc_store_partial(s->dx[i] + d * size, dtype, dx, remaining, stream_stores);
     }
     V_UNROLL
     for (int o = 0; o < n; o++)
-        s->dA[i][o] = v_add(s->dA[i][o], sums[o]);
+        s->dh_res[i][o] = v_add(s->dh_res[i][o], sums[o]);
 }
 
 V_INLINE void backward_token(post_token *s, int n, cot_dtype dtype, cot_dtype dy_dtype)
 {
     for (int i = 0; i <= n; i++)
         for (int o = 0; o < n; o++)
-            s->dA[i][o] = v_zero();
+            s->dh_res[i][o] = v_zero();
     for (int64_t d = 0; d < s->D; d += MHC_RUN) {
         const int64_t end = d + MHC_RUN < s->D ? d + MHC_RUN : s->D;
         for (int i = 0; i <= n; i++)
@@ -144,12 +145,14 @@ static int64_t instance_row(int64_t n)
 
 /* ---- items -------------------------------------------------------------------------------------------- */
 
-static void load_coefficients(post_token *s, const cot_tensor *A, const cot_tensor *h_post, int64_t token, int64_t n)
+static void load_coefficients(post_token *s, const cot_tensor *h_res, const cot_tensor *h_post, int64_t token,
+                              int64_t n)
 {
     for (int64_t o = 0; o < n; o++) {
         for (int64_t i = 0; i < n; i++)
-            s->A[i][o] = ((const float *)A->data)[mhc_token_offset(A, token) + mhc_coefficient_offset(A, i * n + o)];
-        s->A[n][o] = ((const float *)h_post->data)[mhc_token_offset(h_post, token) + o * h_post->stride[2]];
+            s->h_res[i][o] =
+                ((const float *)h_res->data)[mhc_token_offset(h_res, token) + mhc_coefficient_offset(h_res, i * n + o)];
+        s->h_res[n][o] = ((const float *)h_post->data)[mhc_token_offset(h_post, token) + o * h_post->stride[2]];
     }
 }
 
@@ -166,7 +169,7 @@ void V_NAME(mhc_post_fwd_tokens)(const mhc_post_forward_problem *p, int64_t begi
     void (*const run)(post_token *) = forwards[instance_row(n)][a->x.dtype - COT_F32];
     post_token s = {.D = p->sizes.D, .dtype = a->x.dtype, .stream_stores = mhc_should_stream(&a->y, &p->sizes)};
     for (int64_t t = begin; t < end; t++) {
-        load_coefficients(&s, &a->A, &a->h_post, t, n);
+        load_coefficients(&s, &a->h_res, &a->h_post, t, n);
         const int64_t next = t + 1 < p->sizes.tokens ? t + 1 : t;
         for (int64_t i = 0; i < n; i++) {
             s.x[i] = mhc_row(&a->x, t, i, 0);
@@ -208,12 +211,13 @@ cot_status V_NAME(mhc_post_fwd_rows)(cot_queue *queue, const void *problem, void
 static void store_sums(const post_token *s, const cot_mhc_post_backward_args *a, int64_t token, int64_t n)
 {
     for (int64_t o = 0; o < n; o++) {
-        for (int64_t i = 0; cot_is_present(&a->dA) && i < n; i++)
-            ((float *)a->dA.data)[mhc_token_offset(&a->dA, token) + mhc_coefficient_offset(&a->dA, i * n + o)] =
-                v_sum(s->dA[i][o]);
+        for (int64_t i = 0; cot_is_present(&a->dh_res) && i < n; i++)
+            ((float *)
+                 a->dh_res.data)[mhc_token_offset(&a->dh_res, token) + mhc_coefficient_offset(&a->dh_res, i * n + o)] =
+                v_sum(s->dh_res[i][o]);
         if (cot_is_present(&a->dh_post))
             ((float *)a->dh_post.data)[mhc_token_offset(&a->dh_post, token) + o * a->dh_post.stride[2]] =
-                v_sum(s->dA[n][o]);
+                v_sum(s->dh_res[n][o]);
     }
 }
 
@@ -227,7 +231,7 @@ void V_NAME(mhc_post_bwd_tokens)(const mhc_post_backward_problem *p, int64_t beg
                     .stream_stores = mhc_should_stream(&a->dx, &p->sizes),
                     .stream_df_stores = mhc_should_stream(&a->df, &p->sizes)};
     for (int64_t t = begin; t < end; t++) {
-        load_coefficients(&s, &a->A, &a->h_post, t, n);
+        load_coefficients(&s, &a->h_res, &a->h_post, t, n);
         const int64_t next = t + 1 < p->sizes.tokens ? t + 1 : t;
         for (int64_t i = 0; i < n; i++) {
             s.x[i] = mhc_row(&a->x, t, i, 0);

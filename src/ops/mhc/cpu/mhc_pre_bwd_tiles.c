@@ -13,8 +13,8 @@
  * possible, so that its x, W and Q fit in the L1 cache together. Each of them is contiguous. Rows that are a power of
  * two apart would share a few sets of that cache.
  *
- * In seam, x is y. A block can compute its y again, before all else. Its dx is g, in f32, from which it computes post's
- * backward at the end. Both stay in the thread's scratch. */
+ * In post_pre, x is y. A block can compute its y again, before all else. Its dx is g, in f32, from which it computes
+ * post's backward at the end. Both stay in the thread's scratch. */
 #include "mhc_blocks.h"
 #include "mhc_pack.h"
 #include "mhc_sinkhorn.h"
@@ -29,8 +29,8 @@ enum {
 
 typedef struct backward_context {
     const mhc_pre_backward_problem *problem;
-    const mhc_post_forward_problem *recomputation; /* seam: computes x again; NULL = x is given */
-    const mhc_post_backward_problem *post;         /* seam: reads g; NULL = dx is an output */
+    const mhc_post_forward_problem *recomputation; /* post_pre: computes x again; NULL = x is given */
+    const mhc_post_backward_problem *post;         /* post_pre: reads g; NULL = dx is an output */
     mhc_chunks chunks;
     mhc_parts parts;
     mhc_pre_bwd_layout layout;
@@ -46,8 +46,8 @@ typedef struct backward_block {
     int64_t token, count;
     const char *x_rows[MHC_BWD_TOKENS], *dh_in[MHC_BWD_TOKENS], *dx_post[MHC_BWD_TOKENS]; /* NULL = absent */
     char *dx[MHC_BWD_TOKENS];
-    char *y_copy; /* seam: the y that is computed again [tokens][n][D] */
-    float *g;     /* seam: the gradient of y [tokens][n][D] */
+    char *y_copy; /* post_pre: the y that is computed again [tokens][n][D] */
+    float *g;     /* post_pre: the gradient of y [tokens][n][D] */
     bool first;   /* first block of its part: Q is stored, not accumulated */
     float *Q, *history;
     double *sums; /* [M] for dbias, then [3] for dalpha */
@@ -55,7 +55,8 @@ typedef struct backward_block {
     _Alignas(64) float dh_mix[MHC_MAX_M][MHC_BWD_TOKENS]; /* the rows of pre hold dh_pre first */
     _Alignas(64) float h_mix[MHC_MAX_M][MHC_BWD_TOKENS], h_pre[MHC_MAX_N][MHC_BWD_TOKENS];
     _Alignas(64) float h_post[MHC_MAX_N][MHC_BWD_TOKENS], dh_post[MHC_MAX_N][MHC_BWD_TOKENS];
-    _Alignas(64) float dh_res[MHC_MAX_N * MHC_MAX_N][MHC_BWD_TOKENS], dA[MHC_MAX_N * MHC_MAX_N][MHC_BWD_TOKENS];
+    _Alignas(64) float dh_res_logits[MHC_MAX_N * MHC_MAX_N][MHC_BWD_TOKENS],
+        dh_res[MHC_MAX_N * MHC_MAX_N][MHC_BWD_TOKENS];
     _Alignas(64) float inv_rms[MHC_BWD_TOKENS], c_x[MHC_BWD_TOKENS];
 } backward_block;
 
@@ -94,7 +95,7 @@ MHC_FOR_EACH_DTYPE(DOTS)
 
 /* ---- coefficients ------------------------------------------------------------------------------------- */
 
-/* Adds Sinkhorn's gradient to dh_res, for tokens [t, t+VW) of the block. */
+/* Adds Sinkhorn's gradient to dh_res_logits, for tokens [t, t+VW) of the block. */
 static void sinkhorn_gradient(backward_block *s, int64_t t)
 {
     const cot_mhc_pre_backward_args *a = &s->c->problem->args;
@@ -104,11 +105,11 @@ static void sinkhorn_gradient(backward_block *s, int64_t t)
     for (int64_t ij = 0; ij < n * n; ij++) {
         const vf bias = v_set1(mhc_parameter(&a->bias, 2 * n + ij));
         logits[ij] = v_fma(alpha, v_mul(v_load(s->h_mix[2 * n + ij] + t), inv_rms), bias);
-        G[ij] = v_load(s->dA[ij] + t);
+        G[ij] = v_load(s->dh_res[ij] + t);
     }
     mhc_sinkhorn_gradient(n, a->sinkhorn_iterations, a->sinkhorn_eps, logits, G, s->history);
     for (int64_t ij = 0; ij < n * n; ij++)
-        v_store(s->dh_res[ij] + t, v_add(v_load(s->dh_res[ij] + t), G[ij]));
+        v_store(s->dh_res_logits[ij] + t, v_add(v_load(s->dh_res_logits[ij] + t), G[ij]));
 }
 
 /* dz_j of tokens [t, t+VW). */
@@ -125,7 +126,7 @@ static vf compute_dz(const backward_block *s, int64_t j, int64_t t)
         const vf h = v_load(s->h_post[j - n] + t);
         return v_mul(v_mul(v_load(s->dh_post[j - n] + t), h), v_sub(one, v_div(h, v_set1((float)a->post_scale))));
     }
-    return v_load(s->dh_res[j - 2 * n] + t);
+    return v_load(s->dh_res_logits[j - 2 * n] + t);
 }
 
 /* Computes dh_mix and c of every token, and the block's part of dbias and dalpha. Beyond the last token all values are
@@ -171,10 +172,10 @@ static void load_coefficients(backward_block *s)
     mhc_load_tile(s->h_pre[0], MHC_BWD_TOKENS, &a->h_pre, s->token, s->count, n);
     mhc_load_tile(s->h_post[0], MHC_BWD_TOKENS, &a->h_post, s->token, s->count, n);
     mhc_load_tile(s->dh_post[0], MHC_BWD_TOKENS, &a->dh_post, s->token, s->count, n);
-    mhc_load_tile(s->dh_res[0], MHC_BWD_TOKENS, &a->dh_res, s->token, s->count, n * n);
-    if (!cot_is_present(&a->dA))
+    mhc_load_tile(s->dh_res_logits[0], MHC_BWD_TOKENS, &a->dh_res_logits, s->token, s->count, n * n);
+    if (!cot_is_present(&a->dh_res))
         return;
-    mhc_load_tile(s->dA[0], MHC_BWD_TOKENS, &a->dA, s->token, s->count, n * n);
+    mhc_load_tile(s->dh_res[0], MHC_BWD_TOKENS, &a->dh_res, s->token, s->count, n * n);
     for (int64_t t = 0; t < s->count; t += VW)
         sinkhorn_gradient(s, t);
 }

@@ -13,8 +13,8 @@
  * lane sums more than 32 terms in one run. Unreduced sums would take 25 KB and leave the L1 cache.
  *
  * During the product the next chunk is prefetched; after the last chunk it is the first chunk of the next block.
- * Coefficients are computed with tokens in lanes. h_in reads x again, from the L2 cache. In seam, x is y: a block first
- * computes its y, and reads it from a copy in the caches. */
+ * Coefficients are computed with tokens in lanes. h_in reads x again, from the L2 cache. In post_pre, x is y: a block
+ * first computes its y, and reads it from a copy in the caches. */
 #include "mhc_blocks.h"
 #include "mhc_pack.h"
 #include "mhc_sinkhorn.h"
@@ -26,14 +26,14 @@ cot_status V_NAME(mhc_pre_fwd_tiles)(cot_queue *, const void *, void *);
 enum {
     TILE = VW == 16 ? 4 : 2, /* tokens: 4*TILE sums and the operands fit in 32 or 16 registers */
     ROWS = 4,
-    ITEMS_PER_THREAD = 8, /* items for each thread */
+    ITEMS_PER_THREAD = 8, /* more items than threads balance the load */
     MAX_ITEM_BLOCKS = 8,
     LINE = 64 /* bytes of a cache line */
 };
 
 typedef struct forward_context {
     const mhc_pre_forward_problem *problem;
-    const mhc_post_forward_problem *post; /* seam: computes x; NULL = x is given */
+    const mhc_post_forward_problem *post; /* post_pre: computes x; NULL = x is given */
     mhc_chunks chunks;
     const float *weights;
     int64_t block_tokens, item_tokens; /* an item has several blocks when there are many tokens */
@@ -44,13 +44,11 @@ typedef struct forward_context {
 typedef struct forward_block {
     const forward_context *c;
     int64_t token, count;
-    const char *x_rows[MHC_TOKENS],
-        *next_x_rows[MHC_TOKENS]; /* rows of x; those of the next block, NULL = no next block */
+    const char *x_rows[MHC_TOKENS], *next_x_rows[MHC_TOKENS]; /* of this block; of the next one, NULL = none */
     _Alignas(64) float x[MHC_TOKENS][MHC_CHUNK];
     vf sums[MHC_TOKENS][MHC_MAX_M / ROWS], squares[MHC_TOKENS];
-    _Alignas(
-        /* First h_mix, then z; at the end h_pre, h_post, and A if it is an output. */
-        64) float z[MHC_MAX_M][MHC_TOKENS];
+    /* First h_mix, then z. At the end h_pre, h_post, and h_res if it is an output. */
+    _Alignas(64) float z[MHC_MAX_M][MHC_TOKENS];
     _Alignas(64) float inv_rms[MHC_TOKENS];
 } forward_block;
 
@@ -171,10 +169,10 @@ V_INLINE void convert_chunk(forward_block *s, int64_t chunk, int64_t columns, co
     }
 }
 
-#define CONVERT(dtype)                                                          \
-    static void stage_##dtype(forward_block *s, int64_t chunk, int64_t columns) \
-    {                                                                           \
-        convert_chunk(s, chunk, columns, COT_##dtype);                          \
+#define CONVERT(dtype)                                                                  \
+    static void convert_chunk_##dtype(forward_block *s, int64_t chunk, int64_t columns) \
+    {                                                                                   \
+        convert_chunk(s, chunk, columns, COT_##dtype);                                  \
     }
 MHC_FOR_EACH_DTYPE(CONVERT)
 
@@ -193,7 +191,8 @@ static void flush_sums(forward_block *s)
 
 static void project_block(forward_block *s)
 {
-    static void (*const converters[])(forward_block *, int64_t, int64_t) = {stage_F32, stage_F16, stage_BF16};
+    static void (*const converters[])(forward_block *, int64_t, int64_t) = {convert_chunk_F32, convert_chunk_F16,
+                                                                            convert_chunk_BF16};
     const forward_context *c = s->c;
     const int64_t M = c->problem->sizes.M;
     memset(s->z, 0, (size_t)cot_round_up(M, ROWS) * sizeof *s->z);
@@ -240,12 +239,12 @@ static void sinkhorn(forward_block *s, int64_t t)
 {
     const cot_mhc_pre_forward_args *a = &s->c->problem->args;
     const int64_t n = s->c->problem->sizes.n;
-    vf A[MHC_MAX_N * MHC_MAX_N];
+    vf h_res[MHC_MAX_N * MHC_MAX_N];
     for (int64_t ij = 0; ij < n * n; ij++)
-        A[ij] = v_load(s->z[2 * n + ij] + t);
-    mhc_sinkhorn(n, a->sinkhorn_iterations, a->sinkhorn_eps, A);
+        h_res[ij] = v_load(s->z[2 * n + ij] + t);
+    mhc_sinkhorn(n, a->sinkhorn_iterations, a->sinkhorn_eps, h_res);
     for (int64_t ij = 0; ij < n * n; ij++)
-        v_store(s->z[2 * n + ij] + t, A[ij]);
+        v_store(s->z[2 * n + ij] + t, h_res[ij]);
 }
 
 /* ---- h_in --------------------------------------------------------------------------------------------- */
@@ -306,12 +305,12 @@ static void forward_tokens(forward_block *s)
         coefficients(s, t);
     mhc_store_tile(s->z[0], MHC_TOKENS, &a->h_pre, s->token, s->count, n);
     mhc_store_tile(s->z[n], MHC_TOKENS, &a->h_post, s->token, s->count, n);
-    mhc_store_tile(s->z[2 * n], MHC_TOKENS, &a->h_res, s->token, s->count, n * n);
+    mhc_store_tile(s->z[2 * n], MHC_TOKENS, &a->h_res_logits, s->token, s->count, n * n);
     if (cot_is_present(&a->h_in))
         h_in_functions[a->x.dtype - COT_F32](s);
-    for (int64_t t = 0; cot_is_present(&a->A) && t < s->count; t += VW)
+    for (int64_t t = 0; cot_is_present(&a->h_res) && t < s->count; t += VW)
         sinkhorn(s, t);
-    mhc_store_tile(s->z[2 * n], MHC_TOKENS, &a->A, s->token, s->count, n * n);
+    mhc_store_tile(s->z[2 * n], MHC_TOKENS, &a->h_res, s->token, s->count, n * n);
 }
 
 /* Sets the rows of x of the block's tokens. */

@@ -30,8 +30,8 @@ cot_status NAME(mhc_sinkhorn_fwd_scalar)(cot_queue *, const void *, void *);
 cot_status NAME(mhc_sinkhorn_bwd_scalar)(cot_queue *, const void *, void *);
 cot_status NAME(mhc_post_fwd_scalar)(cot_queue *, const void *, void *);
 cot_status NAME(mhc_post_bwd_scalar)(cot_queue *, const void *, void *);
-cot_status NAME(mhc_seam_fwd_scalar)(cot_queue *, const void *, void *);
-cot_status NAME(mhc_seam_bwd_scalar)(cot_queue *, const void *, void *);
+cot_status NAME(mhc_post_pre_fwd_scalar)(cot_queue *, const void *, void *);
+cot_status NAME(mhc_post_pre_bwd_scalar)(cot_queue *, const void *, void *);
 
 /* ---- elements ----------------------------------------------------------------------------------------- */
 
@@ -142,8 +142,8 @@ static token_part make_part(const mhc_sizes *sizes, int64_t index, real *workspa
 }
 
 /* ---- Sinkhorn of one token --------------------------------------------------------------------------- *
- * A = K_ij u_i v_j with K = softmax + eps. The steps change only u or v. The backward uses G~ = G u v in place of the
- * gradient G of a step's output. The gradient of a step that divided row i, with S_i = sum_j G~_ij K_ij, is
+ * h_res = K_ij u_i v_j with K = softmax + eps. The steps change only u or v. The backward uses G~ = G u v in place of
+ * the gradient G of a step's output. The gradient of a step that divided row i, with S_i = sum_j G~_ij K_ij, is
  *     G~_ij -= S_i u_i v_j
  * with u and v after that step; columns likewise. */
 
@@ -191,18 +191,19 @@ static void iterate(int64_t n, int32_t iterations, real eps, const real *kernel,
 }
 
 /* `kernel` holds the logits. scratch from `kernel` on: n*n + 2n. */
-static void sinkhorn_forward(const cot_tensor *A, int64_t token, int64_t n, int32_t iterations, real eps, real *kernel)
+static void sinkhorn_forward(const cot_tensor *h_res, int64_t token, int64_t n, int32_t iterations, real eps,
+                             real *kernel)
 {
     real *u = kernel + n * n, *v = u + n;
     softmax(n, eps, kernel, NULL);
     iterate(n, iterations, eps, kernel, u, v, false);
     for (int64_t i = 0; i < n; i++)
         for (int64_t j = 0; j < n; j++)
-            store2(A, token, i, j, kernel[i * n + j] * u[i] * v[j]);
+            store2(h_res, token, i, j, kernel[i * n + j] * u[i] * v[j]);
 }
 
 /* Returns the gradient of the logits, [n][n] in scratch after the logits. scratch: 3*n*n + 2*(iterations+1)*n. */
-static const real *sinkhorn_backward(const cot_tensor *dA, int64_t token, int64_t n, int32_t iterations, real eps,
+static const real *sinkhorn_backward(const cot_tensor *dh_res, int64_t token, int64_t n, int32_t iterations, real eps,
                                      real *kernel)
 {
     real *G = kernel + n * n, *P = G + n * n, *u = P + n * n, *v = u + (iterations + 1) * n;
@@ -211,7 +212,7 @@ static const real *sinkhorn_backward(const cot_tensor *dA, int64_t token, int64_
     u += iterations * n;
     v += iterations * n;
     for (int64_t ij = 0; ij < n * n; ij++)
-        G[ij] = load2(dA, token, ij / n, ij % n) * u[ij / n] * v[ij % n];
+        G[ij] = load2(dh_res, token, ij / n, ij % n) * u[ij / n] * v[ij % n];
     for (int32_t r = iterations; r >= 1; r--, u -= n) {
         for (int64_t j = 0; j < n; j++) {
             real sum = 0;
@@ -251,8 +252,8 @@ static void sinkhorn_forward_item(void *c, int64_t index)
     const token_part part = make_part(&p->sizes, index, ((context *)c)->workspace, mhc_scalar_sinkhorn_fwd_elements(n));
     for (int64_t t = part.begin; t < part.end; t++) {
         for (int64_t ij = 0; ij < n * n; ij++)
-            part.scratch[ij] = load2(&p->args.h_res, t, ij / n, ij % n);
-        sinkhorn_forward(&p->args.A, t, n, p->args.iterations, (real)p->args.eps, part.scratch);
+            part.scratch[ij] = load2(&p->args.h_res_logits, t, ij / n, ij % n);
+        sinkhorn_forward(&p->args.h_res, t, n, p->args.iterations, (real)p->args.eps, part.scratch);
     }
 }
 
@@ -272,10 +273,10 @@ static void sinkhorn_backward_item(void *c, int64_t index)
         make_part(&p->sizes, index, ((context *)c)->workspace, mhc_scalar_sinkhorn_bwd_elements(n, iterations));
     for (int64_t t = part.begin; t < part.end; t++) {
         for (int64_t ij = 0; ij < n * n; ij++)
-            part.scratch[ij] = load2(&p->args.h_res, t, ij / n, ij % n);
-        const real *dL = sinkhorn_backward(&p->args.dA, t, n, iterations, (real)p->args.eps, part.scratch);
+            part.scratch[ij] = load2(&p->args.h_res_logits, t, ij / n, ij % n);
+        const real *dL = sinkhorn_backward(&p->args.dh_res, t, n, iterations, (real)p->args.eps, part.scratch);
         for (int64_t ij = 0; ij < n * n; ij++)
-            store2(&p->args.dh_res, t, ij / n, ij % n, dL[ij]);
+            store2(&p->args.dh_res_logits, t, ij / n, ij % n, dL[ij]);
     }
 }
 
@@ -316,7 +317,7 @@ static void pre_forward_token(const mhc_pre_forward_problem *p, int64_t t, real 
             store1(&a->h_post, t, j - n, (real)a->post_scale * sigmoid(z));
         } else {
             logits[j - 2 * n] = z;
-            store2(&a->h_res, t, (j - 2 * n) / n, (j - 2 * n) % n, z);
+            store2(&a->h_res_logits, t, (j - 2 * n) / n, (j - 2 * n) % n, z);
         }
     }
 }
@@ -335,8 +336,8 @@ static void pre_forward_part(const mhc_pre_forward_problem *p, const token_part 
                 add(&sum, h_pre[i] * load2(&a->x, t, i, d));
             store1(&a->h_in, t, d, finish(&sum));
         }
-        if (cot_is_present(&a->A))
-            sinkhorn_forward(&a->A, t, n, a->sinkhorn_iterations, (real)a->sinkhorn_eps, part->scratch);
+        if (cot_is_present(&a->h_res))
+            sinkhorn_forward(&a->h_res, t, n, a->sinkhorn_iterations, (real)a->sinkhorn_eps, part->scratch);
     }
 }
 
@@ -383,14 +384,15 @@ static void pre_dz(const mhc_pre_backward_problem *p, int64_t t, real *dz, real 
     }
     real *dL = dz + 2 * n;
     for (int64_t ij = 0; ij < n * n; ij++)
-        dL[ij] = cot_is_present(&a->dh_res) ? load2(&a->dh_res, t, ij / n, ij % n) : 0;
-    if (!cot_is_present(&a->dA))
+        dL[ij] = cot_is_present(&a->dh_res_logits) ? load2(&a->dh_res_logits, t, ij / n, ij % n) : 0;
+    if (!cot_is_present(&a->dh_res))
         return;
     const real alpha = load(&a->alpha, 2 * a->alpha.stride[0]), inv_rms = load0(&a->inv_rms, t);
     for (int64_t ij = 0; ij < n * n; ij++)
         scratch[ij] =
             alpha * (load1(&a->h_mix, t, 2 * n + ij) * inv_rms) + load(&a->bias, (2 * n + ij) * a->bias.stride[0]);
-    const real *sinkhorn_dL = sinkhorn_backward(&a->dA, t, n, a->sinkhorn_iterations, (real)a->sinkhorn_eps, scratch);
+    const real *sinkhorn_dL =
+        sinkhorn_backward(&a->dh_res, t, n, a->sinkhorn_iterations, (real)a->sinkhorn_eps, scratch);
     for (int64_t ij = 0; ij < n * n; ij++)
         dL[ij] += sinkhorn_dL[ij];
 }
@@ -527,7 +529,7 @@ static void post_forward_item(void *problem, int64_t t)
             blocked_sum y = {0};
             add(&y, h_post * load1(&a->f, t, d));
             for (int64_t i = 0; i < p->sizes.n; i++)
-                add(&y, load2(&a->A, t, i, o) * load2(&a->x, t, i, d));
+                add(&y, load2(&a->h_res, t, i, o) * load2(&a->x, t, i, d));
             store2(&a->y, t, o, d, finish(&y));
         }
     }
@@ -551,10 +553,10 @@ static void post_backward_item(void *problem, int64_t t)
             add(&dh_post, load1(&a->f, t, d) * load2(&a->dy, t, o, d));
         store1(&a->dh_post, t, o, finish(&dh_post));
         for (int64_t i = 0; i < n; i++) {
-            blocked_sum dA = {0};
+            blocked_sum dh_res = {0};
             for (int64_t d = 0; d < D; d++)
-                add(&dA, load2(&a->x, t, i, d) * load2(&a->dy, t, o, d));
-            store2(&a->dA, t, i, o, finish(&dA));
+                add(&dh_res, load2(&a->x, t, i, d) * load2(&a->dy, t, o, d));
+            store2(&a->dh_res, t, i, o, finish(&dh_res));
         }
     }
     for (int64_t d = 0; d < D; d++) {
@@ -565,7 +567,7 @@ static void post_backward_item(void *problem, int64_t t)
         for (int64_t i = 0; i < n; i++) {
             blocked_sum dx = {0};
             for (int64_t o = 0; o < n; o++)
-                add(&dx, load2(&a->A, t, i, o) * load2(&a->dy, t, o, d));
+                add(&dx, load2(&a->h_res, t, i, o) * load2(&a->dy, t, o, d));
             store2(&a->dx, t, i, d, finish(&dx));
         }
     }
@@ -578,41 +580,41 @@ cot_status NAME(mhc_post_bwd_scalar)(cot_queue *queue, const void *problem, void
     return COT_OK;
 }
 
-/* ---- seam: each part runs post and pre on its tokens ----------------------------------------------------- */
+/* ---- post_pre: each part runs post and pre on its tokens ----------------------------------------------------- */
 
-typedef struct seam_forward_context {
+typedef struct post_pre_forward_context {
     mhc_post_forward_problem post;
     mhc_pre_forward_problem pre;
     real *workspace;
-} seam_forward_context;
+} post_pre_forward_context;
 
-static void seam_forward_item(void *context_, int64_t index)
+static void post_pre_forward_item(void *context_, int64_t index)
 {
-    seam_forward_context *c = context_;
+    post_pre_forward_context *c = context_;
     const token_part part = pre_forward_range(&c->pre.sizes, index, c->workspace);
     for (int64_t t = part.begin; t < part.end; t++)
         post_forward_item(&c->post, t);
     pre_forward_part(&c->pre, &part);
 }
 
-cot_status NAME(mhc_seam_fwd_scalar)(cot_queue *queue, const void *problem, void *workspace)
+cot_status NAME(mhc_post_pre_fwd_scalar)(cot_queue *queue, const void *problem, void *workspace)
 {
-    seam_forward_context c = {mhc_seam_post_forward(problem), mhc_seam_pre_forward(problem), workspace};
-    cot_run_items(queue, mhc_scalar_parts(problem), seam_forward_item, &c);
+    post_pre_forward_context c = {mhc_post_half_forward(problem), mhc_pre_half_forward(problem), workspace};
+    cot_run_items(queue, mhc_scalar_parts(problem), post_pre_forward_item, &c);
     return COT_OK;
 }
 
-typedef struct seam_backward_context {
+typedef struct post_pre_backward_context {
     mhc_post_forward_problem recomputation;
     mhc_pre_backward_problem pre;
     mhc_post_backward_problem post;
     real *workspace;
     bool recompute;
-} seam_backward_context;
+} post_pre_backward_context;
 
-static void seam_backward_item(void *context_, int64_t index)
+static void post_pre_backward_item(void *context_, int64_t index)
 {
-    seam_backward_context *c = context_;
+    post_pre_backward_context *c = context_;
     const token_part part = pre_backward_range(&c->pre, index, c->workspace);
     for (int64_t t = part.begin; t < part.end; t++) {
         if (c->recompute)
@@ -623,20 +625,20 @@ static void seam_backward_item(void *context_, int64_t index)
     }
 }
 
-cot_status NAME(mhc_seam_bwd_scalar)(cot_queue *queue, const void *problem, void *workspace)
+cot_status NAME(mhc_post_pre_bwd_scalar)(cot_queue *queue, const void *problem, void *workspace)
 {
-    const mhc_seam_backward_problem *p = problem;
-    const mhc_scalar_seam_layout *layout = queue->plan;
+    const mhc_post_pre_backward_problem *p = problem;
+    const mhc_scalar_post_pre_layout *layout = queue->plan;
     const int64_t shape[] = {p->sizes.B, p->sizes.T, p->sizes.n, p->sizes.D};
     const cot_dtype g_dtype = sizeof(real) == sizeof(double) ? COT_F64 : COT_F32;
-    seam_backward_context c = {mhc_seam_recomputation(p), mhc_seam_pre_backward(p), mhc_seam_post_backward(p),
-                               workspace, !cot_is_present(&p->args.y)};
+    post_pre_backward_context c = {mhc_post_pre_recomputation(p), mhc_pre_half_backward(p), mhc_post_half_backward(p),
+                                   workspace, !cot_is_present(&p->args.y)};
     if (c.recompute)
         c.recomputation.args.y = c.pre.args.x =
             cot_tensor_contiguous((char *)workspace + layout->y, p->sizes.dtype, 4, shape);
-    if (mhc_seam_needs_g(&p->args))
+    if (mhc_post_pre_needs_g(&p->args))
         c.pre.args.dx = c.post.args.dy = cot_tensor_contiguous((char *)workspace + layout->g, g_dtype, 4, shape);
-    cot_run_items(queue, mhc_scalar_parts(&p->sizes), seam_backward_item, &c);
+    cot_run_items(queue, mhc_scalar_parts(&p->sizes), post_pre_backward_item, &c);
     context parameters = {&c.pre, workspace};
     reduce_parameters(queue, &parameters);
     return COT_OK;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * mhc_sinkhorn.h: Sinkhorn's iterations and their gradient, VW tokens at a time, one token a lane.
  *
- * A = K_ij u_i v_j with K = softmax + eps. The steps change only u or v. So an iteration costs 2n*n products and 2n
+ * h_res = K_ij u_i v_j with K = softmax + eps. The steps change only u or v. So an iteration costs 2n*n products and 2n
  * divisions, and rounding errors do not accumulate in the n*n elements. The backward uses G~ = G u v in place of the
  * gradient G of a step's output. The gradient of a step that divided row i is
  *     G~_ij -= S_i u_i v_j,   S_i = sum_j G~_ij K_ij
@@ -57,19 +57,19 @@ static inline void mhc_iterate(int64_t n, int32_t iterations, vf eps, const vf *
     }
 }
 
-/* A from logits, in place. */
-static inline void mhc_sinkhorn(int64_t n, int32_t iterations, double eps_, vf *A)
+/* h_res from logits, in place. */
+static inline void mhc_sinkhorn(int64_t n, int32_t iterations, double eps_, vf *h_res)
 {
     vf u[MHC_MAX_N], v[MHC_MAX_N];
     const vf eps = v_set1((float)eps_);
-    mhc_softmax(n, eps, A, NULL);
-    mhc_iterate(n, iterations, eps, A, u, v, NULL);
+    mhc_softmax(n, eps, h_res, NULL);
+    mhc_iterate(n, iterations, eps, h_res, u, v, NULL);
     for (int64_t i = 0; i < n; i++)
         for (int64_t j = 0; j < n; j++)
-            A[i * n + j] = v_mul(v_mul(A[i * n + j], u[i]), v[j]);
+            h_res[i * n + j] = v_mul(v_mul(h_res[i * n + j], u[i]), v[j]);
 }
 
-/* G holds dA and becomes the gradient of the logits. Overwrites the logits. */
+/* G holds dh_res and becomes the gradient of the logits. Overwrites the logits. */
 static inline void mhc_sinkhorn_gradient(int64_t n, int32_t iterations, double eps_, vf *logits, vf *G, float *history)
 {
     vf P[MHC_MAX_N * MHC_MAX_N], u[MHC_MAX_N], v[MHC_MAX_N], *kernel = logits;

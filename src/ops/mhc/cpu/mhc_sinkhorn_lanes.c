@@ -35,11 +35,11 @@ static void forward_item(void *context, int64_t part)
     const mhc_sinkhorn_forward_problem *p = c->problem;
     const int64_t n = p->sizes.n, end = cot_clamp((part + 1) * c->parts.part_tokens, 0, p->sizes.tokens);
     for (int64_t t = part * c->parts.part_tokens; t < end; t += VW) {
-        vf A[MHC_MAX_N * MHC_MAX_N];
+        vf h_res[MHC_MAX_N * MHC_MAX_N];
         const int64_t count = cot_clamp(end - t, 0, VW);
-        load_lanes(A, &p->args.h_res, t, count, n * n);
-        mhc_sinkhorn(n, p->args.iterations, p->args.eps, A);
-        store_lanes(A, &p->args.A, t, count, n * n);
+        load_lanes(h_res, &p->args.h_res_logits, t, count, n * n);
+        mhc_sinkhorn(n, p->args.iterations, p->args.eps, h_res);
+        store_lanes(h_res, &p->args.h_res, t, count, n * n);
     }
 }
 
@@ -60,10 +60,10 @@ static void backward_item(void *context, int64_t part)
     for (int64_t t = part * c->parts.part_tokens; t < end; t += VW) {
         vf logits[MHC_MAX_N * MHC_MAX_N], G[MHC_MAX_N * MHC_MAX_N];
         const int64_t count = cot_clamp(end - t, 0, VW);
-        load_lanes(logits, &p->args.h_res, t, count, n * n);
-        load_lanes(G, &p->args.dA, t, count, n * n);
+        load_lanes(logits, &p->args.h_res_logits, t, count, n * n);
+        load_lanes(G, &p->args.dh_res, t, count, n * n);
         mhc_sinkhorn_gradient(n, p->args.iterations, p->args.eps, logits, G, history);
-        store_lanes(G, &p->args.dh_res, t, count, n * n);
+        store_lanes(G, &p->args.dh_res_logits, t, count, n * n);
     }
 }
 

@@ -96,21 +96,23 @@ static __device__ __forceinline__ void store_coefficient(const mhc_call &c, int 
             store_f32(c.h_post, token_offset(c, c.h_post, token) + (j - n) * c.h_post.stride[2], value);
     } else {
         const int ij = j - 2 * n;
-        if (present(c.h_res))
-            store_f32(c.h_res,
-                      token_offset(c, c.h_res, token) + ij / n * c.h_res.stride[2] + ij % n * c.h_res.stride[3], value);
+        if (present(c.h_res_logits))
+            store_f32(c.h_res_logits,
+                      token_offset(c, c.h_res_logits, token) + ij / n * c.h_res_logits.stride[2] +
+                          ij % n * c.h_res_logits.stride[3],
+                      value);
         if (c.logits != nullptr)
             c.logits[token * n * n + ij] = value;
     }
 }
 
-/* dz of coefficient j, except for h_pre (then 0). With dA, mhc_pre_dz has stored dz in the workspace: it includes
+/* dz of coefficient j, except for h_pre (then 0). With dh_res, mhc_pre_dz has stored dz in the workspace: it includes
  * Sinkhorn's gradient. */
 static __device__ __forceinline__ float load_dz(const mhc_call &c, int n, int64_t token, int j)
 {
     if (j < n)
         return 0.0f;
-    if (present(c.dA))
+    if (present(c.dh_res))
         return c.dz[token * (n * n + 2 * n) + j];
     if (j < 2 * n) {
         const float h_post = load_f32(c.h_post, token_offset(c, c.h_post, token) + (j - n) * c.h_post.stride[2]);
@@ -118,9 +120,10 @@ static __device__ __forceinline__ float load_dz(const mhc_call &c, int n, int64_
                (1.0f - h_post / c.post_scale);
     }
     const int ij = j - 2 * n;
-    return present(c.dh_res) ? load_f32(c.dh_res, token_offset(c, c.dh_res, token) + ij / n * c.dh_res.stride[2] +
-                                                      ij % n * c.dh_res.stride[3])
-                             : 0.0f;
+    return present(c.dh_res_logits)
+               ? load_f32(c.dh_res_logits, token_offset(c, c.dh_res_logits, token) +
+                                               ij / n * c.dh_res_logits.stride[2] + ij % n * c.dh_res_logits.stride[3])
+               : 0.0f;
 }
 
 /* ---- reductions over a warp ---------------------------------------------------------------------------- */

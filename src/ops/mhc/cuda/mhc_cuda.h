@@ -56,8 +56,8 @@ enum {
 typedef struct mhc_token_record {
     uint16_t terms[3][24]; /* three bf16 terms whose sum is dh_mix * MHC_CUDA_MIX_SCALE */
     float h_pre[4];
-    /* factor: c of the formulas ("factor" in the code, where c is the call). The record is an odd number of 16-byte units, which avoids shared-memory bank
-     * conflicts. */
+    /* factor: c of the formulas ("factor" in the code, where c is the call). The record is an odd number of 16-byte
+     * units, which avoids shared-memory bank conflicts. */
     float factor, unused[3];
 } mhc_token_record;
 
@@ -73,11 +73,12 @@ typedef struct mhc_call {
     int64_t tokens, T, D;
     int32_t n, iterations, accumulate;
     int32_t vectorized; /* every row of x, h_in and their gradients is a whole number of aligned 16-byte vectors */
-    int32_t f32_dx; /* 1: pre's dx is float32 for every dtype of x. It is then the gradient g of y in seam's backward */
+    int32_t
+        f32_dx; /* 1: pre's dx is float32 for every dtype of x. It is then the gradient g of y in post_pre's backward */
     float norm_eps, hc_eps, post_scale, sinkhorn_eps;
     mhc_array x, phi, alpha, bias, gamma;
-    mhc_array h_in, h_pre, h_post, h_res, A, inv_rms, h_mix;
-    mhc_array dh_in, dh_post, dh_res, dA, dx_post, dx, dphi, dalpha, dbias, dgamma;
+    mhc_array h_in, h_pre, h_post, h_res_logits, h_res, inv_rms, h_mix;
+    mhc_array dh_in, dh_post, dh_res_logits, dh_res, dx_post, dx, dphi, dalpha, dbias, dgamma;
     mhc_array f, y, dy, df;
     /* Pointers into the workspace. */
     float *logits;             /* [tokens][n*n]: input of the fused Sinkhorn */
@@ -92,7 +93,7 @@ typedef struct mhc_call {
     uint32_t *counters;        /* [MHC_SM90_RECORD_COUNTS + tiles]: progress shared by blocks, see mhc_maps.h */
     float *partial;            /* [parts][M][n*D]: Q of each part, divided by Q_scale */
     double *token_sums;        /* [token_parts][M][2]: sum of dz, and sum of dz * h_mix * inv_rms */
-    float *post_sums; /* [slices][tokens][n*n+n]: sums of dA, then of dh_post, over the columns of each slice */
+    float *post_sums; /* [slices][tokens][n*n+n]: sums of dh_res, then of dh_post, over the columns of each slice */
     int64_t parts, part_length, token_parts, slices;
     float Q_scale;         /* 1, or 1 / MHC_CUDA_MIX_SCALE if Q was computed from the terms of dh_mix */
     int64_t term_columns;  /* D, rounded up to MHC_CUDA_MMA_COLUMNS */

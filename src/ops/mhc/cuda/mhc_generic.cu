@@ -143,7 +143,7 @@ static __device__ __forceinline__ float project(const mhc_call &c, const token_o
     return end_sums(shared, sums);
 }
 
-template <typename E> static __device__ __forceinline__ void pre_forward(const mhc_call &c)
+template <typename E> static __device__ __forceinline__ void pre_fwd(const mhc_call &c)
 {
     __shared__ block_sums shared;
     __shared__ float h_mix[TOKENS][MHC_CUDA_MAX_M], inv_rms[TOKENS], h_pre[TOKENS][MHC_CUDA_MAX_N];
@@ -484,14 +484,14 @@ KERNEL mhc_pre_sum_parts(const __grid_constant__ mhc_call c)
 
 /* ---- post --------------------------------------------------------------------------------------------- */
 
-template <typename E> static __device__ __forceinline__ void post_forward(const mhc_call &c)
+template <typename E> static __device__ __forceinline__ void post_fwd(const mhc_call &c)
 {
     const int n = c.n;
     for (int64_t index = (int64_t)blockIdx.x * THREADS + threadIdx.x; index < c.tokens * c.D;
          index += (int64_t)gridDim.x * THREADS) {
         const int64_t token = index / c.D, d = index % c.D;
         const int64_t x_offset = token_offset(c, c.x, token) + d * c.x.stride[3],
-                      A_offset = token_offset(c, c.A, token);
+                      h_res_offset = token_offset(c, c.h_res, token);
         const int64_t y_offset = token_offset(c, c.y, token) + d * c.y.stride[3];
         float x[MHC_CUDA_MAX_N];
 #pragma unroll
@@ -503,13 +503,13 @@ template <typename E> static __device__ __forceinline__ void post_forward(const 
 #pragma unroll
             for (int i = 0; i < MHC_CUDA_MAX_N; i++)
                 if (i < n)
-                    y = fmaf(load_f32(c.A, A_offset + i * c.A.stride[2] + o * c.A.stride[3]), x[i], y);
+                    y = fmaf(load_f32(c.h_res, h_res_offset + i * c.h_res.stride[2] + o * c.h_res.stride[3]), x[i], y);
             store_e<E>(c.y, y_offset + o * c.y.stride[2], y);
         }
     }
 }
 
-/* dh_post[o] in sum 0, dA[i,o] in sum 1+i. */
+/* dh_post[o] in sum 0, dh_res[i,o] in sum 1+i. */
 template <typename E, typename G>
 static __device__ __forceinline__ void post_sums(const mhc_call &c, int64_t token, int o, float (*warp_sums)[32])
 {
@@ -547,21 +547,22 @@ static __device__ __forceinline__ void post_sums(const mhc_call &c, int64_t toke
         const int i = (int)threadIdx.x - 1;
         if (i < 0 && present(c.dh_post))
             store_f32(c.dh_post, token_offset(c, c.dh_post, token) + o * c.dh_post.stride[2], sum);
-        if (i >= 0 && present(c.dA))
-            store_f32(c.dA, token_offset(c, c.dA, token) + i * c.dA.stride[2] + o * c.dA.stride[3], sum);
+        if (i >= 0 && present(c.dh_res))
+            store_f32(c.dh_res, token_offset(c, c.dh_res, token) + i * c.dh_res.stride[2] + o * c.dh_res.stride[3],
+                      sum);
     }
     __syncthreads();
 }
 
-/* G: type of dy. Seam's gradient g of y is float32. */
-template <typename E, typename G = E> static __device__ __forceinline__ void post_backward(const mhc_call &c)
+/* G: type of dy. In post_pre, dy is the gradient g of y in float32. */
+template <typename E, typename G = E> static __device__ __forceinline__ void post_bwd(const mhc_call &c)
 {
     __shared__ float warp_sums[WARPS][32];
     const int n = c.n;
     for (int64_t token = blockIdx.x; token < c.tokens; token += gridDim.x) {
-        for (int o = 0; o < n && (present(c.dh_post) || present(c.dA)); o++)
+        for (int o = 0; o < n && (present(c.dh_post) || present(c.dh_res)); o++)
             post_sums<E, G>(c, token, o, warp_sums);
-        const int64_t dy_offset = token_offset(c, c.dy, token), A_offset = token_offset(c, c.A, token);
+        const int64_t dy_offset = token_offset(c, c.dy, token), h_res_offset = token_offset(c, c.h_res, token);
         for (int64_t d = threadIdx.x; d < c.D && (present(c.dx) || present(c.df)); d += THREADS) {
             float dy[MHC_CUDA_MAX_N], df = 0.0f;
 #pragma unroll
@@ -577,7 +578,8 @@ template <typename E, typename G = E> static __device__ __forceinline__ void pos
 #pragma unroll
                 for (int o = 0; o < MHC_CUDA_MAX_N; o++)
                     if (o < n)
-                        dx = fmaf(load_f32(c.A, A_offset + i * c.A.stride[2] + o * c.A.stride[3]), dy[o], dx);
+                        dx = fmaf(load_f32(c.h_res, h_res_offset + i * c.h_res.stride[2] + o * c.h_res.stride[3]),
+                                  dy[o], dx);
                 store_e<E>(c.dx, token_offset(c, c.dx, token) + i * c.dx.stride[2] + d * c.dx.stride[3], dx);
             }
         }
@@ -598,16 +600,16 @@ template <typename E, typename G = E> static __device__ __forceinline__ void pos
     INSTANCE(name, f16, __half, blocks) \
     INSTANCE(name, bf16, __nv_bfloat16, blocks)
 
-INSTANCES(pre_forward, 0)
+INSTANCES(pre_fwd, 0)
 INSTANCES(pre_dx, 0)
 INSTANCES(pre_dphi, 0)
-INSTANCES(post_forward, 0)
-INSTANCES(post_backward, 1)
+INSTANCES(post_fwd, 0)
+INSTANCES(post_bwd, 1)
 
-template <typename E> static __device__ __forceinline__ void post_backward_f32(const mhc_call &c)
+template <typename E> static __device__ __forceinline__ void post_bwd_f32(const mhc_call &c)
 {
-    post_backward<E, float>(c);
+    post_bwd<E, float>(c);
 }
 
-INSTANCE(post_backward_f32, f16, __half, 1)
-INSTANCE(post_backward_f32, bf16, __nv_bfloat16, 1)
+INSTANCE(post_bwd_f32, f16, __half, 1)
+INSTANCE(post_bwd_f32, bf16, __nv_bfloat16, 1)

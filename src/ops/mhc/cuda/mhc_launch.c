@@ -12,7 +12,7 @@
 #include "../mhc_pre_kernels.def"
 #include "../mhc_sinkhorn_kernels.def"
 #include "../mhc_post_kernels.def"
-#include "../mhc_seam_kernels.def"
+#include "../mhc_post_pre_kernels.def"
 #undef COT_KERNEL_ENTRY
 
 /* Returns from the caller on the first launch that fails. A grid without blocks is skipped. */
@@ -36,7 +36,7 @@ IMAGE(mhc_pre_bwd_split_sm90)
 IMAGE(mhc_pre_tokens)
 IMAGE(mhc_pre_mma)
 IMAGE(mhc_post)
-IMAGE(mhc_seam_bwd_sm90)
+IMAGE(mhc_post_pre_bwd_sm90)
 IMAGE(mhc_sinkhorn)
 
 /* Indexed by dtype: f32, f16 and bf16 are 1, 2 and 3 in cot_dtype. */
@@ -57,22 +57,22 @@ IMAGE(mhc_sinkhorn)
      BY_HALF_DTYPE(image, stem##_n4), BY_HALF_DTYPE(image, stem##_n5), BY_HALF_DTYPE(image, stem##_n6), \
      BY_HALF_DTYPE(image, stem##_n7), BY_HALF_DTYPE(image, stem##_n8)}
 
-static const cot_cuda_kernel pre_forward_generic[3] = BY_DTYPE(mhc_generic, mhc_pre_forward_generic);
+static const cot_cuda_kernel pre_forward_generic[3] = BY_DTYPE(mhc_generic, mhc_pre_fwd_generic);
 static const cot_cuda_kernel pre_dx_generic[3] = BY_DTYPE(mhc_generic, mhc_pre_dx_generic);
 static const cot_cuda_kernel pre_dphi_generic[3] = BY_DTYPE(mhc_generic, mhc_pre_dphi_generic);
-static const cot_cuda_kernel post_forward_generic[3] = BY_DTYPE(mhc_generic, mhc_post_forward_generic);
-static const cot_cuda_kernel post_backward_generic[3] = BY_DTYPE(mhc_generic, mhc_post_backward_generic);
-static const cot_cuda_kernel post_backward_f32_generic[2] = BY_HALF_DTYPE(mhc_generic, mhc_post_backward_f32_generic);
+static const cot_cuda_kernel post_forward_generic[3] = BY_DTYPE(mhc_generic, mhc_post_fwd_generic);
+static const cot_cuda_kernel post_backward_generic[3] = BY_DTYPE(mhc_generic, mhc_post_bwd_generic);
+static const cot_cuda_kernel post_backward_f32_generic[2] = BY_HALF_DTYPE(mhc_generic, mhc_post_bwd_f32_generic);
 static const cot_cuda_kernel pre_sum_parts = {cot_image_mhc_generic, "mhc_pre_sum_parts", 0};
 static const cot_cuda_kernel pre_token_sums = {cot_image_mhc_generic, "mhc_pre_token_sums", 0};
-static const cot_cuda_kernel sinkhorn_forward[8] = BY_N(mhc_sinkhorn, mhc_sinkhorn_forward);
-static const cot_cuda_kernel sinkhorn_backward[8] = BY_N(mhc_sinkhorn, mhc_sinkhorn_backward);
+static const cot_cuda_kernel sinkhorn_forward[8] = BY_N(mhc_sinkhorn, mhc_sinkhorn_fwd);
+static const cot_cuda_kernel sinkhorn_backward[8] = BY_N(mhc_sinkhorn, mhc_sinkhorn_bwd);
 static const cot_cuda_kernel pre_dz[8] = BY_N(mhc_sinkhorn, mhc_pre_dz);
-static const cot_cuda_kernel post_forward[8][3] = BY_N_AND_DTYPE(mhc_post, mhc_post_forward);
-static const cot_cuda_kernel post_backward[8][3] = BY_N_AND_DTYPE(mhc_post, mhc_post_backward);
-static const cot_cuda_kernel post_backward_f32[8][2] = BY_N_AND_HALF_DTYPE(mhc_post, mhc_post_backward_f32);
-static const cot_cuda_kernel pre_finish[3] = BY_DTYPE(mhc_pre_tokens, mhc_pre_finish);
-static const cot_cuda_kernel pre_finish_any[3] = BY_DTYPE(mhc_pre_tokens, mhc_pre_finish_any);
+static const cot_cuda_kernel post_forward[8][3] = BY_N_AND_DTYPE(mhc_post, mhc_post_fwd);
+static const cot_cuda_kernel post_backward[8][3] = BY_N_AND_DTYPE(mhc_post, mhc_post_bwd);
+static const cot_cuda_kernel post_backward_f32[8][2] = BY_N_AND_HALF_DTYPE(mhc_post, mhc_post_bwd_f32);
+static const cot_cuda_kernel pre_epilogue[3] = BY_DTYPE(mhc_pre_tokens, mhc_pre_epilogue);
+static const cot_cuda_kernel pre_epilogue_any[3] = BY_DTYPE(mhc_pre_tokens, mhc_pre_epilogue_any);
 static const cot_cuda_kernel pre_records[3] = BY_DTYPE(mhc_pre_tokens, mhc_pre_records);
 static const cot_cuda_kernel pre_records_any[3] = BY_DTYPE(mhc_pre_tokens, mhc_pre_records_any);
 
@@ -99,14 +99,14 @@ static const cot_cuda_kernel pre_mma_dphi[3][3] = MMA(mhc_pre_mma_dphi, DPHI_BYT
 static const cot_cuda_kernel pre_fwd_cluster[2] = HOPPER(mhc_pre_fwd_cluster_sm90, mhc_pre_fwd_cluster_sm90);
 static const cot_cuda_kernel pre_fwd_wide[2] = HOPPER(mhc_pre_fwd_cluster_sm90, mhc_pre_fwd_wide_sm90);
 static const cot_cuda_kernel pre_fwd_split[2] = HOPPER(mhc_pre_fwd_cluster_sm90, mhc_pre_fwd_split_sm90);
-static const cot_cuda_kernel seam_fwd_cluster[2] = HOPPER(mhc_pre_fwd_cluster_sm90, mhc_seam_fwd_cluster_sm90);
-static const cot_cuda_kernel seam_bwd[2] = HOPPER(mhc_seam_bwd_sm90, mhc_seam_bwd_sm90);
-static const cot_cuda_kernel seam_bwd_any[2] = HOPPER(mhc_seam_bwd_sm90, mhc_seam_bwd_any_sm90);
-static const cot_cuda_kernel seam_sum_slices = {cot_image_mhc_seam_bwd_sm90, "mhc_seam_sum_slices", 0};
+static const cot_cuda_kernel post_pre_fwd_cluster[2] = HOPPER(mhc_pre_fwd_cluster_sm90, mhc_post_pre_fwd_cluster_sm90);
+static const cot_cuda_kernel post_pre_bwd[2] = HOPPER(mhc_post_pre_bwd_sm90, mhc_post_pre_bwd_sm90);
+static const cot_cuda_kernel post_pre_bwd_any[2] = HOPPER(mhc_post_pre_bwd_sm90, mhc_post_pre_bwd_any_sm90);
+static const cot_cuda_kernel post_pre_sum_slices = {cot_image_mhc_post_pre_bwd_sm90, "mhc_post_pre_sum_slices", 0};
 static const cot_cuda_kernel pre_bwd_split[2] = HOPPER(mhc_pre_bwd_split_sm90, mhc_pre_bwd_split_sm90);
-static const cot_cuda_kernel pre_bwd_one_pass = {cot_image_mhc_pre_bwd_split_sm90, "mhc_pre_bwd_once_sm90_bf16",
+static const cot_cuda_kernel pre_bwd_one_pass = {cot_image_mhc_pre_bwd_split_sm90, "mhc_pre_bwd_one_pass_sm90_bf16",
                                              MHC_SM90_SHARED_BYTES};
-static const cot_cuda_kernel pre_bwd_one_pass_init = {cot_image_mhc_pre_bwd_split_sm90, "mhc_pre_bwd_once_begin", 0};
+static const cot_cuda_kernel pre_bwd_one_pass_init = {cot_image_mhc_pre_bwd_split_sm90, "mhc_pre_bwd_one_pass_init", 0};
 static const cot_cuda_kernel pre_bwd_split_post[2] = HOPPER(mhc_pre_bwd_split_sm90, mhc_pre_bwd_split_post_sm90);
 static const cot_cuda_kernel pre_bwd_cluster = {cot_image_mhc_pre_bwd_cluster_sm90, "mhc_pre_bwd_cluster_sm90",
                                                 MHC_SM90_SHARED_BYTES};
@@ -159,8 +159,8 @@ cot_status mhc_sinkhorn_fwd_tokens_sm80(cot_queue *queue, const void *problem, v
     mhc_call c = init_call(&p->sizes);
     c.iterations = p->args.iterations;
     c.sinkhorn_eps = (float)p->args.eps;
+    c.h_res_logits = make_array(&p->args.h_res_logits);
     c.h_res = make_array(&p->args.h_res);
-    c.A = make_array(&p->args.A);
     LAUNCH(queue, &sinkhorn_forward[c.n - 1], token_blocks(&c), 1, MHC_CUDA_TOKEN_THREADS, &c);
     return COT_OK;
 }
@@ -171,9 +171,9 @@ cot_status mhc_sinkhorn_bwd_tokens_sm80(cot_queue *queue, const void *problem, v
     mhc_call c = init_call(&p->sizes);
     c.iterations = p->args.iterations;
     c.sinkhorn_eps = (float)p->args.eps;
-    c.h_res = make_array(&p->args.h_res);
-    c.dA = make_array(&p->args.dA);
+    c.h_res_logits = make_array(&p->args.h_res_logits);
     c.dh_res = make_array(&p->args.dh_res);
+    c.dh_res_logits = make_array(&p->args.dh_res_logits);
     c.history = workspace;
     LAUNCH(queue, &sinkhorn_backward[c.n - 1], token_blocks(&c), 1, MHC_CUDA_TOKEN_THREADS, &c);
     return COT_OK;
@@ -198,20 +198,20 @@ static mhc_call pre_forward_call(const mhc_pre_forward_problem *p)
     c.h_in = make_array(&a->h_in);
     c.h_pre = make_array(&a->h_pre);
     c.h_post = make_array(&a->h_post);
+    c.h_res_logits = make_array(&a->h_res_logits);
     c.h_res = make_array(&a->h_res);
-    c.A = make_array(&a->A);
     c.inv_rms = make_array(&a->inv_rms);
     c.h_mix = make_array(&a->h_mix);
     return c;
 }
 
-/* Computes A from the logits that pre's forward stored in the workspace. */
+/* Computes h_res from the logits that pre's forward stored in the workspace. */
 static cot_status launch_fused_sinkhorn(cot_queue *queue, mhc_call *c)
 {
-    if (c->A.data == NULL)
+    if (c->h_res.data == NULL)
         return COT_OK;
     const int64_t n = c->n;
-    c->h_res = (mhc_array){c->logits, {c->T * n * n, n * n, n, 1}};
+    c->h_res_logits = (mhc_array){c->logits, {c->T * n * n, n * n, n, 1}};
     LAUNCH(queue, &sinkhorn_forward[n - 1], token_blocks(c), 1, MHC_CUDA_TOKEN_THREADS, c);
     return COT_OK;
 }
@@ -220,7 +220,7 @@ cot_status mhc_pre_fwd_generic_sm80(cot_queue *queue, const void *problem, void 
 {
     const mhc_pre_forward_problem *p = problem;
     mhc_call c = pre_forward_call(p);
-    c.logits = c.A.data != NULL ? workspace : NULL;
+    c.logits = c.h_res.data != NULL ? workspace : NULL;
     LAUNCH(queue, &pre_forward_generic[p->sizes.dtype - COT_F32],
            generic_blocks(cot_ceil_div(c.tokens, MHC_CUDA_TOKENS)), 1, MHC_CUDA_THREADS, &c);
     return launch_fused_sinkhorn(queue, &c);
@@ -282,11 +282,11 @@ static cot_status launch_slices(cot_queue *queue, const cot_cuda_kernel *kernel,
     return cot_cuda_launch(queue, kernel, &grid, call);
 }
 
-/* Computes the coefficients and h_in from the slices' sums, then A. */
+/* Computes the coefficients and h_in from the slices' sums, then h_res. */
 static cot_status launch_finish(cot_queue *queue, mhc_call *c, const mhc_sizes *sizes, bool vectorized)
 {
-    LAUNCH(queue, &(vectorized ? pre_finish : pre_finish_any)[sizes->dtype - COT_F32], c->tokens, 1, MHC_CUDA_THREADS,
-           c);
+    LAUNCH(queue, &(vectorized ? pre_epilogue : pre_epilogue_any)[sizes->dtype - COT_F32], c->tokens, 1,
+           MHC_CUDA_THREADS, c);
     return launch_fused_sinkhorn(queue, c);
 }
 
@@ -328,7 +328,7 @@ cot_status mhc_pre_fwd_tiles_sm80(cot_queue *queue, const void *problem, void *w
     mhc_call c = pre_forward_call(p);
     if (c.tokens == 0)
         return COT_OK;
-    c.logits = c.A.data != NULL ? workspace : NULL;
+    c.logits = c.h_res.data != NULL ? workspace : NULL;
     c.sums = (float *)((char *)workspace + plan->sums);
     c.phi_terms = (uint16_t *)((char *)workspace + plan->phi_terms);
     c.term_columns = mhc_cuda_term_columns(s);
@@ -352,7 +352,7 @@ static cot_status forward_sm90(cot_queue *queue, const void *problem, void *work
         return mhc_pre_fwd_generic_sm80(queue, problem, workspace);
     if (c->tokens == 0)
         return COT_OK;
-    c->logits = c->A.data != NULL ? workspace : NULL;
+    c->logits = c->h_res.data != NULL ? workspace : NULL;
     if (split) {
         const mhc_cuda_pre_fwd_plan *plan = queue->plan;
         c->sums = (float *)((char *)workspace + plan->sums);
@@ -408,8 +408,8 @@ static mhc_call pre_backward_call(const cot_queue *queue, const mhc_pre_backward
     c.h_post = make_array(&a->h_post);
     c.dh_in = make_array(&a->dh_in);
     c.dh_post = make_array(&a->dh_post);
+    c.dh_res_logits = make_array(&a->dh_res_logits);
     c.dh_res = make_array(&a->dh_res);
-    c.dA = make_array(&a->dA);
     c.dx_post = make_array(&a->dx_post);
     c.dx = make_array(&a->dx);
     c.f32_dx = a->dx.dtype == COT_F32;
@@ -505,10 +505,10 @@ static cot_status backward_cluster(cot_queue *queue, const mhc_pre_backward_prob
     c->Q_scale = 1 / (float)MHC_CUDA_MIX_SCALE;
     c->parts = cluster_count(c, MHC_SM90_TILE);
     c->token_parts = c->parts * MHC_SM90_CLUSTER_BLOCKS;
-    if (c->dA.data != NULL)
+    if (c->dh_res.data != NULL)
         LAUNCH(queue, &pre_dz[c->n - 1], token_blocks(c), 1, MHC_CUDA_TOKEN_THREADS, c);
     else
-        c->dz = NULL; /* the owner warps read it from dh_post and dh_res */
+        c->dz = NULL; /* the owner warps read it from dh_post and dh_res_logits */
     const cot_status status = map_backward(queue, &mapped, p);
     if (status != COT_OK)
         return status;
@@ -516,7 +516,7 @@ static cot_status backward_cluster(cot_queue *queue, const mhc_pre_backward_prob
                                     : c->dx_post.data != NULL ? &pre_bwd_cluster_post
                                                               : &pre_bwd_cluster;
     const cot_status launch_status =
-        launch_clusters(queue, kernel, MHC_SM90_TILE, MHC_SM90_BWD_THREADS, c->dA.data != NULL, c, &mapped);
+        launch_clusters(queue, kernel, MHC_SM90_TILE, MHC_SM90_BWD_THREADS, c->dh_res.data != NULL, c, &mapped);
     return launch_status == COT_OK ? launch_sum_parts(queue, c) : launch_status;
 }
 
@@ -530,7 +530,7 @@ cot_status mhc_pre_bwd_cluster_sm90(cot_queue *queue, const void *problem, void 
 static cot_status launch_records(cot_queue *queue, const mhc_call *c, const mhc_sizes *sizes, bool vectorized)
 {
     const int64_t tile = c->records != NULL ? MHC_SM90_TILE : 1;
-    if (c->dA.data != NULL) /* otherwise the records kernel reads it from dh_post and dh_res */
+    if (c->dh_res.data != NULL) /* otherwise the records kernel reads it from dh_post and dh_res_logits */
         LAUNCH(queue, &pre_dz[c->n - 1], token_blocks(c), 1, MHC_CUDA_TOKEN_THREADS, c);
     LAUNCH(queue, &(vectorized ? pre_records : pre_records_any)[sizes->dtype - COT_F32],
            cot_ceil_div(c->tokens, tile) * tile, 1, MHC_CUDA_THREADS, c);
@@ -579,7 +579,7 @@ static cot_status launch_one_pass(cot_queue *queue, mhc_mapped_call *mapped, con
     };
     c->slices = mhc_sm90_slices(sizes);
     c->token_parts = MHC_SM90_BLOCKS;
-    if (c->dA.data != NULL)
+    if (c->dh_res.data != NULL)
         LAUNCH(queue, &pre_dz[c->n - 1], token_blocks(c), 1, MHC_CUDA_TOKEN_THREADS, c);
     LAUNCH(queue, &pre_bwd_one_pass_init, 1, 1, MHC_CUDA_THREADS, c);
     const cot_status status = cot_cuda_launch(queue, &pre_bwd_one_pass, &grid, mapped);
@@ -619,7 +619,7 @@ static mhc_call post_forward_call(const mhc_post_forward_problem *p)
     c.x = make_array(&a->x);
     c.f = make_array(&a->f);
     c.h_post = make_array(&a->h_post);
-    c.A = make_array(&a->A);
+    c.h_res = make_array(&a->h_res);
     c.y = make_array(&a->y);
     return c;
 }
@@ -658,12 +658,12 @@ static mhc_call post_backward_call(const mhc_post_backward_problem *p)
     c.x = make_array(&a->x);
     c.f = make_array(&a->f);
     c.h_post = make_array(&a->h_post);
-    c.A = make_array(&a->A);
+    c.h_res = make_array(&a->h_res);
     c.dy = make_array(&a->dy);
     c.dx = make_array(&a->dx);
     c.df = make_array(&a->df);
     c.dh_post = make_array(&a->dh_post);
-    c.dA = make_array(&a->dA);
+    c.dh_res = make_array(&a->dh_res);
     return c;
 }
 
@@ -693,103 +693,106 @@ cot_status mhc_post_bwd_rows_sm80(cot_queue *queue, const void *problem, void *w
     return COT_OK;
 }
 
-/* ---- seam --------------------------------------------------------------------------------------------- */
+/* ---- post_pre --------------------------------------------------------------------------------------------- */
 
-cot_status mhc_seam_fwd_generic_sm80(cot_queue *queue, const void *problem, void *workspace)
+cot_status mhc_post_pre_fwd_generic_sm80(cot_queue *queue, const void *problem, void *workspace)
 {
-    const mhc_post_forward_problem post = mhc_seam_post_forward(problem);
-    const mhc_pre_forward_problem pre = mhc_seam_pre_forward(problem);
+    const mhc_post_forward_problem post = mhc_post_half_forward(problem);
+    const mhc_pre_forward_problem pre = mhc_pre_half_forward(problem);
     const cot_status status = mhc_post_fwd_generic_sm80(queue, &post, NULL);
     return status == COT_OK ? mhc_pre_fwd_generic_sm80(queue, &pre, workspace) : status;
 }
 
 /* Post, by the kernel that supports its tensors. */
-static cot_status launch_seam_post(cot_queue *queue, const void *problem)
+static cot_status launch_post_half(cot_queue *queue, const void *problem)
 {
-    const mhc_post_forward_problem post = mhc_seam_post_forward(problem);
+    const mhc_post_forward_problem post = mhc_post_half_forward(problem);
     return admit_cuda_post_fwd(&post) == NULL ? mhc_post_fwd_rows_sm80(queue, &post, NULL)
                                               : mhc_post_fwd_generic_sm80(queue, &post, NULL);
 }
 
-cot_status mhc_seam_fwd_tiles_sm80(cot_queue *queue, const void *problem, void *workspace)
+cot_status mhc_post_pre_fwd_tiles_sm80(cot_queue *queue, const void *problem, void *workspace)
 {
-    const mhc_pre_forward_problem pre = mhc_seam_pre_forward(problem);
-    const cot_status status = launch_seam_post(queue, problem);
+    const mhc_pre_forward_problem pre = mhc_pre_half_forward(problem);
+    const cot_status status = launch_post_half(queue, problem);
     return status == COT_OK ? mhc_pre_fwd_tiles_sm80(queue, &pre, workspace) : status;
 }
 
-cot_status mhc_seam_fwd_split_sm90(cot_queue *queue, const void *problem, void *workspace)
+cot_status mhc_post_pre_fwd_split_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
-    const mhc_pre_forward_problem pre = mhc_seam_pre_forward(problem);
+    const mhc_pre_forward_problem pre = mhc_pre_half_forward(problem);
     const bool split = pre.sizes.D > MHC_SM90_WIDE_MAX_D || cost_sm90_split(&pre) < cost_sm90_pre(&pre);
-    const cot_status status = launch_seam_post(queue, problem);
+    const cot_status status = launch_post_half(queue, problem);
     return status == COT_OK ? forward_sm90(queue, &pre, workspace, split) : status;
 }
 
-cot_status mhc_seam_fwd_cluster_sm90(cot_queue *queue, const void *problem, void *workspace)
+cot_status mhc_post_pre_fwd_cluster_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
-    const mhc_seam_forward_problem *p = problem;
-    const cot_mhc_seam_forward_args *a = &p->args;
-    const mhc_pre_forward_problem pre = mhc_seam_pre_forward(p);
-    mhc_seam_call seam = {.call = pre_forward_call(&pre), .h_post = make_array(&a->h_post), .A = make_array(&a->A)};
-    mhc_call *c = &seam.call;
+    const mhc_post_pre_forward_problem *p = problem;
+    const cot_mhc_post_pre_forward_args *a = &p->args;
+    const mhc_pre_forward_problem pre = mhc_pre_half_forward(p);
+    mhc_post_pre_call post_pre = {
+        .call = pre_forward_call(&pre), .h_post = make_array(&a->h_post), .h_res = make_array(&a->h_res)};
+    mhc_call *c = &post_pre.call;
     if (!is_aligned(&a->x, 16) || !is_aligned(&a->f, 16) || !is_aligned(&a->y, 16) || !is_aligned(&a->h_in, 16) ||
         !is_aligned(&a->phi, 8) || !is_aligned(&a->gamma, 8))
-        return mhc_seam_fwd_generic_sm80(queue, problem, workspace);
+        return mhc_post_pre_fwd_generic_sm80(queue, problem, workspace);
     if (c->tokens == 0)
         return COT_OK;
-    c->logits = c->A.data != NULL ? workspace : NULL;
+    c->logits = c->h_res.data != NULL ? workspace : NULL;
     const tile_box all_streams = {MHC_SM90_BLOCK_CHUNKS, MHC_SM90_TILE, MHC_SM90_N},
                    one_stream = {MHC_SM90_BLOCK_CHUNKS, MHC_SM90_TILE, 1};
-    cot_status status = make_tile_map(queue, &seam.x, &p->sizes, &a->x, all_streams);
+    cot_status status = make_tile_map(queue, &post_pre.x, &p->sizes, &a->x, all_streams);
     if (status == COT_OK)
-        status = make_tile_map(queue, &seam.f, &p->sizes, &a->f, one_stream);
+        status = make_tile_map(queue, &post_pre.f, &p->sizes, &a->f, one_stream);
     if (status == COT_OK)
-        status = make_tile_map(queue, &seam.y, &p->sizes, &a->y, all_streams);
+        status = make_tile_map(queue, &post_pre.y, &p->sizes, &a->y, all_streams);
     if (status == COT_OK)
-        status = launch_clusters(queue, &seam_fwd_cluster[p->sizes.dtype - COT_F16], MHC_SM90_TILE,
-                                 MHC_SM90_FWD_THREADS, false, c, &seam);
+        status = launch_clusters(queue, &post_pre_fwd_cluster[p->sizes.dtype - COT_F16], MHC_SM90_TILE,
+                                 MHC_SM90_FWD_THREADS, false, c, &post_pre);
     return status == COT_OK ? launch_fused_sinkhorn(queue, c) : status;
 }
 
 /* Computes y in the workspace if it is not an input. Returns y. */
-static cot_status find_seam_y(cot_queue *queue, const mhc_seam_backward_problem *p, void *workspace, cot_tensor *y)
+static cot_status find_post_pre_y(cot_queue *queue, const mhc_post_pre_backward_problem *p, void *workspace,
+                                  cot_tensor *y)
 {
-    const mhc_cuda_seam_layout *layout = queue->plan;
+    const mhc_cuda_post_pre_layout *layout = queue->plan;
     *y = p->args.y;
     if (cot_is_present(y))
         return COT_OK;
-    mhc_post_forward_problem post = mhc_seam_recomputation(p);
+    mhc_post_forward_problem post = mhc_post_pre_recomputation(p);
     post.args.y = *y = cot_tensor_contiguous((char *)workspace + layout->y, p->sizes.dtype, 4, p->args.x.shape);
     return admit_cuda_post_fwd(&post) == NULL ? mhc_post_fwd_rows_sm80(queue, &post, NULL)
                                               : mhc_post_fwd_generic_sm80(queue, &post, NULL);
 }
 
 /* Pre's backward, which stores g in float32, then post's backward. */
-static cot_status seam_backward(cot_queue *queue, const mhc_seam_backward_problem *p, void *workspace, bool tiles)
+static cot_status post_pre_backward(cot_queue *queue, const mhc_post_pre_backward_problem *p, void *workspace,
+                                    bool tiles)
 {
-    const mhc_cuda_seam_layout *layout = queue->plan;
-    mhc_pre_backward_problem pre = mhc_seam_pre_backward(p);
-    mhc_post_backward_problem post = mhc_seam_post_backward(p);
-    cot_status status = find_seam_y(queue, p, workspace, &pre.args.x);
-    if (mhc_seam_needs_g(&p->args))
+    const mhc_cuda_post_pre_layout *layout = queue->plan;
+    mhc_pre_backward_problem pre = mhc_pre_half_backward(p);
+    mhc_post_backward_problem post = mhc_post_half_backward(p);
+    cot_status status = find_post_pre_y(queue, p, workspace, &pre.args.x);
+    if (mhc_post_pre_needs_g(&p->args))
         pre.args.dx = post.args.dy = cot_tensor_contiguous((char *)workspace + layout->g, COT_F32, 4, p->args.x.shape);
     if (status == COT_OK)
         status = (tiles ? mhc_pre_bwd_tiles_sm80 : mhc_pre_bwd_generic_sm80)(queue, &pre, workspace);
-    if (status != COT_OK || !mhc_seam_needs_g(&p->args))
+    if (status != COT_OK || !mhc_post_pre_needs_g(&p->args))
         return status;
     return admit_cuda_post_bwd(&post) == NULL ? mhc_post_bwd_rows_sm80(queue, &post, NULL)
                                               : mhc_post_bwd_generic_sm80(queue, &post, NULL);
 }
 
-cot_status mhc_seam_bwd_generic_sm80(cot_queue *queue, const void *problem, void *workspace)
+cot_status mhc_post_pre_bwd_generic_sm80(cot_queue *queue, const void *problem, void *workspace)
 {
-    return seam_backward(queue, problem, workspace, false);
+    return post_pre_backward(queue, problem, workspace, false);
 }
 
-cot_status mhc_seam_bwd_tiles_sm80(cot_queue *queue, const void *problem, void *workspace)
+cot_status mhc_post_pre_bwd_tiles_sm80(cot_queue *queue, const void *problem, void *workspace)
 {
-    return seam_backward(queue, problem, workspace, true);
+    return post_pre_backward(queue, problem, workspace, true);
 }
 
 /* The gradients of the parameters and the records of all tokens, for tensors whose data is not aligned. */
@@ -806,11 +809,12 @@ static cot_status launch_any_records(cot_queue *queue, const mhc_pre_backward_pr
 }
 
 /* All gradients of post's half, from the records of all tokens. */
-static cot_status launch_seam_data_gradients(cot_queue *queue, const mhc_seam_backward_problem *p, void *workspace)
+static cot_status launch_post_pre_data_gradients(cot_queue *queue, const mhc_post_pre_backward_problem *p,
+                                                 void *workspace)
 {
-    const cot_mhc_seam_backward_args *a = &p->args;
-    const mhc_cuda_seam_layout *layout = queue->plan;
-    const mhc_post_backward_problem post = mhc_seam_post_backward(p);
+    const cot_mhc_post_pre_backward_args *a = &p->args;
+    const mhc_cuda_post_pre_layout *layout = queue->plan;
+    const mhc_post_backward_problem post = mhc_post_half_backward(p);
     mhc_call c = post_backward_call(&post);
     c.phi = make_array(&a->phi);
     c.gamma = make_array(&a->gamma);
@@ -820,43 +824,44 @@ static cot_status launch_seam_data_gradients(cot_queue *queue, const mhc_seam_ba
     for (int i = 0; i < COUNT(rows) && c.T <= 1; i++)
         rows[i]->stride[1] = rows[i]->stride[0]; /* the stride between all tokens */
     c.records = (mhc_token_record *)((char *)workspace + layout->pre.records);
-    c.slices = cot_ceil_div(c.D, MHC_SM90_SEAM_COLUMNS);
-    const bool sums = c.dA.data != NULL || c.dh_post.data != NULL;
+    c.slices = cot_ceil_div(c.D, MHC_SM90_POST_PRE_COLUMNS);
+    const bool sums = c.dh_res.data != NULL || c.dh_post.data != NULL;
     c.post_sums = sums ? (float *)((char *)workspace + layout->sums) : NULL;
     const bool aligned = all_aligned((const mhc_array[]){c.x, c.f, c.dh_in, c.dy, c.dx, c.df}, 6);
-    const cot_cuda_kernel *kernel = &(aligned ? seam_bwd : seam_bwd_any)[p->sizes.dtype - COT_F16];
+    const cot_cuda_kernel *kernel = &(aligned ? post_pre_bwd : post_pre_bwd_any)[p->sizes.dtype - COT_F16];
     const cot_cuda_grid grid = {
-        .blocks = {(unsigned)c.slices, (unsigned)mhc_sm90_seam_parts(&p->sizes), 1},
-        .threads = MHC_SM90_SEAM_THREADS,
+        .blocks = {(unsigned)c.slices, (unsigned)mhc_sm90_post_pre_parts(&p->sizes), 1},
+        .threads = MHC_SM90_POST_PRE_THREADS,
         .shared_bytes = (unsigned)kernel->shared_bytes,
     };
     const cot_status status = cot_cuda_launch(queue, kernel, &grid, &c);
     if (status == COT_OK && sums)
-        LAUNCH(queue, &seam_sum_slices, cot_ceil_div(c.tokens * (c.n * c.n + c.n), MHC_CUDA_THREADS), 1,
+        LAUNCH(queue, &post_pre_sum_slices, cot_ceil_div(c.tokens * (c.n * c.n + c.n), MHC_CUDA_THREADS), 1,
                MHC_CUDA_THREADS, &c);
     return status;
 }
 
-static cot_status seam_backward_sm90(cot_queue *queue, const mhc_seam_backward_problem *p, void *workspace, bool split)
+static cot_status post_pre_backward_sm90(cot_queue *queue, const mhc_post_pre_backward_problem *p, void *workspace,
+                                         bool split)
 {
-    mhc_pre_backward_problem pre = mhc_seam_pre_backward(p);
+    mhc_pre_backward_problem pre = mhc_pre_half_backward(p);
     pre.args.dx_post = (cot_tensor){0};
-    cot_status status = find_seam_y(queue, p, workspace, &pre.args.x);
+    cot_status status = find_post_pre_y(queue, p, workspace, &pre.args.x);
     if (status == COT_OK)
         status = !backward_is_aligned(&pre.args) ? launch_any_records(queue, &pre, workspace)
                  : split                         ? mhc_pre_bwd_split_sm90(queue, &pre, workspace)
                                                  : backward_cluster(queue, &pre, workspace, true);
-    if (status != COT_OK || p->sizes.tokens == 0 || !mhc_seam_needs_g(&p->args))
+    if (status != COT_OK || p->sizes.tokens == 0 || !mhc_post_pre_needs_g(&p->args))
         return status;
-    return launch_seam_data_gradients(queue, p, workspace);
+    return launch_post_pre_data_gradients(queue, p, workspace);
 }
 
-cot_status mhc_seam_bwd_cluster_sm90(cot_queue *queue, const void *problem, void *workspace)
+cot_status mhc_post_pre_bwd_cluster_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
-    return seam_backward_sm90(queue, problem, workspace, false);
+    return post_pre_backward_sm90(queue, problem, workspace, false);
 }
 
-cot_status mhc_seam_bwd_split_sm90(cot_queue *queue, const void *problem, void *workspace)
+cot_status mhc_post_pre_bwd_split_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
-    return seam_backward_sm90(queue, problem, workspace, true);
+    return post_pre_backward_sm90(queue, problem, workspace, true);
 }

@@ -249,8 +249,9 @@ static inline double cost_cuda_fast(const void *problem)
 static inline size_t workspace_cuda_pre_fwd(const void *problem)
 {
     const mhc_pre_forward_problem *p = problem;
-    return cot_is_present(&p->args.A) ? cot_bytes(COT_PRODUCT(p->sizes.tokens, p->sizes.n, p->sizes.n), sizeof(float))
-                                      : 0;
+    return cot_is_present(&p->args.h_res)
+               ? cot_bytes(COT_PRODUCT(p->sizes.tokens, p->sizes.n, p->sizes.n), sizeof(float))
+               : 0;
 }
 
 /* The plan of a forward whose blocks take slices of the streams: the slices' sums follow the logits. */
@@ -262,7 +263,7 @@ typedef struct mhc_cuda_pre_fwd_plan {
 
 static inline mhc_cuda_pre_fwd_plan mhc_cuda_plan_pre_fwd(const mhc_pre_forward_problem *p, int64_t slices, bool mma)
 {
-    const int64_t n = p->sizes.n, logits = cot_is_present(&p->args.A) ? COT_PRODUCT(p->sizes.tokens, n, n) : 0;
+    const int64_t n = p->sizes.n, logits = cot_is_present(&p->args.h_res) ? COT_PRODUCT(p->sizes.tokens, n, n) : 0;
     mhc_cuda_pre_fwd_plan plan = {.slices = slices};
     cot_workspace_reserve(&plan.bytes, logits, sizeof(float));
     plan.sums =
@@ -294,97 +295,98 @@ static inline mhc_cuda_layout mhc_cuda_plan_pre_bwd(const mhc_pre_backward_probl
 COT_PLAN(plan_cuda_pre_bwd, mhc_cuda_layout, mhc_cuda_plan_pre_bwd(problem, false))
 COT_PLAN(plan_cuda_pre_bwd_tiles, mhc_cuda_layout, mhc_cuda_plan_pre_bwd(problem, true))
 
-/* ---- seam --------------------------------------------------------------------------------------------- */
+/* ---- post_pre --------------------------------------------------------------------------------------------- */
 
-static inline size_t workspace_cuda_seam_fwd(const void *problem)
+static inline size_t workspace_cuda_post_pre_fwd(const void *problem)
 {
-    const mhc_pre_forward_problem pre = mhc_seam_pre_forward(problem);
+    const mhc_pre_forward_problem pre = mhc_pre_half_forward(problem);
     return workspace_cuda_pre_fwd(&pre);
 }
 
-static inline mhc_cuda_pre_fwd_plan mhc_cuda_plan_seam_fwd_tiles(const mhc_seam_forward_problem *p)
+static inline mhc_cuda_pre_fwd_plan mhc_cuda_plan_post_pre_fwd_tiles(const mhc_post_pre_forward_problem *p)
 {
-    const mhc_pre_forward_problem pre = mhc_seam_pre_forward(p);
+    const mhc_pre_forward_problem pre = mhc_pre_half_forward(p);
     return mhc_cuda_plan_pre_fwd_tiles(&pre);
 }
 
-static inline mhc_cuda_pre_fwd_plan mhc_sm90_plan_seam_fwd_split(const mhc_seam_forward_problem *p)
+static inline mhc_cuda_pre_fwd_plan mhc_sm90_plan_post_pre_fwd_split(const mhc_post_pre_forward_problem *p)
 {
-    const mhc_pre_forward_problem pre = mhc_seam_pre_forward(p);
+    const mhc_pre_forward_problem pre = mhc_pre_half_forward(p);
     return mhc_cuda_plan_pre_fwd(&pre, mhc_sm90_slices(&p->sizes), false);
 }
 
-COT_PLAN(plan_cuda_seam_fwd_tiles, mhc_cuda_pre_fwd_plan, mhc_cuda_plan_seam_fwd_tiles(problem))
-COT_PLAN(plan_sm90_seam_fwd_split, mhc_cuda_pre_fwd_plan, mhc_sm90_plan_seam_fwd_split(problem))
+COT_PLAN(plan_cuda_post_pre_fwd_tiles, mhc_cuda_pre_fwd_plan, mhc_cuda_plan_post_pre_fwd_tiles(problem))
+COT_PLAN(plan_sm90_post_pre_fwd_split, mhc_cuda_pre_fwd_plan, mhc_sm90_plan_post_pre_fwd_split(problem))
 
-/* Layout of the workspace of seam's backward: that of pre's backward, then y if it is computed again; g if one kernel
- * stores it for another; or the sums of the column slices for dA and dh_post. */
-typedef struct mhc_cuda_seam_layout {
+/* Layout of the workspace of post_pre's backward: that of pre's backward, then y if it is computed again; g if one
+ * kernel stores it for another; or the sums of the column slices for dh_res and dh_post. */
+typedef struct mhc_cuda_post_pre_layout {
     mhc_cuda_layout pre;
     size_t y, g, sums, bytes; /* byte offsets of y, g and the sums */
-} mhc_cuda_seam_layout;
+} mhc_cuda_post_pre_layout;
 
-static inline mhc_cuda_seam_layout mhc_cuda_layout_seam(const mhc_seam_backward_problem *p, bool mma, bool fused)
+static inline mhc_cuda_post_pre_layout mhc_cuda_layout_post_pre(const mhc_post_pre_backward_problem *p, bool mma,
+                                                                bool fused)
 {
-    const mhc_pre_backward_problem pre = mhc_seam_pre_backward(p);
+    const mhc_pre_backward_problem pre = mhc_pre_half_backward(p);
     const mhc_sizes *s = &p->sizes;
     const int64_t elements = COT_PRODUCT(s->tokens, s->n, s->D);
-    const bool sums = cot_is_present(&p->args.dA) || cot_is_present(&p->args.dh_post);
-    mhc_cuda_seam_layout l = {.pre = mhc_cuda_plan_pre_bwd(&pre, mma)};
+    const bool sums = cot_is_present(&p->args.dh_res) || cot_is_present(&p->args.dh_post);
+    mhc_cuda_post_pre_layout l = {.pre = mhc_cuda_plan_pre_bwd(&pre, mma)};
     l.bytes = l.pre.bytes;
     l.y = cot_workspace_reserve(&l.bytes, cot_is_present(&p->args.y) ? 0 : elements, cot_dtype_size(s->dtype));
-    l.g = cot_workspace_reserve(&l.bytes, !fused && mhc_seam_needs_g(&p->args) ? elements : 0, sizeof(float));
+    l.g = cot_workspace_reserve(&l.bytes, !fused && mhc_post_pre_needs_g(&p->args) ? elements : 0, sizeof(float));
     if (fused && sums)
         l.sums = cot_workspace_reserve(
-            &l.bytes, COT_PRODUCT(cot_ceil_div(s->D, MHC_SM90_SEAM_COLUMNS), s->tokens, cot_mul(s->n, s->n + 1)),
+            &l.bytes, COT_PRODUCT(cot_ceil_div(s->D, MHC_SM90_POST_PRE_COLUMNS), s->tokens, cot_mul(s->n, s->n + 1)),
             sizeof(float));
     return l;
 }
 
-COT_PLAN(plan_cuda_seam_bwd, mhc_cuda_seam_layout, mhc_cuda_layout_seam(problem, false, false))
-COT_PLAN(plan_cuda_seam_bwd_tiles, mhc_cuda_seam_layout, mhc_cuda_layout_seam(problem, true, false))
-COT_PLAN(plan_sm90_seam_bwd, mhc_cuda_seam_layout, mhc_cuda_layout_seam(problem, false, true))
+COT_PLAN(plan_cuda_post_pre_bwd, mhc_cuda_post_pre_layout, mhc_cuda_layout_post_pre(problem, false, false))
+COT_PLAN(plan_cuda_post_pre_bwd_tiles, mhc_cuda_post_pre_layout, mhc_cuda_layout_post_pre(problem, true, false))
+COT_PLAN(plan_sm90_post_pre_bwd, mhc_cuda_post_pre_layout, mhc_cuda_layout_post_pre(problem, false, true))
 
-/* Blocks of a column slice in the kernel of seam's data gradients. If one block for each multiprocessor leaves many
+/* Blocks of a column slice in the kernel of post_pre's data gradients. If one block for each multiprocessor leaves many
  * multiprocessors without a block, three times as many blocks divide the work. */
-static inline int64_t mhc_sm90_seam_parts(const mhc_sizes *s)
+static inline int64_t mhc_sm90_post_pre_parts(const mhc_sizes *s)
 {
-    const int64_t slices = cot_ceil_div(s->D, MHC_SM90_SEAM_COLUMNS), blocks = MHC_SM90_BLOCKS / slices * slices;
+    const int64_t slices = cot_ceil_div(s->D, MHC_SM90_POST_PRE_COLUMNS), blocks = MHC_SM90_BLOCKS / slices * slices;
     const int64_t parts = (blocks > MHC_SM90_BLOCKS * 9 / 10 ? 1 : 3) * MHC_SM90_BLOCKS / slices;
-    return cot_clamp(cot_ceil_div(s->tokens, MHC_SM90_TILE * MHC_SM90_SEAM_THREADS / 32), 1, cot_max(parts, 1));
+    return cot_clamp(cot_ceil_div(s->tokens, MHC_SM90_TILE * MHC_SM90_POST_PRE_THREADS / 32), 1, cot_max(parts, 1));
 }
 
-static inline const char *admit_sm90_seam_bwd_split(const void *problem)
+static inline const char *admit_sm90_post_pre_bwd_split(const void *problem)
 {
-    const cot_mhc_seam_backward_args *a = &((const mhc_seam_backward_problem *)problem)->args;
+    const cot_mhc_post_pre_backward_args *a = &((const mhc_post_pre_backward_problem *)problem)->args;
     return mhc_sm90_admit(problem, (const cot_tensor *const[]){&a->x, &a->f, &a->y, &a->dh_in, &a->dy, &a->dx, &a->df},
                           7, &a->phi, &a->gamma);
 }
 
-static inline const char *admit_sm90_seam_bwd(const void *problem)
+static inline const char *admit_sm90_post_pre_bwd(const void *problem)
 {
     const mhc_sizes *sizes = problem;
     if (sizes->dtype != COT_BF16)
         return "it supports bf16";
     if (sizes->D > MHC_SM90_MAX_D)
         return "a cluster has room for a D of 4096";
-    return admit_sm90_seam_bwd_split(problem);
+    return admit_sm90_post_pre_bwd_split(problem);
 }
 
-static inline const char *admit_sm90_seam_fwd_split(const void *problem)
+static inline const char *admit_sm90_post_pre_fwd_split(const void *problem)
 {
-    const mhc_pre_forward_problem pre = mhc_seam_pre_forward(problem);
+    const mhc_pre_forward_problem pre = mhc_pre_half_forward(problem);
     return admit_sm90_pre_fwd_split(&pre);
 }
 
-static inline const char *admit_sm90_seam_fwd(const void *problem)
+static inline const char *admit_sm90_post_pre_fwd(const void *problem)
 {
-    const mhc_seam_forward_problem *p = problem;
-    const cot_mhc_seam_forward_args *a = &p->args;
+    const mhc_post_pre_forward_problem *p = problem;
+    const cot_mhc_post_pre_forward_args *a = &p->args;
     if (p->sizes.D > MHC_SM90_MAX_D)
         return "a cluster has room for a D of 4096";
-    if (!mhc_cuda_uniform_token_stride(&a->A) || !mhc_cuda_uniform_token_stride(&a->h_post))
-        return "tokens of A or h_post do not lie at one stride";
+    if (!mhc_cuda_uniform_token_stride(&a->h_res) || !mhc_cuda_uniform_token_stride(&a->h_post))
+        return "tokens of h_res or h_post do not lie at one stride";
     return mhc_sm90_admit(problem, (const cot_tensor *const[]){&a->x, &a->f, &a->y, &a->h_in}, 4, &a->phi, &a->gamma);
 }
 

@@ -27,9 +27,9 @@ enum {
     MHC_SM90_SHARED_BYTES = 232448, /* maximum of a block */
     MHC_SM90_FWD_THREADS = 512,
     MHC_SM90_BWD_THREADS = 384,
-    MHC_SM90_SPLIT_THREADS = 384, /* of the split forward */
-    MHC_SM90_SEAM_COLUMNS = 128,  /* of each stream, in a block of seam's backward */
-    MHC_SM90_SEAM_THREADS = 256,
+    MHC_SM90_SPLIT_THREADS = 384,    /* of the split forward */
+    MHC_SM90_POST_PRE_COLUMNS = 128, /* of each stream, in a block of post_pre's backward */
+    MHC_SM90_POST_PRE_THREADS = 256,
     /* Beyond this D the split backward makes the token records in the same kernel and reads x once from memory. */
     MHC_SM90_ONE_PASS_ABOVE_D = 4096,
     /* Indices in mhc_call's counters: the next token without a record, the furthest tile that a producer has reached,
@@ -39,17 +39,17 @@ enum {
     MHC_SM90_RECORD_COUNTS = 2
 };
 
-/* Each map sees its tensor as [stream][chunk][token][column of the chunk]. */
+/* Each map describes its tensor as [stream][chunk][token][column of the chunk]. */
 typedef struct mhc_mapped_call {
     CUtensorMap x, dh_in, dx, dx_post;
     mhc_call call;
 } mhc_mapped_call;
 
-/* The call is pre's: its h_post and A are those of the next layer. */
-typedef struct mhc_seam_call {
+/* The call is pre's: its h_post and h_res are those of the next layer. */
+typedef struct mhc_post_pre_call {
     CUtensorMap x, f, y;
     mhc_call call;
-    mhc_array h_post, A; /* of post; A[in,out] */
-} mhc_seam_call;
+    mhc_array h_post, h_res; /* of post; h_res[in,out] */
+} mhc_post_pre_call;
 
 #endif

@@ -3,7 +3,7 @@
  * mhc_post.cu: post for contiguous d, rows that are whole aligned vectors, and n as a constant.
  *
  * A block handles one token, whose coefficients are in shared memory. Every element is read once. The backward computes
- * dh_post and dA in the same pass; it sums by thread, then over lanes, then over warps. */
+ * dh_post and dh_res in the same pass; it sums by thread, then over lanes, then over warps. */
 #include "mhc_cuda.cuh"
 
 #include "../../../cuda/device/ptx.cuh"
@@ -17,7 +17,7 @@ enum {
 template <typename E, int N> constexpr int vector_of = (N > 4 ? 8 : 16) / (int)sizeof(E);
 
 template <int N> struct coefficients {
-    float value[N * N + N]; /* A[i][o], then h_post */
+    float value[N * N + N]; /* h_res[i][o], then h_post */
 };
 
 /* The coefficients that this thread loads. The loads overlap those of the first elements. */
@@ -27,14 +27,14 @@ template <int N> struct thread_coefficients {
 
 template <int N> static __device__ __forceinline__ thread_coefficients<N> load_coefficients(const mhc_call &c)
 {
-    const int64_t token = blockIdx.x, A_offset = token_offset(c, c.A, token),
+    const int64_t token = blockIdx.x, A_offset = token_offset(c, c.h_res, token),
                   h_post_offset = token_offset(c, c.h_post, token);
     thread_coefficients<N> loaded;
 #pragma unroll
     for (int r = 0; r < (N * N + N + 31) / 32; r++) {
         const int ij = (int)(threadIdx.x + r * blockDim.x);
         if (ij < N * N)
-            loaded.value[r] = load_f32(c.A, A_offset + ij / N * c.A.stride[2] + ij % N * c.A.stride[3]);
+            loaded.value[r] = load_f32(c.h_res, A_offset + ij / N * c.h_res.stride[2] + ij % N * c.h_res.stride[3]);
         else if (ij < N * N + N)
             loaded.value[r] = load_f32(c.h_post, h_post_offset + (ij - N * N) * c.h_post.stride[2]);
     }
@@ -145,7 +145,7 @@ template <typename E, int N> static __device__ __forceinline__ void forward(cons
     }
 }
 
-/* Layout of the sums: dA[i,o] at i*N+o, dh_post[o] at N*N+o, padding after that. */
+/* Layout of the sums: dh_res[i,o] at i*N+o, dh_post[o] at N*N+o, padding after that. */
 template <int N> constexpr int sum_count = (N * N + N + 31) / 32 * 32;
 
 template <int N>
@@ -161,14 +161,16 @@ static __device__ __forceinline__ void store_sums(const mhc_call &c, const float
         float sum = 0.0f;
         for (int warp = 0; warp < blockDim.x / 32; warp++)
             sum += warp_sums[warp][ij];
-        if (ij < N * N && present(c.dA))
-            store_f32(c.dA, token_offset(c, c.dA, token) + ij / N * c.dA.stride[2] + ij % N * c.dA.stride[3], sum);
+        if (ij < N * N && present(c.dh_res))
+            store_f32(c.dh_res,
+                      token_offset(c, c.dh_res, token) + ij / N * c.dh_res.stride[2] + ij % N * c.dh_res.stride[3],
+                      sum);
         if (ij >= N * N && present(c.dh_post))
             store_f32(c.dh_post, token_offset(c, c.dh_post, token) + (ij - N * N) * c.dh_post.stride[2], sum);
     }
 }
 
-/* G: type of dy. Seam's gradient g of y is float32. */
+/* G: type of dy. In post_pre, dy is the gradient g of y in float32. */
 template <typename E, int N, typename G = E> static __device__ __forceinline__ void backward(const mhc_call &c)
 {
     constexpr int V = sizeof(G) == sizeof(E) ? vector_of<E, N> : 4, P = 4 / (int)sizeof(E);
@@ -257,19 +259,19 @@ template <typename E, int N, typename G = E> static __device__ __forceinline__ v
 
 #define INSTANCE(n, suffix, element)                                                                           \
     extern "C" __global__ void __launch_bounds__(MHC_CUDA_POST_THREADS, (n) <= 4 ? 3 : 2)                      \
-        mhc_post_forward_n##n##_##suffix(const __grid_constant__ mhc_call c)                                   \
+        mhc_post_fwd_n##n##_##suffix(const __grid_constant__ mhc_call c)                                       \
     {                                                                                                          \
         forward<element, n>(c);                                                                                \
     }                                                                                                          \
     extern "C" __global__ void __launch_bounds__((n) <= 4 ? MHC_CUDA_POST_THREADS : MHC_CUDA_POST_BWD_THREADS, \
                                                  (n) <= 4 ? 2 : 3)                                             \
-        mhc_post_backward_n##n##_##suffix(const __grid_constant__ mhc_call c)                                  \
+        mhc_post_bwd_n##n##_##suffix(const __grid_constant__ mhc_call c)                                       \
     {                                                                                                          \
         backward<element, n>(c);                                                                               \
     }
 #define F32_INSTANCE(n, suffix, element)                                                  \
     extern "C" __global__ void __launch_bounds__(MHC_CUDA_POST_THREADS, (n) <= 4 ? 2 : 1) \
-        mhc_post_backward_f32_n##n##_##suffix(const __grid_constant__ mhc_call c)         \
+        mhc_post_bwd_f32_n##n##_##suffix(const __grid_constant__ mhc_call c)              \
     {                                                                                     \
         backward<element, n, float>(c);                                                   \
     }

@@ -2,7 +2,7 @@
  *
  * mhc_pre_bwd_cluster_sm90.cu: pre backward in one pass over x and dh_in, for n = 4 and bf16.
  *
- * Tiles, blocks and owners are the same as in mhc_pre_fwd_cluster_sm90.cu. With dA, mhc_pre_dz has already
+ * Tiles, blocks and owners are the same as in mhc_pre_fwd_cluster_sm90.cu. With dh_res, mhc_pre_dz has already
  * stored dz in the workspace: it includes Sinkhorn's gradient. The ring has one stage for a tile. Roles:
  *
  *   producer     loads x and dh_in of the tile into shared memory; later stores dx, which replaced x there
@@ -31,7 +31,7 @@
 
 enum { RECORD_UNITS = sizeof(token_record) / 16 };
 
-/* Of dx: seam's backward computes the records and the gradients of the parameters only. */
+/* Of dx: post_pre's backward computes the records and the gradients of the parameters only. */
 enum data_gradient { NO_DX, DX, DX_AND_POST };
 
 /* With DX_AND_POST, the buffer of dx_post replaces one stage. With NO_DX, a stage replaces the terms of phi gamma. */
@@ -212,7 +212,7 @@ static __device__ __forceinline__ void make_owned_records(const mhc_call &c, sha
         const token_inputs in = next;
         next = load_inputs(c, value, (uint32_t)((tile + MHC_SM90_GRID_CLUSTERS) * TILE + rank));
         float dz = lane < N ? 0.0f : in.value;
-        if (!present(c.dA) && lane >= N && lane < 2 * N)
+        if (!present(c.dh_res) && lane >= N && lane < 2 * N)
             dz *= in.h_post * (1.0f - in.h_post / c.post_scale);
         if (lane >= N && lane < M)
             set_terms(s, lane, alpha * dz * in.inv_rms);
@@ -373,7 +373,7 @@ extern "C" __global__ void __launch_bounds__(MHC_SM90_BWD_THREADS, 1)
     backward<DX_AND_POST>(p);
 }
 
-/* For seam: without dx. Also stores the records. */
+/* For post_pre: without dx. Also stores the records. */
 extern "C" __global__ void __launch_bounds__(MHC_SM90_BWD_THREADS, 1)
     mhc_pre_bwd_cluster_records_sm90(const __grid_constant__ mhc_mapped_call p)
 {

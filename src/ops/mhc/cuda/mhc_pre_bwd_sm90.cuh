@@ -56,13 +56,14 @@ static __device__ __forceinline__ constexpr int column_of(int group)
     return group % 2 * 16;
 }
 
-/* The terms of phi gamma are divided by MHC_CUDA_MIX_SCALE. In one kernel the registers do not suffice for that, and the
- * sums are divided. */
+/* The terms of phi gamma are divided by MHC_CUDA_MIX_SCALE. In one kernel the registers do not suffice for that, and
+ * the sums are divided. */
 template <typename E, bool ADD_POST>
 constexpr float phi_scale = cot_is_f16<E> &&ADD_POST ? 1.0f : 1.0f / MHC_CUDA_MIX_SCALE;
 
 /* Loads phi gamma times `scale` of the warp's columns and splits it into two bf16 terms. The first terms go to
- * shared memory. The second terms stay in registers; those of groups from REGISTER_GROUPS on go to shared memory too. */
+ * shared memory. The second terms stay in registers; those of groups from REGISTER_GROUPS on go to shared memory too.
+ * */
 template <int BEGIN, int END, int REGISTER_GROUPS, typename S>
 static __device__ __forceinline__ void load_phi(const mhc_call &c, S &s, int64_t d, int warp, float scale,
                                                 uint32_t (&second_terms)[REGISTER_GROUPS][6])
@@ -285,17 +286,18 @@ static __device__ __forceinline__ token_inputs load_inputs(const mhc_call &c, co
     return in;
 }
 
-/* With dA, dz of post and res is in the workspace: it includes Sinkhorn's gradient. */
+/* With dh_res, dz of post and res is in the workspace: it includes Sinkhorn's gradient. */
 static __device__ __forceinline__ token_element input_element(const mhc_call &c, int j)
 {
     const int ij = j - 2 * N;
     if (j < N)
         return token_element(c.h_pre, j * c.h_pre.stride[2], true);
-    if (present(c.dA))
+    if (present(c.dh_res))
         return token_element({c.dz, {c.T * M, M}}, j, j < M);
     if (j < 2 * N)
         return token_element(c.dh_post, (j - N) * c.dh_post.stride[2], true);
-    return token_element(c.dh_res, ij / N * c.dh_res.stride[2] + ij % N * c.dh_res.stride[3], j < M);
+    return token_element(c.dh_res_logits, ij / N * c.dh_res_logits.stride[2] + ij % N * c.dh_res_logits.stride[3],
+                         j < M);
 }
 
 /* ---- end of a tile and of the kernel ----------------------------------------------------------------- */

@@ -270,7 +270,7 @@ static __device__ __forceinline__ void make_record(const mhc_call &c, int token,
     float dz = in.value;
     if (lane < N)
         dz = (sums[0][lane] + sums[1][lane] + sums[2][lane]) * sigma * (1.0f - sigma);
-    else if (!present(c.dA) && lane < 2 * N)
+    else if (!present(c.dh_res) && lane < 2 * N)
         dz *= in.h_post * (1.0f - in.h_post / c.post_scale);
     const float du = alpha * dz;
     const float sum = sum_over_warp(du * in.h_mix);
@@ -425,7 +425,7 @@ static __device__ __forceinline__ void backward(const mhc_mapped_call &p)
 
 /* Clears the counters. */
 extern "C" __global__ void __launch_bounds__(MHC_CUDA_THREADS)
-    mhc_pre_bwd_once_begin(const __grid_constant__ mhc_call c)
+    mhc_pre_bwd_one_pass_init(const __grid_constant__ mhc_call c)
 {
     const int64_t count = MHC_SM90_RECORD_COUNTS + (c.tokens + TILE - 1) / TILE;
     for (int64_t i = threadIdx.x; i < count; i += MHC_CUDA_THREADS)
@@ -442,4 +442,4 @@ INSTANCE(split_sm90_f16, __half, false, false)
 INSTANCE(split_sm90_bf16, __nv_bfloat16, false, false)
 INSTANCE(split_post_sm90_f16, __half, true, false)
 INSTANCE(split_post_sm90_bf16, __nv_bfloat16, true, false)
-INSTANCE(once_sm90_bf16, __nv_bfloat16, false, true)
+INSTANCE(one_pass_sm90_bf16, __nv_bfloat16, false, true)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mhc_pre_fwd_cluster_sm90.cu: pre forward for n = 4, bf16 and f16: the cluster kernels, with one pass over x, the split
- * kernel, with two passes, and the seam's forward.
+ * mhc_pre_fwd_cluster_sm90.cu: pre forward for n = 4, bf16 and f16: the cluster kernels, with one pass over x, the
+ * split kernel, with two passes, and the post_pre's forward.
  *
  * Clusters of 16 blocks process tiles of 16 tokens. Block r of the cluster has columns [256 r, 256 r + 256) of all four
  * streams and computes h_in of these columns. It also owns token r of each tile. The ring has one stage for a
@@ -26,28 +26,29 @@
  *   empty[stage]          1 of each h_in warp        x of the tile has been read (SPLIT: 1 of each MMA warp)
  *
  * A block stores into a stage of another block without waiting for that block. This is safe: a block that sends for
- * the tile that it takes STAGES rounds after tile t has released its own stage of tile t. So it had received h_pre of all tokens of tile t, and each owner
- * had read the sums that were sent to it. The same argument holds in the other direction.
+ * the tile that it takes STAGES rounds after tile t has released its own stage of tile t. So it had received h_pre of
+ * all tokens of tile t, and each owner had read the sums that were sent to it. The same argument holds in the other
+ * direction.
  *
  * WIDE, for D beyond 4096: blocks have 448 columns and tiles have 8 tokens. Tiles alternate between the two halves of
  * the cluster's blocks as owners. The terms of phi gamma that do not fit in registers are in shared memory and are
  * loaded for every tile. For f16 these are second terms. For bf16 these are the third terms, of one byte each. Let p be
  * the power of two below the row's largest element in the warp's columns, and unit = 2^-23 p. The split subtracts 192
  * units from the element and takes two bf16 terms. What remains is r, at most 64 units. It is stored as the byte
- * b = r / unit + 64. As a bf16 number, the two bytes {0x43, b} are 128 + b = 192 + r / unit: the 192 units are added back,
- * and unpacking needs no conversion. The three products add up to the element itself. Example: with p = 1 the element
- * 1.3 is 10905190 units. 192 less are 10904998 units, whose first two bf16 terms are 10878976 and 25984. r is 38 units, b
- * is 102, and {0x43, 102} is 230 = 192 + 38.
+ * b = r / unit + 64. As a bf16 number, the two bytes {0x43, b} are 128 + b = 192 + r / unit: the 192 units are added
+ * back, and unpacking needs no conversion. The three products add up to the element itself. Example: with p = 1 the
+ * element 1.3 is 10905190 units. 192 less are 10904998 units, whose first two bf16 terms are 10878976 and 25984. r is
+ * 38 units, b is 102, and {0x43, 102} is 230 = 192 + 38.
  *
  * SPLIT, for D with more slices of 256 columns than a cluster has blocks, and for bf16 or f16 with any D: the blocks do
  * not communicate. A block has one slice and every gridDim.y-th tile. The reducers store the slice's sums to global
  * memory, and the MMA warps release the stage. mhc_pre_tokens.cu sums over the slices and reads x again for h_in.
  *
- * SEAM, post of a layer and pre of the next, for D up to 4096: x of pre is y of post, which never is read from memory.
- * The producer also loads a tile of f. The h_in warps first compute y in place of x: a thread replaces the elements
- * that it reads for h_in later, LOOKAHEAD tiles after. One of their threads stores y by one TMA box. The MMA warps wait
- * for y_full[stage] (128 arrivals, the h_in threads: y of the tile is in shared memory) instead of full[stage]. The
- * order of the sums of y is that of mhc_post.cu, so y has the bits of mhc_post. */
+ * POST_PRE, post of a layer and pre of the next, for D up to 4096: x of pre is y of post, which never is read from
+ * memory. The producer also loads a tile of f. The h_in warps first compute y in place of x: a thread replaces the
+ * elements that it reads for h_in later, LOOKAHEAD tiles after. One of their threads stores y by one TMA box. The MMA
+ * warps wait for y_full[stage] (128 arrivals, the h_in threads: y of the tile is in shared memory) instead of
+ * full[stage]. The order of the sums of y is that of mhc_post.cu, so y has the bits of mhc_post. */
 #include "mhc_mma.cuh"
 
 #include "../../../cuda/device/bulk.cuh"
@@ -67,14 +68,14 @@ template <typename E> constexpr int groups_of = terms_of<E> *OCTETS;
 /* The configuration of a block with 64 * CHUNKS_ columns of each stream. With more than 4 chunks, phi gamma does not
  * fit in registers. Shared memory then holds the second terms of a warp's last steps (f16) or all third terms as bytes
  * (bf16). */
-template <typename E_, int CHUNKS_, bool SEAM_ = false> struct fwd_traits {
+template <typename E_, int CHUNKS_, bool POST_PRE_ = false> struct fwd_traits {
     typedef E_ E;
     enum {
-        SEAM = SEAM_,
+        POST_PRE = POST_PRE_,
         CHUNKS = CHUNKS_,
         WIDE = CHUNKS > MHC_SM90_BLOCK_CHUNKS,
         TILE = WIDE ? MHC_SM90_WIDE_TILE : MHC_SM90_TILE,
-        STAGES = SEAM ? 5 : 6,
+        STAGES = POST_PRE ? 5 : 6,
         STREAM_BYTES = CHUNKS * MHC_SM90_CHUNK_COLUMNS * TILE * 2, /* of one stream in a stage */
         STAGE_BYTES = N * STREAM_BYTES,
         LOOKAHEAD = 2,                                                /* tiles from y to h_in */
@@ -97,8 +98,8 @@ template <typename E_, int CHUNKS_, bool SEAM_ = false> struct fwd_traits {
 
 template <typename Traits> struct shared_memory {
     unsigned char x[Traits::STAGES][Traits::STAGE_BYTES]; /* [stream][chunk][token][128 bytes, swizzled] */
-    unsigned char f[Traits::SEAM ? Traits::STAGES : 1]
-                   [Traits::SEAM ? Traits::STREAM_BYTES : 16]; /* x without streams */
+    unsigned char f[Traits::POST_PRE ? Traits::STAGES : 1]
+                   [Traits::POST_PRE ? Traits::STREAM_BYTES : 16]; /* x without streams */
     uint2 phi[MMA_WARPS][Traits::SHARED_STEPS > 0 ? Traits::SHARED_STEPS : 1][Traits::SHARED_STEPS > 0 ? OCTETS : 1]
              [Traits::SHARED_STEPS > 0 ? 32 : 1];
     /* One word for each step. */
@@ -108,8 +109,8 @@ template <typename Traits> struct shared_memory {
     /* Sums from all blocks, for each stage that holds a token of this block. */
     float gathered[Traits::STAGES * Traits::TILE / MHC_SM90_CLUSTER_BLOCKS][MHC_SM90_CLUSTER_BLOCKS][SUMS];
     float h_pre[Traits::STAGES][Traits::TILE][N];
-    /* Of each token: rows of A, then h_post. Tiles alternate between two buffers. */
-    float4 post_coefficients[2][Traits::SEAM ? Traits::TILE : 1][N + 1];
+    /* Of each token: rows of h_res, then h_post. Tiles alternate between two buffers. */
+    float4 post_coefficients[2][Traits::POST_PRE ? Traits::TILE : 1][N + 1];
     /* Scales of rows r, 8 + r and 16 + r of a warp. */
     float4 row_scales[Traits::BYTE_TERMS ? MMA_WARPS : 1][Traits::BYTE_TERMS ? 8 : 1];
     uint64_t full[Traits::STAGES], empty[Traits::STAGES], gathered_full[Traits::STAGES], h_pre_full[Traits::STAGES];
@@ -290,7 +291,7 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
                        first_row = row_address[0] + stage_offset;
         const uint32_t row_base[2] = {first_row,
                                       Traits::PAIRS % 2 == 0 ? first_row ^ 64 : row_address[1] + stage_offset};
-        cot_mbarrier_wait(Traits::SEAM ? &s.y_full[ring.stage] : &s.full[ring.stage], ring.parity);
+        cot_mbarrier_wait(Traits::POST_PRE ? &s.y_full[ring.stage] : &s.full[ring.stage], ring.parity);
 #pragma unroll
         for (int t = 0; t < TILE / 8; t++) {
             float sums[M_TILES][4] = {0}, tail_sums[4] = {0}, run[4] = {0};
@@ -360,7 +361,7 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
 
 /* Starts the loads of the coefficients of post, of the tokens of one h_in warp: zero for tokens that do not exist. */
 template <typename Traits>
-static __device__ __forceinline__ void load_post_coefficients(const mhc_seam_call &p, float4 (*to)[N + 1],
+static __device__ __forceinline__ void load_post_coefficients(const mhc_post_pre_call &p, float4 (*to)[N + 1],
                                                               int first_token)
 {
     constexpr int FLOATS = N * N + N;
@@ -369,7 +370,7 @@ static __device__ __forceinline__ void load_post_coefficients(const mhc_seam_cal
     for (int index = threadIdx.x % 32; index < Traits::TILE / 4 * FLOATS; index += 32) {
         const int ij = index % FLOATS, token = first_token + index / FLOATS;
         const bool valid = token < (int)p.call.tokens;
-        const mhc_array &a = ij < N * N ? p.A : p.h_post;
+        const mhc_array &a = ij < N * N ? p.h_res : p.h_post;
         const int64_t offset = ij < N * N ? ij / N * a.stride[2] + ij % N * a.stride[3] : (ij - N * N) * a.stride[2];
         cot_cp_async_zfill<4>(valid, cot_shared_address((float *)to + index),
                               (const float *)a.data + (valid ? token * a.stride[axis] + offset : 0));
@@ -423,15 +424,15 @@ template <int PENDING> static __device__ __forceinline__ void wait_bulk_read(voi
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
 
-/* seam: null in pre. */
+/* post_pre: null in pre. */
 template <typename Traits>
-static __device__ __forceinline__ void compute_h_in(const mhc_call &c, const mhc_seam_call *seam,
+static __device__ __forceinline__ void compute_h_in(const mhc_call &c, const mhc_post_pre_call *post_pre,
                                                     shared_memory<Traits> &s, const tile_schedule &schedule)
 {
     typedef typename Traits::E E;
     /* 16-byte units in a chunk of one stream. A thread processes one unit in every (128 / UNITS)-th chunk. */
     constexpr int UNITS = Traits::TILE * 8;
-    static_assert(!Traits::SEAM || UNITS == 128, "a thread must have one unit of every chunk");
+    static_assert(!Traits::POST_PRE || UNITS == 128, "a thread must have one unit of every chunk");
     const int thread = threadIdx.x % 128, t = thread % UNITS / 8, unit = thread % 8;
     const int x_offset = (thread / UNITS * Traits::TILE + t) * 128 + (unit ^ (t & 7)) * 16;
     const int d = (schedule.column_block * Traits::CHUNKS + thread / UNITS) * MHC_SM90_CHUNK_COLUMNS + unit * 8;
@@ -441,7 +442,7 @@ static __device__ __forceinline__ void compute_h_in(const mhc_call &c, const mhc
         thread / UNITS;
     const int64_t stride = c.h_in.stride[c.T > 1 ? 1 : 0]; /* between tokens, for any B */
     auto finish_tile = [&](int tile, const cot_pipeline_state<Traits::STAGES> &ring) {
-        if (!Traits::SEAM)
+        if (!Traits::POST_PRE)
             cot_mbarrier_wait(&s.full[ring.stage], ring.parity);
         cot_mbarrier_wait(&s.h_pre_full[ring.stage], ring.parity);
         if (thread == 0)
@@ -471,12 +472,12 @@ static __device__ __forceinline__ void compute_h_in(const mhc_call &c, const mhc
             cot_store_vector<E, 8>(to + chunk * MHC_SM90_CHUNK_COLUMNS, sum);
         }
         __syncwarp();
-        if (Traits::SEAM && thread == 0)
+        if (Traits::POST_PRE && thread == 0)
             wait_bulk_read<Traits::LOOKAHEAD>(); /* the store of y has read the stage */
         if (threadIdx.x % 32 == 0)
             cot_mbarrier_arrive(&s.empty[ring.stage]);
     };
-    if constexpr (!Traits::SEAM) {
+    if constexpr (!Traits::POST_PRE) {
         cot_cluster_wait();
         FOR_EACH_TILE(tile, ring, schedule)
         {
@@ -484,7 +485,7 @@ static __device__ __forceinline__ void compute_h_in(const mhc_call &c, const mhc
         }
     } else {
         const int warp_token = thread / 32 * (Traits::TILE / 4);
-        load_post_coefficients<Traits>(*seam, &s.post_coefficients[0][warp_token],
+        load_post_coefficients<Traits>(*post_pre, &s.post_coefficients[0][warp_token],
                                        schedule.first * Traits::TILE + warp_token);
         cot_cluster_wait();
         cot_pipeline_state<Traits::STAGES> y_ring, ring;
@@ -494,7 +495,7 @@ static __device__ __forceinline__ void compute_h_in(const mhc_call &c, const mhc
             if (tile < schedule.tiles) {
                 cot_cp_async_wait_group<0>();
                 __syncwarp(); /* the coefficients of all lanes are there, and those of the tile before have been read */
-                load_post_coefficients<Traits>(*seam, &s.post_coefficients[buffer ^ 1][warp_token],
+                load_post_coefficients<Traits>(*post_pre, &s.post_coefficients[buffer ^ 1][warp_token],
                                                (tile + schedule.stride) * Traits::TILE + warp_token);
                 cot_mbarrier_wait(&s.full[y_ring.stage], y_ring.parity);
                 apply_post<Traits>(s.x[y_ring.stage] + x_offset, s.f[y_ring.stage] + x_offset,
@@ -504,7 +505,7 @@ static __device__ __forceinline__ void compute_h_in(const mhc_call &c, const mhc
                 cot_mbarrier_arrive(&s.y_full[y_ring.stage]);
                 cot_named_barrier<1>(128);
                 if (thread == 0) {
-                    cot_tma_store_4d(&seam->y, 0, tile * Traits::TILE, schedule.column_block * Traits::CHUNKS, 0,
+                    cot_tma_store_4d(&post_pre->y, 0, tile * Traits::TILE, schedule.column_block * Traits::CHUNKS, 0,
                                      s.x[y_ring.stage]);
                     cot_bulk_commit();
                 }
@@ -575,7 +576,7 @@ static __device__ __forceinline__ token_element value_element(const mhc_call &c,
         return token_element(c.h_pre, j * c.h_pre.stride[2], true);
     if (j < 2 * N)
         return token_element(c.h_post, (j - N) * c.h_post.stride[2], true);
-    return token_element(c.h_res, ij / N * c.h_res.stride[2] + ij % N * c.h_res.stride[3], j < M);
+    return token_element(c.h_res_logits, ij / N * c.h_res_logits.stride[2] + ij % N * c.h_res_logits.stride[3], j < M);
 }
 
 /* 1 / sqrt(x) with an error of about 1 ulp: the hardware approximation and one Newton step. 0 and infinity skip the
@@ -650,11 +651,11 @@ static __device__ __forceinline__ void run_owner(const mhc_call &c, shared_memor
     }
 }
 
-/* The schedule for one role. In seam, each role reads its first tile again. Otherwise the loops of all roles share one
- * register of the compiler, and a role with few registers spills it for all. */
+/* The schedule for one role. In post_pre, each role reads its first tile again. Otherwise the loops of all roles share
+ * one register of the compiler, and a role with few registers spills it for all. */
 template <typename Traits> static __device__ __forceinline__ tile_schedule for_role(tile_schedule schedule)
 {
-    if constexpr (Traits::SEAM) {
+    if constexpr (Traits::POST_PRE) {
         int block;
         asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
         schedule.first = block / MHC_SM90_CLUSTER_BLOCKS;
@@ -662,7 +663,7 @@ template <typename Traits> static __device__ __forceinline__ tile_schedule for_r
     return schedule;
 }
 
-/* Call: mhc_mapped_call, or mhc_seam_call. */
+/* Call: mhc_mapped_call, or mhc_post_pre_call. */
 template <typename Traits, bool SPLIT, typename Call>
 static __device__ __forceinline__ void produce(const Call &p, shared_memory<Traits> &s, const tile_schedule &schedule)
 {
@@ -671,8 +672,8 @@ static __device__ __forceinline__ void produce(const Call &p, shared_memory<Trai
         {
             cot_mbarrier_wait(&s.empty[ring.stage], ring.parity ^ 1);
             cot_mbarrier_arrive_expect(&s.full[ring.stage],
-                                       Traits::STAGE_BYTES + (Traits::SEAM ? Traits::STREAM_BYTES : 0));
-            if constexpr (Traits::SEAM)
+                                       Traits::STAGE_BYTES + (Traits::POST_PRE ? Traits::STREAM_BYTES : 0));
+            if constexpr (Traits::POST_PRE)
                 cot_tma_load_4d(s.f[ring.stage], &p.f, 0, tile * Traits::TILE, schedule.column_block * Traits::CHUNKS,
                                 0, &s.full[ring.stage]);
             cot_tma_load_4d(s.x[ring.stage], &p.x, 0, tile * Traits::TILE, schedule.column_block * Traits::CHUNKS, 0,
@@ -712,7 +713,7 @@ template <typename Traits, bool SPLIT, typename Call> static __device__ __forcei
         cot_setmaxnreg_inc<SPLIT ? 224 : Traits::WIDE ? 216 : 208>();
         multiply<Traits, SPLIT>(c, s, for_role<Traits>(schedule));
     } else if (warp < MMA_WARPS + 4) {
-        cot_setmaxnreg_dec<SPLIT ? 56 : Traits::SEAM ? 32 : Traits::WIDE ? 40 : 48>();
+        cot_setmaxnreg_dec<SPLIT ? 56 : Traits::POST_PRE ? 32 : Traits::WIDE ? 40 : 48>();
         if (warp < MMA_WARPS + 2)
             reduce<Traits, SPLIT>(c, s, for_role<Traits>(schedule));
         else if (warp == MMA_WARPS + 2)
@@ -720,8 +721,8 @@ template <typename Traits, bool SPLIT, typename Call> static __device__ __forcei
         else if constexpr (!SPLIT)
             run_owner(c, s, for_role<Traits>(schedule));
     } else if constexpr (!SPLIT) {
-        cot_setmaxnreg_dec<Traits::SEAM ? 64 : Traits::WIDE ? 40 : 48>();
-        if constexpr (Traits::SEAM)
+        cot_setmaxnreg_dec<Traits::POST_PRE ? 64 : Traits::WIDE ? 40 : 48>();
+        if constexpr (Traits::POST_PRE)
             compute_h_in(c, &p, s, for_role<Traits>(schedule));
         else
             compute_h_in(c, nullptr, s, for_role<Traits>(schedule));
@@ -732,14 +733,14 @@ template <typename Traits, bool SPLIT, typename Call> static __device__ __forcei
     }
 }
 
-#define SEAM_INSTANCE(suffix, element)                                              \
-    extern "C" __global__ void __launch_bounds__(MHC_SM90_FWD_THREADS, 1)           \
-        mhc_seam_fwd_cluster_sm90_##suffix(const __grid_constant__ mhc_seam_call p) \
-    {                                                                               \
-        forward<fwd_traits<element, MHC_SM90_BLOCK_CHUNKS, true>, false>(p);        \
+#define POST_PRE_INSTANCE(suffix, element)                                                  \
+    extern "C" __global__ void __launch_bounds__(MHC_SM90_FWD_THREADS, 1)                   \
+        mhc_post_pre_fwd_cluster_sm90_##suffix(const __grid_constant__ mhc_post_pre_call p) \
+    {                                                                                       \
+        forward<fwd_traits<element, MHC_SM90_BLOCK_CHUNKS, true>, false>(p);                \
     }
-SEAM_INSTANCE(f16, __half)
-SEAM_INSTANCE(bf16, __nv_bfloat16)
+POST_PRE_INSTANCE(f16, __half)
+POST_PRE_INSTANCE(bf16, __nv_bfloat16)
 
 #define INSTANCE(name, element, chunks, split, threads)               \
     extern "C" __global__ void __launch_bounds__(threads, 1)          \

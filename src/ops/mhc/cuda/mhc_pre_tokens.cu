@@ -2,7 +2,7 @@
  *
  * mhc_pre_tokens.cu: the per-token work of pre, for kernels whose products work on slices of the columns. One block
  * handles one token.
- *   finish   forward: sums over the slices, computes the coefficients, reads x to compute h_in
+ *   epilogue forward: sums over the slices, computes the coefficients, reads x to compute h_in
  *   records  backward: dh_pre from x and dh_in, then dz, dh_mix and c of the formulas
  * Rows that are whole aligned vectors are read V elements at a time, other rows one element at a time. */
 #include "mhc_cuda.cuh"
@@ -73,7 +73,7 @@ static __device__ __forceinline__ void compute_h_in(const mhc_call &c, int64_t t
     }
 }
 
-template <typename E, int V> static __device__ __forceinline__ void finish(const mhc_call &c)
+template <typename E, int V> static __device__ __forceinline__ void epilogue(const mhc_call &c)
 {
     __shared__ float group_sums[THREADS], sums[MHC_CUDA_SUMS(MHC_CUDA_MAX_N)], h_pre[MHC_CUDA_MAX_N];
     const int n = c.n, M = n * n + 2 * n, S = MHC_CUDA_SUMS(n), groups = THREADS / S, tid = threadIdx.x;
@@ -257,5 +257,5 @@ template <typename E, int V> static __device__ __forceinline__ void records(cons
     INSTANCE(name, any_f16, __half, 1)     \
     INSTANCE(name, any_bf16, __nv_bfloat16, 1)
 
-INSTANCES(finish)
+INSTANCES(epilogue)
 INSTANCES(records)

@@ -2,7 +2,7 @@
  *
  * mhc_sinkhorn.cu: Sinkhorn and its gradient, one token a thread, n as a constant. K, G, u and v are in registers.
  *
- * The method is that of cpu/mhc_sinkhorn.h: A = K_ij u_i v_j with K = softmax + eps. The gradient stores u and v of
+ * The method is that of cpu/mhc_sinkhorn.h: h_res = K_ij u_i v_j with K = softmax + eps. The gradient stores u and v of
  * every iteration in the workspace. The file also has the part of pre's backward that needs neither x nor dh_in: dz of
  * post and res. */
 #include "mhc_cuda.cuh"
@@ -43,10 +43,10 @@ template <int N> static __device__ __forceinline__ void forward(const mhc_call &
     const int64_t token = thread_token();
     if (token >= c.tokens)
         return;
-    float A[N * N];
-    load_matrix<N>(c, c.h_res, token, A);
-    sinkhorn<N>(c.iterations, c.sinkhorn_eps, A);
-    store_matrix<N>(c, c.A, token, A);
+    float h_res[N * N];
+    load_matrix<N>(c, c.h_res_logits, token, h_res);
+    sinkhorn<N>(c.iterations, c.sinkhorn_eps, h_res);
+    store_matrix<N>(c, c.h_res, token, h_res);
 }
 
 template <int N> static __device__ __forceinline__ void backward(const mhc_call &c)
@@ -55,10 +55,10 @@ template <int N> static __device__ __forceinline__ void backward(const mhc_call 
     if (token >= c.tokens)
         return;
     float logits[N * N], G[N * N];
-    load_matrix<N>(c, c.h_res, token, logits);
-    load_matrix<N>(c, c.dA, token, G);
+    load_matrix<N>(c, c.h_res_logits, token, logits);
+    load_matrix<N>(c, c.dh_res, token, G);
     sinkhorn_gradient<N>(c.iterations, c.sinkhorn_eps, logits, G, c.history + token, c.tokens);
-    store_matrix<N>(c, c.dh_res, token, G);
+    store_matrix<N>(c, c.dh_res_logits, token, G);
 }
 
 template <int N> static __device__ __forceinline__ void pre_dz(const mhc_call &c)
@@ -76,7 +76,7 @@ template <int N> static __device__ __forceinline__ void pre_dz(const mhc_call &c
         dz[N + i] = dh_post * h_post * (1.0f - h_post / c.post_scale);
     }
     float G[N * N] = {0};
-    if (present(c.dA)) {
+    if (present(c.dh_res)) {
         float logits[N * N];
         const float alpha = load_f32(c.alpha, 2 * c.alpha.stride[0]);
         const float inv_rms = load_f32(c.inv_rms, token_offset(c, c.inv_rms, token));
@@ -85,30 +85,31 @@ template <int N> static __device__ __forceinline__ void pre_dz(const mhc_call &c
         for (int ij = 0; ij < N * N; ij++)
             logits[ij] = fmaf(alpha, load_f32(c.h_mix, offset + (2 * N + ij) * c.h_mix.stride[2]) * inv_rms,
                               load_f32(c.bias, (2 * N + ij) * c.bias.stride[0]));
-        load_matrix<N>(c, c.dA, token, G);
+        load_matrix<N>(c, c.dh_res, token, G);
         sinkhorn_gradient<N>(c.iterations, c.sinkhorn_eps, logits, G, c.history + token, c.tokens);
     }
-    const int64_t offset = token_offset(c, c.dh_res, token);
+    const int64_t offset = token_offset(c, c.dh_res_logits, token);
 #pragma unroll
     for (int ij = 0; ij < N * N; ij++) {
-        if (present(c.dh_res))
-            G[ij] += load_f32(c.dh_res, offset + ij / N * c.dh_res.stride[2] + ij % N * c.dh_res.stride[3]);
+        if (present(c.dh_res_logits))
+            G[ij] += load_f32(c.dh_res_logits,
+                              offset + ij / N * c.dh_res_logits.stride[2] + ij % N * c.dh_res_logits.stride[3]);
         dz[2 * N + ij] = G[ij];
     }
 }
 
-#define INSTANCES(n)                                                      \
-    KERNEL mhc_sinkhorn_forward_n##n(const __grid_constant__ mhc_call c)  \
-    {                                                                     \
-        forward<n>(c);                                                    \
-    }                                                                     \
-    KERNEL mhc_sinkhorn_backward_n##n(const __grid_constant__ mhc_call c) \
-    {                                                                     \
-        backward<n>(c);                                                   \
-    }                                                                     \
-    KERNEL mhc_pre_dz_n##n(const __grid_constant__ mhc_call c)            \
-    {                                                                     \
-        pre_dz<n>(c);                                                     \
+#define INSTANCES(n)                                                 \
+    KERNEL mhc_sinkhorn_fwd_n##n(const __grid_constant__ mhc_call c) \
+    {                                                                \
+        forward<n>(c);                                               \
+    }                                                                \
+    KERNEL mhc_sinkhorn_bwd_n##n(const __grid_constant__ mhc_call c) \
+    {                                                                \
+        backward<n>(c);                                              \
+    }                                                                \
+    KERNEL mhc_pre_dz_n##n(const __grid_constant__ mhc_call c)       \
+    {                                                                \
+        pre_dz<n>(c);                                                \
     }
 
 INSTANCES(1)

@@ -59,20 +59,20 @@ static __device__ __forceinline__ void sinkhorn_iteration(bool rows, float eps, 
     }
 }
 
-/* A from the logits, in place. */
-template <int N> static __device__ __forceinline__ void sinkhorn(int iterations, float eps, float (&A)[N * N])
+/* h_res from the logits, in place. */
+template <int N> static __device__ __forceinline__ void sinkhorn(int iterations, float eps, float (&h_res)[N * N])
 {
     float u[N], v[N];
 #pragma unroll
     for (int i = 0; i < N; i++)
         u[i] = v[i] = 1.0f;
-    softmax<N>(eps, A);
+    softmax<N>(eps, h_res);
 #pragma unroll 1
     for (int r = 0; r < iterations; r++)
-        sinkhorn_iteration<N>(r > 0, eps, A, u, v);
+        sinkhorn_iteration<N>(r > 0, eps, h_res, u, v);
 #pragma unroll
     for (int ij = 0; ij < N * N; ij++)
-        A[ij] = A[ij] * u[ij / N] * v[ij % N];
+        h_res[ij] = h_res[ij] * u[ij / N] * v[ij % N];
 }
 
 /* Loads u and v after iteration r. */
@@ -87,7 +87,7 @@ static __device__ __forceinline__ void load_scales(const float *history, int64_t
     }
 }
 
-/* G holds dA and becomes the gradient of the logits. history: element 0 of [iterations][2n], with `stride` between
+/* G holds dh_res and becomes the gradient of the logits. history: element 0 of [iterations][2n], with `stride` between
  * elements. */
 template <int N>
 static __device__ __forceinline__ void sinkhorn_gradient(int iterations, float eps, const float (&logits)[N * N],

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mhc_seam_bwd_sm90.cu: the second half of seam's backward for n = 4, f16 and bf16: g and the gradients of post, from the
- * records that pre's backward has stored. g stays in registers.
+ * mhc_post_pre_bwd_sm90.cu: the second half of post_pre's backward for n = 4, f16 and bf16: g and the gradients of
+ * post, from the records that pre's backward has stored. g stays in registers.
  *
  *   g = dh_mix (phi gamma) + c y + h_pre dh_in + dy     y is computed again from x and f, and rounded
- *   df = h_post g,  dx = A g                            stored
- *   dh_post = f g,  dA = x g                            summed over the block's columns; mhc_seam_sum_slices adds the slices
+ *   df = h_post g,  dx = h_res g       stored
+ *   dh_post = f g,  dh_res = x g      summed over the block's columns; mhc_post_pre_sum_slices adds the slices
  *
- * Block (x, y) has 128 columns of all four streams. Its warps have every (8 gridDim.y)-th tile of 16 tokens and never wait
- * for each other after the terms of phi gamma are in shared memory. A step of a warp is 32 columns of its tile. A lane
- * handles 8 columns of two tokens. cp.async copies the inputs of the next step while a step is multiplied. Each lane copies
- * what it reads itself; only records and coefficients are read by other lanes of the warp.
+ * Block (x, y) has 128 columns of all four streams. Its warps have every (8 gridDim.y)-th tile of 16 tokens and never
+ * wait for each other after the terms of phi gamma are in shared memory. A step of a warp is 32 columns of its tile. A
+ * lane handles 8 columns of two tokens. cp.async copies the inputs of the next step while a step is multiplied. Each
+ * lane copies what it reads itself; only records and coefficients are read by other lanes of the warp.
  *
  * dh_mix and phi gamma have three bf16 terms each. Products of fourth and higher order are left out: g has float32
  * precision. */
@@ -20,10 +20,10 @@ enum {
     N = MHC_SM90_N,
     M = MHC_SM90_M,
     TILE = MHC_SM90_TILE,
-    COLUMNS = MHC_SM90_SEAM_COLUMNS,
+    COLUMNS = MHC_SM90_POST_PRE_COLUMNS,
     GROUP = 32, /* columns of a step */
     GROUPS = COLUMNS / GROUP,
-    THREADS = MHC_SM90_SEAM_THREADS,
+    THREADS = MHC_SM90_POST_PRE_THREADS,
     WARPS = THREADS / 32,
     TERMS = 3,
     PITCH = COLUMNS + 8, /* elements of a row of phi: an odd number of 16-byte units */
@@ -40,7 +40,7 @@ enum {
 struct warp_memory {
     uint4 pieces[2][PIECES][32];       /* of each lane: 8 columns of two tokens */
     mhc_token_record records[2][TILE]; /* of this tile and the next */
-    float coefficients[2][TILE][SUMS]; /* A[i][o], then h_post */
+    float coefficients[2][TILE][SUMS]; /* h_res[i][o], then h_post */
 };
 struct shared_memory {
     uint16_t phi[TERMS][N][M][PITCH]; /* the columns of a group are permuted, see stage_phi */
@@ -49,8 +49,8 @@ struct shared_memory {
 static_assert(sizeof(shared_memory) <= MHC_SM90_SHARED_BYTES, "must fit in a block's shared memory");
 extern __shared__ __align__(16) unsigned char memory[];
 
-/* The terms of phi gamma / MHC_CUDA_MIX_SCALE of the block's columns. In each group of 32 columns, the columns 8 q + 2 o
- * and 8 q + 2 o + 1 become columns 2 q and 2 q + 1 of octet o. So a lane's columns of the four octets are eight
+/* The terms of phi gamma / MHC_CUDA_MIX_SCALE of the block's columns. In each group of 32 columns, the columns 8 q + 2
+ * o and 8 q + 2 o + 1 become columns 2 q and 2 q + 1 of octet o. So a lane's columns of the four octets are eight
  * consecutive columns of x. */
 static __device__ __forceinline__ void stage_phi(const mhc_call &c, shared_memory &s, int first_column)
 {
@@ -143,20 +143,22 @@ static __device__ __forceinline__ void copy_tokens(const mhc_call &c, warp_memor
                            (const uint4 *)(c.records + tile * TILE) + index);
     const int64_t token = tile * TILE + lane % TILE;
     const bool valid = token < c.tokens;
-    const int64_t A = valid ? token_offset(c, c.A, token) : 0, h_post = valid ? token_offset(c, c.h_post, token) : 0;
+    const int64_t h_res = valid ? token_offset(c, c.h_res, token) : 0,
+                  h_post = valid ? token_offset(c, c.h_post, token) : 0;
     float *const to = s.coefficients[buffer][lane % TILE];
 #pragma unroll
     for (int index = 0; index < SUMS; index += 2) { /* the upper half of the warp has the odd ones */
         const int ij = index + lane / TILE;
-        const float *from = ij < N * N ? (const float *)c.A.data + A + ij / N * c.A.stride[2] + ij % N * c.A.stride[3]
-                                       : (const float *)c.h_post.data + h_post + (ij - N * N) * c.h_post.stride[2];
+        const float *from =
+            ij < N * N ? (const float *)c.h_res.data + h_res + ij / N * c.h_res.stride[2] + ij % N * c.h_res.stride[3]
+                       : (const float *)c.h_post.data + h_post + (ij - N * N) * c.h_post.stride[2];
         cot_cp_async_zfill<4>(valid, cot_shared_address(to + ij), from);
     }
 }
 
 /* A token's coefficients. */
 struct token_coefficients {
-    float A[N][N], h_post[N], h_pre[N], factor;
+    float h_res[N][N], h_post[N], h_pre[N], factor;
 
     __device__ __forceinline__ token_coefficients(const warp_memory &s, int buffer, int token)
     {
@@ -164,7 +166,7 @@ struct token_coefficients {
 #pragma unroll
         for (int i = 0; i < N; i++) {
             const float4 row = from[i];
-            A[i][0] = row.x, A[i][1] = row.y, A[i][2] = row.z, A[i][3] = row.w;
+            h_res[i][0] = row.x, h_res[i][1] = row.y, h_res[i][2] = row.z, h_res[i][3] = row.w;
         }
         const float4 post = from[N], pre = *(const float4 *)s.records[buffer][token].h_pre;
         h_post[0] = post.x, h_post[1] = post.y, h_post[2] = post.z, h_post[3] = post.w;
@@ -178,8 +180,8 @@ static __device__ __forceinline__ uint32_t word_of(const uint4 &v, int w)
     return w == 0 ? v.x : w == 1 ? v.y : w == 2 ? v.z : v.w;
 }
 
-/* The same words, computed from c.n == N, which the compiler does not know. Otherwise it keeps the unpacked elements from
- * begin_g to finish_step, which take twice as many registers. */
+/* The same words, computed from c.n == N, which the compiler does not know. Otherwise it keeps the unpacked elements
+ * from begin_g to finish_step, which take twice as many registers. */
 static __device__ __forceinline__ uint4 hide(const mhc_call &c, const uint4 &v)
 {
     const uint32_t zero = (uint32_t)c.n ^ N;
@@ -215,8 +217,8 @@ static __device__ __forceinline__ void begin_g(const warp_memory &s, int buffer,
                 float low = k.h_post[o] * f_pair.x, high = k.h_post[o] * f_pair.y;
 #pragma unroll
                 for (int i = 0; i < N; i++) {
-                    low = fmaf(k.A[i][o], x_pairs[i].x, low);
-                    high = fmaf(k.A[i][o], x_pairs[i].y, high);
+                    low = fmaf(k.h_res[i][o], x_pairs[i].x, low);
+                    high = fmaf(k.h_res[i][o], x_pairs[i].y, high);
                 }
                 const float2 y = cot_unpack_pair<E>(cot_pack_pair<E>(low, high)),
                              from_dy = cot_unpack_pair<E>(word_of(dy[o], w));
@@ -227,7 +229,8 @@ static __device__ __forceinline__ void begin_g(const warp_memory &s, int buffer,
     }
 }
 
-/* Adds the products of the smallest terms first. Tensor cores truncate sums: 12 products are added to each element of g. */
+/* Adds the products of the smallest terms first. Tensor cores truncate sums: 12 products are added to each element of
+ * g. */
 static __device__ __forceinline__ void add_products(const shared_memory &s, const warp_memory &w, int buffer, int group,
                                                     float (&g)[N][4][4])
 {
@@ -334,8 +337,8 @@ static __device__ __forceinline__ void finish_step(const mhc_call &c, const warp
                 low = high = 0.0f;
 #pragma unroll
                 for (int o = 0; o < N; o++) {
-                    low = fmaf(k.A[i][o], g[o][w][2 * h], low);
-                    high = fmaf(k.A[i][o], g[o][w][2 * h + 1], high);
+                    low = fmaf(k.h_res[i][o], g[o][w][2 * h], low);
+                    high = fmaf(k.h_res[i][o], g[o][w][2 * h + 1], high);
                     step_sums[i * N + o] = fmaf(x_pair.x, g[o][w][2 * h], step_sums[i * N + o]);
                     step_sums[i * N + o] = fmaf(x_pair.y, g[o][w][2 * h + 1], step_sums[i * N + o]);
                 }
@@ -418,13 +421,13 @@ template <typename E, bool VECTOR> static __device__ __forceinline__ void backwa
         backward<element, vector>(c);                                                                 \
     }
 
-INSTANCE(mhc_seam_bwd_sm90_f16, __half, true)
-INSTANCE(mhc_seam_bwd_sm90_bf16, __nv_bfloat16, true)
-INSTANCE(mhc_seam_bwd_any_sm90_f16, __half, false)
-INSTANCE(mhc_seam_bwd_any_sm90_bf16, __nv_bfloat16, false)
+INSTANCE(mhc_post_pre_bwd_sm90_f16, __half, true)
+INSTANCE(mhc_post_pre_bwd_sm90_bf16, __nv_bfloat16, true)
+INSTANCE(mhc_post_pre_bwd_any_sm90_f16, __half, false)
+INSTANCE(mhc_post_pre_bwd_any_sm90_bf16, __nv_bfloat16, false)
 
 /* Adds the sums of the slices in order. A thread has one of the n*n + n sums of a token. */
-extern "C" __global__ void __launch_bounds__(THREADS) mhc_seam_sum_slices(const __grid_constant__ mhc_call c)
+extern "C" __global__ void __launch_bounds__(THREADS) mhc_post_pre_sum_slices(const __grid_constant__ mhc_call c)
 {
     const int64_t index = (int64_t)blockIdx.x * THREADS + threadIdx.x, token = index / SUMS;
     const int ij = (int)(index % SUMS);
@@ -434,8 +437,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) mhc_seam_sum_slices(const 
 #pragma unroll 8
     for (int64_t slice = 0; slice < c.slices; slice++)
         sum += c.post_sums[slice * c.tokens * SUMS + index];
-    if (ij < N * N && present(c.dA))
-        store_f32(c.dA, token_offset(c, c.dA, token) + ij / N * c.dA.stride[2] + ij % N * c.dA.stride[3], sum);
+    if (ij < N * N && present(c.dh_res))
+        store_f32(c.dh_res,
+                  token_offset(c, c.dh_res, token) + ij / N * c.dh_res.stride[2] + ij % N * c.dh_res.stride[3], sum);
     if (ij >= N * N && present(c.dh_post))
         store_f32(c.dh_post, token_offset(c, c.dh_post, token) + (ij - N * N) * c.dh_post.stride[2], sum);
 }
