@@ -579,7 +579,7 @@ A commit that ends in *+* had uncommitted changes.
 | p=P | dropout probability |
 | generated, mask, mask_bits | the mask is generated from the seed; or it is in memory, with one byte or one bit for each element |
 | phi~1/nD, phi~1 | variance of the elements of phi |
-| sinkhorn | mhc_pre computes A too |
+| sinkhorn | mhc_pre computes h_res too |
 | dh_res_logits, dx_post | the backward has this optional input |
 | h_res[in,out], h_res[out,in] | layout of h_res in mhc_post |
 | iterations=N | iterations of mhc_sinkhorn |
