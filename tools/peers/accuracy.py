@@ -16,10 +16,11 @@ import sys
 import protocol
 import torch
 import torch.nn.functional as F
+from mhc import sinkhorn
 
 import cotangent
 
-DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+DTYPES = ("f32", "f16", "bf16")
 
 
 def attention(q, k, v):
@@ -40,15 +41,6 @@ def causal_conv1d_dense(x, weight):
 
 def dropout(x, bias, residual, mask):
     return F.gelu(x + bias, approximate="tanh") * mask / (1 - P) + residual
-
-
-def sinkhorn(logits, iterations=20, eps=1e-6):
-    h_res = torch.softmax(logits, -1) + eps
-    h_res = h_res / (h_res.sum(-2, keepdim=True) + eps)
-    for _ in range(iterations - 1):
-        h_res = h_res / (h_res.sum(-1, keepdim=True) + eps)
-        h_res = h_res / (h_res.sum(-2, keepdim=True) + eps)
-    return h_res
 
 
 def wide(x):
@@ -115,8 +107,8 @@ def results_of(function, inputs, upstream):
 
 def measure(device, op_filter, commit):
     rows = []
-    for name, dtype in DTYPES.items():
-        for op, case, ours, formulas, inputs, outputs in cases(device, dtype):
+    for name in DTYPES:
+        for op, case, ours, formulas, inputs, outputs in cases(device, protocol.DTYPES[name]):
             if op_filter not in op:
                 continue
             found, upstream = results_of(ours, inputs, None)
