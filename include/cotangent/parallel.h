@@ -224,8 +224,7 @@ COT_PARALLEL_API cot_status cot_parallel_attention_forward(cot_group *group, cot
                                                            const cot_parallel_options *options,
                                                            const cot_attention_forward_args *args);
 
-/* The gradients over all ranks; see cot_parallel_attention_forward. allow_nondeterminism is that of the core's calls.
- * */
+/* The gradients over all ranks; see cot_parallel_attention_forward. The core's calls get allow_nondeterminism. */
 COT_PARALLEL_API cot_status cot_parallel_attention_backward(cot_group *group, cot_queue *queue,
                                                             const cot_parallel_options *options,
                                                             const cot_attention_backward_args *args);

@@ -92,13 +92,13 @@ static bool can_join(const attention_call *c)
 }
 
 /* Whether every query of one piece attends to every key of another; without seqused. */
-static bool sees_all(const attention_call *c, const piece *q, const piece *k)
+static bool attends_to_all(const attention_call *c, const piece *q, const piece *k)
 {
     const int64_t off = c->Tk - c->Tq;
     return q->begin + q->rows - 1 + off - c->left <= k->begin && q->begin + off + c->right >= k->begin + k->rows - 1;
 }
 
-/* The consecutive pieces of keys that all queries of a piece see: first .. end. They are one range, because both bounds
+/* The consecutive pieces of keys that all queries of a piece attend to: first .. end. They are one range, because both bounds
  * of the mask ascend. */
 typedef struct piece_run {
     int64_t first, end;
@@ -107,10 +107,10 @@ typedef struct piece_run {
 static piece_run run_of(const attention_call *c, const piece *q, const pieces *keys)
 {
     piece_run run = {0, 0};
-    while (run.first < keys->first[1] && !sees_all(c, q, &keys->list[run.first]))
+    while (run.first < keys->first[1] && !attends_to_all(c, q, &keys->list[run.first]))
         run.first++;
     run.end = run.first;
-    while (run.end < keys->first[1] && sees_all(c, q, &keys->list[run.end]))
+    while (run.end < keys->first[1] && attends_to_all(c, q, &keys->list[run.end]))
         run.end++;
     return run;
 }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_bwd_sm90_launch.c: host code of the backward for Hopper: which kernels a call launches, with which grids.
- * */
+ * attention_bwd_sm90_launch.c: host code of the backward for Hopper. It chooses the kernels of a call and their grids. */
 #include "attention_sm90_launch.h"
 
 #include "attention_arrays.h"

@@ -79,8 +79,8 @@ static __device__ __forceinline__ void store_rows_f32(bool accumulate, float *da
 }
 
 /* Stores 64 rows, columns [column, column + 2 N). `row` is the row of this thread's accumulators 4i and 4i + 1.
- * Accumulators 4i + 2 and 4i + 3 have `row` + 8. GENERAL: only the columns below `columns` exist. FLOATS = false: floats are
- * stored one at a time, for a warpgroup without registers for store_rows_f32. */
+ * Accumulators 4i + 2 and 4i + 3 have `row` + 8. GENERAL: only the columns below `columns` exist. FLOATS = false leaves
+ * store_rows_f32 out, for the warpgroup of dq: it gets 16-bit rows only (stores_dq), and would spill. */
 template <typename E, bool GENERAL, bool FLOATS = true, int N>
 static __device__ __forceinline__ void store_rows(const attention_bwd_call &c, const attention_array &out, int32_t kind,
                                                   const attention_rows_out &to, int row, int column, int columns,

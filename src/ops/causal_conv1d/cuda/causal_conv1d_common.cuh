@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * causal_conv1d_common.cuh: common parts of the fast kernels: weights padded to W taps, sequence ids of packed tokens.
- * */
+ * causal_conv1d_common.cuh: what the fast kernels share: weights padded to W taps, sequence ids of packed tokens. */
 #ifndef COT_CAUSAL_CONV1D_COMMON_CUH
 #define COT_CAUSAL_CONV1D_COMMON_CUH
 

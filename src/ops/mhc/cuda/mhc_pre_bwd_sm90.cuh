@@ -62,8 +62,7 @@ template <typename E, bool ADD_POST>
 constexpr float phi_scale = cot_is_f16<E> &&ADD_POST ? 1.0f : 1.0f / MHC_CUDA_MIX_SCALE;
 
 /* Loads phi gamma times `scale` of the warp's columns and splits it into two bf16 terms. The first terms go to
- * shared memory. The second terms stay in registers; those of groups from REGISTER_GROUPS on go to shared memory too.
- * */
+ * shared memory. The second terms stay in registers. Those of groups from REGISTER_GROUPS on go to shared memory. */
 template <int BEGIN, int END, int REGISTER_GROUPS, typename S>
 static __device__ __forceinline__ void load_phi(const mhc_call &c, S &s, int64_t d, int warp, float scale,
                                                 uint32_t (&second_terms)[REGISTER_GROUPS][6])
