@@ -157,6 +157,17 @@ static __device__ __forceinline__ void cot_tma_load_4d(void *to, const void *map
             : "memory");
 }
 
+/* Loads a box to the same place in the shared memory of both blocks of a cluster. Each block's barrier, at the place of
+ * `barrier`, counts the bytes. */
+static __device__ __forceinline__ void cot_tma_load_4d_to_both(void *to, const void *map, int x, int y, int z, int w,
+                                                               uint64_t *barrier)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(cot_shared_address(to)),
+                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(cot_shared_address(barrier)), "h"((uint16_t)3)
+                 : "memory");
+}
+
 /* TMA store: copies a box from shared memory to the tensor, as part of the thread's current bulk group. Elements
  * outside the tensor are not written. */
 template <bool EVICT_FIRST = false>

@@ -333,6 +333,41 @@ static void sweep_orders_cuda(cot_case_visitor *v, int direction)
     }
 }
 
+/* Enough keys for the Hopper backward by pairs of key blocks (takes_pairs), and a number of key blocks that leaves half of
+ * a pair without keys. */
+static void sweep_pairs_cuda(cot_case_visitor *v, int direction)
+{
+    static const struct {
+        int64_t d, H, Hkv, Tq, Tk;
+        cot_dtype dtype;
+        bool causal, allow_nondeterminism;
+    } cases[] = {
+        {128, 4, 2, 200, 512, COT_BF16, false, false}, {128, 3, 3, 1, 500, COT_F16, false, false},
+        {128, 2, 2, 130, 4096, COT_BF16, false, true}, {128, 1, 1, 70, 8200, COT_BF16, false, false},
+        {128, 2, 2, 300, 4096, COT_BF16, true, false}, {128, 1, 1, 100, 16384, COT_F16, true, true},
+        {64, 3, 3, 300, 2048, COT_BF16, false, false}, {64, 4, 2, 129, 2000, COT_F16, false, false},
+        {64, 1, 1, 140, 16384, COT_BF16, false, true}, {64, 2, 2, 300, 16384, COT_BF16, true, false},
+    };
+    for (size_t i = 0; direction == COT_ATTENTION_BACKWARD && i < sizeof cases / sizeof *cases; i++) {
+        const attention_case_params p = {.direction = direction,
+                                         .uses = COT_CASE_CHECK_CUDA,
+                                         .seed = 371 + i,
+                                         .B = 1,
+                                         .H = cases[i].H,
+                                         .Hkv = cases[i].Hkv,
+                                         .Tq = cases[i].Tq,
+                                         .Tk = cases[i].Tk,
+                                         .d = cases[i].d,
+                                         .d_v = cases[i].d,
+                                         .dtype = cases[i].dtype,
+                                         .causal = cases[i].causal,
+                                         .allow_nondeterminism = cases[i].allow_nondeterminism,
+                                         .accumulate = i % 4 == 1,
+                                         .f32_out = i % 4 == 3};
+        emit(v, &p);
+    }
+}
+
 /* The same kernels over several tiles: each feature alone at every head size, then random sets of features. */
 static void sweep_tiles_cuda(cot_case_visitor *v, int direction)
 {
@@ -557,6 +592,7 @@ static void each(bool (*visit)(void *, const cot_case *), void *context)
         sweep_cuda(&v, direction);
         sweep_orders_cuda(&v, direction);
         sweep_features_cuda(&v, direction);
+        sweep_pairs_cuda(&v, direction);
         sweep_tiles_cuda(&v, direction);
         bench_cuda(&v, direction);
         bench_features_cuda(&v, direction);

@@ -64,42 +64,9 @@
  * tile may contain rows of other sequences. Their products must be 0. Masking P to 0 is not enough, because
  * 0 * NaN = NaN. The producer warp therefore loads such a tile on the barrier `uncleared full`, clears those rows, and
  * then arrives on the tile's full barrier. */
-#include "attention_bwd_sm90.cuh"
+#include "attention_bwd_consumer_sm90.cuh"
 
-#include "../../../cuda/device/mma.cuh"
-
-/* Registers per thread. At launch each of the 4 warpgroups has 128, 512 in total. setmaxnreg divides them anew:
- * 32 + 64 + 2 x 208 = 512. */
-enum { PRODUCER_REGISTERS = 32, DQ_REGISTERS = 64, CONSUMER_REGISTERS = 208 };
-enum {
-    WORK_STAGES = 4, /* the producer writes the work of one key block, while warps still read that of the two before */
-    NO_KEYS = -1,    /* first_key of a work: there are no more key blocks */
-};
-
-template <int COLUMNS> struct shared_memory {
-    enum {
-        COLUMN_PANELS = COLUMNS / 64,
-        QUERIES = ATTENTION_BWD_QUERIES(COLUMNS), /* of a tile */
-        Q_TILE_BYTES = QUERIES * 64 * 2,          /* of 64 columns */
-        DQ_SLICES = QUERIES / 64 * COLUMN_PANELS, /* slices of dQ of a step: 64 queries by 64 columns */
-    };
-    /* 128 keys: two tiles, one for each consumer. */
-    unsigned char k[COLUMN_PANELS][2][TILE_BYTES], v[COLUMN_PANELS][2][TILE_BYTES];
-    unsigned char q[ATTENTION_Q_STAGES][COLUMN_PANELS][Q_TILE_BYTES];
-    unsigned char dout[ATTENTION_DOUT_STAGES][COLUMN_PANELS][Q_TILE_BYTES];
-    unsigned char ds[ATTENTION_DS_STAGES][2][QUERIES * 64 * 2]; /* [query][key], one tile for each consumer's keys */
-    float dq[ATTENTION_DQ_STAGES][ATTENTION_DQ_SLICE];
-    float lse_log2[ATTENTION_Q_STAGES][QUERIES], delta[ATTENTION_DOUT_STAGES][QUERIES];
-    attention_work work[WORK_STAGES]; /* of the key blocks, in turn */
-    /* The tile of a stage. The consumers of the plain versions read it at 64 columns, where they lack registers to
-     * compute it. */
-    int tile[ATTENTION_Q_STAGES];
-    uint64_t kv_full, kv_empty, q_full[ATTENTION_Q_STAGES], q_empty[ATTENTION_Q_STAGES];
-    uint64_t dout_full[ATTENTION_DOUT_STAGES], dout_empty[ATTENTION_DOUT_STAGES];
-    uint64_t ds_full[ATTENTION_DS_STAGES], ds_empty[ATTENTION_DS_STAGES];
-    uint64_t dq_full[ATTENTION_DQ_STAGES], dq_ready[ATTENTION_DQ_STAGES], uncleared_full;
-    uint32_t opaque_zero; /* 0 that the compiler does not know: see saved_p::restore */
-};
+template <int COLUMNS> using block_memory = shared_memory<COLUMNS, false>;
 
 /* The number of key blocks of the call. */
 template <bool GENERAL> static __device__ __forceinline__ uint32_t key_block_count(const attention_bwd_call &c)
@@ -125,27 +92,11 @@ static __device__ __forceinline__ void take_heads(const attention_bwd_call &c, a
     w.first_head += (int)(blockIdx.x % c.head_blocks) * w.heads;
 }
 
-/* Waits until all warps have done with the key block before number n, and then counts the bytes of K and V. */
-template <int COLUMNS>
-static __device__ __forceinline__ void begin_loading_keys(shared_memory<COLUMNS> &s, uint32_t n, uint64_t *full)
-{
-    cot_mbarrier_wait(&s.kv_empty, n & 1 ^ 1);
-    cot_mbarrier_arrive_expect(full, 4 * (COLUMNS / 64) * TILE_BYTES);
-}
-
-/* Completes `kv full` of key block number n without a load: it has no keys, or no query attends to them. */
-template <int COLUMNS>
-static __device__ __forceinline__ void publish_without_keys(shared_memory<COLUMNS> &s, uint32_t n)
-{
-    cot_mbarrier_wait(&s.kv_empty, n & 1 ^ 1);
-    cot_mbarrier_arrive(&s.kv_full);
-}
-
 /* The producer of the plain versions. Executed by one thread. `work` stays in shared memory, and stages follow from one
  * number: the thread has few registers. */
-template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_mapped &m, shared_memory<COLUMNS> &s)
+template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_mapped &m, block_memory<COLUMNS> &s)
 {
-    constexpr int COLUMN_PANELS = COLUMNS / 64, QUERIES = shared_memory<COLUMNS>::QUERIES;
+    constexpr int COLUMN_PANELS = COLUMNS / 64, QUERIES = block_memory<COLUMNS>::QUERIES;
     const attention_bwd_call &c = m.call;
     /* Waits for the call's earlier kernels, which clear the counter, and write lse_log2 and delta. */
     cot_griddepcontrol_wait();
@@ -155,13 +106,13 @@ template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_map
     for (;; n++) {
         const uint32_t key_block = take_key_block<false>(c, n == 0);
         if (key_block >= c.key_blocks) {
-            s.work[n % WORK_STAGES].first_key = NO_KEYS;
-            publish_without_keys<COLUMNS>(s, n);
+            s.work[n % s.WORK_STAGES].first_key = NO_KEYS;
+            publish_without_keys(s, n);
             return;
         }
         attention_work w = work_of<QUERIES>(c, key_block);
         take_heads(c, w);
-        s.work[n % WORK_STAGES] = w;
+        s.work[n % s.WORK_STAGES] = w;
         for (int panel = 0; panel < COLUMN_PANELS; panel++) { /* into the L2 cache, until there is room for K and V */
             cot_tma_prefetch_4d(&m.k, panel * 64, w.first_key, w.kv_head, w.b);
             cot_tma_prefetch_4d(&m.v, panel * 64, w.first_key, w.kv_head, w.b);
@@ -186,14 +137,14 @@ template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_map
             cot_tma_load_4d(s.delta[dout], &m.statistics, 0, first_delta_row + row, 0, 0, &s.dout_full[dout]);
             if (step > 0)
                 continue;
-            begin_loading_keys<COLUMNS>(s, n, &s.kv_full);
+            begin_loading_keys(s, n, &s.kv_full);
             for (int panel = 0; panel < COLUMN_PANELS; panel++) {
                 cot_tma_load_4d(s.k[panel], &m.k, panel * 64, w.first_key, w.kv_head, w.b, &s.kv_full);
                 cot_tma_load_4d(s.v[panel], &m.v, panel * 64, w.first_key, w.kv_head, w.b, &s.kv_full);
             }
         }
         if (step_count(w) == 0)
-            publish_without_keys<COLUMNS>(s, n);
+            publish_without_keys(s, n);
     }
 }
 
@@ -211,9 +162,9 @@ static __device__ __forceinline__ void wait_and_clear(uint64_t *uncleared_full, 
 
 /* The producer of the GENERAL versions. A whole warp executes it, to clear rows of other sequences. */
 template <int COLUMNS>
-static __device__ void load_tiles_general(const attention_bwd_mapped &m, shared_memory<COLUMNS> &s)
+static __device__ void load_tiles_general(const attention_bwd_mapped &m, block_memory<COLUMNS> &s)
 {
-    constexpr int COLUMN_PANELS = COLUMNS / 64, QUERIES = shared_memory<COLUMNS>::QUERIES;
+    constexpr int COLUMN_PANELS = COLUMNS / 64, QUERIES = block_memory<COLUMNS>::QUERIES;
     const attention_bwd_call &c = m.call;
     const bool leader = threadIdx.x == 0;
     cot_griddepcontrol_wait();
@@ -222,14 +173,14 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, shared_
     uint32_t uncleared_parity = 0, n = 0, stage_step = 0;
     for (;; n++) {
         if (leader) {
-            attention_work &next = s.work[n % WORK_STAGES];
+            attention_work &next = s.work[n % s.WORK_STAGES];
             if (!work_of_general<QUERIES>(c, take_key_block<true>(c, n == 0), next))
                 next.first_key = NO_KEYS;
             take_heads(c, next);
         }
         __syncwarp();
         /* The threads have too few registers for a copy of w. Each step loads what it needs, all at once. */
-        const attention_work &w = s.work[n % WORK_STAGES];
+        const attention_work &w = s.work[n % s.WORK_STAGES];
         if (w.first_key == NO_KEYS)
             break;
         const int steps = step_count(w);
@@ -242,8 +193,8 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, shared_
             /* TMA fills rows after the tensor's last row with zeros. */
             const bool clean = w.q_first_row + w.used_q == c.scheduler.Tq || tile < w.used_q / QUERIES;
             const int query_row = w.q_first_row + tile * QUERIES, used = w.used_q - tile * QUERIES;
-            uint64_t *q_barrier = clean ? &s.q_full[q] : &s.uncleared_full;
-            uint64_t *dout_barrier = clean ? &s.dout_full[dout] : &s.uncleared_full;
+            uint64_t *q_barrier = clean ? &s.q_full[q] : s.uncleared_full;
+            uint64_t *dout_barrier = clean ? &s.dout_full[dout] : s.uncleared_full;
             cot_mbarrier_wait(&s.q_empty[q], stage_step / ATTENTION_Q_STAGES & 1 ^ 1);
             if (leader) {
                 cot_mbarrier_arrive_expect(q_barrier, bytes);
@@ -252,8 +203,8 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, shared_
                 cot_tma_load_4d(s.lse_log2[q], &m.statistics, 0, row, 0, 0, q_barrier);
             }
             if (!clean)
-                wait_and_clear<shared_memory<COLUMNS>::Q_TILE_BYTES, COLUMN_PANELS>(&s.uncleared_full, uncleared_parity,
-                                                                                    s.q[q], used, &s.q_full[q]);
+                wait_and_clear<block_memory<COLUMNS>::Q_TILE_BYTES, COLUMN_PANELS>(s.uncleared_full, uncleared_parity,
+                                                                                   s.q[q], used, &s.q_full[q]);
             cot_mbarrier_wait(&s.dout_empty[dout], stage_step / ATTENTION_DOUT_STAGES & 1 ^ 1);
             if (leader) {
                 cot_mbarrier_arrive_expect(dout_barrier, bytes);
@@ -262,14 +213,14 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, shared_
                 cot_tma_load_4d(s.delta[dout], &m.statistics, 0, first_delta_row + row, 0, 0, dout_barrier);
             }
             if (!clean)
-                wait_and_clear<shared_memory<COLUMNS>::Q_TILE_BYTES, COLUMN_PANELS>(
-                    &s.uncleared_full, uncleared_parity, s.dout[dout], used, &s.dout_full[dout]);
+                wait_and_clear<block_memory<COLUMNS>::Q_TILE_BYTES, COLUMN_PANELS>(
+                    s.uncleared_full, uncleared_parity, s.dout[dout], used, &s.dout_full[dout]);
             if (step > 0)
                 continue;
             const bool keys_are_clean = w.first_key + KEYS <= w.used_k || w.k_first_row + w.used_k == c.scheduler.Tk;
             if (leader) {
-                uint64_t *kv_barrier = keys_are_clean ? &s.kv_full : &s.uncleared_full;
-                begin_loading_keys<COLUMNS>(s, n, kv_barrier);
+                uint64_t *kv_barrier = keys_are_clean ? &s.kv_full : s.uncleared_full;
+                begin_loading_keys(s, n, kv_barrier);
                 for (int panel = 0; panel < COLUMN_PANELS; panel++) {
                     cot_tma_load_4d(s.k[panel], &m.k, panel * 64, w.k_first_row + w.first_key, w.kv_head, w.b,
                                     kv_barrier);
@@ -278,15 +229,15 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, shared_
                 }
             }
             if (!keys_are_clean) /* V follows K in shared memory: one call clears both */
-                wait_and_clear<2 * TILE_BYTES, 2 * COLUMN_PANELS>(&s.uncleared_full, uncleared_parity,
+                wait_and_clear<2 * TILE_BYTES, 2 * COLUMN_PANELS>(s.uncleared_full, uncleared_parity,
                                                                   (unsigned char(*)[2 * TILE_BYTES]) s.k,
                                                                   w.used_k - w.first_key, &s.kv_full);
         }
         if (leader && steps == 0)
-            publish_without_keys<COLUMNS>(s, n);
+            publish_without_keys(s, n);
     }
     if (leader)
-        publish_without_keys<COLUMNS>(s, n);
+        publish_without_keys(s, n);
 }
 
 /* A dq_writer: adds the slices of one dQ stage to memory. There is one writer for each stage: before a writer
@@ -298,16 +249,16 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, shared_
  *   parity        of `dq full` for the stage's next slice
  *   dq_slice      index of the slice in dq_accum */
 template <int COLUMNS, bool GENERAL, bool DETERMINISTIC, bool STORES_DQ>
-static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd_mapped &m, shared_memory<COLUMNS> &s,
+static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd_mapped &m, block_memory<COLUMNS> &s,
                                                              const attention_work &w, int stage, int &slice_index,
                                                              uint32_t &parity)
 {
-    constexpr int DQ_SLICES = shared_memory<COLUMNS>::DQ_SLICES;
+    constexpr int DQ_SLICES = block_memory<COLUMNS>::DQ_SLICES;
     const attention_bwd_call &c = m.call;
     const int end = step_count(w) * DQ_SLICES;
     const auto position_of = [&](int slice_index) {
         const int tile = tile_of<GENERAL>(c, w, slice_index / DQ_SLICES);
-        return DETERMINISTIC ? dq_position_of<shared_memory<COLUMNS>::QUERIES, GENERAL>(c, w, tile)
+        return DETERMINISTIC ? dq_position_of<block_memory<COLUMNS>::QUERIES, GENERAL>(c, w, tile)
                              : attention_dq_position{1, false} /* not ordered */;
     };
     const auto is_final = [&](const attention_dq_position &position) { return STORES_DQ && position.last; };
@@ -344,7 +295,7 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
 }
 
 template <int COLUMNS, bool GENERAL, bool DETERMINISTIC, bool STORES_DQ>
-static __device__ void write_dq(const attention_bwd_mapped &m, shared_memory<COLUMNS> &s, int stage)
+static __device__ void write_dq(const attention_bwd_mapped &m, block_memory<COLUMNS> &s, int stage)
 {
     uint32_t parity = 0;
     int slice_index = stage;
@@ -352,7 +303,7 @@ static __device__ void write_dq(const attention_bwd_mapped &m, shared_memory<COL
     cot_fence_proxy_async_global();
     for (uint32_t n = 0;; n++) {
         cot_mbarrier_wait(&s.kv_full, n & 1);
-        const attention_work w = s.work[n % WORK_STAGES];
+        const attention_work w = s.work[n % s.WORK_STAGES];
         cot_mbarrier_arrive(&s.kv_empty);
         if (w.first_key == NO_KEYS)
             break;
@@ -364,7 +315,7 @@ static __device__ void write_dq(const attention_bwd_mapped &m, shared_memory<COL
 /* Computes slice number `slice` of dQ = dS K. The sum is over the keys of consumers first_consumer to last_consumer.
  * Waits on `dq ready` of the stage while the products run. */
 template <typename E, int COLUMNS>
-static __device__ __forceinline__ void compute_dq_slice(shared_memory<COLUMNS> &s, float (&acc)[32], uint32_t ds,
+static __device__ __forceinline__ void compute_dq_slice(block_memory<COLUMNS> &s, float (&acc)[32], uint32_t ds,
                                                         int slice, int first_consumer, int last_consumer,
                                                         uint64_t *ready, uint32_t parity)
 {
@@ -387,12 +338,12 @@ static __device__ __forceinline__ void compute_dq_slice(shared_memory<COLUMNS> &
 /* The dQ warpgroup stages slices of dQ for the dq_writers. If STORES_DQ and this block is the last of the tile, the
  * warpgroup adds the sums that the writer has loaded, and stores dq. */
 template <typename E, int COLUMNS, bool GENERAL, bool STORES_DQ>
-static __device__ __forceinline__ void compute_dq_of_key_block(const attention_bwd_call &c, shared_memory<COLUMNS> &s,
+static __device__ __forceinline__ void compute_dq_of_key_block(const attention_bwd_call &c, block_memory<COLUMNS> &s,
                                                                const attention_work &w,
                                                                cot_pipeline_state<ATTENTION_DS_STAGES> &ds,
                                                                cot_pipeline_state<ATTENTION_DQ_STAGES> &dq)
 {
-    constexpr int DQ_SLICES = shared_memory<COLUMNS>::DQ_SLICES, QUERIES = shared_memory<COLUMNS>::QUERIES;
+    constexpr int DQ_SLICES = block_memory<COLUMNS>::DQ_SLICES, QUERIES = block_memory<COLUMNS>::QUERIES;
     const int lane = threadIdx.x % WARP;
     float acc[32];
     const int steps = step_count(w);
@@ -441,541 +392,23 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
 }
 
 template <typename E, int COLUMNS, bool GENERAL, bool STORES_DQ>
-static __device__ void compute_dq(const attention_bwd_call &c, shared_memory<COLUMNS> &s)
+static __device__ void compute_dq(const attention_bwd_call &c, block_memory<COLUMNS> &s)
 {
     cot_pipeline_state<ATTENTION_DS_STAGES> ds;
     cot_pipeline_state<ATTENTION_DQ_STAGES> dq;
     for (uint32_t n = 0;; n++) {
         cot_mbarrier_wait(&s.kv_full, n & 1);
-        const attention_work w = s.work[n % WORK_STAGES];
+        const attention_work w = s.work[n % s.WORK_STAGES];
         if (w.first_key == NO_KEYS)
             return;
         compute_dq_of_key_block<E, COLUMNS, GENERAL, STORES_DQ>(c, s, w, ds, dq);
     }
 }
 
-/* Scales in f16. lse_log2 is smaller by ATTENTION_P_EXPONENT = 8, so P is 2^8 times as large. Without a scale, f16
- * loses bits of P below 2^-14, the average P at 16384 keys, and all bits below 2^-25. P stays finite up to 255. Apart
- * from rounding, P exceeds 1 only if the caller's lse is not that of the forward. dv_scale removes the scale from dV.
- *
- * dP and delta are multiplied by ATTENTION_DP_SCALE = 2^-8. dS therefore has no scale. */
-template <typename E> constexpr float dv_scale = cot_is_f16<E> ? 1.0f / (1 << ATTENTION_P_EXPONENT) : 1.0f;
-
-/* P for dS, with 8 more bits than the 16-bit P that dV reads. For example P = 1/3 in bf16:
- *   P in float32                   0x3eaaaaab
- *   rounded to bf16, and the byte  0x3eab, 0xaa = -86
- *   restored                       0x3eab0000 - 86 * 2^8 = 0x3eaaaa00
- *
- * If dS used the rounded P, it would be rounded twice. If a query attends to few keys, the error would then exceed the
- * bound in docs/guide/accuracy.md.
- *
- * low_bytes[i] has the 8 bits of the mantissa that follow the rounded ones, of elements 4i to 4i + 3, one byte each. A
- * P that was rounded up has a byte of at least 128. As a signed number, the byte is P minus the rounded P,
- * in units of the last bit that is kept. `restore` adds the signed byte. A tie has the byte 128, whether it was rounded
- * up or down. If it was rounded down, the restored P is one unit of the 16-bit format too small.
- *
- * JOINS: low_bytes has the byte plus 128, which is not signed. One byte permutation joins it to the rounded P, and one
- * subtraction removes the 128. In the example, 0xaa becomes 0x2a, and 0x3eab2a00 - 0x8000 = 0x3eaaaa00. This saves one
- * instruction per element. f16 has no such form, because its byte is not at a byte's place. The GENERAL versions at 64
- * columns are slower with it. */
-template <typename E, int N, bool JOINS> struct saved_p {
-    uint32_t low_bytes[N / 4];
-
-    __device__ __forceinline__ void save(const float (&p)[N])
-    {
-        constexpr int SHIFT = cot_is_f16<E> ? 3 : 0; /* moves the bits to the second byte */
-#pragma unroll
-        for (int i = 0; i < N; i += 4) {
-            uint32_t bits[4];
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-                bits[j] = __float_as_uint(p[i + j]) << SHIFT;
-            /* 0x0051: byte 1 of both arguments. 0x5410: the lower halves of both arguments. */
-            low_bytes[i / 4] =
-                __byte_perm(__byte_perm(bits[0], bits[1], 0x0051), __byte_perm(bits[2], bits[3], 0x0051), 0x5410);
-            if (JOINS)
-                low_bytes[i / 4] ^= 0x80808080;
-        }
-    }
-
-    /* Element i. `one` is 1. If the compiler cannot prove it, the subtraction is a multiply-add, on another pipe than
-     * the permutations. opaque_zero is 0, but the compiler cannot prove it. This keeps the compiler from unpacking
-     * before registers are free. */
-    __device__ __forceinline__ float restore(const uint32_t (&packed)[N / 2], int i, uint32_t opaque_zero,
-                                             uint32_t one) const
-    {
-        if constexpr (JOINS) {
-            /* The selector takes, from the lowest byte on: the sign of P, which fills a byte with 0, then the low byte,
-             * then the rounded P. */
-            const uint32_t selector = (i % 2 == 0 ? 0x1009 : 0x320b) | (4 + i % 4) << 4;
-            uint32_t joined;
-            asm("prmt.b32 %0, %1, %2, %3;" : "=r"(joined) : "r"(packed[i / 2]), "r"(low_bytes[i / 4]), "r"(selector));
-            asm("mad.lo.u32 %0, %0, %1, %2;" : "+r"(joined) : "r"(one), "r"(0xffff8000));
-            return __uint_as_float(joined);
-        }
-        constexpr int SHIFT = cot_is_f16<E> ? 3 : 0;
-        const float2 pair = cot_unpack_pair<E>(packed[i / 2] + opaque_zero);
-        const uint32_t sign = 8 | i % 4;
-        /* The selector moves byte i % 4 to byte 1, its sign to bytes 2 and 3, and 0 to byte 0. __byte_perm has no sign
-         * extension. */
-        int difference;
-        asm("prmt.b32 %0, %1, 0, %2;"
-            : "=r"(difference)
-            : "r"(low_bytes[i / 4]), "r"(sign << 12 | sign << 8 | (i % 4) << 4 | 4));
-        const float rounded = i % 2 == 0 ? pair.x : pair.y;
-        if (!cot_is_f16<E>)
-            return __int_as_float(__float_as_int(rounded) + difference);
-        /* A P that f16 rounded to 0 may have a negative byte. Then the sum is negative, and P is 0. */
-        return __int_as_float(max(__float_as_int(rounded) + (difference >> SHIFT), 0));
-    }
-
-    /* With softcap: element i of P times the slope. `upper` has bits 31 to 16, low_bytes bits 15 to 8. Bits 7 to 0 do
-     * not matter: they get a copy of bits 15 to 8. The selector 0x1000 takes the lower half of `upper` for an even
-     * element, 0x3200 the upper half for an odd one. */
-    __device__ __forceinline__ float p_times_slope(const uint32_t (&upper)[4], int i) const
-    {
-        const uint32_t third = 4 + i % 4;
-        return __uint_as_float(
-            __byte_perm(upper[i / 2 % 4], low_bytes[i / 4], (i % 2 == 0 ? 0x1000 : 0x3200) | third << 4 | third));
-    }
-};
-
-/* The key of this thread's accumulators 4i and 4i + 1. %tid is read again here: few tiles need the key, so it should
- * not occupy a register. */
-static __device__ __forceinline__ int thread_key(const attention_work &w)
-{
-    int thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    return w.first_key + (thread - 2 * WARPGROUP) / WARP * 16 + thread % WARP / 4;
-}
-
-/* How tanh is computed, by the size of the scores: see attention_bwd_softcap. */
-enum { SHORT_SERIES, LONG_SERIES, TANH };
-
-/* P with softcap. dS needs P times the slope 1 - tanh^2. low_bytes holds bits 15 to 8 of that product, and bits 31 to
- * 16 are stored in the buffer of dS in shared memory. */
-template <typename E, int N, int METHOD>
-static __device__ __forceinline__ void softcapped_p_by(const attention_bwd_call &c, const attention_work &w, int tile,
-                                                       int key, const float *lse_log2, float2 pair0, float2 pair1,
-                                                       uint32_t ds_address, float (&scores)[N],
-                                                       saved_p<E, N, false> &saved)
-{
-    const attention_bwd_softcap &cap = c.cap;
-    const float2 *lse_pairs = (const float2 *)lse_log2;
-    float2 next[2] = {pair0, pair1}; /* loaded one iteration ahead: the compiler does not move loads above stores */
-#pragma unroll
-    for (int k = 0; k < N / 8; k++) {
-        const float2 now[2] = {next[0], next[1]};
-        if (k < N / 8 - 1)
-            next[0] = lse_pairs[8 * k + 8], next[1] = lse_pairs[8 * k + 12];
-        float p_times_slope[8];
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const float x = scores[8 * k + i], u = x * x, base = i % 2 == 0 ? now[i / 4].x : now[i / 4].y;
-            float exponent, slope;
-            if (METHOD == SHORT_SERIES) {
-                exponent = fmaf(x, fmaf(u, cap.short_series[1], cap.short_series[0]), -base);
-                slope = fmaf(u, cap.short_slope[1], cap.short_slope[0]);
-            } else if (METHOD == LONG_SERIES) {
-                exponent = fmaf(x, fmaf(fmaf(u, cap.long_series[2], cap.long_series[1]), u, cap.long_series[0]), -base);
-                slope = fmaf(fmaf(u, cap.long_slope[2], cap.long_slope[1]), u, cap.long_slope[0]);
-            } else {
-                const float tanh_x = tanh_full_range(cap.scale * x);
-                exponent = fmaf(tanh_x, cap.factor, -base);
-                slope = fmaf(-tanh_x, tanh_x, 1.0f);
-            }
-            float p = cot_ex2(exponent);
-            if (METHOD != SHORT_SERIES && is_masked<2 * N>(w, tile, key, 8 * k + i))
-                p = 0.0f;
-            scores[8 * k + i] = p;
-            p_times_slope[i] = p * slope;
-        }
-        uint32_t bits[8], upper[4];
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            bits[i] = __float_as_uint(p_times_slope[i]);
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            upper[i] = __byte_perm(bits[2 * i], bits[2 * i + 1], 0x7632); /* the upper halves of both */
-#pragma unroll
-        for (int i = 0; i < 2; i++) /* selectors as in saved_p::save */
-            saved.low_bytes[2 * k + i] = __byte_perm(__byte_perm(bits[4 * i], bits[4 * i + 1], 0x0051),
-                                                     __byte_perm(bits[4 * i + 2], bits[4 * i + 3], 0x0051), 0x5410);
-        cot_stmatrix_x4_trans(ds_address + k * 16 * 128, upper);
-    }
-}
-
-/* Selects the method for a tile. Most tiles are not masked and have small scores. One warp vote tests both: no score is
- * masked, and the largest sum of four squares is small. key_begin: the consumer's first key. pair0, pair1: the first
- * elements of lse_log2. */
-template <typename E, int N>
-static __device__ __forceinline__ void softcapped_p(const attention_bwd_call &c, const attention_work &w, int tile,
-                                                    int key_begin, const float *lse_log2, float2 pair0, float2 pair1,
-                                                    uint32_t ds_address, float (&scores)[N],
-                                                    saved_p<E, N, false> &saved)
-{
-    int bits = 0;
-#pragma unroll
-    for (int i = 0; i < N; i += 8) {
-        float square_sums[2];
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            const float *x = scores + i + 4 * j;
-            square_sums[j] = fmaf(x[3], x[3], fmaf(x[2], x[2], fmaf(x[1], x[1], fmaf(x[0], x[0], 0x1p-126f))));
-        }
-        bits = max(max(bits, __float_as_int(square_sums[0])), __float_as_int(square_sums[1]));
-    }
-    const float max_square_sum = __int_as_float(bits); /* NaN if a score is NaN: then both comparisons below fail */
-    if (__all_sync(0xffffffffu,
-                   max_square_sum <= c.cap.short_max_square && !needs_mask_general<2 * N>(w, tile, key_begin))) {
-        softcapped_p_by<E, N, SHORT_SERIES>(c, w, tile, 0, lse_log2, pair0, pair1, ds_address, scores, saved);
-        return;
-    }
-    cot_wgmma_wait<0>(); /* dK must have read dS: the code below needs the registers of dS */
-    const int key = thread_key(w);
-    if (__all_sync(0xffffffffu, max_square_sum <= c.cap.long_max_square))
-        softcapped_p_by<E, N, LONG_SERIES>(c, w, tile, key, lse_log2, pair0, pair1, ds_address, scores, saved);
-    else
-        softcapped_p_by<E, N, TANH>(c, w, tile, key, lse_log2, pair0, pair1, ds_address, scores, saved);
-}
-
-/* dS is packed twice: here for shared memory, while the registers of P are in use, and later for dK. `volatile` keeps
- * the compiler from reusing the first result. */
-template <typename E> static __device__ __forceinline__ uint32_t pack_pair_volatile(float low, float high)
-{
-    uint32_t pair;
-    if constexpr (cot_is_f16<E>)
-        asm volatile("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    else
-        asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
-}
-
-/* Whether this consumer skips a tile because all of its scores are masked. The warp vote shows ptxas that the result is
- * uniform. Without windows at most one tile of a block could be skipped, and the test of each tile would cost more. */
-template <int QUERIES, bool GENERAL>
-static __device__ __forceinline__ bool is_skipped(const attention_work &w, int tile, int key_begin)
-{
-    return GENERAL && __all_sync(0xffffffffu, fully_masked<QUERIES>(w, tile, key_begin));
-}
-
-/* Loads that stay after the products issued before, and before the next wait for wgmma. Shared memory is busy with the
- * operands of wgmma, so a load takes hundreds of cycles. */
-static __device__ __forceinline__ int load_early(const int *from)
-{
-    int value;
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(cot_shared_address(from)) : "memory");
-    return value;
-}
-
-static __device__ __forceinline__ float2 load_pair_early(const float *from)
-{
-    float2 pair;
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                 : "=f"(pair.x), "=f"(pair.y)
-                 : "r"(cot_shared_address(from))
-                 : "memory");
-    return pair;
-}
-
-/* At 64 columns the first step of a key block multiplies a dS of zeros with its own tile of Q. A code of its own for
- * the first step, without this product, needs more registers than there are. NaN in Q reach dK in both cases: the next
- * step multiplies the same tile with its dS. */
-template <int COLUMNS, bool SOFTCAP> constexpr bool adds_zeros_first = COLUMNS == 64 && !SOFTCAP;
-
-/* One step of a consumer, as in the file header. Returns whether to skip the next tile.
- *   FIRST        there is no dS of a previous step
- *   first_step   of the key block: steps are numbered through all key blocks
- *   previous_q   stage of Q of the previous step
- *   consumer     0 or 1: which of the two consumers this is
- * With SOFTCAP, the upper two bytes of P times the slope are in the dS buffer of this stage, until dS overwrites them.
- * The step therefore waits for ds_empty before it computes P. */
-template <typename E, int COLUMNS, bool GENERAL, bool SOFTCAP, bool FIRST>
-static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c, shared_memory<COLUMNS> &s,
-                                                     const attention_work &w, uint32_t first_step, uint32_t step,
-                                                     uint32_t &previous_q, int &consumer, int lane_query,
-                                                     uint32_t ds_fragments, float (&dk)[COLUMNS / 2],
-                                                     float (&dv)[COLUMNS / 2],
-                                                     uint32_t (&packed)[ATTENTION_BWD_QUERIES(COLUMNS) / 4])
-{
-    constexpr int QUERIES = shared_memory<COLUMNS>::QUERIES, N = QUERIES / 2, QUERY_GROUPS = QUERIES / 8;
-    constexpr bool ADDS_ZEROS = adds_zeros_first<COLUMNS, SOFTCAP>;
-    /* Pairs of lse_log2 and of delta that are loaded before the waits. The number of registers limits them. */
-    constexpr int LSE_PRELOADS = SOFTCAP || (cot_is_f16<E> && COLUMNS > 64) ? 2 : 4,
-                  DELTA_PRELOADS = SOFTCAP || COLUMNS == 64 ? 2 : LSE_PRELOADS;
-    const int lane = threadIdx.x % WARP, key_begin = w.first_key + 64 * consumer;
-    const uint32_t q = step % ATTENTION_Q_STAGES, dout = step % ATTENTION_DOUT_STAGES, ds = step % ATTENTION_DS_STAGES;
-    float scores[N];
-    cot_mbarrier_wait(&s.q_full[q], step / ATTENTION_Q_STAGES & 1);
-    issue_gemm_ss<E, COLUMNS>(scores, s.k[0][consumer], 2 * TILE_BYTES, s.q[q][0]);
-    if (!FIRST)
-        issue_gemm_rs<E>(dk, packed, s.q[previous_q][0]);
-    if (SOFTCAP)
-        cot_mbarrier_wait(&s.ds_empty[ds], step / ATTENTION_DS_STAGES & 1 ^ 1);
-    const int tile =
-        GENERAL || COLUMNS == 128 ? tile_of<GENERAL>(c, w, (int)(step - first_step)) : load_early(&s.tile[q]);
-    float2 lse_log2[QUERY_GROUPS];
-#pragma unroll
-    for (int query_group = 0; query_group < LSE_PRELOADS; query_group++)
-        lse_log2[query_group] = load_pair_early(&s.lse_log2[q][8 * query_group + lane_query]);
-    cot_wgmma_wait<FIRST ? 0 : 1>();
-    constexpr bool JOINS = !cot_is_f16<E> && !(COLUMNS == 64 && GENERAL);
-    saved_p<E, N, JOINS && !SOFTCAP> saved;
-    const uint32_t ds_address = ds_fragments + ds * (2 * 128 * QUERIES);
-    if constexpr (SOFTCAP) {
-        softcapped_p(c, w, tile, key_begin, s.lse_log2[q] + lane_query, lse_log2[0], lse_log2[1], ds_address, scores,
-                     saved);
-    } else {
-        if (GENERAL ? needs_mask_general<QUERIES>(w, tile, key_begin) : needs_mask<QUERIES>(c, tile, key_begin)) {
-            if (GENERAL)
-                apply_mask_general(w, tile, thread_key(w),
-                                   __int_as_float(c.scale_log2 < 0.0f ? 0x7f800000 : 0xff800000), scores);
-            else
-                apply_mask(c, tile, thread_key(w), scores);
-        }
-#pragma unroll
-        for (int query_group = 0; query_group < QUERY_GROUPS; query_group++) {
-            if (query_group >= LSE_PRELOADS)
-                lse_log2[query_group] = *(const float2 *)&s.lse_log2[q][8 * query_group + lane_query];
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                scores[4 * query_group + i] =
-                    cot_ex2(fmaf(scores[4 * query_group + i], c.scale_log2,
-                                 i % 2 == 0 ? -lse_log2[query_group].x : -lse_log2[query_group].y));
-        }
-        saved.save(scores);
-    }
-    if (!FIRST) {
-        cot_wgmma_wait<0>();
-        __syncwarp();
-        if (lane == 0 && (!ADDS_ZEROS || step != first_step))
-            cot_mbarrier_arrive(&s.q_empty[previous_q]);
-    }
-#pragma unroll
-    for (int i = 0; i < N / 2; i++)
-        packed[i] = cot_pack_pair<E>(scores[2 * i], scores[2 * i + 1]);
-    cot_mbarrier_wait(&s.dout_full[dout], step / ATTENTION_DOUT_STAGES & 1);
-    issue_gemm_ss<E, COLUMNS>(scores, s.v[0][consumer], 2 * TILE_BYTES, s.dout[dout][0]);
-    issue_gemm_rs<E>(dv, packed, s.dout[dout][0]);
-    float2 delta[QUERY_GROUPS];
-    uint32_t upper[2][4];
-    if (SOFTCAP) {
-        __syncwarp();
-        cot_ldmatrix_x4_trans(upper[0], ds_address);
-    }
-#pragma unroll
-    for (int query_group = 0; query_group < DELTA_PRELOADS; query_group++)
-        delta[query_group] = load_pair_early(&s.delta[dout][8 * query_group + lane_query]);
-    cot_wgmma_wait<1>();
-    /* At 128 columns without softcap all of delta is loaded here, above the stores: the compiler does not move loads
-     * above stores. The other versions do not have enough registers for this. */
-    constexpr bool SUBTRACT_FIRST = COLUMNS == 128 && !SOFTCAP;
-    const auto load_delta = [&](int query_group) {
-        if (query_group >= DELTA_PRELOADS && query_group < QUERY_GROUPS)
-            delta[query_group] = SUBTRACT_FIRST ? *(const float2 *)&s.delta[dout][8 * query_group + lane_query]
-                                                : load_pair_early(&s.delta[dout][8 * query_group + lane_query]);
-    };
-    const auto subtract_delta = [&](int query_group) {
-#pragma unroll
-        for (int i = 4 * query_group; i < 4 * query_group + 4; i++) {
-            const float delta_i = i % 2 == 0 ? delta[query_group].x : delta[query_group].y;
-            scores[i] = cot_is_f16<E> ? fmaf(scores[i], ATTENTION_DP_SCALE, -delta_i) : scores[i] - delta_i;
-        }
-    };
-    if (SUBTRACT_FIRST) {
-#pragma unroll
-        for (int query_group = 0; query_group < QUERY_GROUPS; query_group++)
-            load_delta(query_group), subtract_delta(query_group);
-    }
-    if (!SOFTCAP)
-        cot_mbarrier_wait(&s.ds_empty[ds], step / ATTENTION_DS_STAGES & 1 ^ 1);
-    const uint32_t opaque_zero =
-        (cot_is_f16<E> || COLUMNS == 64) && !SOFTCAP ? *(volatile uint32_t *)&s.opaque_zero : 0;
-    const uint32_t one = COLUMNS == 64 ? opaque_zero + 1 : GENERAL ? gridDim.y : 1; /* 1: see saved_p::restore */
-#pragma unroll
-    for (int k = 0; k < N / 8; k++) {
-        if (SOFTCAP && k < N / 8 - 1)
-            cot_ldmatrix_x4_trans(upper[(k + 1) % 2], ds_address + (k + 1) * 16 * 128);
-        if (!SUBTRACT_FIRST) {
-            if (!SOFTCAP)
-                load_delta(2 * k + 2), load_delta(2 * k + 3);
-            else
-                load_delta(2 * k), load_delta(2 * k + 1);
-            subtract_delta(2 * k), subtract_delta(2 * k + 1);
-        }
-#pragma unroll
-        for (int i = 8 * k; i < 8 * k + 8; i++)
-            scores[i] *= SOFTCAP ? saved.p_times_slope(upper[k % 2], i) : saved.restore(packed, i, opaque_zero, one);
-        uint32_t words[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            words[i] = pack_pair_volatile<E>(scores[8 * k + 2 * i], scores[8 * k + 2 * i + 1]);
-        cot_stmatrix_x4_trans(ds_address + k * 16 * 128, words);
-    }
-    cot_fence_proxy_async();
-    __syncwarp();
-    if (lane == 0)
-        cot_mbarrier_arrive(&s.ds_full[ds]);
-    consumer = __shfl_sync(0xffffffffu, consumer, 0); /* see `consume` */
-    const bool skip = is_skipped<QUERIES, GENERAL>(w, tile_of<GENERAL>(c, w, (int)(step - first_step) + 1), key_begin);
-    cot_wgmma_wait<0>();
-    __syncwarp();
-    if (lane == 0)
-        cot_mbarrier_arrive(&s.dout_empty[dout]);
-#pragma unroll
-    for (int i = 0; i < N / 2; i++)
-        packed[i] = cot_pack_pair<E>(scores[2 * i], scores[2 * i + 1]);
-    previous_q = q;
-    return skip;
-}
-
-/* One step of a consumer that skips the tile: it only waits and arrives on the barriers. The dQ warpgroup evaluates
- * fully_masked itself, and so leaves out this consumer's keys. */
-template <int COLUMNS> static __device__ __forceinline__ void skip_step(shared_memory<COLUMNS> &s, uint32_t step)
-{
-    const uint32_t q = step % ATTENTION_Q_STAGES, dout = step % ATTENTION_DOUT_STAGES, ds = step % ATTENTION_DS_STAGES;
-    cot_mbarrier_wait(&s.q_full[q], step / ATTENTION_Q_STAGES & 1);
-    cot_mbarrier_wait(&s.dout_full[dout], step / ATTENTION_DOUT_STAGES & 1);
-    cot_mbarrier_wait(&s.ds_empty[ds], step / ATTENTION_DS_STAGES & 1 ^ 1);
-    __syncwarp();
-    if (threadIdx.x % WARP == 0) {
-        cot_mbarrier_arrive(&s.q_empty[q]);
-        cot_mbarrier_arrive(&s.dout_empty[dout]);
-        cot_mbarrier_arrive(&s.ds_full[ds]);
-    }
-}
-
-/* Adds dK and dV of the two blocks that divide the query heads of a group. Block 1 of the cluster stores its sums in
- * the shared memory of block 0, where K to dO were, and block 0 adds them. Returns whether this block has the result.
- * The other warps of both blocks take part in the two barriers when they have ended their work (await_reduction). */
-template <int COLUMNS>
-static __device__ __forceinline__ bool reduce_over_heads(float (&dk)[COLUMNS / 2], float (&dv)[COLUMNS / 2])
-{
-    enum { FLOATS = 4 * 2 * WARPGROUP }; /* of all consumer threads, 4 each */
-    static_assert(COLUMNS / 4 * FLOATS * sizeof(float) <= offsetof(shared_memory<COLUMNS>, ds), "dK and dV do not fit");
-    const float *sums = (const float *)attention_memory + 4 * (threadIdx.x - 2 * WARPGROUP);
-    const bool sends = cot_cluster_rank() != 0;
-    cot_cluster_arrive();
-    cot_cluster_wait(); /* until both blocks have ended their steps */
-    if (sends) {
-        const uint32_t to = cot_mapa(cot_shared_address(sums), 0);
-#pragma unroll
-        for (int i = 0; i < COLUMNS / 2; i += 4) {
-            cot_cluster_store(to + i / 4 * FLOATS * sizeof(float), dk + i);
-            cot_cluster_store(to + (COLUMNS / 8 + i / 4) * FLOATS * sizeof(float), dv + i);
-        }
-    }
-    cot_cluster_arrive();
-    cot_cluster_wait();
-    if (sends)
-        return false;
-#pragma unroll
-    for (int i = 0; i < COLUMNS / 2; i++) {
-        dk[i] += sums[i / 4 * FLOATS + i % 4];
-        dv[i] += sums[(COLUMNS / 8 + i / 4) * FLOATS + i % 4];
-    }
-    return true;
-}
-
-static __device__ __forceinline__ void await_reduction(const attention_bwd_call &c)
-{
-    __syncwarp();
-    for (int i = 0; i < 2 && c.head_blocks > 1; i++)
-        cot_cluster_arrive(), cot_cluster_wait();
-}
-
-/* The members of `work` that the steps of a consumer need. The shuffle shows ptxas that they are uniform in a warp. So
- * it keeps them in uniform registers. */
-static __device__ __forceinline__ attention_work uniform_work(const attention_work &from)
-{
-    attention_work w = {};
-    const auto uniform = [](int x) { return __shfl_sync(0xffffffffu, x, 0); };
-    w.first_key = uniform(from.first_key);
-    w.first_tile = uniform(from.first_tile);
-    w.tile_step = uniform(from.tile_step);
-    w.used_k = uniform(from.used_k);
-    w.window_first = uniform(from.window_first);
-    w.window_last = uniform(from.window_last);
-    return w;
-}
-
-template <typename E, int COLUMNS, bool GENERAL, bool SOFTCAP>
-static __device__ __forceinline__ void consume(const attention_bwd_call &c, shared_memory<COLUMNS> &s)
-{
-    constexpr int QUERIES = shared_memory<COLUMNS>::QUERIES;
-    float dk[COLUMNS / 2], dv[COLUMNS / 2];
-    uint32_t packed[QUERIES / 4]; /* P^T, then dS^T */
-    /* Uniform in a warp. The shuffle shows this to ptxas 13.0, which then computes descriptors on the uniform datapath.
-     * Each step shuffles `consumer` again. Otherwise ptxas keeps all values derived from it, and there are not enough
-     * registers. */
-    int consumer = __shfl_sync(0xffffffffu, (int)threadIdx.x / WARPGROUP - 2, 0);
-    uint32_t ds_fragments = fragment_address(s.ds[0][consumer]);
-    int lane_query = 2 * (threadIdx.x % 4);
-    asm("" : "+r"(ds_fragments));         /* keeps the compiler from computing it again in each step */
-    if (COLUMNS == 128 || !cot_is_f16<E>) /* the same. f16 has no register for it at 64 columns */
-        asm("" : "+r"(lane_query));
-    uint32_t step = 0, previous_q = 0; /* previous_q: the stage of Q whose dS^T Q is not yet in dK */
-    for (uint32_t n = 0;; n++) {
-        cot_mbarrier_wait(&s.kv_full, n & 1);
-        const attention_work w = uniform_work(s.work[n % WORK_STAGES]);
-        if (w.first_key == NO_KEYS)
-            return;
-#pragma unroll
-        for (int i = 0; i < COLUMNS / 2; i++)
-            dk[i] = dv[i] = 0.0f;
-        const uint32_t first_step = step;
-        const uint32_t end = step + (uint32_t)__shfl_sync(0xffffffffu, step_count(s.work[n % WORK_STAGES]), 0);
-        const auto is_step_skipped = [&] {
-            return is_skipped<QUERIES, GENERAL>(w, tile_of<GENERAL>(c, w, (int)(step - first_step)),
-                                                w.first_key + 64 * consumer);
-        };
-        for (; step < end && is_step_skipped(); step++)
-            skip_step<COLUMNS>(s, step);
-        if (step < end) {
-            if (adds_zeros_first<COLUMNS, SOFTCAP>) {
-                previous_q = step % ATTENTION_Q_STAGES;
-#pragma unroll
-                for (int i = 0; i < QUERIES / 4; i++)
-                    packed[i] = 0;
-            }
-            bool skip = consumer_step<E, COLUMNS, GENERAL, SOFTCAP, !adds_zeros_first<COLUMNS, SOFTCAP>>(
-                c, s, w, first_step, step, previous_q, consumer, lane_query, ds_fragments, dk, dv, packed);
-            for (step++; step < end; step++) {
-                if (skip) {
-                    skip_step<COLUMNS>(s, step);
-                    skip = is_skipped<QUERIES, GENERAL>(w, tile_of<GENERAL>(c, w, (int)(step - first_step) + 1),
-                                                        w.first_key + 64 * consumer);
-                } else {
-                    skip = consumer_step<E, COLUMNS, GENERAL, SOFTCAP, false>(
-                        c, s, w, first_step, step, previous_q, consumer, lane_query, ds_fragments, dk, dv, packed);
-                }
-            }
-            issue_gemm_rs<E>(dk, packed, s.q[previous_q][0]);
-            cot_wgmma_wait<0>();
-            __syncwarp();
-            if (threadIdx.x % WARP == 0)
-                cot_mbarrier_arrive(&s.q_empty[previous_q]);
-        }
-        __syncwarp();
-        if (threadIdx.x % WARP == 0)
-            cot_mbarrier_arrive(&s.kv_empty);
-        if (c.head_blocks > 1 && !reduce_over_heads<COLUMNS>(dk, dv))
-            continue;
-        asm volatile("" ::
-                         : "memory"); /* the stores read `work` again: its members need no registers during the steps */
-        const attention_work &out = s.work[n % WORK_STAGES];
-        const int key = thread_key(out);
-        store_rows<E, GENERAL>(c, c.dv, c.dv_store, key_rows_out<GENERAL>(c, c.dv, out), key, 0, (int)c.d_v,
-                               dv_scale<E>, dv);
-        store_rows<E, GENERAL>(c, c.dk, c.dk_store, key_rows_out<GENERAL>(c, c.dk, out), key, 0, (int)c.d_qk, c.scale,
-                               dk);
-    }
-}
-
 template <typename E, int COLUMNS, bool GENERAL, bool SOFTCAP, bool STORES_DQ>
 static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
 {
-    shared_memory<COLUMNS> &s = *(shared_memory<COLUMNS> *)attention_memory;
+    block_memory<COLUMNS> &s = *(block_memory<COLUMNS> *)attention_memory;
     const attention_bwd_call &c = m.call;
     if (GENERAL && c.head_blocks > 1) { /* both blocks of a cluster take part in the reduction, or none */
         cot_griddepcontrol_wait();      /* for the kernel that writes seqlens */
@@ -983,17 +416,8 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
             return;
     }
     if (threadIdx.x == 0) {
-        s.opaque_zero = 0;
-        cot_mbarrier_init(&s.kv_full, 1), cot_mbarrier_init(&s.uncleared_full, 1);
-        cot_mbarrier_init(&s.kv_empty, 8 + 4 + ATTENTION_DQ_STAGES);
-        for (int i = 0; i < ATTENTION_Q_STAGES; i++)
-            cot_mbarrier_init(&s.q_full[i], 1), cot_mbarrier_init(&s.q_empty[i], 8);
-        for (int i = 0; i < ATTENTION_DOUT_STAGES; i++)
-            cot_mbarrier_init(&s.dout_full[i], 1), cot_mbarrier_init(&s.dout_empty[i], 8);
-        for (int i = 0; i < ATTENTION_DS_STAGES; i++)
-            cot_mbarrier_init(&s.ds_full[i], 8), cot_mbarrier_init(&s.ds_empty[i], 4);
-        for (int i = 0; i < ATTENTION_DQ_STAGES; i++)
-            cot_mbarrier_init(&s.dq_full[i], 4), cot_mbarrier_init(&s.dq_ready[i], 1);
+        init_barriers(s);
+        cot_mbarrier_init(s.uncleared_full, 1);
         cot_mbarrier_init_fence();
     }
     __syncthreads();

@@ -57,10 +57,10 @@ static __device__ __forceinline__ void set_tiles(attention_work &w, int begin, i
  *   descending   in the sections before. Each block takes its tiles in ascending order. Under a causal mask the shortest
  *                blocks are first, and a block begins at an earlier query tile than the block that adds before it. It
  *                reaches each later tile after that block has, so it does not wait in deterministic mode */
-template <int QUERIES>
+template <int QUERIES, int BLOCK_KEYS = KEYS>
 static __device__ __forceinline__ attention_work work_of(const attention_bwd_call &c, unsigned block)
 {
-    const unsigned kv_heads = (unsigned)(c.B * c.Hkv), blocks = (unsigned)((c.Tk + KEYS - 1) / KEYS);
+    const unsigned kv_heads = (unsigned)(c.B * c.Hkv), blocks = (unsigned)((c.Tk + BLOCK_KEYS - 1) / BLOCK_KEYS);
     const unsigned section = block / (blocks * (unsigned)c.heads_per_section),
                    section_head = section * (unsigned)c.heads_per_section;
     const unsigned section_heads = min((unsigned)c.heads_per_section, kv_heads - section_head),
@@ -73,7 +73,7 @@ static __device__ __forceinline__ attention_work work_of(const attention_bwd_cal
     w.first_head = w.kv_head * w.heads;
     w.keys_ascend = section >= (unsigned)c.first_ascending_section;
     const unsigned key_block = index / section_heads;
-    w.first_key = (int)(w.keys_ascend ? key_block : blocks - 1 - key_block) * KEYS;
+    w.first_key = (int)(w.keys_ascend ? key_block : blocks - 1 - key_block) * BLOCK_KEYS;
     const int64_t first_query = w.first_key - c.diagonal;
     const int64_t begin = c.causal && first_query > 0 ? first_query / QUERIES : 0;
     set_tiles(w, first_query < c.Tq || !c.causal ? (int)begin : (int)c.tiles_per_head, (int)c.tiles_per_head,
@@ -165,7 +165,7 @@ struct attention_dq_position {
     bool last;
 };
 
-template <int QUERIES, bool GENERAL>
+template <int QUERIES, bool GENERAL, int BLOCK_KEYS = KEYS>
 static __device__ __forceinline__ attention_dq_position dq_position_of(const attention_bwd_call &c,
                                                                        const attention_work &w, int tile)
 {
@@ -174,8 +174,8 @@ static __device__ __forceinline__ attention_dq_position dq_position_of(const att
                                        : ATTENTION_FAR;
     const attention_block_range range = attention_block_range_of(
         tile * QUERIES, QUERIES, GENERAL ? w.used_q : (int)c.Tq, GENERAL ? w.used_k : (int)c.Tk,
-        GENERAL ? w.window_first : -ATTENTION_FAR, window_last);
-    const int block = w.first_key / KEYS;
+        GENERAL ? w.window_first : -ATTENTION_FAR, window_last, BLOCK_KEYS);
+    const int block = w.first_key / BLOCK_KEYS;
     const bool ascending = has_ascending_keys<GENERAL>(c, w);
     return {(uint32_t)(ascending ? block - range.first : range.last - block),
             block == (ascending ? range.last : range.first)};

@@ -13,7 +13,7 @@
 #undef COT_KERNEL_ENTRY
 
 extern const unsigned char cot_image_attention_bwd_rows[], cot_image_attention_bwd_sm90[],
-    cot_image_attention_bwd_cluster_sm90[];
+    cot_image_attention_bwd_pairs_sm90[], cot_image_attention_bwd_cluster_sm90[];
 
 enum { ROWS_THREADS = 256, ROWS_WARPS = ROWS_THREADS / 32 };
 
@@ -64,6 +64,14 @@ static const backward_kernels bf16_kernels[] = KERNELS_OF(bf16), f16_kernels[] =
     }
 static const cot_cuda_kernel bf16_stores_dq_kernels[] = STORES_DQ_KERNELS(bf16),
                              f16_stores_dq_kernels[] = STORES_DQ_KERNELS(f16);
+/* The main kernels for pairs of key blocks, at 64 and 128 columns. */
+#define PAIRS_KERNEL(dtype, columns)                                                             \
+    {                                                                                            \
+        cot_image_attention_bwd_pairs_sm90, "attention_bwd_sm90_" #dtype "_d" #columns "_pairs", \
+            ATTENTION_PAIRS_SHARED_BYTES(columns)                                                \
+    }
+static const cot_cuda_kernel bf16_pairs_kernels[] = {PAIRS_KERNEL(bf16, 64), PAIRS_KERNEL(bf16, 128)},
+                             f16_pairs_kernels[] = {PAIRS_KERNEL(f16, 64), PAIRS_KERNEL(f16, 128)};
 static const cot_cuda_kernel dsink = {cot_image_attention_bwd_rows, "attention_bwd_dsink", 0};
 
 static int kernels_index(const attention_sizes *z, bool general)
@@ -131,9 +139,9 @@ static attention_bwd_softcap backward_softcap(const attention_sizes *z)
 
 /* The order of blocks and of their additions to dq: see work_of in attention_bwd_sm90.cuh. `descending_tiles`: the
  * blocks of sections with ascending keys take their tiles in descending order. `stores_dq`: the main kernel stores dq,
- * as 16-bit vectors. */
+ * as 16-bit vectors. `pairs`: the main kernel is that of attention_bwd_pairs_sm90.cu. */
 typedef struct block_order {
-    bool deterministic, descending_tiles, stores_dq;
+    bool deterministic, descending_tiles, stores_dq, pairs;
     int32_t heads_per_section, first_ascending_section;
 } block_order;
 
@@ -153,8 +161,19 @@ static bool is_nondeterministic_faster(const attention_sizes *z, int64_t columns
     if (z->H != z->Hkv)
         return !causal || columns > 128 || z->Hkv == 1;
     if (causal)
-        return blocks >= 128;
-    return columns <= 128 && blocks >= (columns == 128 ? 32 : 64);
+        return columns == 64 ? is_long(z, columns) : blocks >= 128;
+    return columns <= 128 && blocks >= (columns == 128 ? 32 : 128);
+}
+
+/* Whether two thread blocks take a pair of key blocks. Under a causal mask, one of them computes masked tiles. An odd
+ * number of key blocks leaves half of a pair without keys. */
+static bool takes_pairs(const attention_sizes *z, int64_t columns, int64_t blocks, bool deterministic)
+{
+    if (columns > 128 || z->Tq == 0 || (blocks % 2 != 0 && blocks < 64))
+        return false;
+    if (z->right == 0)
+        return z->H == z->Hkv && blocks >= (columns == 64 ? 128 : 32);
+    return blocks >= (columns == 64 ? 16 : 4) && !(deterministic && is_long(z, columns));
 }
 
 static int32_t store_of(const attention_problem *p, const cot_tensor *gradient)
@@ -185,21 +204,30 @@ static block_order block_order_of(const attention_problem *p, bool general, int6
         return order;
     }
     if (p->allow_nondeterminism && is_nondeterministic_faster(z, columns, blocks)) {
-        block_order order = {.heads_per_section = 2, .descending_tiles = causal && grouped};
-        if (grouped)
+        block_order order = {.heads_per_section = 2,
+                             .descending_tiles = causal && grouped,
+                             .pairs = takes_pairs(z, columns, blocks, false)};
+        if (order.pairs)
+            order.heads_per_section = causal ? 4 : 1;
+        else if (grouped)
             order.heads_per_section = long_heads ? 1 : 4;
         else if (causal)
             order.heads_per_section = long_heads ? 4 : 8;
         return order;
     }
     const bool vector_dq = store_of(p, &p->dq) == ATTENTION_STORE_16_BIT;
-    block_order order = {
-        .deterministic = true, .descending_tiles = causal, .stores_dq = columns == 64 && !grouped && vector_dq};
+    const bool pairs = takes_pairs(z, columns, blocks, true);
+    block_order order = {.deterministic = true,
+                         .descending_tiles = causal,
+                         .stores_dq = columns == 64 && !grouped && vector_dq && !pairs,
+                         .pairs = pairs};
     if (!causal) {
-        const int64_t short_heads = clusters        ? 8
-                                    : columns == 64 ? cot_clamp(512 / blocks, 4, 32)
-                                    : blocks >= 128 ? cot_clamp(512 / blocks, 2, 4)
-                                                    : cot_clamp(128 / blocks, 8, 16);
+        const int64_t short_heads = clusters           ? 8
+                                    : pairs && grouped ? 2
+                                    : pairs            ? cot_clamp((columns == 64 ? 256 : 64) / blocks, 2, 8)
+                                    : columns == 64    ? cot_clamp(512 / blocks, 4, 32)
+                                    : blocks >= 128    ? cot_clamp(512 / blocks, 2, 4)
+                                                       : cot_clamp(128 / blocks, 8, 16);
         order.heads_per_section = long_heads ? 1 : (int32_t)short_heads;
         order.first_ascending_section = INT32_MAX;
     } else if (long_heads) {
@@ -208,7 +236,7 @@ static block_order block_order_of(const attention_problem *p, bool general, int6
         order.heads_per_section = 8;
     } else {
         const int64_t most = cot_clamp(heads / 2, 1, clusters ? 8 : 32), least = cot_min(most, 2);
-        const int64_t section_blocks = clusters || (columns == 128 && blocks < 32) ? 128 : 256;
+        const int64_t section_blocks = clusters || (columns == 128 && (pairs || blocks < 32)) ? 128 : 256;
         const int64_t heads_per_section = cot_clamp(section_blocks / blocks, least, most);
         order.heads_per_section = (int32_t)heads_per_section;
         order.first_ascending_section = (int32_t)(cot_ceil_div(heads, heads_per_section) - 1);
@@ -227,7 +255,8 @@ static int64_t head_blocks_of(const attention_sizes *z, int64_t columns)
 }
 
 static cot_status backward(cot_queue *queue, const attention_problem *p, void *workspace,
-                           const backward_kernels *kernel_table, const cot_cuda_kernel *stores_dq_kernels)
+                           const backward_kernels *kernel_table, const cot_cuda_kernel *stores_dq_kernels,
+                           const cot_cuda_kernel *pairs_kernels)
 {
     const attention_sizes *z = &p->sizes;
     const attention_sm90_bwd_plan *plan = queue->plan;
@@ -239,7 +268,8 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
     const bool p_scaled = z->dtype == COT_F16 && columns <= 128;
     const block_order order = block_order_of(p, general, columns);
     const int64_t group = z->H / cot_max(z->Hkv, 1), head_blocks = head_blocks_of(z, columns);
-    const int64_t key_blocks = attention_bwd_blocks(p) * z->Hkv;
+    const int64_t key_blocks =
+        order.pairs ? cot_ceil_div(z->Tk, 2 * ATTENTION_KEYS) * z->B * z->Hkv : attention_bwd_blocks(p) * z->Hkv;
     /* `preprocess` clears the counter, and is launched only if there are queries. */
     const bool counts_key_blocks = columns <= 128 && head_blocks == 1 && plan->tiles > 0;
     if (z->H == 0)
@@ -311,12 +341,13 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
                                                   .threads = ROWS_THREADS},
                                   c);
     if (z->rows_k > 0) {
+        const int tile_rows = order.pairs ? 64 : (int)plan->queries; /* that one load takes */
         if (status == COT_OK && tiles > 0)
             status = map_statistics(queue, &mapped.statistics, c, tiles);
         if (status == COT_OK && c->stores_dq && tiles > 0)
             status = map_dq_accum(queue, &mapped.dq_accum, c, slices);
         if (status == COT_OK)
-            status = attention_encode_row_map(queue, &mapped.q, &p->q, (int)plan->queries, p->k.data);
+            status = attention_encode_row_map(queue, &mapped.q, &p->q, tile_rows, p->k.data);
         if (status == COT_OK)
             status =
                 attention_encode_row_map(queue, &mapped.k, &p->k, (int)(ATTENTION_KEYS / key_split_blocks), p->k.data);
@@ -324,11 +355,15 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             status =
                 attention_encode_row_map(queue, &mapped.v, &p->v, (int)(ATTENTION_KEYS / key_split_blocks), p->k.data);
         if (status == COT_OK)
-            status = attention_encode_row_map(queue, &mapped.dout, &p->dout, (int)plan->queries, p->k.data);
-        const unsigned cluster_size = key_split_blocks * (unsigned)head_blocks;
-        const int64_t clusters = counts_key_blocks ? cot_min(key_blocks, queue->device->multiprocessors) : key_blocks;
+            status = attention_encode_row_map(queue, &mapped.dout, &p->dout, tile_rows, p->k.data);
+        const unsigned cluster_size = order.pairs ? 2 : key_split_blocks * (unsigned)head_blocks;
+        const cot_cuda_kernel *main = order.pairs       ? &pairs_kernels[columns == 128]
+                                      : order.stores_dq ? &stores_dq_kernels[columns == 128]
+                                                        : &kernels->main;
+        const int64_t clusters =
+            counts_key_blocks ? cot_min(key_blocks, queue->device->multiprocessors / cluster_size) : key_blocks;
         if (status == COT_OK)
-            status = attention_launch(queue, order.stores_dq ? &stores_dq_kernels[columns == 128] : &kernels->main,
+            status = attention_launch(queue, main,
                                       (cot_cuda_grid){.blocks = {(unsigned)clusters * cluster_size, 1, 1},
                                                       .threads = ATTENTION_WARPGROUPS * 128,
                                                       .cluster = cluster_size > 1 ? cluster_size : 0,
@@ -349,10 +384,10 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
 
 cot_status attention_bwd_bf16_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
-    return backward(queue, problem, workspace, bf16_kernels, bf16_stores_dq_kernels);
+    return backward(queue, problem, workspace, bf16_kernels, bf16_stores_dq_kernels, bf16_pairs_kernels);
 }
 
 cot_status attention_bwd_f16_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
-    return backward(queue, problem, workspace, f16_kernels, f16_stores_dq_kernels);
+    return backward(queue, problem, workspace, f16_kernels, f16_stores_dq_kernels, f16_pairs_kernels);
 }

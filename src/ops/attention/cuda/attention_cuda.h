@@ -28,6 +28,13 @@ enum {
     (8192 * ((d) <= 192 ? 4 * ((d) / 64) + 3 * ((d_v) / 64) + 3 + 2 * 2 : 4 + 2 + 4 + 2 * 4 + 3 * 2 + 2 + 2) + \
      256 * 4 + 512 * ((d) <= 192 ? 2 : 1) + 512)
 
+/* attention_bwd_pairs_sm90.cu: the same. K, V, a panel of the peer's K, its dS, stages of Q, dO, dS and dQ, statistics,
+ * barriers. */
+#define ATTENTION_PAIRS_SHARED_BYTES(columns)                                       \
+    (16384 * ((columns) / 64 * 2 + 2 + ATTENTION_Q_STAGES + ATTENTION_DOUT_STAGES + \
+              (columns == 64 ? 2 : 1) * ATTENTION_DS_STAGES + 1) +                  \
+     4 * ATTENTION_BWD_QUERIES(columns) * (ATTENTION_Q_STAGES + ATTENTION_DOUT_STAGES) + 512)
+
 #define ATTENTION_DP_SCALE 0x1p-8f /* scale of dP and delta in f16, which removes the scale of P from dS */
 
 /* A tensor on the device; null = absent. Strides in elements: b, t, h for tensors like q; b, h, t for tensors like

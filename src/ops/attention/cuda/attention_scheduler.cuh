@@ -40,7 +40,7 @@ static __device__ __forceinline__ void attention_clear_rows(unsigned char (*slic
     __syncwarp();
 }
 
-/* The key blocks (ATTENTION_KEYS keys each) to which a query tile attends: none if last < first. */
+/* The key blocks (block_keys keys each) to which a query tile attends: none if last < first. */
 struct attention_block_range {
     int first, last;
 };
@@ -49,13 +49,14 @@ struct attention_block_range {
  * i + window_first .. i + window_last that are below used_k. */
 static __device__ __forceinline__ attention_block_range attention_block_range_of(int first_query, int queries,
                                                                                  int used_q, int used_k,
-                                                                                 int window_first, int window_last)
+                                                                                 int window_first, int window_last,
+                                                                                 int block_keys = ATTENTION_KEYS)
 {
     const int last_query = min(first_query + queries, used_q) - 1;
     const int first_key = max(first_query + window_first, 0), last_key = min(last_query + window_last, used_k - 1);
     if (last_query < first_query || last_key < first_key)
         return {0, -1};
-    return {first_key / ATTENTION_KEYS, last_key / ATTENTION_KEYS};
+    return {first_key / block_keys, last_key / block_keys};
 }
 
 static __device__ __forceinline__ int attention_clamp(int64_t value, int64_t low, int64_t high)

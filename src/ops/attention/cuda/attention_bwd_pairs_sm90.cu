@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attention_bwd_pairs_sm90.cu: the backward on Hopper for full masks, d = d_v = 64 or 128, by pairs of key blocks. A
+ * cluster of two thread blocks takes 256 keys, a pair. Each block computes dK and dV of 128 of them with the consumers of
+ * attention_bwd_sm90.cu, which has the formulas, the roles and the steps. The two blocks share three things:
+ *
+ *   dQ        Each block computes one of the two slices of a step, over the keys of both. So it sends the dS of the other
+ *             slice to its peer. Compared with one block, half as many slices are staged and added to memory.
+ *   Q, dO     Each block loads half of a tile, for both (multicast).
+ *   the pair  Block 0 takes it from the counter, and sends its index to block 1.
+ *
+ * Slice r, of block r: at 64 columns queries 64 r to 64 r + 63 of the tile, at 128 columns the columns 64 r to 64 r + 63.
+ * Half r of a tile of Q and dO is the same part.
+ *
+ *   warpgroup 0       producer: one thread loads by TMA, one adds slices of dQ to memory, one sends dS
+ *   warpgroup 1       dQ
+ *   warpgroups 2, 3   consumers: 64 keys each
+ *
+ * Barriers in addition to those of attention_bwd_sm90.cu. "Remote": the peer arrives.
+ *
+ *   barrier           arrivals (bytes)          phase ends when                          who waits
+ *   kv full           1 (K, V, part of peer K)  also the columns of the peer's K that    see there
+ *                                               dQ reads are there
+ *   kv empty          15: also the sender       see there                                producer
+ *   ds empty          5: 4 dQ warps, 1 remote   dQ has read dS and the peer has its copy consumers
+ *   peer ds full      1 (dS of the peer)        the peer's dS is there                   dQ
+ *   sent ds empty     4 remote: dQ warps        the peer has read the dS sent to it      sender
+ *   peer q empty,     1 remote: its producer    the peer's stage may be loaded           producer
+ *   peer dout empty
+ *   pair full         1 (the index)             block 1 has the index of its pair        producer of block 1
+ *   pair empty        1 remote: its producer    block 1 has read the index               producer of block 0
+ *
+ * Deterministic mode as in attention_bwd_sm90.cu, with pairs in place of key blocks. A pair waits only for pairs that were
+ * taken earlier. */
+#include "attention_bwd_consumer_sm90.cuh"
+
+template <int COLUMNS> using pair_memory = shared_memory<COLUMNS, true>;
+enum { PAIR_KEYS = 2 * KEYS };
+
+/* The index of the next pair, and for block 1 that of block 0. n: how many this block has taken before. */
+template <int COLUMNS>
+static __device__ __forceinline__ uint32_t take_pair(const attention_bwd_call &c, pair_memory<COLUMNS> &s, int rank,
+                                                     uint32_t n)
+{
+    if (rank == 0) {
+        const uint32_t pair = atomicAdd(c.key_block_counter, 1);
+        cot_mbarrier_wait(s.pair_empty, n & 1 ^ 1);
+        cot_store_async(cot_mapa(cot_shared_address(s.pair), 1), cot_mapa(cot_shared_address(s.pair_full), 1), pair, 0,
+                        0, 0);
+        return pair;
+    }
+    cot_mbarrier_arrive_expect(s.pair_full, sizeof s.pair);
+    cot_mbarrier_wait(s.pair_full, n & 1);
+    const uint32_t pair = *(volatile uint32_t *)&s.pair[0].x;
+    cot_mbarrier_arrive_remote(cot_mapa(cot_shared_address(s.pair_empty), 0));
+    return pair;
+}
+
+/* Executed by the two threads that load the same stage, one in each block: waits until the stage is free in both
+ * blocks. `empty` and `peer_empty` are the barriers of the stage, `use` the number of its earlier uses. */
+static __device__ __forceinline__ void wait_for_both(uint64_t *empty, uint64_t *peer_empty, int rank, uint32_t use,
+                                                     uint64_t *full, uint32_t bytes)
+{
+    cot_mbarrier_wait(empty, use & 1 ^ 1);
+    cot_mbarrier_arrive_expect(full, bytes);
+    cot_mbarrier_arrive_remote(cot_mapa(cot_shared_address(peer_empty), rank ^ 1));
+    cot_mbarrier_wait(peer_empty, use & 1);
+}
+
+/* The producer. Executed by one thread. `work` stays in shared memory: the thread has few registers. */
+template <int COLUMNS>
+static __device__ void load_tiles(const attention_bwd_mapped &m, pair_memory<COLUMNS> &s, int rank)
+{
+    constexpr int COLUMN_PANELS = COLUMNS / 64, QUERIES = pair_memory<COLUMNS>::QUERIES;
+    const attention_bwd_call &c = m.call;
+    /* Waits for the call's earlier kernels, which clear the counter, and write lse_log2 and delta. */
+    cot_griddepcontrol_wait();
+    cot_fence_proxy_async_global();
+    const int first_delta_row = (int)(c.B * c.H * c.tiles_per_head); /* delta follows all rows of lse_log2 */
+    const int column = COLUMNS == 64 ? 0 : 64 * rank, row_in_tile = COLUMNS == 64 ? 64 * rank : 0; /* of the half */
+    uint32_t stage_step = 0;
+    for (uint32_t n = 0;; n++) {
+        const uint32_t pair = take_pair(c, s, rank, n);
+        attention_work &w = s.work[n % s.WORK_STAGES];
+        if (pair >= c.key_blocks) {
+            w.first_key = NO_KEYS;
+            publish_without_keys(s, n);
+            return;
+        }
+        w = work_of<QUERIES, PAIR_KEYS>(c, pair);
+        w.first_key += rank * KEYS;
+        for (int panel = 0; panel < COLUMN_PANELS; panel++) { /* into the L2 cache, until there is room for K and V */
+            cot_tma_prefetch_4d(&m.k, panel * 64, w.first_key, w.kv_head, w.b);
+            cot_tma_prefetch_4d(&m.v, panel * 64, w.first_key, w.kv_head, w.b);
+        }
+        for (int step = 0; step < step_count(w); step++, stage_step++) {
+            const uint32_t q = stage_step % ATTENTION_Q_STAGES, dout = stage_step % ATTENTION_DOUT_STAGES;
+            const attention_step at = step_of<false>(c, w, step);
+            const int tile = at.tile, head = w.first_head + at.h, b = w.b;
+            const int row = (int)statistics_row_of<false>(c, w, at.h) + tile, query = tile * QUERIES + row_in_tile;
+            const uint32_t bytes = COLUMN_PANELS * s.Q_TILE_BYTES + QUERIES * sizeof(float);
+            wait_for_both(&s.q_empty[q], &s.peer_q_empty[q], rank, stage_step / ATTENTION_Q_STAGES, &s.q_full[q],
+                          bytes);
+            s.tile[q] = tile;
+            cot_tma_load_4d_to_both(s.q[q][0] + rank * TILE_BYTES, &m.q, column, query, head, b, &s.q_full[q]);
+            cot_tma_load_4d(s.lse_log2[q], &m.statistics, 0, row, 0, 0, &s.q_full[q]);
+            wait_for_both(&s.dout_empty[dout], &s.peer_dout_empty[dout], rank, stage_step / ATTENTION_DOUT_STAGES,
+                          &s.dout_full[dout], bytes);
+            cot_tma_load_4d_to_both(s.dout[dout][0] + rank * TILE_BYTES, &m.dout, column, query, head, b,
+                                    &s.dout_full[dout]);
+            cot_tma_load_4d(s.delta[dout], &m.statistics, 0, first_delta_row + row, 0, 0, &s.dout_full[dout]);
+            if (step > 0)
+                continue;
+            begin_loading_keys(s, n, &s.kv_full);
+            cot_tma_load_4d(s.peer_k, &m.k, column, w.first_key ^ KEYS, w.kv_head, b, &s.kv_full);
+            for (int panel = 0; panel < COLUMN_PANELS; panel++) {
+                cot_tma_load_4d(s.k[panel], &m.k, panel * 64, w.first_key, w.kv_head, b, &s.kv_full);
+                cot_tma_load_4d(s.v[panel], &m.v, panel * 64, w.first_key, w.kv_head, b, &s.kv_full);
+            }
+        }
+        if (step_count(w) == 0)
+            publish_without_keys(s, n);
+    }
+}
+
+/* Adds the slices of this block to memory. Executed by one thread. */
+template <int COLUMNS, bool DETERMINISTIC>
+static __device__ void write_dq(const attention_bwd_call &c, pair_memory<COLUMNS> &s, int rank)
+{
+    constexpr int QUERIES = pair_memory<COLUMNS>::QUERIES;
+    cot_griddepcontrol_wait(); /* for the kernel that clears dq_accum and the semaphores */
+    cot_fence_proxy_async_global();
+    cot_mbarrier_arrive(&s.dq_ready[0]);
+    uint32_t parity = 0;
+    for (uint32_t n = 0;; n++) {
+        cot_mbarrier_wait(&s.kv_full, n & 1);
+        const attention_work w = s.work[n % s.WORK_STAGES];
+        cot_mbarrier_arrive(&s.kv_empty);
+        if (w.first_key == NO_KEYS)
+            break;
+        for (int step = 0; step < step_count(w); step++, parity ^= 1) {
+            const attention_step at = step_of<false>(c, w, step);
+            const int64_t dq_slice = (statistics_row_of<false>(c, w, at.h) + at.tile) * s.DQ_SLICES + rank;
+            uint32_t before = 1; /* not ordered: another block may have added */
+            if (DETERMINISTIC) {
+                before = dq_position_of<QUERIES, false, PAIR_KEYS>(c, w, at.tile).before;
+                if (before > 0)
+                    wait_for_earlier_blocks(c, dq_slice, before);
+            }
+            cot_mbarrier_wait(&s.dq_full[0], parity);
+            add_dq_slice(c, dq_slice, s.dq[0], before == 0);
+            cot_mbarrier_arrive(&s.dq_ready[0]);
+            if (DETERMINISTIC)
+                release_next_block(c, dq_slice);
+        }
+    }
+    cot_bulk_wait();
+}
+
+/* Sends the dS of the peer's slice to it. Executed by one thread. */
+template <int COLUMNS> static __device__ void send_ds(pair_memory<COLUMNS> &s, int rank)
+{
+    const uint32_t peer_ds = cot_mapa(cot_shared_address(s.peer_ds), rank ^ 1),
+                   peer_ds_full = cot_mapa(cot_shared_address(s.peer_ds_full), rank ^ 1);
+    cot_pipeline_state<ATTENTION_DS_STAGES> ds;
+    uint32_t parity = 0;
+    for (uint32_t n = 0;; n++) {
+        cot_mbarrier_wait(&s.kv_full, n & 1);
+        const attention_work &w = s.work[n % s.WORK_STAGES];
+        const int steps = w.first_key == NO_KEYS ? -1 : step_count(w);
+        cot_mbarrier_arrive(&s.kv_empty);
+        if (steps < 0)
+            return;
+        for (int step = 0; step < steps; step++, ds.next(), parity ^= 1) {
+            cot_mbarrier_wait(&s.ds_full[ds.stage], ds.parity);
+            cot_mbarrier_wait(s.sent_ds_empty, parity ^ 1);
+            for (int consumer = 0; consumer < 2; consumer++)
+                cot_bulk_copy_to_block(peer_ds + consumer * TILE_BYTES,
+                                       cot_shared_address(s.ds[ds.stage][consumer]) +
+                                           (COLUMNS == 64 ? (rank ^ 1) * TILE_BYTES : 0),
+                                       TILE_BYTES, peer_ds_full);
+        }
+    }
+}
+
+/* Issues acc += dS K over 128 keys. `ds` and `k` are those of the first 64 keys, those of the others lie ds_stride and
+ * TILE_BYTES bytes later. If not `add`, acc = dS K. */
+template <typename E>
+static __device__ __forceinline__ void issue_dq(float (&acc)[32], const unsigned char *ds, int ds_stride,
+                                                const unsigned char *k, bool add)
+{
+    cot_wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const uint64_t a = cot_wgmma_k_major(cot_shared_address(ds + i / 4 * ds_stride)),
+                       b = cot_wgmma_mn_major(cot_shared_address(k + i / 4 * TILE_BYTES), TILE_BYTES);
+        cot_wgmma<E, false, true>(acc, a + i % 4 * COT_WGMMA_K_STEP, b + i % 4 * COT_WGMMA_MN_STEP, add || i > 0);
+    }
+    cot_wgmma_commit();
+}
+
+/* The dQ warpgroup. */
+template <typename E, int COLUMNS> static __device__ void compute_dq(pair_memory<COLUMNS> &s, int rank)
+{
+    const int lane = threadIdx.x % WARP;
+    const bool leader = threadIdx.x % WARPGROUP == 0;
+    const uint32_t peer_ds_empty = cot_mapa(cot_shared_address(s.ds_empty), rank ^ 1),
+                   peer_sent_ds_empty = cot_mapa(cot_shared_address(s.sent_ds_empty), rank ^ 1);
+    cot_pipeline_state<ATTENTION_DS_STAGES> ds;
+    uint32_t parity = 0;
+    for (uint32_t n = 0;; n++) {
+        cot_mbarrier_wait(&s.kv_full, n & 1);
+        const attention_work &w = s.work[n % s.WORK_STAGES];
+        if (w.first_key == NO_KEYS)
+            return;
+        float acc[32];
+        for (int steps = step_count(w); steps > 0; steps--, ds.next(), parity ^= 1) {
+            cot_mbarrier_wait(&s.ds_full[ds.stage], ds.parity);
+            if (leader)
+                cot_mbarrier_arrive_expect(s.peer_ds_full, sizeof s.peer_ds);
+            __syncwarp();
+            issue_dq<E>(acc, s.ds[ds.stage][0] + (COLUMNS == 64 ? rank * TILE_BYTES : 0), sizeof s.ds[0][0],
+                        s.k[COLUMNS == 64 ? 0 : rank][0], false);
+            cot_mbarrier_wait(s.peer_ds_full, parity);
+            if (leader)
+                cot_mbarrier_arrive_remote(peer_ds_empty + ds.stage * sizeof(uint64_t));
+            __syncwarp();
+            issue_dq<E>(acc, s.peer_ds[0], TILE_BYTES, s.peer_k[0], true);
+            cot_wgmma_wait<1>();
+            if (lane == 0)
+                cot_mbarrier_arrive(&s.ds_empty[ds.stage]);
+            cot_mbarrier_wait(&s.dq_ready[0], parity);
+            cot_wgmma_wait<0>();
+            if (lane == 0) {
+                cot_mbarrier_arrive_remote(peer_sent_ds_empty);
+                if (steps == 1)
+                    cot_mbarrier_arrive(&s.kv_empty);
+            }
+            stage_dq_slice(s.dq[0], acc, &s.dq_full[0]);
+        }
+        if (step_count(w) == 0 && lane == 0)
+            cot_mbarrier_arrive(&s.kv_empty);
+    }
+}
+
+template <typename E, int COLUMNS> static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
+{
+    pair_memory<COLUMNS> &s = *(pair_memory<COLUMNS> *)attention_memory;
+    static_assert(sizeof s <= ATTENTION_PAIRS_SHARED_BYTES(COLUMNS), "shared memory");
+    const attention_bwd_call &c = m.call;
+    const int rank = (int)cot_cluster_rank();
+    if (threadIdx.x == 0) {
+        init_barriers(s);
+        cot_mbarrier_init(s.peer_ds_full, 1), cot_mbarrier_init(s.sent_ds_empty, 4);
+        cot_mbarrier_init(s.pair_full, 1), cot_mbarrier_init(s.pair_empty, 1);
+        for (int i = 0; i < ATTENTION_Q_STAGES; i++)
+            cot_mbarrier_init(&s.peer_q_empty[i], 1);
+        for (int i = 0; i < ATTENTION_DOUT_STAGES; i++)
+            cot_mbarrier_init(&s.peer_dout_empty[i], 1);
+        cot_mbarrier_init_fence();
+    }
+    cot_cluster_arrive();
+    cot_cluster_wait();
+    const int warpgroup = threadIdx.x / WARPGROUP;
+    if (warpgroup == 0) {
+        cot_setmaxnreg_dec<PRODUCER_REGISTERS>();
+        if (threadIdx.x == 0) {
+            load_tiles<COLUMNS>(m, s, rank);
+        } else if (threadIdx.x == WARP) {
+            if (c.deterministic)
+                write_dq<COLUMNS, true>(c, s, rank);
+            else
+                write_dq<COLUMNS, false>(c, s, rank);
+        } else if (threadIdx.x == 2 * WARP) {
+            send_ds<COLUMNS>(s, rank);
+        }
+    } else if (warpgroup == 1) {
+        cot_setmaxnreg_dec<DQ_REGISTERS>();
+        compute_dq<E, COLUMNS>(s, rank);
+    } else {
+        cot_setmaxnreg_inc<CONSUMER_REGISTERS>();
+        consume<E, COLUMNS, false, false>(c, s);
+    }
+    __syncwarp();
+    cot_cluster_arrive(); /* until the peer no longer accesses this block's shared memory */
+    cot_cluster_wait();
+}
+
+#define INSTANCE(name, element, columns)                                             \
+    extern "C" __global__ void __launch_bounds__(ATTENTION_WARPGROUPS *WARPGROUP, 1) \
+        attention_bwd_sm90_##name(const __grid_constant__ attention_bwd_mapped m)    \
+    {                                                                                \
+        backward<element, columns>(m);                                               \
+    }
+INSTANCE(bf16_d64_pairs, __nv_bfloat16, 64)
+INSTANCE(bf16_d128_pairs, __nv_bfloat16, 128)
+INSTANCE(f16_d64_pairs, __half, 64)
+INSTANCE(f16_d128_pairs, __half, 128)
