@@ -331,9 +331,11 @@ def attention_place(row):
 
 
 def attention_entries(rows, peer_rows):
-    """Rows of that setting, ours of the peers' process where there are some."""
+    """Rows of that setting. Ours are those of the peers' process in a direction that it timed."""
     own = [row for row in peer_rows if row.get("ours")]
-    return [row for row in own or rows if is_entry(row) and row["chosen"]] + [row for row in peer_rows if not row.get("ours")]
+    timed = {row["direction"] for row in own}
+    own += [row for row in rows if row["direction"] not in timed]
+    return [row for row in own if is_entry(row) and row["chosen"]] + [row for row in peer_rows if not row.get("ours")]
 
 
 def attention_cells(entries):
@@ -388,13 +390,13 @@ def attention_gpu(rows, peer_rows):
     """The sections of a GPU: the papers' setting by direction, then options and shapes beyond it."""
     entries = attention_entries(rows, peer_rows)
     cells, products = attention_cells(entries), product_rates(entries) or product_rates(rows)
-    lengths = sorted({T for libraries in cells.values() for times in libraries.values() for T in times})
     lines = []
     for direction in ("forward", "backward"):
         groups = {group: cells[group] for group in sorted(cells, key=lambda group: (group[1], group[2] == "causal"))
                   if group[0] == direction}
         if not groups:
             continue
+        lengths = sorted({T for libraries in groups.values() for times in libraries.values() for T in times})
         timed = [row for row in entries if row["direction"] == direction]
         lines += [f"### {direction.capitalize()}, TFLOP/s", "", measured_note(timed), "", *sustained_note(timed)]
         rates = [(str(d), mask, name, values) for (_, d, mask), libraries in groups.items() for name, values in libraries.items()]
@@ -471,7 +473,7 @@ PAGES = {
 TFLOP/s count as the FlashAttention papers do: forward 4 B H T² d operations, backward 2.5 times that. A causal mask halves both.
 All kernels of a call are timed. Every GPU case has 16384 tokens, H d = 2048 and bf16, except under "Other shapes and options".
 
-Times for T >= 4096 are sustained: the second half of a load of 3 seconds (`cotangent bench`) or 2.5 seconds (the peers' process).
+Times for T >= 4096 are sustained: the second half of a load of 3 seconds (`cotangent bench`) or of 1.2 to 2.5 seconds (the peers' process).
 Shorter cases run in rounds of 8 ms. The two groups cannot be compared: the clock falls under a sustained load. *Burst* is one
 call on an idle GPU.
 

@@ -8,7 +8,7 @@
 
 #include "../../../cuda/device/mma.cuh"
 
-/* Registers per thread. At launch each of the 4 warpgroups has 128, 512 in total. setmaxnreg divides them anew:
+/* Registers per thread. At launch each of the 4 warpgroups has 128, 512 in total. setmaxnreg changes that:
  * 32 + 64 + 2 x 208 = 512. */
 enum { PRODUCER_REGISTERS = 32, DQ_REGISTERS = 64, CONSUMER_REGISTERS = 208 };
 enum {
@@ -20,8 +20,9 @@ template <int COLUMNS, bool PAIRS> struct shared_memory {
     enum {
         COLUMN_PANELS = COLUMNS / 64,
         DQ_STAGES = PAIRS ? 1 : ATTENTION_DQ_STAGES,
-        WORK_STAGES = PAIRS ? 3 : 4,              /* the producer writes the work of one key block, while warps still
-                                                         read that of the two before */
+        /* The producer writes the work of one key block, while warps still read that of the two before: 3 are enough.
+         * With 4 the stage is a mask. Pairs have no room for 4 at 64 columns. */
+        WORK_STAGES = PAIRS ? 3 : 4,
         QUERIES = ATTENTION_BWD_QUERIES(COLUMNS), /* of a tile */
         Q_TILE_BYTES = QUERIES * 64 * 2,          /* of 64 columns */
         DQ_SLICES = QUERIES / 64 * COLUMN_PANELS, /* slices of dQ of a step: 64 queries by 64 columns */
@@ -47,10 +48,10 @@ template <int COLUMNS, bool PAIRS> struct shared_memory {
         pair_empty[PAIRS ? 1 : 0];
     uint64_t peer_q_empty[PAIRS ? ATTENTION_Q_STAGES : 0], peer_dout_empty[PAIRS ? ATTENTION_DOUT_STAGES : 0];
     uint4 pair[PAIRS ? 1 : 0]; /* its first word: the index of a pair, from block 0 */
-    uint32_t opaque_zero;      /* 0 that the compiler does not know: see saved_p::restore */
+    uint32_t opaque_zero;      /* 0, which the compiler does not know: see saved_p::restore */
 };
 
-/* Waits until all warps have done with the key block before number n, and then counts the bytes of K and V. */
+/* Waits until all warps are done with the key block before number n, and then sets the expected bytes of K and V. */
 template <int COLUMNS, bool PAIRS>
 static __device__ __forceinline__ void begin_loading_keys(shared_memory<COLUMNS, PAIRS> &s, uint32_t n, uint64_t *full)
 {
@@ -81,7 +82,7 @@ template <typename E> constexpr float dv_scale = cot_is_f16<E> ? 1.0f / (1 << AT
  * If dS used the rounded P, it would be rounded twice. If a query attends to few keys, the error would then exceed the
  * bound in docs/guide/accuracy.md.
  *
- * low_bytes[i] has the 8 bits of the mantissa that follow the rounded ones, of elements 4i to 4i + 3, one byte each. A
+ * low_bytes[i] has the 8 bits of the mantissa that follow those of the 16-bit format, of elements 4i to 4i + 3. A
  * P that was rounded up has a byte of at least 128. As a signed number, the byte is P minus the rounded P,
  * in units of the last bit that is kept. `restore` adds the signed byte. A tie has the byte 128, whether it was rounded
  * up or down. If it was rounded down, the restored P is one unit of the 16-bit format too small.
@@ -110,8 +111,9 @@ template <typename E, int N, bool JOINS> struct saved_p {
         }
     }
 
-    /* Element i. `one` is 1. If the compiler cannot prove it, the subtraction is a multiply-add, on another pipe than
-     * the permutations. opaque_zero is 0, but the compiler cannot prove it. This keeps the compiler from unpacking
+    /* Element i. `one` is 1. Where this is hidden from the compiler, it emits a multiply-add for the subtraction, which
+     * runs on another pipe than the permutations. opaque_zero is 0, but the compiler cannot prove it. This keeps the
+     * compiler from unpacking
      * before registers are free. */
     __device__ __forceinline__ float restore(const uint32_t (&packed)[N / 2], int i, uint32_t opaque_zero,
                                              uint32_t one) const
@@ -290,8 +292,8 @@ static __device__ __forceinline__ float2 load_pair_early(const float *from)
     return pair;
 }
 
-/* At 64 columns the first step of a key block multiplies a dS of zeros with its own tile of Q. A code of its own for
- * the first step, without this product, needs more registers than there are. NaN in Q reach dK in both cases: the next
+/* At 64 columns the first step of a key block multiplies a dS of zeros with its own tile of Q. A separate first step
+ * without this product needs more registers than there are. NaN in Q reach dK in both cases: the next
  * step multiplies the same tile with its dS. */
 template <int COLUMNS, bool SOFTCAP> constexpr bool adds_zeros_first = COLUMNS == 64 && !SOFTCAP;
 
@@ -403,7 +405,8 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
         cot_mbarrier_wait(&s.ds_empty[ds], step / ATTENTION_DS_STAGES & 1 ^ 1);
     const uint32_t opaque_zero =
         (cot_is_f16<E> || COLUMNS == 64) && !SOFTCAP ? *(volatile uint32_t *)&s.opaque_zero : 0;
-    const uint32_t one = COLUMNS == 64 ? opaque_zero + 1 : GENERAL ? gridDim.y : 1; /* 1: see saved_p::restore */
+    /* 1: see saved_p::restore. gridDim.y is 1, which the compiler does not know. */
+    const uint32_t one = COLUMNS == 64 ? opaque_zero + 1 : GENERAL ? gridDim.y : 1;
 #pragma unroll
     for (int k = 0; k < N / 8; k++) {
         if (SOFTCAP && k < N / 8 - 1)

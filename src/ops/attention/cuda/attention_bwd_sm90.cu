@@ -4,24 +4,27 @@
  * d_v, rounded up to 64 or 128. A *key block* is 128 keys of a key-value head. K and V of a key block stay in shared
  * memory, its dK and dV in registers. A thread block takes one key block after another (take_key_block). For each, it
  * loops over the tiles of queries that attend to the keys, and takes each tile for all query heads that share the
- * key-value head (the group). The first tiles of a key block are loaded while the key block before is computed, and its
- * dK and dV are stored while the dQ warpgroup still works.
+ * key-value head (the group). The first tiles of a key block are loaded while the key block before is computed. dK and
+ * dV of a key block are stored while the dQ warpgroup still works on its last tile.
  * With head_blocks = 2, a thread block takes one key block. The two blocks of a cluster divide the heads of the group,
- * and add their dK and dV at the end (reduce_over_heads). A tile has 128 queries at 64 columns, and 64 at 128 columns:
+ * and add their dK and dV at the end (reduce_over_heads). attention_bwd_pairs_sm90.cu has a kernel for longer calls.
+ *
+ * A tile has 128 queries at 64 columns, and 64 queries at 128 columns. Formulas (f16 scales P, see dv_scale):
  *
  *   S^T = K Q^T    P = exp2(scale log2(e) S - lse_log2)    dP^T = V dO^T    dS = P (dP - delta)
  *   dV += P^T dO   dK += dS^T Q                            dQ += dS K
  *
- *   warpgroup 0       producer: one thread loads by TMA, three dq_writers add finished slices of dQ to memory
+ *   warpgroup 0       producer: one thread (GENERAL: a warp) loads by TMA, three dq_writers add finished slices of dQ to
+ *                     memory
  *   warpgroup 1       dQ: one slice of 64 queries and 64 columns at a time
  *   warpgroups 2, 3   consumers: 64 keys each. P^T and dS^T are register operands of dV and dK. dS reaches dQ through
  *                     shared memory.
  *
  *   barrier         arrivals (bytes)        phase ends when                       who waits
  *   kv full         1 (K and V)             K, V and `work` of a key block are    consumers, dQ, dq_writers
- *                                           there
- *   kv empty        15: 1 per consumer and  nobody reads K and V any more, and    producer
- *                   dQ warp, dq_writer      the dq_writers have read `work`
+ *                                           in shared memory
+ *   kv empty        15: 8 consumer warps,   nobody reads K and V any more, and    producer
+ *                   4 dQ warps, 3 writers   the dq_writers have read `work`
  *   q full          1 (Q, lse_log2)         a tile of Q is loaded                 consumers
  *   q empty         8: 1 per consumer warp  the dK product has read Q             producer
  *   dout full       1 (dO, delta)           a tile of dO is loaded                consumers
@@ -41,10 +44,10 @@
  * The arithmetic after a wait reads lse_log2 and delta. Some of their elements are loaded before the wait. The number
  * of free registers limits how many (LSE_PRELOADS, DELTA_PRELOADS).
  *
- * Deterministic mode: the blocks of a query tile add their slices of dQ in a fixed order, that of blockIdx.x
- * (dq_position_of). The first block stores its slice instead, so that dq_accum need not be cleared. A semaphore for
- * each slice counts the blocks that have stored or added. A key block waits only for key blocks that were taken
- * earlier. With head_blocks = 2 this relies on thread blocks starting in the order of blockIdx.x. CUDA does not
+ * Deterministic mode: the key blocks of a query tile add their slices of dQ in a fixed order, by ascending or by
+ * descending keys (dq_position_of). The first one stores its slice instead, so that dq_accum need not be cleared. A
+ * semaphore for each slice counts the key blocks that have stored or added. A key block waits only for key blocks that
+ * were taken earlier. With head_blocks = 2 this relies on thread blocks starting in the order of blockIdx.x. CUDA does not
  * guarantee this order, but every tested GPU keeps it.
  *
  * With STORES_DQ the last block of a tile does not add: its dq_writer loads the sums of the other blocks into the
@@ -74,9 +77,9 @@ template <bool GENERAL> static __device__ __forceinline__ uint32_t key_block_cou
     return GENERAL ? (uint32_t)c.scheduler.seqlens[c.scheduler.sequences].first_block * (uint32_t)c.Hkv : c.key_blocks;
 }
 
-/* The index of the thread block's next key block. A key block waits for lower ones to add to dQ. Because a counter
- * gives out the indices in order, lower ones have always begun, whichever thread blocks run. Without a counter a thread
- * block takes one key block. */
+/* The index of the thread block's next key block. A key block waits until key blocks of lower indices have added to dQ.
+ * Because a counter gives out the indices in order, those have always begun, whichever thread blocks run. Without a
+ * counter a thread block takes one key block. */
 template <bool GENERAL>
 static __device__ __forceinline__ uint32_t take_key_block(const attention_bwd_call &c, bool first)
 {
@@ -92,8 +95,8 @@ static __device__ __forceinline__ void take_heads(const attention_bwd_call &c, a
     w.first_head += (int)(blockIdx.x % c.head_blocks) * w.heads;
 }
 
-/* The producer of the plain versions. Executed by one thread. `work` stays in shared memory, and stages follow from one
- * number: the thread has few registers. */
+/* The producer of the plain versions. Executed by one thread. The stages are computed from
+ * stage_step: the thread has few registers. */
 template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_mapped &m, block_memory<COLUMNS> &s)
 {
     constexpr int COLUMN_PANELS = COLUMNS / 64, QUERIES = block_memory<COLUMNS>::QUERIES;

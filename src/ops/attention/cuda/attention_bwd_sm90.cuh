@@ -23,8 +23,8 @@ enum { KEYS = ATTENTION_KEYS, WARPGROUP = 128, WARP = 32, TILE_BYTES = 64 * 64 *
 
 extern __shared__ __align__(1024) unsigned char attention_memory[];
 
-/* The work of a block: `tile_count` query tiles, from first_tile on by steps of tile_step, which is 1 or -1, and for each
- * tile the query heads first_head .. first_head + heads - 1. These are the heads that share the key-value head (the
+/* The work of a key block: `tile_count` query tiles, from first_tile on by steps of tile_step, which is 1 or -1, and for
+ * each tile the query heads first_head .. first_head + heads - 1. These are the heads that share the key-value head (the
  * group), or with head_blocks = 2 half of them. */
 struct attention_work {
     int b, kv_head, first_head, heads, first_key, tile_count, first_tile, tile_step;
@@ -49,8 +49,8 @@ static __device__ __forceinline__ void set_tiles(attention_work &w, int begin, i
     w.tile_step = descending_tiles ? -1 : 1;
 }
 
-/* Blocks are numbered section by section. A section has c.heads_per_section key-value heads, from section_head on. In a
- * section the key block is the slower index and the head the faster one. The order of the key blocks:
+/* Key blocks are numbered section by section. A section has c.heads_per_section key-value heads, from section_head on. In
+ * a section the key block is the slower index and the head the faster one. The order of the key blocks:
  *
  *   ascending    from section c.first_ascending_section on. Under a causal mask the longest blocks (most tiles) are first.
  *                With c.descending_tiles a block takes its tiles in descending order
