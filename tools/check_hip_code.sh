@@ -3,7 +3,7 @@
 # Reads clang's remarks on the code for AMD GPUs of a build. Fails on a kernel that spills vector registers or uses
 # private memory. With --table it prints registers, LDS in bytes, occupancy (waves per SIMD, of 8), and the scalar
 # registers that spill to lanes of vector registers ("to V"), of each kernel on gfx942. In a build without HIP it prints
-# that there is no code.
+# that there is no code, and exits with 77.
 #
 #   tools/check_hip_code.sh [--table] BUILD
 set -u
@@ -13,7 +13,7 @@ build=${1:?usage: check_hip_code.sh [--table] BUILD}
 set -- "$build"/hip/*.log
 if [ ! -f "$1" ]; then
     echo "HIP code: none in $build"
-    exit 0
+    exit 77
 fi
 # A file has the remarks of all kernels for gfx90a, then those for gfx942.
 awk -v table="$table" '

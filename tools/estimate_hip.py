@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Estimates what bounds the MFMA kernels on gfx942, from clang's remarks and the disassembly of a build. Nothing here is
-measured. Rewrites the tables of a page between the lines
-`<!-- estimates -->` and `<!-- end of estimates -->`, or prints them.
+"""Tables of the kernels for gfx942, from clang's remarks and the disassembly of a build: registers, LDS and occupancy of all
+kernels, and estimates of what bounds the MFMA kernels. Nothing here is measured.
 
-  tools/estimate_hip.py BUILD [PAGE.md]
+  tools/estimate_hip.py BUILD                 print the tables
+  tools/estimate_hip.py BUILD PAGE.md         write them between the lines <!-- NAME --> and <!-- end of NAME --> of a page
+  tools/estimate_hip.py --check BUILD PAGE.md compare them with the page. Exit status 1: they differ; 77: the build has no code
+                                              for AMD GPUs, or another release of clang made it than the one in the page
 
 A step is one iteration of the loop that has the MFMA instructions. Each instruction of the loop counts once.
 """
@@ -29,6 +31,26 @@ KERNELS = [
     ("causal_conv1d_dense_mfma", ["causal_conv1d_dense_fwd_mma_bf16", "causal_conv1d_dense_dx_mma_bf16",
                                   "causal_conv1d_dense_dweight_mma_bf16"], 4),
     ("causal_conv1d_fwd_im2col_mfma", ["causal_conv1d_fwd_im2col_f16", "causal_conv1d_fwd_im2col_f16_k8"], 4),
+]
+# Rows of the table of registers: words, kernels. A kernel belongs to the first row that fits.
+FAMILIES = [
+    ("dropout forward, rows at multiples of 16 bytes", r"dropout_fwd_rows_\w{2,4}"),
+    ("dropout forward, other contiguous rows", r"dropout_fwd_rows_\w+_shifted"),
+    ("dropout forward, other strides", r"dropout_fwd_rows_\w+_strided"),
+    ("dropout backward, rows at multiples of 16 bytes", r"dropout_bwd_rows_(f32|f16|bf16)(_active)?"),
+    ("dropout backward, other contiguous rows", r"dropout_bwd_rows_\w+_shifted(_active)?"),
+    ("dropout backward, other strides", r"dropout_bwd_rows_\w+_strided(_active)?"),
+    ("causal_conv1d forward, contiguous time", r"causal_conv1d_fwd_channel_first_(f32|f16|bf16)"),
+    ("causal_conv1d forward, contiguous time, general", r"causal_conv1d_fwd_channel_first_\w+_general"),
+    ("causal_conv1d forward, contiguous channels", r"causal_conv1d_fwd_channel_last_(f32|f16|bf16)"),
+    ("causal_conv1d forward, contiguous channels, general", r"causal_conv1d_fwd_channel_last_\w+_general"),
+    ("causal_conv1d backward, contiguous time", r"causal_conv1d_bwd_channel_first_\w+"),
+    ("causal_conv1d backward, contiguous channels", r"causal_conv1d_bwd_channel_last_(f32|f16|bf16)"),
+    ("causal_conv1d backward, contiguous channels, general", r"causal_conv1d_bwd_channel_last_\w+_general"),
+    ("causal_conv1d im2col, on MFMA", r"causal_conv1d_fwd_im2col_\w+"),
+    ("causal_conv1d_dense, 16 bits, on MFMA", r"causal_conv1d_dense_\w+_mma_\w+"),
+    ("causal_conv1d_dense, float32, on MFMA", r"causal_conv1d_dense_\w+_f32"),
+    ("kernels of any strides, sums, states and packing", r".*"),
 ]
 WIDTHS = [("b128", 16), ("dwordx4", 16), ("b64", 8), ("dwordx2", 8), ("b32", 4), ("dword", 4), ("b16", 2), ("u16", 2), ("ushort", 2)]
 
@@ -96,7 +118,29 @@ def remarks(log, kernel):
     text = pathlib.Path(log).read_text().split(f"Function Name: {kernel} ")[-1].split("Function Name: ")[0]
     return {key: int(re.search(rf" {pattern}: (\d+)", text)[1]) for key, pattern in
             (("vector", "VGPRs"), ("accumulation", "AGPRs"), ("lds", r"LDS Size \[bytes/block\]"),
-             ("waves", r"Occupancy \[waves/SIMD\]"))}
+             ("waves", r"Occupancy \[waves/SIMD\]"), ("spills", "SGPRs Spill"))}
+
+
+def registers(build):
+    """The table of all kernels, by families."""
+    collected = {words: [] for words, _ in FAMILIES}
+    for log in sorted(pathlib.Path(build, "hip").glob("*.log")):
+        for kernel in dict.fromkeys(re.findall(r"Function Name: (\S+)", log.read_text())):
+            words = next(words for words, pattern in FAMILIES if re.fullmatch(pattern, kernel))
+            collected[words].append(remarks(log, kernel))
+
+    def of(key, members):
+        values = sorted({member[key] for member in members})
+        return str(values[0]) if len(values) == 1 else f"{values[0]} to {values[-1]}"
+    lines = ["| kernels | number | vector registers | accumulation registers | LDS, bytes | waves per SIMD, of 8 | scalar registers that "
+             "spill to vector registers |", "|---|--:|--:|--:|--:|--:|--:|"]
+    return "\n".join(lines + [f"| {words} | {len(members)} | " + " | ".join(
+        of(key, members) for key in ("vector", "accumulation", "lds", "waves", "spills")) + " |"
+        for words, members in collected.items() if members])
+
+
+def clang():
+    return re.search(r"version (\S+)", subprocess.run(["clang-19", "--version"], capture_output=True, text=True).stdout)[1]
 
 
 def estimate(build):
@@ -134,18 +178,34 @@ def estimate(build):
 
 
 def main():
-    if len(sys.argv) not in (2, 3):
+    arguments = [argument for argument in sys.argv[1:] if argument != "--check"]
+    check = len(arguments) < len(sys.argv) - 1
+    if len(arguments) not in (1, 2) or (check and len(arguments) == 1):
         sys.exit(__doc__)
-    table = estimate(sys.argv[1])
-    if len(sys.argv) == 2:
-        print(table)
+    page = pathlib.Path(arguments[1]) if len(arguments) == 2 else None
+    if check and not list(pathlib.Path(arguments[0], "hip").glob("*.hipfb")):
+        print(f"estimate_hip: not compared: {arguments[0]} has no code for AMD GPUs")
+        sys.exit(77)
+    version = f"Made by clang {clang()}."
+    if check and version not in page.read_text():
+        print(f"estimate_hip: not compared: {page} was not {version[0].lower()}{version[1:]}")
+        sys.exit(77)
+    tables = {"registers": f"{version}\n\n{registers(arguments[0])}", "estimates": estimate(arguments[0])}
+    if page is None:
+        print(*tables.values(), sep="\n\n")
         return
-    page = pathlib.Path(sys.argv[2])
-    text, count = re.subn(r"(<!-- estimates -->\n).*?(<!-- end of estimates -->)", lambda m: f"{m[1]}{table}\n\n{m[2]}",
-                          page.read_text(), flags=re.S)
-    if count != 1:
-        fail(f"{page} has no line <!-- estimates -->")
-    page.write_text(text)
+    text = page.read_text()
+    for name, table in tables.items():
+        text, count = re.subn(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", lambda m, table=table: f"{m[1]}{table}\n\n{m[2]}",
+                              text, flags=re.S)
+        if count != 1:
+            fail(f"{page} has no line <!-- {name} -->")
+    if check and text != page.read_text():
+        fail(f"the tables of {page} differ from those of {arguments[0]}: run tools/estimate_hip.py {arguments[0]} {page}")
+    if check:
+        print(f"estimate_hip: the tables of {page} are those of {arguments[0]}")
+    else:
+        page.write_text(text)
 
 
 main()

@@ -159,7 +159,7 @@ static void parse_waits(const char *text, emu_instruction *i)
 
 /* Parses "\tMNEMONIC OPERAND, OPERAND MODIFIER // ADDRESS: WORDS". An instruction that is not understood keeps a null
  * handler, and stops a wave that meets it. */
-static void parse_instruction(char *line, emu_instruction *i)
+void emu_read_line(char *line, emu_instruction *i)
 {
     char copy[512], *comment = strstr(line, "//"), *state = NULL;
     *i = (emu_instruction){.text = line + 1, .select_high = ~0u, .target = -1};
@@ -220,7 +220,7 @@ static void parse_lines(emu_code *code)
     char *state = NULL;
     for (char *line = strtok_r(code->text, "\n", &state); line != NULL; line = strtok_r(NULL, "\n", &state))
         if (line[0] == '\t' && strstr(line, "//") != NULL)
-            parse_instruction(line, &code->instructions[code->count++]);
+            emu_read_line(line, &code->instructions[code->count++]);
     for (int k = 0; k + 1 < code->count; k++)
         if (strncmp(code->instructions[k].text, "s_cbranch", 9) == 0 ||
             strncmp(code->instructions[k].text, "s_branch", 8) == 0)

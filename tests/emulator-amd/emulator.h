@@ -117,6 +117,8 @@ struct emu_wave {
  * that fails; *missing is then whether the bundle lacks the target. */
 emu_code *emu_load(const void *image, const char *target, bool *missing, char *why, size_t size);
 void emu_unload(emu_code *code);
+/* Reads a line of the disassembly. i->text points into it. */
+void emu_read_line(char *line, emu_instruction *i);
 const emu_kernel *emu_find_kernel(const emu_code *code, const char *name);
 
 /* execute.c. Finds the handler of a mnemonic, without its _e32 or _e64. */

@@ -2,7 +2,7 @@
  * test_emulator_amd.c: tests that the emulator has every instruction of the library's code objects, and that it stops
  * at planted faults: a missing s_waitcnt, an access out of bounds, an unknown instruction. The code objects are patched
  * copies of dropout's. MFMA instructions are compared with a product of matrices in long double, under the register
- * layouts that AMD's matrix instruction calculator prints (--detail-instruction, for CDNA2 and CDNA3). */
+ * layouts that AMD documents. tools/compare_mfma_layouts.py compares these with AMD's matrix instruction calculator. */
 #include "emulator.h"
 #include "mfma_probe.h"
 #include "support.h"
@@ -321,8 +321,33 @@ static void flushes_subnormal_inputs(void **state)
         }
 }
 
-int main(void)
+/* For tools/compare_mfma_layouts.py: a line "kernel, matrix, row, column, lane, element" for each place
+ * of A, B and D. */
+static void print_layouts(void)
 {
+    for (size_t n = 0; n < sizeof instructions / sizeof *instructions; n++) {
+        const mfma *m = &instructions[n];
+        const int terms = m->dtype == COT_F32 ? 1 : 4, count = terms * EMU_LANES / m->side;
+        for (int row = 0; row < m->side; row++) {
+            for (int k = 0; k < count; k++) {
+                const place at = documented_input(m->side, terms, row, k);
+                printf("%s A %d %d %d %d\n%s B %d %d %d %d\n", m->kernel, row, k, at.lane, at.number, m->kernel, k, row,
+                       at.lane, at.number);
+            }
+            for (int column = 0; column < m->side; column++) {
+                const place at = documented_result(m->side, row, column);
+                printf("%s D %d %d %d %d\n", m->kernel, row, column, at.lane, at.number);
+            }
+        }
+    }
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 2 && strcmp(argv[1], "layouts") == 0) {
+        print_layouts();
+        return 0;
+    }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(knows_every_instruction),         cmocka_unit_test(runs_the_kernel),
         cmocka_unit_test(stops_at_a_missing_wait),         cmocka_unit_test(stops_outside_of_an_allocation),
