@@ -65,8 +65,8 @@ static void sum_dout_out(float *delta, const float *dout, const float *out, int6
     }
 }
 
-/* The factor of lse: the scale of exp_scores without the softmax scale. It contains the rounding of that float scale.
- * The scores contain the same rounding, so it cancels. */
+/* The factor of lse. exp_scores multiplies a score by (float)scale. lse is therefore multiplied by (float)scale / scale,
+ * so that both have the same rounding error, which cancels. */
 static double lse_exp_scale(const attention_problem *p)
 {
     return scores_exp_scale(p) / (scores_are_modified(p) ? 1 : p->sizes.scale);

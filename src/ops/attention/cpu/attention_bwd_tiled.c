@@ -10,9 +10,10 @@
  * AMX products of two and three bf16, with the elementwise arithmetic overlapped with the products.
  *
  * Passes:
- * (1) Every block of queries is packed once, in all forms that the five products read, with its lse and delta.
+ * (1) Every block of queries is packed once, in each operand layout that the five products read (A form, B form:
+ * simd/matmul.h), with its lse and delta.
  * (2) An item is one chunk of the key blocks of one sequence and key-value head. It processes a few key blocks at a
- * time: it packs them, walks the query blocks that see them, accumulates their dk and dv, and adds to the chunk's own
+ * time: it packs them, loops over the query blocks that attend to them, accumulates their dk and dv, and adds to the chunk's own
  * dq^T.
  * (3) dq is the sum over the chunks, in their order. The number of chunks depends on the shape alone.
  * (4) dbias, one tile at a time (attention_bwd_dbias.h), and dsink. */
@@ -24,8 +25,8 @@
 
 cot_status V_NAME(attention_bwd_tiled)(cot_queue *, const void *, void *);
 
-/* Key blocks that stay in the L2 cache, with their dk and dv, while the queries stream by. AMX reads more other
- * operands: with four blocks a backward took 2.5 % to 17 % longer, most at d = 256. */
+/* Key blocks that stay in the L2 cache, with their dk and dv, while the item reads all queries. With AMX, the other
+ * operands need more of the cache: with four blocks a backward took 2.5 % to 17 % longer, most at d = 256. */
 enum { L2_KEY_BLOCKS = MT_SAME_FORM ? ATTENTION_L2_KEY_BLOCKS : ATTENTION_L2_KEY_BLOCKS / 2 };
 
 /* ---- one item ------------------------------------------------------------------------------------------------- */
