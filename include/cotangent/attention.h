@@ -4,14 +4,15 @@
  *
  * Symbols: B batch, Tq queries and Tk keys of a sequence, H query heads, Hkv key-value heads (H is a multiple of Hkv:
  * query head h reads key-value head h / (H/Hkv)), d the size of a query and of a key, d_v the size of a value. For
- * query i and key j of one sequence and head, with off = (keys of the sequence) - (queries of the sequence):
+ * query i and key j of one sequence and head, with off = (keys of the sequence) - (queries of the sequence), the offset of
+ * the diagonal:
  *
  *     x = scale * sum_c q[i,c] * k[j,c];    with softcap: y = softcap * tanh(x / softcap), else y = x
  *     s = y - alibi_slopes[h] * |i + off - j| + bias[i,j]
  *     s = -inf unless j is visible:  i + off - window_left <= j <= i + off + window_right;  causal: j <= i + off
  *     lse[i] = log(sum_j exp(s[j]) + exp(sink[h]))              natural logarithm; without sink that term is absent
  *     P[j] = exp(s[j] - lse[i]);    out[i] = sum_j P[j] * m[i,j] / keep * v[j]
- *     m[i,j] / keep: the dropout factor, see below; 1 without dropout
+ *     m[i,j] / keep: the dropout factor, see below; 1 without dropout, 0 with dropout_p = 1
  *
  * The larger |lse| is, the less precise P is: lse is a float32, so P has a relative error of up to |lse| 2^-24. A bias
  * that is used as a mask should be -inf. With a bias of -1e9 for each visible key of a row, the backward computes P = 1
@@ -25,7 +26,7 @@
  * Packed sequences: cu_seqlens_q and cu_seqlens_k are i32 [B+1]. Sequence b is rows [cu_seqlens[b], cu_seqlens[b+1]) of
  * q [total_q,H,d], k [total_k,Hkv,d], v and out; lse is [H,total_q]. cu_seqlens starts at 0, never decreases and ends
  * at total at most. A sequence may be empty. max_seqlen_q and max_seqlen_k are at least the lengths of the longest
- * sequence. Rows beyond the last sequence are treated as rows beyond seqused.
+ * sequence. Rows after the last sequence are treated as rows beyond seqused (next paragraph).
  * seqused_q, seqused_k (i32 [B]) limit each sequence to its first queries and keys; off is then the difference of these
  * numbers. Queries beyond seqused_q get out = 0, lse = -inf and no gradient. Keys beyond seqused_k get gradients of 0.
  *
@@ -37,8 +38,8 @@
  *
  * Dropout: m[i,j] keeps an element with probability keep = 1 - P16/65536, P16 = round(65536 * dropout_p). The mask is
  * not stored. An element is dropped if 16 random bits are less than P16. The bits come from Philox4x32-10 with the key
- * dropout_seed and the counter {dropout_offset, n}, n = r * ceil(L/8) + j/8. j % 8 selects two of the 16 bytes: word
- * (j%8)/2, its low half if j is even. L is Tk or max_seqlen_k. r = h * R + row, where R is the number of query rows
+ * dropout_seed and the counter {dropout_offset, n}, n = r * ceil(L/8) + j/8. Element j uses 16 bits of word (j%8)/2 of the
+ * 4 words: the low half if j is even. L is Tk or max_seqlen_k. r = h * R + row, where R is the number of query rows
  * (B*Tq, or cu_seqlens_q[B]), and row is b*Tq + i, or the packed row. The mask is the same on every backend.
  * dropout_seed_tensor and dropout_offset_tensor, i32 [2] (low word, high word), are added to seed and offset (modulo
  * 2^64). They are read where and when the work runs, so that a captured graph can use a new mask at each replay.
@@ -51,13 +52,14 @@
  * gradients: dq is the sum over the key blocks, dk and dv are sums over the query blocks (use accumulate). Blocks
  * cannot be combined with cu_seqlens.
  *
- * NaN and infinities follow the formulas. A NaN in q[i], or in a visible k[j], makes lse[i] and out[i] NaN. A NaN in a
- * visible v[j,c] makes out[i,c] NaN. A score of +inf makes lse[i] and out[i] NaN (inf - inf). In the backward such a
- * row makes its dq, and the dk and dv of every key that is visible to it, NaN. Rows beyond the sequence, or beyond
- * seqused, have no effect. Keys outside the mask have no effect on lse. Fast kernels multiply tiles of up to 256
- * queries and 256 keys, in which a pair outside the mask has the weight 0. If such a tile contains a visible pair, a
- * NaN or an infinity of v (forward), or of q, k, v, dout, lse or delta (backward), may make out, dq, dk and dv of other
- * rows of that tile NaN (0 * NaN). It affects no other rows.
+ * NaN and infinities follow the formulas:
+ *   - A NaN in q[i], or in a visible k[j], makes lse[i] and out[i] NaN. So does a score of +inf (inf - inf).
+ *   - A NaN in a visible v[j,c] makes out[i,c] NaN.
+ *   - In the backward such a row makes its dq, and the dk and dv of every key that is visible to it, NaN.
+ *   - Rows beyond the sequence, or beyond seqused, have no effect. Keys outside the mask have no effect on lse.
+ *   - Fast kernels multiply tiles of up to 256 queries and 256 keys, in which a pair outside the mask has the weight 0. If
+ *     such a tile contains a visible pair, a NaN or an infinity of v (forward), or of q, k, v, dout, lse or delta
+ *     (backward), may make out, dq, dk and dv of other rows of that tile NaN (0 * NaN). It affects no other rows.
  *
  * Outputs may not overlap each other or any input, except where cot_attention_merge_args allows it.
  *

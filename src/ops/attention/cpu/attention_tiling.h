@@ -14,7 +14,7 @@ enum {
     ATTENTION_STRIP = 32,        /* granularity of a product's rows and columns: MT of simd/matmul.h */
     ATTENTION_SCORE_ROWS = 64,   /* rows of a tile of scores */
     ATTENTION_FWD_ROWS = 128,    /* queries of a forward item; half as many if d or d_v > 128 */
-    ATTENTION_BLOCK = 128,       /* maximum keys of a block; queries of a backward block */
+    ATTENTION_BLOCK = 128,       /* maximum keys of a block (with AMX more, see below); queries of a backward block */
     ATTENTION_L2_KEY_BLOCKS = 4, /* maximum key blocks that a backward item keeps in the L2 cache */
     ATTENTION_MAX_D = 256,       /* maximum d and d_v of the item buffers */
     ATTENTION_MIN_ITEMS = 16,    /* a backward adds chunks until it has this many items */
