@@ -56,8 +56,8 @@ static void add_strip(const context *c, const score_context *a, const key_strip 
             const int64_t offset = panel_offset(SCORE_ROWS, r, i);
             float values[VW];
             vf prob, ds;
-            differentiate_scores(a, buffers, offset, first_key + r, first_query + i, o, v_load(lse + i),
-                                 v_load(delta + i), v_load(buffers->dp + offset), &prob, &ds);
+            compute_p_and_ds(a, buffers, offset, first_key + r, first_query + i, o, v_load(lse + i), v_load(delta + i),
+                             v_load(buffers->dp + offset), &prob, &ds);
             v_store(values, ds);
             for (int64_t lane = 0; lane < VW; lane++)
                 sums[r * BLOCK + i + lane] += (double)values[lane];

@@ -70,7 +70,7 @@ V_INLINE void compute_ds_row(score_queue *queue, vf ds[2])
 }
 
 /* Four steps process two keys. */
-V_INLINE void differentiate_step(score_queue *queue, int step)
+V_INLINE void compute_p_and_ds_of_step(score_queue *queue, int step)
 {
     if (step % 2 == 0) {
         compute_prob_row(queue);
@@ -107,7 +107,7 @@ V_INLINE void overlap_step(void *argument, int step)
         queue->step_has_rows = queue->rows_left > 0;
     }
     if (queue->step_has_rows)
-        differentiate_step(queue, step);
+        compute_p_and_ds_of_step(queue, step);
 }
 
 /* Finishes the current part, and further ones until at most max_waiting parts wait. */
@@ -116,7 +116,7 @@ V_INLINE void drain_scores(score_queue *queue, int64_t max_waiting)
     for (;;) {
         while (queue->rows_left > 0)
             for (int step = 0; step < 4; step++)
-                differentiate_step(queue, step);
+                compute_p_and_ds_of_step(queue, step);
         if (queue->count <= max_waiting)
             return;
         start_next_part(queue);
@@ -219,10 +219,10 @@ static void apply_mask(const score_context *a, float *s, int64_t first_key, int6
 
 /* Computes P^T and dS^T of rows [first_row, first_row + SCORE_ROWS) of the block of keys for the block of queries,
  * while it runs the pending products. The products of these keys become pending. */
-static void differentiate_overlapped(const context *c, const score_context *a, const block_pair *b,
-                                     strip_buffers *buffers, pending_products *pending, int64_t first_row)
+static void backward_block_pair_overlapped(const context *c, const score_context *a, const block_pair *b,
+                                           strip_buffers *buffers, pending_products *pending, int64_t first_row)
 {
-    /* Parts of S^T and dP^T lie in the buffers that differentiate_blocks uses for whole score tiles. */
+    /* Parts of S^T and dP^T lie in the buffers that backward_block_pair uses for whole score tiles. */
     float(*const s)[STRIP * STRIP] = (float(*)[STRIP * STRIP]) buffers->scores;
     float(*const dp)[STRIP * STRIP] = (float(*)[STRIP * STRIP]) buffers->dp;
     const int64_t qk_size = c->layout.qk_size, v_size = c->layout.v_size, first_key = b->first_key + first_row;

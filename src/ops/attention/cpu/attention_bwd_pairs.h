@@ -126,7 +126,7 @@ static void pack_queries_item(void *memory, int64_t item, void *scratch)
 typedef struct strip_buffers {
     _Alignas(64) float scores[SCORE_ROWS * BLOCK], dp[BLOCK * BLOCK];
     /* With one form P^T and dS^T overwrite scores and dp. Otherwise attention_bwd_overlapped.h uses these arrays as two
-     * buffers, alternately; differentiate_blocks uses the first half of prob and ds, and all of ds_b. */
+     * buffers, alternately; backward_block_pair uses the first half of prob and ds, and all of ds_b. */
     _Alignas(64) mt prob[MT_SAME_FORM ? 1 : 2 * SCORE_ROWS * BLOCK], ds[MT_SAME_FORM ? 1 : 2 * SCORE_ROWS * BLOCK];
     _Alignas(64) mt ds_b[MT_SAME_FORM ? 1 : 2 * SCORE_ROWS * BLOCK];
     int64_t buffer;
@@ -160,8 +160,8 @@ typedef struct strip_options {
 
 /* P^T (times the dropout factor) and dZ^T of key j and queries [i, i + VW). `offset` is the position of the score in
  * its score tile. */
-V_INLINE void differentiate_scores(const score_context *a, const strip_buffers *buffers, int64_t offset, int64_t j,
-                                   int64_t i, strip_options o, vf lse, vf delta, vf dp, vf *prob, vf *ds)
+V_INLINE void compute_p_and_ds(const score_context *a, const strip_buffers *buffers, int64_t offset, int64_t j,
+                               int64_t i, strip_options o, vf lse, vf delta, vf dp, vf *prob, vf *ds)
 {
     *prob = exp_scores(v_load(buffers->scores + offset), o.exp_scale, lse);
     if (o.dropout)
@@ -180,9 +180,9 @@ V_INLINE void differentiate_scores(const score_context *a, const strip_buffers *
 
 /* Computes P^T and dS^T of keys [first_key, first_key + rows), which begin at row first_row of the block. The queries
  * are first_query + strips; lse and delta begin at first_query. The stores take two keys and 2 VW queries at a time. */
-V_INLINE void differentiate_strip(const score_context *a, strip_buffers *buffers, int64_t first_row, int64_t rows,
-                                  int64_t first_key, int64_t first_query, attention_span strips, const float *lse,
-                                  const float *delta, strip_options o)
+V_INLINE void compute_p_and_ds_of_strip(const score_context *a, strip_buffers *buffers, int64_t first_row, int64_t rows,
+                                        int64_t first_key, int64_t first_query, attention_span strips, const float *lse,
+                                        const float *delta, strip_options o)
 {
     const strip_operands to = strip_operands_at(buffers, first_row);
     for (int64_t i = strips.first; i < strips.end; i += 2 * VW) {
@@ -193,9 +193,9 @@ V_INLINE void differentiate_strip(const score_context *a, strip_buffers *buffers
                 V_UNROLL
                 for (int64_t m = 0; m < 2; m++) {
                     const vf dp = v_load(buffers->dp + panel_offset(BLOCK, first_row + r + n, i) + m * VW);
-                    differentiate_scores(a, buffers, panel_offset(SCORE_ROWS, r + n, i) + m * VW, first_key + r + n,
-                                         first_query + i + m * VW, o, v_load(lse + i + m * VW),
-                                         v_load(delta + i + m * VW), dp, &prob[n][m], &ds[n][m]);
+                    compute_p_and_ds(a, buffers, panel_offset(SCORE_ROWS, r + n, i) + m * VW, first_key + r + n,
+                                     first_query + i + m * VW, o, v_load(lse + i + m * VW), v_load(delta + i + m * VW),
+                                     dp, &prob[n][m], &ds[n][m]);
                 }
                 mt_store_a2(to.prob + panel_offset(SCORE_ROWS, r + n, i), prob[n][0], prob[n][1]);
                 if (!MT_SAME_FORM)
@@ -231,8 +231,8 @@ typedef struct block_pair {
 } block_pair;
 
 /* Differentiates rows [first_row, first_row + rows) of the block of keys with the queries `strips` of their block. */
-static void differentiate_keys(const context *c, const score_context *a, const block_pair *b, strip_buffers *buffers,
-                               int64_t first_row, int64_t rows, attention_span strips, bool visible)
+static void backward_key_rows(const context *c, const score_context *a, const block_pair *b, strip_buffers *buffers,
+                              int64_t first_row, int64_t rows, attention_span strips, bool visible)
 {
     const attention_problem *p = c->p;
     const int64_t qk_size = c->layout.qk_size, v_size = c->layout.v_size, j = b->first_key + first_row,
@@ -252,12 +252,12 @@ static void differentiate_keys(const context *c, const score_context *a, const b
             fill_dropout_factors(a, &tile, buffers->dropout_factors);
         o.softcap = p->sizes.softcap > 0;
         o.dropout = a->dropout.dropped > 0;
-        differentiate_strip(a, buffers, first_row, rows, j, b->first_query, strips, b->lse, b->delta, o);
+        compute_p_and_ds_of_strip(a, buffers, first_row, rows, j, b->first_query, strips, b->lse, b->delta, o);
     } else if (visible) {
         o.masked = false;
-        differentiate_strip(a, buffers, first_row, rows, j, b->first_query, strips, b->lse, b->delta, o);
+        compute_p_and_ds_of_strip(a, buffers, first_row, rows, j, b->first_query, strips, b->lse, b->delta, o);
     } else {
-        differentiate_strip(a, buffers, first_row, rows, j, b->first_query, strips, b->lse, b->delta, o);
+        compute_p_and_ds_of_strip(a, buffers, first_row, rows, j, b->first_query, strips, b->lse, b->delta, o);
     }
     mt_product(rows, v_size, n, operands.prob + mt_offset(SCORE_ROWS, 0, strips.first), SCORE_ROWS,
                b->q.dout + mt_offset(BLOCK, strips.first, 0), BLOCK, b->dv + row_offset, BLOCK,
@@ -271,7 +271,7 @@ static void differentiate_keys(const context *c, const score_context *a, const b
 
 /* Differentiates SCORE_ROWS keys at a time, or STRIP keys where a mask edge crosses the score tile: fewer masked scores
  * are computed. */
-static void differentiate_blocks(const context *c, const score_context *a, const block_pair *b, strip_buffers *buffers)
+static void backward_block_pair(const context *c, const score_context *a, const block_pair *b, strip_buffers *buffers)
 {
     const attention_sizes *sizes = &c->p->sizes;
     const int64_t qk_size = c->layout.qk_size;
@@ -291,7 +291,7 @@ static void differentiate_blocks(const context *c, const score_context *a, const
         }
         if (strips.first == strips.end)
             continue;
-        differentiate_keys(c, a, b, buffers, first_row, rows, strips, all_visible(a, j, rows, b->first_query, strips));
+        backward_key_rows(c, a, b, buffers, first_row, rows, strips, all_visible(a, j, rows, b->first_query, strips));
         for (int64_t i = strips.first / STRIP; i < strips.end / STRIP; i++) {
             keys[i].first = keys[i].first < first_row ? keys[i].first : first_row;
             keys[i].end = first_row + rows;

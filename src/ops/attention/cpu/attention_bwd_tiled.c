@@ -82,8 +82,8 @@ typedef struct item_keys {
 
 /* Differentiates a block of queries at all these key blocks: its operands and its dq are loaded once for all of
  * them. */
-static void differentiate_queries(const context *c, item_keys *g, const score_context *a, int64_t q_block, bool last,
-                                  strip_buffers *buffers)
+static void backward_query_block(const context *c, item_keys *g, const score_context *a, int64_t q_block, bool last,
+                                 strip_buffers *buffers)
 {
     const attention_problem *p = c->p;
     const attention_axis queries = {p, false, BLOCK};
@@ -126,18 +126,18 @@ static void differentiate_queries(const context *c, item_keys *g, const score_co
 #if defined(COT_MATMUL_SPLIT)
         if (!a->modified) {
             for (int64_t first_row = 0; first_row < BLOCK; first_row += SCORE_ROWS)
-                differentiate_overlapped(c, a, &pair, buffers, &g->pending, first_row);
+                backward_block_pair_overlapped(c, a, &pair, buffers, &g->pending, first_row);
             continue;
         }
 #endif
-        differentiate_blocks(c, a, &pair, buffers);
+        backward_block_pair(c, a, &pair, buffers);
     }
     for (int64_t i = 0; i < BLOCK / STRIP; i++)
         if (!dq_initialized[i])
             memset(dq + mt_offset(c->layout.qk_size, 0, i * STRIP), 0, (size_t)c->layout.qk_size * STRIP * sizeof *dq);
 }
 
-static void differentiate_item(void *memory, int64_t item, void *scratch)
+static void backward_item(void *memory, int64_t item, void *scratch)
 {
     const context *c = memory;
     const attention_problem *p = c->p;
@@ -169,7 +169,7 @@ static void differentiate_item(void *memory, int64_t item, void *scratch)
         for (int64_t h = g.hkv * group; h < (g.hkv + 1) * group; h++) {
             const score_context a = make_score_context(p, &g.sequence, h);
             for (int64_t q_block = rows.first / BLOCK; q_block * BLOCK < rows.end; q_block++)
-                differentiate_queries(c, &g, &a, q_block, (q_block + 1) * BLOCK >= rows.end, buffers);
+                backward_query_block(c, &g, &a, q_block, (q_block + 1) * BLOCK >= rows.end, buffers);
         }
 #if defined(COT_MATMUL_SPLIT)
         finish_pending(&g.pending);
@@ -257,7 +257,7 @@ cot_status V_NAME(attention_bwd_tiled)(cot_queue *queue, const void *problem, vo
     c.lse = (float *)(base + layout.lse), c.delta = (float *)(base + layout.delta);
     c.dq = (float *)(base + layout.dq), c.dk = (float *)(base + layout.dk);
     cot_run_items_scratch(queue, layout.q_slots * sizes->H, pack_queries_item, &c);
-    cot_run_items_scratch(queue, attention_sequence_count(c.p) * sizes->Hkv * layout.chunks, differentiate_item, &c);
+    cot_run_items_scratch(queue, attention_sequence_count(c.p) * sizes->Hkv * layout.chunks, backward_item, &c);
     if (cot_is_present(&c.p->dq))
         cot_run_items_scratch(queue, layout.q_slots * sizes->H, store_dq_item, &c);
     if (cot_is_present(&c.p->dsink))

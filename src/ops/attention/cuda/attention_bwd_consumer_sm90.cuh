@@ -24,22 +24,22 @@ template <int COLUMNS, bool PAIRS> struct shared_memory {
          * With 4 the stage is a mask. Pairs have no room for 4 at 64 columns. */
         WORK_STAGES = PAIRS ? 3 : 4,
         QUERIES = ATTENTION_BWD_QUERIES(COLUMNS), /* of a tile */
-        Q_TILE_BYTES = QUERIES * 64 * 2,          /* of 64 columns */
+        Q_PANEL_BYTES = QUERIES * 64 * 2,         /* of 64 columns */
         DQ_SLICES = QUERIES / 64 * COLUMN_PANELS, /* slices of dQ of a step: 64 queries by 64 columns */
     };
     /* 128 keys: two tiles, one for each consumer. */
     unsigned char k[COLUMN_PANELS][2][TILE_BYTES], v[COLUMN_PANELS][2][TILE_BYTES];
-    unsigned char q[ATTENTION_Q_STAGES][COLUMN_PANELS][Q_TILE_BYTES];
-    unsigned char dout[ATTENTION_DOUT_STAGES][COLUMN_PANELS][Q_TILE_BYTES];
+    unsigned char q[ATTENTION_Q_STAGES][COLUMN_PANELS][Q_PANEL_BYTES];
+    unsigned char dout[ATTENTION_DOUT_STAGES][COLUMN_PANELS][Q_PANEL_BYTES];
     unsigned char ds[ATTENTION_DS_STAGES][2][QUERIES * 64 * 2]; /* [query][key], one tile for each consumer's keys */
     /* The peer's dS of the slice that this block computes, and the panel of the peer's K that it multiplies with it. */
     unsigned char peer_ds[PAIRS ? 2 : 0][TILE_BYTES], peer_k[PAIRS ? 2 : 0][TILE_BYTES];
     float dq[DQ_STAGES][ATTENTION_DQ_SLICE];
     float lse_log2[ATTENTION_Q_STAGES][QUERIES], delta[ATTENTION_DOUT_STAGES][QUERIES];
     attention_work work[WORK_STAGES]; /* of the key blocks, in turn */
-    /* The tile of a stage. The consumers of the plain versions read it at 64 columns, where they lack registers to
+    /* The index of the tile of a stage. The consumers of the plain versions read it at 64 columns, where they lack registers to
      * compute it. */
-    int tile[ATTENTION_Q_STAGES];
+    int tile_index[ATTENTION_Q_STAGES];
     uint64_t kv_full, kv_empty, q_full[ATTENTION_Q_STAGES], q_empty[ATTENTION_Q_STAGES];
     uint64_t dout_full[ATTENTION_DOUT_STAGES], dout_empty[ATTENTION_DOUT_STAGES];
     uint64_t ds_full[ATTENTION_DS_STAGES], ds_empty[ATTENTION_DS_STAGES];
@@ -318,27 +318,28 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     constexpr int LSE_PRELOADS = SOFTCAP || (cot_is_f16<E> && COLUMNS > 64) ? 2 : 4,
                   DELTA_PRELOADS = SOFTCAP || COLUMNS == 64 ? 2 : LSE_PRELOADS;
     const int lane = threadIdx.x % WARP, key_begin = w.first_key + 64 * consumer;
-    const uint32_t q = step % ATTENTION_Q_STAGES, dout = step % ATTENTION_DOUT_STAGES, ds = step % ATTENTION_DS_STAGES;
+    const uint32_t q_stage = step % ATTENTION_Q_STAGES, dout_stage = step % ATTENTION_DOUT_STAGES,
+                   ds_stage = step % ATTENTION_DS_STAGES;
     float scores[N];
-    cot_mbarrier_wait(&s.q_full[q], step / ATTENTION_Q_STAGES & 1);
-    issue_gemm_ss<E, COLUMNS>(scores, s.k[0][consumer], 2 * TILE_BYTES, s.q[q][0]);
+    cot_mbarrier_wait(&s.q_full[q_stage], step / ATTENTION_Q_STAGES & 1);
+    issue_gemm_ss<E, COLUMNS>(scores, s.k[0][consumer], 2 * TILE_BYTES, s.q[q_stage][0]);
     if (!FIRST)
         issue_gemm_rs<E>(dk, packed, s.q[previous_q][0]);
     if (SOFTCAP)
-        cot_mbarrier_wait(&s.ds_empty[ds], step / ATTENTION_DS_STAGES & 1 ^ 1);
-    const int tile =
-        GENERAL || COLUMNS == 128 ? tile_of<GENERAL>(c, w, (int)(step - first_step)) : load_early(&s.tile[q]);
+        cot_mbarrier_wait(&s.ds_empty[ds_stage], step / ATTENTION_DS_STAGES & 1 ^ 1);
+    const int tile = GENERAL || COLUMNS == 128 ? tile_of<GENERAL>(c, w, (int)(step - first_step))
+                                               : load_early(&s.tile_index[q_stage]);
     float2 lse_log2[QUERY_GROUPS];
 #pragma unroll
     for (int query_group = 0; query_group < LSE_PRELOADS; query_group++)
-        lse_log2[query_group] = load_pair_early(&s.lse_log2[q][8 * query_group + lane_query]);
+        lse_log2[query_group] = load_pair_early(&s.lse_log2[q_stage][8 * query_group + lane_query]);
     cot_wgmma_wait<FIRST ? 0 : 1>();
     constexpr bool JOINS = !cot_is_f16<E> && !(COLUMNS == 64 && GENERAL);
     saved_p<E, N, JOINS && !SOFTCAP> saved;
-    const uint32_t ds_address = ds_fragments + ds * (2 * 128 * QUERIES);
+    const uint32_t ds_address = ds_fragments + ds_stage * (2 * 128 * QUERIES);
     if constexpr (SOFTCAP) {
-        softcapped_p(c, w, tile, key_begin, s.lse_log2[q] + lane_query, lse_log2[0], lse_log2[1], ds_address, scores,
-                     saved);
+        softcapped_p(c, w, tile, key_begin, s.lse_log2[q_stage] + lane_query, lse_log2[0], lse_log2[1], ds_address,
+                     scores, saved);
     } else {
         if (GENERAL ? needs_mask_general<QUERIES>(w, tile, key_begin) : needs_mask<QUERIES>(c, tile, key_begin)) {
             if (GENERAL)
@@ -350,7 +351,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
 #pragma unroll
         for (int query_group = 0; query_group < QUERY_GROUPS; query_group++) {
             if (query_group >= LSE_PRELOADS)
-                lse_log2[query_group] = *(const float2 *)&s.lse_log2[q][8 * query_group + lane_query];
+                lse_log2[query_group] = *(const float2 *)&s.lse_log2[q_stage][8 * query_group + lane_query];
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 scores[4 * query_group + i] =
@@ -368,9 +369,9 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
         packed[i] = cot_pack_pair<E>(scores[2 * i], scores[2 * i + 1]);
-    cot_mbarrier_wait(&s.dout_full[dout], step / ATTENTION_DOUT_STAGES & 1);
-    issue_gemm_ss<E, COLUMNS>(scores, s.v[0][consumer], 2 * TILE_BYTES, s.dout[dout][0]);
-    issue_gemm_rs<E>(dv, packed, s.dout[dout][0]);
+    cot_mbarrier_wait(&s.dout_full[dout_stage], step / ATTENTION_DOUT_STAGES & 1);
+    issue_gemm_ss<E, COLUMNS>(scores, s.v[0][consumer], 2 * TILE_BYTES, s.dout[dout_stage][0]);
+    issue_gemm_rs<E>(dv, packed, s.dout[dout_stage][0]);
     float2 delta[QUERY_GROUPS];
     uint32_t upper[2][4];
     if (SOFTCAP) {
@@ -379,15 +380,15 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     }
 #pragma unroll
     for (int query_group = 0; query_group < DELTA_PRELOADS; query_group++)
-        delta[query_group] = load_pair_early(&s.delta[dout][8 * query_group + lane_query]);
+        delta[query_group] = load_pair_early(&s.delta[dout_stage][8 * query_group + lane_query]);
     cot_wgmma_wait<1>();
     /* At 128 columns without softcap all of delta is loaded here, above the stores: the compiler does not move loads
      * above stores. The other versions do not have enough registers for this. */
     constexpr bool SUBTRACT_FIRST = COLUMNS == 128 && !SOFTCAP;
     const auto load_delta = [&](int query_group) {
         if (query_group >= DELTA_PRELOADS && query_group < QUERY_GROUPS)
-            delta[query_group] = SUBTRACT_FIRST ? *(const float2 *)&s.delta[dout][8 * query_group + lane_query]
-                                                : load_pair_early(&s.delta[dout][8 * query_group + lane_query]);
+            delta[query_group] = SUBTRACT_FIRST ? *(const float2 *)&s.delta[dout_stage][8 * query_group + lane_query]
+                                                : load_pair_early(&s.delta[dout_stage][8 * query_group + lane_query]);
     };
     const auto subtract_delta = [&](int query_group) {
 #pragma unroll
@@ -402,7 +403,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
             load_delta(query_group), subtract_delta(query_group);
     }
     if (!SOFTCAP)
-        cot_mbarrier_wait(&s.ds_empty[ds], step / ATTENTION_DS_STAGES & 1 ^ 1);
+        cot_mbarrier_wait(&s.ds_empty[ds_stage], step / ATTENTION_DS_STAGES & 1 ^ 1);
     const uint32_t opaque_zero =
         (cot_is_f16<E> || COLUMNS == 64) && !SOFTCAP ? *(volatile uint32_t *)&s.opaque_zero : 0;
     /* 1: see saved_p::restore. gridDim.y is 1, which the compiler does not know. */
@@ -430,17 +431,17 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     cot_fence_proxy_async();
     __syncwarp();
     if (lane == 0)
-        cot_mbarrier_arrive(&s.ds_full[ds]);
+        cot_mbarrier_arrive(&s.ds_full[ds_stage]);
     consumer = __shfl_sync(0xffffffffu, consumer, 0); /* see `consume` */
     const bool skip = is_skipped<QUERIES, GENERAL>(w, tile_of<GENERAL>(c, w, (int)(step - first_step) + 1), key_begin);
     cot_wgmma_wait<0>();
     __syncwarp();
     if (lane == 0)
-        cot_mbarrier_arrive(&s.dout_empty[dout]);
+        cot_mbarrier_arrive(&s.dout_empty[dout_stage]);
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
         packed[i] = cot_pack_pair<E>(scores[2 * i], scores[2 * i + 1]);
-    previous_q = q;
+    previous_q = q_stage;
     return skip;
 }
 
@@ -449,15 +450,16 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
 template <int COLUMNS, bool PAIRS>
 static __device__ __forceinline__ void skip_step(shared_memory<COLUMNS, PAIRS> &s, uint32_t step)
 {
-    const uint32_t q = step % ATTENTION_Q_STAGES, dout = step % ATTENTION_DOUT_STAGES, ds = step % ATTENTION_DS_STAGES;
-    cot_mbarrier_wait(&s.q_full[q], step / ATTENTION_Q_STAGES & 1);
-    cot_mbarrier_wait(&s.dout_full[dout], step / ATTENTION_DOUT_STAGES & 1);
-    cot_mbarrier_wait(&s.ds_empty[ds], step / ATTENTION_DS_STAGES & 1 ^ 1);
+    const uint32_t q_stage = step % ATTENTION_Q_STAGES, dout_stage = step % ATTENTION_DOUT_STAGES,
+                   ds_stage = step % ATTENTION_DS_STAGES;
+    cot_mbarrier_wait(&s.q_full[q_stage], step / ATTENTION_Q_STAGES & 1);
+    cot_mbarrier_wait(&s.dout_full[dout_stage], step / ATTENTION_DOUT_STAGES & 1);
+    cot_mbarrier_wait(&s.ds_empty[ds_stage], step / ATTENTION_DS_STAGES & 1 ^ 1);
     __syncwarp();
     if (threadIdx.x % WARP == 0) {
-        cot_mbarrier_arrive(&s.q_empty[q]);
-        cot_mbarrier_arrive(&s.dout_empty[dout]);
-        cot_mbarrier_arrive(&s.ds_full[ds]);
+        cot_mbarrier_arrive(&s.q_empty[q_stage]);
+        cot_mbarrier_arrive(&s.dout_empty[dout_stage]);
+        cot_mbarrier_arrive(&s.ds_full[ds_stage]);
     }
 }
 

@@ -98,10 +98,10 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, pair_memory<COL
             const attention_step at = step_of<false>(c, w, step);
             const int tile = at.tile, head = w.first_head + at.h, b = w.b;
             const int row = (int)statistics_row_of<false>(c, w, at.h) + tile, query = tile * QUERIES + row_in_tile;
-            const uint32_t bytes = COLUMN_PANELS * s.Q_TILE_BYTES + QUERIES * sizeof(float);
+            const uint32_t bytes = COLUMN_PANELS * s.Q_PANEL_BYTES + QUERIES * sizeof(float);
             wait_for_both(&s.q_empty[q], &s.peer_q_empty[q], rank, stage_step / ATTENTION_Q_STAGES, &s.q_full[q],
                           bytes);
-            s.tile[q] = tile;
+            s.tile_index[q] = tile;
             cot_tma_load_4d_to_both(s.q[q][0] + rank * TILE_BYTES, &m.q, column, query, head, b, &s.q_full[q]);
             cot_tma_load_4d(s.lse_log2[q], &m.statistics, 0, row, 0, 0, &s.q_full[q]);
             wait_for_both(&s.dout_empty[dout], &s.peer_dout_empty[dout], rank, stage_step / ATTENTION_DOUT_STAGES,

@@ -125,9 +125,9 @@ template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_map
             const attention_step at = step_of<false>(c, w, step);
             const int tile = at.tile, head = w.first_head + at.h;
             const int row = (int)statistics_row_of<false>(c, w, at.h) + tile;
-            const uint32_t bytes = COLUMN_PANELS * s.Q_TILE_BYTES + QUERIES * sizeof(float);
+            const uint32_t bytes = COLUMN_PANELS * s.Q_PANEL_BYTES + QUERIES * sizeof(float);
             cot_mbarrier_wait(&s.q_empty[q], stage_step / ATTENTION_Q_STAGES & 1 ^ 1);
-            s.tile[q] = tile;
+            s.tile_index[q] = tile;
             cot_mbarrier_arrive_expect(&s.q_full[q], bytes);
             for (int panel = 0; panel < COLUMN_PANELS; panel++)
                 cot_tma_load_4d(s.q[q][panel], &m.q, panel * 64, tile * QUERIES, head, w.b, &s.q_full[q]);
@@ -192,7 +192,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, block_m
             const attention_step at = step_of<true>(c, w, step);
             const int tile = at.tile, head = w.first_head + at.h, b = w.b;
             const int row = (int)statistics_row_of<true>(c, w, at.h) + tile;
-            const uint32_t bytes = COLUMN_PANELS * s.Q_TILE_BYTES + QUERIES * sizeof(float);
+            const uint32_t bytes = COLUMN_PANELS * s.Q_PANEL_BYTES + QUERIES * sizeof(float);
             /* TMA fills rows after the tensor's last row with zeros. */
             const bool clean = w.q_first_row + w.used_q == c.scheduler.Tq || tile < w.used_q / QUERIES;
             const int query_row = w.q_first_row + tile * QUERIES, used = w.used_q - tile * QUERIES;
@@ -206,8 +206,8 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, block_m
                 cot_tma_load_4d(s.lse_log2[q], &m.statistics, 0, row, 0, 0, q_barrier);
             }
             if (!clean)
-                wait_and_clear<block_memory<COLUMNS>::Q_TILE_BYTES, COLUMN_PANELS>(s.uncleared_full, uncleared_parity,
-                                                                                   s.q[q], used, &s.q_full[q]);
+                wait_and_clear<block_memory<COLUMNS>::Q_PANEL_BYTES, COLUMN_PANELS>(s.uncleared_full, uncleared_parity,
+                                                                                    s.q[q], used, &s.q_full[q]);
             cot_mbarrier_wait(&s.dout_empty[dout], stage_step / ATTENTION_DOUT_STAGES & 1 ^ 1);
             if (leader) {
                 cot_mbarrier_arrive_expect(dout_barrier, bytes);
@@ -216,7 +216,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, block_m
                 cot_tma_load_4d(s.delta[dout], &m.statistics, 0, first_delta_row + row, 0, 0, dout_barrier);
             }
             if (!clean)
-                wait_and_clear<block_memory<COLUMNS>::Q_TILE_BYTES, COLUMN_PANELS>(
+                wait_and_clear<block_memory<COLUMNS>::Q_PANEL_BYTES, COLUMN_PANELS>(
                     s.uncleared_full, uncleared_parity, s.dout[dout], used, &s.dout_full[dout]);
             if (step > 0)
                 continue;
