@@ -361,7 +361,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
                                       : order.stores_dq ? &stores_dq_kernels[columns == 128]
                                                         : &kernels->main;
         const int64_t clusters =
-            counts_key_blocks ? cot_min(key_blocks, queue->device->multiprocessors / cluster_size) : key_blocks;
+            counts_key_blocks ? cot_clamp(queue->device->multiprocessors / cluster_size, 1, key_blocks) : key_blocks;
         if (status == COT_OK)
             status = attention_launch(queue, main,
                                       (cot_cuda_grid){.blocks = {(unsigned)clusters * cluster_size, 1, 1},
