@@ -307,65 +307,75 @@ static void sweep_cuda(cot_case_visitor *v, int direction)
             }
 }
 
-/* Several key blocks and several sections of heads: the orders in which the Hopper backward adds to dq. */
-static void sweep_orders_cuda(cot_case_visitor *v, int direction)
+/* Shapes of the Hopper backward. left = right = 0: no window. */
+typedef struct hopper_shape {
+    int64_t d, H, Hkv, Tq, Tk;
+    cot_dtype dtype;
+    bool causal, allow_nondeterminism;
+    int64_t left, right;
+} hopper_shape;
+
+static void emit_shapes(cot_case_visitor *v, const hopper_shape *shapes, size_t count, attention_case_params p)
 {
-    static const struct {
-        int64_t d, Hkv;
-        cot_dtype dtype;
-        bool causal;
-    } cases[] = {{64, 4, COT_BF16, true}, {64, 4, COT_F16, false},   {64, 2, COT_BF16, true},
-                 {128, 4, COT_F16, true}, {128, 4, COT_BF16, false}, {256, 4, COT_BF16, true}};
-    for (size_t i = 0; direction == COT_ATTENTION_BACKWARD && i < sizeof cases / sizeof *cases; i++) {
-        const attention_case_params p = {.direction = direction,
-                                         .uses = COT_CASE_CHECK_CUDA | COT_CASE_QUICK,
-                                         .seed = 351 + i,
-                                         .B = 1,
-                                         .H = 4,
-                                         .Hkv = cases[i].Hkv,
-                                         .Tq = 300,
-                                         .Tk = 300,
-                                         .d = cases[i].d,
-                                         .d_v = cases[i].d,
-                                         .dtype = cases[i].dtype,
-                                         .causal = cases[i].causal};
+    for (size_t i = 0; i < count; i++, p.seed++) {
+        const hopper_shape *s = &shapes[i];
+        p.B = 1, p.H = s->H, p.Hkv = s->Hkv, p.Tq = s->Tq, p.Tk = s->Tk;
+        p.d = p.d_v = s->d;
+        p.dtype = s->dtype;
+        p.causal = s->causal;
+        p.allow_nondeterminism = s->allow_nondeterminism;
+        p.window = s->left != 0 || s->right != 0;
+        p.left = s->left, p.right = s->right;
         emit(v, &p);
     }
 }
 
-/* Enough keys for the Hopper backward by pairs of key blocks (takes_pairs), and a number of key blocks that leaves half of
- * a pair without keys. */
-static void sweep_pairs_cuda(cot_case_visitor *v, int direction)
+/* Several key blocks and several sections of heads: the orders in which the Hopper backward adds to dq. */
+static void sweep_orders_cuda(cot_case_visitor *v)
 {
-    static const struct {
-        int64_t d, H, Hkv, Tq, Tk;
-        cot_dtype dtype;
-        bool causal, allow_nondeterminism;
-    } cases[] = {
-        {128, 4, 2, 200, 512, COT_BF16, false, false}, {128, 3, 3, 1, 500, COT_F16, false, false},
-        {128, 2, 2, 130, 4096, COT_BF16, false, true}, {128, 1, 1, 70, 8200, COT_BF16, false, false},
-        {128, 2, 2, 300, 4096, COT_BF16, true, false}, {128, 1, 1, 100, 16384, COT_F16, true, true},
-        {64, 3, 3, 300, 2048, COT_BF16, false, false}, {64, 4, 2, 129, 2000, COT_F16, false, false},
-        {64, 1, 1, 140, 16384, COT_BF16, false, true}, {64, 2, 2, 300, 16384, COT_BF16, true, false},
+    static const hopper_shape shapes[] = {
+        {64, 4, 4, 300, 300, COT_BF16, true, false, 0, 0},   {64, 4, 4, 300, 300, COT_F16, false, false, 0, 0},
+        {64, 4, 2, 300, 300, COT_BF16, true, false, 0, 0},   {128, 4, 4, 300, 300, COT_F16, true, false, 0, 0},
+        {128, 4, 4, 300, 300, COT_BF16, false, false, 0, 0}, {256, 4, 4, 300, 300, COT_BF16, true, false, 0, 0},
     };
-    for (size_t i = 0; direction == COT_ATTENTION_BACKWARD && i < sizeof cases / sizeof *cases; i++) {
-        const attention_case_params p = {.direction = direction,
-                                         .uses = COT_CASE_CHECK_CUDA,
-                                         .seed = 371 + i,
-                                         .B = 1,
-                                         .H = cases[i].H,
-                                         .Hkv = cases[i].Hkv,
-                                         .Tq = cases[i].Tq,
-                                         .Tk = cases[i].Tk,
-                                         .d = cases[i].d,
-                                         .d_v = cases[i].d,
-                                         .dtype = cases[i].dtype,
-                                         .causal = cases[i].causal,
-                                         .allow_nondeterminism = cases[i].allow_nondeterminism,
-                                         .accumulate = i % 4 == 1,
-                                         .f32_out = i % 4 == 3};
-        emit(v, &p);
-    }
+    emit_shapes(v, shapes, sizeof shapes / sizeof *shapes,
+                (attention_case_params){
+                    .direction = COT_ATTENTION_BACKWARD, .uses = COT_CASE_CHECK_CUDA | COT_CASE_QUICK, .seed = 351});
+}
+
+/* Windows and diagonals at which a consumer of the Hopper backward skips its first or its last tiles. A tile takes a step
+ * for each query head of a group: with 5 heads, more steps in a row are skipped than there are stages of Q. */
+static void sweep_skips_cuda(cot_case_visitor *v)
+{
+    static const hopper_shape shapes[] = {
+        {128, 5, 1, 500, 500, COT_BF16, false, false, 64, -1}, {128, 5, 1, 500, 500, COT_F16, false, true, 64, 30},
+        {128, 8, 1, 400, 400, COT_BF16, true, false, 70, 0},   {128, 5, 1, 500, 400, COT_BF16, true, true, 0, 0},
+        {128, 10, 2, 300, 300, COT_BF16, false, false, 0, 20}, {64, 5, 1, 700, 700, COT_BF16, false, false, 40, 32},
+        {64, 3, 3, 700, 700, COT_F16, false, false, -1, 32},   {64, 2, 2, 900, 900, COT_BF16, false, true, 128, 128},
+        {64, 5, 1, 700, 500, COT_BF16, true, true, 0, 0},
+    };
+    emit_shapes(v, shapes, sizeof shapes / sizeof *shapes,
+                (attention_case_params){.direction = COT_ATTENTION_BACKWARD, .uses = COT_CASE_CHECK_CUDA, .seed = 361});
+}
+
+/* Enough keys for the Hopper backward by pairs of key blocks (takes_pairs), and numbers of key blocks that leave half of
+ * a pair without keys. */
+static void sweep_pairs_cuda(cot_case_visitor *v)
+{
+    static const hopper_shape shapes[] = {
+        {128, 4, 2, 200, 512, COT_BF16, false, false, 0, 0}, {128, 3, 3, 1, 500, COT_F16, false, false, 0, 0},
+        {128, 2, 2, 130, 4096, COT_BF16, false, true, 0, 0}, {128, 1, 1, 70, 8200, COT_BF16, false, false, 0, 0},
+        {128, 2, 2, 300, 4096, COT_BF16, true, false, 0, 0}, {128, 1, 1, 100, 16384, COT_F16, true, true, 0, 0},
+        {64, 3, 3, 300, 2048, COT_BF16, false, false, 0, 0}, {64, 4, 2, 129, 2000, COT_F16, false, false, 0, 0},
+        {64, 1, 1, 140, 16384, COT_BF16, false, true, 0, 0}, {64, 2, 2, 300, 16384, COT_BF16, true, false, 0, 0},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        emit_shapes(v, &shapes[i], 1,
+                    (attention_case_params){.direction = COT_ATTENTION_BACKWARD,
+                                            .uses = COT_CASE_CHECK_CUDA,
+                                            .seed = 371 + i,
+                                            .accumulate = i % 4 == 1,
+                                            .f32_out = i % 4 == 3});
 }
 
 /* The same kernels over several tiles: each feature alone at every head size, then random sets of features. */
@@ -590,9 +600,7 @@ static void each(bool (*visit)(void *, const cot_case *), void *context)
         sweep_nan(&v, direction);
         bench_shapes(&v, direction);
         sweep_cuda(&v, direction);
-        sweep_orders_cuda(&v, direction);
         sweep_features_cuda(&v, direction);
-        sweep_pairs_cuda(&v, direction);
         sweep_tiles_cuda(&v, direction);
         bench_cuda(&v, direction);
         bench_features_cuda(&v, direction);
@@ -602,7 +610,11 @@ static void each(bool (*visit)(void *, const cot_case *), void *context)
         bench_rows(&v, direction);
     }
     sweep_rare_faults(&v, COT_ATTENTION_MERGE);
+    sweep_orders_cuda(&v);
+    sweep_skips_cuda(&v);
+    sweep_pairs_cuda(&v);
 }
+
 /* ---- inputs that are not only random ------------------------------------------------------------------- */
 
 /* Ascending from 0. Some sequences are empty, none is longer than max_length, and the last one may end before

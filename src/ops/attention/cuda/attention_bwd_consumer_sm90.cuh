@@ -12,7 +12,7 @@
  * 32 + 64 + 2 x 208 = 512. */
 enum { PRODUCER_REGISTERS = 32, DQ_REGISTERS = 64, CONSUMER_REGISTERS = 208 };
 enum {
-    NO_KEYS = -1, /* first_key of a work: there are no more key blocks */
+    NO_MORE_KEY_BLOCKS = -1, /* first_key of the last entry of `work` */
 };
 
 /* PAIRS: of a block of a pair, see attention_bwd_pairs_sm90.cu. */
@@ -21,25 +21,28 @@ template <int COLUMNS, bool PAIRS> struct shared_memory {
         COLUMN_PANELS = COLUMNS / 64,
         DQ_STAGES = PAIRS ? 1 : ATTENTION_DQ_STAGES,
         /* The producer writes the work of one key block, while warps still read that of the two before: 3 are enough.
-         * With 4 the stage is a mask. Pairs have no room for 4 at 64 columns. */
+         * With 4, n % WORK_STAGES is one AND. Pairs have no room for 4 at 64 columns. */
         WORK_STAGES = PAIRS ? 3 : 4,
         QUERIES = ATTENTION_BWD_QUERIES(COLUMNS), /* of a tile */
         Q_PANEL_BYTES = QUERIES * 64 * 2,         /* of 64 columns */
         DQ_SLICES = QUERIES / 64 * COLUMN_PANELS, /* slices of dQ of a step: 64 queries by 64 columns */
     };
-    /* 128 keys: two tiles, one for each consumer. */
-    unsigned char k[COLUMN_PANELS][2][TILE_BYTES], v[COLUMN_PANELS][2][TILE_BYTES];
+    /* 128 keys: 64 for each consumer. */
+    unsigned char k[COLUMN_PANELS][2][SQUARE_BYTES], v[COLUMN_PANELS][2][SQUARE_BYTES];
     unsigned char q[ATTENTION_Q_STAGES][COLUMN_PANELS][Q_PANEL_BYTES];
     unsigned char dout[ATTENTION_DOUT_STAGES][COLUMN_PANELS][Q_PANEL_BYTES];
     unsigned char ds[ATTENTION_DS_STAGES][2][QUERIES * 64 * 2]; /* [query][key], one tile for each consumer's keys */
     /* The peer's dS of the slice that this block computes, and the panel of the peer's K that it multiplies with it. */
-    unsigned char peer_ds[PAIRS ? 2 : 0][TILE_BYTES], peer_k[PAIRS ? 2 : 0][TILE_BYTES];
+    unsigned char peer_ds[PAIRS ? 2 : 0][SQUARE_BYTES], peer_k[PAIRS ? 2 : 0][SQUARE_BYTES];
     float dq[DQ_STAGES][ATTENTION_DQ_SLICE];
     float lse_log2[ATTENTION_Q_STAGES][QUERIES], delta[ATTENTION_DOUT_STAGES][QUERIES];
-    attention_work work[WORK_STAGES]; /* of the key blocks, in turn */
-    /* The index of the tile of a stage. The consumers of the plain versions read it at 64 columns, where they lack registers to
-     * compute it. */
-    int tile_index[ATTENTION_Q_STAGES];
+    attention_work work[WORK_STAGES];       /* of the key blocks, in turn */
+    union {                                 /* what the consumers lack registers for at 64 columns */
+        int tile_index[ATTENTION_Q_STAGES]; /* not GENERAL: of the tile in each stage */
+        /* GENERAL without softcap: of each consumer warp, the first step of the key block that it does not skip. */
+        uint32_t first_computed_step[COLUMNS == 64 && !PAIRS ? 8 : 1];
+    };
+    uint32_t opaque_zero; /* 0, which the compiler does not know: see saved_p::restore */
     uint64_t kv_full, kv_empty, q_full[ATTENTION_Q_STAGES], q_empty[ATTENTION_Q_STAGES];
     uint64_t dout_full[ATTENTION_DOUT_STAGES], dout_empty[ATTENTION_DOUT_STAGES];
     uint64_t ds_full[ATTENTION_DS_STAGES], ds_empty[ATTENTION_DS_STAGES];
@@ -48,7 +51,6 @@ template <int COLUMNS, bool PAIRS> struct shared_memory {
         pair_empty[PAIRS ? 1 : 0];
     uint64_t peer_q_empty[PAIRS ? ATTENTION_Q_STAGES : 0], peer_dout_empty[PAIRS ? ATTENTION_DOUT_STAGES : 0];
     uint4 pair[PAIRS ? 1 : 0]; /* its first word: the index of a pair, from block 0 */
-    uint32_t opaque_zero;      /* 0, which the compiler does not know: see saved_p::restore */
 };
 
 /* Waits until all warps are done with the key block before number n, and then sets the expected bytes of K and V. */
@@ -56,12 +58,34 @@ template <int COLUMNS, bool PAIRS>
 static __device__ __forceinline__ void begin_loading_keys(shared_memory<COLUMNS, PAIRS> &s, uint32_t n, uint64_t *full)
 {
     cot_mbarrier_wait(&s.kv_empty, n & 1 ^ 1);
-    cot_mbarrier_arrive_expect(full, (4 * (COLUMNS / 64) + (PAIRS ? 2 : 0)) * TILE_BYTES);
+    cot_mbarrier_arrive_expect(full, (4 * (COLUMNS / 64) + (PAIRS ? 2 : 0)) * SQUARE_BYTES);
 }
 
-/* Completes `kv full` of key block number n without a load: it has no keys, or no query attends to them. */
+/* Loads the panels of K and V from key `row` of the tensors on. */
 template <int COLUMNS, bool PAIRS>
-static __device__ __forceinline__ void publish_without_keys(shared_memory<COLUMNS, PAIRS> &s, uint32_t n)
+static __device__ __forceinline__ void load_keys(const attention_bwd_mapped &m, shared_memory<COLUMNS, PAIRS> &s,
+                                                 const attention_work &w, int row, uint64_t *full)
+{
+    for (int panel = 0; panel < COLUMNS / 64; panel++) {
+        cot_tma_load_4d(s.k[panel], &m.k, panel * 64, row, w.kv_head, w.b, full);
+        cot_tma_load_4d(s.v[panel], &m.v, panel * 64, row, w.kv_head, w.b, full);
+    }
+}
+
+/* The same into the L2 cache, until shared memory has room. */
+template <int COLUMNS>
+static __device__ __forceinline__ void prefetch_keys(const attention_bwd_mapped &m, const attention_work &w, int row)
+{
+    for (int panel = 0; panel < COLUMNS / 64; panel++) {
+        cot_tma_prefetch_4d(&m.k, panel * 64, row, w.kv_head, w.b);
+        cot_tma_prefetch_4d(&m.v, panel * 64, row, w.kv_head, w.b);
+    }
+}
+
+/* Completes `kv full` of key block number n without loading K and V: no query attends to the keys, or there are no more
+ * key blocks. */
+template <int COLUMNS, bool PAIRS>
+static __device__ __forceinline__ void publish_work_only(shared_memory<COLUMNS, PAIRS> &s, uint32_t n)
 {
     cot_mbarrier_wait(&s.kv_empty, n & 1 ^ 1);
     cot_mbarrier_arrive(&s.kv_full);
@@ -89,7 +113,7 @@ template <typename E> constexpr float dv_scale = cot_is_f16<E> ? 1.0f / (1 << AT
  *
  * JOINS: low_bytes has the byte plus 128, which is not signed. One byte permutation joins it to the rounded P, and one
  * subtraction removes the 128. In the example, 0xaa becomes 0x2a, and 0x3eab2a00 - 0x8000 = 0x3eaaaa00. This saves one
- * instruction per element. f16 has no such form, because its byte is not at a byte's place. The GENERAL versions at 64
+ * instruction per element. f16 has no such form, because its 8 bits are not a byte of a float32. The GENERAL versions at 64
  * columns are slower with it. */
 template <typename E, int N, bool JOINS> struct saved_p {
     uint32_t low_bytes[N / 4];
@@ -112,9 +136,8 @@ template <typename E, int N, bool JOINS> struct saved_p {
     }
 
     /* Element i. `one` is 1. Where this is hidden from the compiler, it emits a multiply-add for the subtraction, which
-     * runs on another pipe than the permutations. opaque_zero is 0, but the compiler cannot prove it. This keeps the
-     * compiler from unpacking
-     * before registers are free. */
+     * runs on another pipe than the permutations. opaque_zero is 0, but the compiler cannot prove it. Adding it keeps the
+     * compiler from unpacking P before registers are free. */
     __device__ __forceinline__ float restore(const uint32_t (&packed)[N / 2], int i, uint32_t opaque_zero,
                                              uint32_t one) const
     {
@@ -273,8 +296,8 @@ static __device__ __forceinline__ bool is_skipped(const attention_work &w, int t
     return GENERAL && __all_sync(0xffffffffu, fully_masked<QUERIES>(w, tile, key_begin));
 }
 
-/* Loads that stay after the products issued before, and before the next wait for wgmma. Shared memory is busy with the
- * operands of wgmma, so a load takes hundreds of cycles. */
+/* Loads that the compiler must not move: they stay between the wgmma issued before them and the next wait for wgmma.
+ * Shared memory is busy with the operands of wgmma, so a load takes hundreds of cycles. */
 static __device__ __forceinline__ int load_early(const int *from)
 {
     int value;
@@ -296,6 +319,12 @@ static __device__ __forceinline__ float2 load_pair_early(const float *from)
  * without this product needs more registers than there are. NaN in Q reach dK in both cases: the next
  * step multiplies the same tile with its dS. */
 template <int COLUMNS, bool SOFTCAP> constexpr bool adds_zeros_first = COLUMNS == 64 && !SOFTCAP;
+
+template <int COLUMNS>
+static __device__ __forceinline__ volatile uint32_t &first_computed_step(shared_memory<COLUMNS, false> &s)
+{
+    return s.first_computed_step[threadIdx.x / WARP % 8];
+}
 
 /* One step of a consumer, as in the file header. Returns whether to skip the next tile.
  *   FIRST        there is no dS of a previous step
@@ -322,7 +351,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
                    ds_stage = step % ATTENTION_DS_STAGES;
     float scores[N];
     cot_mbarrier_wait(&s.q_full[q_stage], step / ATTENTION_Q_STAGES & 1);
-    issue_gemm_ss<E, COLUMNS>(scores, s.k[0][consumer], 2 * TILE_BYTES, s.q[q_stage][0]);
+    issue_gemm_ss<E, COLUMNS>(scores, s.k[0][consumer], 2 * SQUARE_BYTES, s.q[q_stage][0]);
     if (!FIRST)
         issue_gemm_rs<E>(dk, packed, s.q[previous_q][0]);
     if (SOFTCAP)
@@ -363,14 +392,19 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     if (!FIRST) {
         cot_wgmma_wait<0>();
         __syncwarp();
-        if (lane == 0 && (!ADDS_ZEROS || step != first_step))
+        /* If this step adds zeros, no stage of an earlier step is left to release. With GENERAL its number is in shared
+         * memory, because a register for it spills or serialises wgmma in f16. */
+        bool releases = lane == 0 && (!ADDS_ZEROS || step != first_step);
+        if constexpr (ADDS_ZEROS && GENERAL)
+            releases = first_computed_step(s) != step && lane == 0;
+        if (releases)
             cot_mbarrier_arrive(&s.q_empty[previous_q]);
     }
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
         packed[i] = cot_pack_pair<E>(scores[2 * i], scores[2 * i + 1]);
     cot_mbarrier_wait(&s.dout_full[dout_stage], step / ATTENTION_DOUT_STAGES & 1);
-    issue_gemm_ss<E, COLUMNS>(scores, s.v[0][consumer], 2 * TILE_BYTES, s.dout[dout_stage][0]);
+    issue_gemm_ss<E, COLUMNS>(scores, s.v[0][consumer], 2 * SQUARE_BYTES, s.dout[dout_stage][0]);
     issue_gemm_rs<E>(dv, packed, s.dout[dout_stage][0]);
     float2 delta[QUERY_GROUPS];
     uint32_t upper[2][4];
@@ -499,7 +533,7 @@ static __device__ __forceinline__ bool reduce_over_heads(float (&dk)[COLUMNS / 2
 static __device__ __forceinline__ void await_reduction(const attention_bwd_call &c)
 {
     __syncwarp();
-    for (int i = 0; i < 2 && c.head_blocks > 1; i++)
+    for (int i = 0; i < 2 && c.blocks_per_group > 1; i++)
         cot_cluster_arrive(), cot_cluster_wait();
 }
 
@@ -537,7 +571,7 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, shar
     for (uint32_t n = 0;; n++) {
         cot_mbarrier_wait(&s.kv_full, n & 1);
         const attention_work w = uniform_work(s.work[n % s.WORK_STAGES]);
-        if (w.first_key == NO_KEYS)
+        if (w.first_key == NO_MORE_KEY_BLOCKS)
             return;
 #pragma unroll
         for (int i = 0; i < COLUMNS / 2; i++)
@@ -550,6 +584,9 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, shar
         };
         for (; step < end && is_step_skipped(); step++)
             skip_step(s, step);
+        if constexpr (GENERAL && adds_zeros_first<COLUMNS, SOFTCAP>)
+            if (threadIdx.x % WARP == 0)
+                first_computed_step(s) = step;
         if (step < end) {
             if (adds_zeros_first<COLUMNS, SOFTCAP>) {
                 previous_q = step % ATTENTION_Q_STAGES;
@@ -559,26 +596,23 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, shar
             }
             bool skip = consumer_step<E, COLUMNS, GENERAL, SOFTCAP, !adds_zeros_first<COLUMNS, SOFTCAP>>(
                 c, s, w, first_step, step, previous_q, consumer, lane_query, ds_fragments, dk, dv, packed);
-            for (step++; step < end; step++) {
-                if (skip) {
-                    skip_step(s, step);
-                    skip = is_skipped<QUERIES, GENERAL>(w, tile_of<GENERAL>(c, w, (int)(step - first_step) + 1),
-                                                        w.first_key + 64 * consumer);
-                } else {
-                    skip = consumer_step<E, COLUMNS, GENERAL, SOFTCAP, false>(
-                        c, s, w, first_step, step, previous_q, consumer, lane_query, ds_fragments, dk, dv, packed);
-                }
-            }
+            for (step++; step < end && !skip; step++)
+                skip = consumer_step<E, COLUMNS, GENERAL, SOFTCAP, false>(
+                    c, s, w, first_step, step, previous_q, consumer, lane_query, ds_fragments, dk, dv, packed);
             issue_gemm_rs<E>(dk, packed, s.q[previous_q][0]);
             cot_wgmma_wait<0>();
             __syncwarp();
             if (threadIdx.x % WARP == 0)
                 cot_mbarrier_arrive(&s.q_empty[previous_q]);
+            /* The queries that attend to a key are consecutive, so all further steps are skipped. They may be more than the
+             * stages of Q: none of these may still be held. */
+            for (; GENERAL && step < end; step++)
+                skip_step(s, step);
         }
         __syncwarp();
         if (threadIdx.x % WARP == 0)
             cot_mbarrier_arrive(&s.kv_empty);
-        if (!PAIRS && c.head_blocks > 1 && !reduce_over_heads<COLUMNS>(dk, dv))
+        if (!PAIRS && c.blocks_per_group > 1 && !reduce_over_heads<COLUMNS>(dk, dv))
             continue;
         asm volatile("" ::
                          : "memory"); /* the stores read `work` again: its members need no registers during the steps */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_bwd_pairs_sm90.cu: the backward on Hopper for full masks, d = d_v = 64 or 128, by pairs of key blocks. A
- * cluster of two thread blocks takes 256 keys, a pair. Each block computes dK and dV of 128 of them with the consumers of
+ * attention_bwd_pairs_sm90.cu: the backward on Hopper for long calls with a full or causal mask, d = d_v = 64 or 128, by
+ * pairs of key blocks. A cluster of two thread blocks takes 256 keys, a pair. Each block computes dK and dV of 128 of them with the consumers of
  * attention_bwd_sm90.cu, which has the formulas, the roles and the steps. The two blocks share three things:
  *
  *   dQ        Each block computes one of the two slices of a step, over the keys of both. So it sends the dS of the other
@@ -19,13 +19,16 @@
  * Barriers in addition to those of attention_bwd_sm90.cu. "Remote": the peer arrives.
  *
  *   barrier           arrivals (bytes)          phase ends when                          who waits
- *   kv full           1 (K, V, part of peer K)  also the columns of the peer's K that    see there
+ *   kv full           1 (K, V, part of peer K)  also the columns of the peer's K that    as there, and sender
  *                                               dQ reads are there
- *   kv empty          15: also the sender       see there                                producer
+ *   kv empty          14: 8 consumer warps,     nobody reads K, V, peer K and `work`     producer
+ *                     4 dQ warps, dq_writer,    any more
+ *                     sender
  *   ds empty          5: 4 dQ warps, 1 remote   dQ has read dS and the peer has its copy consumers
  *   peer ds full      1 (dS of the peer)        the peer's dS is there                   dQ
- *   sent ds empty     4 remote: dQ warps        the peer has read the dS sent to it      sender
- *   peer q empty,     1 remote: its producer    the peer's stage may be loaded           producer
+ *   sent ds empty     4 remote: its dQ warps    the peer has read the dS sent to it      sender
+ *   peer q empty,     1 remote: the peer's      the peer's stage may be loaded           producer
+ *                     producer
  *   peer dout empty
  *   pair full         1 (the index)             block 1 has the index of its pair        producer of block 1
  *   pair empty        1 remote: its producer    block 1 has read the index               producer of block 0
@@ -37,7 +40,8 @@
 template <int COLUMNS> using pair_memory = shared_memory<COLUMNS, true>;
 enum { PAIR_KEYS = 2 * KEYS };
 
-/* The index of the next pair, and for block 1 that of block 0. n: how many this block has taken before. */
+/* Returns the index of the cluster's next pair. Block 0 takes it from the counter and sends it to block 1. n: how many
+ * this block has taken before. */
 template <int COLUMNS>
 static __device__ __forceinline__ uint32_t take_pair(const attention_bwd_call &c, pair_memory<COLUMNS> &s, int rank,
                                                      uint32_t n)
@@ -56,10 +60,11 @@ static __device__ __forceinline__ uint32_t take_pair(const attention_bwd_call &c
     return pair;
 }
 
-/* Executed by the two threads that load the same stage, one in each block: waits until the stage is free in both
- * blocks. `empty` and `peer_empty` are the barriers of the stage, `use` the number of its earlier uses. */
-static __device__ __forceinline__ void wait_for_both(uint64_t *empty, uint64_t *peer_empty, int rank, uint32_t use,
-                                                     uint64_t *full, uint32_t bytes)
+/* Opens a stage in both blocks. Executed by their two producers. Waits until the stage is free in this block, sets the
+ * expected bytes of `full`, tells the peer, and waits until the peer has done the same. Both halves may then be loaded.
+ * `empty` and `peer_empty` are the barriers of the stage, `use` the number of its earlier uses. */
+static __device__ __forceinline__ void open_stage_in_both(uint64_t *empty, uint64_t *peer_empty, int rank, uint32_t use,
+                                                          uint64_t *full, uint32_t bytes)
 {
     cot_mbarrier_wait(empty, use & 1 ^ 1);
     cot_mbarrier_arrive_expect(full, bytes);
@@ -83,43 +88,37 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, pair_memory<COL
         const uint32_t pair = take_pair(c, s, rank, n);
         attention_work &w = s.work[n % s.WORK_STAGES];
         if (pair >= c.key_blocks) {
-            w.first_key = NO_KEYS;
-            publish_without_keys(s, n);
+            w.first_key = NO_MORE_KEY_BLOCKS;
+            publish_work_only(s, n);
             return;
         }
         w = work_of<QUERIES, PAIR_KEYS>(c, pair);
         w.first_key += rank * KEYS;
-        for (int panel = 0; panel < COLUMN_PANELS; panel++) { /* into the L2 cache, until there is room for K and V */
-            cot_tma_prefetch_4d(&m.k, panel * 64, w.first_key, w.kv_head, w.b);
-            cot_tma_prefetch_4d(&m.v, panel * 64, w.first_key, w.kv_head, w.b);
-        }
+        prefetch_keys<COLUMNS>(m, w, w.first_key);
         for (int step = 0; step < step_count(w); step++, stage_step++) {
             const uint32_t q = stage_step % ATTENTION_Q_STAGES, dout = stage_step % ATTENTION_DOUT_STAGES;
             const attention_step at = step_of<false>(c, w, step);
             const int tile = at.tile, head = w.first_head + at.h, b = w.b;
             const int row = (int)statistics_row_of<false>(c, w, at.h) + tile, query = tile * QUERIES + row_in_tile;
             const uint32_t bytes = COLUMN_PANELS * s.Q_PANEL_BYTES + QUERIES * sizeof(float);
-            wait_for_both(&s.q_empty[q], &s.peer_q_empty[q], rank, stage_step / ATTENTION_Q_STAGES, &s.q_full[q],
-                          bytes);
+            open_stage_in_both(&s.q_empty[q], &s.peer_q_empty[q], rank, stage_step / ATTENTION_Q_STAGES, &s.q_full[q],
+                               bytes);
             s.tile_index[q] = tile;
-            cot_tma_load_4d_to_both(s.q[q][0] + rank * TILE_BYTES, &m.q, column, query, head, b, &s.q_full[q]);
+            cot_tma_load_4d_to_both(s.q[q][0] + rank * SQUARE_BYTES, &m.q, column, query, head, b, &s.q_full[q]);
             cot_tma_load_4d(s.lse_log2[q], &m.statistics, 0, row, 0, 0, &s.q_full[q]);
-            wait_for_both(&s.dout_empty[dout], &s.peer_dout_empty[dout], rank, stage_step / ATTENTION_DOUT_STAGES,
-                          &s.dout_full[dout], bytes);
-            cot_tma_load_4d_to_both(s.dout[dout][0] + rank * TILE_BYTES, &m.dout, column, query, head, b,
+            open_stage_in_both(&s.dout_empty[dout], &s.peer_dout_empty[dout], rank, stage_step / ATTENTION_DOUT_STAGES,
+                               &s.dout_full[dout], bytes);
+            cot_tma_load_4d_to_both(s.dout[dout][0] + rank * SQUARE_BYTES, &m.dout, column, query, head, b,
                                     &s.dout_full[dout]);
             cot_tma_load_4d(s.delta[dout], &m.statistics, 0, first_delta_row + row, 0, 0, &s.dout_full[dout]);
             if (step > 0)
                 continue;
             begin_loading_keys(s, n, &s.kv_full);
             cot_tma_load_4d(s.peer_k, &m.k, column, w.first_key ^ KEYS, w.kv_head, b, &s.kv_full);
-            for (int panel = 0; panel < COLUMN_PANELS; panel++) {
-                cot_tma_load_4d(s.k[panel], &m.k, panel * 64, w.first_key, w.kv_head, b, &s.kv_full);
-                cot_tma_load_4d(s.v[panel], &m.v, panel * 64, w.first_key, w.kv_head, b, &s.kv_full);
-            }
+            load_keys(m, s, w, w.first_key, &s.kv_full);
         }
         if (step_count(w) == 0)
-            publish_without_keys(s, n);
+            publish_work_only(s, n);
     }
 }
 
@@ -136,7 +135,7 @@ static __device__ void write_dq(const attention_bwd_call &c, pair_memory<COLUMNS
         cot_mbarrier_wait(&s.kv_full, n & 1);
         const attention_work w = s.work[n % s.WORK_STAGES];
         cot_mbarrier_arrive(&s.kv_empty);
-        if (w.first_key == NO_KEYS)
+        if (w.first_key == NO_MORE_KEY_BLOCKS)
             break;
         for (int step = 0; step < step_count(w); step++, parity ^= 1) {
             const attention_step at = step_of<false>(c, w, step);
@@ -167,7 +166,7 @@ template <int COLUMNS> static __device__ void send_ds(pair_memory<COLUMNS> &s, i
     for (uint32_t n = 0;; n++) {
         cot_mbarrier_wait(&s.kv_full, n & 1);
         const attention_work &w = s.work[n % s.WORK_STAGES];
-        const int steps = w.first_key == NO_KEYS ? -1 : step_count(w);
+        const int steps = w.first_key == NO_MORE_KEY_BLOCKS ? -1 : step_count(w);
         cot_mbarrier_arrive(&s.kv_empty);
         if (steps < 0)
             return;
@@ -175,16 +174,16 @@ template <int COLUMNS> static __device__ void send_ds(pair_memory<COLUMNS> &s, i
             cot_mbarrier_wait(&s.ds_full[ds.stage], ds.parity);
             cot_mbarrier_wait(s.sent_ds_empty, parity ^ 1);
             for (int consumer = 0; consumer < 2; consumer++)
-                cot_bulk_copy_to_block(peer_ds + consumer * TILE_BYTES,
+                cot_bulk_copy_to_block(peer_ds + consumer * SQUARE_BYTES,
                                        cot_shared_address(s.ds[ds.stage][consumer]) +
-                                           (COLUMNS == 64 ? (rank ^ 1) * TILE_BYTES : 0),
-                                       TILE_BYTES, peer_ds_full);
+                                           (COLUMNS == 64 ? (rank ^ 1) * SQUARE_BYTES : 0),
+                                       SQUARE_BYTES, peer_ds_full);
         }
     }
 }
 
 /* Issues acc += dS K over 128 keys. `ds` and `k` are those of the first 64 keys, those of the others lie ds_stride and
- * TILE_BYTES bytes later. If not `add`, acc = dS K. */
+ * SQUARE_BYTES bytes later. If not `add`, acc = dS K. */
 template <typename E>
 static __device__ __forceinline__ void issue_dq(float (&acc)[32], const unsigned char *ds, int ds_stride,
                                                 const unsigned char *k, bool add)
@@ -193,7 +192,7 @@ static __device__ __forceinline__ void issue_dq(float (&acc)[32], const unsigned
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         const uint64_t a = cot_wgmma_k_major(cot_shared_address(ds + i / 4 * ds_stride)),
-                       b = cot_wgmma_mn_major(cot_shared_address(k + i / 4 * TILE_BYTES), TILE_BYTES);
+                       b = cot_wgmma_mn_major(cot_shared_address(k + i / 4 * SQUARE_BYTES), SQUARE_BYTES);
         cot_wgmma<E, false, true>(acc, a + i % 4 * COT_WGMMA_K_STEP, b + i % 4 * COT_WGMMA_MN_STEP, add || i > 0);
     }
     cot_wgmma_commit();
@@ -211,7 +210,7 @@ template <typename E, int COLUMNS> static __device__ void compute_dq(pair_memory
     for (uint32_t n = 0;; n++) {
         cot_mbarrier_wait(&s.kv_full, n & 1);
         const attention_work &w = s.work[n % s.WORK_STAGES];
-        if (w.first_key == NO_KEYS)
+        if (w.first_key == NO_MORE_KEY_BLOCKS)
             return;
         float acc[32];
         for (int steps = step_count(w); steps > 0; steps--, ds.next(), parity ^= 1) {
@@ -219,13 +218,13 @@ template <typename E, int COLUMNS> static __device__ void compute_dq(pair_memory
             if (leader)
                 cot_mbarrier_arrive_expect(s.peer_ds_full, sizeof s.peer_ds);
             __syncwarp();
-            issue_dq<E>(acc, s.ds[ds.stage][0] + (COLUMNS == 64 ? rank * TILE_BYTES : 0), sizeof s.ds[0][0],
+            issue_dq<E>(acc, s.ds[ds.stage][0] + (COLUMNS == 64 ? rank * SQUARE_BYTES : 0), sizeof s.ds[0][0],
                         s.k[COLUMNS == 64 ? 0 : rank][0], false);
             cot_mbarrier_wait(s.peer_ds_full, parity);
             if (leader)
                 cot_mbarrier_arrive_remote(peer_ds_empty + ds.stage * sizeof(uint64_t));
             __syncwarp();
-            issue_dq<E>(acc, s.peer_ds[0], TILE_BYTES, s.peer_k[0], true);
+            issue_dq<E>(acc, s.peer_ds[0], SQUARE_BYTES, s.peer_k[0], true);
             cot_wgmma_wait<1>();
             if (lane == 0)
                 cot_mbarrier_arrive(&s.ds_empty[ds.stage]);

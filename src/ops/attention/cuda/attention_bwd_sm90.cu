@@ -4,15 +4,18 @@
  * d_v, rounded up to 64 or 128. A *key block* is 128 keys of a key-value head. K and V of a key block stay in shared
  * memory, its dK and dV in registers. A thread block takes one key block after another (take_key_block). For each, it
  * loops over the tiles of queries that attend to the keys, and takes each tile for all query heads that share the
- * key-value head (the group). The first tiles of a key block are loaded while the key block before is computed. dK and
- * dV of a key block are stored while the dQ warpgroup still works on its last tile.
- * With head_blocks = 2, a thread block takes one key block. The two blocks of a cluster divide the heads of the group,
+ * key-value head (the group). The first tiles of a key block are loaded while the key block before is computed. The
+ * consumers store dK and dV while the dQ warpgroup works on the last tile of the key block.
+ * With blocks_per_group = 2, a thread block takes one key block. The two blocks of a cluster divide the heads of the group,
  * and add their dK and dV at the end (reduce_over_heads). attention_bwd_pairs_sm90.cu has a kernel for longer calls.
  *
  * A tile has 128 queries at 64 columns, and 64 queries at 128 columns. Formulas (f16 scales P, see dv_scale):
  *
  *   S^T = K Q^T    P = exp2(scale log2(e) S - lse_log2)    dP^T = V dO^T    dS = P (dP - delta)
  *   dV += P^T dO   dK += dS^T Q                            dQ += dS K
+ *   lse_log2 = lse log2(e)    delta = sum over columns of dO O, minus dlse
+ *
+ * The stores multiply dK and dQ by the softmax scale, and in f16 dV by dv_scale.
  *
  *   warpgroup 0       producer: one thread (GENERAL: a warp) loads by TMA, three dq_writers add finished slices of dQ to
  *                     memory
@@ -37,17 +40,17 @@
  *   uncleared full  1 (the tile)            a tile that needs clearing is loaded  producer
  *
  * Step j of a consumer. No wgmma is in flight at its start or at its end:
- *   1. issue S_j and dK += dS_(j-1) Q_(j-1)
+ *   1. issue S_j^T and dK += dS_(j-1)^T Q_(j-1)
  *   2. wait for S, compute P; wait for dK, release Q_(j-1), pack P
- *   3. issue dP_j and dV += P_j dO_j
+ *   3. issue dP_j^T and dV += P_j^T dO_j
  *   4. wait for dP, compute dS and store it for dQ; wait for dV, release dO_j, pack dS
  * The arithmetic after a wait reads lse_log2 and delta. Some of their elements are loaded before the wait. The number
  * of free registers limits how many (LSE_PRELOADS, DELTA_PRELOADS).
  *
  * Deterministic mode: the key blocks of a query tile add their slices of dQ in a fixed order, by ascending or by
  * descending keys (dq_position_of). The first one stores its slice instead, so that dq_accum need not be cleared. A
- * semaphore for each slice counts the key blocks that have stored or added. A key block waits only for key blocks that
- * were taken earlier. With head_blocks = 2 this relies on thread blocks starting in the order of blockIdx.x. CUDA does not
+ * semaphore for each slice counts the key blocks that have stored or added. The thread block of a key block waits only for
+ * key blocks that were taken earlier. With blocks_per_group = 2 this relies on thread blocks starting in the order of blockIdx.x. CUDA does not
  * guarantee this order, but every tested GPU keeps it.
  *
  * With STORES_DQ the last block of a tile does not add: its dq_writer loads the sums of the other blocks into the
@@ -57,7 +60,7 @@
  * Each kernel has these versions:
  *
  *   plain        full and causal masks, d = d_v = 64 or 128
- *   _stores_dq   the same, with STORES_DQ. One kernel with a branch for STORES_DQ is 8 % slower for long sequences at
+ *   _stores_dq   the same, with STORES_DQ. A single kernel with a run-time branch was 8 % slower for long sequences at
  *                128 columns
  *   _general     also windows, sequences of different lengths, and smaller d and d_v: TMA fills the other columns with 0
  *   _softcap     also softcap
@@ -85,14 +88,14 @@ static __device__ __forceinline__ uint32_t take_key_block(const attention_bwd_ca
 {
     if (c.key_block_counter != nullptr)
         return atomicAdd(c.key_block_counter, 1);
-    return first ? blockIdx.x / c.head_blocks : key_block_count<GENERAL>(c);
+    return first ? blockIdx.x / c.blocks_per_group : key_block_count<GENERAL>(c);
 }
 
-/* With head_blocks = 2, a block of the cluster takes half of the group's heads. */
+/* With blocks_per_group = 2, a block of the cluster takes half of the group's heads. */
 static __device__ __forceinline__ void take_heads(const attention_bwd_call &c, attention_work &w)
 {
-    w.heads /= (int)c.head_blocks;
-    w.first_head += (int)(blockIdx.x % c.head_blocks) * w.heads;
+    w.heads /= (int)c.blocks_per_group;
+    w.first_head += (int)(blockIdx.x % c.blocks_per_group) * w.heads;
 }
 
 /* The producer of the plain versions. Executed by one thread. The stages are computed from
@@ -109,17 +112,14 @@ template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_map
     for (;; n++) {
         const uint32_t key_block = take_key_block<false>(c, n == 0);
         if (key_block >= c.key_blocks) {
-            s.work[n % s.WORK_STAGES].first_key = NO_KEYS;
-            publish_without_keys(s, n);
+            s.work[n % s.WORK_STAGES].first_key = NO_MORE_KEY_BLOCKS;
+            publish_work_only(s, n);
             return;
         }
         attention_work w = work_of<QUERIES>(c, key_block);
         take_heads(c, w);
         s.work[n % s.WORK_STAGES] = w;
-        for (int panel = 0; panel < COLUMN_PANELS; panel++) { /* into the L2 cache, until there is room for K and V */
-            cot_tma_prefetch_4d(&m.k, panel * 64, w.first_key, w.kv_head, w.b);
-            cot_tma_prefetch_4d(&m.v, panel * 64, w.first_key, w.kv_head, w.b);
-        }
+        prefetch_keys<COLUMNS>(m, w, w.first_key);
         for (int step = 0; step < step_count(w); step++, stage_step++) {
             const uint32_t q = stage_step % ATTENTION_Q_STAGES, dout = stage_step % ATTENTION_DOUT_STAGES;
             const attention_step at = step_of<false>(c, w, step);
@@ -141,13 +141,10 @@ template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_map
             if (step > 0)
                 continue;
             begin_loading_keys(s, n, &s.kv_full);
-            for (int panel = 0; panel < COLUMN_PANELS; panel++) {
-                cot_tma_load_4d(s.k[panel], &m.k, panel * 64, w.first_key, w.kv_head, w.b, &s.kv_full);
-                cot_tma_load_4d(s.v[panel], &m.v, panel * 64, w.first_key, w.kv_head, w.b, &s.kv_full);
-            }
+            load_keys(m, s, w, w.first_key, &s.kv_full);
         }
         if (step_count(w) == 0)
-            publish_without_keys(s, n);
+            publish_work_only(s, n);
     }
 }
 
@@ -178,13 +175,13 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, block_m
         if (leader) {
             attention_work &next = s.work[n % s.WORK_STAGES];
             if (!work_of_general<QUERIES>(c, take_key_block<true>(c, n == 0), next))
-                next.first_key = NO_KEYS;
+                next.first_key = NO_MORE_KEY_BLOCKS;
             take_heads(c, next);
         }
         __syncwarp();
         /* The threads have too few registers for a copy of w. Each step loads what it needs, all at once. */
         const attention_work &w = s.work[n % s.WORK_STAGES];
-        if (w.first_key == NO_KEYS)
+        if (w.first_key == NO_MORE_KEY_BLOCKS)
             break;
         const int steps = step_count(w);
         for (int step = 0; step < steps; step++, stage_step++) {
@@ -224,23 +221,18 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, block_m
             if (leader) {
                 uint64_t *kv_barrier = keys_are_clean ? &s.kv_full : s.uncleared_full;
                 begin_loading_keys(s, n, kv_barrier);
-                for (int panel = 0; panel < COLUMN_PANELS; panel++) {
-                    cot_tma_load_4d(s.k[panel], &m.k, panel * 64, w.k_first_row + w.first_key, w.kv_head, w.b,
-                                    kv_barrier);
-                    cot_tma_load_4d(s.v[panel], &m.v, panel * 64, w.k_first_row + w.first_key, w.kv_head, w.b,
-                                    kv_barrier);
-                }
+                load_keys(m, s, w, w.k_first_row + w.first_key, kv_barrier);
             }
             if (!keys_are_clean) /* V follows K in shared memory: one call clears both */
-                wait_and_clear<2 * TILE_BYTES, 2 * COLUMN_PANELS>(s.uncleared_full, uncleared_parity,
-                                                                  (unsigned char(*)[2 * TILE_BYTES]) s.k,
-                                                                  w.used_k - w.first_key, &s.kv_full);
+                wait_and_clear<2 * SQUARE_BYTES, 2 * COLUMN_PANELS>(s.uncleared_full, uncleared_parity,
+                                                                    (unsigned char(*)[2 * SQUARE_BYTES]) s.k,
+                                                                    w.used_k - w.first_key, &s.kv_full);
         }
         if (leader && steps == 0)
-            publish_without_keys(s, n);
+            publish_work_only(s, n);
     }
     if (leader)
-        publish_without_keys(s, n);
+        publish_work_only(s, n);
 }
 
 /* A dq_writer: adds the slices of one dQ stage to memory. There is one writer for each stage: before a writer
@@ -308,7 +300,7 @@ static __device__ void write_dq(const attention_bwd_mapped &m, block_memory<COLU
         cot_mbarrier_wait(&s.kv_full, n & 1);
         const attention_work w = s.work[n % s.WORK_STAGES];
         cot_mbarrier_arrive(&s.kv_empty);
-        if (w.first_key == NO_KEYS)
+        if (w.first_key == NO_MORE_KEY_BLOCKS)
             break;
         write_dq_of_key_block<COLUMNS, GENERAL, DETERMINISTIC, STORES_DQ>(m, s, w, stage, slice_index, parity);
     }
@@ -326,8 +318,8 @@ static __device__ __forceinline__ void compute_dq_slice(block_memory<COLUMNS> &s
 #pragma unroll
     for (int consumer = first_consumer; consumer <= last_consumer; consumer++) {
         const uint64_t a =
-            cot_wgmma_k_major(cot_shared_address(s.ds[ds][consumer] + slice / s.COLUMN_PANELS * TILE_BYTES));
-        const uint64_t b = cot_wgmma_mn_major(cot_shared_address(s.k[slice % s.COLUMN_PANELS][consumer]), TILE_BYTES);
+            cot_wgmma_k_major(cot_shared_address(s.ds[ds][consumer] + slice / s.COLUMN_PANELS * SQUARE_BYTES));
+        const uint64_t b = cot_wgmma_mn_major(cot_shared_address(s.k[slice % s.COLUMN_PANELS][consumer]), SQUARE_BYTES);
 #pragma unroll
         for (int k = 0; k < 4; k++)
             cot_wgmma<E, false, true>(acc, a + k * COT_WGMMA_K_STEP, b + k * COT_WGMMA_MN_STEP,
@@ -402,7 +394,7 @@ static __device__ void compute_dq(const attention_bwd_call &c, block_memory<COLU
     for (uint32_t n = 0;; n++) {
         cot_mbarrier_wait(&s.kv_full, n & 1);
         const attention_work w = s.work[n % s.WORK_STAGES];
-        if (w.first_key == NO_KEYS)
+        if (w.first_key == NO_MORE_KEY_BLOCKS)
             return;
         compute_dq_of_key_block<E, COLUMNS, GENERAL, STORES_DQ>(c, s, w, ds, dq);
     }
@@ -412,10 +404,11 @@ template <typename E, int COLUMNS, bool GENERAL, bool SOFTCAP, bool STORES_DQ>
 static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
 {
     block_memory<COLUMNS> &s = *(block_memory<COLUMNS> *)attention_memory;
+    static_assert(COLUMNS > 64 || sizeof s <= 227 * 1024, "shared memory"); /* 64 columns use all of it */
     const attention_bwd_call &c = m.call;
-    if (GENERAL && c.head_blocks > 1) { /* both blocks of a cluster take part in the reduction, or none */
-        cot_griddepcontrol_wait();      /* for the kernel that writes seqlens */
-        if (blockIdx.x / c.head_blocks >= key_block_count<true>(c))
+    if (GENERAL && c.blocks_per_group > 1) { /* both blocks of a cluster take part in the reduction, or none */
+        cot_griddepcontrol_wait();           /* for the kernel that writes seqlens */
+        if (blockIdx.x / c.blocks_per_group >= key_block_count<true>(c))
             return;
     }
     if (threadIdx.x == 0) {

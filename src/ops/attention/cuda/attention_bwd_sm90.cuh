@@ -19,13 +19,13 @@
 #include "../../../cuda/device/quad.cuh"
 #include "../../../cuda/device/wgmma.cuh"
 
-enum { KEYS = ATTENTION_KEYS, WARPGROUP = 128, WARP = 32, TILE_BYTES = 64 * 64 * 2 };
+enum { KEYS = ATTENTION_KEYS, WARPGROUP = 128, WARP = 32, SQUARE_BYTES = 64 * 64 * 2 /* of 16 bits */ };
 
 extern __shared__ __align__(1024) unsigned char attention_memory[];
 
 /* The work of a key block: `tile_count` query tiles, from first_tile on by steps of tile_step, which is 1 or -1, and for
  * each tile the query heads first_head .. first_head + heads - 1. These are the heads that share the key-value head (the
- * group), or with head_blocks = 2 half of them. */
+ * group), or with blocks_per_group = 2 half of them. */
 struct attention_work {
     int b, kv_head, first_head, heads, first_key, tile_count, first_tile, tile_step;
     /* Only if GENERAL: the block's sequence, as rows of the tensors' views. */
@@ -182,7 +182,7 @@ static __device__ __forceinline__ attention_dq_position dq_position_of(const att
 }
 
 /* Issues acc = A B^T, for S^T = K Q^T and dP^T = V dO^T. A has 64 rows (keys) and B 2 N rows (queries): a thread has N
- * accumulators. Both have COLUMNS columns and are in shared memory, in tiles of 64 columns. The tiles of A lie a_stride
+ * accumulators. Both have COLUMNS columns and are in shared memory, in panels of 64 columns. The panels of A lie a_stride
  * bytes apart. */
 template <typename E, int COLUMNS, int N>
 static __device__ __forceinline__ void issue_gemm_ss(float (&acc)[N], const unsigned char *a, uint32_t a_stride,

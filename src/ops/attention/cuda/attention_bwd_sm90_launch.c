@@ -267,11 +267,11 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
     const int64_t row_lanes = columns == 192 ? 32 : columns / 8; /* lanes of preprocess for one row */
     const bool p_scaled = z->dtype == COT_F16 && columns <= 128;
     const block_order order = block_order_of(p, general, columns);
-    const int64_t group = z->H / cot_max(z->Hkv, 1), head_blocks = head_blocks_of(z, columns);
+    const int64_t group = z->H / cot_max(z->Hkv, 1), blocks_per_group = head_blocks_of(z, columns);
     const int64_t key_blocks =
         order.pairs ? cot_ceil_div(z->Tk, 2 * ATTENTION_KEYS) * z->B * z->Hkv : attention_bwd_blocks(p) * z->Hkv;
     /* `preprocess` clears the counter, and is launched only if there are queries. */
-    const bool counts_key_blocks = columns <= 128 && head_blocks == 1 && plan->tiles > 0;
+    const bool counts_key_blocks = columns <= 128 && blocks_per_group == 1 && plan->tiles > 0;
     if (z->H == 0)
         return COT_OK;
     attention_bwd_mapped mapped = {
@@ -285,9 +285,9 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             .d_qk = z->d_qk,
             .d_v = z->d_v,
             .tiles_per_head = cot_ceil_div(z->Tq, plan->queries),
-            .head_blocks = (uint32_t)head_blocks,
+            .blocks_per_group = (uint32_t)blocks_per_group,
             .key_blocks = (uint32_t)key_blocks,
-            .inverse_heads = (uint32_t)cot_ceil_div(INT64_C(1) << 31, cot_max(group / head_blocks, 1)),
+            .inverse_heads = (uint32_t)cot_ceil_div(INT64_C(1) << 31, cot_max(group / blocks_per_group, 1)),
             .queries = (int32_t)plan->queries,
             .diagonal = z->k_length - z->q_length + z->q_begin - z->k_begin,
             .left = z->left,
@@ -356,7 +356,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
                 attention_encode_row_map(queue, &mapped.v, &p->v, (int)(ATTENTION_KEYS / key_split_blocks), p->k.data);
         if (status == COT_OK)
             status = attention_encode_row_map(queue, &mapped.dout, &p->dout, tile_rows, p->k.data);
-        const unsigned cluster_size = order.pairs ? 2 : key_split_blocks * (unsigned)head_blocks;
+        const unsigned cluster_size = order.pairs ? 2 : key_split_blocks * (unsigned)blocks_per_group;
         const cot_cuda_kernel *main = order.pairs       ? &pairs_kernels[columns == 128]
                                       : order.stores_dq ? &stores_dq_kernels[columns == 128]
                                                         : &kernels->main;

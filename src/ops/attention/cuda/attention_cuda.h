@@ -125,13 +125,13 @@ typedef struct attention_bwd_call {
      * key_blocks is an upper bound: the kernels read them from seqlens. */
     attention_scheduler scheduler;
     int64_t B, H, Hkv, Tq, Tk, d_qk, d_v;
-    int64_t tiles_per_head; /* of `queries` queries */
-    uint32_t head_blocks;   /* blocks that divide the query heads of a group: 1, or the 2 blocks of a cluster */
-    uint32_t key_blocks;    /* of the call */
-    uint32_t inverse_heads; /* 2^31 / query heads of a block, rounded up: for divisions by multiplication */
-    int64_t diagonal;       /* causal: query i attends to keys up to i + diagonal */
-    int64_t left, right;    /* query i attends to keys i + diagonal - left .. i + diagonal + right */
-    int32_t queries;        /* of a tile: ATTENTION_BWD_QUERIES */
+    int64_t tiles_per_head;    /* of `queries` queries */
+    uint32_t blocks_per_group; /* blocks that divide the query heads of a group: 1, or the 2 blocks of a cluster */
+    uint32_t key_blocks;       /* of the call; in the kernel by pairs: pairs of key blocks */
+    uint32_t inverse_heads;    /* 2^31 / query heads of a block, rounded up: for divisions by multiplication */
+    int64_t diagonal;          /* causal: query i attends to keys up to i + diagonal */
+    int64_t left, right;       /* query i attends to keys i + diagonal - left .. i + diagonal + right */
+    int32_t queries;           /* of a tile: ATTENTION_BWD_QUERIES */
     int32_t causal, deterministic, accumulate;
     int32_t heads_per_section;            /* key-value heads whose blocks are interleaved */
     int32_t first_ascending_section;      /* sections from this one on have blocks of ascending keys */
