@@ -24,23 +24,23 @@ void device_queue_close(device_queue *d)
 {
     cot_queue_destroy(d->queue);
     if (d->stream != NULL)
-        cot_cuda_stream_destroy(d->owner, d->stream);
+        d->owner->calls->stream_destroy(d->owner, d->stream);
     cot_queue_destroy(d->owner);
 }
 
-cot_status device_queue_open(device_queue *d, const char *kernels)
+cot_status device_queue_open(device_queue *d, cot_backend backend, const char *kernels)
 {
     char name[100];
     memset(d, 0, sizeof *d);
     cot_queue_options options;
     COT_INIT(&options);
-    options.backend = COT_BACKEND_CUDA;
+    options.backend = backend;
     options.kernels = kernels;
     cot_status status = cot_queue_create(&options, &d->owner);
     if (status == COT_OK)
-        status = cot_cuda_describe(d->owner, name, sizeof name, &d->cache_bytes);
+        status = d->owner->calls->describe(d->owner, name, sizeof name, &d->cache_bytes);
     if (status == COT_OK)
-        status = cot_cuda_stream_create(d->owner, &d->stream);
+        status = d->owner->calls->stream_create(d->owner, &d->stream);
     options.stream = d->stream;
     if (status == COT_OK)
         status = cot_queue_create(&options, &d->queue);
@@ -51,7 +51,7 @@ void bench_device_name(char *text, size_t size)
 {
     device_queue d;
     snprintf(text, size, "unknown device");
-    if (device_queue_open(&d, "") == COT_OK)
+    if (device_queue_open(&d, COT_BACKEND_CUDA, "") == COT_OK)
         cot_cuda_describe(d.owner, text, size, &d.cache_bytes);
     device_queue_close(&d);
 }
@@ -239,7 +239,7 @@ static cot_status make_kernel_runner(const cot_op_cases *cases, const cot_direct
 {
     char forced[160];
     snprintf(forced, sizeof forced, "%s=%s", cases->op->name, m->choice->kernel->name);
-    cot_status status = device_queue_open(d, forced);
+    cot_status status = device_queue_open(d, COT_BACKEND_CUDA, forced);
     *r = (runner){.enqueue = enqueue_kernel,
                   .queue = d->queue,
                   .calls = images,
@@ -274,7 +274,7 @@ cot_status bench_device_case(const cot_op_cases *cases, const cot_case *c, const
     for (int i = 0; i < count; i++)
         if (m[i].choice->workspace_bytes > workspace_bytes)
             workspace_bytes = m[i].choice->workspace_bytes;
-    cot_status status = device_queue_open(&queues[0], "");
+    cot_status status = device_queue_open(&queues[0], COT_BACKEND_CUDA, "");
     if (status == COT_OK)
         status = make_copy_runners(&queues[0], footprint, runners, &copies);
     for (; status == COT_OK && image_count < image_count_for(&queues[0], footprint); image_count++)

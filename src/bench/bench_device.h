@@ -15,7 +15,7 @@ typedef struct device_queue {
     size_t cache_bytes;
 } device_queue;
 
-cot_status device_queue_open(device_queue *d, const char *kernels);
+cot_status device_queue_open(device_queue *d, cot_backend backend, const char *kernels);
 void device_queue_close(device_queue *d);
 
 /* Times the `count` kernels of m on copies of `bound`. Copies within the device, whose two arrays together have the

@@ -7,7 +7,6 @@
 #include "core/queue.h"
 #include "core/status.h"
 #include "core/tensor.h"
-#include "cuda/memory.h"
 #include "check/signature.h"
 
 #include <stdio.h>
@@ -31,7 +30,7 @@ typedef struct breakdown {
 } breakdown;
 
 typedef struct launches {
-    cot_cuda_launch_info facts[MAX_LAUNCHES];
+    cot_launch_info facts[MAX_LAUNCHES];
     int counts[MAX_LAUNCHES], count;
 } launches;
 
@@ -47,6 +46,7 @@ typedef struct profile {
     const cot_direction *direction;
     bound_case bound;
     device_queue queues[2];
+    const cot_device_calls *calls; /* of the queues */
     mode mode;
     uint32_t batch_mask; /* bit mask of the fields that are split into pieces */
     int64_t items;
@@ -120,11 +120,11 @@ static void free_device(profile *p)
 {
     for (int f = 0; f < p->direction->field_count; f++) {
         if (p->device[f] != NULL)
-            cot_cuda_free(p->queues[0].queue, p->device[f] - alignment_offset(p, f));
+            p->calls->free(p->queues[0].queue, p->device[f] - alignment_offset(p, f));
         p->device[f] = NULL;
     }
     for (int s = 0; s < 2; s++) {
-        cot_cuda_free(p->queues[0].queue, p->workspace[s]);
+        p->calls->free(p->queues[0].queue, p->workspace[s]);
         p->workspace[s] = NULL;
     }
 }
@@ -138,13 +138,13 @@ static cot_status allocate_device(profile *p)
         if (!cot_is_present(field_tensor(p, f)))
             continue;
         const size_t bytes = alignment_offset(p, f) + field_span(p, f);
-        status = cot_cuda_alloc(p->queues[0].queue, bytes, &memory);
+        status = p->calls->alloc(p->queues[0].queue, bytes, &memory);
         if (status == COT_OK)
             p->device[f] = (char *)memory + alignment_offset(p, f);
         p->allocated_bytes += (double)bytes;
     }
     for (unsigned s = 0; status == COT_OK && p->workspace_bytes > 0 && s < p->mode.streams; s++) {
-        status = cot_cuda_alloc(p->queues[0].queue, p->workspace_bytes, &p->workspace[s]);
+        status = p->calls->alloc(p->queues[0].queue, p->workspace_bytes, &p->workspace[s]);
         p->allocated_bytes += (double)p->workspace_bytes;
     }
     return status;
@@ -158,7 +158,7 @@ static cot_status allocate_host(profile *p)
         int64_t low, high;
         cot_extent(field_tensor(p, f), &low, &high);
         void *memory;
-        const cot_status status = cot_cuda_alloc_host(p->queues[0].queue, (size_t)(high - low), &memory);
+        const cot_status status = p->calls->alloc_host(p->queues[0].queue, (size_t)(high - low), &memory);
         if (status != COT_OK)
             return status;
         p->host[f] = memory;
@@ -263,8 +263,8 @@ static cot_status copy_fields(profile *p, int number, int stream, bool to_host, 
             continue;
         size_t offset;
         const size_t bytes = span(p, f, number < 0 ? field_tensor(p, f) : piece_tensor(p, f, number), &offset);
-        status = to_host ? cot_cuda_copy_to_host_async(queue, p->host[f] + offset, p->device[f] + offset, bytes)
-                         : cot_cuda_copy_to_device_async(queue, p->device[f] + offset, p->host[f] + offset, bytes);
+        status = to_host ? p->calls->copy_to_host_async(queue, p->host[f] + offset, p->device[f] + offset, bytes)
+                         : p->calls->copy_to_device_async(queue, p->device[f] + offset, p->host[f] + offset, bytes);
         *(to_host ? &p->bytes_to_host : &p->bytes_to_device) += (double)bytes;
     }
     return status;
@@ -278,14 +278,14 @@ static cot_status run_sequential(profile *p)
 {
     cot_queue *queue = p->queues[0].queue;
     void **events = p->pieces[0].events;
-    cot_status status = cot_cuda_event_record(queue, events[EVENT_BEGIN]);
+    cot_status status = p->calls->event_record(queue, events[EVENT_BEGIN]);
     THEN(copy_fields(p, -1, 0, false, true, true));
-    THEN(cot_cuda_event_record(queue, events[EVENT_SENT]));
+    THEN(p->calls->event_record(queue, events[EVENT_SENT]));
     for (int n = 0; n < p->piece_count; n++)
         THEN(call_piece(p, n, 0));
-    THEN(cot_cuda_event_record(queue, events[EVENT_KERNELS_END]));
+    THEN(p->calls->event_record(queue, events[EVENT_KERNELS_END]));
     THEN(copy_fields(p, -1, 0, true, true, true));
-    THEN(cot_cuda_event_record(queue, events[EVENT_FETCHED]));
+    THEN(p->calls->event_record(queue, events[EVENT_FETCHED]));
     THEN(cot_queue_check(queue));
     return status;
 }
@@ -299,17 +299,17 @@ static cot_status enqueue_overlapped_piece(profile *p, int n, bool serialize_ker
     void **events = p->pieces[n].events;
     cot_status status = COT_OK;
     if (n == 1)
-        THEN(cot_cuda_stream_wait_event(queue, p->shared_sent));
-    THEN(cot_cuda_event_record(queue, events[EVENT_BEGIN]));
+        THEN(p->calls->stream_wait_event(queue, p->shared_sent));
+    THEN(p->calls->event_record(queue, events[EVENT_BEGIN]));
     THEN(copy_fields(p, n, stream, false, false, true));
-    THEN(cot_cuda_event_record(queue, events[EVENT_SENT]));
+    THEN(p->calls->event_record(queue, events[EVENT_SENT]));
     if (serialize_kernels && n > 0)
-        THEN(cot_cuda_stream_wait_event(queue, p->pieces[n - 1].events[EVENT_KERNELS_END]));
-    THEN(cot_cuda_event_record(queue, events[EVENT_KERNELS_BEGIN]));
+        THEN(p->calls->stream_wait_event(queue, p->pieces[n - 1].events[EVENT_KERNELS_END]));
+    THEN(p->calls->event_record(queue, events[EVENT_KERNELS_BEGIN]));
     THEN(call_piece(p, n, stream));
-    THEN(cot_cuda_event_record(queue, events[EVENT_KERNELS_END]));
+    THEN(p->calls->event_record(queue, events[EVENT_KERNELS_END]));
     THEN(copy_fields(p, n, stream, true, false, true));
-    THEN(cot_cuda_event_record(queue, events[EVENT_FETCHED]));
+    THEN(p->calls->event_record(queue, events[EVENT_FETCHED]));
     return status;
 }
 
@@ -320,13 +320,13 @@ static cot_status run_overlapped(profile *p)
     bool serialize_kernels = false;
     for (int f = 0; f < p->direction->field_count; f++)
         serialize_kernels = serialize_kernels || (is_shared(p, f) && is_fetched(p, f));
-    cot_status status = cot_cuda_event_record(p->queues[0].queue, p->shared_begin);
+    cot_status status = p->calls->event_record(p->queues[0].queue, p->shared_begin);
     THEN(copy_fields(p, -1, 0, false, true, false));
-    THEN(cot_cuda_event_record(p->queues[0].queue, p->shared_sent));
+    THEN(p->calls->event_record(p->queues[0].queue, p->shared_sent));
     for (int n = 0; n < p->piece_count; n++)
         THEN(enqueue_overlapped_piece(p, n, serialize_kernels));
     THEN(copy_fields(p, -1, last % 2, true, true, false));
-    THEN(cot_cuda_event_record(last_queue, p->shared_fetched));
+    THEN(p->calls->event_record(last_queue, p->shared_fetched));
     THEN(cot_queue_check(p->queues[0].queue));
     THEN(cot_queue_check(p->queues[1].queue));
     return status;
@@ -335,7 +335,7 @@ static cot_status run_overlapped(profile *p)
 static cot_status add_elapsed(profile *p, void *begin, void *end, double *sum)
 {
     double seconds = 0;
-    const cot_status status = cot_cuda_event_elapsed(p->queues[0].queue, begin, end, &seconds);
+    const cot_status status = p->calls->event_elapsed(p->queues[0].queue, begin, end, &seconds);
     *sum += seconds;
     return status;
 }
@@ -385,7 +385,7 @@ static cot_status measure_call(profile *p, breakdown *b)
 
 /* ---- a mode ------------------------------------------------------------------------------------------- */
 
-static void record_launch(void *context, const cot_cuda_launch_info *facts)
+static void record_launch(void *context, const cot_launch_info *facts)
 {
     launches *recorded = context;
     int i = 0;
@@ -399,10 +399,10 @@ static void record_launch(void *context, const cot_cuda_launch_info *facts)
     recorded->counts[i]++;
 }
 
-static void set_launch_observer(profile *p, void (*observer)(void *, const cot_cuda_launch_info *))
+static void set_launch_observer(profile *p, void (*observer)(void *, const cot_launch_info *))
 {
     for (int s = 0; s < 2; s++)
-        cot_cuda_observe_launches(p->queues[s].queue, observer, &p->launches);
+        p->calls->observe_launches(p->queues[s].queue, observer, &p->launches);
 }
 
 static double median_of(const breakdown *samples, int count, size_t member)
@@ -417,7 +417,7 @@ static json_t *launches_as_json(const launches *recorded)
 {
     json_t *list = json_array();
     for (int i = 0; i < recorded->count; i++) {
-        const cot_cuda_launch_info *l = &recorded->facts[i];
+        const cot_launch_info *l = &recorded->facts[i];
         const double blocks = (double)l->blocks[0] * l->blocks[1] * l->blocks[2];
         const double resident = (double)l->blocks_per_multiprocessor * l->multiprocessors;
         json_array_append_new(
@@ -436,7 +436,7 @@ static json_t *make_row(const profile *p, const char *kernel, const breakdown *s
     size_t cache;
     const time_t seconds = time(NULL);
     strftime(date, sizeof date, "%Y-%m-%d", gmtime(&seconds));
-    cot_cuda_describe(p->queues[0].queue, device, sizeof device, &cache);
+    p->calls->describe(p->queues[0].queue, device, sizeof device, &cache);
     const cot_tensor *first = field_tensor(p, 0);
 #define MEDIAN(member) 1e3 * median_of(samples, count, offsetof(breakdown, member))
     json_t *row = json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:i, s:s, s:i}", "op", p->cases->op->name,
@@ -479,21 +479,21 @@ static void destroy_events(profile *p)
 {
     for (int n = 0; n < p->piece_count; n++)
         for (int m = 0; m < EVENT_COUNT; m++)
-            cot_cuda_event_destroy(p->queues[0].queue, p->pieces[n].events[m]);
-    cot_cuda_event_destroy(p->queues[0].queue, p->shared_begin);
-    cot_cuda_event_destroy(p->queues[0].queue, p->shared_sent);
-    cot_cuda_event_destroy(p->queues[0].queue, p->shared_fetched);
+            p->calls->event_destroy(p->queues[0].queue, p->pieces[n].events[m]);
+    p->calls->event_destroy(p->queues[0].queue, p->shared_begin);
+    p->calls->event_destroy(p->queues[0].queue, p->shared_sent);
+    p->calls->event_destroy(p->queues[0].queue, p->shared_fetched);
     p->shared_begin = p->shared_sent = p->shared_fetched = NULL;
 }
 
 static cot_status create_events(profile *p)
 {
-    cot_status status = cot_cuda_event_create(p->queues[0].queue, &p->shared_begin);
-    THEN(cot_cuda_event_create(p->queues[0].queue, &p->shared_sent));
-    THEN(cot_cuda_event_create(p->queues[0].queue, &p->shared_fetched));
+    cot_status status = p->calls->event_create(p->queues[0].queue, &p->shared_begin);
+    THEN(p->calls->event_create(p->queues[0].queue, &p->shared_sent));
+    THEN(p->calls->event_create(p->queues[0].queue, &p->shared_fetched));
     for (int n = 0; n < p->piece_count; n++)
         for (int m = 0; m < EVENT_COUNT; m++)
-            THEN(cot_cuda_event_create(p->queues[0].queue, &p->pieces[n].events[m]));
+            THEN(p->calls->event_create(p->queues[0].queue, &p->pieces[n].events[m]));
     return status;
 }
 
@@ -541,22 +541,24 @@ static cot_status measure_modes(profile *p, const profile_options *options, json
     return status;
 }
 
-cot_status profile_case(const cot_op_cases *cases, const cot_case *c, const profile_options *options, json_t *rows)
+cot_status profile_case(const cot_op_cases *cases, const cot_case *c, cot_backend backend,
+                        const profile_options *options, json_t *rows)
 {
     profile *p = allocate(1, sizeof *p);
     const size_t row_count = json_array_size(rows);
     *p = (profile){.cases = cases, .c = c, .direction = case_direction(cases, c)};
     p->batch_mask = batch_fields(p->direction, c->args, &p->items);
-    cot_status status = device_queue_open(&p->queues[0], NULL);
-    THEN(device_queue_open(&p->queues[1], NULL));
+    cot_status status = device_queue_open(&p->queues[0], backend, NULL);
+    THEN(device_queue_open(&p->queues[1], backend, NULL));
     cot_choice choices[COT_MAX_KERNELS];
     int count;
     THEN(cot_op_explain(p->direction, p->queues[0].queue, c->args, choices, &count)); /* before any allocation */
     if (status == COT_OK) {
+        p->calls = p->queues[0].queue->calls;
         bound_case_make_repeating(&p->bound, cases, c);
         status = measure_modes(p, options, rows);
         for (int f = 0; f < p->direction->field_count; f++)
-            cot_cuda_free_host(p->queues[0].queue, p->host[f]);
+            p->calls->free_host(p->queues[0].queue, p->host[f]);
         bound_case_free(&p->bound, p->direction);
     }
     device_queue_close(&p->queues[0]);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * profile.h: measures one call on a CUDA device with inputs and outputs in host memory: allocation, copies and kernels.
+ * profile.h: measures one call on a GPU with inputs and outputs in host memory: allocation, copies and kernels.
  */
 #ifndef COT_BENCH_PROFILE_H
 #define COT_BENCH_PROFILE_H
@@ -33,7 +33,8 @@ typedef struct profile_options {
  * The data lies in page-locked memory, allocated before the measurement. Inputs that all items share are copied
  * once. Returns COT_OK, or the status of the failure. A mode in which the batch cannot be split is skipped, with its
  * reason on standard error. Returns COT_UNSUPPORTED if no mode is left. */
-cot_status profile_case(const cot_op_cases *cases, const cot_case *c, const profile_options *options, json_t *rows);
+cot_status profile_case(const cot_op_cases *cases, const cot_case *c, cot_backend backend,
+                        const profile_options *options, json_t *rows);
 
 /* Loads the rows of a file that --json wrote. Returns NULL if the file has none, with the reason in *why. */
 json_t *profile_load(const char *path, const char **why);

@@ -31,11 +31,7 @@ static error_t parse(int key, char *argument, struct argp_state *state)
     profile_input *input = state->input;
     switch (key) {
     case 'F': input->from = argument; return 0;
-    case 'b':
-        input->backend = parse_backend(state, argument);
-        if (input->backend == COT_BACKEND_HIP)
-            argp_error(state, "--backend is 'hip', expected cpu or cuda");
-        return 0;
+    case 'b': input->backend = parse_backend(state, argument); return 0;
     case 'm': input->options.memory = parse_mode(state, "--memory", argument, "fresh", "pool"); return 0;
     case 's': input->options.streams = parse_mode(state, "--streams", argument, "1", "2"); return 0;
     case 'f': input->options.batch = parse_mode(state, "--batch", argument, "fused", "loop"); return 0;
@@ -70,7 +66,7 @@ static int profile_directions(const profile_input *input, json_t *rows)
         cot_case c;
         const int count = input->word_count > 2 ? input->word_count - 2 : 0;
         find_cases(input->op)->parse(d, count, input->words + 2, &c);
-        const cot_status status = profile_case(find_cases(input->op), &c, &input->options, rows);
+        const cot_status status = profile_case(find_cases(input->op), &c, input->backend, &input->options, rows);
         if (status == COT_OK)
             continue;
         fprintf(stderr, "cotangent: %s\n", cot_error_message());
@@ -83,7 +79,7 @@ static int profile_directions(const profile_input *input, json_t *rows)
 int command_profile(int argc, char **argv)
 {
     static const struct argp_option table[] = {
-        {"backend", 'b', "cuda", 0, "The backend; there is nothing to measure on cpu", 0},
+        {"backend", 'b', "cuda|hip", 0, "The backend (cuda)", 0},
         {"batch", 'f', "fused|loop", 0, "One call for the whole batch, or one for each item (both)", 0},
         {"from", 'F', "FILE.json", 0, "Show the rows of an earlier --json instead of measuring", 0},
         {"json", 'j', "FILE", 0, "Write the rows as JSON", 0},

@@ -337,11 +337,11 @@ cot_status cot_cuda_find_kernel(cot_device *device, const cot_cuda_kernel *kerne
 
 static void report_launch(cot_device *d, const cot_cuda_kernel *kernel, CUkernel found, const cot_cuda_grid *grid)
 {
-    cot_cuda_launch_info facts = {.name = kernel->name,
-                                  .blocks = {grid->blocks[0], grid->blocks[1], grid->blocks[2]},
-                                  .threads = grid->threads,
-                                  .dynamic_shared = (int)grid->shared_bytes,
-                                  .multiprocessors = d->multiprocessors};
+    cot_launch_info facts = {.name = kernel->name,
+                             .blocks = {grid->blocks[0], grid->blocks[1], grid->blocks[2]},
+                             .threads = grid->threads,
+                             .dynamic_shared = (int)grid->shared_bytes,
+                             .multiprocessors = d->multiprocessors};
     int max_threads = 0;
     d->driver.cuKernelGetAttribute(&facts.registers, CU_FUNC_ATTRIBUTE_NUM_REGS, found, d->number);
     d->driver.cuKernelGetAttribute(&facts.local_bytes, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, found, d->number);
@@ -444,4 +444,16 @@ const cot_device_calls cot_cuda_calls = {
     .memset_async = cot_cuda_memset_async,
     .copy_on_device_async = cot_cuda_copy_on_device_async,
     .describe = cot_cuda_describe,
+    .alloc_host = cot_cuda_alloc_host,
+    .free_host = cot_cuda_free_host,
+    .copy_to_device_async = cot_cuda_copy_to_device_async,
+    .copy_to_host_async = cot_cuda_copy_to_host_async,
+    .stream_create = cot_cuda_stream_create,
+    .stream_destroy = cot_cuda_stream_destroy,
+    .event_create = cot_cuda_event_create,
+    .event_destroy = cot_cuda_event_destroy,
+    .event_record = cot_cuda_event_record,
+    .stream_wait_event = cot_cuda_stream_wait_event,
+    .event_elapsed = cot_cuda_event_elapsed,
+    .observe_launches = cot_cuda_observe_launches,
 };

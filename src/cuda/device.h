@@ -41,8 +41,8 @@ struct cot_device {
     CUdeviceptr pools[COT_CUDA_MAX_POOLS]; /* the last one is in use */
     int pool_count;
     size_t pool_bytes;
-    CUdeviceptr fault;                                                   /* see cot_cuda_fault_word */
-    void (*on_launch)(void *context, const cot_cuda_launch_info *facts); /* see cot_cuda_observe_launches */
+    CUdeviceptr fault;                                              /* see cot_cuda_fault_word */
+    void (*on_launch)(void *context, const cot_launch_info *facts); /* see cot_cuda_observe_launches */
     void *on_launch_context;
 };
 

@@ -174,7 +174,7 @@ cot_status cot_cuda_event_elapsed(cot_queue *queue, void *begin, void *end, doub
     });
 }
 
-void cot_cuda_observe_launches(cot_queue *queue, void (*on_launch)(void *, const cot_cuda_launch_info *), void *context)
+void cot_cuda_observe_launches(cot_queue *queue, void (*on_launch)(void *, const cot_launch_info *), void *context)
 {
     queue->device->on_launch = on_launch;
     queue->device->on_launch_context = context;

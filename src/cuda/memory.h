@@ -5,7 +5,7 @@
 #ifndef COT_CUDA_MEMORY_H
 #define COT_CUDA_MEMORY_H
 
-#include <cotangent/core.h>
+#include "core/device.h"
 
 /* Allocates device memory of a CUDA queue. The caller frees it. */
 cot_status cot_cuda_alloc(cot_queue *queue, size_t bytes, void **memory);
@@ -42,19 +42,8 @@ cot_status cot_cuda_event_record(cot_queue *queue, void *event);
 cot_status cot_cuda_stream_wait_event(cot_queue *queue, void *event);
 cot_status cot_cuda_event_elapsed(cot_queue *queue, void *begin, void *end, double *seconds);
 
-/* A launch, and the resources of its kernel. */
-typedef struct cot_cuda_launch_info {
-    const char *name;
-    unsigned blocks[3], threads;
-    int registers, local_bytes;        /* per thread */
-    int static_shared, dynamic_shared; /* bytes per block */
-    int blocks_per_multiprocessor;     /* maximum number of resident blocks */
-    double occupancy;                  /* resident threads divided by the multiprocessor's maximum */
-    int multiprocessors;
-} cot_cuda_launch_info;
-
 /* From now on `on_launch` is called before every launch on the queue; NULL = no function. */
-void cot_cuda_observe_launches(cot_queue *queue, void (*on_launch)(void *context, const cot_cuda_launch_info *facts),
+void cot_cuda_observe_launches(cot_queue *queue, void (*on_launch)(void *context, const cot_launch_info *facts),
                                void *context);
 
 /* A captured graph, which can be replayed. */

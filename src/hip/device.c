@@ -261,6 +261,24 @@ static cot_status find_kernel(cot_device *d, const cot_hip_kernel *kernel, void 
     return cot_fail(COT_DEVICE_ERROR, "%s: more than %d kernels on one queue", kernel->name, COT_HIP_MAX_KERNELS);
 }
 
+static void report_launch(cot_device *d, const cot_hip_kernel *kernel, void *function, const cot_hip_grid *grid)
+{
+    cot_launch_info facts = {.name = kernel->name,
+                             .blocks = {grid->blocks[0], grid->blocks[1], grid->blocks[2]},
+                             .threads = grid->threads,
+                             .dynamic_shared = (int)grid->shared_bytes};
+    int max_threads = 0;
+    d->driver.hipFuncGetAttribute(&facts.registers, COT_HIP_FUNCTION_REGISTERS, function);
+    d->driver.hipFuncGetAttribute(&facts.local_bytes, COT_HIP_FUNCTION_LOCAL_BYTES, function);
+    d->driver.hipFuncGetAttribute(&facts.static_shared, COT_HIP_FUNCTION_SHARED_BYTES, function);
+    d->driver.hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(&facts.blocks_per_multiprocessor, function,
+                                                                 (int)grid->threads, grid->shared_bytes);
+    d->driver.hipDeviceGetAttribute(&facts.multiprocessors, COT_HIP_DEVICE_MULTIPROCESSORS, d->number);
+    d->driver.hipDeviceGetAttribute(&max_threads, COT_HIP_DEVICE_MAX_THREADS_PER_MULTIPROCESSOR, d->number);
+    facts.occupancy = max_threads > 0 ? (double)facts.blocks_per_multiprocessor * grid->threads / max_threads : 0;
+    d->on_launch(d->on_launch_context, &facts);
+}
+
 cot_status cot_hip_launch(cot_queue *queue, const cot_hip_kernel *kernel, const cot_hip_grid *grid,
                           const void *parameters)
 {
@@ -270,6 +288,8 @@ cot_status cot_hip_launch(cot_queue *queue, const cot_hip_kernel *kernel, const 
     if (status != COT_OK)
         return status;
     void *arguments[] = {(void *)(uintptr_t)parameters};
+    if (d->on_launch != NULL)
+        report_launch(d, kernel, function, grid);
     HIP(d, kernel->name,
         hipModuleLaunchKernel(function, grid->blocks[0], grid->blocks[1], grid->blocks[2], grid->threads, 1, 1,
                               grid->shared_bytes, d->stream, arguments, NULL));
@@ -353,6 +373,103 @@ static cot_status describe(cot_queue *queue, char *name, size_t size, size_t *ca
     ON_DEVICE(d, "reading the device's name", THEN(d->driver.hipDeviceGetName(name, (int)size, d->number)));
 }
 
+/* ---- for `cotangent profile` ------------------------------------------------------------------------------ */
+
+static cot_status allocate_host(cot_queue *queue, size_t bytes, void **memory)
+{
+    cot_device *d = queue->device;
+    *memory = NULL;
+    ON_DEVICE(d, "allocating page-locked memory", THEN(d->driver.hipHostMalloc(memory, bytes > 0 ? bytes : 1, 0)));
+}
+
+static void release_host(cot_queue *queue, void *memory)
+{
+    cot_device *d = queue->device;
+    if (memory == NULL || enter(d) != COT_OK)
+        return;
+    d->driver.hipHostFree(memory);
+    leave(d);
+}
+
+static cot_status copy_async(cot_queue *queue, const char *what, void *to, const void *from, size_t bytes, int kind)
+{
+    cot_device *d = queue->device;
+    if (bytes == 0)
+        return COT_OK;
+    ON_DEVICE(d, what, THEN(d->driver.hipMemcpyAsync(to, from, bytes, kind, d->stream)));
+}
+
+static cot_status copy_to_device_async(cot_queue *queue, void *device, const void *host, size_t bytes)
+{
+    return copy_async(queue, "copying to the device", device, host, bytes, COT_HIP_HOST_TO_DEVICE);
+}
+
+static cot_status copy_to_host_async(cot_queue *queue, void *host, const void *device, size_t bytes)
+{
+    return copy_async(queue, "copying from the device", host, device, bytes, COT_HIP_DEVICE_TO_HOST);
+}
+
+static cot_status stream_create(cot_queue *queue, void **stream)
+{
+    cot_device *d = queue->device;
+    ON_DEVICE(d, "creating a stream", THEN(d->driver.hipStreamCreateWithFlags(stream, COT_HIP_STREAM_NON_BLOCKING)));
+}
+
+static void stream_destroy(cot_queue *queue, void *stream)
+{
+    cot_device *d = queue->device;
+    if (enter(d) != COT_OK)
+        return;
+    d->driver.hipStreamDestroy(stream);
+    leave(d);
+}
+
+static cot_status event_create(cot_queue *queue, void **event)
+{
+    cot_device *d = queue->device;
+    *event = NULL;
+    ON_DEVICE(d, "creating an event", THEN(d->driver.hipEventCreate(event)));
+}
+
+static void event_destroy(cot_queue *queue, void *event)
+{
+    cot_device *d = queue->device;
+    if (event == NULL || enter(d) != COT_OK)
+        return;
+    d->driver.hipEventDestroy(event);
+    leave(d);
+}
+
+static cot_status event_record(cot_queue *queue, void *event)
+{
+    cot_device *d = queue->device;
+    ON_DEVICE(d, "recording an event", THEN(d->driver.hipEventRecord(event, d->stream)));
+}
+
+static cot_status stream_wait_event(cot_queue *queue, void *event)
+{
+    cot_device *d = queue->device;
+    ON_DEVICE(d, "waiting for an event", THEN(d->driver.hipStreamWaitEvent(d->stream, event, 0)));
+}
+
+static cot_status event_elapsed(cot_queue *queue, void *begin, void *end, double *seconds)
+{
+    cot_device *d = queue->device;
+    ON_DEVICE(d, "reading events", {
+        float milliseconds = 0;
+        THEN(d->driver.hipEventSynchronize(begin));
+        THEN(d->driver.hipEventSynchronize(end));
+        THEN(d->driver.hipEventElapsedTime(&milliseconds, begin, end));
+        *seconds = 1e-3 * milliseconds;
+    });
+}
+
+static void observe_launches(cot_queue *queue, void (*on_launch)(void *, const cot_launch_info *), void *context)
+{
+    queue->device->on_launch = on_launch;
+    queue->device->on_launch_context = context;
+}
+
 const cot_device_calls cot_hip_calls = {
     .open = open_device,
     .close = close_device,
@@ -369,4 +486,16 @@ const cot_device_calls cot_hip_calls = {
     .memset_async = memset_async,
     .copy_on_device_async = copy_on_device_async,
     .describe = describe,
+    .alloc_host = allocate_host,
+    .free_host = release_host,
+    .copy_to_device_async = copy_to_device_async,
+    .copy_to_host_async = copy_to_host_async,
+    .stream_create = stream_create,
+    .stream_destroy = stream_destroy,
+    .event_create = event_create,
+    .event_destroy = event_destroy,
+    .event_record = event_record,
+    .stream_wait_event = stream_wait_event,
+    .event_elapsed = event_elapsed,
+    .observe_launches = observe_launches,
 };

@@ -37,7 +37,9 @@ struct cot_device {
     void *pools[COT_HIP_MAX_POOLS]; /* the last one is in use */
     int pool_count;
     size_t pool_bytes;
-    void *fault; /* see cot_hip_fault_word */
+    void *fault;                                                    /* see cot_hip_fault_word */
+    void (*on_launch)(void *context, const cot_launch_info *facts); /* see observe_launches in core/device.h */
+    void *on_launch_context;
 };
 
 /* A launch configuration. The members after the first three are of CUDA, and must be 0 or have no effect here. */

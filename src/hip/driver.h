@@ -15,7 +15,17 @@ enum {
     COT_HIP_HOST_TO_DEVICE = 1,
     COT_HIP_DEVICE_TO_HOST = 2,
     COT_HIP_DEVICE_TO_DEVICE = 3,
-    COT_HIP_CAPTURE_NONE = 0
+    COT_HIP_CAPTURE_NONE = 0,
+    COT_HIP_STREAM_NON_BLOCKING = 1
+};
+
+/* The values of hipFunction_attribute and hipDeviceAttribute_t. */
+enum {
+    COT_HIP_FUNCTION_SHARED_BYTES = 1,
+    COT_HIP_FUNCTION_LOCAL_BYTES = 3,
+    COT_HIP_FUNCTION_REGISTERS = 4,
+    COT_HIP_DEVICE_MAX_THREADS_PER_MULTIPROCESSOR = 57,
+    COT_HIP_DEVICE_MULTIPROCESSORS = 63
 };
 
 /* 10000000 * major + 100000 * minor + patch, as hipRuntimeGetVersion returns it. ROCm 6.0 is the first with gfx942. */
@@ -33,14 +43,27 @@ enum { COT_HIP_OLDEST_VERSION = 60000000 };
     X(hipDeviceGetName, (char *name, int size, int device)) \
     X(hipStreamGetDevice, (void *stream, int *device)) \
     X(hipStreamIsCapturing, (void *stream, int *status)) \
+    X(hipDeviceGetAttribute, (int *value, int attribute, int device)) \
     X(hipStreamSynchronize, (void *stream)) \
+    X(hipStreamCreateWithFlags, (void **stream, unsigned flags)) \
+    X(hipStreamDestroy, (void *stream)) \
+    X(hipStreamWaitEvent, (void *stream, void *event, unsigned flags)) \
+    X(hipEventCreate, (void **event)) \
+    X(hipEventDestroy, (void *event)) \
+    X(hipEventRecord, (void *event, void *stream)) \
+    X(hipEventSynchronize, (void *event)) \
+    X(hipEventElapsedTime, (float *milliseconds, void *begin, void *end)) \
     X(hipMalloc, (void **memory, size_t bytes)) \
     X(hipFree, (void *memory)) \
+    X(hipHostMalloc, (void **memory, size_t bytes, unsigned flags)) \
+    X(hipHostFree, (void *memory)) \
     X(hipMemcpyAsync, (void *to, const void *from, size_t bytes, int kind, void *stream)) \
     X(hipMemsetAsync, (void *memory, int byte, size_t bytes, void *stream)) \
     X(hipModuleLoadData, (void **module, const void *image)) \
     X(hipModuleUnload, (void *module)) \
     X(hipModuleGetFunction, (void **function, void *module, const char *name)) \
+    X(hipFuncGetAttribute, (int *value, int attribute, void *function)) \
+    X(hipModuleOccupancyMaxActiveBlocksPerMultiprocessor, (int *blocks, void *function, int threads, size_t shared_bytes)) \
     X(hipModuleLaunchKernel, (void *function, unsigned x, unsigned y, unsigned z, unsigned threads_x, unsigned threads_y, \
                               unsigned threads_z, unsigned shared_bytes, void *stream, void **parameters, void **extra))
 /* clang-format on */

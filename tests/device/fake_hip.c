@@ -3,7 +3,8 @@
  * fake_hip.c: a libamdhip64.so without a GPU, for tests of the library's messages about runtimes and devices. Device
  * memory is host memory, copies are performed, launches do nothing.
  *
- *   FAKE_HIP=FAULT  the fault of the runtime: old, no_device, no_start, empty, gfx1100, no_memory, capturing, launch
+ *   FAKE_HIP=FAULT  the fault of the runtime: old, no_device, no_start, empty, gfx1100, no_memory, no_host_memory,
+ *                  capturing, launch
  *
  * All functions are weak: tests/emulator-amd replaces some of them. */
 #include "hip/driver.h"
@@ -11,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 /* no_memory: allocations of at least NO_MEMORY_BYTES fail. */
 enum { NO_MEMORY_BYTES = 1 << 20, INVALID_DEVICE = 101, NOT_SUPPORTED = 801, LAUNCH_FAILURE = 719 };
@@ -97,6 +99,66 @@ WEAK int hipStreamIsCapturing(void *stream, int *status)
     return COT_HIP_SUCCESS;
 }
 
+WEAK int hipDeviceGetAttribute(int *value, int attribute, int device)
+{
+    (void)device;
+    *value = attribute == COT_HIP_DEVICE_MULTIPROCESSORS ? 304 : 2048;
+    return COT_HIP_SUCCESS;
+}
+
+/* A stream is memory that nobody uses. */
+WEAK int hipStreamCreateWithFlags(void **stream, unsigned flags)
+{
+    (void)flags;
+    *stream = malloc(1);
+    return *stream != NULL ? COT_HIP_SUCCESS : COT_HIP_OUT_OF_MEMORY;
+}
+
+WEAK int hipStreamDestroy(void *stream)
+{
+    free(stream);
+    return COT_HIP_SUCCESS;
+}
+
+WEAK int hipStreamWaitEvent(void *stream, void *event, unsigned flags)
+{
+    (void)stream, (void)event, (void)flags;
+    return COT_HIP_SUCCESS;
+}
+
+/* An event is the time of its record: copies and launches end before they return. */
+WEAK int hipEventCreate(void **event)
+{
+    *event = calloc(1, sizeof(struct timespec));
+    return *event != NULL ? COT_HIP_SUCCESS : COT_HIP_OUT_OF_MEMORY;
+}
+
+WEAK int hipEventDestroy(void *event)
+{
+    free(event);
+    return COT_HIP_SUCCESS;
+}
+
+WEAK int hipEventRecord(void *event, void *stream)
+{
+    (void)stream;
+    clock_gettime(CLOCK_MONOTONIC, event);
+    return COT_HIP_SUCCESS;
+}
+
+WEAK int hipEventSynchronize(void *event)
+{
+    (void)event;
+    return COT_HIP_SUCCESS;
+}
+
+WEAK int hipEventElapsedTime(float *milliseconds, void *begin, void *end)
+{
+    const struct timespec *b = begin, *e = end;
+    *milliseconds = (float)(1e3 * (double)(e->tv_sec - b->tv_sec) + 1e-6 * (double)(e->tv_nsec - b->tv_nsec));
+    return COT_HIP_SUCCESS;
+}
+
 WEAK int hipStreamSynchronize(void *stream)
 {
     (void)stream;
@@ -112,6 +174,19 @@ WEAK int hipMalloc(void **memory, size_t bytes)
 }
 
 WEAK int hipFree(void *memory)
+{
+    free(memory);
+    return COT_HIP_SUCCESS;
+}
+
+WEAK int hipHostMalloc(void **memory, size_t bytes, unsigned flags)
+{
+    (void)flags;
+    *memory = fake_is("no_host_memory") ? NULL : malloc(bytes);
+    return *memory != NULL ? COT_HIP_SUCCESS : COT_HIP_OUT_OF_MEMORY;
+}
+
+WEAK int hipHostFree(void *memory)
 {
     free(memory);
     return COT_HIP_SUCCESS;
@@ -148,6 +223,21 @@ WEAK int hipModuleGetFunction(void **function, void *module, const char *name)
 {
     (void)module, (void)name;
     *function = &handle;
+    return COT_HIP_SUCCESS;
+}
+
+WEAK int hipFuncGetAttribute(int *value, int attribute, void *function)
+{
+    (void)attribute, (void)function;
+    *value = 0;
+    return COT_HIP_SUCCESS;
+}
+
+WEAK int hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int threads,
+                                                            size_t shared_bytes)
+{
+    (void)function, (void)threads, (void)shared_bytes;
+    *blocks = 0;
     return COT_HIP_SUCCESS;
 }
 

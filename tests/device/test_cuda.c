@@ -98,7 +98,7 @@ static void *run_all_calls(void *context)
 {
     worker *w = context;
     device_queue d;
-    w->status = device_queue_open(&d, "");
+    w->status = device_queue_open(&d, COT_BACKEND_CUDA, "");
     for (int i = 0; w->status == COT_OK && i < w->all->count; i++) {
         const call *one = &w->all->list[i];
         bind(one, w->seed, &w->results[i]);
@@ -219,7 +219,7 @@ static void captured_calls_replay_on_changed_data(void **state)
     calls all = find_calls();
     int with_seeds = 0, with_sequences = 0;
     device_queue d;
-    assert_ok(device_queue_open(&d, ""));
+    assert_ok(device_queue_open(&d, COT_BACKEND_CUDA, ""));
     for (int i = 0; i < all.count; i++) {
         capture_and_replay(&all.list[i], &d);
         with_seeds += takes_input(&all.list[i], "seed_tensor");
@@ -252,7 +252,7 @@ static void a_borrowed_stream_is_used_and_kept(void **state)
     device_queue d;
     bound_case expected;
     CUdevice device;
-    assert_ok(device_queue_open(&d, ""));
+    assert_ok(device_queue_open(&d, COT_BACKEND_CUDA, ""));
     const cot_cuda_driver *driver = &d.owner->device->driver;
     bind(one, 7, &expected);
     assert_ok(bound_case_run(&expected, direction, d.owner)); /* on the default stream */

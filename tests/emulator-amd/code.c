@@ -247,11 +247,14 @@ static void add_kernel(emu_code *code, const char *elf, const char *name, uint64
     const char *descriptor = at_address(elf, address);
     emu_kernel *kernel = &code->kernels[code->kernel_count++];
     int64_t entry;
+    uint32_t resources; /* COMPUTE_PGM_RSRC1, whose first 6 bits are the granules of 8 registers, minus 1 */
     snprintf(kernel->name, sizeof kernel->name, "%.*s", (int)(strlen(name) - 3), name);
     memcpy(&kernel->lds_bytes, descriptor, 4);
     memcpy(&kernel->private_bytes, descriptor + 4, 4);
     memcpy(&kernel->argument_bytes, descriptor + 8, 4);
     memcpy(&entry, descriptor + 16, 8);
+    memcpy(&resources, descriptor + 48, 4);
+    kernel->vectors = 8 * ((int)(resources & 63) + 1);
     memcpy(&kernel->registers, descriptor + 52, 4);
     memcpy(&kernel->properties, descriptor + 56, 2);
     kernel->entry = find_instruction(code, address + (uint64_t)entry);

@@ -208,6 +208,29 @@ static const emu_code *find_code(const emu_kernel *kernel)
     return NULL;
 }
 
+int hipFuncGetAttribute(int *value, int attribute, void *function)
+{
+    const emu_kernel *kernel = function;
+    *value = attribute == COT_HIP_FUNCTION_SHARED_BYTES  ? (int)kernel->lds_bytes
+             : attribute == COT_HIP_FUNCTION_LOCAL_BYTES ? (int)kernel->private_bytes
+             : attribute == COT_HIP_FUNCTION_REGISTERS   ? kernel->vectors
+                                                         : 0;
+    return COT_HIP_SUCCESS;
+}
+
+/* A compute unit has 4 SIMDs. Each holds at most 8 waves, which share 512 vector registers of a lane. */
+int hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int threads, size_t shared_bytes)
+{
+    enum { SIMDS = 4, MAX_WAVES = 8 };
+    const emu_kernel *kernel = function;
+    const int waves = (threads + EMU_LANES - 1) / EMU_LANES, fitting = EMU_VECTORS / kernel->vectors;
+    const size_t lds_bytes = kernel->lds_bytes + shared_bytes;
+    *blocks = SIMDS * (fitting < MAX_WAVES ? fitting : MAX_WAVES) / waves;
+    if (lds_bytes > 0 && (size_t)*blocks > EMU_MAX_LDS / lds_bytes)
+        *blocks = (int)(EMU_MAX_LDS / lds_bytes);
+    return COT_HIP_SUCCESS;
+}
+
 int hipModuleLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned threads_x, unsigned threads_y,
                           unsigned threads_z, unsigned shared_bytes, void *stream, void **parameters, void **extra)
 {

@@ -68,6 +68,7 @@ typedef struct emu_kernel {
     int entry; /* index of the first instruction */
     uint32_t lds_bytes, private_bytes, argument_bytes;
     uint32_t registers; /* COMPUTE_PGM_RSRC2 */
+    int vectors;        /* vector and accumulation registers of a lane */
     uint16_t properties;
 } emu_kernel;
 
