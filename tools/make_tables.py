@@ -1189,9 +1189,9 @@ def front(results, peers):
     if not dates:
         return "Nothing measured yet.\n"
     span = " to ".join(dict.fromkeys((min(dates), max(dates))))
-    return "\n".join([f"On an {device.removeprefix('NVIDIA ')}, {span}, bf16 unless noted. Attention: B T = 16384, H d = 2048; "
-                      "FlashAttention-3 was not measured. *0.98 of copy*: 98 % of a copy's bandwidth. *1.2x P*: 1.2 times the speed of P, timed "
-                      "in one process. *Taps*: convolution by K shifted products.", "", *lines, "", *lowest_ratios(device, results, peers)]) + "\n"
+    return "\n".join([f"On an {device.removeprefix('NVIDIA ')}, {span}, bf16 unless noted. Attention: batch x tokens = 16384, "
+                      "heads x d = 2048; FlashAttention-3 was not installed. *0.98 of copy*: 98 % of a copy's bandwidth. *1.2x P*: 1.2 times the speed of P. *Taps*: "
+                      "convolution by K shifted products.", "", *lines, "", *lowest_ratios(device, results, peers)]) + "\n"
 
 
 def table(name, results, peers, directory):

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cotangent/attention.h: softmax(Q K^T) V, forward and backward, and the primitives that combine it from blocks.
+ * cotangent/attention.h: softmax(Q K^T) V, forward and backward, and two calls that combine the results of
+ * blocks of keys (delta, merge).
  *
  * Symbols: B batch, Tq queries and Tk keys of a sequence, H query heads, Hkv key-value heads (H is a multiple of Hkv:
  * query head h reads key-value head h / (H/Hkv)), d the size of a query and of a key, d_v the size of a value. For
@@ -28,7 +29,7 @@
  * at total at most. A sequence may be empty. max_seqlen_q and max_seqlen_k are at least the lengths of the longest
  * sequence. Rows after the last sequence are treated as rows beyond seqused (next paragraph).
  * seqused_q, seqused_k (i32 [B]) limit each sequence to its first queries and keys; off is then the difference of these
- * numbers. Queries beyond seqused_q get out = 0, lse = -inf and no gradient. Keys beyond seqused_k get gradients of 0.
+ * numbers. Queries beyond seqused_q get out = 0, lse = -inf (also with a sink) and no gradient. Keys beyond seqused_k get gradients of 0.
  *
  * Dtypes: q, k, v and dout have one dtype, f32, f16 or bf16. out, dq, dk and dv have q's dtype, or f32 (for blocks that
  * are merged or summed later). lse, dlse and delta are f32. sink, alibi_slopes, bias and their gradients may each be
@@ -38,7 +39,7 @@
  *
  * Dropout: m[i,j] keeps an element with probability keep = 1 - P16/65536, P16 = round(65536 * dropout_p). The mask is
  * not stored. An element is dropped if 16 random bits are less than P16. The bits come from Philox4x32-10 with the key
- * dropout_seed and the counter {dropout_offset, n}, n = r * ceil(L/8) + j/8. Element j uses 16 bits of word (j%8)/2 of the
+ * dropout_seed and the counter {dropout_offset, n}, n = r * ceil(L/8) + floor(j/8). Element j uses 16 bits of word (j%8)/2 of the
  * 4 words: the low half if j is even. L is Tk or max_seqlen_k. r = h * R + row, where R is the number of query rows
  * (B*Tq, or cu_seqlens_q[B]), and row is b*Tq + i, or the packed row. The mask is the same on every backend.
  * dropout_seed_tensor and dropout_offset_tensor, i32 [2] (low word, high word), are added to seed and offset (modulo
@@ -135,34 +136,35 @@ COT_API cot_status cot_attention_forward_workspace(cot_queue *queue, const cot_a
  * P = exp(s - lse) uses the given lse. A query with lse = -inf has no gradient. */
 typedef struct cot_attention_backward_args {
     size_t struct_size;
-    int32_t causal;               /* as in the forward */
-    int32_t window;               /* as in the forward */
-    int64_t window_left;          /* as in the forward */
-    int64_t window_right;         /* as in the forward */
-    double scale;                 /* as in the forward */
-    double softcap;               /* as in the forward */
-    double dropout_p;             /* as in the forward */
-    uint64_t dropout_seed;        /* as in the forward */
-    uint64_t dropout_offset;      /* as in the forward */
-    int64_t max_seqlen_q;         /* as in the forward */
-    int64_t max_seqlen_k;         /* as in the forward */
-    int64_t q_begin;              /* as in the forward */
-    int64_t q_length;             /* as in the forward */
-    int64_t k_begin;              /* as in the forward */
-    int64_t k_length;             /* as in the forward */
-    int32_t accumulate;           /* 0: dq, dk, dv, dsink, dbias are set (=);  1: all are added to (+=) */
-    int32_t allow_nondeterminism; /* 1: sums may use any order where that is faster; the last bits differ between runs.
-                                     The CPU kernels stay deterministic */
-    cot_tensor q;                 /* as in the forward */
-    cot_tensor k;                 /* as in the forward */
-    cot_tensor v;                 /* as in the forward */
-    cot_tensor cu_seqlens_q;      /* as in the forward */
-    cot_tensor cu_seqlens_k;      /* as in the forward */
-    cot_tensor seqused_q;         /* as in the forward */
-    cot_tensor seqused_k;         /* as in the forward */
-    cot_tensor sink;              /* needed only for dsink: lse includes the sink */
-    cot_tensor alibi_slopes;      /* as in the forward */
-    cot_tensor bias;              /* as in the forward */
+    int32_t causal;          /* as in the forward */
+    int32_t window;          /* as in the forward */
+    int64_t window_left;     /* as in the forward */
+    int64_t window_right;    /* as in the forward */
+    double scale;            /* as in the forward */
+    double softcap;          /* as in the forward */
+    double dropout_p;        /* as in the forward */
+    uint64_t dropout_seed;   /* as in the forward */
+    uint64_t dropout_offset; /* as in the forward */
+    int64_t max_seqlen_q;    /* as in the forward */
+    int64_t max_seqlen_k;    /* as in the forward */
+    int64_t q_begin;         /* as in the forward */
+    int64_t q_length;        /* as in the forward */
+    int64_t k_begin;         /* as in the forward */
+    int64_t k_length;        /* as in the forward */
+    int32_t accumulate;      /* 0: dq, dk, dv, dsink, dbias are set (=);  1: all are added to (+=) */
+    int32_t
+        allow_nondeterminism; /* 1: on a GPU, the parts of dq may be added in any order where that is faster. The last
+                                     bits of dq may then differ between runs. The CPU kernels stay deterministic */
+    cot_tensor q;             /* as in the forward */
+    cot_tensor k;             /* as in the forward */
+    cot_tensor v;             /* as in the forward */
+    cot_tensor cu_seqlens_q;  /* as in the forward */
+    cot_tensor cu_seqlens_k;  /* as in the forward */
+    cot_tensor seqused_q;     /* as in the forward */
+    cot_tensor seqused_k;     /* as in the forward */
+    cot_tensor sink;          /* needed only for dsink: lse includes the sink */
+    cot_tensor alibi_slopes;  /* as in the forward */
+    cot_tensor bias;          /* as in the forward */
     cot_tensor dropout_seed_tensor;   /* as in the forward */
     cot_tensor dropout_offset_tensor; /* as in the forward */
     cot_tensor lse;                   /* [B,H,Tq]      packed [H,total_q]; the forward's output */

@@ -30,8 +30,8 @@ def _folds(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, used_q: Any, used_k: An
 
 
 # A bias at or below the lowest number of float16 masks the key. Padding masks contain the lowest number of their dtype,
-# or a number such as -1e9. If all keys of a query had such a bias, the gradient would be wrong: float32's lse has no
-# bits left for the scores next to such a large number, and exp(s - lse) would be 1 for each key.
+# or a number such as -1e9. If all keys of a query had such a bias, the gradient would be wrong: next to such a large
+# number, float32 cannot represent the scores, and exp(s - lse) would be 1 for each key.
 MASKED = -65504.0
 _BIAS = 9  # its position in both schemas
 
@@ -150,11 +150,11 @@ def attention(
 
     q              [B,Tq,H,d];  k [B,Tk,Hkv,d];  v [B,Tk,Hkv,d_v]; H is a multiple of Hkv: query head h uses the
                    key head h // (H/Hkv). Any strides; the last axis contiguous is fastest
-    causal         query i attends to key j if j <= i + Tk - Tq, to the last key for the last query, as in flash_attn. False by
+    causal         query i attends to key j if j <= i + Tk - Tq: the last query attends to all keys, as in flash_attn. False by
                    default, but the layer cotangent.Attention is causal by default
     window         (left, right), as in flash_attn: i + Tk - Tq - left <= j <= i + Tk - Tq + right. -1 = no limit on that
                    side. With causal, right is 0 or -1
-    scale          None = 1/sqrt(d); 0 is refused
+    scale          None = 1/sqrt(d); 0 is refused, because it means the default in C
     softcap        cap(x) = softcap * tanh(x / softcap); 0: cap(x) = x
     dropout_p      the probability of dropping an element of softmax(...); seed, offset, seed_tensor and offset_tensor
                    are those of cotangent.dropout

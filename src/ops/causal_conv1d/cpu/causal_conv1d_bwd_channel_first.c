@@ -7,15 +7,15 @@
  *
  * As in the forward, an item is a range of batch elements, tokens and channels (causal_conv1d_items.h). Its
  * tokens are divided into pieces (causal_conv1d_pieces.h). A row is one channel of a piece. It passes through the
- * L1 cache in three steps:
+ * L1 cache in three forms:
  *     1. x, converted to f32 where it is not
- *     2. g, of the tokens of the piece and of its halo: the up to K-1 later tokens whose g its dx needs
+ *     2. g, of the piece and of its halo. The halo is the next K-1 tokens (fewer at the end): dx of the piece needs their g
  *     3. dx, the forward convolution of g with the reversed weights
  * For K = 2..4 and a row of one sequence, one pass over the row computes g, dx and the sums, except at the row's ends. It
  * keeps g in registers (one_pass_registers). AVX2 has too few: there it computes g of 256 tokens into a buffer in the L1
  * cache, then their dx and sums (one_pass_buffered).
- * For tensors larger than the caches, the time depends on how often reads and writes alternate. Alternating every 64
- * bytes runs at the speed of a copy, alternating every 8 KB at 75 % of it.
+ * For tensors larger than the caches, short runs of reads and writes are faster. With runs of 64 bytes the loop is as
+ * fast as a copy. With runs of 8 KB it has 75 % of that speed.
  *
  * dw and db are summed in three levels: `sums` per lane over a row, `totals` per channel over the pieces of an item,
  * `partials` (the totals of all items) in the workspace. causal_conv1d_reduce.h adds the partials.
@@ -29,7 +29,7 @@ cot_status V_NAME(causal_conv1d_bwd_channel_first)(cot_queue *, const void *, vo
 
 /* ---- g, dw, db of one row ----------------------------------------------------------------------------------- */
 
-typedef struct g_row {
+typedef struct row_args {
     int64_t K;
     const float *x, *weight; /* as in conv1d_row */
     const char *dy;
@@ -43,12 +43,12 @@ typedef struct g_row {
     char *dx;              /* has the dtype of dy */
     float *g_last_vectors; /* output: g of the last two vectors */
     bool nontemporal;
-} g_row;
+} row_args;
 
-/* In the functions of a g_row, token 0 is the first token of the row: of row->dy and row->g. Computes g of tokens
+/* In the functions of a row_args, token 0 is the first token of the row: of row->dy and row->g. Computes g of tokens
  * [begin, end). Adds the tokens before halo_begin to the sums. Later tokens are halo: the next piece adds them to its
  * sums. */
-static void g_any(const g_row *row, int64_t begin, int64_t end, int64_t halo_begin)
+static void compute_g_of_any(const row_args *row, int64_t begin, int64_t end, int64_t halo_begin)
 {
     const int64_t K = row->K, size = conv1d_element_size(row->dtype);
     for (int64_t i = begin; i < end; i += VW) {
@@ -81,11 +81,12 @@ static void g_any(const g_row *row, int64_t begin, int64_t end, int64_t halo_beg
 }
 
 /* A lane adds this many terms of dw and db to a chunk sum, and then adds the chunk sum to its sum of the row. So a term
- * is rounded about SUM_TERMS + (number of chunks) times, instead of once for each later term of the row. */
+ * takes part in at most SUM_TERMS + (number of chunks) additions, each of which rounds. In one long sum it would take
+ * part in one addition for each later term of the row. */
 enum { SUM_TERMS = 32 };
 
 /* Requires (end - begin) % VW == 0. */
-V_INLINE void g_body(const g_row *row, int64_t begin, int64_t end, int64_t K, cot_dtype dtype)
+V_INLINE void compute_g_vectors(const row_args *row, int64_t begin, int64_t end, int64_t K, cot_dtype dtype)
 {
     const int64_t size = conv1d_element_size(dtype);
     const float *x = row->x;
@@ -125,10 +126,10 @@ V_INLINE void g_body(const g_row *row, int64_t begin, int64_t end, int64_t K, co
     }
 }
 
-#define DEFINE_G(width, dtype)                                                    \
-    static void g_##width##_##dtype(const g_row *row, int64_t begin, int64_t end) \
-    {                                                                             \
-        g_body(row, begin, end, width == 0 ? row->K : width, COT_##dtype);        \
+#define DEFINE_G(width, dtype)                                                        \
+    static void g_##width##_##dtype(const row_args *row, int64_t begin, int64_t end)  \
+    {                                                                                 \
+        compute_g_vectors(row, begin, end, width == 0 ? row->K : width, COT_##dtype); \
     }
 #define DEFINE_GS(width) CONV1D_EACH_DTYPE(DEFINE_G, width)
 CONV1D_EACH_WIDTH(DEFINE_GS)
@@ -137,7 +138,7 @@ CONV1D_EACH_WIDTH(DEFINE_GS)
     {                                                      \
         g_##width##_F32, g_##width##_F16, g_##width##_BF16 \
     }
-static void (*const g_table[CONV1D_INSTANCES][3])(const g_row *, int64_t, int64_t) = CONV1D_TABLE(G_ENTRY);
+static void (*const g_functions[CONV1D_INSTANCES][3])(const row_args *, int64_t, int64_t) = CONV1D_TABLE(G_ENTRY);
 
 /* ---- g, dw, db and dx of one row ---------------------------------------------------------------------------- *
  * Step j of the loop computes z of vector j+1, then dx of vector j-2 and the sum terms of its inputs, then g of vector
@@ -151,13 +152,13 @@ static void (*const g_table[CONV1D_INSTANCES][3])(const g_row *, int64_t, int64_
  *     x0, x1, x2      x of vectors j, j-1, j-2
  *     g, g_prev       g of vectors j-1, j-2 */
 
-/* Prefetch distances in bytes into the L1 cache, in addition to CONV1D_L1_DISTANCE for rows that are read in place. The
- * totals of 2 and 3 KB were the best of 1 to 4 KB (0.85 of a copy's speed). Equal distances were slower, and so was a
- * second-level prefetch in addition. */
+/* Prefetch distances in bytes into the L1 cache, in addition to CONV1D_L1_DISTANCE for rows that are read in place. Sums of
+ * 1 to 4 KB were tried. 2 KB for x and 3 KB for dy were the fastest: 0.85 of a copy's speed. The same distance for both
+ * was slower. A prefetch into the L2 cache in addition was slower too. */
 enum { ONE_PASS_DISTANCE_X = 1024, ONE_PASS_DISTANCE_DY = 2048 };
 
 /* Returns dx of the tokens of vector g, and adds to the sums. g_next is the next vector of g. */
-V_INLINE vf one_pass_finish(const vf *w, vf *sums, vf x, vf g, vf g_next, int64_t K)
+V_INLINE vf one_pass_dx_and_sums(const vf *w, vf *sums, vf x, vf g, vf g_next, int64_t K)
 {
     vf dx = v_mul(w[K - 1], g);
     sums[K] = v_add(sums[K], g);
@@ -199,7 +200,7 @@ V_INLINE vf one_pass_convolve(const vf *w, vf bias, vf tap0, vf tap0_next, int64
 /* Tokens [begin, end). Requires a positive multiple of 2 * VW tokens. Computes all of their sums, and dx of all but the
  * last two vectors. Stores g of the first vector to row->g and g of the last two vectors to row->g_last_vectors: compute_dx needs
  * them for dx at the ends of the row. */
-V_INLINE void one_pass_registers(const g_row *row, int64_t begin, int64_t end, int64_t K, cot_dtype dtype, bool silu)
+V_INLINE void one_pass_registers(const row_args *row, int64_t begin, int64_t end, int64_t K, cot_dtype dtype, bool silu)
 {
     const int64_t size = conv1d_element_size(dtype);
     const float *x = row->x;
@@ -208,7 +209,8 @@ V_INLINE void one_pass_registers(const g_row *row, int64_t begin, int64_t end, i
     const bool nontemporal = row->nontemporal;
     const uintptr_t prefetch_x = row->prefetch_x.l1 + ONE_PASS_DISTANCE_X,
                     prefetch_dy = row->prefetch_dy.l1 + ONE_PASS_DISTANCE_DY;
-    /* Replaces x + i in the last step, which loads from 2 * VW on: K-1 inputs after the last vector, then unused zeros. */
+    /* The last iteration loads 2 vectors from x + i + 2 VW, of which only K-1 elements exist. x_tail has them at the same
+     * offset, then zeros. */
     float x_tail[4 * VW] = {0};
     memcpy(x_tail + 2 * VW, x + end, (size_t)(K - 1) * sizeof *x_tail);
     vf w[4], sums[5], dx_out[2];
@@ -238,7 +240,7 @@ V_INLINE void one_pass_registers(const g_row *row, int64_t begin, int64_t end, i
                 const vf tap0_next = v_load(from + (v + 2) * VW);
                 vf x_next;
                 const vf z_next = one_pass_convolve(w, bias, tap0, tap0_next, K, &x_next);
-                dx_out[v] = one_pass_finish(w, sums, x2, g_prev, g, K);
+                dx_out[v] = one_pass_dx_and_sums(w, sums, x2, g_prev, g, K);
                 g_prev = g;
                 g = v_load_as(dy + (i + v * VW) * size, dtype);
                 if (silu)
@@ -260,8 +262,8 @@ V_INLINE void one_pass_registers(const g_row *row, int64_t begin, int64_t end, i
         for (int64_t k = 0; k <= K; k++)
             row->sums[k] = v_add(row->sums[k], sums[k]);
     }
-    one_pass_finish(w, row->sums, x2, g_prev, g, K);
-    one_pass_finish(w, row->sums, x1, g, v_zero(), K);
+    one_pass_dx_and_sums(w, row->sums, x2, g_prev, g, K);
+    one_pass_dx_and_sums(w, row->sums, x1, g, v_zero(), K);
     v_store(row->g_last_vectors, g_prev);
     v_store(row->g_last_vectors + VW, g);
 }
@@ -294,7 +296,7 @@ V_INLINE void buffered_g(float *g, const float *x, const char *dy, const vf *w, 
     }
 }
 
-V_INLINE void one_pass_buffered(const g_row *row, int64_t begin, int64_t end, int64_t K, cot_dtype dtype, bool silu)
+V_INLINE void one_pass_buffered(const row_args *row, int64_t begin, int64_t end, int64_t K, cot_dtype dtype, bool silu)
 {
     enum { STEP_TOKENS = SUM_TERMS * VW, TAIL = 2 * VW };
     const int64_t size = conv1d_element_size(dtype);
@@ -364,7 +366,7 @@ V_INLINE void one_pass_buffered(const g_row *row, int64_t begin, int64_t end, in
 
 /* clang-format off */
 #define DEFINE_ONE_PASS(width, dtype)                                                           \
-    static void one_pass_##width##_##dtype(const g_row *row, int64_t begin, int64_t end) \
+    static void one_pass_##width##_##dtype(const row_args *row, int64_t begin, int64_t end) \
     {                                                                                        \
         if (FEW_REGISTERS && row->silu)                                                      \
             one_pass_buffered(row, begin, end, width, COT_##dtype, true);                        \
@@ -380,26 +382,28 @@ CONV1D_EACH_DTYPE(DEFINE_ONE_PASS, 3)
 CONV1D_EACH_DTYPE(DEFINE_ONE_PASS, 4)
 
 enum { ONE_PASS_MIN_K = 2, ONE_PASS_MAX_K = 4 };
-static void (*const one_pass_table[ONE_PASS_MAX_K + 1][3])(const g_row *, int64_t, int64_t) = {
+static void (*const one_pass_table[ONE_PASS_MAX_K + 1][3])(const row_args *, int64_t, int64_t) = {
     [2] = {one_pass_2_F32, one_pass_2_F16, one_pass_2_BF16},
     [3] = {one_pass_3_F32, one_pass_3_F16, one_pass_3_BF16},
     [4] = {one_pass_4_F32, one_pass_4_F16, one_pass_4_BF16},
 };
 /* clang-format on */
 
-static void g_alone(const g_row *row, const uint8_t *mixed, int64_t halo_begin, int64_t halo_end)
+/* Computes g and the sums, but not dx. mixed: groups of 64 tokens in which a sequence ends (causal_conv1d_rows.h). They
+ * take the loop for any mask. */
+static void compute_g_only(const row_args *row, const uint8_t *mixed, int64_t halo_begin, int64_t halo_end)
 {
     for (int64_t i = 0; i < halo_begin;) {
         const int64_t end = i + conv1d_uniform_length(mixed, i, halo_begin);
         const int64_t last = mixed != NULL && mixed[i / CONV1D_MIXED_TOKENS] ? i : i + (end - i) / VW * VW;
         if (last > i)
-            g_table[conv1d_instance_index(row->K)][row->dtype - COT_F32](row, i, last);
+            g_functions[conv1d_instance_index(row->K)][row->dtype - COT_F32](row, i, last);
         if (end > last)
-            g_any(row, last, end, halo_begin);
+            compute_g_of_any(row, last, end, halo_begin);
         i = end;
     }
     if (halo_end > halo_begin)
-        g_any(row, halo_begin, halo_end, halo_begin);
+        compute_g_of_any(row, halo_begin, halo_end, halo_begin);
 }
 
 /* ---- pieces ------------------------------------------------------------------------------------------------- */
@@ -408,7 +412,7 @@ typedef struct backward_context {
     const conv1d_backward_problem *problem;
     conv1d_sequences sequences;
     conv1d_item_grid item_grid;
-    int64_t items; /* without the items of empty sequences */
+    int64_t items; /* those with tokens. More items follow, which look for sequences without tokens */
     int64_t max_piece_tokens;
     bool x_in_place, one_pass, nontemporal;
     float *partials;
@@ -425,7 +429,7 @@ typedef struct piece_work {
     bool one_pass;
     int64_t one_pass_begin, one_pass_end; /* the one-pass loop has written dx of these tokens */
     float *g_after_one_pass;              /* g from token one_pass_end on; `g` holds tokens below one_pass_begin + VW */
-    float g_after_buffer[6 * VW + 2 * CONV1D_MAX_K];
+    float g_tail_buffer[6 * VW + 2 * CONV1D_MAX_K];
     uint8_t mixed[CONV1D_ROW_BUFFER_TOKENS / CONV1D_MIXED_TOKENS + 1],
         mixed_dx[CONV1D_ROW_BUFFER_TOKENS / CONV1D_MIXED_TOKENS + 1];
     float inputs[MAX_TOKENS_WITH_HALO + CONV1D_MAX_K + VW];
@@ -494,7 +498,7 @@ static void compute_dx(piece_work *work, int64_t d, const float *weight)
     } else if (n > 0) {
         conv1d_convolve(&row);
     }
-    const int64_t done = dx_in_place ? work->dfinal_begin : 0;
+    const int64_t stored = dx_in_place ? work->dfinal_begin : 0;
     if (dx_in_place && work->dfinal_begin < n) {
         row.n = n - work->dfinal_begin;
         row.x = work->g_after_one_pass + (work->dfinal_begin - work->one_pass_end);
@@ -506,10 +510,10 @@ static void compute_dx(piece_work *work, int64_t d, const float *weight)
         conv1d_convolve_any(&row, 0, row.n);
     }
     for (int64_t i = work->dfinal_begin; i < n; i++)
-        work->outputs[i - done] += dfinal_term(work, d, piece->begin + i);
-    if (done < n)
-        conv1d_scatter(conv1d_element(dx, piece->b, d, piece->begin + done), dx->dtype, dx->stride[2], work->outputs,
-                       n - done);
+        work->outputs[i - stored] += dfinal_term(work, d, piece->begin + i);
+    if (stored < n)
+        conv1d_scatter(conv1d_element(dx, piece->b, d, piece->begin + stored), dx->dtype, dx->stride[2], work->outputs,
+                       n - stored);
 }
 
 static void compute_dinitial_state(const piece_work *work, int64_t d, const float *weight)
@@ -529,37 +533,37 @@ static void compute_dinitial_state(const piece_work *work, int64_t d, const floa
     }
 }
 
-/* Computes g of the tokens [part_begin, part_begin + halo_end) of the piece, and adds those before the halo to the sums.
- * halo_begin and halo_end are relative to part_begin. Tokens from halo_begin on are the halo: the next piece adds them.
+/* Computes g of the tokens [range_begin, range_begin + halo_end) of the piece, and adds those before the halo to the sums.
+ * halo_begin and halo_end are relative to range_begin. Tokens from halo_begin on are the halo: the next piece adds them.
  * The one-pass loop also computes dx of all but its last two vectors, which it leaves to compute_dx. The loop runs only if
  * the part reaches the end of the piece and has four vectors or more. */
-static void compute_part(piece_work *work, int64_t d, g_row *row, int64_t part_begin, int64_t halo_begin,
-                         int64_t halo_end)
+static void compute_range(piece_work *work, int64_t d, row_args *row, int64_t range_begin, int64_t halo_begin,
+                          int64_t halo_end)
 {
     const cot_tensor *dx = &work->context->problem->args.dx;
     const int64_t one_pass_tokens = halo_begin / (2 * VW) * (2 * VW);
-    const bool reaches_end = part_begin + halo_begin == work->piece->end - work->piece->begin;
+    const bool reaches_end = range_begin + halo_begin == work->piece->end - work->piece->begin;
     if (!work->one_pass || !reaches_end || one_pass_tokens < 4 * VW) {
-        g_alone(row, work->piece->seq_ids != NULL ? work->mixed + part_begin / CONV1D_MIXED_TOKENS : NULL, halo_begin,
-                halo_end);
+        compute_g_only(row, work->piece->seq_ids != NULL ? work->mixed + range_begin / CONV1D_MIXED_TOKENS : NULL,
+                       halo_begin, halo_end);
         return;
     }
-    row->dx = conv1d_element(dx, work->piece->b, d, work->piece->begin + part_begin);
+    row->dx = conv1d_element(dx, work->piece->b, d, work->piece->begin + range_begin);
     row->nontemporal = work->context->nontemporal && (uintptr_t)row->dx % 64 == 0;
-    row->g_last_vectors = work->g_after_one_pass = work->g_after_buffer;
+    row->g_last_vectors = work->g_after_one_pass = work->g_tail_buffer;
     one_pass_table[row->K][row->dtype - COT_F32](row, 0, one_pass_tokens);
-    g_row rest = *row;
+    row_args rest = *row;
     rest.x += one_pass_tokens;
     rest.dy += one_pass_tokens * conv1d_element_size(row->dtype);
-    rest.g = work->g_after_buffer + 2 * VW;
+    rest.g = work->g_tail_buffer + 2 * VW;
     if (one_pass_tokens < halo_end)
-        g_any(&rest, 0, halo_end - one_pass_tokens, halo_begin - one_pass_tokens);
-    work->one_pass_begin = part_begin;
-    work->one_pass_end = part_begin + one_pass_tokens - 2 * VW;
+        compute_g_of_any(&rest, 0, halo_end - one_pass_tokens, halo_begin - one_pass_tokens);
+    work->one_pass_begin = range_begin;
+    work->one_pass_end = range_begin + one_pass_tokens - 2 * VW;
 }
 
 /* Computes g of the tokens of a piece, and of the halo tokens that its dx needs, and adds to the sums. */
-static void compute_g(piece_work *work, int64_t d, bool last_channel, const float *weight, vf *sums)
+static void compute_g_and_sums(piece_work *work, int64_t d, bool last_channel, const float *weight, vf *sums)
 {
     const cot_causal_conv1d_backward_args *a = &work->context->problem->args;
     const conv1d_piece *piece = work->piece;
@@ -567,39 +571,39 @@ static void compute_g(piece_work *work, int64_t d, bool last_channel, const floa
     const char *next_x = last_channel ? NULL : conv1d_element(&a->x, piece->b, d + 1, piece->begin);
     const char *next_dy = last_channel ? NULL : conv1d_element(&a->dy, piece->b, d + 1, piece->begin);
     const char *dy = conv1d_element(&a->dy, piece->b, d, piece->begin);
-    g_row row = {.K = K,
-                 .weight = weight,
-                 .dy = dy,
-                 .dtype = a->dy.dtype,
-                 .silu = a->activation == COT_ACTIVATION_SILU,
-                 .prefetch_dy = conv1d_prefetch_same_row(dy),
-                 .sums = sums};
+    row_args row = {.K = K,
+                    .weight = weight,
+                    .dy = dy,
+                    .dtype = a->dy.dtype,
+                    .silu = a->activation == COT_ACTIVATION_SILU,
+                    .prefetch_dy = conv1d_prefetch_same_row(dy),
+                    .sums = sums};
     if (!conv1d_contiguous_time(&a->dy)) {
         conv1d_gather(work->dy_f32, dy, a->dy.dtype, a->dy.stride[2], work->halo_end);
         row.dy = (const char *)work->dy_f32;
         row.dtype = COT_F32;
         row.prefetch_dy = conv1d_prefetch_next_row(row.dy, next_dy);
     }
-    const int64_t head = work->context->x_in_place ? conv1d_head_length(piece, K) : n;
-    const int64_t head_halo = head < n ? head : work->halo_end; /* a head that is the whole piece includes the halo */
+    const int64_t copied = work->context->x_in_place ? conv1d_head_length(piece, K) : n;
+    const int64_t copied_end = copied < n ? copied : work->halo_end; /* if all tokens are copied, so is the halo */
     const int64_t size = conv1d_element_size(row.dtype);
-    if (head > 0) {
-        conv1d_copy_inputs(piece, &a->x, &a->initial_state, K, d, piece->begin + head_halo, work->inputs);
+    if (copied > 0) {
+        conv1d_copy_inputs(piece, &a->x, &a->initial_state, K, d, piece->begin + copied_end, work->inputs);
         row.x = work->inputs;
         row.g = work->g;
         row.seq_ids = piece->seq_ids;
         row.prefetch_x = conv1d_prefetch_next_row(work->inputs, next_x);
-        compute_part(work, d, &row, 0, head, head_halo);
+        compute_range(work, d, &row, 0, copied, copied_end);
     }
-    if (head < n) {
-        row.x = (const float *)(const void *)conv1d_element(&a->x, piece->b, d, piece->begin) + head - (K - 1);
-        row.dy += head * size;
-        row.prefetch_dy.l1 += (uintptr_t)(head * size);
-        row.prefetch_dy.l2 += (uintptr_t)(head * size);
-        row.g = work->g + head;
-        row.seq_ids = piece->seq_ids != NULL ? piece->seq_ids + head : NULL;
+    if (copied < n) {
+        row.x = (const float *)(const void *)conv1d_element(&a->x, piece->b, d, piece->begin) + copied - (K - 1);
+        row.dy += copied * size;
+        row.prefetch_dy.l1 += (uintptr_t)(copied * size);
+        row.prefetch_dy.l2 += (uintptr_t)(copied * size);
+        row.g = work->g + copied;
+        row.seq_ids = piece->seq_ids != NULL ? piece->seq_ids + copied : NULL;
         row.prefetch_x = conv1d_prefetch_same_row(row.x);
-        compute_part(work, d, &row, head, n - head, work->halo_end - head);
+        compute_range(work, d, &row, copied, n - copied, work->halo_end - copied);
     }
     /* g is 0 after the last token. The convolution reads K-1 + VW of these zeros. */
     memset(work->g_after_one_pass + (work->halo_end - work->one_pass_end), 0, (size_t)(K - 1 + VW) * sizeof *work->g);
@@ -614,7 +618,7 @@ static void backward_row(piece_work *work, int64_t d, bool last_channel, const f
         sums[k] = v_zero();
     work->one_pass_begin = work->one_pass_end = 0;
     work->g_after_one_pass = work->g;
-    compute_g(work, d, last_channel, weight, sums);
+    compute_g_and_sums(work, d, last_channel, weight, sums);
     for (int64_t k = 0; k <= K; k++)
         totals[k] += v_sum(sums[k]);
     if (cot_is_present(&a->dx))

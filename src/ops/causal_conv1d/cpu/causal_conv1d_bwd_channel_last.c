@@ -259,15 +259,16 @@ V_INLINE int64_t tile_gradients_buffered(const tile_args *tile, int64_t K, cot_d
 
 /* ---- enough registers ------------------------------------------------------------------------------------------ */
 
-/* The sums and dx follow the slopes at a distance of DELAY tokens. Operations that wait for a slope, a chain of 70
- * cycles, occupy the scheduler. Without the delay, the next token's chain cannot enter it. */
+/* A step computes the slope of token i, and the sums and dx of token i - DELAY. The slope takes 70 cycles. Without the
+ * delay, the operations that wait for it fill the processor's scheduler, and the slope of the next token cannot start. */
 enum { DELAY = 1 };
 
 /* Whole vectors of channels, for steps that have tokens; x, dy and dx have one dtype. Returns the first channel that is
  * not done. */
 V_INLINE int64_t tile_gradients_in_registers(const tile_args *args, int64_t K, cot_dtype dtype)
 {
-    const tile_args local = *args, *tile = &local; /* a copy that no store can change stays in registers */
+    const tile_args local = *args,
+                    *tile = &local; /* the compiler sees that no store changes the copy, and keeps it in registers */
     const int64_t size = conv1d_element_size(dtype), n = tile->n;
     _Alignas(CONV1D_RUN_BYTES) char run_buffers[CONV1D_RUN_BUFFERS];
     conv1d_writer writer = dx_writer(tile, run_buffers);
