@@ -10,6 +10,7 @@
 #ifndef TRAIN_LM_BACKEND_H
 #define TRAIN_LM_BACKEND_H
 
+#include "context_ranks.h"
 #include "layers.h"
 #include "matrix.h"
 #include "optimizer.h"
@@ -40,12 +41,13 @@ typedef struct backend_operations {
     void (*bias_backward)(backend *b, int64_t rows, int64_t width, const void *dy, void *scratch, void *dbias);
 
     /* Layers (layers.h). scratch has the bytes of scratch_bytes. rmsnorm_backward and layernorm_backward add to dx.
-     * embedding_forward adds the learned positions from `first` on, if there are any. */
+     * embedding_forward adds the learned positions `table_of_positions`, unless it is NULL. */
     void (*embedding_forward)(backend *b, int64_t rows, int64_t width, const void *inputs, const void *table,
-                              const void *positions, int64_t time, int64_t first, void *y);
+                              const void *table_of_positions, int64_t time, row_positions positions, void *y);
     void (*embedding_backward)(backend *b, int64_t rows, int64_t width, int64_t vocabulary, const void *inputs,
                                const void *dy, void *scratch, void *dtable);
-    void (*positions_backward)(backend *b, int64_t rows, int64_t time, int64_t width, const void *dy, void *dtable);
+    void (*positions_backward)(backend *b, int64_t rows, int64_t time, row_positions positions, int64_t width,
+                               int64_t length, const void *dy, void *dtable);
     void (*rmsnorm_forward)(backend *b, int64_t rows, int64_t width, const void *x, const void *gain, void *y,
                             void *inv_rms);
     void (*rmsnorm_backward)(backend *b, int64_t rows, int64_t width, const void *x, const void *gain,
@@ -55,8 +57,8 @@ typedef struct backend_operations {
     void (*layernorm_backward)(backend *b, int64_t rows, int64_t width, const void *x, const void *gain,
                                const void *mean, const void *inv_deviation, const void *dy, void *scratch, void *dx,
                                void *dgain, void *dbias);
-    void (*rope)(backend *b, int64_t rows, int64_t time, int64_t first, int64_t heads, int64_t size, int64_t row_length,
-                 rope_direction direction, void *x);
+    void (*rope)(backend *b, int64_t rows, int64_t time, row_positions positions, int64_t heads, int64_t size,
+                 int64_t row_length, rope_direction direction, void *x);
     void (*gate_forward)(backend *b, int64_t rows, int64_t inner, const void *c, const void *mixed, void *y);
     void (*gate_backward)(backend *b, int64_t rows, int64_t inner, const void *c, const void *mixed, void *dy,
                           void *dmixed);
@@ -77,7 +79,7 @@ typedef struct backend_operations {
 
     /* A step: load copies the tokens of `micro_batches` micro-batches, each of `rows` rows, and fills `batches`. run
      * executes enqueue(context), which calls begin, the model's functions and update; on a GPU from the second step on
-     * as a CUDA graph. begin sets the loss to 0. update applies AdamW with the rate and the number of `step_rate` and
+     * as a CUDA graph, unless other ranks hold a part of the rows. begin sets the loss to 0. update applies AdamW with the rate and the number of `step_rate` and
      * `step`. read_loss waits for the result. */
     void (*load)(backend *b, int64_t rows, int64_t micro_batches, const int32_t *inputs, const int32_t *targets,
                  token_batch *batches);
@@ -94,6 +96,7 @@ typedef struct backend_operations {
 struct backend {
     const backend_operations *op;
     cot_queue *queue;        /* of the library's ops */
+    context_ranks context;   /* the ranks that hold the rows of a sequence; set by the caller */
     cot_dtype dtype, wide;   /* of values and activations; of gradients, masters and statistics such as lse */
     int64_t logit_rows;      /* rows of logits that exist at a time; 0: all */
     bool recompute;          /* blocks store only their input, and the backward runs their forward again */

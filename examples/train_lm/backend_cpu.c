@@ -65,12 +65,12 @@ static void backward_bias(backend *b, int64_t rows, int64_t width, const void *d
 }
 
 static void forward_embedding(backend *b, int64_t rows, int64_t width, const void *inputs, const void *table,
-                              const void *positions, int64_t time, int64_t first, void *y)
+                              const void *table_of_positions, int64_t time, row_positions positions, void *y)
 {
     (void)b;
     embedding_forward(rows, width, inputs, table, y);
-    if (positions != NULL)
-        positions_forward(rows, time, first, width, positions, y);
+    if (table_of_positions != NULL)
+        positions_forward(rows, time, positions, width, table_of_positions, y);
 }
 
 static void backward_embedding(backend *b, int64_t rows, int64_t width, int64_t vocabulary, const void *inputs,
@@ -79,9 +79,10 @@ static void backward_embedding(backend *b, int64_t rows, int64_t width, int64_t 
     embedding_backward(rows, width, vocabulary, inputs, dy, scratch, dtable, gradient_store(b));
 }
 
-static void backward_positions(backend *b, int64_t rows, int64_t time, int64_t width, const void *dy, void *dtable)
+static void backward_positions(backend *b, int64_t rows, int64_t time, row_positions positions, int64_t width,
+                               int64_t length, const void *dy, void *dtable)
 {
-    positions_backward(rows, time, width, dy, dtable, gradient_store(b));
+    positions_backward(rows, time, positions, width, length, dy, dtable, gradient_store(b));
 }
 
 static void forward_rmsnorm(backend *b, int64_t rows, int64_t width, const void *x, const void *gain, void *y,
@@ -111,11 +112,11 @@ static void backward_layernorm(backend *b, int64_t rows, int64_t width, const vo
     layernorm_backward(rows, width, x, gain, mean, inv_deviation, dy, scratch, dx, dgain, dbias, gradient_store(b));
 }
 
-static void rotate(backend *b, int64_t rows, int64_t time, int64_t first, int64_t heads, int64_t size,
+static void rotate(backend *b, int64_t rows, int64_t time, row_positions positions, int64_t heads, int64_t size,
                    int64_t row_length, rope_direction direction, void *x)
 {
     (void)b;
-    rope(rows, time, first, heads, size, row_length, direction, x);
+    rope(rows, time, positions, heads, size, row_length, direction, x);
 }
 
 static void forward_gate(backend *b, int64_t rows, int64_t inner, const void *c, const void *mixed, void *y)

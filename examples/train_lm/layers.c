@@ -199,23 +199,24 @@ void column_sums(int64_t rows, int64_t width, const real *x, real *partial, real
 
 /* ---- learned positions -------------------------------------------------------------------------------- */
 
-void positions_forward(int64_t rows, int64_t time, int64_t first, int64_t width, const real *table, real *x)
+void positions_forward(int64_t rows, int64_t time, row_positions positions, int64_t width, const real *table, real *x)
 {
 #pragma omp parallel for
     for (int64_t r = 0; r < rows; r++) {
-        const real *position = table + (first + r % time) * width;
+        const real *position = table + POSITION_OF(positions, r % time) * width;
         for (int64_t c = 0; c < width; c++)
             x[r * width + c] += position[c];
     }
 }
 
-void positions_backward(int64_t rows, int64_t time, int64_t width, const real *dy, real *dtable, matrix_store store)
+void positions_backward(int64_t rows, int64_t time, row_positions positions, int64_t width, int64_t length,
+                        const real *dy, real *dtable, matrix_store store)
 {
+    if (store == MATRIX_SET)
+        memset(dtable, 0, (size_t)(length * width) * sizeof(real));
 #pragma omp parallel for
     for (int64_t t = 0; t < time; t++) {
-        real *sum = dtable + t * width;
-        if (store == MATRIX_SET)
-            memset(sum, 0, (size_t)width * sizeof(real));
+        real *sum = dtable + POSITION_OF(positions, t) * width;
         for (int64_t r = t; r < rows; r += time)
             for (int64_t c = 0; c < width; c++)
                 sum[c] += dy[r * width + c];
@@ -239,12 +240,12 @@ static void rope_row(double position, int64_t heads, int64_t size, double direct
     }
 }
 
-void rope(int64_t rows, int64_t time, int64_t first, int64_t heads, int64_t size, int64_t row_length,
+void rope(int64_t rows, int64_t time, row_positions positions, int64_t heads, int64_t size, int64_t row_length,
           rope_direction direction, real *x)
 {
 #pragma omp parallel for
     for (int64_t r = 0; r < rows; r++)
-        rope_row((double)(first + r % time), heads, size, direction, x + r * row_length);
+        rope_row((double)POSITION_OF(positions, r % time), heads, size, direction, x + r * row_length);
 }
 
 /* ---- gate --------------------------------------------------------------------------------------------- */

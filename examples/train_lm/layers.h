@@ -6,6 +6,7 @@
 #ifndef TRAIN_LM_LAYERS_H
 #define TRAIN_LM_LAYERS_H
 
+#include "positions.h"
 #include "real.h"
 
 #include <stdbool.h>
@@ -44,17 +45,18 @@ void column_sums(int64_t rows, int64_t width, const real *x, real *partial, real
 void gelu_forward(int64_t count, const real *x, real *y);
 void gelu_backward(int64_t count, const real *x, const real *dy, real *dx);
 
-/* Learned positions: x[r] += table[first + r % time];  dtable[t] = sum of dy[r] over the rows with r % time == t. The
- * rows of dtable from `time` on do not change. */
-void positions_forward(int64_t rows, int64_t time, int64_t first, int64_t width, const real *table, real *x);
-void positions_backward(int64_t rows, int64_t time, int64_t width, const real *dy, real *dtable, matrix_store store);
+/* Learned positions, of rows of sequences of `time` rows each. p(r) = POSITION_OF(positions, r % time).
+ * x[r] += table[p(r)];  dtable[t] = sum of dy[r] over the rows with p(r) == t. dtable has `length` rows. */
+void positions_forward(int64_t rows, int64_t time, row_positions positions, int64_t width, const real *table, real *x);
+void positions_backward(int64_t rows, int64_t time, row_positions positions, int64_t width, int64_t length,
+                        const real *dy, real *dtable, matrix_store store);
 
 typedef enum rope_direction { ROPE_FORWARD = 1, ROPE_BACKWARD = -1 } rope_direction;
 
 /* Rotary position embedding (RoPE), in place, on the first heads*size elements of rows of length row_length. In each
- * head, the channels j and j + size/2 are a point, which is rotated by p * 10000^(-2j/size). p = first + r % time is
- * the token's position. Backward rotates a gradient in the opposite direction. */
-void rope(int64_t rows, int64_t time, int64_t first, int64_t heads, int64_t size, int64_t row_length,
+ * head, the channels j and j + size/2 are a point, which is rotated by p(r) * 10000^(-2j/size), with p(r) as above.
+ * Backward rotates a gradient in the opposite direction. */
+void rope(int64_t rows, int64_t time, row_positions positions, int64_t heads, int64_t size, int64_t row_length,
           rope_direction direction, real *x);
 
 /* y = c * gate;  c and y [rows,inner]. gate is the second half of each row of mixed [rows,2*inner]. */

@@ -252,7 +252,7 @@ static train_result train_on_ranks(training *t, const corpus *text, const option
     if (o->gpus == 1)
         return train(t, text, o, r, queue);
     *t = (training){0};
-    ranks_run_threads((int)o->gpus, train_rank, &g);
+    ranks_run_threads((int)o->gpus, (int)o->context_ranks, train_rank, &g);
     omp_set_num_threads(g.threads);
     return g.result;
 }
@@ -350,18 +350,26 @@ static void choose_backend(options *o)
         printf("backend: cuda\n");
 }
 
-/* The ranks share the batches of a step: those of mpirun on CPUs, those of --gpus on GPUs. */
+/* The ranks of mpirun or of --gpus: groups of --context-ranks share the sequences, and the groups the batches of a step. */
 static int check_ranks(options *o, const ranks *r)
 {
-    const int64_t size = r->size > 1 ? r->size : o->gpus;
-    if (size == 1)
-        return EXIT_SUCCESS;
-    if (r->size > 1 && (o->gpus > 1 || strcmp(o->backend, "cuda") == 0))
-        return fail(EXIT_BAD_INPUT, "%s: mpirun needs --backend cpu", o->gpus > 1 ? "--gpus" : "--backend cuda");
-    if (o->accumulate % size != 0)
-        return fail(EXIT_BAD_INPUT, "--accumulate is %lld, expected a multiple of the %lld %s",
-                    (long long)o->accumulate, (long long)size, o->gpus > 1 ? "GPUs" : "ranks");
-    o->backend = o->gpus > 1 ? "cuda" : "cpu";
+    const int64_t size = r->size > 1 ? r->size : o->gpus, groups = size / o->context_ranks;
+    const char *name = o->gpus > 1 ? "GPUs" : "ranks";
+    if (r->size > 1 && o->gpus > 1)
+        return fail(EXIT_BAD_INPUT, "--gpus: with mpirun each rank has one GPU");
+    if (size % o->context_ranks != 0)
+        return fail(EXIT_BAD_INPUT, "--context-ranks is %lld, expected a divisor of the number of %s, %lld",
+                    (long long)o->context_ranks, name, (long long)size);
+    if (o->context_ranks > 1 && o->context % (2 * o->context_ranks) != 0)
+        return fail(EXIT_BAD_INPUT, "--context is %lld, expected a multiple of 2 x --context-ranks, %lld",
+                    (long long)o->context, (long long)(2 * o->context_ranks));
+    if (groups > 1 && o->accumulate % groups != 0)
+        return fail(EXIT_BAD_INPUT, "--accumulate is %lld, expected a multiple of the %lld %s%s",
+                    (long long)o->accumulate, (long long)groups, o->context_ranks > 1 ? "groups of " : "", name);
+    if (o->gpus > 1)
+        o->backend = "cuda";
+    else if (r->size > 1 && strcmp(o->backend, "cuda") != 0)
+        o->backend = "cpu"; /* auto could differ between the ranks */
     return EXIT_SUCCESS;
 }
 
@@ -381,11 +389,14 @@ static int check_gpus(const options *o)
     return EXIT_SUCCESS;
 }
 
-static int run(options *o, corpus *text, const ranks *r)
+static int run(options *o, corpus *text, ranks *r)
 {
+    io_error error;
     int status = check_ranks(o, r);
     if (status == EXIT_SUCCESS)
         status = check_gpus(o);
+    if (status == EXIT_SUCCESS && !ranks_divide(r, (int)o->context_ranks, strcmp(o->backend, "cuda") == 0, &error))
+        status = fail(EXIT_FAILURE, "%s", error.text);
     if (status == EXIT_SUCCESS)
         status = load_text(text, o);
     if (status == EXIT_SUCCESS)

@@ -174,20 +174,24 @@ void mixer_block_saved_free(mixer_block_saved *saved, backend *b)
 }
 
 bool mixer_block_scratch_allocate(mixer_block_scratch *scratch, backend *b, int64_t rows, int64_t width, int64_t inner,
-                                  int64_t mixed)
+                                  int64_t mixed, int64_t kernel)
 {
+    const bool keeps_gradients = b->context.rank == 0;
     *scratch = (mixer_block_scratch){
         .dnormed = b->op->allocate(b, rows * width, b->dtype),
         .dmixed = b->op->allocate(b, rows * mixed, b->dtype),
         .dinner = b->op->allocate(b, rows * inner, b->dtype),
         .sums = b->op->allocate(b, b->op->scratch_bytes(b, rows, mixed > width ? mixed : width), COT_U8),
+        .unused_gradients = keeps_gradients ? NULL : b->op->allocate(b, inner * (kernel + 1), b->wide),
     };
-    return scratch->dnormed != NULL && scratch->dmixed != NULL && scratch->dinner != NULL && scratch->sums != NULL;
+    return (keeps_gradients || scratch->unused_gradients != NULL) && scratch->dnormed != NULL &&
+           scratch->dmixed != NULL && scratch->dinner != NULL && scratch->sums != NULL;
 }
 
 void mixer_block_scratch_free(mixer_block_scratch *scratch, backend *b)
 {
-    void *const arrays[] = {scratch->dnormed, scratch->dmixed, scratch->dinner, scratch->sums};
+    void *const arrays[] = {scratch->dnormed, scratch->dmixed, scratch->dinner, scratch->sums,
+                            scratch->unused_gradients};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         b->op->release(b, arrays[i]);
     *scratch = (mixer_block_scratch){0};
@@ -233,10 +237,11 @@ static cot_status convolve(const mixer_block *block, block_sizes sizes, backend 
     args.bias = value_tensor(b, block->conv_bias);
     args.y = channels_last(b, saved->mixer_out, batch, sizes.inner, time, sizes.inner);
     return TIMED(OP_CONV1D_FORWARD, bytes_of(b, 2 * batch * time * sizes.inner),
-                 cot_causal_conv1d_forward(b->queue, &args));
+                 context_causal_conv1d_forward(&b->context, b->queue, &args));
 }
 
-/* Reads dy from scratch->dinner, and writes dx to the first half of each row of scratch->dmixed. */
+/* Reads dy from scratch->dinner, and writes dx to the first half of each row of scratch->dmixed. With context parallelism
+ * every rank gets dweight and dbias of all ranks. The ranks add their gradients later, so that only one may keep these. */
 static cot_status convolve_backward(const mixer_block *block, block_sizes sizes, backend *b, int64_t batch,
                                     int64_t time, const mixer_block_saved *saved, const mixer_block_scratch *scratch)
 {
@@ -251,8 +256,17 @@ static cot_status convolve_backward(const mixer_block *block, block_sizes sizes,
     args.dx = channels_last(b, scratch->dmixed, batch, sizes.inner, time, 2 * sizes.inner);
     args.dweight = gradient_tensor(b, block->conv_weight);
     args.dbias = gradient_tensor(b, block->conv_bias);
+    if (b->context.rank > 0) {
+        if (!b->accumulate) { /* of a CPU, where gradients have the dtype of values */
+            b->op->zero(b, block->conv_weight->count, block->conv_weight->dw);
+            b->op->zero(b, block->conv_bias->count, block->conv_bias->dw);
+        }
+        args.dweight.data = scratch->unused_gradients;
+        args.dbias.data =
+            (char *)scratch->unused_gradients + sizes.inner * sizes.kernel * (int64_t)cot_dtype_size(b->wide);
+    }
     return TIMED(OP_CONV1D_BACKWARD, bytes_of(b, 3 * batch * time * sizes.inner),
-                 cot_causal_conv1d_backward(b->queue, &args));
+                 context_causal_conv1d_backward(&b->context, b->queue, &args));
 }
 
 static cot_status convolve_step(const mixer_block *block, block_sizes sizes, backend *b, int64_t batch, void *state,
@@ -299,11 +313,11 @@ static qkv_views views_of_mixed(const backend *b, block_sizes sizes, void *mixed
 }
 
 /* Rotates q and k, which are adjacent in a row, or their gradients. */
-static void apply_rope(backend *b, block_sizes sizes, int64_t rows, int64_t time, int64_t first,
+static void apply_rope(backend *b, block_sizes sizes, int64_t rows, int64_t time, row_positions positions,
                        rope_direction direction, void *mixed)
 {
     const int64_t size = sizes.inner / mixer_block_query_heads(sizes);
-    b->op->rope(b, rows, time, first, mixer_block_query_heads(sizes) + kv_heads(sizes), size,
+    b->op->rope(b, rows, time, positions, mixer_block_query_heads(sizes) + kv_heads(sizes), size,
                 mixer_block_mixed_width(sizes), direction, mixed);
 }
 
@@ -321,7 +335,7 @@ static double attention_flops(block_sizes sizes, int64_t batch, int64_t time)
 static cot_status attend(block_sizes sizes, backend *b, int64_t batch, int64_t time, mixer_block_saved *saved)
 {
     if (!sizes.gpt2)
-        apply_rope(b, sizes, batch * time, time, 0, ROPE_FORWARD, saved->mixed);
+        apply_rope(b, sizes, batch * time, time, b->context.positions, ROPE_FORWARD, saved->mixed);
     const qkv_views in = views_of_mixed(b, sizes, saved->mixed, batch, time);
     cot_attention_forward_args args;
     COT_INIT(&args);
@@ -331,7 +345,8 @@ static cot_status attend(block_sizes sizes, backend *b, int64_t batch, int64_t t
     args.v = in.v;
     args.out = heads_in_rows(b, sizes, mixer_block_query_heads(sizes), saved->mixer_out, batch, time, sizes.inner);
     args.lse = lse_tensor(b, sizes, saved->lse, batch, time);
-    return TIMED(OP_ATTENTION_FORWARD, attention_flops(sizes, batch, time), cot_attention_forward(b->queue, &args));
+    return TIMED(OP_ATTENTION_FORWARD, attention_flops(sizes, batch, time),
+                 context_attention_forward(&b->context, b->queue, &args));
 }
 
 /* Reads dout from scratch->dinner, and writes dq, dk and dv to scratch->dmixed. */
@@ -353,9 +368,9 @@ static cot_status attend_backward(block_sizes sizes, backend *b, int64_t batch, 
     args.dk = gradients.k;
     args.dv = gradients.v;
     const cot_status status = TIMED(OP_ATTENTION_BACKWARD, 2.5 * attention_flops(sizes, batch, time),
-                                    cot_attention_backward(b->queue, &args));
+                                    context_attention_backward(&b->context, b->queue, &args));
     if (!sizes.gpt2)
-        apply_rope(b, sizes, batch * time, time, 0, ROPE_BACKWARD, scratch->dmixed);
+        apply_rope(b, sizes, batch * time, time, b->context.positions, ROPE_BACKWARD, scratch->dmixed);
     return status;
 }
 
@@ -366,7 +381,7 @@ static cot_status attend_step(block_sizes sizes, backend *b, int64_t max_tokens,
 {
     const int64_t width = kv_width(sizes), row = 2 * width;
     if (!sizes.gpt2)
-        apply_rope(b, sizes, 1, 1, past_tokens, ROPE_FORWARD, saved->mixed);
+        apply_rope(b, sizes, 1, 1, positions_from(past_tokens), ROPE_FORWARD, saved->mixed);
     if (past_tokens >= max_tokens) {
         memmove(state, (real *)state + row, (size_t)((max_tokens - 1) * row) * sizeof(real));
         past_tokens = max_tokens - 1;

@@ -69,10 +69,11 @@ typedef struct mixer_block_saved {
 
 /* Scratch memory of the backward. All blocks can share it. */
 typedef struct mixer_block_scratch {
-    void *dnormed; /* [rows,width] */
-    void *dmixed;  /* [rows,mixed] */
-    void *dinner;  /* [rows,E] */
-    void *sums;    /* backend_operations.scratch_bytes bytes, for the widest sums over rows */
+    void *dnormed;          /* [rows,width] */
+    void *dmixed;           /* [rows,mixed] */
+    void *dinner;           /* [rows,E] */
+    void *sums;             /* backend_operations.scratch_bytes bytes, for the widest sums over rows */
+    void *unused_gradients; /* [E,K] and [E], of a convolution whose gradients another rank keeps; else NULL */
 } mixer_block_scratch;
 
 /* The number of query heads, and of channels in a row of mixed. */
@@ -94,9 +95,9 @@ bool mixer_block_shared_allocate(mixer_block_saved *shared, const block_sizes *s
 bool mixer_block_saved_share(mixer_block_saved *saved, const mixer_block_saved *shared, block_sizes sizes, backend *b,
                              int64_t rows);
 
-/* inner, mixed: the largest of all blocks. */
+/* inner, mixed, kernel: the largest of all blocks. */
 bool mixer_block_scratch_allocate(mixer_block_scratch *scratch, backend *b, int64_t rows, int64_t width, int64_t inner,
-                                  int64_t mixed);
+                                  int64_t mixed, int64_t kernel);
 void mixer_block_scratch_free(mixer_block_scratch *scratch, backend *b);
 
 /* Computes x_next from saved->x, and sets the other members of saved. */

@@ -126,7 +126,8 @@ static bool allocate_backward(model_pass *pass, const model *m)
         inner = sizes.inner > inner ? sizes.inner : inner;
         mixed = columns > mixed ? columns : mixed;
     }
-    return mixer_block_scratch_allocate(&pass->scratch, b, pass->rows, m->config.width, inner, mixed) &&
+    return mixer_block_scratch_allocate(&pass->scratch, b, pass->rows, m->config.width, inner, mixed,
+                                        m->config.kernel) &&
            pass->dx != NULL && pass->embedding_scratch != NULL;
 }
 
@@ -231,7 +232,8 @@ static cot_status embed(const model *m, model_pass *pass, int64_t batch, int64_t
     void *x = m->hypers != NULL ? pass->x : block_input(m, pass, 0);
     cot_status status = COT_OK;
     b->op->embedding_forward(b, rows, m->config.width, inputs, m->embedding->w,
-                             m->positions != NULL ? m->positions->w : NULL, time, decoder != NULL ? decoder->tokens : 0,
+                             m->positions != NULL ? m->positions->w : NULL, time,
+                             decoder != NULL ? positions_from(decoder->tokens) : b->context.positions,
                              m->config.dense > 0 ? pass->embedded : x);
     if (m->config.dense > 0 && decoder == NULL)
         status = stem_forward(&m->stem, b, batch, time, pass->embedded, x);
@@ -383,7 +385,8 @@ cot_status model_backward(const model *m, model_pass *pass, int64_t batch, int64
     if (status != COT_OK)
         return status;
     if (m->positions != NULL)
-        b->op->positions_backward(b, rows, time, width, pass->dx, m->positions->dw);
+        b->op->positions_backward(b, rows, time, b->context.positions, width, m->config.context, pass->dx,
+                                  m->positions->dw);
     const bool accumulate = b->accumulate;
     b->accumulate = accumulate || m->head == m->embedding; /* `predict` has set the gradient */
     b->op->embedding_backward(b, rows, width, m->config.vocabulary, inputs, pass->dx, pass->embedding_scratch,

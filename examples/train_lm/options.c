@@ -64,7 +64,8 @@ enum {
     KEY_HEADS,
     KEY_KV_HEADS,
     KEY_RECOMPUTE,
-    KEY_GPUS
+    KEY_GPUS,
+    KEY_CONTEXT_RANKS
 };
 
 static const struct argp_option OPTIONS[] = {
@@ -102,6 +103,9 @@ static const struct argp_option OPTIONS[] = {
     {0, 0, 0, 0, "Training:", 3},
     {"backend", KEY_BACKEND, "NAME", 0, "cpu, cuda (the first GPU) or auto: the GPU, if there is one", 0},
     {"gpus", KEY_GPUS, "N", 0, "Divide the batches of a step (--accumulate) over N GPUs of this machine", 0},
+    {"context-ranks", KEY_CONTEXT_RANKS, "N", 0,
+     "Divide every sequence over N of the GPUs or of mpirun's ranks (context parallel); needs --dropout 0 and --dense 0",
+     0},
     {"dtype", KEY_DTYPE, "TYPE", 0, "On a GPU: f32, f16 or bf16, with float32 masters (bf16)", 0},
     {"accumulate", KEY_ACCUMULATE, "N", 0, "Batches whose gradients a step adds", 0},
     {"recompute", KEY_RECOMPUTE, 0, 0,
@@ -161,6 +165,7 @@ static const struct integer_option {
     {KEY_SEEDS, offsetof(options, seeds), 1, 64},
     {KEY_ACCUMULATE, offsetof(options, accumulate), 1, 4096},
     {KEY_GPUS, offsetof(options, gpus), 1, 64},
+    {KEY_CONTEXT_RANKS, offsetof(options, context_ranks), 1, 64},
     {KEY_MLP, offsetof(options, mlp), 0, 65536},
     {KEY_HEADS, offsetof(options, heads), 1, 1024},
     {KEY_KV_HEADS, offsetof(options, kv_heads), 1, 1024},
@@ -441,6 +446,7 @@ void options_parse(options *o, int argc, char **argv)
 {
     *o = (options){.backend = "cpu",
                    .gpus = 1,
+                   .context_ranks = 1,
                    .accumulate = 1,
                    .vocabulary = 256,
                    .batch = 4,

@@ -19,6 +19,7 @@ extern const architecture architectures[ARCHITECTURES];
 typedef struct options {
     const char *backend, *dtype; /* "cpu", "cuda" or "auto"; "f32", "f16" or "bf16" */
     int64_t gpus;                /* ranks, each with a GPU of its own */
+    int64_t context_ranks;       /* ranks that hold parts of the same sequences */
     int64_t accumulate, vocabulary, mlp, heads, kv_heads;
     int64_t gpt2; /* 1: GPT-2's layers */
     int64_t steps, batch, context, width, inner, layers, kernel, streams, attention, dense, threads, sample;

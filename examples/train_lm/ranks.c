@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ranks.h"
 
+#include "cuda/communicator.h"
+
 #include <cotangent/parallel.h>
 
 #include <pthread.h>
@@ -34,9 +36,21 @@ static int started_ranks(void)
 
 #include <mpi.h>
 
+/* The number of this process among those on the same machine. */
+static int number_on_machine(void)
+{
+    MPI_Comm machine;
+    int number = 0;
+    if (MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &machine) == MPI_SUCCESS) {
+        MPI_Comm_rank(machine, &number);
+        MPI_Comm_free(&machine);
+    }
+    return number;
+}
+
 bool ranks_open(ranks *r, io_error *error)
 {
-    *r = (ranks){.size = 1};
+    *r = (ranks){.size = 1, .context_size = 1};
     if (started_ranks() <= 1)
         return true;
     const MPI_Comm world = MPI_COMM_WORLD;
@@ -47,16 +61,64 @@ bool ranks_open(ranks *r, io_error *error)
         return io_fail(error, "mpirun", "%s", cot_error_message());
     r->rank = cot_group_rank(r->group);
     r->size = cot_group_size(r->group);
+    r->device = number_on_machine();
     return true;
+}
+
+static cot_status divide_cpus(ranks *r, int context_size)
+{
+    const cot_group_options options = group_options();
+    MPI_Comm context;
+    if (context_size == 1)
+        return COT_OK;
+    if (MPI_Comm_split(MPI_COMM_WORLD, r->rank / context_size, r->rank, &context) != MPI_SUCCESS)
+        return cot_error_set(COT_PEER_ERROR, "MPI_Comm_split failed");
+    const cot_status status = cot_group_create_mpi(&context, &options, &r->context_group);
+    MPI_Comm_free(&context); /* the group has a copy */
+    return status;
+}
+
+/* An id that rank 0 could not make is zero, so that no rank waits for it in vain. */
+static cot_status divide_gpus(ranks *r, int context_size)
+{
+    const cot_group_options options = group_options();
+    gpu_communicator_id id = {{0}};
+    cot_status status = r->rank == 0 ? gpu_communicator_make_id(&id) : COT_OK;
+    double failed = status != COT_OK;
+    const cot_status summed = ranks_sum(r, &failed, 1);
+    if (status != COT_OK || summed != COT_OK)
+        return status != COT_OK ? status : summed;
+    if (failed > 0)
+        return cot_error_set(COT_PEER_ERROR, "rank 0 has no NCCL");
+    MPI_Bcast(id.bytes, sizeof id.bytes, MPI_CHAR, 0, MPI_COMM_WORLD);
+    status = gpu_communicator_create(&r->communicator, &id, r->rank, r->size, r->device);
+    if (status == COT_OK)
+        status = cot_group_create_nccl(gpu_communicator_whole(r->communicator), &options, &r->gpu_group);
+    if (status != COT_OK || context_size == 1)
+        return status;
+    const void *part = gpu_communicator_part(r->communicator, r->rank / context_size);
+    return part != NULL ? cot_group_create_nccl(part, &options, &r->context_group) : COT_DEVICE_ERROR;
+}
+
+bool ranks_divide(ranks *r, int context_size, bool gpus, io_error *error)
+{
+    r->context_size = context_size;
+    if (r->size == 1)
+        return true;
+    const cot_status status = gpus ? divide_gpus(r, context_size) : divide_cpus(r, context_size);
+    return status == COT_OK || io_fail(error, "mpirun", "%s", cot_error_message());
 }
 
 void ranks_close(ranks *r)
 {
     if (r->group == NULL)
         return;
+    cot_group_destroy(r->context_group);
+    cot_group_destroy(r->gpu_group);
+    gpu_communicator_destroy(r->communicator);
     cot_group_destroy(r->group);
     MPI_Finalize();
-    *r = (ranks){.size = 1};
+    *r = (ranks){.size = 1, .context_size = 1};
 }
 
 void ranks_abort(const ranks *r, int status)
@@ -69,9 +131,16 @@ void ranks_abort(const ranks *r, int status)
 
 bool ranks_open(ranks *r, io_error *error)
 {
-    *r = (ranks){.size = 1};
+    *r = (ranks){.size = 1, .context_size = 1};
     return started_ranks() <= 1 ||
            io_fail(error, "mpirun", "this build of train_lm has no MPI (Debian: libopenmpi-dev)");
+}
+
+bool ranks_divide(ranks *r, int context_size, bool gpus, io_error *error)
+{
+    (void)gpus, (void)error;
+    r->context_size = context_size;
+    return true;
 }
 
 void ranks_close(ranks *r)
@@ -118,18 +187,38 @@ static bool run_threads(rank_thread *threads, int count)
     return all;
 }
 
-bool ranks_run_threads(int count, void (*body)(const ranks *r, void *context), void *context)
+static cot_status create_groups(cot_group **groups, cot_group **contexts, int count, int context_size)
 {
-    cot_group **groups = calloc((size_t)count, sizeof *groups);
-    rank_thread *threads = calloc((size_t)count, sizeof *threads);
     const cot_group_options options = group_options();
-    bool good = groups != NULL && threads != NULL && cot_group_create_local(count, &options, groups) == COT_OK;
+    cot_status status = cot_group_create_local(count, &options, groups);
+    for (int i = 0; status == COT_OK && context_size > 1 && i < count; i += context_size)
+        status = cot_group_create_local(context_size, &options, contexts + i);
+    return status;
+}
+
+bool ranks_run_threads(int count, int context_size, void (*body)(const ranks *r, void *context), void *context)
+{
+    cot_group **groups = calloc((size_t)count, sizeof *groups), **contexts = calloc((size_t)count, sizeof *contexts);
+    rank_thread *threads = calloc((size_t)count, sizeof *threads);
+    bool good = groups != NULL && contexts != NULL && threads != NULL &&
+                create_groups(groups, contexts, count, context_size) == COT_OK;
     for (int i = 0; good && i < count; i++)
-        threads[i] = (rank_thread){{groups[i], i, count}, 0, body, context};
+        threads[i] = (rank_thread){.ranks = {.group = groups[i],
+                                             .gpu_group = groups[i],
+                                             .context_group = contexts[i],
+                                             .rank = i,
+                                             .size = count,
+                                             .context_size = context_size,
+                                             .device = i},
+                                   .body = body,
+                                   .context = context};
     good = good && run_threads(threads, count);
-    for (int i = 0; groups != NULL && i < count; i++)
+    for (int i = 0; groups != NULL && contexts != NULL && i < count; i++) {
+        cot_group_destroy(contexts[i]);
         cot_group_destroy(groups[i]);
+    }
     free(groups);
+    free(contexts);
     free(threads);
     return good;
 }
@@ -137,13 +226,15 @@ bool ranks_run_threads(int count, void (*body)(const ranks *r, void *context), v
 void ranks_break(const ranks *r, const char *reason)
 {
     cot_group_abort(r->group, reason);
+    if (r->context_group != NULL)
+        cot_group_abort(r->context_group, reason);
 }
 
 /* ---- sums --------------------------------------------------------------------------------------------- */
 
 cot_status ranks_sum_tensor(const ranks *r, cot_queue *queue, const cot_tensor *tensor)
 {
-    return r->group == NULL ? COT_OK : cot_group_all_reduce(r->group, queue, tensor);
+    return r->gpu_group == NULL ? COT_OK : cot_group_all_reduce(r->gpu_group, queue, tensor);
 }
 
 double ranks_sum_bytes(const ranks *r, int64_t count)
@@ -154,7 +245,7 @@ double ranks_sum_bytes(const ranks *r, int64_t count)
 cot_status ranks_sum(const ranks *r, double *values, int64_t count)
 {
     const cot_tensor tensor = cot_tensor_contiguous(values, COT_F64, 1, &count);
-    return ranks_sum_tensor(r, NULL, &tensor);
+    return r->group == NULL ? COT_OK : cot_group_all_reduce(r->group, NULL, &tensor);
 }
 
 /* Each rank writes its hash at its place, in two halves that a double holds exactly. */

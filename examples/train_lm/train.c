@@ -44,6 +44,7 @@ void train_catch_interrupt(void)
 typedef struct held_out {
     int64_t windows;
     int32_t *inputs, *targets;
+    int32_t *own_inputs, *own_targets; /* the rows of this rank */
 } held_out;
 
 /* The state of a run, apart from its result. */
@@ -54,8 +55,10 @@ typedef struct run_state {
     sampler sampler;
     held_out held_out;
     model_pass pass;
-    int32_t *inputs, *targets; /* [accumulate,batch,context] */
-    token_batch *batches;      /* [accumulate], the same for the backend */
+    int32_t *inputs, *targets;         /* [accumulate,batch,context] */
+    int32_t *own_inputs, *own_targets; /* the rows of this rank */
+    token_batch *batches;              /* [own_batches], the same for the backend */
+    context_ranks context;
     progress progress;
     double training_seconds; /* of timed_steps steps */
     int64_t timed_steps;
@@ -67,17 +70,22 @@ typedef struct run_state {
     double *gradient_sum; /* [elements of the parameters]; NULL if a step has one batch, or on a GPU */
 } run_state;
 
-static bool held_out_create(held_out *h, const token_list *tokens, int64_t context)
+static bool held_out_create(held_out *h, const token_list *tokens, const context_ranks *share)
 {
+    const int64_t context = share->length;
     const int64_t available = token_list_windows(tokens, context, 1);
     h->windows = available < VALIDATION_WINDOWS ? available : VALIDATION_WINDOWS;
     h->inputs = calloc((size_t)(h->windows * context), sizeof *h->inputs);
     h->targets = calloc((size_t)(h->windows * context), sizeof *h->targets);
-    if (h->inputs == NULL || h->targets == NULL)
+    h->own_inputs = calloc((size_t)(h->windows * share->rows), sizeof *h->own_inputs);
+    h->own_targets = calloc((size_t)(h->windows * share->rows), sizeof *h->own_targets);
+    if (h->inputs == NULL || h->targets == NULL || h->own_inputs == NULL || h->own_targets == NULL)
         return false;
     for (int64_t i = 0; i < h->windows; i++)
         token_list_window(tokens, context, 1, i * available / h->windows, 0, h->inputs + i * context,
                           h->targets + i * context);
+    context_ranks_take(share, h->windows, h->inputs, h->own_inputs);
+    context_ranks_take(share, h->windows, h->targets, h->own_targets);
     return true;
 }
 
@@ -125,9 +133,10 @@ static train_result create_cpu(training *t, run_state *run, cot_queue *queue)
 {
     run->b = &run->cpu;
     backend_cpu_create(run->b, queue);
+    run->b->context = run->context;
     run->b->adamw = adamw_of(run->o);
     run->b->recompute = run->o->recompute;
-    return model_pass_create(&run->pass, &t->model, run->b, run->o->batch * run->o->context, true)
+    return model_pass_create(&run->pass, &t->model, run->b, run->o->batch * run->context.rows, true)
                ? TRAIN_DONE
                : TRAIN_OUT_OF_MEMORY;
 }
@@ -163,11 +172,11 @@ static double peak_flops(const char *gpu, const char *dtype)
 static train_result create_cuda(training *t, run_state *run)
 {
     const options *o = run->o;
-    const int64_t rows = o->batch * o->context, heads = model_heads(&t->model);
+    const int64_t rows = o->batch * run->context.rows, heads = model_heads(&t->model);
     const cuda_options cuda = {.dtype = strcmp(o->dtype, "f32") == 0   ? COT_F32
                                         : strcmp(o->dtype, "f16") == 0 ? COT_F16
                                                                        : COT_BF16,
-                               .device = run->ranks->rank,
+                               .device = run->ranks->device,
                                .rows = rows,
                                .micro_batches = run->own_batches,
                                .step_batches = o->accumulate,
@@ -182,6 +191,7 @@ static train_result create_cuda(training *t, run_state *run)
     size_t free_bytes, total_bytes;
     if (backend_cuda_create(&run->b, &cuda) != COT_OK)
         return TRAIN_LIBRARY_ERROR;
+    run->b->context = run->context;
     run->b->recompute = o->recompute;
     backend_cuda_plan_begin(run->b);
     const bool planned = model_pass_create(&run->pass, &t->model, run->b, rows, true);
@@ -218,6 +228,20 @@ static bool check_pretrained(training *t, const options *o, const model_config *
     return true;
 }
 
+/* Checks that --context-ranks can divide the sequences of this model. */
+static bool check_context_ranks(training *t, const options *o)
+{
+    const char *what = o->dropout > 0 ? "--dropout 0: a mask is drawn for whole sequences"
+                       : o->dense > 0 ? "--dense 0: the dense convolution reads whole sequences"
+                                      : NULL;
+    char number[24];
+    if (o->context_ranks == 1 || what == NULL)
+        return true;
+    bad_option(t, "--context-ranks");
+    snprintf(number, sizeof number, "%lld", (long long)o->context_ranks);
+    return io_fail(&t->error, number, "needs %s", what);
+}
+
 /* ---- the run ------------------------------------------------------------------------------------------ */
 
 static train_result create_run(training *t, run_state *run, const corpus *text, cot_queue *queue)
@@ -240,12 +264,18 @@ static train_result create_run(training *t, run_state *run, const corpus *text, 
     const uint64_t seed = (uint64_t)o->seed;
     run->inputs = calloc((size_t)(sequences * o->context), sizeof *run->inputs);
     run->targets = calloc((size_t)(sequences * o->context), sizeof *run->targets);
-    run->batches = calloc((size_t)o->accumulate, sizeof *run->batches);
+    const size_t own_tokens = (size_t)(run->own_batches * o->batch * run->context.rows);
+    run->own_inputs = calloc(own_tokens, sizeof *run->own_inputs);
+    run->own_targets = calloc(own_tokens, sizeof *run->own_targets);
+    run->batches = calloc((size_t)run->own_batches, sizeof *run->batches);
     t->curve.points = calloc((size_t)o->steps, sizeof *t->curve.points);
-    if (run->inputs == NULL || run->targets == NULL || run->batches == NULL || t->curve.points == NULL ||
+    if (run->inputs == NULL || run->targets == NULL || run->own_inputs == NULL || run->own_targets == NULL ||
+        run->batches == NULL || t->curve.points == NULL ||
         !sampler_create(&run->sampler, &text->training_tokens, o->context, seed) ||
-        !held_out_create(&run->held_out, &text->validation_tokens, o->context))
+        !held_out_create(&run->held_out, &text->validation_tokens, &run->context))
         return TRAIN_OUT_OF_MEMORY;
+    if (!check_context_ranks(t, o))
+        return TRAIN_BAD_OPTION;
     const int64_t count = run->held_out.windows * o->context;
     if (!check_tokens(t, o, run->held_out.inputs, count) || !check_tokens(t, o, run->held_out.targets, count))
         return TRAIN_BAD_OPTION;
@@ -257,9 +287,10 @@ static train_result create_run(training *t, run_state *run, const corpus *text, 
         return bad_option(t, "--import");
     if (is_cuda(o))
         return create_cuda(t, run);
-    if (o->accumulate > 1)
+    const bool sums = o->accumulate > 1 || run->ranks->size > 1;
+    if (sums)
         run->gradient_sum = calloc((size_t)t->model.parameters.elements, sizeof *run->gradient_sum);
-    return o->accumulate > 1 && run->gradient_sum == NULL ? TRAIN_OUT_OF_MEMORY : create_cpu(t, run, queue);
+    return sums && run->gradient_sum == NULL ? TRAIN_OUT_OF_MEMORY : create_cpu(t, run, queue);
 }
 
 static void destroy_run(run_state *run)
@@ -267,6 +298,8 @@ static void destroy_run(run_state *run)
     sampler_destroy(&run->sampler);
     free(run->held_out.inputs);
     free(run->held_out.targets);
+    free(run->held_out.own_inputs);
+    free(run->held_out.own_targets);
     model_pass_destroy(&run->pass);
     if (run->b == &run->cpu)
         backend_cpu_destroy(run->b);
@@ -274,6 +307,8 @@ static void destroy_run(run_state *run)
         backend_cuda_destroy(run->b);
     free(run->inputs);
     free(run->targets);
+    free(run->own_inputs);
+    free(run->own_targets);
     free(run->batches);
     free(run->gradient_sum);
     if (run->log != NULL)
@@ -291,31 +326,33 @@ static void fit_bigram(training *t, const run_state *run, const corpus *text)
     t->curve.bigram = bigram_loss(&bigram, run->held_out.inputs, run->held_out.targets, t->validation_bytes);
 }
 
-/* The mean loss over the held-out windows. */
+/* The mean loss over the held-out windows. The ranks that hold parts of them add their losses: so do all others, each group
+ * the same, because all ranks validate. */
 static cot_status validate(const training *t, run_state *run, double *loss)
 {
     backend *b = run->b;
-    const int64_t context = run->o->context;
+    const int64_t time = run->context.rows;
     double sum = 0;
     run->pass.dropout = (model_dropout){0};
     for (int64_t done = 0; done < run->held_out.windows; done += run->o->batch) {
         const int64_t left = run->held_out.windows - done, batch = left < run->o->batch ? left : run->o->batch;
         token_batch tokens;
         double batch_loss = 0;
-        b->op->load(b, batch * context, 1, run->held_out.inputs + done * context,
-                    run->held_out.targets + done * context, &tokens);
+        b->op->load(b, batch * time, 1, run->held_out.own_inputs + done * time, run->held_out.own_targets + done * time,
+                    &tokens);
         b->op->begin(b);
-        cot_status status = model_forward(&t->model, &run->pass, batch, context, tokens.inputs);
+        cot_status status = model_forward(&t->model, &run->pass, batch, time, tokens.inputs);
         if (status == COT_OK)
-            status = model_loss(&t->model, &run->pass, batch * context, tokens.targets);
+            status = model_loss(&t->model, &run->pass, batch * time, tokens.targets);
         if (status == COT_OK)
             status = b->op->read_loss(b, &batch_loss);
         if (status != COT_OK)
             return status;
         sum += (double)batch * batch_loss;
     }
-    *loss = sum / (double)run->held_out.windows;
-    return COT_OK;
+    const cot_status status = run->context.size > 1 ? ranks_sum(run->ranks, &sum, 1) : COT_OK;
+    *loss = sum / (double)(run->held_out.windows * (run->context.size > 1 ? run->ranks->size : 1));
+    return status;
 }
 
 typedef struct step_context {
@@ -359,9 +396,9 @@ static cot_status enqueue_step(void *context)
         const token_batch *tokens = &run->batches[i];
         b->accumulate = b->always_accumulates || (i > 0 && run->gradient_sum == NULL);
         run->pass.dropout = (model_dropout){.p = o->dropout, .seed = (uint64_t)o->seed, .step = (uint64_t)(first + i)};
-        status = model_forward(m, &run->pass, o->batch, o->context, tokens->inputs);
+        status = model_forward(m, &run->pass, o->batch, run->context.rows, tokens->inputs);
         if (status == COT_OK)
-            status = model_backward(m, &run->pass, o->batch, o->context, o->accumulate * o->batch * o->context,
+            status = model_backward(m, &run->pass, o->batch, run->context.rows, o->accumulate * o->batch * o->context,
                                     tokens->inputs, tokens->targets);
         if (status == COT_OK && run->gradient_sum != NULL)
             add_gradients(&m->parameters, run->gradient_sum, i);
@@ -393,9 +430,11 @@ static cot_status train_step(training *t, run_state *run, int64_t step, double *
     const double start = progress_now();
     b->step = step;
     b->step_rate = learning_rate(o->rate, step, o->steps / WARMUP_DIVISOR, o->steps);
-    const int64_t rows = o->batch * o->context, own = run->own_first * rows;
+    const int64_t sequences = run->own_batches * o->batch, own = run->own_first * o->batch * o->context;
     double sums[2] = {0, interrupted};
-    b->op->load(b, rows, run->own_batches, run->inputs + own, run->targets + own, run->batches);
+    context_ranks_take(&run->context, sequences, run->inputs + own, run->own_inputs);
+    context_ranks_take(&run->context, sequences, run->targets + own, run->own_targets);
+    b->op->load(b, o->batch * run->context.rows, run->own_batches, run->own_inputs, run->own_targets, run->batches);
     cot_status status = b->op->run(b, enqueue_step, &context);
     if (status == COT_OK && sums_on_gpus(run))
         status = update_on_gpus(t, run);
@@ -562,8 +601,11 @@ static cot_status compare_ranks(const training *t, const run_state *run)
 
 train_result train(training *t, const corpus *text, const options *o, const ranks *r, cot_queue *queue)
 {
-    run_state run = {.o = o, .ranks = r, .own_batches = o->accumulate / r->size};
-    run.own_first = r->rank * run.own_batches;
+    run_state run = {.o = o,
+                     .ranks = r,
+                     .context = context_ranks_of(r->context_group, o->context),
+                     .own_batches = o->accumulate * r->context_size / r->size};
+    run.own_first = r->rank / r->context_size * run.own_batches;
     *t = (training){0};
     train_result result = create_run(t, &run, text, queue);
     if (result == TRAIN_DONE) {

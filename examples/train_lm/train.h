@@ -36,8 +36,8 @@ typedef struct training {
 /* SIGINT then ends training after the current step, as if it were the last one. A second SIGINT ends the process. */
 void train_catch_interrupt(void);
 
-/* Trains a new model, or resumes from a checkpoint. o->accumulate is a multiple of the number of ranks. Call training_destroy in
- * every case. */
+/* Trains a new model, or resumes from a checkpoint. o->accumulate is a multiple of r->size / r->context_size. Call
+ * training_destroy in every case. */
 train_result train(training *t, const corpus *text, const options *o, const ranks *r, cot_queue *queue);
 void training_destroy(training *t);
 

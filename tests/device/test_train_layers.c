@@ -334,31 +334,36 @@ static void check_column_sums(cot_dtype dtype, int64_t rows, int64_t width)
     check_array(sums, "column_sums");
 }
 
+/* Rows of sequences of which a rank holds two pieces. */
+static const row_positions pieces = {.first = 3, .split = 4, .second = 10};
+
 /* The embedding with positions, and the gradient of the positions. */
 static void check_positions(cot_dtype dtype)
 {
-    enum { TIME = 7, BATCH = 5, TOKENS = BATCH * TIME };
+    enum { TIME = 7, LENGTH = 13, BATCH = 5, TOKENS = BATCH * TIME };
     int32_t tokens[TOKENS];
-    const array *table = make_random(dtype, VOCABULARY * WIDTH, 1), *positions = make_random(dtype, TIME * WIDTH, 1),
+    const array *table = make_random(dtype, VOCABULARY * WIDTH, 1), *positions = make_random(dtype, LENGTH * WIDTH, 1),
                 *dy = make_random(dtype, TOKENS * WIDTH, 1);
-    array *y = make_output(dtype, TOKENS * WIDTH), *dtable = make_random(COT_F32, TIME * WIDTH, 1);
+    array *y = make_output(dtype, TOKENS * WIDTH), *dtable = make_random(COT_F32, LENGTH * WIDTH, 1);
     for (int r = 0; r < TOKENS; r++)
         tokens[r] = (int32_t)random_int(&seed, 0, VOCABULARY - 1);
     for (int64_t i = 0; i < TOKENS * WIDTH; i++) {
         add_term(y, i, table->value[tokens[i / WIDTH] * WIDTH + i % WIDTH]);
-        add_term(y, i, positions->value[i / WIDTH % TIME * WIDTH + i % WIDTH]);
-        add_term(dtable, i / WIDTH % TIME * WIDTH + i % WIDTH, dy->value[i]);
+        const int64_t position = POSITION_OF(pieces, i / WIDTH % TIME);
+        add_term(y, i, positions->value[position * WIDTH + i % WIDTH]);
+        add_term(dtable, position * WIDTH + i % WIDTH, dy->value[i]);
     }
     const embedding_call forward = {.tokens = copy_ints(tokens, TOKENS),
                                     .table = table->device,
-                                    .positions = positions->device,
+                                    .table_of_positions = positions->device,
                                     .y = y->device,
                                     .rows = TOKENS,
                                     .width = WIDTH,
-                                    .time = TIME};
+                                    .time = TIME,
+                                    .positions = pieces};
     assert_ok(device_embedding_forward(queue, dtype, &forward));
     const positions_backward_call backward = {
-        .dy = dy->device, .dtable = dtable->device, .rows = TOKENS, .width = WIDTH, .time = TIME};
+        .dy = dy->device, .dtable = dtable->device, .rows = TOKENS, .width = WIDTH, .time = TIME, .positions = pieces};
     assert_ok(device_positions_backward(queue, dtype, &backward));
     check_array(y, "embedding with positions y");
     check_array(dtable, "positions dtable");
@@ -390,9 +395,9 @@ static void check_gelu(cot_dtype dtype)
 /* Three heads of 32 channels are rotated; the last 8 channels of a row are not. */
 static void check_rope(cot_dtype dtype, bool backward)
 {
-    enum { TIME = 7, BATCH = 2, HEADS = 3, SIZE = 32, LENGTH = HEADS * SIZE + 8 };
-    array *x = make_random(dtype, BATCH * TIME * LENGTH, 1), *rotations = make_array(COT_F32, TIME * SIZE);
-    for (int64_t i = 0; i < TIME * SIZE / 2; i++) {
+    enum { TIME = 7, TOKENS = 13, BATCH = 2, HEADS = 3, SIZE = 32, LENGTH = HEADS * SIZE + 8 };
+    array *x = make_random(dtype, BATCH * TIME * LENGTH, 1), *rotations = make_array(COT_F32, TOKENS * SIZE);
+    for (int64_t i = 0; i < TOKENS * SIZE / 2; i++) {
         const double angle = (double)(i / (SIZE / 2)) * pow(10000, -2.0 * (double)(i % (SIZE / 2)) / SIZE);
         rotations->value[2 * i] = cos(angle), rotations->value[2 * i + 1] = sin(angle);
     }
@@ -400,7 +405,7 @@ static void check_rope(cot_dtype dtype, bool backward)
     for (int64_t row = 0; row < BATCH * TIME; row++)
         for (int64_t i = 0; i < HEADS * SIZE / 2; i++) {
             const int64_t j = i % (SIZE / 2), at = row * LENGTH + i / (SIZE / 2) * SIZE + j;
-            const double *rotation = rotations->value + 2 * (row % TIME * (SIZE / 2) + j);
+            const double *rotation = rotations->value + 2 * (POSITION_OF(pieces, row % TIME) * (SIZE / 2) + j);
             const double c = rotation[0], s = backward ? -rotation[1] : rotation[1];
             const double a = x->value[at], b = x->value[at + SIZE / 2];
             x->value[at] = a * c - b * s, x->value[at + SIZE / 2] = a * s + b * c;
@@ -410,6 +415,7 @@ static void check_rope(cot_dtype dtype, bool backward)
                             .rotations = rotations->device,
                             .rows = BATCH * TIME,
                             .time = TIME,
+                            .positions = pieces,
                             .heads = HEADS,
                             .size = SIZE,
                             .row_length = LENGTH,

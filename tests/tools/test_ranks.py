@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Tests train_lm on several ranks of mpirun: the same parameters as one rank that adds the same batches, checkpoints that another
-number of ranks resumes, ranks with other options, a rank that is killed.
+"""Tests train_lm on several ranks of mpirun: the same parameters as one rank that adds the same batches, the losses of one rank if
+the ranks divide the sequences, checkpoints that another number of ranks resumes, ranks with other options, a rank that is killed.
 
     tests/tools/test_ranks.py TRAIN_LM MPIRUN...
 """
@@ -18,6 +18,7 @@ import checks
 from checks import check
 
 PROGRAM, MPIRUN = os.path.realpath(sys.argv[1]), sys.argv[2:]
+os.environ['NCCL'] = '/none/libnccl.so.2'
 COMMON = [PROGRAM, '--text', 'text', '--width', '32', '--inner', '32', '--layers', '2', '--context', '32', '--batch', '2', '--accumulate',
           '4', '--steps', '8', '--sample', '0', '--threads', '1', '--quiet', '--out', 'out']
 
@@ -42,6 +43,29 @@ def same_on_all_ranks():
             done = run(ranks, *options)
             check(results(done) == one, f'{ranks} ranks {options}: {results(done)}, one rank {one}')
             check(done.stdout.count('hash of the parameters') == 1, f'{ranks} ranks: only rank 0 prints')
+
+
+def losses(done):
+    check(done.returncode == 0, f'{done.args}: {done.returncode}, {done.stderr[-500:]}')
+    return [float(text) for text in re.findall(r'^\w+ loss +([0-9.]+)', done.stdout, re.M)]
+
+
+def divided_sequences():
+    """Ranks that hold parts of the sequences train as one rank does, up to rounding, and with the same bits in two runs."""
+    for options in (['--attention', '2', '--dense', '0'], ['--arch', 'gpt2'], ['--attention', '2', '--mhc', '2', '--dense', '0', '--recompute']):
+        options = [*options, '--dropout', '0', '--lr', '0.01']  # 8 steps that rounding changes by 1e-8
+        one = losses(run(1, *options))
+        check(len(one) == 2, f'one rank prints {one}')
+        for ranks, context_ranks in ((2, 2), (4, 2), (4, 4)):
+            divide = ['--context-ranks', str(context_ranks)]
+            done = run(ranks, *options, *divide)
+            near = all(abs(a - b) < 2e-7 for a, b in zip(losses(done), one, strict=True))
+            check(near, f'{ranks} ranks {options} {divide}: {losses(done)}, one rank {one}')
+            if ranks == 4:
+                check(results(run(ranks, *options, *divide)) == results(done), f'{ranks} ranks {options} {divide}: two runs differ')
+    options = ['--arch', 'hybrid', '--dropout', '0', '--accumulate', '1']
+    one, done = losses(run(1, *options)), run(2, *options, '--context-ranks', '2')
+    check(all(abs(a - b) < 2e-7 for a, b in zip(losses(done), one, strict=True)), f'one batch: {losses(done)}, one rank {one}')
 
 
 def ranks_of(process):
@@ -97,14 +121,24 @@ def refused():
     done = subprocess.run([*MPIRUN, '-n', '1', *COMMON, ':', '-n', '1', *COMMON[:1], '--text', 'missing', *COMMON[3:]],
                           capture_output=True, text=True, timeout=60)  # fmt: skip
     check(done.returncode != 0 and 'missing' in done.stderr, f'a rank without a text: {done.stderr[-500:]}')
-    done = run(2, '--backend', 'cuda')
-    check(done.returncode != 0 and '--backend cuda: mpirun needs --backend cpu' in done.stderr, f'cuda: {done.stderr[-500:]}')
+    for ranks, options, text in (
+            (2, ['--backend', 'cuda'], 'mpirun with --backend cuda needs NCCL, which cannot be opened: /none'),
+            (2, ['--context-ranks', '2'], '--context-ranks 2: needs --dropout 0: '),
+            (2, ['--context-ranks', '2', '--dropout', '0'], '--context-ranks 2: needs --dense 0: '),
+            (2, ['--context-ranks', '2', '--context', '30'], '--context is 30, expected a multiple of 2 x --context-ranks, 4'),
+            (3, ['--context-ranks', '2'], '--context-ranks is 2, expected a divisor of the number of ranks, 3'),
+            (1, ['--context-ranks', '2'], '--context-ranks is 2, expected a divisor of the number of ranks, 1'),
+            (4, ['--context-ranks', '2', '--accumulate', '3'], '--accumulate is 3, expected a multiple of the 2 groups of ranks'),
+            (2, ['--gpus', '2', '--backend', 'cuda'], '--gpus: with mpirun each rank has one GPU')):
+        done = run(ranks, *options)
+        check(done.returncode != 0 and text in done.stderr, f'{ranks} ranks {options}: {done.stderr[-500:]}')
 
 
 def main():
     with open('text', 'wb') as file:
         file.write(bytes((i * i * 7 + i // 3) % 96 + 32 for i in range(40000)))
     same_on_all_ranks()
+    divided_sequences()
     resumed_on_other_ranks()
     refused()
     print(f'{checks.failed} failures')

@@ -97,6 +97,20 @@ def test_gpus():
                 'cuBLASLt', '/none')
 
 
+def test_context_ranks():
+    """GPUs that hold parts of the sequences train as one GPU does, up to rounding, and with the same bits in two runs."""
+    for gpus, more in (('2', []), ('4', ['--recompute']), ('2', ['--arch', 'gpt2', '--inner', '16', '--mlp', '32'])):
+        many = environment(EMULATOR, FAKE_CUDA_DEVICES=gpus)
+        options = ['--backend', 'cuda', '--dtype', 'f32', '--dropout', '0', '--dense', '0', '--lr', '0.01', *more]
+        divide = ['--gpus', gpus, '--context-ranks', '2']
+        one, *divided = (run(*options, *words, env=many) for words in ([], divide, divide))
+        check(divided[0].returncode == 0, f'{gpus} GPUs {more}: {divided[0].stderr}')
+        check(results(divided[0]) == results(divided[1]), f'{gpus} GPUs {more}: two runs differ')
+        losses = validation(one) + validation(divided[0])
+        check(len(losses) == 2 and abs(losses[0] - losses[1]) < 1e-5, f'{gpus} GPUs {more}: {losses}')
+    expect_line(run('--backend', 'cuda', '--gpus', '2', '--context-ranks', '2', env=many), 2, '--context-ranks 2: needs --dropout 0')
+
+
 def expect_line(result, status, *words):
     lines = result.stderr.splitlines()
     good = result.returncode == status and len(lines) == 1 and all(word in lines[0] for word in words)
@@ -131,6 +145,7 @@ with tempfile.TemporaryDirectory() as folder:
     test_bits('f32')
     test_gpt2()
     test_gpus()
+    test_context_ranks()
     test_errors()
 print('test_train_cuda: ' + (f'{checks.failed} checks failed' if checks.failed else 'passed'))
 sys.exit(checks.failed > 0)

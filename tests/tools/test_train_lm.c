@@ -219,25 +219,27 @@ static void test_layernorm(void **state)
     free(dx), free(before), free(dgain), free(dbias), free(sums), free(partial);
 }
 
-/* Against plain loops. Rows of the gradient behind the sequence do not change. */
+/* Against plain loops, for the rows of two pieces of a sequence. MATRIX_SET makes the other rows of the gradient 0. */
 static void test_positions(void **state)
 {
     (void)state;
-    enum { ROWS = 6, PLACES = 3, FIRST = 2, WIDTH = 5, TABLE = FIRST + PLACES };
+    enum { ROWS = 6, PLACES = 3, WIDTH = 5, TABLE = 8 };
+    const row_positions pieces = {.first = 2, .split = 1, .second = 6}; /* tokens 2, 6 and 7 */
     real *table = random_values(TABLE * WIDTH, 1), *x = random_values(ROWS * WIDTH, 2),
-         *before = random_values(ROWS * WIDTH, 2), *dtable = random_values(TABLE * WIDTH, 3),
-         *dbefore = random_values(TABLE * WIDTH, 3);
-    positions_forward(ROWS, PLACES, FIRST, WIDTH, table, x);
+         *before = random_values(ROWS * WIDTH, 2), *dtable = random_values(TABLE * WIDTH, 3);
+    positions_forward(ROWS, PLACES, pieces, WIDTH, table, x);
     for (int64_t i = 0; i < ROWS * WIDTH; i++)
-        assert_true(x[i] == before[i] + table[(FIRST + i / WIDTH % PLACES) * WIDTH + i % WIDTH]);
-    positions_backward(ROWS, PLACES, WIDTH, x, dtable, MATRIX_SET);
-    for (int64_t i = 0; i < PLACES * WIDTH; i++)
-        assert_true(fabs(dtable[i] - (x[i] + x[i + PLACES * WIDTH])) <= 1e-15);
-    positions_backward(ROWS, PLACES, WIDTH, x, dtable, MATRIX_ADD);
-    for (int64_t i = 0; i < TABLE * WIDTH; i++)
-        assert_true(i < PLACES * WIDTH ? fabs(dtable[i] - 2 * (x[i] + x[i + PLACES * WIDTH])) <= 1e-14
-                                       : dtable[i] == dbefore[i]);
-    free(table), free(x), free(before), free(dtable), free(dbefore);
+        assert_true(x[i] == before[i] + table[POSITION_OF(pieces, i / WIDTH % PLACES) * WIDTH + i % WIDTH]);
+    for (int times = 1; times <= 2; times++) {
+        positions_backward(ROWS, PLACES, pieces, WIDTH, TABLE, x, dtable, times == 1 ? MATRIX_SET : MATRIX_ADD);
+        for (int64_t i = 0; i < TABLE * WIDTH; i++) {
+            const int64_t token = i / WIDTH, row = token == 2 ? 0 : token - 5;
+            const real *rows = x + row * WIDTH + i % WIDTH;
+            const double sum = token == 2 || token >= 6 ? times * (rows[0] + rows[PLACES * WIDTH]) : 0;
+            assert_true(fabs(dtable[i] - sum) <= 1e-14);
+        }
+    }
+    free(table), free(x), free(before), free(dtable);
 }
 
 typedef struct gelu_case {
@@ -338,17 +340,17 @@ static void test_rope(void **state)
     (void)state;
     enum { ROWS = 6, PLACES = 3, ROTATED_HEADS = 2, SIZE = 5, ROW = ROTATED_HEADS * SIZE + 2 };
     real *x = random_values(ROWS * ROW, 1), *before = random_values(ROWS * ROW, 1);
-    rope(ROWS, PLACES, 7, ROTATED_HEADS, SIZE, ROW, ROPE_FORWARD, x);
+    rope(ROWS, PLACES, positions_from(7), ROTATED_HEADS, SIZE, ROW, ROPE_FORWARD, x);
     for (int64_t i = 0; i < ROWS * ROW; i++)
         assert_true((x[i] == before[i]) == (i % ROW >= ROTATED_HEADS * SIZE || i % ROW % SIZE == SIZE - 1));
-    rope(ROWS, PLACES, 7, ROTATED_HEADS, SIZE, ROW, ROPE_BACKWARD, x);
+    rope(ROWS, PLACES, positions_from(7), ROTATED_HEADS, SIZE, ROW, ROPE_BACKWARD, x);
     for (int64_t i = 0; i < ROWS * ROW; i++)
         assert_true(fabs(x[i] - before[i]) <= 1e-14);
     double products[2];
     for (int shift = 0; shift < 2; shift++) {
         memcpy(x, before, 2 * SIZE * sizeof *x);
-        rope(1, 1, 3 + 10 * shift, 1, SIZE, SIZE, ROPE_FORWARD, x);
-        rope(1, 1, 5 + 10 * shift, 1, SIZE, SIZE, ROPE_FORWARD, x + SIZE);
+        rope(1, 1, positions_from(3 + 10 * shift), 1, SIZE, SIZE, ROPE_FORWARD, x);
+        rope(1, 1, positions_from(5 + 10 * shift), 1, SIZE, SIZE, ROPE_FORWARD, x + SIZE);
         products[shift] = dot(x, x + SIZE, SIZE);
     }
     assert_true(fabs(products[0] - products[1]) <= 1e-14 &&

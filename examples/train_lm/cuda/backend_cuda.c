@@ -198,23 +198,26 @@ static void backward_bias(backend *b, int64_t rows, int64_t width, const void *d
 }
 
 static void forward_embedding(backend *b, int64_t rows, int64_t width, const void *inputs, const void *table,
-                              const void *positions, int64_t time, int64_t first, void *y)
+                              const void *table_of_positions, int64_t time, row_positions positions, void *y)
 {
-    (void)first; /* decoding is on the CPU */
     const device_tokens *batch = inputs;
     const embedding_call call = {.tokens = batch->tokens,
                                  .table = table,
-                                 .positions = positions,
+                                 .table_of_positions = table_of_positions,
                                  .y = y,
                                  .rows = rows,
                                  .width = width,
-                                 .time = time};
+                                 .time = time,
+                                 .positions = positions};
     check(b, device_embedding_forward(b->queue, b->dtype, &call));
 }
 
-static void backward_positions(backend *b, int64_t rows, int64_t time, int64_t width, const void *dy, void *dtable)
+static void backward_positions(backend *b, int64_t rows, int64_t time, row_positions positions, int64_t width,
+                               int64_t length, const void *dy, void *dtable)
 {
-    const positions_backward_call call = {.dy = dy, .dtable = dtable, .rows = rows, .width = width, .time = time};
+    (void)length;
+    const positions_backward_call call = {
+        .dy = dy, .dtable = dtable, .rows = rows, .width = width, .time = time, .positions = positions};
     check(b, device_positions_backward(b->queue, b->dtype, &call));
 }
 
@@ -293,7 +296,7 @@ static void backward_layernorm(backend *b, int64_t rows, int64_t width, const vo
     check(b, device_layernorm_backward(b->queue, b->dtype, &call));
 }
 
-static void rotate(backend *b, int64_t rows, int64_t time, int64_t first, int64_t heads, int64_t size,
+static void rotate(backend *b, int64_t rows, int64_t time, row_positions positions, int64_t heads, int64_t size,
                    int64_t row_length, rope_direction direction, void *x)
 {
     const cuda_backend *c = cuda_of(b);
@@ -301,14 +304,17 @@ static void rotate(backend *b, int64_t rows, int64_t time, int64_t first, int64_
                             .rotations = c->rotations,
                             .rows = rows,
                             .time = time,
+                            .positions = positions,
                             .heads = heads,
                             .size = size,
                             .row_length = row_length,
                             .backward = direction == ROPE_BACKWARD};
-    if (first != 0 || time > c->options.time || size != c->options.head_size)
-        check(b, cot_fail(COT_INVALID_SHAPE, "rope: %lld positions of heads of size %lld, expected %lld of %lld",
-                          (long long)(first + time), (long long)size, (long long)c->options.time,
-                          (long long)c->options.head_size));
+    const int64_t last = time > positions.split ? POSITION_OF(positions, positions.split - 1) : 0,
+                  end = cot_max(last, POSITION_OF(positions, time - 1)) + 1;
+    if (end > c->options.time || size != c->options.head_size)
+        check(b,
+              cot_fail(COT_INVALID_SHAPE, "rope: %lld positions of heads of size %lld, expected %lld of %lld",
+                       (long long)end, (long long)size, (long long)c->options.time, (long long)c->options.head_size));
     else
         check(b, device_rope(b->queue, b->dtype, &call));
 }
@@ -449,13 +455,13 @@ static void load(backend *b, int64_t rows, int64_t micro_batches, const int32_t 
 }
 
 /* The first step is enqueued directly: the library's pool grows, and cuBLASLt chooses algorithms. The second step is
- * captured. */
+ * captured. Calls over a group of ranks cannot be captured. */
 static cot_status run(backend *b, cot_status (*enqueue)(void *context), void *context)
 {
     cuda_backend *c = cuda_of(b);
     double seconds;
     cot_status status = b->status;
-    if (status == COT_OK && !c->warm) {
+    if (status == COT_OK && (!c->warm || b->context.group != NULL)) {
         c->warm = true;
         return enqueue(context);
     }

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * backend_none.c: stands for backend_cuda.c in a build without CUDA. */
+ * backend_none.c: stands for backend_cuda.c and communicator.c in a build without CUDA. */
 #include "backend_cuda.h"
+#include "communicator.h"
+
+#include <stddef.h>
 
 cot_status backend_cuda_create(backend **out, const cuda_options *options)
 {
@@ -54,4 +57,36 @@ void backend_cuda_describe(backend *b, char *name, size_t size, size_t *free_byt
 {
     (void)b, (void)name, (void)size;
     *free_bytes = *total_bytes = 0;
+}
+
+cot_status gpu_communicator_make_id(gpu_communicator_id *id)
+{
+    (void)id;
+    return cot_error_set(COT_NO_DEVICE, "this build has no CUDA: nvcc was not found, or COT_CUDA is OFF");
+}
+
+/* The functions below are never called, since no id can be made. */
+cot_status gpu_communicator_create(gpu_communicator **out, const gpu_communicator_id *id, int rank, int size,
+                                   int device)
+{
+    (void)id, (void)rank, (void)size, (void)device;
+    *out = NULL;
+    return COT_NO_DEVICE;
+}
+
+const void *gpu_communicator_whole(const gpu_communicator *c)
+{
+    (void)c;
+    return NULL;
+}
+
+const void *gpu_communicator_part(gpu_communicator *c, int color)
+{
+    (void)c, (void)color;
+    return NULL;
+}
+
+void gpu_communicator_destroy(gpu_communicator *c)
+{
+    (void)c;
 }

@@ -13,6 +13,8 @@
 #ifndef TRAIN_LM_DEVICE_LAYERS_H
 #define TRAIN_LM_DEVICE_LAYERS_H
 
+#include "../positions.h"
+
 #include <cotangent/core.h>
 
 enum {
@@ -30,20 +32,23 @@ enum {
 
 /* ---- embedding ---------------------------------------------------------------------------------------- */
 
-/* y[r] = table[tokens[r]] + positions[r % time];  tokens [rows], table [vocabulary,width], y [rows,width], positions
- * [time,width] or null. The caller has checked that the tokens are less than the vocabulary. */
+/* y[r] = table[tokens[r]] + table_of_positions[p(r)], with p(r) = POSITION_OF(positions, r % time);  tokens [rows], table
+ * [vocabulary,width], y [rows,width], table_of_positions [length,width] or null. The caller has checked that the tokens
+ * are less than the vocabulary. */
 typedef struct embedding_call {
     const int32_t *tokens;
-    const void *table, *positions;
+    const void *table, *table_of_positions;
     void *y;
     int64_t rows, width, time;
+    row_positions positions;
 } embedding_call;
 
-/* dtable[t] += sum of dy[r] over the rows with r % time == t;  dy [rows,width], dtable [time,width] float32. */
+/* dtable[t] += sum of dy[r] over the rows with p(r) == t;  dy [rows,width], dtable [length,width] float32. */
 typedef struct positions_backward_call {
     const void *dy;
     float *dtable;
     int64_t rows, width, time;
+    row_positions positions;
 } positions_backward_call;
 
 /* Up to EMBEDDING_PIECE rows of one token: order[first] .. order[first + count - 1]. `partial` is the index of the
@@ -153,12 +158,13 @@ typedef struct add_partials_call {
 /* ---- RoPE --------------------------------------------------------------------------------------------- */
 
 /* Rotary position embedding, in place, on the first heads*size elements of rows of length row_length. The channels j and
- * j + size/2 of a head are a point, which is rotated by the angle of (r % time, j). rotations[t][j] is the cosine and
- * the sine of that angle. Backward rotates in the opposite direction. */
+ * j + size/2 of a head are a point, which is rotated by the angle of (p(r), j). rotations[t][j] is the cosine and the sine
+ * of the angle of (t, j). Backward rotates in the opposite direction. */
 typedef struct rope_call {
     void *x;                /* [rows,row_length] */
-    const float *rotations; /* [time,size/2,2] */
+    const float *rotations; /* [length,size/2,2] */
     int64_t rows, time, heads, size, row_length;
+    row_positions positions;
     int32_t backward;
 } rope_call;
 

@@ -15,13 +15,14 @@ template <typename E> static __device__ __forceinline__ void embedding_forward(c
     if (index >= c.rows * vectors)
         return;
     const int64_t row = index / vectors, column = index % vectors;
-    if (c.positions == nullptr) {
+    if (c.table_of_positions == nullptr) {
         ((uint4 *)c.y)[index] = ((const uint4 *)c.table)[c.tokens[row] * vectors + column];
         return;
     }
     float y[N], position[N];
     load_floats_cached<E>(c.table, c.tokens[row] * c.width + column * N, y);
-    load_floats_cached<E>(c.positions, row % c.time * c.width + column * N, position);
+    load_floats_cached<E>(c.table_of_positions, POSITION_OF(c.positions, row % c.time) * c.width + column * N,
+                          position);
 #pragma unroll
     for (int j = 0; j < N; j++)
         y[j] += position[j];
@@ -44,7 +45,7 @@ template <typename E> static __device__ __forceinline__ void positions_backward(
         for (int j = 0; j < N; j++)
             sum[j] += dy[j];
     }
-    add_floats<N>(c.dtable + blockIdx.x * c.width + column, sum);
+    add_floats<N>(c.dtable + POSITION_OF(c.positions, (int64_t)blockIdx.x) * c.width + column, sum);
 }
 
 /* A block sums the rows of a piece, a thread one vector of columns. */
@@ -372,7 +373,7 @@ template <typename E> static __device__ __forceinline__ void rope(const rope_cal
         return;
     const int64_t head = index / vectors % c.heads, j = index % vectors * N,
                   at = row * c.row_length + head * c.size + j;
-    const float4 *rotation = (const float4 *)(c.rotations + 2 * (row % c.time * half + j));
+    const float4 *rotation = (const float4 *)(c.rotations + 2 * (POSITION_OF(c.positions, row % c.time) * half + j));
     float a[N], b[N];
     load_floats_cached<E>(c.x, at, a);
     load_floats_cached<E>(c.x, at + half, b);
