@@ -69,6 +69,9 @@ def main() -> int:
     if os.environ.get("COT_KERNEL"):
         _say("--", "COT_KERNEL", f"forces {os.environ['COT_KERNEL']}: unset it unless that is meant")
     _try_ops("cpu")
+    if getattr(torch.version, "hip", None):
+        _say("--", "rocm", "torch is a ROCm build, with which cotangent is not tested: the package supports CPU tensors, and no AMD GPU")
+        return 1 if _wrong else 0
     if not torch.cuda.is_available():
         _say("--", "cuda", "torch finds no GPU" if torch.version.cuda else "this torch is built without CUDA")
         return 1 if _wrong else 0

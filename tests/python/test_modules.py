@@ -129,6 +129,14 @@ def test_doctor(capsys):
     assert f"[ok] cotangent {cotangent.__version__}" in words and "[ok] attention, cpu" in words
 
 
+def test_doctor_names_a_rocm_build(capsys, monkeypatch):
+    from cotangent import doctor
+
+    monkeypatch.setattr(torch.version, "hip", "7.1.0")
+    assert doctor.main() == 0
+    assert "[--] rocm torch is a ROCm build" in " ".join(capsys.readouterr().out.split())
+
+
 def test_doctor_says_what_a_gpu_gets():
     from cotangent.doctor import _code_of
 
