@@ -946,12 +946,15 @@ def training_rows(results, device):
 
 TRAINING_GPUS = """Data parallel training with `train_lm --gpus N`, by [measure_training_gpus.py](../../tools/measure_training_gpus.py). All runs
 have the same batches of a generated text. Two runs on the largest number of GPUs had the same parameters, bit by bit."""
+TRAINING_CONTEXT = """Each sequence divided over N GPUs with `train_lm --gpus N --context-ranks N`, by the same tool with `--context`. A step with one GPU
+is a CUDA graph, the others are not. The sum of the gradients follows the backward: it does not overlap with it. Two runs on the largest
+number of GPUs had the same parameters, bit by bit."""
 
 
-def training_gpus_rows(results, device):
-    source, rows = results["training_gpus", device]
+def training_gpus_rows(results, device, op, title, text):
+    source, rows = results[op, device]
     one = {row["program"]: row["tokens_per_second"] for row in rows if row["gpus"] == 1}
-    return ["### Several GPUs", "", f"{TRAINING_GPUS} {measured_note(rows)[:-1]}: {record_link(source)}.", "",
+    return [title, "", f"{text} {measured_note(rows)[:-1]}: {record_link(source)}.", "",
             *markdown([("program", lambda row: f"`{row['program']}`"), ("GPUs", lambda row: str(row["gpus"])),
                        ("tokens/s", lambda row: str(row["tokens_per_second"])),
                        ("times one GPU", lambda row: f"{row['tokens_per_second'] / one[row['program']]:.2f}" if row["program"] in one else ""),
@@ -1014,8 +1017,10 @@ def training_page(results):
     for device in devices(results):
         if ("training", device) in results:
             lines += [f"## {device}", "", *training_rows(results, device)]
-        if ("training_gpus", device) in results:
-            lines += training_gpus_rows(results, device)
+        for op, title, text in (("training_gpus", "### Several GPUs", TRAINING_GPUS),
+                                ("training_context", "### Long sequences on several GPUs", TRAINING_CONTEXT)):
+            if (op, device) in results:
+                lines += training_gpus_rows(results, device, op, title, text)
     return "\n".join(lines).rstrip("\n") + "\n"
 
 

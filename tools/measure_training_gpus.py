@@ -3,9 +3,11 @@
 """Times `train_lm --gpus N` and prints JSON rows for bench/results.
 
     tools/measure_training_gpus.py TRAIN_LM [--gpus 1,2,4] [--accumulate 8] [--batch 32] [--steps 16] [--preset gpt2-124m] [--commit C]
+                                   [--context T]
 
 Each number of GPUs trains the same model with the same batches of a text that this tool generates. A row has the tokens per
 second, the losses and the hash of the parameters. The last number runs twice, and the hashes of the two runs must be equal.
+Without --context, the GPUs divide the batches of a step. With it, they divide each sequence of T tokens (--context-ranks).
 """
 import argparse
 import datetime
@@ -30,14 +32,18 @@ def run(arguments, gpus, folder):
     """One row."""
     options = ['--preset', arguments.preset, '--batch', str(arguments.batch), '--accumulate', str(arguments.accumulate), '--steps',
                str(arguments.steps)]
-    done = subprocess.run([arguments.program, '--backend', 'cuda', '--gpus', str(gpus), *options, '--sample', '0', '--quiet', '--out',
+    divided = []
+    if arguments.context:
+        options += ['--context', str(arguments.context), '--dropout', '0', '--dense', '0']
+        divided = ['--context-ranks', str(gpus)]
+    done = subprocess.run([arguments.program, '--backend', 'cuda', '--gpus', str(gpus), *divided, *options, '--sample', '0', '--quiet', '--out',
                            folder, f'{folder}/text'], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         sys.exit(f'train_lm --gpus {gpus}: {done.stderr}')
 
     def find(pattern):
         return re.search(pattern, done.stdout).group(1)
-    return {'op': 'training_gpus', 'model': arguments.preset, 'program': 'train_lm ' + ' '.join(options), 'gpus': gpus,
+    return {'op': 'training_context' if arguments.context else 'training_gpus', 'model': arguments.preset, 'program': 'train_lm ' + ' '.join(options), 'gpus': gpus,
             'tokens_per_second': int(find(r'(\d+) tokens/s')), 'training_loss': float(find(r'training loss +(\S+)')),
             'validation_loss': float(find(r'validation loss +(\S+)')), 'hash': find(r'hash of the parameters: (\S+)'),
             'printed_gb': float(find(r'([\d.]+) GB for the model')), 'device': find(r'(NVIDIA [^,]+),'),
@@ -50,6 +56,7 @@ def main():
     parser.add_argument('--gpus', default='1,2,4')
     for name, default in ('accumulate', 8), ('batch', 32), ('steps', 16):
         parser.add_argument('--' + name, type=int, default=default)
+    parser.add_argument('--context', type=int, default=0)
     parser.add_argument('--preset', default='gpt2-124m')
     parser.add_argument('--commit', default='')
     arguments = parser.parse_args()
