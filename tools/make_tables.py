@@ -940,7 +940,7 @@ def training_rows(results, device):
         source, rows, note = records_of("training_gradients")
         lines += [f"{GRADIENTS} {note}", "", *markdown([
             ("dtype", lambda row: row["dtype"]), column("parameters", "parameters", "d"), column("largest ratio", "ratio", ".3f"),
-            ("of", lambda row: f"`{row['parameter']}`"), column("median", "median", ".3f")], rows)]
+            ("parameter of this ratio", lambda row: f"`{row['parameter']}`"), column("median", "median", ".3f")], rows)]
     return lines
 
 
@@ -1007,7 +1007,7 @@ def gradients_summary(results):
     _, rows = max((found for (op, _), found in results.items() if op == "training_gradients"), key=lambda found: found[0])
     return "\n".join([f"{rows[0]['model']}, {rows[0]['device']}, {measured_note(rows)[:-1]}, {rows[0]['peer']}:", "", *markdown([
         ("dtype", lambda row: row["dtype"]), column("parameters", "parameters", "d"), ("error of cotangent", scientific("error")),
-        ("error of PyTorch", scientific("peer_error")), column("ratio", "ratio", ".3f"), ("of", lambda row: f"`{row['parameter']}`"),
+        ("error of PyTorch", scientific("peer_error")), column("ratio", "ratio", ".3f"), ("parameter of this ratio", lambda row: f"`{row['parameter']}`"),
         column("median of the ratios", "median", ".3f")], rows)])
 
 

@@ -25,9 +25,9 @@
  * Shapes: q [B,Tq,H,d], k [B,Tk,Hkv,d], v [B,Tk,Hkv,d_v], out [B,Tq,H,d_v], lse [B,H,Tq]. Strides are arbitrary. Fast
  * kernels need the last axis of q, k, v, out and their gradients to be contiguous.
  * Packed sequences: cu_seqlens_q and cu_seqlens_k are i32 [B+1]. Sequence b is rows [cu_seqlens[b], cu_seqlens[b+1]) of
- * q [total_q,H,d], k [total_k,Hkv,d], v and out; lse is [H,total_q]. cu_seqlens starts at 0, never decreases and ends
- * at total at most. A sequence may be empty. max_seqlen_q and max_seqlen_k are at least the lengths of the longest
- * sequence. Rows after the last sequence are treated as rows beyond seqused (next paragraph).
+ * q [total_q,H,d], k [total_k,Hkv,d], v and out; lse is [H,total_q]. cu_seqlens starts at 0, never decreases and its
+ * last entry is at most total_q (total_k). A sequence may be empty. max_seqlen_q and max_seqlen_k are at least the
+ * lengths of the longest sequence. Rows after the last sequence are treated as rows beyond seqused (next paragraph).
  * seqused_q, seqused_k (i32 [B]) limit each sequence to its first queries and keys; off is then the difference of these
  * numbers. Queries beyond seqused_q get out = 0, lse = -inf (also with a sink) and no gradient. Keys beyond seqused_k get gradients of 0.
  *

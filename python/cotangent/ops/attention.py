@@ -24,7 +24,7 @@ _OPTIONS = (
 def _folds(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, used_q: Any, used_k: Any, sink: Any, slopes: Any, bias: Any,
            seed_tensor: Any, offset_tensor: Any, causal: Any, window: Any, left: Any, right: Any, scale: Any,
            softcap: Any, dropout_p: float, *others: Any) -> bool:  # fmt: skip
-    """Whether vmap may fold its axis into the batch. Not with dropout, whose masks number the elements of the batch, and
+    """Whether vmap may fold its axis into the batch. Not with dropout, because the mask depends on the index in the batch, and
     not with slopes or a bias, which may have their own batch axis."""
     return cu_q is None and cu_k is None and slopes is None and bias is None and dropout_p == 0
 

@@ -14,8 +14,8 @@
  * For K = 2..4 and a row of one sequence, one pass over the row computes g, dx and the sums, except at the row's ends. It
  * keeps g in registers (one_pass_registers). AVX2 has too few: there it computes g of 256 tokens into a buffer in the L1
  * cache, then their dx and sums (one_pass_buffered).
- * For tensors larger than the caches, short runs of reads and writes are faster. With runs of 64 bytes the loop is as
- * fast as a copy. With runs of 8 KB it has 75 % of that speed.
+ * For tensors larger than the caches, short runs of reads and writes are faster. A loop that only reads and writes in
+ * runs of 64 bytes is as fast as a copy. With runs of 8 KB it has 75 % of that speed.
  *
  * dw and db are summed in three levels: `sums` per lane over a row, `totals` per channel over the pieces of an item,
  * `partials` (the totals of all items) in the workspace. causal_conv1d_reduce.h adds the partials.
@@ -153,7 +153,7 @@ static void (*const g_functions[CONV1D_INSTANCES][3])(const row_args *, int64_t,
  *     g, g_prev       g of vectors j-1, j-2 */
 
 /* Prefetch distances in bytes into the L1 cache, in addition to CONV1D_L1_DISTANCE for rows that are read in place. Sums of
- * 1 to 4 KB were tried. 2 KB for x and 3 KB for dy were the fastest: 0.85 of a copy's speed. The same distance for both
+ * 1 to 4 KB were tried. With 2 KB for x and 3 KB for dy this kernel was fastest: 0.85 of a copy's speed. The same distance for both
  * was slower. A prefetch into the L2 cache in addition was slower too. */
 enum { ONE_PASS_DISTANCE_X = 1024, ONE_PASS_DISTANCE_DY = 2048 };
 
