@@ -15,7 +15,7 @@ enum {
     NO_MORE_KEY_BLOCKS = -1, /* first_key of the last entry of `work` */
 };
 
-/* PAIRS: of a block of a pair, see attention_bwd_pairs_sm90.cu. */
+/* The shared memory of a thread block. PAIRS: of one of the two thread blocks of a pair (attention_bwd_pairs_sm90.cu). */
 template <int COLUMNS, bool PAIRS> struct shared_memory {
     enum {
         COLUMN_PANELS = COLUMNS / 64,
@@ -32,12 +32,12 @@ template <int COLUMNS, bool PAIRS> struct shared_memory {
     unsigned char q[ATTENTION_Q_STAGES][COLUMN_PANELS][Q_PANEL_BYTES];
     unsigned char dout[ATTENTION_DOUT_STAGES][COLUMN_PANELS][Q_PANEL_BYTES];
     unsigned char ds[ATTENTION_DS_STAGES][2][QUERIES * 64 * 2]; /* [query][key], one tile for each consumer's keys */
-    /* The peer's dS of the slice that this block computes, and the panel of the peer's K that it multiplies with it. */
+    /* Operands of dQ from the peer: its dS for the slice that this block computes, and 64 columns of its K. */
     unsigned char peer_ds[PAIRS ? 2 : 0][SQUARE_BYTES], peer_k[PAIRS ? 2 : 0][SQUARE_BYTES];
     float dq[DQ_STAGES][ATTENTION_DQ_SLICE];
     float lse_log2[ATTENTION_Q_STAGES][QUERIES], delta[ATTENTION_DOUT_STAGES][QUERIES];
     attention_work work[WORK_STAGES];       /* of the key blocks, in turn */
-    union {                                 /* what the consumers lack registers for at 64 columns */
+    union {                                 /* values for which the consumers have no registers at 64 columns */
         int tile_index[ATTENTION_Q_STAGES]; /* not GENERAL: of the tile in each stage */
         /* GENERAL without softcap: of each consumer warp, the first step of the key block that it does not skip. */
         uint32_t first_computed_step[COLUMNS == 64 && !PAIRS ? 8 : 1];
@@ -111,11 +111,11 @@ template <typename E> constexpr float dv_scale = cot_is_f16<E> ? 1.0f / (1 << AT
  * in units of the last bit that is kept. `restore` adds the signed byte. A tie has the byte 128, whether it was rounded
  * up or down. If it was rounded down, the restored P is one unit of the 16-bit format too small.
  *
- * JOINS: low_bytes has the byte plus 128, which is not signed. One byte permutation joins it to the rounded P, and one
+ * BIASED_BYTES: low_bytes has the byte plus 128, which is not signed. One byte permutation joins it to the rounded P, and one
  * subtraction removes the 128. In the example, 0xaa becomes 0x2a, and 0x3eab2a00 - 0x8000 = 0x3eaaaa00. This saves one
  * instruction per element. f16 has no such form, because its 8 bits are not a byte of a float32. The GENERAL versions at 64
  * columns are slower with it. */
-template <typename E, int N, bool JOINS> struct saved_p {
+template <typename E, int N, bool BIASED_BYTES> struct saved_p {
     uint32_t low_bytes[N / 4];
 
     __device__ __forceinline__ void save(const float (&p)[N])
@@ -130,18 +130,18 @@ template <typename E, int N, bool JOINS> struct saved_p {
             /* 0x0051: byte 1 of both arguments. 0x5410: the lower halves of both arguments. */
             low_bytes[i / 4] =
                 __byte_perm(__byte_perm(bits[0], bits[1], 0x0051), __byte_perm(bits[2], bits[3], 0x0051), 0x5410);
-            if (JOINS)
+            if (BIASED_BYTES)
                 low_bytes[i / 4] ^= 0x80808080;
         }
     }
 
-    /* Element i. `one` is 1. Where this is hidden from the compiler, it emits a multiply-add for the subtraction, which
-     * runs on another pipe than the permutations. opaque_zero is 0, but the compiler cannot prove it. Adding it keeps the
+    /* Element i. `one` is 1. If the compiler cannot prove that, it subtracts with an integer multiply-add, which does not
+     * use the pipe of the permutations. opaque_zero is 0, but the compiler cannot prove it. Adding it keeps the
      * compiler from unpacking P before registers are free. */
     __device__ __forceinline__ float restore(const uint32_t (&packed)[N / 2], int i, uint32_t opaque_zero,
                                              uint32_t one) const
     {
-        if constexpr (JOINS) {
+        if constexpr (BIASED_BYTES) {
             /* The selector takes, from the lowest byte on: the sign of P, which fills a byte with 0, then the low byte,
              * then the rounded P. */
             const uint32_t selector = (i % 2 == 0 ? 0x1009 : 0x320b) | (4 + i % 4) << 4;
@@ -326,7 +326,7 @@ static __device__ __forceinline__ volatile uint32_t &first_computed_step(shared_
     return s.first_computed_step[threadIdx.x / WARP % 8];
 }
 
-/* One step of a consumer, as in the file header. Returns whether to skip the next tile.
+/* One step of a consumer: see the header of attention_bwd_sm90.cu. Returns whether to skip the next tile.
  *   FIRST        there is no dS of a previous step
  *   first_step   of the key block: steps are numbered through all key blocks
  *   previous_q   stage of Q of the previous step
@@ -363,8 +363,8 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     for (int query_group = 0; query_group < LSE_PRELOADS; query_group++)
         lse_log2[query_group] = load_pair_early(&s.lse_log2[q_stage][8 * query_group + lane_query]);
     cot_wgmma_wait<FIRST ? 0 : 1>();
-    constexpr bool JOINS = !cot_is_f16<E> && !(COLUMNS == 64 && GENERAL);
-    saved_p<E, N, JOINS && !SOFTCAP> saved;
+    constexpr bool BIASED_BYTES = !cot_is_f16<E> && !(COLUMNS == 64 && GENERAL);
+    saved_p<E, N, BIASED_BYTES && !SOFTCAP> saved;
     const uint32_t ds_address = ds_fragments + ds_stage * (2 * 128 * QUERIES);
     if constexpr (SOFTCAP) {
         softcapped_p(c, w, tile, key_begin, s.lse_log2[q_stage] + lane_query, lse_log2[0], lse_log2[1], ds_address,

@@ -60,13 +60,12 @@ static __device__ __forceinline__ uint32_t take_pair(const attention_bwd_call &c
     return pair;
 }
 
-/* Opens a stage in both blocks. Executed by their two producers. Waits until the stage is free in this block, sets the
- * expected bytes of `full`, tells the peer, and waits until the peer has done the same. Both halves may then be loaded.
- * `empty` and `peer_empty` are the barriers of the stage, `use` the number of its earlier uses. */
-static __device__ __forceinline__ void open_stage_in_both(uint64_t *empty, uint64_t *peer_empty, int rank, uint32_t use,
-                                                          uint64_t *full, uint32_t bytes)
+/* Opens a stage for both blocks' halves. Executed by their two producers, each when the stage is free in its block. Sets
+ * the expected bytes of `full`, tells the peer, and waits until the peer has done the same. Both halves may then be
+ * loaded. `peer_empty` is a barrier of the stage, `use` the number of its earlier uses. */
+static __device__ __forceinline__ void open_stage_in_both(uint64_t *peer_empty, int rank, uint32_t use, uint64_t *full,
+                                                          uint32_t bytes)
 {
-    cot_mbarrier_wait(empty, use & 1 ^ 1);
     cot_mbarrier_arrive_expect(full, bytes);
     cot_mbarrier_arrive_remote(cot_mapa(cot_shared_address(peer_empty), rank ^ 1));
     cot_mbarrier_wait(peer_empty, use & 1);
@@ -101,13 +100,14 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, pair_memory<COL
             const int tile = at.tile, head = w.first_head + at.h, b = w.b;
             const int row = (int)statistics_row_of<false>(c, w, at.h) + tile, query = tile * QUERIES + row_in_tile;
             const uint32_t bytes = COLUMN_PANELS * s.Q_PANEL_BYTES + QUERIES * sizeof(float);
-            open_stage_in_both(&s.q_empty[q], &s.peer_q_empty[q], rank, stage_step / ATTENTION_Q_STAGES, &s.q_full[q],
-                               bytes);
-            s.tile_index[q] = tile;
+            const uint32_t q_use = stage_step / ATTENTION_Q_STAGES, dout_use = stage_step / ATTENTION_DOUT_STAGES;
+            cot_mbarrier_wait(&s.q_empty[q], q_use & 1 ^ 1);
+            s.tile_index[q] = tile; /* before the arrival on q_full, behind which the consumers read it */
+            open_stage_in_both(&s.peer_q_empty[q], rank, q_use, &s.q_full[q], bytes);
             cot_tma_load_4d_to_both(s.q[q][0] + rank * SQUARE_BYTES, &m.q, column, query, head, b, &s.q_full[q]);
             cot_tma_load_4d(s.lse_log2[q], &m.statistics, 0, row, 0, 0, &s.q_full[q]);
-            open_stage_in_both(&s.dout_empty[dout], &s.peer_dout_empty[dout], rank, stage_step / ATTENTION_DOUT_STAGES,
-                               &s.dout_full[dout], bytes);
+            cot_mbarrier_wait(&s.dout_empty[dout], dout_use & 1 ^ 1);
+            open_stage_in_both(&s.peer_dout_empty[dout], rank, dout_use, &s.dout_full[dout], bytes);
             cot_tma_load_4d_to_both(s.dout[dout][0] + rank * SQUARE_BYTES, &m.dout, column, query, head, b,
                                     &s.dout_full[dout]);
             cot_tma_load_4d(s.delta[dout], &m.statistics, 0, first_delta_row + row, 0, 0, &s.dout_full[dout]);

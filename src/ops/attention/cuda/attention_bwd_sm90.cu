@@ -7,7 +7,8 @@
  * key-value head (the group). The first tiles of a key block are loaded while the key block before is computed. The
  * consumers store dK and dV while the dQ warpgroup works on the last tile of the key block.
  * With blocks_per_group = 2, a thread block takes one key block. The two blocks of a cluster divide the heads of the group,
- * and add their dK and dV at the end (reduce_over_heads). attention_bwd_pairs_sm90.cu has a kernel for longer calls.
+ * and add their dK and dV at the end (reduce_over_heads). attention_bwd_pairs_sm90.cu has the kernel for
+ * long sequences with a full or causal mask.
  *
  * A tile has 128 queries at 64 columns, and 64 queries at 128 columns. Formulas (f16 scales P, see dv_scale):
  *
@@ -98,8 +99,8 @@ static __device__ __forceinline__ void take_heads(const attention_bwd_call &c, a
     w.first_head += (int)(blockIdx.x % c.blocks_per_group) * w.heads;
 }
 
-/* The producer of the plain versions. Executed by one thread. The stages are computed from
- * stage_step: the thread has few registers. */
+/* The producer of the plain versions. Executed by one thread. Stages and parities are computed from stage_step in each
+ * step, because the thread has too few registers to keep them. */
 template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_mapped &m, block_memory<COLUMNS> &s)
 {
     constexpr int COLUMN_PANELS = COLUMNS / 64, QUERIES = block_memory<COLUMNS>::QUERIES;
@@ -404,7 +405,7 @@ template <typename E, int COLUMNS, bool GENERAL, bool SOFTCAP, bool STORES_DQ>
 static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
 {
     block_memory<COLUMNS> &s = *(block_memory<COLUMNS> *)attention_memory;
-    static_assert(COLUMNS > 64 || sizeof s <= 227 * 1024, "shared memory"); /* 64 columns use all of it */
+    static_assert(sizeof s <= 227 * 1024, "shared memory"); /* 64 columns use all of it */
     const attention_bwd_call &c = m.call;
     if (GENERAL && c.blocks_per_group > 1) { /* both blocks of a cluster take part in the reduction, or none */
         cot_griddepcontrol_wait();           /* for the kernel that writes seqlens */

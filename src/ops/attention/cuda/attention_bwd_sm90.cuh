@@ -82,7 +82,7 @@ static __device__ __forceinline__ attention_work work_of(const attention_bwd_cal
 }
 
 /* For sequences of different lengths, and for windows. Blocks are numbered sequence by sequence, and inside a sequence
- * as in work_of: shortest first in deterministic mode, else longest first with descending tiles. Returns false if the
+ * as in work_of: with descending keys and ascending tiles in deterministic mode, else the reverse. Returns false if the
  * grid has more blocks than there is work. */
 template <int QUERIES>
 static __device__ __forceinline__ bool work_of_general(const attention_bwd_call &c, unsigned block, attention_work &w)

@@ -536,7 +536,7 @@ static void compute_dinitial_state(const piece_work *work, int64_t d, const floa
 /* Computes g of the tokens [range_begin, range_begin + halo_end) of the piece, and adds those before the halo to the sums.
  * halo_begin and halo_end are relative to range_begin. Tokens from halo_begin on are the halo: the next piece adds them.
  * The one-pass loop also computes dx of all but its last two vectors, which it leaves to compute_dx. The loop runs only if
- * the part reaches the end of the piece and has four vectors or more. */
+ * the range reaches the end of the piece and has four vectors or more. */
 static void compute_range(piece_work *work, int64_t d, row_args *row, int64_t range_begin, int64_t halo_begin,
                           int64_t halo_end)
 {
