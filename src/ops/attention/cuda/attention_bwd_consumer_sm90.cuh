@@ -53,7 +53,8 @@ template <int COLUMNS, bool PAIRS> struct shared_memory {
     uint4 pair[PAIRS ? 1 : 0]; /* its first word: the index of a pair, from block 0 */
 };
 
-/* Waits until all warps are done with the key block before number n, and then sets the expected bytes of K and V. */
+/* Waits until no warp reads K and V of key block n - 1 any more, and then sets the expected bytes of those of n. Consumers
+ * may still store dK and dV of n - 1. */
 template <int COLUMNS, bool PAIRS>
 static __device__ __forceinline__ void begin_loading_keys(shared_memory<COLUMNS, PAIRS> &s, uint32_t n, uint64_t *full)
 {
@@ -72,7 +73,7 @@ static __device__ __forceinline__ void load_keys(const attention_bwd_mapped &m, 
     }
 }
 
-/* The same into the L2 cache, until shared memory has room. */
+/* Prefetches the same panels into the L2 cache, because shared memory still holds the key block before. */
 template <int COLUMNS>
 static __device__ __forceinline__ void prefetch_keys(const attention_bwd_mapped &m, const attention_work &w, int row)
 {
@@ -605,7 +606,8 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, shar
             if (threadIdx.x % WARP == 0)
                 cot_mbarrier_arrive(&s.q_empty[previous_q]);
             /* The queries that attend to a key are consecutive, so all further steps are skipped. They may be more than the
-             * stages of Q: none of these may still be held. */
+             * stages of Q. So the last computed tile is released first: else the producer would wait for it, and this
+             * warp for the producer. */
             for (; GENERAL && step < end; step++)
                 skip_step(s, step);
         }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_bwd_pairs_sm90.cu: the backward on Hopper for long calls with a full or causal mask, d = d_v = 64 or 128, by
+ * attention_bwd_pairs_sm90.cu: the backward on Hopper for most calls with a full or causal mask, d = d_v = 64 or 128, by
  * pairs of key blocks. A cluster of two thread blocks takes 256 keys, a pair. Each block computes dK and dV of 128 of them with the consumers of
  * attention_bwd_sm90.cu, which has the formulas, the roles and the steps. The two blocks share three things:
  *
@@ -21,9 +21,9 @@
  *   barrier           arrivals (bytes)          phase ends when                          who waits
  *   kv full           1 (K, V, part of peer K)  also the columns of the peer's K that    as there, and sender
  *                                               dQ reads are there
- *   kv empty          14: 8 consumer warps,     nobody reads K, V, peer K and `work`     producer
- *                     4 dQ warps, dq_writer,    any more
- *                     sender
+ *   kv empty          14: 8 consumer warps,     nobody reads K, V and peer K any more,   producer
+ *                     4 dQ warps, dq_writer,    and dq_writer and sender have read
+ *                     sender                    `work`
  *   ds empty          5: 4 dQ warps, 1 remote   dQ has read dS and the peer has its copy consumers
  *   peer ds full      1 (dS of the peer)        the peer's dS is there                   dQ
  *   sent ds empty     4 remote: its dQ warps    the peer has read the dS sent to it      sender

@@ -7,8 +7,8 @@
  * key-value head (the group). The first tiles of a key block are loaded while the key block before is computed. The
  * consumers store dK and dV while the dQ warpgroup works on the last tile of the key block.
  * With blocks_per_group = 2, a thread block takes one key block. The two blocks of a cluster divide the heads of the group,
- * and add their dK and dV at the end (reduce_over_heads). attention_bwd_pairs_sm90.cu has the kernel for
- * long sequences with a full or causal mask.
+ * and add their dK and dV at the end (reduce_over_heads). attention_bwd_pairs_sm90.cu has a kernel for
+ * most calls with a full or causal mask.
  *
  * A tile has 128 queries at 64 columns, and 64 queries at 128 columns. Formulas (f16 scales P, see dv_scale):
  *
@@ -38,7 +38,7 @@
  *   dq full         4: 1 per dQ warp        a slice of dQ is staged               the stage's dq_writer
  *   dq ready        1 (loaded sums of dQ)   the stage may be used: it is free,    dQ
  *                                           or (STORES_DQ) it holds loaded sums
- *   uncleared full  1 (the tile)            a tile that needs clearing is loaded  producer
+ *   uncleared full  1 (a tile, or K and V)  what needs clearing is loaded         producer
  *
  * Step j of a consumer. No wgmma is in flight at its start or at its end:
  *   1. issue S_j^T and dK += dS_(j-1)^T Q_(j-1)
@@ -82,7 +82,8 @@ template <bool GENERAL> static __device__ __forceinline__ uint32_t key_block_cou
 }
 
 /* The index of the thread block's next key block. A key block waits until key blocks of lower indices have added to dQ.
- * Because a counter gives out the indices in order, those have always begun, whichever thread blocks run. Without a
+ * The counter gives out the indices in order, and a thread block computes its key blocks in that order. So the lowest
+ * unfinished key block waits for none, whichever thread blocks run. Without a
  * counter a thread block takes one key block. */
 template <bool GENERAL>
 static __device__ __forceinline__ uint32_t take_key_block(const attention_bwd_call &c, bool first)

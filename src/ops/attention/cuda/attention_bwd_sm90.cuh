@@ -35,7 +35,7 @@ struct attention_work {
     bool keys_ascend;                   /* only if not GENERAL: the order of blocks, see work_of */
 };
 
-/* The order of the block's section, see work_of. */
+/* Whether the key blocks of this block's section ascend, see work_of. */
 template <bool GENERAL>
 static __device__ __forceinline__ bool has_ascending_keys(const attention_bwd_call &c, const attention_work &w)
 {
@@ -133,7 +133,8 @@ struct attention_step {
 template <bool GENERAL>
 static __device__ __forceinline__ attention_step step_of(const attention_bwd_call &c, const attention_work &w, int step)
 {
-    const int i = (int)__umulhi(2 * (uint32_t)step, c.inverse_heads); /* step / heads */
+    const int i = (int)__umulhi(2 * (uint32_t)step,
+                                c.inverse_heads); /* step / heads: exact, see the refusal in attention_sm90_launch.h */
     return {step - i * w.heads, w.first_tile + w.tile_step * i};
 }
 

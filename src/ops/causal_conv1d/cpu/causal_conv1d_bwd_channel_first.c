@@ -48,7 +48,7 @@ typedef struct row_args {
 /* In the functions of a row_args, token 0 is the first token of the row: of row->dy and row->g. Computes g of tokens
  * [begin, end). Adds the tokens before halo_begin to the sums. Later tokens are halo: the next piece adds them to its
  * sums. */
-static void compute_g_of_any(const row_args *row, int64_t begin, int64_t end, int64_t halo_begin)
+static void compute_g_general(const row_args *row, int64_t begin, int64_t end, int64_t halo_begin)
 {
     const int64_t K = row->K, size = conv1d_element_size(row->dtype);
     for (int64_t i = begin; i < end; i += VW) {
@@ -152,9 +152,10 @@ static void (*const g_functions[CONV1D_INSTANCES][3])(const row_args *, int64_t,
  *     x0, x1, x2      x of vectors j, j-1, j-2
  *     g, g_prev       g of vectors j-1, j-2 */
 
-/* Prefetch distances in bytes into the L1 cache, in addition to CONV1D_L1_DISTANCE for rows that are read in place. Sums of
- * 1 to 4 KB were tried. With 2 KB for x and 3 KB for dy this kernel was fastest: 0.85 of a copy's speed. The same distance for both
- * was slower. A prefetch into the L2 cache in addition was slower too. */
+/* Prefetch distances in bytes into the L1 cache, in addition to CONV1D_L1_DISTANCE for rows that are read in place.
+ * Together with it, x is prefetched 2 KB ahead and dy 3 KB. Totals of 1 to 4 KB were tried. With these the kernel was
+ * fastest: 0.85 of a copy's speed. The same distance for both was slower. A prefetch into the L2 cache in addition was
+ * slower too. */
 enum { ONE_PASS_DISTANCE_X = 1024, ONE_PASS_DISTANCE_DY = 2048 };
 
 /* Returns dx of the tokens of vector g, and adds to the sums. g_next is the next vector of g. */
@@ -390,7 +391,7 @@ static void (*const one_pass_table[ONE_PASS_MAX_K + 1][3])(const row_args *, int
 /* clang-format on */
 
 /* Computes g and the sums, but not dx. mixed: groups of 64 tokens in which a sequence ends (causal_conv1d_rows.h). They
- * take the loop for any mask. */
+ * run compute_g_general, which supports any mask. */
 static void compute_g_only(const row_args *row, const uint8_t *mixed, int64_t halo_begin, int64_t halo_end)
 {
     for (int64_t i = 0; i < halo_begin;) {
@@ -399,11 +400,11 @@ static void compute_g_only(const row_args *row, const uint8_t *mixed, int64_t ha
         if (last > i)
             g_functions[conv1d_instance_index(row->K)][row->dtype - COT_F32](row, i, last);
         if (end > last)
-            compute_g_of_any(row, last, end, halo_begin);
+            compute_g_general(row, last, end, halo_begin);
         i = end;
     }
     if (halo_end > halo_begin)
-        compute_g_of_any(row, halo_begin, halo_end, halo_begin);
+        compute_g_general(row, halo_begin, halo_end, halo_begin);
 }
 
 /* ---- pieces ------------------------------------------------------------------------------------------------- */
@@ -557,7 +558,7 @@ static void compute_range(piece_work *work, int64_t d, row_args *row, int64_t ra
     rest.dy += one_pass_tokens * conv1d_element_size(row->dtype);
     rest.g = work->g_tail_buffer + 2 * VW;
     if (one_pass_tokens < halo_end)
-        compute_g_of_any(&rest, 0, halo_end - one_pass_tokens, halo_begin - one_pass_tokens);
+        compute_g_general(&rest, 0, halo_end - one_pass_tokens, halo_begin - one_pass_tokens);
     work->one_pass_begin = range_begin;
     work->one_pass_end = range_begin + one_pass_tokens - 2 * VW;
 }
