@@ -29,7 +29,8 @@
  * last entry is at most total_q (total_k). A sequence may be empty. max_seqlen_q and max_seqlen_k are at least the
  * lengths of the longest sequence. Rows after the last sequence are treated as rows beyond seqused (next paragraph).
  * seqused_q, seqused_k (i32 [B]) limit each sequence to its first queries and keys; off is then the difference of these
- * numbers. Queries beyond seqused_q get out = 0, lse = -inf (also with a sink) and no gradient. Keys beyond seqused_k get gradients of 0.
+ * numbers. Queries beyond seqused_q get out = 0, lse = -inf (also with a sink) and no gradient. Keys beyond seqused_k
+ * get gradients of 0.
  *
  * Dtypes: q, k, v and dout have one dtype, f32, f16 or bf16. out, dq, dk and dv have q's dtype, or f32 (for blocks that
  * are merged or summed later). lse, dlse and delta are f32. sink, alibi_slopes, bias and their gradients may each be
@@ -39,9 +40,10 @@
  *
  * Dropout: m[i,j] keeps an element with probability keep = 1 - P16/65536, P16 = round(65536 * dropout_p). The mask is
  * not stored. An element is dropped if 16 random bits are less than P16. The bits come from Philox4x32-10 with the key
- * dropout_seed and the counter {dropout_offset, n}, n = r * ceil(L/8) + floor(j/8). Element j uses 16 bits of word (j%8)/2 of the
- * 4 words: the low half if j is even. L is Tk or max_seqlen_k. r = h * R + row, where R is the number of query rows
- * (B*Tq, or cu_seqlens_q[B]), and row is b*Tq + i, or the packed row. The mask is the same on every backend.
+ * dropout_seed and the counter {dropout_offset, n}, n = r * ceil(L/8) + floor(j/8). Element j uses 16 bits of word
+ * floor((j%8)/2) of the 4 words: the low half if j is even. L is Tk or max_seqlen_k. r = h * R + row, where R is the
+ * number of query rows (B*Tq, or cu_seqlens_q[B]), and row is b*Tq + i, or the packed row. The mask is the same on
+ * every backend.
  * dropout_seed_tensor and dropout_offset_tensor, i32 [2] (low word, high word), are added to seed and offset (modulo
  * 2^64). They are read where and when the work runs, so that a captured graph can use a new mask at each replay.
  *
@@ -136,36 +138,35 @@ COT_API cot_status cot_attention_forward_workspace(cot_queue *queue, const cot_a
  * P = exp(s - lse) uses the given lse. A query with lse = -inf has no gradient. */
 typedef struct cot_attention_backward_args {
     size_t struct_size;
-    int32_t causal;          /* as in the forward */
-    int32_t window;          /* as in the forward */
-    int64_t window_left;     /* as in the forward */
-    int64_t window_right;    /* as in the forward */
-    double scale;            /* as in the forward */
-    double softcap;          /* as in the forward */
-    double dropout_p;        /* as in the forward */
-    uint64_t dropout_seed;   /* as in the forward */
-    uint64_t dropout_offset; /* as in the forward */
-    int64_t max_seqlen_q;    /* as in the forward */
-    int64_t max_seqlen_k;    /* as in the forward */
-    int64_t q_begin;         /* as in the forward */
-    int64_t q_length;        /* as in the forward */
-    int64_t k_begin;         /* as in the forward */
-    int64_t k_length;        /* as in the forward */
-    int32_t accumulate;      /* 0: dq, dk, dv, dsink, dbias are set (=);  1: all are added to (+=) */
-    int32_t
-        allow_nondeterminism; /* 1: on a GPU, the parts of dq may be added in any order where that is faster. The last
-                                     bits of dq may then differ between runs. The CPU kernels stay deterministic */
-    cot_tensor q;             /* as in the forward */
-    cot_tensor k;             /* as in the forward */
-    cot_tensor v;             /* as in the forward */
-    cot_tensor cu_seqlens_q;  /* as in the forward */
-    cot_tensor cu_seqlens_k;  /* as in the forward */
-    cot_tensor seqused_q;     /* as in the forward */
-    cot_tensor seqused_k;     /* as in the forward */
-    cot_tensor sink;          /* needed only for dsink: lse includes the sink */
-    cot_tensor alibi_slopes;  /* as in the forward */
-    cot_tensor bias;          /* as in the forward */
-    cot_tensor dropout_seed_tensor;   /* as in the forward */
+    int32_t causal;                 /* as in the forward */
+    int32_t window;                 /* as in the forward */
+    int64_t window_left;            /* as in the forward */
+    int64_t window_right;           /* as in the forward */
+    double scale;                   /* as in the forward */
+    double softcap;                 /* as in the forward */
+    double dropout_p;               /* as in the forward */
+    uint64_t dropout_seed;          /* as in the forward */
+    uint64_t dropout_offset;        /* as in the forward */
+    int64_t max_seqlen_q;           /* as in the forward */
+    int64_t max_seqlen_k;           /* as in the forward */
+    int64_t q_begin;                /* as in the forward */
+    int64_t q_length;               /* as in the forward */
+    int64_t k_begin;                /* as in the forward */
+    int64_t k_length;               /* as in the forward */
+    int32_t accumulate;             /* 0: dq, dk, dv, dsink, dbias are set (=);  1: all are added to (+=) */
+    int32_t allow_nondeterminism;   /* 1: on a GPU, dq may be summed in any order where that is faster. The last bits of
+                                     dq may then differ between runs. CPU kernels stay deterministic */
+    cot_tensor q;                   /* as in the forward */
+    cot_tensor k;                   /* as in the forward */
+    cot_tensor v;                   /* as in the forward */
+    cot_tensor cu_seqlens_q;        /* as in the forward */
+    cot_tensor cu_seqlens_k;        /* as in the forward */
+    cot_tensor seqused_q;           /* as in the forward */
+    cot_tensor seqused_k;           /* as in the forward */
+    cot_tensor sink;                /* needed only for dsink: lse includes the sink */
+    cot_tensor alibi_slopes;        /* as in the forward */
+    cot_tensor bias;                /* as in the forward */
+    cot_tensor dropout_seed_tensor; /* as in the forward */
     cot_tensor dropout_offset_tensor; /* as in the forward */
     cot_tensor lse;                   /* [B,H,Tq]      packed [H,total_q]; the forward's output */
     cot_tensor out;                   /* [B,Tq,H,d_v]   [total_q,H,d_v]; the forward's output; absent with delta */
