@@ -79,8 +79,8 @@ typedef struct backend_operations {
 
     /* A step: load copies the tokens of `micro_batches` micro-batches, each of `rows` rows, and fills `batches`. run
      * executes enqueue(context), which calls begin, the model's functions and update; on a GPU from the second step on
-     * as a CUDA graph, unless other ranks hold a part of the rows. begin sets the loss to 0. update applies AdamW with the rate and the number of `step_rate` and
-     * `step`. read_loss waits for the result. */
+     * as a CUDA graph, unless other ranks hold a part of the rows. begin sets the loss to 0. update applies AdamW with
+     * the rate and the number of `step_rate` and `step`. read_loss waits for the result. */
     void (*load)(backend *b, int64_t rows, int64_t micro_batches, const int32_t *inputs, const int32_t *targets,
                  token_batch *batches);
     cot_status (*run)(backend *b, cot_status (*enqueue)(void *context), void *context);

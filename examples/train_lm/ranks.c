@@ -78,7 +78,7 @@ static cot_status divide_cpus(ranks *r, int context_size)
     return status;
 }
 
-/* An id that rank 0 could not make is zero, so that no rank waits for it in vain. */
+/* If rank 0 cannot make the id, the others learn it by a sum, and none of them waits for NCCL. */
 static cot_status divide_gpus(ranks *r, int context_size)
 {
     const cot_group_options options = group_options();

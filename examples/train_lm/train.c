@@ -326,8 +326,8 @@ static void fit_bigram(training *t, const run_state *run, const corpus *text)
     t->curve.bigram = bigram_loss(&bigram, run->held_out.inputs, run->held_out.targets, t->validation_bytes);
 }
 
-/* The mean loss over the held-out windows. The ranks that hold parts of them add their losses: so do all others, each group
- * the same, because all ranks validate. */
+/* The mean loss over the held-out windows. With context parallelism each rank has the loss of its own rows. Every group of
+ * ranks validates on the same windows, so the mean over all ranks is the loss. */
 static cot_status validate(const training *t, run_state *run, double *loss)
 {
     backend *b = run->b;
