@@ -2,16 +2,19 @@
  *
  * causal_conv1d.c: the convolution of a sequence that is cut over the ranks.
  *
- * A rank computes each of its segments on a *window*: the segment and the columns beside it that the formulas read.
- * Columns of other ranks come in one all-to-all exchange before the arithmetic. The core then runs on the window, and
- * only the columns of the segment are kept:
+ * The formulas read columns beside a segment. Those of other ranks come in one all-to-all exchange before the arithmetic.
+ * A rank then computes each of its segments in place, with the K-1 columns before it as initial_state:
  *
- *     y          window: K-1 columns before the segment, and the segment
- *     dweight    the same window, with dy = 0 before the segment. Its dx is that of all columns but the last K-1
- *     dx         of the last K-1 columns of the segment: K-1 columns before them, and K-1 after the segment
+ *     y          of the segment
+ *     dweight    of the segment. The same call gives dx of all its columns but the last K-1
+ *     dx         of the last K-1 columns, on a *window*: K-1 columns before them, and K-1 after the segment
  *
- * So every result is rounded once. In a window that begins inside a sequence, the core reads a state that does not
- * belong there. This changes only columns that are not kept, or whose dy is 0.
+ * A window is a copy. Of its columns only those asked for are kept. So every result is rounded once.
+ *
+ * With cu_seqlens or seq_idx, and at a segment that begins at one of the columns 1 to K-2, the columns before a segment do
+ * not form a state. Then the first two results also come from a window: K-1 columns before the segment, where dy is 0,
+ * and the segment. A window that begins inside a sequence has no state. This changes only columns that are not kept, or
+ * whose dy is 0.
  *
  * States: every rank computes final_state from the last K-1 columns of each sequence, and dinitial_state from the first
  * K-1 columns of each sequence. */
@@ -401,29 +404,41 @@ static int64_t edge_width(const conv_call *c)
     return width;
 }
 
+/* Whether the segment needs no window: the columns before it are its initial state. */
+static bool is_in_place(const conv_call *c, const cot_segment *s)
+{
+    const bool packed = has_cu(c) || cot_is_present(&c->a.seq_idx);
+    return !packed && (s->begin == 0 || s->begin >= c->K - 1);
+}
+
+/* The number of columns of the widest window. */
 static int64_t widest(const conv_call *c)
 {
     const cot_segments *held = &c->segments[c->base.group->rank];
     int64_t width = cot_max(edge_width(c), 3 * (c->K - 1)); /* of the last columns in the backward */
     for (int64_t n = 0; n < held->count; n++)
-        width = cot_max(width, held->list[n].rows + c->K - 1);
+        if (!is_in_place(c, &held->list[n]))
+            width = cot_max(width, held->list[n].rows + c->K - 1);
     return width;
 }
 
-static cot_status run_forward_window(const conv_call *c, const window *w, bool begins, const cot_tensor *final_state)
+/* The initial state of a segment that needs no window. `memory` has room for it. */
+static cot_status take_state(const conv_call *c, cot_arena memory, const cot_segment *s, cot_tensor *state)
 {
-    cot_causal_conv1d_forward_args x;
-    COT_INIT(&x);
-    x.activation = c->a.activation;
-    x.x = w->x, x.weight = c->a.weight, x.bias = c->a.bias;
-    x.seq_idx = without_channel(&w->seq_idx), x.cu_seqlens = w->cu_seqlens;
-    if (begins)
-        x.initial_state = c->a.initial_state;
-    if (final_state != NULL)
-        x.final_state = *final_state;
-    else
-        x.y = w->result;
-    return cot_causal_conv1d_forward(c->base.queue, &x);
+    *state = s->begin == 0 ? c->a.initial_state : (cot_tensor){0};
+    if (s->begin == 0 || c->K <= 1)
+        return COT_OK;
+    *state = take_columns(c, &memory, c->a.x.dtype, c->D, c->K - 1);
+    return copy_range(c, &c->fields[0], (range){s->begin - (c->K - 1), s->begin}, state, 0);
+}
+
+/* A forward. The caller sets y or final_state. */
+static void set_forward(const conv_call *c, const window *w, const cot_tensor *state, cot_causal_conv1d_forward_args *x)
+{
+    COT_INIT(x);
+    x->activation = c->a.activation;
+    x->x = w->x, x->weight = c->a.weight, x->bias = c->a.bias, x->initial_state = *state;
+    x->seq_idx = without_channel(&w->seq_idx), x->cu_seqlens = w->cu_seqlens;
 }
 
 /* A window for which `memory` has room: its tensors begin at the same address as those of every other window. */
@@ -432,13 +447,42 @@ static window window_of(const conv_call *c, cot_arena memory, int64_t width)
     return take_window(c, &memory, width);
 }
 
+/* A view of the rank's columns of a segment. */
+static cot_tensor own_columns(const cot_tensor *field, const cot_segment *s)
+{
+    return cot_slice(field, 2, s->row, s->rows);
+}
+
+/* The initial state of a window. */
+static cot_tensor state_of_window(const conv_call *c, bool begins)
+{
+    return begins ? c->a.initial_state : (cot_tensor){0};
+}
+
+static cot_status forward_in_place(const conv_call *c, cot_arena memory, const cot_segment *s)
+{
+    const window own = {.x = own_columns(&c->a.x, s)};
+    cot_causal_conv1d_forward_args x;
+    cot_tensor state;
+    CHECK(take_state(c, memory, s, &state));
+    set_forward(c, &own, &state, &x);
+    x.y = own_columns(&c->y, s);
+    return cot_causal_conv1d_forward(c->base.queue, &x);
+}
+
 static cot_status forward_segment(const conv_call *c, cot_arena memory, const cot_segment *s)
 {
+    if (is_in_place(c, s))
+        return forward_in_place(c, memory, s);
     const range r = {cot_max(0, s->begin - (c->K - 1)), s->begin + s->rows};
+    cot_causal_conv1d_forward_args x;
     window w = window_of(c, memory, r.end - r.begin);
     CHECK(fill_range(c, &w, r));
-    CHECK(run_forward_window(c, &w, r.begin == 0 || has_cu(c), NULL));
-    const cot_tensor to = cot_slice(&c->y, 2, s->row, s->rows);
+    const cot_tensor state = state_of_window(c, r.begin == 0 || has_cu(c));
+    set_forward(c, &w, &state, &x);
+    x.y = w.result;
+    CHECK(cot_causal_conv1d_forward(c->base.queue, &x));
+    const cot_tensor to = own_columns(&c->y, s);
     const cot_tensor from = cot_slice(&w.result, 2, s->begin - r.begin, s->rows);
     return cot_group_copy(c->base.group, &to, &from, false);
 }
@@ -463,23 +507,25 @@ static cot_status run_forward(conv_call *c, cot_arena memory)
         CHECK(forward_segment(c, memory, &held->list[n]));
     if (!cot_is_present(&c->final_state))
         return COT_OK;
+    cot_causal_conv1d_forward_args x;
     window w = window_of(c, memory, edge_width(c));
     CHECK(fill_edges(c, &w, true));
-    return run_forward_window(c, &w, has_cu(c) || c->T < c->K - 1, &c->final_state);
+    const cot_tensor state = state_of_window(c, has_cu(c) || c->T < c->K - 1);
+    set_forward(c, &w, &state, &x);
+    x.final_state = c->final_state;
+    return cot_causal_conv1d_forward(c->base.queue, &x);
 }
 
 /* ---- backward ------------------------------------------------------------------------------------------------- */
 
-/* The call on a window that holds range r of the whole. */
-static void set_backward(const conv_call *c, const window *w, bool begins, bool ends,
+/* A backward. The caller sets the gradients. ends: the last column of the window is that of the sequence. */
+static void set_backward(const conv_call *c, const window *w, const cot_tensor *state, bool ends,
                          cot_causal_conv1d_backward_args *x)
 {
     COT_INIT(x);
     x->activation = c->a.activation;
-    x->x = w->x, x->dy = w->dy, x->weight = c->a.weight, x->bias = c->a.bias;
+    x->x = w->x, x->dy = w->dy, x->weight = c->a.weight, x->bias = c->a.bias, x->initial_state = *state;
     x->seq_idx = without_channel(&w->seq_idx), x->cu_seqlens = w->cu_seqlens;
-    if (begins)
-        x->initial_state = c->a.initial_state;
     if (ends)
         x->dfinal_state = c->a.dfinal_state;
 }
@@ -494,10 +540,26 @@ static cot_status store_dx(const conv_call *c, const window *w, int64_t window_b
     return cot_group_copy(c->base.group, &to, &from, false);
 }
 
+/* The dx of the last K-1 columns that this writes is not that of the whole: backward_last follows. */
+static cot_status backward_in_place(const conv_call *c, cot_arena memory, const cot_segment *s,
+                                    const cot_tensor *dweight, const cot_tensor *dbias)
+{
+    const window own = {.x = own_columns(&c->a.x, s), .dy = own_columns(&c->a.dy, s)};
+    cot_causal_conv1d_backward_args x;
+    cot_tensor state;
+    CHECK(take_state(c, memory, s, &state));
+    set_backward(c, &own, &state, false, &x);
+    x.accumulate = 1;
+    x.dweight = *dweight, x.dbias = *dbias, x.dx = own_columns(&c->a.dx, s);
+    return cot_causal_conv1d_backward(c->base.queue, &x);
+}
+
 /* dweight and dbias of a segment, and dx of all columns but the last K-1. */
 static cot_status backward_segment(const conv_call *c, cot_arena memory, const cot_segment *s,
                                    const cot_tensor *dweight, const cot_tensor *dbias)
 {
+    if (is_in_place(c, s))
+        return backward_in_place(c, memory, s, dweight, dbias);
     const int64_t begin = s->begin, end = begin + s->rows;
     const range r = {cot_max(0, begin - (c->K - 1)), end};
     cot_causal_conv1d_backward_args x;
@@ -506,7 +568,8 @@ static cot_status backward_segment(const conv_call *c, cot_arena memory, const c
     const cot_tensor before = cot_slice(&w.dy, 2, 0, begin - r.begin);
     CHECK(cot_group_fill(c->base.group, &before, 0));
     /* dfinal_state of a sequence that ends in the segment. That of a cut sequence changes the last K-1 columns alone. */
-    set_backward(c, &w, r.begin == 0 || has_cu(c), has_cu(c), &x);
+    const cot_tensor state = state_of_window(c, r.begin == 0 || has_cu(c));
+    set_backward(c, &w, &state, has_cu(c), &x);
     x.accumulate = 1;
     x.dweight = *dweight, x.dbias = *dbias;
     if (cot_is_present(&c->a.dx))
@@ -525,7 +588,8 @@ static cot_status backward_last(const conv_call *c, cot_arena memory, const cot_
         return COT_OK;
     window w = window_of(c, memory, r.end - r.begin);
     CHECK(fill_range(c, &w, r));
-    set_backward(c, &w, r.begin == 0 || has_cu(c), r.end == c->T || has_cu(c), &x);
+    const cot_tensor state = state_of_window(c, r.begin == 0 || has_cu(c));
+    set_backward(c, &w, &state, r.end == c->T || has_cu(c), &x);
     x.dx = w.result;
     CHECK(cot_causal_conv1d_backward(c->base.queue, &x));
     return store_dx(c, &w, r.begin, s, begin, end);
@@ -538,7 +602,7 @@ static cot_status backward_edges(const conv_call *c, cot_arena memory)
         return COT_OK;
     window w = window_of(c, memory, edge_width(c));
     CHECK(fill_edges(c, &w, false));
-    set_backward(c, &w, true, has_cu(c) || c->T <= c->K - 1, &x);
+    set_backward(c, &w, &c->a.initial_state, has_cu(c) || c->T <= c->K - 1, &x);
     x.dinitial_state = c->a.dinitial_state;
     return cot_causal_conv1d_backward(c->base.queue, &x);
 }
@@ -755,11 +819,11 @@ static cot_status add_words(const void *call)
     cot_group_word(g, "D", c->D);
     cot_group_word(g, "channels' place in x", c->channel_last);
     cot_group_word(g, "x", a->x.dtype);
-    CHECK(cot_group_values(g, "weight", &a->weight));
-    CHECK(cot_group_values(g, "bias", &a->bias));
-    CHECK(cot_group_values(g, "initial_state", &a->initial_state));
+    cot_group_values(g, "weight", &a->weight);
+    cot_group_values(g, "bias", &a->bias);
+    cot_group_values(g, "initial_state", &a->initial_state);
     cot_group_word(g, "cu_seqlens", cot_hash_tensor(&a->cu_seqlens));
-    CHECK(cot_group_values(g, "dfinal_state", &a->dfinal_state));
+    cot_group_values(g, "dfinal_state", &a->dfinal_state);
     const struct {
         const char *name;
         const cot_tensor *tensor;

@@ -298,12 +298,22 @@ static bool is_vectorized(const cot_rows_copy *c, const void *data, cot_dtype dt
     return good;
 }
 
+/* The axis with the smallest stride of `to` comes last: adjacent threads write adjacent elements. */
 static cot_status launch_copy(cot_gpu *g, cot_rows_copy *c, const cot_tensor *to, const cot_tensor *from)
 {
     const int64_t elements = cot_elements(to);
+    int order[COT_MAX_RANK];
     c->to = to->data, c->to_dtype = (int32_t)to->dtype;
-    for (int axis = 0; axis < to->rank; axis++)
+    for (int axis = 0; axis < to->rank; axis++) {
+        int n = axis;
+        for (; n > 0 && to->stride[order[n - 1]] < to->stride[axis]; n--)
+            order[n] = order[n - 1];
+        order[n] = axis;
+    }
+    for (int n = 0; n < to->rank; n++) {
+        const int axis = order[n];
         append_axis(c, to->shape[axis], to->stride[axis], from != NULL ? from->stride[axis] : to->stride[axis]);
+    }
     const bool vector = is_vectorized(c, to->data, to->dtype, c->to_stride) &&
                         (from == NULL || is_vectorized(c, from->data, from->dtype, c->from_stride));
     c->vector = vector ? COT_ROWS_VECTOR : 1;

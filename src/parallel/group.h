@@ -128,8 +128,9 @@ cot_status cot_group_begin(cot_group *group, const char *call);
 /* Adds a word that all ranks must share. */
 void cot_group_word(cot_group *group, const char *name, int64_t word);
 void cot_group_number(cot_group *group, const char *name, double number);
-/* The dtype, rank, sizes and values of a tensor; one word. */
-cot_status cot_group_values(cot_group *group, const char *name, const cot_tensor *tensor);
+/* The dtype, rank and sizes of a tensor, and its values in host memory; one word. Values on a GPU are not compared: to
+ * read them, the host would wait for the GPU in every call. */
+void cot_group_values(cot_group *group, const char *name, const cot_tensor *tensor);
 
 /* Exchanges the statuses and words of all ranks. Returns `status` if it is an error, and COT_PEER_ERROR if another rank
  * has one, or if words differ. */

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Times cotangent.distributed beside the context_parallel of PyTorch, on the GPUs of one host.
+"""Times cotangent.distributed beside the context_parallel of PyTorch and an all-gather of K and V, on the GPUs of one host.
 
     torchrun --nproc-per-node N tools/peers/context_parallel.py [--lengths T,T] [--heads H] [--repeats N] [--json FILE]
 
@@ -54,6 +54,43 @@ def ours(cut, head_ranks):
         return x, dout, run, lambda out: cp.unshard(out, dim=1, length=T, **place), ()
 
     return make
+
+
+class Gather(torch.autograd.Function):
+    """The tensors of all ranks, concatenated along axis 0. Its gradient is the sum over the ranks, scattered."""
+
+    @staticmethod
+    def forward(ctx, x):
+        out = x.new_empty(ranks * x.shape[0], *x.shape[1:])
+        dist.all_gather_into_tensor(out, x.contiguous())
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        out = gradient.new_empty(gradient.shape[0] // ranks, *gradient.shape[1:])
+        dist.reduce_scatter_tensor(out, gradient.contiguous())
+        return out
+
+
+def all_gather(T, whole):
+    """Every rank gathers all keys and values, and calls cotangent.attention for each of its two segments (zigzag)."""
+    chunk = T // (2 * ranks)
+    place = [2 * c if c < ranks else 2 * (2 * ranks - 1 - c) + 1 for c in range(2 * ranks)]  # of chunk c among the gathered
+    *x, dout = (cp.shard(t, dim=1, cut="zigzag") for t in whole)
+
+    def gathered(x):
+        chunks = Gather.apply(x).view(2 * ranks, chunk, options.heads, D)
+        return chunks[torch.tensor(place, device=device)].view(1, T, options.heads, D)
+
+    def run(q, k, v):
+        keys, values = gathered(k), gathered(v)
+        parts = []
+        for segment, q_part in zip((rank, 2 * ranks - 1 - rank), q.split(chunk, dim=1)):
+            end = (segment + 1) * chunk
+            parts.append(cotangent.attention(q_part, keys[:, :end], values[:, :end], causal=True))
+        return torch.cat(parts, dim=1)
+
+    return x, dout, run, lambda out: cp.unshard(out, dim=1, length=T, cut="zigzag"), ()
 
 
 def torch_context_parallel(T, whole):
@@ -118,7 +155,9 @@ for T in map(int, options.lengths.split(",")):
     expected = None
     candidates = []
     makers = [("single", single), ("zigzag ring", ours("zigzag", 1)), ("heads", ours("contiguous", ranks)),
-              ("torch context_parallel", torch_context_parallel)]  # fmt: skip
+              ("all-gather of K and V", all_gather), ("torch context_parallel", torch_context_parallel)]  # fmt: skip
+    if ranks > 2 and ranks % 2 == 0:
+        makers.insert(3, ("ring of 2 heads", ours("zigzag", 2)))
     for name, make in makers:
         try:
             candidate = Candidate(name, make, T, whole)

@@ -77,7 +77,10 @@ template <int COLUMNS, int V_COLUMNS> struct shared_memory {
     uint64_t k_full, v_full, q_full[Q_STAGES], q_empty[Q_STAGES], dout_full[DOUT_CHUNKS], dout_empty[DOUT_CHUNKS];
     uint64_t p_full[DS_STAGES], ds_full[DS_STAGES], ds_empty[DS_STAGES], peer_ds_full, sent_ds_empty;
     uint64_t dq_full[2], dq_ready[DQ_STAGES], uncleared_full[2];
-    attention_work work; /* for the producer, which has too few registers for a copy if GENERAL */
+    union {
+        attention_work work; /* for the producer, which has too few registers for a copy if GENERAL */
+        uint4 key_block;     /* before `work` is written: see take_key_block_of_cluster */
+    };
 };
 
 /* Waits for a tile, clears its rows from `row` on, and arrives at `full`. Executed by a warp. */
@@ -225,7 +228,7 @@ static __device__ void write_dq(const attention_bwd_call &c, shared_memory<COLUM
     for (int slice_index = writer; slice_index < own_steps * S::DQ_SLICES; slice_index += 2, parity ^= 1) {
         const int step = S::BY_TILES ? 2 * (slice_index / S::DQ_SLICES) + rank : slice_index / S::DQ_SLICES;
         const int slice = slice_index % S::DQ_SLICES + (S::BY_TILES ? 0 : rank * S::DQ_SLICES);
-        const attention_step at = step_of<GENERAL>(c, w, step);
+        const attention_step at = step_of(c, w, step);
         const int64_t dq_slice = (statistics_row_of<GENERAL>(c, w, at.h) + at.tile) * S::COLUMN_PANELS + slice;
         const uint32_t before = DETERMINISTIC ? dq_position_of<QUERIES, GENERAL>(c, w, at.tile).before : 1;
         if (DETERMINISTIC && before > 0)
@@ -512,7 +515,7 @@ static __device__ __forceinline__ void dv_step(
         if (GENERAL) {
             if (needs_mask_general<QUERIES>(w, tile, key_begin))
                 apply_mask_general(w, tile, thread_key(key_begin),
-                                   __int_as_float(c.scale_log2 < 0.0f ? 0x7f800000 : 0xff800000), scores);
+                                   __int_as_float(c.exponent_factor < 0.0f ? 0x7f800000 : 0xff800000), scores);
         } else if (needs_mask<QUERIES>(c, tile, key_begin)) {
             apply_mask(c, tile, thread_key(key_begin), scores);
         }
@@ -521,7 +524,7 @@ static __device__ __forceinline__ void dv_step(
             const float2 pair = *(const float2 *)&lse_log2[8 * query_group];
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                scores[4 * query_group + i] = cot_ex2(fmaf(scores[4 * query_group + i], c.scale_log2,
+                scores[4 * query_group + i] = cot_ex2(fmaf(scores[4 * query_group + i], c.exponent_factor,
                                                            i % 2 == 0 ? P_EXPONENT - pair.x : P_EXPONENT - pair.y));
         }
         __syncwarp();
@@ -584,7 +587,7 @@ static __device__ void compute_dv(const attention_bwd_call &c, shared_memory<COL
         int tile = w.first_tile;
         dv_step<E, COLUMNS, V_COLUMNS, GENERAL, SOFTCAP, true>(c, s, w, 0, tile, key_begin, chunk, dv, packed);
         for (uint32_t step = 1; step < steps; step++) {
-            tile = tile_of<GENERAL>(c, w, (int)step);
+            tile = tile_of(c, w, (int)step);
             dv_step<E, COLUMNS, V_COLUMNS, GENERAL, SOFTCAP, false>(c, s, w, step, tile, key_begin, chunk, dv, packed);
         }
         issue_dv<E>(s, dv, packed, chunk);
@@ -731,18 +734,7 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
     S &s = *(S *)attention_memory;
     const attention_bwd_call &c = m.call;
     const int rank = (int)cot_cluster_rank();
-    attention_work w;
-    if (!GENERAL) {
-        w = work_of<QUERIES>(c, blockIdx.x / ATTENTION_CLUSTER_BLOCKS);
-    } else {
-        cot_griddepcontrol_wait();      /* for the kernel that writes seqlens */
-        cot_fence_proxy_async_global(); /* orders the TMA loads below after it */
-        if (!work_of_general<QUERIES>(c, blockIdx.x / ATTENTION_CLUSTER_BLOCKS, w))
-            return; /* both blocks do */
-    }
     if (threadIdx.x == 0) {
-        if (GENERAL)
-            s.work = w;
         cot_mbarrier_init(&s.k_full, 1), cot_mbarrier_init(&s.v_full, 1);
         for (int i = 0; i < S::Q_STAGES; i++)
             cot_mbarrier_init(&s.q_full[i], 1), cot_mbarrier_init(&s.q_empty[i], 8);
@@ -759,8 +751,21 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
             cot_mbarrier_init(&s.dq_ready[i], 1);
         cot_mbarrier_init_fence();
     }
-    cot_cluster_arrive();
-    cot_cluster_wait();
+    __syncwarp();
+    const uint32_t key_block = take_key_block_of_cluster(c, s.key_block); /* its barrier publishes those above */
+    attention_work w;
+    if (!GENERAL) {
+        w = work_of<QUERIES>(c, key_block);
+    } else {
+        cot_griddepcontrol_wait();      /* for the kernel that writes seqlens */
+        cot_fence_proxy_async_global(); /* orders the TMA loads below after it */
+        if (!work_of_general<QUERIES>(c, key_block, w))
+            return;      /* both blocks do */
+        __syncthreads(); /* all threads have read key_block */
+        if (threadIdx.x == 0)
+            s.work = w;
+        __syncthreads();
+    }
     const int warpgroup = threadIdx.x / WARPGROUP;
     const int key_begin = w.first_key + BLOCK_KEYS * rank;
     if (warpgroup == 0) {
@@ -804,21 +809,21 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
 
 #define INSTANCE(name, element, columns, v_columns, general, cap)                    \
     extern "C" __global__ void __launch_bounds__(ATTENTION_WARPGROUPS *WARPGROUP, 1) \
-        attention_bwd_sm90_##name(const __grid_constant__ attention_bwd_mapped m)    \
+        attention_bwd_##name(const __grid_constant__ attention_bwd_mapped m)         \
     {                                                                                \
         backward<element, columns, v_columns, general, cap>(m);                      \
     }
 #define INSTANCES(size, element, columns, v_columns)          \
     INSTANCE(size, element, columns, v_columns, false, false) \
     INSTANCE(size##_general, element, columns, v_columns, true, false)
-INSTANCES(bf16_d192_v128, __nv_bfloat16, 192, 128)
-INSTANCES(bf16_d192, __nv_bfloat16, 192, 192)
-INSTANCES(bf16_d256, __nv_bfloat16, 256, 256)
-INSTANCES(f16_d192_v128, __half, 192, 128)
-INSTANCES(f16_d192, __half, 192, 192)
-INSTANCES(f16_d256, __half, 256, 256)
-INSTANCE(bf16_d192_v128_softcap, __nv_bfloat16, 192, 128, true, true)
-INSTANCE(bf16_d192_softcap, __nv_bfloat16, 192, 192, true, true)
-INSTANCE(bf16_d256_softcap, __nv_bfloat16, 256, 256, true, true)
-INSTANCE(f16_d192_v128_softcap, __half, 192, 128, true, true)
-INSTANCE(f16_d192_softcap, __half, 192, 192, true, true)
+INSTANCES(bf16_sm90_d192_v128, __nv_bfloat16, 192, 128)
+INSTANCES(bf16_sm90_d192, __nv_bfloat16, 192, 192)
+INSTANCES(bf16_sm90_d256, __nv_bfloat16, 256, 256)
+INSTANCES(f16_sm90_d192_v128, __half, 192, 128)
+INSTANCES(f16_sm90_d192, __half, 192, 192)
+INSTANCES(f16_sm90_d256, __half, 256, 256)
+INSTANCE(bf16_sm90_d192_v128_softcap, __nv_bfloat16, 192, 128, true, true)
+INSTANCE(bf16_sm90_d192_softcap, __nv_bfloat16, 192, 192, true, true)
+INSTANCE(bf16_sm90_d256_softcap, __nv_bfloat16, 256, 256, true, true)
+INSTANCE(f16_sm90_d192_v128_softcap, __half, 192, 128, true, true)
+INSTANCE(f16_sm90_d192_softcap, __half, 192, 192, true, true)

@@ -36,13 +36,17 @@ template <int COLUMNS, bool PAIRS> struct shared_memory {
     unsigned char peer_ds[PAIRS ? 2 : 0][SQUARE_BYTES], peer_k[PAIRS ? 2 : 0][SQUARE_BYTES];
     float dq[DQ_STAGES][ATTENTION_DQ_SLICE];
     float lse_log2[ATTENTION_Q_STAGES][QUERIES], delta[ATTENTION_DOUT_STAGES][QUERIES];
-    attention_work work[WORK_STAGES];       /* of the key blocks, in turn */
+    union {
+        attention_work work[WORK_STAGES]; /* of the key blocks, in turn */
+        uint4 cluster_key_block;          /* before the producer writes `work`: see take_key_block_of_cluster */
+    };
     union {                                 /* values for which the consumers have no registers at 64 columns */
         int tile_index[ATTENTION_Q_STAGES]; /* not GENERAL: of the tile in each stage */
         /* GENERAL without softcap: of each consumer warp, the first step of the key block that it does not skip. */
         uint32_t first_computed_step[COLUMNS == 64 && !PAIRS ? 8 : 1];
     };
-    uint32_t opaque_zero; /* 0, which the compiler does not know: see saved_p::restore */
+    uint32_t own_key_block; /* of a thread block that takes one: see take_key_block */
+    uint32_t opaque_zero;   /* 0, which the compiler does not know: see saved_p::restore */
     uint64_t kv_full, kv_empty, q_full[ATTENTION_Q_STAGES], q_empty[ATTENTION_Q_STAGES];
     uint64_t dout_full[ATTENTION_DOUT_STAGES], dout_empty[ATTENTION_DOUT_STAGES];
     uint64_t ds_full[ATTENTION_DS_STAGES], ds_empty[ATTENTION_DS_STAGES];
@@ -357,8 +361,8 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
         issue_gemm_rs<E>(dk, packed, s.q[previous_q][0]);
     if (SOFTCAP)
         cot_mbarrier_wait(&s.ds_empty[ds_stage], step / ATTENTION_DS_STAGES & 1 ^ 1);
-    const int tile = GENERAL || COLUMNS == 128 ? tile_of<GENERAL>(c, w, (int)(step - first_step))
-                                               : load_early(&s.tile_index[q_stage]);
+    const int tile =
+        GENERAL || COLUMNS == 128 ? tile_of(c, w, (int)(step - first_step)) : load_early(&s.tile_index[q_stage]);
     float2 lse_log2[QUERY_GROUPS];
 #pragma unroll
     for (int query_group = 0; query_group < LSE_PRELOADS; query_group++)
@@ -374,7 +378,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
         if (GENERAL ? needs_mask_general<QUERIES>(w, tile, key_begin) : needs_mask<QUERIES>(c, tile, key_begin)) {
             if (GENERAL)
                 apply_mask_general(w, tile, thread_key(w),
-                                   __int_as_float(c.scale_log2 < 0.0f ? 0x7f800000 : 0xff800000), scores);
+                                   __int_as_float(c.exponent_factor < 0.0f ? 0x7f800000 : 0xff800000), scores);
             else
                 apply_mask(c, tile, thread_key(w), scores);
         }
@@ -385,7 +389,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 scores[4 * query_group + i] =
-                    cot_ex2(fmaf(scores[4 * query_group + i], c.scale_log2,
+                    cot_ex2(fmaf(scores[4 * query_group + i], c.exponent_factor,
                                  i % 2 == 0 ? -lse_log2[query_group].x : -lse_log2[query_group].y));
         }
         saved.save(scores);
@@ -468,7 +472,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     if (lane == 0)
         cot_mbarrier_arrive(&s.ds_full[ds_stage]);
     consumer = __shfl_sync(0xffffffffu, consumer, 0); /* see `consume` */
-    const bool skip = is_skipped<QUERIES, GENERAL>(w, tile_of<GENERAL>(c, w, (int)(step - first_step) + 1), key_begin);
+    const bool skip = is_skipped<QUERIES, GENERAL>(w, tile_of(c, w, (int)(step - first_step) + 1), key_begin);
     cot_wgmma_wait<0>();
     __syncwarp();
     if (lane == 0)
@@ -538,7 +542,7 @@ static __device__ __forceinline__ void await_reduction(const attention_bwd_call 
         cot_cluster_arrive(), cot_cluster_wait();
 }
 
-/* The members of `work` that the steps of a consumer need. The shuffle shows ptxas that they are uniform in a warp. So
+/* The members of `work` that the steps of a consumer need; the others are 0. The shuffle shows ptxas that they are uniform in a warp. So
  * it keeps them in uniform registers. */
 static __device__ __forceinline__ attention_work uniform_work(const attention_work &from)
 {
@@ -580,7 +584,7 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, shar
         const uint32_t first_step = step;
         const uint32_t end = step + (uint32_t)__shfl_sync(0xffffffffu, step_count(s.work[n % s.WORK_STAGES]), 0);
         const auto is_step_skipped = [&] {
-            return is_skipped<QUERIES, GENERAL>(w, tile_of<GENERAL>(c, w, (int)(step - first_step)),
+            return is_skipped<QUERIES, GENERAL>(w, tile_of(c, w, (int)(step - first_step)),
                                                 w.first_key + 64 * consumer);
         };
         for (; step < end && is_step_skipped(); step++)

@@ -95,22 +95,24 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, pair_memory<COL
         w.first_key += rank * KEYS;
         prefetch_keys<COLUMNS>(m, w, w.first_key);
         for (int step = 0; step < step_count(w); step++, stage_step++) {
-            const uint32_t q = stage_step % ATTENTION_Q_STAGES, dout = stage_step % ATTENTION_DOUT_STAGES;
-            const attention_step at = step_of<false>(c, w, step);
+            const uint32_t q_stage = stage_step % ATTENTION_Q_STAGES, dout_stage = stage_step % ATTENTION_DOUT_STAGES;
+            const attention_step at = step_of(c, w, step);
             const int tile = at.tile, head = w.first_head + at.h, b = w.b;
             const int row = (int)statistics_row_of<false>(c, w, at.h) + tile, query = tile * QUERIES + row_in_tile;
             const uint32_t bytes = COLUMN_PANELS * s.Q_PANEL_BYTES + QUERIES * sizeof(float);
             const uint32_t q_use = stage_step / ATTENTION_Q_STAGES, dout_use = stage_step / ATTENTION_DOUT_STAGES;
-            cot_mbarrier_wait(&s.q_empty[q], q_use & 1 ^ 1);
-            s.tile_index[q] = tile; /* before the arrival on q_full, behind which the consumers read it */
-            open_stage_in_both(&s.peer_q_empty[q], rank, q_use, &s.q_full[q], bytes);
-            cot_tma_load_4d_to_both(s.q[q][0] + rank * SQUARE_BYTES, &m.q, column, query, head, b, &s.q_full[q]);
-            cot_tma_load_4d(s.lse_log2[q], &m.statistics, 0, row, 0, 0, &s.q_full[q]);
-            cot_mbarrier_wait(&s.dout_empty[dout], dout_use & 1 ^ 1);
-            open_stage_in_both(&s.peer_dout_empty[dout], rank, dout_use, &s.dout_full[dout], bytes);
-            cot_tma_load_4d_to_both(s.dout[dout][0] + rank * SQUARE_BYTES, &m.dout, column, query, head, b,
-                                    &s.dout_full[dout]);
-            cot_tma_load_4d(s.delta[dout], &m.statistics, 0, first_delta_row + row, 0, 0, &s.dout_full[dout]);
+            cot_mbarrier_wait(&s.q_empty[q_stage], q_use & 1 ^ 1);
+            s.tile_index[q_stage] = tile; /* before the arrival on q_full, behind which the consumers read it */
+            open_stage_in_both(&s.peer_q_empty[q_stage], rank, q_use, &s.q_full[q_stage], bytes);
+            cot_tma_load_4d_to_both(s.q[q_stage][0] + rank * SQUARE_BYTES, &m.q, column, query, head, b,
+                                    &s.q_full[q_stage]);
+            cot_tma_load_4d(s.lse_log2[q_stage], &m.statistics, 0, row, 0, 0, &s.q_full[q_stage]);
+            cot_mbarrier_wait(&s.dout_empty[dout_stage], dout_use & 1 ^ 1);
+            open_stage_in_both(&s.peer_dout_empty[dout_stage], rank, dout_use, &s.dout_full[dout_stage], bytes);
+            cot_tma_load_4d_to_both(s.dout[dout_stage][0] + rank * SQUARE_BYTES, &m.dout, column, query, head, b,
+                                    &s.dout_full[dout_stage]);
+            cot_tma_load_4d(s.delta[dout_stage], &m.statistics, 0, first_delta_row + row, 0, 0,
+                            &s.dout_full[dout_stage]);
             if (step > 0)
                 continue;
             begin_loading_keys(s, n, &s.kv_full);
@@ -138,7 +140,7 @@ static __device__ void write_dq(const attention_bwd_call &c, pair_memory<COLUMNS
         if (w.first_key == NO_MORE_KEY_BLOCKS)
             break;
         for (int step = 0; step < step_count(w); step++, parity ^= 1) {
-            const attention_step at = step_of<false>(c, w, step);
+            const attention_step at = step_of(c, w, step);
             const int64_t dq_slice = (statistics_row_of<false>(c, w, at.h) + at.tile) * s.DQ_SLICES + rank;
             uint32_t before = 1; /* not ordered: another block may have added */
             if (DETERMINISTIC) {
@@ -287,11 +289,11 @@ template <typename E, int COLUMNS> static __device__ __forceinline__ void backwa
 
 #define INSTANCE(name, element, columns)                                             \
     extern "C" __global__ void __launch_bounds__(ATTENTION_WARPGROUPS *WARPGROUP, 1) \
-        attention_bwd_sm90_##name(const __grid_constant__ attention_bwd_mapped m)    \
+        attention_bwd_##name(const __grid_constant__ attention_bwd_mapped m)         \
     {                                                                                \
         backward<element, columns>(m);                                               \
     }
-INSTANCE(bf16_d64_pairs, __nv_bfloat16, 64)
-INSTANCE(bf16_d128_pairs, __nv_bfloat16, 128)
-INSTANCE(f16_d64_pairs, __half, 64)
-INSTANCE(f16_d128_pairs, __half, 128)
+INSTANCE(bf16_sm90_d64_pairs, __nv_bfloat16, 64)
+INSTANCE(bf16_sm90_d128_pairs, __nv_bfloat16, 128)
+INSTANCE(f16_sm90_d64_pairs, __half, 64)
+INSTANCE(f16_sm90_d128_pairs, __half, 128)

@@ -6,7 +6,7 @@
  * loops over the tiles of queries that attend to the keys, and takes each tile for all query heads that share the
  * key-value head (the group). The first tiles of a key block are loaded while the key block before is computed. The
  * consumers store dK and dV while the dQ warpgroup works on the last tile of the key block.
- * With blocks_per_group = 2, a thread block takes one key block. The two blocks of a cluster divide the heads of the group,
+ * With blocks_per_group = 2, a thread block takes one key block. The two thread blocks of a cluster divide the heads of the group,
  * and add their dK and dV at the end (reduce_over_heads). attention_bwd_pairs_sm90.cu has a kernel for
  * most calls with a full or causal mask.
  *
@@ -51,8 +51,7 @@
  * Deterministic mode: the key blocks of a query tile add their slices of dQ in a fixed order, by ascending or by
  * descending keys (dq_position_of). The first one stores its slice instead, so that dq_accum need not be cleared. A
  * semaphore for each slice counts the key blocks that have stored or added. The thread block of a key block waits only for
- * key blocks that were taken earlier. With blocks_per_group = 2 this relies on thread blocks starting in the order of blockIdx.x. CUDA does not
- * guarantee this order, but every tested GPU keeps it.
+ * key blocks that were taken earlier.
  *
  * With STORES_DQ the last block of a tile does not add: its dq_writer loads the sums of the other blocks into the
  * stage, on the barrier `dq ready`. The dQ warpgroup adds its own slice and stores dq. The kernel `postprocess`
@@ -75,22 +74,20 @@
 
 template <int COLUMNS> using block_memory = shared_memory<COLUMNS, false>;
 
-/* The number of key blocks of the call. */
-template <bool GENERAL> static __device__ __forceinline__ uint32_t key_block_count(const attention_bwd_call &c)
-{
-    return GENERAL ? (uint32_t)c.scheduler.seqlens[c.scheduler.sequences].first_block * (uint32_t)c.Hkv : c.key_blocks;
-}
+constexpr attention_dq_position unordered = {1, false}; /* it adds to dq_accum, and does not store dq */
 
 /* The index of the thread block's next key block. A key block waits until key blocks of lower indices have added to dQ.
  * The counter gives out the indices in order, and a thread block computes its key blocks in that order. So the lowest
- * unfinished key block waits for none, whichever thread blocks run. Without a
- * counter a thread block takes one key block. */
-template <bool GENERAL>
-static __device__ __forceinline__ uint32_t take_key_block(const attention_bwd_call &c, bool first)
+ * unfinished key block waits for none, whichever thread blocks run. A thread block that takes one key block has its index
+ * in shared memory. */
+template <int COLUMNS>
+static __device__ __forceinline__ uint32_t take_key_block(const attention_bwd_call &c, block_memory<COLUMNS> &s)
 {
-    if (c.key_block_counter != nullptr)
+    if (c.key_block_counter != nullptr && c.blocks_per_group == 1)
         return atomicAdd(c.key_block_counter, 1);
-    return first ? blockIdx.x / c.blocks_per_group : key_block_count<GENERAL>(c);
+    const uint32_t own = s.own_key_block;
+    s.own_key_block = UINT32_MAX;
+    return own;
 }
 
 /* With blocks_per_group = 2, a block of the cluster takes half of the group's heads. */
@@ -112,7 +109,7 @@ template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_map
     const int first_delta_row = (int)(c.B * c.H * c.tiles_per_head); /* delta follows all rows of lse_log2 */
     uint32_t n = 0, stage_step = 0;                                  /* numbers of the key block and of the step */
     for (;; n++) {
-        const uint32_t key_block = take_key_block<false>(c, n == 0);
+        const uint32_t key_block = take_key_block(c, s);
         if (key_block >= c.key_blocks) {
             s.work[n % s.WORK_STAGES].first_key = NO_MORE_KEY_BLOCKS;
             publish_work_only(s, n);
@@ -123,23 +120,24 @@ template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_map
         s.work[n % s.WORK_STAGES] = w;
         prefetch_keys<COLUMNS>(m, w, w.first_key);
         for (int step = 0; step < step_count(w); step++, stage_step++) {
-            const uint32_t q = stage_step % ATTENTION_Q_STAGES, dout = stage_step % ATTENTION_DOUT_STAGES;
-            const attention_step at = step_of<false>(c, w, step);
+            const uint32_t q_stage = stage_step % ATTENTION_Q_STAGES, dout_stage = stage_step % ATTENTION_DOUT_STAGES;
+            const attention_step at = step_of(c, w, step);
             const int tile = at.tile, head = w.first_head + at.h;
             const int row = (int)statistics_row_of<false>(c, w, at.h) + tile;
             const uint32_t bytes = COLUMN_PANELS * s.Q_PANEL_BYTES + QUERIES * sizeof(float);
-            cot_mbarrier_wait(&s.q_empty[q], stage_step / ATTENTION_Q_STAGES & 1 ^ 1);
-            s.tile_index[q] = tile;
-            cot_mbarrier_arrive_expect(&s.q_full[q], bytes);
+            cot_mbarrier_wait(&s.q_empty[q_stage], stage_step / ATTENTION_Q_STAGES & 1 ^ 1);
+            s.tile_index[q_stage] = tile;
+            cot_mbarrier_arrive_expect(&s.q_full[q_stage], bytes);
             for (int panel = 0; panel < COLUMN_PANELS; panel++)
-                cot_tma_load_4d(s.q[q][panel], &m.q, panel * 64, tile * QUERIES, head, w.b, &s.q_full[q]);
-            cot_tma_load_4d(s.lse_log2[q], &m.statistics, 0, row, 0, 0, &s.q_full[q]);
-            cot_mbarrier_wait(&s.dout_empty[dout], stage_step / ATTENTION_DOUT_STAGES & 1 ^ 1);
-            cot_mbarrier_arrive_expect(&s.dout_full[dout], bytes);
+                cot_tma_load_4d(s.q[q_stage][panel], &m.q, panel * 64, tile * QUERIES, head, w.b, &s.q_full[q_stage]);
+            cot_tma_load_4d(s.lse_log2[q_stage], &m.statistics, 0, row, 0, 0, &s.q_full[q_stage]);
+            cot_mbarrier_wait(&s.dout_empty[dout_stage], stage_step / ATTENTION_DOUT_STAGES & 1 ^ 1);
+            cot_mbarrier_arrive_expect(&s.dout_full[dout_stage], bytes);
             for (int panel = 0; panel < COLUMN_PANELS; panel++)
-                cot_tma_load_4d(s.dout[dout][panel], &m.dout, panel * 64, tile * QUERIES, head, w.b,
-                                &s.dout_full[dout]);
-            cot_tma_load_4d(s.delta[dout], &m.statistics, 0, first_delta_row + row, 0, 0, &s.dout_full[dout]);
+                cot_tma_load_4d(s.dout[dout_stage][panel], &m.dout, panel * 64, tile * QUERIES, head, w.b,
+                                &s.dout_full[dout_stage]);
+            cot_tma_load_4d(s.delta[dout_stage], &m.statistics, 0, first_delta_row + row, 0, 0,
+                            &s.dout_full[dout_stage]);
             if (step > 0)
                 continue;
             begin_loading_keys(s, n, &s.kv_full);
@@ -176,7 +174,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, block_m
     for (;; n++) {
         if (leader) {
             attention_work &next = s.work[n % s.WORK_STAGES];
-            if (!work_of_general<QUERIES>(c, take_key_block<true>(c, n == 0), next))
+            if (!work_of_general<QUERIES>(c, take_key_block(c, s), next))
                 next.first_key = NO_MORE_KEY_BLOCKS;
             take_heads(c, next);
         }
@@ -187,36 +185,36 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, block_m
             break;
         const int steps = step_count(w);
         for (int step = 0; step < steps; step++, stage_step++) {
-            const uint32_t q = stage_step % ATTENTION_Q_STAGES, dout = stage_step % ATTENTION_DOUT_STAGES;
-            const attention_step at = step_of<true>(c, w, step);
+            const uint32_t q_stage = stage_step % ATTENTION_Q_STAGES, dout_stage = stage_step % ATTENTION_DOUT_STAGES;
+            const attention_step at = step_of(c, w, step);
             const int tile = at.tile, head = w.first_head + at.h, b = w.b;
             const int row = (int)statistics_row_of<true>(c, w, at.h) + tile;
             const uint32_t bytes = COLUMN_PANELS * s.Q_PANEL_BYTES + QUERIES * sizeof(float);
             /* TMA fills rows after the tensor's last row with zeros. */
             const bool clean = w.q_first_row + w.used_q == c.scheduler.Tq || tile < w.used_q / QUERIES;
             const int query_row = w.q_first_row + tile * QUERIES, used = w.used_q - tile * QUERIES;
-            uint64_t *q_barrier = clean ? &s.q_full[q] : s.uncleared_full;
-            uint64_t *dout_barrier = clean ? &s.dout_full[dout] : s.uncleared_full;
-            cot_mbarrier_wait(&s.q_empty[q], stage_step / ATTENTION_Q_STAGES & 1 ^ 1);
+            uint64_t *q_barrier = clean ? &s.q_full[q_stage] : s.uncleared_full;
+            uint64_t *dout_barrier = clean ? &s.dout_full[dout_stage] : s.uncleared_full;
+            cot_mbarrier_wait(&s.q_empty[q_stage], stage_step / ATTENTION_Q_STAGES & 1 ^ 1);
             if (leader) {
                 cot_mbarrier_arrive_expect(q_barrier, bytes);
                 for (int panel = 0; panel < COLUMN_PANELS; panel++)
-                    cot_tma_load_4d(s.q[q][panel], &m.q, panel * 64, query_row, head, b, q_barrier);
-                cot_tma_load_4d(s.lse_log2[q], &m.statistics, 0, row, 0, 0, q_barrier);
-            }
-            if (!clean)
-                wait_and_clear<block_memory<COLUMNS>::Q_PANEL_BYTES, COLUMN_PANELS>(s.uncleared_full, uncleared_parity,
-                                                                                    s.q[q], used, &s.q_full[q]);
-            cot_mbarrier_wait(&s.dout_empty[dout], stage_step / ATTENTION_DOUT_STAGES & 1 ^ 1);
-            if (leader) {
-                cot_mbarrier_arrive_expect(dout_barrier, bytes);
-                for (int panel = 0; panel < COLUMN_PANELS; panel++)
-                    cot_tma_load_4d(s.dout[dout][panel], &m.dout, panel * 64, query_row, head, b, dout_barrier);
-                cot_tma_load_4d(s.delta[dout], &m.statistics, 0, first_delta_row + row, 0, 0, dout_barrier);
+                    cot_tma_load_4d(s.q[q_stage][panel], &m.q, panel * 64, query_row, head, b, q_barrier);
+                cot_tma_load_4d(s.lse_log2[q_stage], &m.statistics, 0, row, 0, 0, q_barrier);
             }
             if (!clean)
                 wait_and_clear<block_memory<COLUMNS>::Q_PANEL_BYTES, COLUMN_PANELS>(
-                    s.uncleared_full, uncleared_parity, s.dout[dout], used, &s.dout_full[dout]);
+                    s.uncleared_full, uncleared_parity, s.q[q_stage], used, &s.q_full[q_stage]);
+            cot_mbarrier_wait(&s.dout_empty[dout_stage], stage_step / ATTENTION_DOUT_STAGES & 1 ^ 1);
+            if (leader) {
+                cot_mbarrier_arrive_expect(dout_barrier, bytes);
+                for (int panel = 0; panel < COLUMN_PANELS; panel++)
+                    cot_tma_load_4d(s.dout[dout_stage][panel], &m.dout, panel * 64, query_row, head, b, dout_barrier);
+                cot_tma_load_4d(s.delta[dout_stage], &m.statistics, 0, first_delta_row + row, 0, 0, dout_barrier);
+            }
+            if (!clean)
+                wait_and_clear<block_memory<COLUMNS>::Q_PANEL_BYTES, COLUMN_PANELS>(
+                    s.uncleared_full, uncleared_parity, s.dout[dout_stage], used, &s.dout_full[dout_stage]);
             if (step > 0)
                 continue;
             const bool keys_are_clean = w.first_key + KEYS <= w.used_k || w.k_first_row + w.used_k == c.scheduler.Tk;
@@ -225,7 +223,8 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, block_m
                 begin_loading_keys(s, n, kv_barrier);
                 load_keys(m, s, w, w.k_first_row + w.first_key, kv_barrier);
             }
-            if (!keys_are_clean) /* V follows K in shared memory: one call clears both */
+            static_assert(offsetof(block_memory<COLUMNS>, v) == sizeof s.k, "V follows K: one call clears both");
+            if (!keys_are_clean)
                 wait_and_clear<2 * SQUARE_BYTES, 2 * COLUMN_PANELS>(s.uncleared_full, uncleared_parity,
                                                                     (unsigned char(*)[2 * SQUARE_BYTES]) s.k,
                                                                     w.used_k - w.first_key, &s.kv_full);
@@ -254,25 +253,25 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
     const attention_bwd_call &c = m.call;
     const int end = step_count(w) * DQ_SLICES;
     const auto position_of = [&](int slice_index) {
-        const int tile = tile_of<GENERAL>(c, w, slice_index / DQ_SLICES);
-        return DETERMINISTIC ? dq_position_of<block_memory<COLUMNS>::QUERIES, GENERAL>(c, w, tile)
-                             : attention_dq_position{1, false} /* not ordered */;
+        const int tile = tile_of(c, w, slice_index / DQ_SLICES);
+        return DETERMINISTIC ? dq_position_of<block_memory<COLUMNS>::QUERIES, GENERAL>(c, w, tile) : unordered;
     };
     const auto is_final = [&](const attention_dq_position &position) { return STORES_DQ && position.last; };
     bool next_is_released = false; /* whether dq_ready has its arrival for the stage's next slice */
     for (; slice_index < end; slice_index += ATTENTION_DQ_STAGES, parity ^= 1) {
-        const attention_step at = step_of<GENERAL>(c, w, slice_index / DQ_SLICES);
+        const attention_step at = step_of(c, w, slice_index / DQ_SLICES);
         const int64_t dq_slice =
             (statistics_row_of<GENERAL>(c, w, at.h) + at.tile) * DQ_SLICES + slice_index % DQ_SLICES;
         const attention_dq_position position = position_of(slice_index);
+        const bool loads_sums = is_final(position) && position.before > 0;
+        if (!loads_sums && !next_is_released) /* before the wait: the dQ warpgroup may stage the slice */
+            cot_mbarrier_arrive(&s.dq_ready[stage]);
         if (DETERMINISTIC && position.before > 0)
             wait_for_earlier_blocks(c, dq_slice, position.before);
-        if (is_final(position) && position.before > 0) {
+        if (loads_sums) {
             cot_mbarrier_arrive_expect(&s.dq_ready[stage], sizeof s.dq[stage]);
             cot_tma_load_4d(s.dq[stage], &m.dq_accum, 0, (int)(dq_slice * (ATTENTION_DQ_SLICE / 64)), 0, 0,
                             &s.dq_ready[stage]);
-        } else if (!next_is_released) {
-            cot_mbarrier_arrive(&s.dq_ready[stage]);
         }
         cot_mbarrier_wait(&s.dq_full[stage], parity);
         next_is_released = false;
@@ -345,11 +344,10 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
     float acc[32];
     const int steps = step_count(w);
     for (int step = 0; step < steps; step++, ds.next()) {
-        const int tile = STORES_DQ ? w.first_tile + w.tile_step * step : tile_of<GENERAL>(c, w, step);
+        const int tile = STORES_DQ ? w.first_tile + w.tile_step * step : tile_of(c, w, step);
         const bool has_lower = !GENERAL || !fully_masked<QUERIES>(w, tile, w.first_key);
         const bool has_upper = !GENERAL || !fully_masked<QUERIES>(w, tile, w.first_key + 64);
-        const attention_dq_position position = STORES_DQ ? dq_position_of<QUERIES, GENERAL>(c, w, tile)
-                                                         : attention_dq_position{1, false} /* not ordered */;
+        const attention_dq_position position = STORES_DQ ? dq_position_of<QUERIES, GENERAL>(c, w, tile) : unordered;
         cot_mbarrier_wait(&s.ds_full[ds.stage], ds.parity);
         for (int slice = 0; slice < DQ_SLICES; slice++, dq.next()) {
             uint64_t *ready = &s.dq_ready[dq.stage];
@@ -378,6 +376,7 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
             __syncwarp();
             if (lane == 0)
                 cot_mbarrier_arrive(&s.dq_full[dq.stage]);
+            /* STORES_DQ: one query head for each key-value head, so that a step is a tile, of head 0 of the group. */
             const int row =
                 tile * QUERIES + slice / s.COLUMN_PANELS * 64 + threadIdx.x % WARPGROUP / WARP * 16 + lane / 4;
             store_rows<E, false, false>(c, c.dq, c.dq_store, query_rows_out(c, w, 0), row, slice % s.COLUMN_PANELS * 64,
@@ -406,14 +405,20 @@ template <typename E, int COLUMNS, bool GENERAL, bool SOFTCAP, bool STORES_DQ>
 static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
 {
     block_memory<COLUMNS> &s = *(block_memory<COLUMNS> *)attention_memory;
-    static_assert(sizeof s <= 227 * 1024, "shared memory"); /* 64 columns use all of it */
+    static_assert(sizeof s <= ATTENTION_BWD_SHARED_BYTES(COLUMNS), "what the host allots");
     const attention_bwd_call &c = m.call;
-    if (GENERAL && c.blocks_per_group > 1) { /* both blocks of a cluster take part in the reduction, or none */
-        cot_griddepcontrol_wait();           /* for the kernel that writes seqlens */
-        if (blockIdx.x / c.blocks_per_group >= key_block_count<true>(c))
-            return;
+    uint32_t key_block = blockIdx.x;
+    if (c.blocks_per_group > 1) {
+        key_block = take_key_block_of_cluster(c, s.cluster_key_block);
+        if (GENERAL) {
+            cot_griddepcontrol_wait(); /* for the kernel that writes seqlens */
+            /* Beyond the last key block. Both blocks of a cluster take part in the reduction, or none. */
+            if (key_block >= (uint32_t)c.scheduler.seqlens[c.scheduler.sequences].first_block * (uint32_t)c.Hkv)
+                return;
+        }
     }
     if (threadIdx.x == 0) {
+        s.own_key_block = key_block;
         init_barriers(s);
         cot_mbarrier_init(s.uncleared_full, 1);
         cot_mbarrier_init_fence();
@@ -448,18 +453,18 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
 
 #define INSTANCE(name, element, columns, general, cap, stores)                       \
     extern "C" __global__ void __launch_bounds__(ATTENTION_WARPGROUPS *WARPGROUP, 1) \
-        attention_bwd_sm90_##name(const __grid_constant__ attention_bwd_mapped m)    \
+        attention_bwd_##name(const __grid_constant__ attention_bwd_mapped m)         \
     {                                                                                \
         backward<element, columns, general, cap, stores>(m);                         \
     }
-#define INSTANCES(dtype, element)                                      \
-    INSTANCE(dtype##_d64, element, 64, false, false, false)            \
-    INSTANCE(dtype##_d128, element, 128, false, false, false)          \
-    INSTANCE(dtype##_d64_stores_dq, element, 64, false, false, true)   \
-    INSTANCE(dtype##_d128_stores_dq, element, 128, false, false, true) \
-    INSTANCE(dtype##_d64_general, element, 64, true, false, false)     \
-    INSTANCE(dtype##_d128_general, element, 128, true, false, false)   \
-    INSTANCE(dtype##_d64_softcap, element, 64, true, true, false)      \
-    INSTANCE(dtype##_d128_softcap, element, 128, true, true, false)
+#define INSTANCES(dtype, element)                                           \
+    INSTANCE(dtype##_sm90_d64, element, 64, false, false, false)            \
+    INSTANCE(dtype##_sm90_d128, element, 128, false, false, false)          \
+    INSTANCE(dtype##_sm90_d64_stores_dq, element, 64, false, false, true)   \
+    INSTANCE(dtype##_sm90_d128_stores_dq, element, 128, false, false, true) \
+    INSTANCE(dtype##_sm90_d64_general, element, 64, true, false, false)     \
+    INSTANCE(dtype##_sm90_d128_general, element, 128, true, false, false)   \
+    INSTANCE(dtype##_sm90_d64_softcap, element, 64, true, true, false)      \
+    INSTANCE(dtype##_sm90_d128_softcap, element, 128, true, true, false)
 INSTANCES(bf16, __nv_bfloat16)
 INSTANCES(f16, __half)

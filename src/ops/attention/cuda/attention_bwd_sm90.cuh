@@ -2,6 +2,8 @@
  * attention_bwd_sm90.cuh: device code that the backward kernels for Hopper share: work of a block, wgmma products of 64
  * rows, masks, and stores of dQ, dK and dV.
  *
+ * In this file a *block* is a key block, 128 keys of a key-value head, if it is not called a thread block.
+ *
  * Names in these kernels: m are the arguments of the launch (attention_bwd_mapped: tensor maps and c), c is the call, w
  * the work of the block, s the shared memory. `statistics` are lse_log2 and scaled_delta, one row for each query tile. */
 #ifndef COT_ATTENTION_BWD_SM90_CUH
@@ -49,7 +51,7 @@ static __device__ __forceinline__ void set_tiles(attention_work &w, int begin, i
     w.tile_step = descending_tiles ? -1 : 1;
 }
 
-/* Key blocks are numbered section by section. A section has c.heads_per_section key-value heads, from section_head on. In
+/* docs/kernels/attention_bwd_order.md has an example. Key blocks are numbered section by section. A section has c.heads_per_section key-value heads, from section_head on. In
  * a section the key block is the slower index and the head the faster one. The order of the key blocks:
  *
  *   ascending    from section c.first_ascending_section on. Under a causal mask the longest blocks (most tiles) are first.
@@ -58,13 +60,13 @@ static __device__ __forceinline__ void set_tiles(attention_work &w, int begin, i
  *                blocks are first, and a block begins at an earlier query tile than the block that adds before it. It
  *                reaches each later tile after that block has, so it does not wait in deterministic mode */
 template <int QUERIES, int BLOCK_KEYS = KEYS>
-static __device__ __forceinline__ attention_work work_of(const attention_bwd_call &c, unsigned block)
+static __device__ __forceinline__ attention_work work_of(const attention_bwd_call &c, unsigned number)
 {
     const unsigned kv_heads = (unsigned)(c.B * c.Hkv), blocks = (unsigned)((c.Tk + BLOCK_KEYS - 1) / BLOCK_KEYS);
-    const unsigned section = block / (blocks * (unsigned)c.heads_per_section),
+    const unsigned section = number / (blocks * (unsigned)c.heads_per_section),
                    section_head = section * (unsigned)c.heads_per_section;
     const unsigned section_heads = min((unsigned)c.heads_per_section, kv_heads - section_head),
-                   index = block - section_head * blocks;
+                   index = number - section_head * blocks;
     const unsigned head = section_head + index % section_heads;
     attention_work w;
     w.b = (int)(head / (unsigned)c.Hkv);
@@ -85,16 +87,16 @@ static __device__ __forceinline__ attention_work work_of(const attention_bwd_cal
  * as in work_of: with descending keys and ascending tiles in deterministic mode, else the reverse. Returns false if the
  * grid has more blocks than there is work. */
 template <int QUERIES>
-static __device__ __forceinline__ bool work_of_general(const attention_bwd_call &c, unsigned block, attention_work &w)
+static __device__ __forceinline__ bool work_of_general(const attention_bwd_call &c, unsigned number, attention_work &w)
 {
     const attention_seqlen_info *seqlens = c.scheduler.seqlens;
     const unsigned heads = (unsigned)c.Hkv;
-    if (block >= (unsigned)seqlens[c.scheduler.sequences].first_block * heads)
+    if (number >= (unsigned)seqlens[c.scheduler.sequences].first_block * heads)
         return false;
-    const int sequence = attention_sequence_at(c.scheduler, &attention_seqlen_info::first_block, heads, block);
+    const int sequence = attention_sequence_at(c.scheduler, &attention_seqlen_info::first_block, heads, number);
     const attention_seqlen_info s = seqlens[sequence];
     const unsigned blocks = (unsigned)(seqlens[sequence + 1].first_block - s.first_block);
-    const unsigned block_in_sequence = block - (unsigned)s.first_block * heads;
+    const unsigned block_in_sequence = number - (unsigned)s.first_block * heads;
     const unsigned section = block_in_sequence / (blocks * (unsigned)c.heads_per_section),
                    section_head = section * (unsigned)c.heads_per_section;
     const unsigned section_heads = min((unsigned)c.heads_per_section, heads - section_head),
@@ -122,6 +124,32 @@ static __device__ __forceinline__ bool work_of_general(const attention_bwd_call 
     return true;
 }
 
+/* The key block that the two thread blocks of a cluster take together. Thread block 0 takes it from the counter, so that
+ * a key block waits only for key blocks taken earlier, and sends it to `to` in both. Without a counter it is the index of
+ * the cluster. Executed by all threads of the cluster: it contains a cluster barrier. */
+static __device__ __forceinline__ uint32_t take_key_block_of_cluster(const attention_bwd_call &c, uint4 &to)
+{
+    uint32_t block = 0;
+    cot_cluster_arrive();
+    if (c.key_block_counter != nullptr && blockIdx.x % 2 == 0 && threadIdx.x == 0) {
+        cot_griddepcontrol_wait(); /* for the kernel that clears the counter */
+        block = atomicAdd(c.key_block_counter, 1);
+    }
+    __syncwarp();
+    cot_cluster_wait(); /* the peer runs: its shared memory may be written */
+    if (c.key_block_counter == nullptr)
+        return blockIdx.x / 2;
+    if (blockIdx.x % 2 == 0 && threadIdx.x == 0) {
+        const float value = __uint_as_float(block), values[4] = {value, value, value, value};
+        for (uint32_t rank = 0; rank < 2; rank++)
+            cot_cluster_store(cot_mapa(cot_shared_address(&to), rank), values);
+    }
+    __syncwarp();
+    cot_cluster_arrive();
+    cot_cluster_wait();
+    return to.x;
+}
+
 /* One step of a block: query head h of the group, and a query tile. */
 struct attention_step {
     int h, tile;
@@ -130,7 +158,6 @@ struct attention_step {
 /* A block takes all heads of a tile before its next tile. So the blocks of a key-value head stay at the same tiles, and
  * the L2 cache holds what they read and add to. With one head after the other, blocks of a causal mask drift apart,
  * because they have different numbers of tiles. */
-template <bool GENERAL>
 static __device__ __forceinline__ attention_step step_of(const attention_bwd_call &c, const attention_work &w, int step)
 {
     const int i = (int)__umulhi(2 * (uint32_t)step,
@@ -138,10 +165,9 @@ static __device__ __forceinline__ attention_step step_of(const attention_bwd_cal
     return {step - i * w.heads, w.first_tile + w.tile_step * i};
 }
 
-template <bool GENERAL>
 static __device__ __forceinline__ int tile_of(const attention_bwd_call &c, const attention_work &w, int step)
 {
-    return step_of<GENERAL>(c, w, step).tile;
+    return step_of(c, w, step).tile;
 }
 
 /* Steps of a block: its tiles, each for all heads of the group. */
@@ -225,7 +251,7 @@ static __device__ __forceinline__ void apply_mask(const attention_bwd_call &c, i
 {
     constexpr int QUERIES = 2 * N;
     const int diagonal_key = tile * QUERIES + (int)c.diagonal, Tk = (int)c.Tk;
-    const float masked = __int_as_float(c.scale_log2 < 0.0f ? 0x7f800000 : 0xff800000);
+    const float masked = __int_as_float(c.exponent_factor < 0.0f ? 0x7f800000 : 0xff800000);
 #pragma unroll
     for (int i = 0; i < N; i++) {
         const int query_in_tile = 8 * (i / 4) + 2 * (threadIdx.x % 4) + i % 2, score_key = key + 8 * (i / 2 % 2);

@@ -12,33 +12,24 @@
 #include "../attention_kernels.def"
 #undef COT_KERNEL_ENTRY
 
-extern const unsigned char cot_image_attention_bwd_rows[], cot_image_attention_bwd_sm90[],
+extern const unsigned char cot_image_attention_bwd_rows_sm90[], cot_image_attention_bwd_sm90[],
     cot_image_attention_bwd_pairs_sm90[], cot_image_attention_bwd_cluster_sm90[];
 
-enum { ROWS_THREADS = 256, ROWS_WARPS = ROWS_THREADS / 32 };
-
-/* Bytes of shared memory: for each 64 columns K, V, stages of Q and of dO; stages of dS and dQ; statistics and
- * barriers. */
-#define SHARED_BYTES(columns)                                                                                   \
-    ((columns) / 64 * 128 *                                                                                     \
-         (2 * ATTENTION_KEYS + (ATTENTION_Q_STAGES + ATTENTION_DOUT_STAGES) * ATTENTION_BWD_QUERIES(columns)) + \
-     2 * ATTENTION_KEYS * ATTENTION_BWD_QUERIES(columns) * ATTENTION_DS_STAGES +                                \
-     ATTENTION_DQ_SLICE * 4 * ATTENTION_DQ_STAGES +                                                             \
-     4 * ATTENTION_BWD_QUERIES(columns) * (ATTENTION_Q_STAGES + ATTENTION_DOUT_STAGES) + 512)
+enum { ROWS_THREADS = 256, ROWS_WARPS = ROWS_THREADS / 32, SLICE_WARPS = 4 /* of postprocess, for a slice of dq */ };
 
 /* The kernels for one dtype and number of columns, in the order of their launches. */
 typedef struct backward_kernels {
     cot_cuda_kernel preprocess, main, postprocess;
 } backward_kernels;
 
-#define KERNELS(dtype, size, main_size, image, shared_bytes)                                  \
-    {                                                                                         \
-        {cot_image_attention_bwd_rows, "attention_bwd_preprocess_" #size, 0},                 \
-            {image, "attention_bwd_sm90_" #dtype "_" #main_size, shared_bytes},               \
-            {cot_image_attention_bwd_rows, "attention_bwd_postprocess_" #dtype "_" #size, 0}, \
+#define KERNELS(dtype, size, main_size, image, shared_bytes)                                       \
+    {                                                                                              \
+        {cot_image_attention_bwd_rows_sm90, "attention_bwd_preprocess_" #size, 0},                 \
+            {image, "attention_bwd_" #dtype "_sm90_" #main_size, shared_bytes},                    \
+            {cot_image_attention_bwd_rows_sm90, "attention_bwd_postprocess_" #dtype "_" #size, 0}, \
     }
 #define BLOCK_KERNELS(dtype, size, main_size, columns) \
-    KERNELS(dtype, size, main_size, cot_image_attention_bwd_sm90, SHARED_BYTES(columns))
+    KERNELS(dtype, size, main_size, cot_image_attention_bwd_sm90, ATTENTION_BWD_SHARED_BYTES(columns))
 #define CLUSTER_KERNELS(dtype, size, main_size, d, d_v) \
     KERNELS(dtype, size, main_size, cot_image_attention_bwd_cluster_sm90, ATTENTION_CLUSTER_SHARED_BYTES(d, d_v))
 #define VERSION_OF(dtype, first, rows_suffix, suffix)                                                         \
@@ -57,22 +48,23 @@ enum { SIZE_64, SIZE_128, SIZE_192_128, SIZE_192, SIZE_256, SIZES };
 enum { PLAIN, GENERAL = SIZES, SOFTCAP = 2 * SIZES };
 static const backward_kernels bf16_kernels[] = KERNELS_OF(bf16), f16_kernels[] = KERNELS_OF(f16);
 /* The main kernels that store dq, at 64 and 128 columns. */
-#define STORES_DQ_KERNELS(dtype)                                                                               \
-    {                                                                                                          \
-        {cot_image_attention_bwd_sm90, "attention_bwd_sm90_" #dtype "_d64_stores_dq", SHARED_BYTES(64)},       \
-            {cot_image_attention_bwd_sm90, "attention_bwd_sm90_" #dtype "_d128_stores_dq", SHARED_BYTES(128)}, \
+#define STORES_DQ_KERNELS(dtype)                                                                                       \
+    {                                                                                                                  \
+        {cot_image_attention_bwd_sm90, "attention_bwd_" #dtype "_sm90_d64_stores_dq", ATTENTION_BWD_SHARED_BYTES(64)}, \
+            {cot_image_attention_bwd_sm90, "attention_bwd_" #dtype "_sm90_d128_stores_dq",                             \
+             ATTENTION_BWD_SHARED_BYTES(128)},                                                                         \
     }
 static const cot_cuda_kernel bf16_stores_dq_kernels[] = STORES_DQ_KERNELS(bf16),
                              f16_stores_dq_kernels[] = STORES_DQ_KERNELS(f16);
 /* The main kernels for pairs of key blocks, at 64 and 128 columns. */
 #define PAIRS_KERNEL(dtype, columns)                                                             \
     {                                                                                            \
-        cot_image_attention_bwd_pairs_sm90, "attention_bwd_sm90_" #dtype "_d" #columns "_pairs", \
+        cot_image_attention_bwd_pairs_sm90, "attention_bwd_" #dtype "_sm90_d" #columns "_pairs", \
             ATTENTION_PAIRS_SHARED_BYTES(columns)                                                \
     }
 static const cot_cuda_kernel bf16_pairs_kernels[] = {PAIRS_KERNEL(bf16, 64), PAIRS_KERNEL(bf16, 128)},
                              f16_pairs_kernels[] = {PAIRS_KERNEL(f16, 64), PAIRS_KERNEL(f16, 128)};
-static const cot_cuda_kernel dsink = {cot_image_attention_bwd_rows, "attention_bwd_dsink", 0};
+static const cot_cuda_kernel dsink = {cot_image_attention_bwd_rows_sm90, "attention_bwd_dsink", 0};
 
 static int kernels_index(const attention_sizes *z, bool general)
 {
@@ -192,14 +184,14 @@ static int32_t store_of(const attention_problem *p, const cot_tensor *gradient)
 static block_order block_order_of(const attention_problem *p, bool general, int64_t columns)
 {
     const attention_sizes *z = &p->sizes;
-    const bool causal = z->right == 0, clusters = columns > 128, grouped = z->H != z->Hkv;
+    const bool causal = z->right == 0, is_wide = columns > 128, grouped = z->H != z->Hkv;
     const bool long_heads = is_long(z, columns);
     const int64_t blocks = cot_max(cot_ceil_div(z->Tk, ATTENTION_KEYS), 1), heads = cot_mul(z->B, z->Hkv);
     if (general) { /* it has one order for each mode */
         block_order order = {.deterministic = !p->allow_nondeterminism, .heads_per_section = 4};
-        if (z->softcap > 0 && !clusters)
+        if (z->softcap > 0 && !is_wide)
             order.heads_per_section = columns == 64 ? 32 : 8;
-        else if (!order.deterministic && !clusters)
+        else if (!order.deterministic && !is_wide)
             order.heads_per_section = 8;
         return order;
     }
@@ -222,7 +214,7 @@ static block_order block_order_of(const attention_problem *p, bool general, int6
                          .stores_dq = columns == 64 && !grouped && vector_dq && !pairs,
                          .pairs = pairs};
     if (!causal) {
-        const int64_t short_heads = clusters           ? 8
+        const int64_t short_heads = is_wide            ? 8
                                     : pairs && grouped ? 2
                                     : pairs            ? cot_clamp((columns == 64 ? 256 : 64) / blocks, 2, 8)
                                     : columns == 64    ? cot_clamp(512 / blocks, 4, 32)
@@ -232,11 +224,11 @@ static block_order block_order_of(const attention_problem *p, bool general, int6
         order.first_ascending_section = INT32_MAX;
     } else if (long_heads) {
         order.heads_per_section = grouped ? 2 : 4;
-    } else if (grouped && !clusters) { /* divided over two blocks, see head_blocks_of */
+    } else if (grouped && !is_wide) { /* divided over two blocks, see blocks_per_group_of */
         order.heads_per_section = 8;
     } else {
-        const int64_t most = cot_clamp(heads / 2, 1, clusters ? 8 : 32), least = cot_min(most, 2);
-        const int64_t section_blocks = clusters || (columns == 128 && (pairs || blocks < 32)) ? 128 : 256;
+        const int64_t most = cot_clamp(heads / 2, 1, is_wide ? 8 : 32), least = cot_min(most, 2);
+        const int64_t section_blocks = is_wide || (columns == 128 && (pairs || blocks < 32)) ? 128 : 256;
         const int64_t heads_per_section = cot_clamp(section_blocks / blocks, least, most);
         order.heads_per_section = (int32_t)heads_per_section;
         order.first_ascending_section = (int32_t)(cot_ceil_div(heads, heads_per_section) - 1);
@@ -245,10 +237,10 @@ static block_order block_order_of(const attention_problem *p, bool general, int6
     return order;
 }
 
-/* The number of blocks that divide the query heads of a group. They form a cluster, and add their dK and dV at the end.
- * Under a causal mask the longest block has twice the average work. With GQA there are few blocks, and half of the GPU
- * would wait for the longest ones. Two blocks for a group halve this time. Full masks gain nothing. */
-static int64_t head_blocks_of(const attention_sizes *z, int64_t columns)
+/* The number of thread blocks that divide the query heads of a group. They form a cluster, and add their dK and dV at the
+ * end. Under a causal mask the longest key block has twice the average work. With GQA there are few key blocks, and half
+ * of the GPU would wait for the longest ones. Two thread blocks for a group halve this time. Full masks gain nothing. */
+static int64_t blocks_per_group_of(const attention_sizes *z, int64_t columns)
 {
     const int64_t group = z->H / cot_max(z->Hkv, 1);
     return columns <= 128 && z->right == 0 && group % 2 == 0 ? 2 : 1;
@@ -267,11 +259,15 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
     const int64_t row_lanes = columns == 192 ? 32 : columns / 8; /* lanes of preprocess for one row */
     const bool p_scaled = z->dtype == COT_F16 && columns <= 128;
     const block_order order = block_order_of(p, general, columns);
-    const int64_t group = z->H / cot_max(z->Hkv, 1), blocks_per_group = head_blocks_of(z, columns);
+    const int64_t group = z->H / cot_max(z->Hkv, 1), blocks_per_group = blocks_per_group_of(z, columns);
     const int64_t key_blocks =
         order.pairs ? cot_ceil_div(z->Tk, 2 * ATTENTION_KEYS) * z->B * z->Hkv : attention_bwd_blocks(p) * z->Hkv;
-    /* `preprocess` clears the counter, and is launched only if there are queries. */
-    const bool counts_key_blocks = columns <= 128 && blocks_per_group == 1 && plan->tiles > 0;
+    const unsigned cluster_size = order.pairs ? 2 : key_split_blocks * (unsigned)blocks_per_group;
+    /* Whether a thread block takes one key block after another. */
+    const bool is_persistent = columns <= 128 && blocks_per_group == 1 && plan->tiles > 0;
+    /* `preprocess` clears the counter, and is launched only if there are queries. In the nondeterministic mode key blocks do
+     * not wait, and clusters take them by the index of the cluster. */
+    const bool counts_key_blocks = is_persistent || (order.deterministic && plan->tiles > 0);
     if (z->H == 0)
         return COT_OK;
     attention_bwd_mapped mapped = {
@@ -305,7 +301,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             .dk_store = store_of(p, &p->dk),
             .dv_store = store_of(p, &p->dv),
             .scale = (float)z->scale,
-            .scale_log2 = (float)((z->softcap > 0 ? z->softcap : z->scale) * 1.4426950408889634),
+            .exponent_factor = (float)((z->softcap > 0 ? z->softcap : z->scale) * 1.4426950408889634),
             .p_exponent = p_scaled ? ATTENTION_P_EXPONENT : 0,
             .dp_scale = p_scaled ? ATTENTION_DP_SCALE : 1,
             .cap = backward_softcap(z),
@@ -327,6 +323,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
         }};
     attention_scheduler *scheduler = &mapped.call.scheduler;
     scheduler->max_tiles = (int32_t)plan->head_tiles;
+    scheduler->max_blocks = (int32_t)attention_bwd_blocks(p);
     scheduler->tile_queries = (int32_t)plan->queries;
     scheduler->block_keys = ATTENTION_KEYS;
     scheduler->seqlens = general ? (attention_seqlen_info *)((char *)workspace + plan->seqlens) : NULL;
@@ -335,6 +332,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
     cot_status status = general ? attention_launch_scheduler(queue, scheduler) : COT_OK;
     if (status == COT_OK && tiles > 0)
         status = attention_launch(queue, &kernels->preprocess,
+                                  /* no remainder: a tile of any size takes whole blocks */
                                   (cot_cuda_grid){.blocks = {(unsigned)(tiles * plan->queries * row_lanes /
                                                                         (ROWS_THREADS * ATTENTION_PREPROCESS_ROWS)),
                                                              1, 1},
@@ -356,26 +354,26 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
                 attention_encode_row_map(queue, &mapped.v, &p->v, (int)(ATTENTION_KEYS / key_split_blocks), p->k.data);
         if (status == COT_OK)
             status = attention_encode_row_map(queue, &mapped.dout, &p->dout, tile_rows, p->k.data);
-        const unsigned cluster_size = order.pairs ? 2 : key_split_blocks * (unsigned)blocks_per_group;
         const cot_cuda_kernel *main = order.pairs       ? &pairs_kernels[columns == 128]
                                       : order.stores_dq ? &stores_dq_kernels[columns == 128]
                                                         : &kernels->main;
-        const int64_t clusters =
-            counts_key_blocks ? cot_clamp(queue->device->multiprocessors / cluster_size, 1, key_blocks) : key_blocks;
+        const int64_t cluster_count =
+            is_persistent ? cot_clamp(queue->device->multiprocessors / cluster_size, 1, key_blocks) : key_blocks;
         if (status == COT_OK)
             status = attention_launch(queue, main,
-                                      (cot_cuda_grid){.blocks = {(unsigned)clusters * cluster_size, 1, 1},
+                                      (cot_cuda_grid){.blocks = {(unsigned)cluster_count * cluster_size, 1, 1},
                                                       .threads = ATTENTION_WARPGROUPS * 128,
                                                       .cluster = cluster_size > 1 ? cluster_size : 0,
                                                       .dependent = true},
                                       &mapped);
     }
     if (status == COT_OK && c->dq.data != NULL && !c->stores_dq && slices > 0)
-        status = attention_launch(queue, &kernels->postprocess,
-                                  (cot_cuda_grid){.blocks = {(unsigned)cot_ceil_div(slices * 4, ROWS_WARPS), 1, 1},
-                                                  .threads = ROWS_THREADS,
-                                                  .dependent = true},
-                                  c);
+        status =
+            attention_launch(queue, &kernels->postprocess,
+                             (cot_cuda_grid){.blocks = {(unsigned)cot_ceil_div(slices * SLICE_WARPS, ROWS_WARPS), 1, 1},
+                                             .threads = ROWS_THREADS,
+                                             .dependent = true},
+                             c);
     if (status == COT_OK && c->dsink.data != NULL)
         status = attention_launch(queue, &dsink,
                                   (cot_cuda_grid){.blocks = {(unsigned)z->H, 1, 1}, .threads = ROWS_THREADS}, c);

@@ -28,6 +28,15 @@ enum {
     (8192 * ((d) <= 192 ? 4 * ((d) / 64) + 3 * ((d_v) / 64) + 3 + 2 * 2 : 4 + 2 + 4 + 2 * 4 + 3 * 2 + 2 + 2) + \
      256 * 4 + 512 * ((d) <= 192 ? 2 : 1) + 512)
 
+/* attention_bwd_sm90.cu: the same. for each 64 columns K, V, stages of Q and of dO; stages of dS and dQ; statistics and
+ * barriers. */
+#define ATTENTION_BWD_SHARED_BYTES(columns)                                                                     \
+    ((columns) / 64 * 128 *                                                                                     \
+         (2 * ATTENTION_KEYS + (ATTENTION_Q_STAGES + ATTENTION_DOUT_STAGES) * ATTENTION_BWD_QUERIES(columns)) + \
+     2 * ATTENTION_KEYS * ATTENTION_BWD_QUERIES(columns) * ATTENTION_DS_STAGES +                                \
+     ATTENTION_DQ_SLICE * 4 * ATTENTION_DQ_STAGES +                                                             \
+     4 * ATTENTION_BWD_QUERIES(columns) * (ATTENTION_Q_STAGES + ATTENTION_DOUT_STAGES) + 512)
+
 /* attention_bwd_pairs_sm90.cu: the same. K, V, a panel of the peer's K, its dS, stages of Q, dO, dS and dQ, statistics,
  * barriers. */
 #define ATTENTION_PAIRS_SHARED_BYTES(columns)                                       \
@@ -75,9 +84,9 @@ typedef struct attention_scheduler {
     int32_t Tq, Tk;                     /* rows of q and k; packed: of all sequences */
     int32_t max_seqlen_q, max_seqlen_k; /* packed: the longest allowed sequence */
     int32_t sequences;                  /* B; packed: one more, for the rows after the last sequence */
-    int32_t max_tiles;                  /* limit of the workspace; cu_seqlens out of order could need more */
-    int32_t tile_queries, block_keys;   /* rows of a query tile, rows of a key block */
-    int32_t grid_blocks;                /* first value of tile_counter */
+    int32_t max_tiles, max_blocks;    /* most tiles and key blocks of a head: cu_seqlens out of order could need more */
+    int32_t tile_queries, block_keys; /* rows of a query tile, rows of a key block */
+    int32_t grid_blocks;              /* first value of tile_counter */
     attention_array cu_q, cu_k, used_q, used_k;
     attention_seqlen_info *seqlens; /* workspace: [sequences + 1]; null: no kernel of the call needs it */
     uint32_t *tile_counter;         /* workspace: the next tile; null if each block has one tile */
@@ -139,7 +148,8 @@ typedef struct attention_bwd_call {
     int32_t stores_dq;                    /* the main kernel stores dq: no kernel after it does */
     int32_t out_vectorized;               /* rows of out and dout are 16-bit elements at multiples of 16 bytes */
     int32_t dq_store, dk_store, dv_store; /* attention_store */
-    float scale, scale_log2;              /* scale_log2: scale or softcap, times log2(e) */
+    float scale,
+        exponent_factor; /* exponent_factor: scale times log2(e); softcap times log2(e) if there is a softcap */
     float p_exponent,
         dp_scale; /* P is 2^p_exponent times as large, dP dp_scale times; 0 and 1 if they are not scaled */
     attention_bwd_softcap cap;
@@ -150,8 +160,7 @@ typedef struct attention_bwd_call {
     float *scaled_delta;    /* [tiles * queries] delta times dp_scale, 0 after Tq */
     float *dq_accum;        /* [tiles][queries / 64 * columns / 64][ATTENTION_DQ_SLICE] */
     uint32_t *dq_semaphore; /* [tiles][queries / 64 * columns / 64] number of blocks that have added to a slice */
-    uint32_t
-        *key_block_counter; /* the next key block that a thread block takes; null: each takes one, that of its index */
+    uint32_t *key_block_counter; /* the next key block; null: a thread block or cluster takes that of its index */
 } attention_bwd_call;
 
 typedef struct attention_fwd_call {
@@ -162,8 +171,8 @@ typedef struct attention_fwd_call {
     int32_t heads_per_section;      /* heads whose tiles are interleaved: their K and V fit in the L2 cache together */
     int32_t out_vectorized;         /* rows of out are at multiples of 16 bytes */
     attention_softcap cap;          /* its scores are exponents */
-    float scale_log2;               /* of scores, positive: |scale| times log2(e); 1 with softcap */
-    float lse_scale, lse_scale_low; /* lse per unit of (score times scale_log2), as high and low part */
+    float exponent_factor;          /* of scores, positive: |scale| times log2(e); 1 with softcap */
+    float lse_scale, lse_scale_low; /* lse per unit of (score times exponent_factor), as high and low part */
     attention_array out, lse, sink;
 } attention_fwd_call;
 

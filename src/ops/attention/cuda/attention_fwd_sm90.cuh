@@ -4,7 +4,7 @@
  * as there are any. A tile has 64 queries for each consumer warpgroup. For each tile, the block loops over the key
  * tiles that its queries attend to, from the last to the first:
  *
- *   S = Q K^T    P = exp2(scale_log2 S - row_max)    O += P V    row_sum += rows of P
+ *   S = Q K^T    P = exp2(exponent_factor S - row_max)    O += P V    row_sum += rows of P
  *
  *   warpgroup 0   producer: one warp takes tile numbers, publishes the tiles' descriptions, and loads by TMA
  *   the others    consumers: 64 queries each. O, S and P are in registers
@@ -23,7 +23,7 @@
  *   wait O: release V_(j+1), rescale O, pack P_j
  * The warpgroups of a block attend to different keys. A warpgroup skips key tiles that none of its rows attends to.
  *
- * A row's row_max is a maximum of its scores, times scale_log2, but it may be stale. It is raised to the true maximum
+ * A row's row_max is a maximum of its scores, times exponent_factor, but it may be stale. It is raised to the true maximum
  * only when P would exceed 2^MAX_P_LOG2. O is therefore rarely rescaled, and the threads of a row rarely exchange
  * maxima. The relative precision is the same, and row_sum and O stay consistent. Because a raise is rare, P is computed
  * first and tested afterwards. A warp that finds P too large recomputes its scores.
@@ -433,17 +433,17 @@ template <class F> static __device__ __forceinline__ void forward(const attentio
 
 #define INSTANCE(element, modify_scores, name, d, d_v, keys, consumers, q_stages, stages)              \
     extern "C" __global__ void __launch_bounds__((consumers + 1) * WARPGROUP, 1)                       \
-        attention_fwd_sm90_##name(const __grid_constant__ attention_fwd_mapped m)                      \
+        attention_fwd_##name(const __grid_constant__ attention_fwd_mapped m)                           \
     {                                                                                                  \
         forward<forward_traits<element, d, d_v, keys, consumers, q_stages, stages, modify_scores>>(m); \
     }
 #define INSTANCE_BF16(name, d, d_v, keys, consumers, q_stages, stages) \
-    INSTANCE(__nv_bfloat16, false, bf16_##name, d, d_v, keys, consumers, q_stages, stages)
+    INSTANCE(__nv_bfloat16, false, bf16_sm90_##name, d, d_v, keys, consumers, q_stages, stages)
 #define INSTANCE_BF16_SOFTCAP(name, d, d_v, keys, consumers, q_stages, stages) \
-    INSTANCE(__nv_bfloat16, true, bf16_##name, d, d_v, keys, consumers, q_stages, stages)
+    INSTANCE(__nv_bfloat16, true, bf16_sm90_##name, d, d_v, keys, consumers, q_stages, stages)
 #define INSTANCE_F16_SOFTCAP(name, d, d_v, keys, consumers, q_stages, stages) \
-    INSTANCE(__half, true, f16_##name, d, d_v, keys, consumers, q_stages, stages)
+    INSTANCE(__half, true, f16_sm90_##name, d, d_v, keys, consumers, q_stages, stages)
 #define INSTANCE_F16(name, d, d_v, keys, consumers, q_stages, stages) \
-    INSTANCE(__half, false, f16_##name, d, d_v, keys, consumers, q_stages, stages)
+    INSTANCE(__half, false, f16_sm90_##name, d, d_v, keys, consumers, q_stages, stages)
 
 #endif

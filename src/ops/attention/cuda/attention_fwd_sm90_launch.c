@@ -25,7 +25,7 @@ typedef struct forward_kernel {
      d_v,                                                                       \
      keys,                                                                      \
      consumers,                                                                 \
-     {image, "attention_fwd_sm90_" #element "_" #name,                          \
+     {image, "attention_fwd_" #element "_sm90_" #name,                          \
       ATTENTION_FWD_SHARED_BYTES(d, d_v, keys, consumers, q_stages, stages)}},
 #define BF16_SMALL(name, d, d_v, keys, consumers, q_stages, stages) \
     KERNEL(bf16, name, cot_image_attention_fwd_sm90, d, d_v, keys, consumers, q_stages, stages)
@@ -61,10 +61,10 @@ static int32_t heads_per_section(const attention_sizes *z)
 static void set_scales(attention_fwd_call *c, const attention_sizes *z)
 {
     const double factor = z->softcap > 0 ? z->softcap : fabs(z->scale);
-    const float scale_log2 = (float)(factor * 1.4426950408889634);
-    c->cap = attention_softcap_of(z, scale_log2);
-    c->scale_log2 = z->softcap > 0 ? 1 : scale_log2;
-    const double lse_scale = factor / (double)scale_log2;
+    const float exponent_factor = (float)(factor * 1.4426950408889634);
+    c->cap = attention_softcap_of(z, exponent_factor);
+    c->exponent_factor = z->softcap > 0 ? 1 : exponent_factor;
+    const double lse_scale = factor / (double)exponent_factor;
     c->lse_scale = (float)lse_scale;
     c->lse_scale_low = (float)(lse_scale - (double)c->lse_scale);
 }
@@ -102,6 +102,7 @@ static cot_status forward(cot_queue *queue, const attention_problem *p, void *wo
     attention_scheduler *scheduler = &mapped.call.scheduler;
     scheduler->tile_queries = (int32_t)queries;
     scheduler->block_keys = 1; /* the forward has no key blocks */
+    scheduler->max_tiles = (int32_t)(total_tiles / z->H);
     scheduler->grid_blocks = (int32_t)blocks;
     /* If each block has one tile, there is no counter and no kernel before this one. */
     const bool scheduled = plan->varlen || total_tiles > blocks;

@@ -14,7 +14,7 @@
 
 /* Softmax state of this thread's two rows. */
 struct softmax_state {
-    /* A maximum of the row's scores, times scale_log2, which may be stale, or -inf: see attention_fwd_sm90.cuh. */
+    /* A maximum of the row's scores, times exponent_factor, which may be stale, or -inf: see attention_fwd_sm90.cuh. */
     float row_max[2];
     float row_sum[2]; /* of this thread's own P */
 };
@@ -101,7 +101,7 @@ static __device__ __forceinline__ bool update_row_max(const attention_fwd_call &
     find_thread_max(scores, max_score);
     const float minus_infinity = __int_as_float(0xff800000);
     bool rescale = FIRST;
-    max_score[0] *= c.scale_log2, max_score[1] *= c.scale_log2;
+    max_score[0] *= c.exponent_factor, max_score[1] *= c.exponent_factor;
     if (!FIRST) /* -inf - -inf is NaN where no key has been visible: the comparison is false */
         rescale = __any_sync(0xffffffffu, max_score[0] - state.row_max[0] > (float)F::MAX_P_LOG2 ||
                                               max_score[1] - state.row_max[1] > (float)F::MAX_P_LOG2);
@@ -127,7 +127,7 @@ static __device__ __forceinline__ void exponentiate(const attention_fwd_call &c,
     float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        scores[i] = cot_ex2(fmaf(scores[i], c.scale_log2, -base[i / 2 % 2]));
+        scores[i] = cot_ex2(fmaf(scores[i], c.exponent_factor, -base[i / 2 % 2]));
         sum[i % 4] += scores[i];
     }
 #pragma unroll
@@ -152,7 +152,7 @@ static __device__ __forceinline__ bool softmax_step_fast(const attention_fwd_cal
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             float &score = scores[i + j];
-            float factor = c.scale_log2;
+            float factor = c.exponent_factor;
             if (F::MODIFY_SCORES) {
                 const float square = score * score;
                 factor =

@@ -2,7 +2,7 @@
  *
  * attention_rows.cu: row kernels with eight lanes per row: lse and delta before the portable backward's products, dq
  * and dsink after them, and delta and merge. */
-#include "attention_mma.cuh"
+#include "attention_sm80.cuh"
 
 enum { LANES = ATTENTION_ROW_LANES, THREADS = ATTENTION_ROW_THREADS, ROWS = THREADS / LANES };
 
@@ -49,15 +49,15 @@ DEVICE float dot(const attention_view &a, int64_t a_offset, const attention_view
 
 /* ---- before the products ----------------------------------------------------------------------------------------- */
 
-DEVICE void store_statistics(const attention_mma_call &c, int64_t number, float lse, float delta)
+DEVICE void store_statistics(const attention_sm80_call &c, int64_t number, float lse, float delta)
 {
     if (threadIdx.x % LANES != 0)
         return;
     c.row_lse[number] = lse;
-    c.scaled_delta[number] = delta;
+    c.row_delta[number] = delta;
 }
 
-KERNEL(bwd_preprocess, attention_mma_call)
+KERNEL(bwd_preprocess, attention_sm80_call)
 {
     const block_coord coord = block_coord_of(c, c.H);
     const sequence s = sequence_at(c, coord.b);
@@ -97,7 +97,7 @@ KERNEL(bwd_preprocess, attention_mma_call)
 
 /* A warp takes 8 rows of 32 columns at a time, a lane 8 columns of a row. In dq_accum the even columns are four
  * adjacent floats, and so are the odd columns. */
-KERNEL(dq_rows, attention_mma_call)
+KERNEL(dq_rows, attention_sm80_call)
 {
     const block_coord coord = block_coord_of(c, c.H);
     const sequence s = sequence_at(c, coord.b);
@@ -143,7 +143,7 @@ KERNEL(dq_rows, attention_mma_call)
 /* ---- dsink ------------------------------------------------------------------------------------------------------- */
 
 /* A block takes a head, each thread every THREADSth row. */
-KERNEL(dsink, attention_mma_call)
+KERNEL(dsink, attention_sm80_call)
 {
     __shared__ double partial_sums[THREADS];
     const int64_t h = blockIdx.x;
@@ -152,7 +152,7 @@ KERNEL(dsink, attention_mma_call)
     for (int64_t i = threadIdx.x; i < c.rows_q; i += THREADS) {
         const float lse = c.row_lse[h * c.rows_q + i];
         if (lse != INFINITE)
-            sum -= (double)(expf(sink - lse / c.lse_factor) * c.scaled_delta[h * c.rows_q + i]);
+            sum -= (double)(expf(sink - lse / c.lse_factor) * c.row_delta[h * c.rows_q + i]);
     }
     partial_sums[threadIdx.x] = sum;
     for (int distance = THREADS / 2; distance > 0; distance /= 2) {

@@ -26,6 +26,8 @@ static __device__ void rows_of(const attention_scheduler &c, const attention_arr
         cot_report_fault(c.fault, COT_FAULT_CU_SEQLENS, b + 1);
     first = from < 0 ? 0 : from > rows ? rows : from;
     end = to < first ? first : to > rows ? rows : to;
+    if (b < c.B && end - first > max_seqlen)
+        end = first + max_seqlen;
 }
 
 /* The number of sequence b's `rows` rows that are below seqused. */
@@ -63,32 +65,33 @@ static __device__ attention_seqlen_info sequence_of(const attention_scheduler &c
 }
 
 /* Inclusive prefix sum of `value` over the block's threads. *total: the sum over all threads. */
-static __device__ int32_t inclusive_scan(int32_t value, int32_t *sums, int32_t *total)
+static __device__ int64_t inclusive_scan(int32_t value, int64_t *sums, int64_t *total)
 {
     sums[threadIdx.x] = value;
     __syncthreads();
     for (int step = 1; step < THREADS; step *= 2) {
-        const int32_t other = (int)threadIdx.x >= step ? sums[threadIdx.x - step] : 0;
+        const int64_t other = (int)threadIdx.x >= step ? sums[threadIdx.x - step] : 0;
         __syncthreads();
         sums[threadIdx.x] += other;
         __syncthreads();
     }
-    const int32_t sum = sums[threadIdx.x];
+    const int64_t sum = sums[threadIdx.x];
     *total = sums[THREADS - 1];
     __syncthreads();
     return sum;
 }
 
-/* One block, which processes THREADS sequences at a time. */
+/* One block, which processes THREADS sequences at a time. cu_seqlens out of order can describe more rows than the tensors
+ * have. A sequence that exceeds max_tiles or max_blocks then loses its rows. */
 extern "C" __global__ void __launch_bounds__(THREADS) attention_schedule(const __grid_constant__ attention_scheduler c)
 {
-    __shared__ int32_t sums[THREADS];
+    __shared__ int64_t sums[THREADS];
     cot_griddepcontrol_launch_dependents();
     if (threadIdx.x == 0 && c.tile_counter != nullptr)
         *c.tile_counter = (uint32_t)c.grid_blocks;
     if (c.seqlens == nullptr)
         return;
-    int32_t tiles_before = 0, blocks_before = 0;
+    int64_t tiles_before = 0, blocks_before = 0;
     for (int first = 0; first <= c.sequences; first += THREADS) {
         const int b = first + (int)threadIdx.x;
         attention_seqlen_info s = {};
@@ -96,11 +99,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_schedule(const _
             s = sequence_of(c, b);
         const int32_t tiles = (s.q_rows + c.tile_queries - 1) / c.tile_queries,
                       blocks = (s.k_rows + c.block_keys - 1) / c.block_keys;
-        int32_t total_tiles, total_blocks;
-        s.first_tile = tiles_before + inclusive_scan(tiles, sums, &total_tiles) - tiles;
-        s.first_block = blocks_before + inclusive_scan(blocks, sums, &total_blocks) - blocks;
-        if (s.first_tile > c.max_tiles - tiles)
+        int64_t total_tiles, total_blocks;
+        const int64_t first_tile = tiles_before + inclusive_scan(tiles, sums, &total_tiles) - tiles,
+                      first_block = blocks_before + inclusive_scan(blocks, sums, &total_blocks) - blocks;
+        if (first_tile > c.max_tiles - tiles)
             s.q_rows = s.used_q = 0;
+        if (first_block > c.max_blocks - blocks)
+            s.k_rows = s.used_k = 0;
+        s.first_tile = (int32_t)min(first_tile, (int64_t)c.max_tiles);
+        s.first_block = (int32_t)min(first_block, (int64_t)c.max_blocks);
         if (b <= c.sequences)
             c.seqlens[b] = s;
         tiles_before += total_tiles;

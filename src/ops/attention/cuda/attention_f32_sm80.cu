@@ -1,34 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_f32.cu: float32 instances of attention_fwd_mma.cuh and attention_bwd_mma.cuh, on FMAs. They support tensors
+ * attention_f32_sm80.cu: float32 instances of attention_fwd_sm80.cuh and attention_bwd_sm80.cuh, on FMAs. They support tensors
  * of any float dtype, which are converted to float32 when loaded, every option, and float32 results of 16-bit inputs.
  * The dbias kernel here is also used for 16-bit problems: a float32 dbias would show the rounding of 16-bit
  * products. */
-#include "attention_bwd_mma.cuh"
-#include "attention_fwd_mma.cuh"
+#include "attention_bwd_sm80.cuh"
+#include "attention_fwd_sm80.cuh"
 
 #define KERNEL(name)                                                       \
     extern "C" __global__ void __launch_bounds__(32 * ATTENTION_F32_WARPS) \
-        attention_##name(const __grid_constant__ attention_mma_call c)
+        attention_##name(const __grid_constant__ attention_sm80_call c)
 
 enum { MAX_D = ATTENTION_F32_MAX_D, COLUMNS = ATTENTION_F32_COLUMNS, WARPS = ATTENTION_F32_WARPS, N = COLUMNS / 8 };
 
-KERNEL(fwd_f32)
+KERNEL(fwd_f32_sm80_d256)
 {
     forward<float, MAX_D, MAX_D, 1, COLUMNS, WARPS, true>(c);
 }
 
-KERNEL(dq_f32)
+KERNEL(bwd_f32_sm80_dq_d256)
 {
     backward_q<float, MAX_D, MAX_D, 1, COLUMNS, 1, WARPS, true>(c);
 }
 
-KERNEL(dk_f32)
+KERNEL(bwd_f32_sm80_dk_d256)
 {
     backward_kv<float, MAX_D, MAX_D, 1, COLUMNS, 1, WARPS, true, true, false>(c);
 }
 
-KERNEL(dv_f32)
+KERNEL(bwd_f32_sm80_dv_d256)
 {
     backward_kv<float, MAX_D, MAX_D, 1, COLUMNS, 1, WARPS, true, false, true>(c);
 }
@@ -48,7 +48,7 @@ DEVICE index_range index_range_of(int64_t size, int64_t n, int64_t step, int64_t
 }
 
 /* Adds dS of one tile to acc. */
-DEVICE void add_tile(const attention_mma_call &c, const sequence &s, const score_mods &mods, int64_t h,
+DEVICE void add_tile(const attention_sm80_call &c, const sequence &s, const score_mods &mods, int64_t h,
                      const score_tile &t, double (&acc)[N][4])
 {
     constexpr int ROWS = ATTENTION_F32_ROWS, THREADS = 32 * WARPS;
@@ -81,7 +81,7 @@ DEVICE void add_tile(const attention_mma_call &c, const sequence &s, const score
         if (i >= s.Tq)
             continue;
         const float lse = load_at(c.lse, statistic_offset(c.lse, s.b, h, s.q_first_row + i));
-        const float delta = c.scaled_delta[statistic_row(c, s, h) + i];
+        const float delta = c.row_delta[statistic_row(c, s, h) + i];
         if (lse == -INFINITE)
             continue;
 #pragma unroll
@@ -96,7 +96,7 @@ DEVICE void add_tile(const attention_mma_call &c, const sequence &s, const score
 
 /* A block takes a tile of queries and keys of one dbias[b,h]. It loops over all scores that each element stands for, in
  * a fixed order. */
-KERNEL(dbias_f32)
+KERNEL(bwd_f32_sm80_dbias_d256)
 {
     constexpr int ROWS = ATTENTION_F32_ROWS;
     __shared__ double warp_sums[WARPS][N][8];

@@ -1,25 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0
- * attention_bwd_mma.cuh: the backward with the instructions of compute capability 8.0, one source for 16-bit products
- * on tensor cores (attention_bwd_mma.cu) and for float32 (attention_f32.cu).
+ * attention_bwd_sm80.cuh: the backward with the instructions of compute capability 8.0, one source for 16-bit products
+ * on tensor cores (attention_bwd_sm80.cu) and for float32 (attention_f32_sm80.cu).
  *
- * Two passes. Each block owns the sums that it computes, so the order of blocks does not matter. Only lse and delta are
- * stored between the passes.
+ * Two passes. Each thread block owns the sums that it computes, so the order of thread blocks does not matter. Both passes
+ * read lse and delta, which a kernel before them writes.
  *
  *   dq        a block takes queries of a head and loops over keys:      S = Q K^T   dP = dO V^T   dQ += dS K
  *   dk, dv    a block takes keys of a key-value head and loops over     S^T = K Q^T   dP^T = V dO^T
  *             the group's heads and their queries, in this order:       dV += P^T dO   dK += dS^T Q
  *
- * P and dS go from one product to the next in registers. The two passes need seven products instead of five. With five,
- * dS would go through shared memory and dq through float32 sums in global memory, in a fixed order. */
-#ifndef COT_ATTENTION_BWD_MMA_CUH
-#define COT_ATTENTION_BWD_MMA_CUH
+ * P and dS go from one product to the next in registers. The two passes need seven products.
+ * attention_bwd_one_pass_sm80.cu needs five, but adds dq in any order. */
+#ifndef COT_ATTENTION_BWD_SM80_CUH
+#define COT_ATTENTION_BWD_SM80_CUH
 
-#include "attention_mma.cuh"
+#include "attention_sm80.cuh"
 
 /* ---- dq ------------------------------------------------------------------------------------------------------ */
 
 template <typename E, int D_QK, int D_V, int M, int COLUMNS, int STAGES, int WARPS, bool SCORE_MODS>
-DEVICE void backward_q(const attention_mma_call &c)
+DEVICE void backward_q(const attention_sm80_call &c)
 {
     constexpr int ROWS = 16 * M * WARPS, THREADS = 32 * WARPS, N = COLUMNS / 8;
     const int k_bytes = tile_bytes<E, D_QK>(COLUMNS, c.pitch), v_bytes = tile_bytes<E, D_V>(COLUMNS, c.pitch);
@@ -50,7 +50,7 @@ DEVICE void backward_q(const attention_mma_call &c)
             lse[m][half] = INFINITE, delta[m][half] = 0.0f;
             if (i < s.Tq) {
                 lse[m][half] = c.row_lse[statistic_row(c, s, h) + i];
-                delta[m][half] = c.scaled_delta[statistic_row(c, s, h) + i];
+                delta[m][half] = c.row_delta[statistic_row(c, s, h) + i];
             }
         }
     const auto load = [&](int j0, int stage) {
@@ -121,7 +121,7 @@ DEVICE void backward_q(const attention_mma_call &c)
 
 template <typename E, int D_QK, int D_V, int M, int COLUMNS, int STAGES, int WARPS, bool SCORE_MODS, bool WITH_K,
           bool WITH_V>
-DEVICE void backward_kv(const attention_mma_call &c)
+DEVICE void backward_kv(const attention_sm80_call &c)
 {
     constexpr int ROWS = 16 * M * WARPS, THREADS = 32 * WARPS, N = COLUMNS / 8;
     const int q_bytes = tile_bytes<E, D_QK>(COLUMNS, c.pitch), dout_bytes = tile_bytes<E, D_V>(COLUMNS, c.pitch);
@@ -161,7 +161,7 @@ DEVICE void backward_kv(const attention_mma_call &c)
             const int64_t number = in_range ? statistic_row(c, s, h) + i0 + threadIdx.x : 0;
             const uint32_t to = cot_shared_address(statistics + stage * (8 * COLUMNS) + 4 * threadIdx.x);
             cot_cp_async_zfill<4>(in_range, to, c.row_lse + number);
-            cot_cp_async_zfill<4>(in_range, to + 4 * COLUMNS, c.scaled_delta + number);
+            cot_cp_async_zfill<4>(in_range, to + 4 * COLUMNS, c.row_delta + number);
         }
     };
     int h = (int)hkv * group, i0 = first, stage = 0;

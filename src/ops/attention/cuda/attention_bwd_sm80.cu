@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_bwd_mma.cu: 16-bit instances of attention_bwd_mma.cuh, for compute capability 8.0 and later. */
-#include "attention_bwd_mma.cuh"
+ * attention_bwd_sm80.cu: 16-bit instances of attention_bwd_sm80.cuh, for compute capability 8.0 and later. */
+#include "attention_bwd_sm80.cuh"
 
-#define KERNEL(name)                                                       \
-    extern "C" __global__ void __launch_bounds__(32 * ATTENTION_MMA_WARPS) \
-        attention_##name(const __grid_constant__ attention_mma_call c)
+#define KERNEL(name)                                                        \
+    extern "C" __global__ void __launch_bounds__(32 * ATTENTION_SM80_WARPS) \
+        attention_bwd_##name(const __grid_constant__ attention_sm80_call c)
 
-#define DQ(dtype, element, name, d_qk, d_v, slabs, columns, stages, score_mods)                     \
-    KERNEL(dq_mma_##dtype##_##name)                                                                 \
-    {                                                                                               \
-        backward_q<element, d_qk, d_v, slabs, columns, stages, ATTENTION_MMA_WARPS, score_mods>(c); \
+#define DQ(dtype, element, name, d_qk, d_v, slabs, columns, stages, score_mods)                      \
+    KERNEL(dtype##_sm80_dq_##name)                                                                   \
+    {                                                                                                \
+        backward_q<element, d_qk, d_v, slabs, columns, stages, ATTENTION_SM80_WARPS, score_mods>(c); \
     }
-#define DKV(stem, dtype, element, name, d_qk, d_v, slabs, columns, stages, score_mods, with_k, with_v)               \
-    KERNEL(stem##_mma_##dtype##_##name)                                                                              \
-    {                                                                                                                \
-        backward_kv<element, d_qk, d_v, slabs, columns, stages, ATTENTION_MMA_WARPS, score_mods, with_k, with_v>(c); \
+#define DKV(stem, dtype, element, name, d_qk, d_v, slabs, columns, stages, score_mods, with_k, with_v)                \
+    KERNEL(dtype##_sm80_##stem##_##name)                                                                              \
+    {                                                                                                                 \
+        backward_kv<element, d_qk, d_v, slabs, columns, stages, ATTENTION_SM80_WARPS, score_mods, with_k, with_v>(c); \
     }
 
 /* clang-format off */

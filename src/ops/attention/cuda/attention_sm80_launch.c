@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_mma_launch.c: host code of the portable CUDA kernels: which kernels a call launches, with which grids. */
-#include "attention_mma_launch.h"
+ * attention_sm80_launch.c: host code of the portable CUDA kernels: which kernels a call launches, with which grids. */
+#include "attention_sm80_launch.h"
 
 #include "cuda/device.h"
 
+#include <float.h>
 #include <math.h>
 
 #include "core/op_tables.h"
@@ -13,8 +14,8 @@
 #include "../attention_kernels.def"
 #undef COT_KERNEL_ENTRY
 
-extern const unsigned char cot_image_attention_fwd_mma[], cot_image_attention_bwd_mma[],
-    cot_image_attention_bwd_one_pass_mma[], cot_image_attention_f32[], cot_image_attention_rows[];
+extern const unsigned char cot_image_attention_fwd_sm80[], cot_image_attention_bwd_sm80[],
+    cot_image_attention_bwd_one_pass_sm80[], cot_image_attention_f32_sm80[], cot_image_attention_rows[];
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
@@ -26,7 +27,7 @@ typedef struct tiled_kernel {
 } tiled_kernel;
 
 /* Bytes of shared memory: rows of a block, and stages of the tile that it loops over. */
-#define ROWS_OF(slabs) (16 * (slabs)*ATTENTION_MMA_WARPS)
+#define ROWS_OF(slabs) (16 * (slabs)*ATTENTION_SM80_WARPS)
 #define FWD_BYTES(d_qk, d_v, slabs, columns, stages) (2 * (ROWS_OF(slabs) * (d_qk) + (columns) * ((d_qk) + (d_v))))
 #define DQ_BYTES(d_qk, d_v, slabs, columns, stages) (2 * (ROWS_OF(slabs) + (stages) * (columns)) * ((d_qk) + (d_v)))
 #define DKV_BYTES(d_qk, d_v, slabs, columns, stages) \
@@ -38,14 +39,15 @@ typedef struct tiled_kernel {
     (DKV_BYTES(d_qk, d_v, slabs, columns, stages) - 2 * ROWS_OF(slabs) * (d_v))
 
 /* clang-format off */
-#define TILED(image, stem, dtype, bytes, name, d_qk, d_v, slabs, columns, stages) \
-    {d_qk, d_v, ROWS_OF(slabs), ATTENTION_MMA_WARPS, \
-     {cot_image_attention_##image, "attention_" #stem "_mma_" #dtype "_" #name, bytes(d_qk, d_v, slabs, columns, stages)}},
-#define FWD(dtype, ...) TILED(fwd_mma, fwd, dtype, FWD_BYTES, __VA_ARGS__)
-#define DQ(dtype, ...) TILED(bwd_mma, dq, dtype, DQ_BYTES, __VA_ARGS__)
-#define DKV(dtype, ...) TILED(bwd_mma, dkv, dtype, DKV_BYTES, __VA_ARGS__)
-#define DK(dtype, ...) TILED(bwd_mma, dk, dtype, DKV_BYTES, __VA_ARGS__)
-#define DV(dtype, ...) TILED(bwd_mma, dv, dtype, DV_BYTES, __VA_ARGS__)
+#define TILED(direction, dtype, stem, bytes, name, d_qk, d_v, slabs, columns, stages) \
+    {d_qk, d_v, ROWS_OF(slabs), ATTENTION_SM80_WARPS, \
+     {cot_image_attention_##direction##_sm80, "attention_" #direction "_" #dtype "_sm80_" stem #name, \
+      bytes(d_qk, d_v, slabs, columns, stages)}},
+#define FWD(dtype, ...) TILED(fwd, dtype, "", FWD_BYTES, __VA_ARGS__)
+#define DQ(dtype, ...) TILED(bwd, dtype, "dq_", DQ_BYTES, __VA_ARGS__)
+#define DKV(dtype, ...) TILED(bwd, dtype, "dkv_", DKV_BYTES, __VA_ARGS__)
+#define DK(dtype, ...) TILED(bwd, dtype, "dk_", DKV_BYTES, __VA_ARGS__)
+#define DV(dtype, ...) TILED(bwd, dtype, "dv_", DV_BYTES, __VA_ARGS__)
 #define FWD_BF16(...) FWD(bf16, __VA_ARGS__)
 #define FWD_F16(...) FWD(f16, __VA_ARGS__)
 #define DQ_BF16(...) DQ(bf16, __VA_ARGS__)
@@ -58,7 +60,7 @@ typedef struct tiled_kernel {
 #define DV_F16(...) DV(f16, __VA_ARGS__)
 
 #define ONE_PASS(dtype, stages, name, d, keys, queries, warps) \
-    {d, d, keys, warps, {cot_image_attention_bwd_one_pass_mma, "attention_bwd_one_pass_mma_" #dtype "_" #name, \
+    {d, d, keys, warps, {cot_image_attention_bwd_one_pass_sm80, "attention_bwd_" #dtype "_sm80_one_pass_" #name, \
                          ONE_PASS_BYTES(d, keys, queries, warps, stages)}},
 #define ONE_PASS_BF16(...) ONE_PASS(bf16, 2, __VA_ARGS__)
 #define ONE_PASS_F16(...) ONE_PASS(f16, 2, __VA_ARGS__)
@@ -88,11 +90,12 @@ static const dtype_kernels kernels_bf16 = KERNELS(BF16), kernels_f16 = KERNELS(F
 
 /* The largest shared memory of a float32 kernel. Shorter rows need less. */
 #define F32_BYTES(rows, columns) ((ATTENTION_F32_MAX_D + 4) * 4 * ((rows) * ATTENTION_F32_ROWS + 2 * ATTENTION_F32_COLUMNS))
-#define F32(name, rows) \
+#define F32(stem, rows) \
     {ATTENTION_F32_MAX_D, ATTENTION_F32_MAX_D, ATTENTION_F32_ROWS, ATTENTION_F32_WARPS, \
-     {cot_image_attention_f32, "attention_" #name "_f32", F32_BYTES(rows, 2) + 8 * ATTENTION_F32_COLUMNS}}
-static const tiled_kernel fwd_f32 = F32(fwd, 1), dq_f32 = F32(dq, 2), dk_f32 = F32(dk, 2), dv_f32 = F32(dv, 1),
-                   dbias_f32 = F32(dbias, 2);
+     {cot_image_attention_f32_sm80, "attention_" stem "_d256", F32_BYTES(rows, 2) + 8 * ATTENTION_F32_COLUMNS}}
+static const tiled_kernel fwd_f32 = F32("fwd_f32_sm80", 1), dq_f32 = F32("bwd_f32_sm80_dq", 2),
+                   dk_f32 = F32("bwd_f32_sm80_dk", 2), dv_f32 = F32("bwd_f32_sm80_dv", 1),
+                   dbias_f32 = F32("bwd_f32_sm80_dbias", 2);
 
 static const cot_cuda_kernel preprocess_rows = {cot_image_attention_rows, "attention_bwd_preprocess", 0},
                              dsink_rows = {cot_image_attention_rows, "attention_dsink", 0},
@@ -152,11 +155,11 @@ static attention_view bias_view(const cot_tensor *t)
     return v;
 }
 
-static attention_mma_call call_of(cot_queue *queue, const attention_problem *p, bool f32)
+static attention_sm80_call call_of(cot_queue *queue, const attention_problem *p, bool f32)
 {
     const attention_sizes *z = &p->sizes;
     const double log2e = 1.4426950408889634;
-    attention_mma_call c = {
+    attention_sm80_call c = {
         .B = z->B,
         .H = z->H,
         .Hkv = z->Hkv,
@@ -176,7 +179,7 @@ static attention_mma_call call_of(cot_queue *queue, const attention_problem *p, 
         .accumulate = p->accumulate,
         .negative_scale = z->scale < 0,
         .scale = (float)z->scale,
-        .score_scale = (float)(fabs(z->scale) * log2e),
+        .score_scale = (float)fmin(fmax(fabs(z->scale) * log2e, FLT_MIN), FLT_MAX), /* -inf times 0 is NaN */
         .softcap = (float)z->softcap,
         .lse_factor = f32 ? 1.0f : (float)log2e,
         .dropped = z->dropped,
@@ -219,7 +222,7 @@ static attention_mma_call call_of(cot_queue *queue, const attention_problem *p, 
 
 /* Launches a block for each tile of `rows` rows of each head and sequence, and for the rows after the last packed
  * sequence. */
-static cot_status launch_tiles(cot_queue *queue, const cot_cuda_kernel *kernel, attention_mma_call c, int64_t rows,
+static cot_status launch_tiles(cot_queue *queue, const cot_cuda_kernel *kernel, attention_sm80_call c, int64_t rows,
                                int64_t T, int64_t heads, unsigned threads, int shared_bytes)
 {
     c.tiles = T > 0 ? cot_ceil_div(T, rows) : 1;
@@ -230,7 +233,7 @@ static cot_status launch_tiles(cot_queue *queue, const cot_cuda_kernel *kernel, 
 }
 
 /* Launches blocks over queries or, for dk and dv, over keys. */
-static cot_status launch(cot_queue *queue, const tiled_kernel *t, const attention_mma_call *c, bool over_keys)
+static cot_status launch(cot_queue *queue, const tiled_kernel *t, const attention_sm80_call *c, bool over_keys)
 {
     const bool f32 = t->rows == ATTENTION_F32_ROWS;
     const int bytes = f32 ? t->kernel.shared_bytes / (ATTENTION_F32_MAX_D + 4) * c->pitch + 8 * ATTENTION_F32_COLUMNS
@@ -243,17 +246,17 @@ static cot_status launch(cot_queue *queue, const tiled_kernel *t, const attentio
 
 static cot_status forward(cot_queue *queue, const attention_problem *p, const tiled_kernel *t)
 {
-    const attention_mma_call c = call_of(queue, p, t == &fwd_f32);
+    const attention_sm80_call c = call_of(queue, p, t == &fwd_f32);
     return launch(queue, t, &c, false);
 }
 
-static cot_status launch_dsink(cot_queue *queue, const attention_mma_call *c)
+static cot_status launch_dsink(cot_queue *queue, const attention_sm80_call *c)
 {
     const cot_cuda_grid grid = {.blocks = {(unsigned)c->H, 1, 1}, .threads = ATTENTION_ROW_THREADS};
     return cot_cuda_launch(queue, &dsink_rows, &grid, c);
 }
 
-static cot_status launch_dbias(cot_queue *queue, const attention_mma_call *c)
+static cot_status launch_dbias(cot_queue *queue, const attention_sm80_call *c)
 {
     const int64_t *shape = c->bias_shape;
     const int64_t tiles = cot_ceil_div(shape[2], ATTENTION_F32_ROWS) * cot_ceil_div(shape[3], ATTENTION_F32_COLUMNS);
@@ -265,7 +268,7 @@ static cot_status launch_dbias(cot_queue *queue, const attention_mma_call *c)
 }
 
 /* Launches a kernel with eight lanes per row. */
-static cot_status launch_row_kernel(cot_queue *queue, const cot_cuda_kernel *kernel, const attention_mma_call *c)
+static cot_status launch_row_kernel(cot_queue *queue, const cot_cuda_kernel *kernel, const attention_sm80_call *c)
 {
     if (c->rows_q == 0)
         return COT_OK;
@@ -273,17 +276,17 @@ static cot_status launch_row_kernel(cot_queue *queue, const cot_cuda_kernel *ker
                         ATTENTION_ROW_THREADS, 0);
 }
 
-/* Launches the kernels of a backward. stages > 0: dkv is a kernel of attention_bwd_one_pass_mma.cu, which may compute
+/* Launches the kernels of a backward. stages > 0: dkv is a kernel of attention_bwd_one_pass_sm80.cu, which may compute
  * dq, too. dkv == NULL: dk and dv have a kernel each. */
 static cot_status backward(cot_queue *queue, const attention_problem *p, void *workspace, const tiled_kernel *dq,
                            const tiled_kernel *dkv, const tiled_kernel *dk, const tiled_kernel *dv, int stages)
 {
-    const attention_mma_bwd_plan *plan = queue->plan;
-    attention_mma_call c = call_of(queue, p, dq == &dq_f32);
+    const attention_sm80_bwd_plan *plan = queue->plan;
+    attention_sm80_call c = call_of(queue, p, dq == &dq_f32);
     c.row_lse = workspace;
-    c.scaled_delta = (float *)((char *)workspace + plan->scaled_delta);
+    c.row_delta = (float *)((char *)workspace + plan->row_delta);
     c.stages = stages;
-    if (stages > 0 && plan->one_pass) {
+    if (stages > 0 && plan->pass_computes_dq) {
         c.dq_accum = (float *)((char *)workspace + plan->dq_accum);
         c.accum_rows = plan->accum_rows;
         c.accum_columns = dkv->d_qk;
@@ -309,10 +312,10 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
 
 static cot_status backward_16(cot_queue *queue, const attention_problem *p, void *workspace, const dtype_kernels *k)
 {
-    const attention_mma_bwd_plan *plan = queue->plan;
+    const attention_sm80_bwd_plan *plan = queue->plan;
     const tiled_kernel *dkv = smallest_kernel(&k->dkv, p);
     int stages = 0;
-    if (plan->supports_one_pass && (plan->one_pass || dkv == NULL || dkv->d_qk > 64)) {
+    if (plan->supports_one_pass && (plan->pass_computes_dq || dkv == NULL || dkv->d_qk > 64)) {
         const tiled_kernel *one_pass = smallest_kernel(&k->one_pass, p),
                            *one_pass_1_stage = smallest_kernel(&k->one_pass_1_stage, p);
         if (one_pass->kernel.shared_bytes <= queue->device->max_shared_bytes)
@@ -326,13 +329,13 @@ static cot_status backward_16(cot_queue *queue, const attention_problem *p, void
 
 /* ---- entry points ------------------------------------------------------------------------------------------------ */
 
-cot_status attention_fwd_mma_bf16_sm80(cot_queue *queue, const void *problem, void *workspace)
+cot_status attention_fwd_bf16_sm80(cot_queue *queue, const void *problem, void *workspace)
 {
     (void)workspace;
     return forward(queue, problem, smallest_kernel(&kernels_bf16.fwd, problem));
 }
 
-cot_status attention_fwd_mma_f16_sm80(cot_queue *queue, const void *problem, void *workspace)
+cot_status attention_fwd_f16_sm80(cot_queue *queue, const void *problem, void *workspace)
 {
     (void)workspace;
     return forward(queue, problem, smallest_kernel(&kernels_f16.fwd, problem));
@@ -344,12 +347,12 @@ cot_status attention_fwd_f32_sm80(cot_queue *queue, const void *problem, void *w
     return forward(queue, problem, &fwd_f32);
 }
 
-cot_status attention_bwd_mma_bf16_sm80(cot_queue *queue, const void *problem, void *workspace)
+cot_status attention_bwd_bf16_sm80(cot_queue *queue, const void *problem, void *workspace)
 {
     return backward_16(queue, problem, workspace, &kernels_bf16);
 }
 
-cot_status attention_bwd_mma_f16_sm80(cot_queue *queue, const void *problem, void *workspace)
+cot_status attention_bwd_f16_sm80(cot_queue *queue, const void *problem, void *workspace)
 {
     return backward_16(queue, problem, workspace, &kernels_f16);
 }

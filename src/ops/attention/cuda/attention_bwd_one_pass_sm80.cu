@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_bwd_one_pass_mma.cu: dq, dk and dv in one pass, for compute capability 8.0 and later. It needs five
- * products. Blocks add to dq in any order.
+ * attention_bwd_one_pass_sm80.cu: dq, dk and dv in one pass, for compute capability 8.0 and later: five products.
+ * Thread blocks add to dq in any order. Without dq_accum, in the deterministic mode, it computes only dk and dv: four
+ * products.
  *
  * A block takes keys of a key-value head and loops over the group's heads and their queries:
  *
@@ -10,7 +11,7 @@
  * A warp computes the scores of 32 keys and of a part of the tile's queries. It accumulates 64 columns of dK and dV for
  * its 32 keys. QUERY_SPLITS warps share the same keys. If there are several, they exchange P and dS through shared
  * memory, in 16 bits. Nothing is rounded twice: dS is computed from P before P is rounded. */
-#include "attention_mma.cuh"
+#include "attention_sm80.cuh"
 
 /* Columns of a tile of P or dS in shared memory: a row is a key, with 64 queries. */
 enum { SCORE_COLUMNS = 64 };
@@ -72,14 +73,14 @@ DEVICE void warp_gemm_ss(float (&c)[M][N][4], uint32_t a, int row, const char *b
  * in registers for dV and dK. dQ is then computed one step late, from the other half of the dS tile, so that a step
  * needs one barrier. */
 template <typename E, int HEAD_DIM, int KEYS, int QUERIES, int WARPS>
-DEVICE void backward_one_pass(const attention_mma_call &c)
+DEVICE void backward_one_pass(const attention_sm80_call &c)
 {
-    constexpr int THREADS = 32 * WARPS, QUERY_SPLITS = 32 * WARPS / KEYS, COLUMNS = QUERIES / QUERY_SPLITS,
-                  N = COLUMNS / 8;
+    constexpr int THREADS = 32 * WARPS, QUERY_SPLITS = 32 * WARPS / KEYS, WARP_QUERIES = QUERIES / QUERY_SPLITS,
+                  N = WARP_QUERIES / 8;
     constexpr bool UNSPLIT = QUERY_SPLITS == 1;
-    constexpr int WARP_COLUMNS = HEAD_DIM / QUERY_SPLITS, Q_ROWS = QUERIES / 2,
-                  Q_COLUMNS = 2 * HEAD_DIM / WARPS; /* of a warp: columns of dK and dV; rows and columns of dQ */
-    static_assert(WARP_COLUMNS == 64 && QUERIES == (UNSPLIT ? 32 : 64), "as tiles are divided");
+    constexpr int DKV_COLUMNS = HEAD_DIM / QUERY_SPLITS, DQ_ROWS = QUERIES / 2,
+                  DQ_COLUMNS = 2 * HEAD_DIM / WARPS; /* of a warp: columns of dK and dV; rows and columns of dQ */
+    static_assert(DKV_COLUMNS == 64 && QUERIES == (UNSPLIT ? 32 : 64), "as tiles are divided");
     constexpr int k_bytes = 2 * KEYS * HEAD_DIM, q_bytes = 2 * QUERIES * HEAD_DIM,
                   score_bytes = 2 * KEYS * SCORE_COLUMNS;
     const int stages = UNSPLIT ? 2 : c.stages;
@@ -105,7 +106,7 @@ DEVICE void backward_one_pass(const attention_mma_call &c)
     const int steps = first < queries.end ? (queries.end - first + QUERIES - 1) / QUERIES : 0;
     const auto warp_key = [] { return reload_thread() / 32 / QUERY_SPLITS * 32; };
     const auto query_split = [] { return reload_thread() / 32 % QUERY_SPLITS; };
-    float acc_dk[2][WARP_COLUMNS / 8][4], acc_dv[2][WARP_COLUMNS / 8][4];
+    float acc_dk[2][DKV_COLUMNS / 8][4], acc_dv[2][DKV_COLUMNS / 8][4];
     clear_accumulators(acc_dk);
     clear_accumulators(acc_dv);
     /* The loop reads these from shared memory: there are not enough registers. */
@@ -133,23 +134,23 @@ DEVICE void backward_one_pass(const attention_mma_call &c)
             const int64_t number = in_range ? statistic_row(c, s, h) + i0 + threadIdx.x : 0;
             const uint32_t to = cot_shared_address(statistics + stage * (8 * QUERIES) + 4 * threadIdx.x);
             cot_cp_async_zfill<4>(in_range, to, c.row_lse + number);
-            cot_cp_async_zfill<4>(in_range, to + 4 * QUERIES, c.scaled_delta + number);
+            cot_cp_async_zfill<4>(in_range, to + 4 * QUERIES, c.row_delta + number);
         }
     };
     /* Adds dQ = dS K to memory, from half `stage` of the dS tile if UNSPLIT, else from all of it (stage 0). */
     const auto add_dq = [&](int h, int i0, int stage) {
         const sequence s = stored_sequence();
         const int warp = reload_thread() / 32;
-        const int row = warp / (WARPS / 2) * Q_ROWS, column = warp % (WARPS / 2) * Q_COLUMNS;
-        float dq[Q_ROWS / 16][Q_COLUMNS / 8][4];
+        const int row = warp / (WARPS / 2) * DQ_ROWS, column = warp % (WARPS / 2) * DQ_COLUMNS;
+        float dq[DQ_ROWS / 16][DQ_COLUMNS / 8][4];
         clear_accumulators(dq);
         warp_gemm_ss<E, HEAD_DIM, KEYS, true>(dq, cot_shared_address(ds_tile), stage * QUERIES + row, k_tile, column);
         float *const to = c.dq_accum + (first_accum_row(c, s, h) + i0 + row) * HEAD_DIM + column * 16 + reload_lane();
 #pragma unroll
-        for (int m = 0; m < Q_ROWS / 16; m++)
+        for (int m = 0; m < DQ_ROWS / 16; m++)
             if (i0 + row + 16 * m < s.Tq)
 #pragma unroll
-                for (int n = 0; n < Q_COLUMNS / 8; n++)
+                for (int n = 0; n < DQ_COLUMNS / 8; n++)
 #pragma unroll
                     for (int e = 0; e < 4; e++)
                         asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to + m * (16 * HEAD_DIM) + n * 128 + e * 32),
@@ -173,7 +174,7 @@ DEVICE void backward_one_pass(const attention_mma_call &c)
 #pragma unroll 1
     for (int step = 0; step < steps * group; step++) {
         const char *const q_tile = q_tiles + stage * q_bytes, *const dout_tile = dout_tiles + stage * q_bytes;
-        const float *const lse = (const float *)(statistics + stage * (8 * QUERIES)) + query_split() * COLUMNS,
+        const float *const lse = (const float *)(statistics + stage * (8 * QUERIES)) + query_split() * WARP_QUERIES,
                            *const delta = lse + QUERIES;
         float x[2][N][4], dp[2][N][4];
         wait_for_copies();
@@ -184,13 +185,13 @@ DEVICE void backward_one_pass(const attention_mma_call &c)
             load(stored_sequence(), next_h, next_i0, stage ^ 1);
         if (UNSPLIT && step > 0 && c.dq_accum != nullptr)
             add_previous_dq(h, i0, stage ^ 1);
-        warp_gemm_abt<E, HEAD_DIM>(x, k_tile, q_tile + query_split() * (COLUMNS * 2 * HEAD_DIM), (int)c.d, 0,
+        warp_gemm_abt<E, HEAD_DIM>(x, k_tile, q_tile + query_split() * (WARP_QUERIES * 2 * HEAD_DIM), (int)c.d, 0,
                                    warp_key());
         const sequence s = stored_sequence();
-        const score_tile t = {i0 + query_split() * COLUMNS, j0 + warp_key()};
+        const score_tile t = {i0 + query_split() * WARP_QUERIES, j0 + warp_key()};
         /* apply_mask adds warp_row<2>() to rows */
         finish_scores<E, false, true, false>(c, s, {}, {t.i, t.j - warp_row<2>()},
-                                             all_visible<true>(c, s, t, COLUMNS, 32), x, x);
+                                             all_visible<true>(c, s, t, WARP_QUERIES, 32), x, x);
 #pragma unroll
         for (int n = 0; n < N; n++) {
             const float2 of_column = *(const float2 *)(lse + 8 * n + 2 * (reload_lane() % 4));
@@ -202,7 +203,7 @@ DEVICE void backward_one_pass(const attention_mma_call &c)
         }
         if (!UNSPLIT)
             store_scores<E>(cot_shared_address(p_tile), warp_key(), query_split() * N, x);
-        warp_gemm_abt<E, HEAD_DIM>(dp, v_tile, dout_tile + query_split() * (COLUMNS * 2 * HEAD_DIM), (int)c.d_v, 0,
+        warp_gemm_abt<E, HEAD_DIM>(dp, v_tile, dout_tile + query_split() * (WARP_QUERIES * 2 * HEAD_DIM), (int)c.d_v, 0,
                                    warp_key());
 #pragma unroll
         for (int n = 0; n < N; n++) {
@@ -220,8 +221,8 @@ DEVICE void backward_one_pass(const attention_mma_call &c)
         } else {
             const uint32_t p = cot_shared_address(p_tile), ds = cot_shared_address(ds_tile);
             __syncthreads();
-            warp_gemm_ss<E, HEAD_DIM, QUERIES, false>(acc_dv, p, warp_key(), dout_tile, query_split() * WARP_COLUMNS);
-            warp_gemm_ss<E, HEAD_DIM, QUERIES, false>(acc_dk, ds, warp_key(), q_tile, query_split() * WARP_COLUMNS);
+            warp_gemm_ss<E, HEAD_DIM, QUERIES, false>(acc_dv, p, warp_key(), dout_tile, query_split() * DKV_COLUMNS);
+            warp_gemm_ss<E, HEAD_DIM, QUERIES, false>(acc_dk, ds, warp_key(), q_tile, query_split() * DKV_COLUMNS);
             if (stages == 1) {
                 __syncthreads();
                 if (step + 1 < steps * group)
@@ -243,19 +244,19 @@ DEVICE void backward_one_pass(const attention_mma_call &c)
     if (is_present(c.dk))
         store_rows<E, HEAD_DIM>(c.dk, row_offset(c.dk, s.b, s.k_first_row + j0, hkv), c.accumulate, s.Tk - j0,
                                 s.k_rows - j0, (int)c.d, acc_dk, factor, k_tile, warp_key(),
-                                query_split() * WARP_COLUMNS);
+                                query_split() * DKV_COLUMNS);
     factor[0][0] = factor[0][1] = factor[1][0] = factor[1][1] = 1.0f;
     if (is_present(c.dv))
         store_rows<E, HEAD_DIM>(c.dv, row_offset(c.dv, s.b, s.k_first_row + j0, hkv), c.accumulate, s.Tk - j0,
                                 s.k_rows - j0, (int)c.d_v, acc_dv, factor, v_tile, warp_key(),
-                                query_split() * WARP_COLUMNS);
+                                query_split() * DKV_COLUMNS);
 }
 
-#define ONE_PASS(dtype, element, name, d, keys, queries, warps)                                   \
-    extern "C" __global__ void __launch_bounds__(32 * (warps))                                    \
-        attention_bwd_one_pass_mma_##dtype##_##name(const __grid_constant__ attention_mma_call c) \
-    {                                                                                             \
-        backward_one_pass<element, d, keys, queries, warps>(c);                                   \
+#define ONE_PASS(dtype, element, name, d, keys, queries, warps)                                     \
+    extern "C" __global__ void __launch_bounds__(32 * (warps))                                      \
+        attention_bwd_##dtype##_sm80_one_pass_##name(const __grid_constant__ attention_sm80_call c) \
+    {                                                                                               \
+        backward_one_pass<element, d, keys, queries, warps>(c);                                     \
     }
 #define BOTH(...) ONE_PASS(bf16, __nv_bfloat16, __VA_ARGS__) ONE_PASS(f16, __half, __VA_ARGS__)
 

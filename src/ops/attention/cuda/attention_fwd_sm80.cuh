@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
- * attention_fwd_mma.cuh: the forward with the instructions of compute capability 8.0, one source for 16-bit products on
- * tensor cores (attention_fwd_mma.cu) and for float32 (attention_f32.cu).
+ * attention_fwd_sm80.cuh: the forward with the instructions of compute capability 8.0, one source for 16-bit products on
+ * tensor cores (attention_fwd_sm80.cu) and for float32 (attention_f32_sm80.cu).
  *
  * A block takes ROWS queries of a head, 16 M for each warp. q stays in shared memory and the accumulators of out in
  * registers. K and V have one tile each. V is loaded while scores are computed, the next K during exp and the product
  * with V. */
-#ifndef COT_ATTENTION_FWD_MMA_CUH
-#define COT_ATTENTION_FWD_MMA_CUH
+#ifndef COT_ATTENTION_FWD_SM80_CUH
+#define COT_ATTENTION_FWD_SM80_CUH
 
-#include "attention_mma.cuh"
+#include "attention_sm80.cuh"
 
 /* Turns scores into P with a running row_max (in the base of the exponent). Rescales acc and row_sum, which is this
  * lane's part of the sum. */
@@ -50,7 +50,7 @@ DEVICE void softmax_step(float (&x)[M][N][4], float scale, float (&row_max)[M][2
 }
 
 template <typename E, int D_QK, int D_V, int M, int COLUMNS, int WARPS, bool SCORE_MODS>
-DEVICE void forward(const attention_mma_call &c)
+DEVICE void forward(const attention_sm80_call &c)
 {
     constexpr int ROWS = 16 * M * WARPS, THREADS = 32 * WARPS, N = COLUMNS / 8;
     char *const q_tile = memory, *const k_tile = q_tile + tile_bytes<E, D_QK>(ROWS, c.pitch),

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_bwd_rows.cu: row kernels of the backward for Hopper, before and after its main kernel. */
+ * attention_bwd_rows_sm90.cu: row kernels of the backward for Hopper, before and after its main kernel. */
 #include "attention_bwd_store.cuh"
 #include "attention_scheduler.cuh"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * attention_mma.cuh: device code that the portable kernels share: sequences, tiles in shared memory, products of a
+ * attention_sm80.cuh: device code that the portable kernels share: sequences, tiles in shared memory, products of a
  * warp, masks, modifiers of scores, and stores.
  *
  * A block owns rows (queries, or keys in the kernels of dk and dv), 16 M for each warp. It loops over tiles of the
@@ -8,12 +8,12 @@
  * product.
  *
  * 16-bit tiles are stored row by row. Unit u (16 bytes) of row r is at u ^ (r % 8), so that ldmatrix reads eight rows
- * from different banks. Float32 (attention_f32.cu) has the same fragments and computes with FMAs, so that one source
+ * from different banks. Float32 (attention_f32_sm80.cu) has the same fragments and computes with FMAs, so that one source
  * is compiled for both. Its tiles are rows of `pitch` floats. Its sizes and dtypes are known only at run time. */
-#ifndef COT_ATTENTION_MMA_CUH
-#define COT_ATTENTION_MMA_CUH
+#ifndef COT_ATTENTION_SM80_CUH
+#define COT_ATTENTION_SM80_CUH
 
-#include "attention_mma.h"
+#include "attention_sm80.h"
 
 #include "../../../core/philox.h"
 #include "../../../cuda/device/activation.cuh"
@@ -58,7 +58,7 @@ struct sequence {
 
 /* The row where sequence n begins. Values out of order or out of range are clamped, so that no access leaves the
  * tensor. */
-DEVICE int sequence_begin(const attention_mma_call &c, const attention_view &cu, int64_t n, int64_t rows)
+DEVICE int sequence_begin(const attention_sm80_call &c, const attention_view &cu, int64_t n, int64_t rows)
 {
     const int64_t row = load_index(cu, n);
     if ((row < 0 || row > rows || (n == 0 && row != 0)) && threadIdx.x == 0)
@@ -66,7 +66,7 @@ DEVICE int sequence_begin(const attention_mma_call &c, const attention_view &cu,
     return (int)clamp(row, 0, rows);
 }
 
-DEVICE int sequence_length(const attention_mma_call &c, const attention_view &cu, int n, int first, int64_t rows,
+DEVICE int sequence_length(const attention_sm80_call &c, const attention_view &cu, int n, int first, int64_t rows,
                            int64_t max_length)
 {
     const int64_t rest = sequence_begin(c, cu, n + 1, rows) - first;
@@ -75,7 +75,7 @@ DEVICE int sequence_length(const attention_mma_call &c, const attention_view &cu
     return (int)clamp(rest, 0, max_length);
 }
 
-DEVICE int used_length(const attention_mma_call &c, const attention_view &t, int b, int full)
+DEVICE int used_length(const attention_sm80_call &c, const attention_view &t, int b, int full)
 {
     if (!is_present(t))
         return full;
@@ -87,7 +87,7 @@ DEVICE int used_length(const attention_mma_call &c, const attention_view &t, int
 
 /* Sequence number B of a packed batch stands for the rows after the last sequence. All of its queries and keys
  * are beyond seqused. */
-DEVICE sequence sequence_at(const attention_mma_call &c, int b)
+DEVICE sequence sequence_at(const attention_sm80_call &c, int b)
 {
     sequence s = {b, 0, 0, (int)c.Tq, (int)c.Tk, 0, 0, 0};
     int full_q = (int)c.q_length, full_k = (int)c.k_length;
@@ -115,7 +115,7 @@ struct block_coord {
     int b, head, tile;
 };
 
-DEVICE block_coord block_coord_of(const attention_mma_call &c, int64_t heads)
+DEVICE block_coord block_coord_of(const attention_sm80_call &c, int64_t heads)
 {
     const unsigned tiles = (unsigned)c.tiles, n = blockIdx.x / tiles;
     return {(int)(n / (unsigned)heads), (int)(n % (unsigned)heads), (int)(blockIdx.x % tiles)};
@@ -132,14 +132,14 @@ DEVICE int64_t statistic_offset(const attention_view &t, int64_t b, int64_t h, i
     return b * t.stride[0] + h * t.stride[1] + row * t.stride[2];
 }
 
-/* Index of the sequence's first row in row_lse and scaled_delta. */
-DEVICE int64_t statistic_row(const attention_mma_call &c, const sequence &s, int64_t h)
+/* Index of the sequence's first row in row_lse and row_delta. */
+DEVICE int64_t statistic_row(const attention_sm80_call &c, const sequence &s, int64_t h)
 {
     return h * c.rows_q + (c.packed ? (int64_t)s.q_first_row : s.b * c.Tq);
 }
 
 /* Row of dq_accum for the sequence's query 0. */
-DEVICE int64_t first_accum_row(const attention_mma_call &c, const sequence &s, int64_t h)
+DEVICE int64_t first_accum_row(const attention_sm80_call &c, const sequence &s, int64_t h)
 {
     constexpr int64_t ROWS = ATTENTION_ACCUM_ROWS;
     const int64_t tiles = c.packed ? s.q_first_row / ROWS + s.b : s.b * ((c.Tq + ROWS - 1) / ROWS);
@@ -147,12 +147,12 @@ DEVICE int64_t first_accum_row(const attention_mma_call &c, const sequence &s, i
 }
 
 /* The range [first, end) of the other side that a tile of rows attends to. The sums here do not overflow: see
- * attention_mma_launch.h. */
+ * attention_sm80_launch.h. */
 struct span {
     int first, end;
 };
 
-DEVICE span key_span(const attention_mma_call &c, const sequence &s, int i, int i_end)
+DEVICE span key_span(const attention_sm80_call &c, const sequence &s, int i, int i_end)
 {
     if (i >= s.Tq)
         return {0, 0};
@@ -160,7 +160,7 @@ DEVICE span key_span(const attention_mma_call &c, const sequence &s, int i, int 
     return {min(max(i + s.diagonal - c.left, 0), s.Tk), min(max(last + s.diagonal + c.right + 1, 0), s.Tk)};
 }
 
-DEVICE span query_span(const attention_mma_call &c, const sequence &s, int j, int j_end)
+DEVICE span query_span(const attention_sm80_call &c, const sequence &s, int j, int j_end)
 {
     if (j >= s.Tk)
         return {0, 0};
@@ -407,14 +407,14 @@ template <bool KEYS_IN_ROWS> DEVICE int2 query_key_of(const score_tile &t, int r
 /* Whether every query of the tile attends to all of its keys. Queries after the end count as masked where queries are
  * columns: nothing else keeps their P from becoming infinite in 16 bits. */
 template <bool KEYS_IN_ROWS>
-DEVICE bool all_visible(const attention_mma_call &c, const sequence &s, const score_tile &t, int queries, int keys)
+DEVICE bool all_visible(const attention_sm80_call &c, const sequence &s, const score_tile &t, int queries, int keys)
 {
     return (!KEYS_IN_ROWS || t.i + queries <= s.Tq) && t.j + keys <= s.Tk &&
            t.j + keys - 1 <= t.i + s.diagonal + c.right && t.j >= t.i + queries - 1 + s.diagonal - c.left;
 }
 
 template <bool KEYS_IN_ROWS, int M, int N>
-DEVICE void apply_mask(const attention_mma_call &c, const sequence &s, const score_tile &t, float (&x)[M][N][4])
+DEVICE void apply_mask(const attention_sm80_call &c, const sequence &s, const score_tile &t, float (&x)[M][N][4])
 {
     const int row = lane_row<M>(), of_column = 2 * (reload_lane() % 4);
 #pragma unroll
@@ -456,7 +456,7 @@ DEVICE uint64_t load_u64(const attention_view &t)
     return (uint64_t)(uint32_t)load_index(t, 0) | (uint64_t)(uint32_t)load_index(t, 1) << 32;
 }
 
-DEVICE score_mods score_mods_of(const attention_mma_call &c, const sequence &s, int64_t h)
+DEVICE score_mods score_mods_of(const attention_sm80_call &c, const sequence &s, int64_t h)
 {
     score_mods mods = {};
     if (is_present(c.alibi_slopes))
@@ -475,7 +475,7 @@ DEVICE score_mods score_mods_of(const attention_mma_call &c, const sequence &s, 
 /* Turns products into scores, in base 2 for 16-bit dtypes. WITH_SLOPES: cap_slopes become the derivatives of the
  * softcap. */
 template <typename E, bool KEYS_IN_ROWS, bool WITH_SLOPES, int M, int N>
-DEVICE void modify_scores(const attention_mma_call &c, const sequence &s, const score_mods &mods, const score_tile &t,
+DEVICE void modify_scores(const attention_sm80_call &c, const sequence &s, const score_mods &mods, const score_tile &t,
                           float (&x)[M][N][4], float (&cap_slopes)[M][N][4])
 {
     const int row = lane_row<M>();
@@ -536,7 +536,7 @@ template <int STRIDE> DEVICE void transpose_words(uint32_t (&w)[4])
  * keys begin at column tiles. Each of four lanes generates the words of one of four column tiles. The lanes exchange
  * the words. */
 template <int N>
-DEVICE uint32_t dropout_mask_rows(const attention_mma_call &c, const score_mods &mods, uint64_t query, uint64_t key)
+DEVICE uint32_t dropout_mask_rows(const attention_sm80_call &c, const score_mods &mods, uint64_t query, uint64_t key)
 {
     uint32_t keep_bits = 0;
 #pragma unroll
@@ -557,7 +557,7 @@ DEVICE uint32_t dropout_mask_rows(const attention_mma_call &c, const score_mods 
  * the words of one of eight queries or groups. The lanes exchange words in two steps: all four words among the four
  * lanes of the same parity, then the results with the lane of the other parity. */
 template <int N>
-DEVICE uint32_t dropout_mask_columns(const attention_mma_call &c, const score_mods &mods, uint64_t query, uint64_t key)
+DEVICE uint32_t dropout_mask_columns(const attention_sm80_call &c, const score_mods &mods, uint64_t query, uint64_t key)
 {
     const unsigned lane = threadIdx.x % 32, g = lane / 4;
     uint32_t keep_bits = 0;
@@ -579,7 +579,7 @@ DEVICE uint32_t dropout_mask_columns(const attention_mma_call &c, const score_mo
 }
 
 template <bool KEYS_IN_ROWS, int M, int N>
-DEVICE void dropout_mask(const attention_mma_call &c, const score_mods &mods, const score_tile &t,
+DEVICE void dropout_mask(const attention_sm80_call &c, const score_mods &mods, const score_tile &t,
                          uint32_t (&keep_bits)[M])
 {
     const int row = lane_row<M>();
@@ -623,14 +623,14 @@ template <typename E> DEVICE float exp_scaled(float x, float scale, float m)
 }
 
 /* The scale of scores in exp_scaled. Scores with modifiers are already scaled. */
-template <typename E, bool SCORE_MODS> DEVICE float exp_scale_of(const attention_mma_call &c)
+template <typename E, bool SCORE_MODS> DEVICE float exp_scale_of(const attention_sm80_call &c)
 {
     return is_f32<E> || SCORE_MODS ? 1.0f : c.score_scale;
 }
 
 /* Turns products into scores: modifiers or, without them, the sign of the scale. Then the mask. */
 template <typename E, bool SCORE_MODS, bool KEYS_IN_ROWS, bool WITH_SLOPES, int M, int N>
-DEVICE void finish_scores(const attention_mma_call &c, const sequence &s, const score_mods &mods, const score_tile &t,
+DEVICE void finish_scores(const attention_sm80_call &c, const sequence &s, const score_mods &mods, const score_tile &t,
                           bool visible, float (&x)[M][N][4], float (&cap_slopes)[M][N][4])
 {
     if constexpr (SCORE_MODS) {
@@ -716,7 +716,7 @@ DEVICE void store_rows(const attention_view &to, int64_t offset, bool accumulate
 }
 
 /* Clears the rows after the last packed sequence. The blocks of a head share the rows. */
-DEVICE void clear_rows(const attention_mma_call &c, const attention_view &to, int64_t first, int rows, int64_t head,
+DEVICE void clear_rows(const attention_sm80_call &c, const attention_view &to, int64_t first, int rows, int64_t head,
                        int tile, int64_t size)
 {
     if (!is_present(to) || c.accumulate)

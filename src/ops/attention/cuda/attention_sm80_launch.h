@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
- * attention_mma_launch.h: which problems the portable CUDA kernels support, at what cost, with how much workspace. For
- * attention.c and attention_mma_launch.c. */
-#ifndef COT_ATTENTION_MMA_LAUNCH_H
-#define COT_ATTENTION_MMA_LAUNCH_H
+ * attention_sm80_launch.h: which problems the portable CUDA kernels support, at what cost, with how much workspace. For
+ * attention.c and attention_sm80_launch.c. */
+#ifndef COT_ATTENTION_SM80_LAUNCH_H
+#define COT_ATTENTION_SM80_LAUNCH_H
 
 #include "../attention_problem.h"
-#include "attention_mma.h"
+#include "attention_sm80.h"
 
 #include "core/op_tables.h"
 
@@ -34,21 +34,21 @@ static inline const char *attention_portable_refusal(const attention_problem *p)
     return NULL;
 }
 
-static inline const char *attention_mma_refusal(const attention_problem *p, cot_dtype dtype)
+static inline const char *attention_sm80_refusal(const attention_problem *p, cot_dtype dtype)
 {
     if (p->sizes.dtype != dtype)
         return dtype == COT_BF16 ? "it supports bf16 only" : "it supports f16 only";
     return attention_portable_refusal(p);
 }
 
-static inline const char *admit_bf16_mma(const void *problem)
+static inline const char *admit_bf16_sm80(const void *problem)
 {
-    return attention_mma_refusal(problem, COT_BF16);
+    return attention_sm80_refusal(problem, COT_BF16);
 }
 
-static inline const char *admit_f16_mma(const void *problem)
+static inline const char *admit_f16_sm80(const void *problem)
 {
-    return attention_mma_refusal(problem, COT_F16);
+    return attention_sm80_refusal(problem, COT_F16);
 }
 
 static inline const char *admit_f32_sm80(const void *problem)
@@ -66,7 +66,7 @@ static inline const char *admit_rows_sm80(const void *problem)
 }
 
 /* Twice the cost of the Hopper kernels for a score (cost_fwd_sm90). */
-static inline double cost_mma(const void *problem)
+static inline double cost_sm80(const void *problem)
 {
     const attention_sizes *z = problem;
     return 3000.0 + 2 * (double)z->H * (double)z->rows_q * (double)z->Tk;
@@ -74,10 +74,10 @@ static inline double cost_mma(const void *problem)
 
 static inline double cost_f32_sm80(const void *problem)
 {
-    return 20 * cost_mma(problem);
+    return 20 * cost_sm80(problem);
 }
 
-/* Whether attention_bwd_one_pass_mma.cu supports the problem, if the device has enough shared memory. For d up to 192
+/* Whether attention_bwd_one_pass_sm80.cu supports the problem, if the device has enough shared memory. For d up to 192
  * with d_v up to 128 other kernels fill up fewer columns with zeros. */
 static inline bool attention_supports_one_pass(const attention_problem *p)
 {
@@ -99,31 +99,32 @@ static inline int64_t attention_accum_rows(const attention_sizes *z)
 }
 
 /* The plan of a backward. The offsets of the workspace's parts are in bytes. lse of the rows comes first. */
-typedef struct attention_mma_bwd_plan {
+typedef struct attention_sm80_bwd_plan {
     bool supports_one_pass; /* see attention_supports_one_pass */
-    bool one_pass;          /* the same pass computes dq */
-    int64_t accum_rows;     /* rows of dq_accum for one head; 0 without one_pass */
-    size_t scaled_delta, dq_accum, bytes;
-} attention_mma_bwd_plan;
+    bool pass_computes_dq;  /* one pass computes dq, dk and dv */
+    int64_t accum_rows;     /* rows of dq_accum for one head; 0 without pass_computes_dq */
+    size_t row_delta, dq_accum, bytes;
+} attention_sm80_bwd_plan;
 
-static inline attention_mma_bwd_plan attention_mma_bwd_plan_of(const attention_problem *p, bool supports_one_pass)
+static inline attention_sm80_bwd_plan attention_sm80_bwd_plan_of(const attention_problem *p, bool supports_one_pass)
 {
     const attention_sizes *z = &p->sizes;
-    const bool one_pass = supports_one_pass && attention_one_pass_computes_dq(p);
+    const bool pass_computes_dq = supports_one_pass && attention_one_pass_computes_dq(p);
     const int64_t rows = cot_mul(z->H, z->rows_q), longest = cot_max(z->d_qk, z->d_v),
                   columns = longest <= 64    ? 64
                             : longest <= 128 ? 128
                                              : 256;
-    attention_mma_bwd_plan plan = {.supports_one_pass = supports_one_pass,
-                                   .one_pass = one_pass,
-                                   .accum_rows = one_pass ? attention_accum_rows(z) : 0};
+    attention_sm80_bwd_plan plan = {.supports_one_pass = supports_one_pass,
+                                    .pass_computes_dq = pass_computes_dq,
+                                    .accum_rows = pass_computes_dq ? attention_accum_rows(z) : 0};
     cot_workspace_reserve(&plan.bytes, rows, sizeof(float));
-    plan.scaled_delta = cot_workspace_reserve(&plan.bytes, rows, sizeof(float));
+    plan.row_delta = cot_workspace_reserve(&plan.bytes, rows, sizeof(float));
     plan.dq_accum = cot_workspace_reserve(&plan.bytes, COT_PRODUCT(z->H, plan.accum_rows, columns), sizeof(float));
     return plan;
 }
 
-COT_PLAN(plan_bwd_f32, attention_mma_bwd_plan, attention_mma_bwd_plan_of(problem, false))
-COT_PLAN(plan_bwd_mma, attention_mma_bwd_plan, attention_mma_bwd_plan_of(problem, attention_supports_one_pass(problem)))
+COT_PLAN(plan_bwd_f32, attention_sm80_bwd_plan, attention_sm80_bwd_plan_of(problem, false))
+COT_PLAN(plan_bwd_sm80, attention_sm80_bwd_plan,
+         attention_sm80_bwd_plan_of(problem, attention_supports_one_pass(problem)))
 
 #endif

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
- * attention_mma.h: arguments that the host passes to the portable kernels of this op (attention_fwd_mma.cu,
- * attention_bwd_mma.cu, attention_bwd_one_pass_mma.cu, attention_f32.cu, attention_rows.cu), by value, and their tiles.
+ * attention_sm80.h: arguments that the host passes to the portable kernels of this op (attention_fwd_sm80.cu,
+ * attention_bwd_sm80.cu, attention_bwd_one_pass_sm80.cu, attention_f32_sm80.cu, attention_rows.cu), by value, and their tiles.
  * For C and CUDA. */
-#ifndef COT_ATTENTION_MMA_H
-#define COT_ATTENTION_MMA_H
+#ifndef COT_ATTENTION_SM80_H
+#define COT_ATTENTION_SM80_H
 
 #include <stdint.h>
 
-enum { ATTENTION_MMA_WARPS = 4, ATTENTION_F32_WARPS = 2, ATTENTION_ROW_LANES = 8, ATTENTION_ROW_THREADS = 256 };
+enum { ATTENTION_SM80_WARPS = 4, ATTENTION_F32_WARPS = 2, ATTENTION_ROW_LANES = 8, ATTENTION_ROW_THREADS = 256 };
 
 /* Tiles of each kernel: DO(name, columns of q and k, columns of v, slabs of 16 rows per warp, rows of the tile that the
  * block loops over, stages of that tile). Smaller sizes are filled up with zeros. The ..._score_mods kernels also have
@@ -51,7 +51,7 @@ typedef struct attention_view {
     int32_t dtype, vectorized;
 } attention_view;
 
-typedef struct attention_mma_call {
+typedef struct attention_sm80_call {
     int64_t B, H, Hkv, Tq, Tk, d, d_v; /* Tq and Tk: of the longest sequence */
     int64_t rows_q, rows_k;            /* of all sequences */
     int64_t q_begin, q_length, k_begin, k_length;
@@ -67,13 +67,13 @@ typedef struct attention_mma_call {
     uint64_t seed, offset, groups;
     attention_view cu_q, cu_k, used_q, used_k, seed_tensor, offset_tensor, sink, alibi_slopes, bias;
     attention_view q, k, v, out, lse, dout, dlse, delta, dq, dk, dv, dsink, dbias;
-    float *row_lse;      /* [H][rows_q] lse_factor lse; inf for queries without gradient */
-    float *scaled_delta; /* [H][rows_q] delta */
-    float *dq_accum;     /* [H][accum_rows][accum_columns]; null: two passes */
+    float *row_lse;   /* [H][rows_q] lse_factor lse; inf for queries without gradient */
+    float *row_delta; /* [H][rows_q] delta */
+    float *dq_accum;  /* [H][accum_rows][accum_columns]; null: two passes */
     int64_t accum_rows, accum_columns;
     int32_t stages; /* of q and dout */
     unsigned long long *fault;
-} attention_mma_call;
+} attention_sm80_call;
 
 /* Arguments of the delta and merge kernels. */
 typedef struct attention_delta_call {
