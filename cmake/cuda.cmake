@@ -9,7 +9,7 @@
 # For other GPUs the driver compiles the PTX at the first call and caches the result. COT_GPUS adds machine code for
 # more GPUs to the build. Each of them takes 50 % more compile time.
 set(COT_GPUS "" CACHE STRING "Machine code to add for kernels that are not for Hopper only, for example 80;86;89")
-set(COT_HOPPER_PARTS attention_bwd_rows causal_conv1d_generic dropout_bwd_rows dropout_fwd_rows mhc_generic mhc_sinkhorn)
+set(COT_HOPPER_PARTS causal_conv1d_generic dropout_bwd_rows dropout_fwd_rows mhc_generic mhc_sinkhorn)
 
 # ptxas's report of registers and spills is kept beside each fat binary (STEM.log), for tools/check_device_code.sh.
 function(cot_embed_device_code target symbol)

@@ -157,9 +157,9 @@ typedef struct attention_bwd_call {
     /* Workspace, by sequence and head. */
     float *
         lse_log2; /* [tiles * queries] lse in base 2: lse log2(e) - p_exponent; inf for queries without gradient and after Tq */
-    float *scaled_delta;    /* [tiles * queries] delta times dp_scale, 0 after Tq */
-    float *dq_accum;        /* [tiles][queries / 64 * columns / 64][ATTENTION_DQ_SLICE] */
-    uint32_t *dq_semaphore; /* [tiles][queries / 64 * columns / 64] number of blocks that have added to a slice */
+    float *scaled_delta;         /* [tiles * queries] delta times dp_scale, 0 after Tq */
+    float *dq_accum;             /* [tiles][queries / 64 * columns / 64][ATTENTION_DQ_SLICE] */
+    uint32_t *dq_semaphore;      /* [tiles][queries / 64 * columns / 64] number of blocks that have added to a slice */
     uint32_t *key_block_counter; /* the next key block; null: a thread block or cluster takes that of its index */
 } attention_bwd_call;
 

@@ -5,7 +5,6 @@
 
 #include "cuda/device.h"
 
-#include <float.h>
 #include <math.h>
 
 #include "core/op_tables.h"
@@ -179,7 +178,7 @@ static attention_sm80_call call_of(cot_queue *queue, const attention_problem *p,
         .accumulate = p->accumulate,
         .negative_scale = z->scale < 0,
         .scale = (float)z->scale,
-        .score_scale = (float)fmin(fmax(fabs(z->scale) * log2e, FLT_MIN), FLT_MAX), /* -inf times 0 is NaN */
+        .score_scale = (float)(fabs(z->scale) * log2e),
         .softcap = (float)z->softcap,
         .lse_factor = f32 ? 1.0f : (float)log2e,
         .dropped = z->dropped,
