@@ -479,8 +479,8 @@ call on an idle GPU.
 
 The backward has two modes. The deterministic mode adds the parts of dQ in a fixed order and gives the same bits on every run. The
 nondeterministic mode adds them in the order in which the blocks finish. *cotangent* runs the deterministic mode, its default.
-*cotangent, nondeterministic* sets `allow_nondeterminism` (Python: `deterministic=False`). From
-commit 513ef73 on the library then takes the nondeterministic mode only where it is faster: elsewhere both rows are the same kernel.
+*cotangent, nondeterministic* sets `allow_nondeterminism` (Python: `deterministic=False`). Since
+commit 513ef73 (2026-11-25), the library takes the nondeterministic mode only where it is faster. Elsewhere both rows are the same kernel.
 Records of earlier commits show a slower deterministic mode. Each table names its date, and the commit of cotangent if bench measured
 it. The peers' process does not record the commit.
 *FlashAttention-4* is nondeterministic, its default, and *FlashAttention-4 deterministic* adds in a fixed order.
@@ -495,8 +495,8 @@ FlashAttention-3 was not measured: its package was not installed on these machin
     "causal_conv1d": ("causal_conv1d", ["causal_conv1d"], MEMORY_BOUND + CYCLES + """
 
 Peers are `F.conv1d` of PyTorch, eager and through `torch.compile`, and *taps*: K shifted products that `torch.compile` fuses. Their
-weights have the dtype of x. The CUDA package causal_conv1d was not installed on these machines, so it is not compared.
-[tools/peers/causal_conv1d.py](../../tools/peers/causal_conv1d.py) times it where it is installed. *Update* is a decoding step."""),
+weights have the dtype of x. These tables do not have the CUDA package causal_conv1d, which was not installed: [a Mamba-2 model](transformers.md) was trained with it
+and with cotangent. [tools/peers/causal_conv1d.py](../../tools/peers/causal_conv1d.py) times the package where it is installed. *Update* is a decoding step."""),
     "causal_conv1d_dense": ("causal_conv1d_dense", ["causal_conv1d_dense"],
                             """This op is compute-bound. A GPU's times are sustained where *burst ms* is given: the second half of three
 seconds of load. *Burst* is one call on an idle GPU. The line in a picture is the rate of the products."""),
@@ -629,7 +629,7 @@ def older_note(op, device, results):
     newest = max(dates, key=dates.get, default=None)
     if device not in dates or dates[device] == dates[newest]:
         return []
-    return [f"These rows are older than those of {newest} ({dates[newest]}): the library may have faster kernels today.", ""]
+    return [f"The rows of {dates[device]} are older than those of {newest} ({dates[newest]}): the library may have faster kernels today.", ""]
 
 
 def op_section(op, device, results, peers, directory, level):

@@ -156,7 +156,7 @@ def causal_conv1d_update(
     weight, bias        [D,K], [D]
     cache_seqlens       int32 [B]: the new tokens of batch element b are at the positions cache_seqlens[b] + t
     conv_state_indices  int32 [B]: the index in conv_state for each x; a negative index gives y = 0 and leaves the state
-                        unchanged; no index may occur twice
+                        unchanged; no index of 0 or more may occur twice
 
     Returns y like x. Not differentiable. Dtypes and errors as in causal_conv1d.
 
