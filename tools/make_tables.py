@@ -724,14 +724,13 @@ ranks (*group*). Times are medians of the wall time in ms.
 | exposed | the time in which this rank's arithmetic waits for transfers |"""
 
 CONTEXT_PARALLEL = """Causal, bf16, 16 heads of 128, each rank on its own GPU, over NCCL:
-[context_parallel.py](../../tools/peers/context_parallel.py). *single* is the call of one GPU. *zigzag ring* and *heads* are calls of
-`cotangent.distributed.attention`. *torch context_parallel* is `torch.distributed.tensor.experimental.context_parallel` around
+[context_parallel.py](../../tools/peers/context_parallel.py). *single* is the call of one GPU. *zigzag ring*, *heads* and *ring of 2 heads*
+(two ranks exchange heads, and the pairs of ranks form a ring) are calls of `cotangent.distributed.attention`. In *all-gather of K and V*
+each rank gathers all keys and values, and calls `cotangent.attention` for its own queries. *torch context_parallel* is `torch.distributed.tensor.experimental.context_parallel` around
 FlashAttention-2 of PyTorch. All calls take turns in one run. Each time is that of the slowest rank."""
 
-TRAIN_TORCH = """[train_torch.py](../../examples/train_torch.py) trains one model with the same batches. DDP divides the batch.
-`--context-parallel` divides each sequence: at this length the transfers take more time than a GPU saves. The losses are those of
-the last step. The text is the tree itself, so losses of two states of the tree cannot be compared: those of the run on four GPUs
-are left out."""
+TRAIN_TORCH = """[train_torch.py](../../examples/train_torch.py) trains one model with the same batches, *batch* windows of *context* tokens a
+step. DDP divides the batch, `--context-parallel` each sequence. The losses are those of the last step."""
 
 
 def parallel_page(results):
@@ -774,12 +773,15 @@ def parallel_page(results):
                                 rows), ""]
         if ("train_torch", device) in results:
             source, rows = results["train_torch", device]
-            lines += ["### PyTorch: a model on one and two GPUs", "",
+            alone = {row["context"]: row["tokens_per_second"] for row in rows if row["ranks"] == 1}
+            programs = dict.fromkeys(row["program"] for row in rows)
+            lines += ["### PyTorch: a model on several GPUs", "",
                       f"{rows[0]['date']}, commit {rows[0]['commit']}, torch {rows[0]['torch']}: {record_link(source)}. {TRAIN_TORCH}", "",
-                      f"    torchrun --nproc-per-node N {rows[0]['program']}", "",
-                      *markdown([("GPUs", lambda row: str(row["ranks"])), ("divided", lambda row: row["division"]),
+                      *[f"    torchrun --nproc-per-node N {program}" for program in programs], "",
+                      *markdown([("context", lambda row: str(row["context"])), ("batch", lambda row: str(row["batch"])),
+                                 ("GPUs", lambda row: str(row["ranks"])), ("divided", lambda row: row["division"]),
                                  ("tokens/s", lambda row: str(row["tokens_per_second"])),
-                                 ("times one GPU", lambda row: f"{row['tokens_per_second'] / rows[0]['tokens_per_second']:.2f}"),
+                                 ("times one GPU", lambda row: f"{row['tokens_per_second'] / alone[row['context']]:.2f}"),
                                  ("training loss", lambda row: loss(row, "training_loss")),
                                  ("validation loss", lambda row: loss(row, "validation_loss"))], rows), ""]
     lines += ["## Prediction", "", *predict_parallel.tables()]
