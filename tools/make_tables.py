@@ -451,7 +451,7 @@ def profiled(op, device, newest, directory):
 
     def share(title, key):
         return title, lambda row: f"{row[key]:.0f} %"
-    return ["### Nsight Compute", "", f"{record_link(source)}, {rows[0]['date']}, commit {rows[0]['commit'][:7]}.{older} Utilisation of each unit. A value above 100 % is an artefact of a kernel "
+    return ["### Nsight Compute", "", f"{record_link(source)}, {rows[0]['date']}, commit {rows[0]['commit'][:7]}.{older} The symbols are those of that commit. Utilisation of each unit. A value above 100 % is an artefact of a kernel "
             "of about 2 us. *Registers* are those at launch: Hopper kernels move registers between warpgroups later.", "",
             *markdown([("case", lambda row: row["case"].removeprefix(op + " ")), ("kernel", lambda row: row["ncu"]),
                        ("us", lambda row: f"{row['us']:.1f}"), share("busiest pipe", "busiest_pipe"),

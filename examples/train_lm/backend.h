@@ -80,7 +80,8 @@ typedef struct backend_operations {
     /* A step: load copies the tokens of `micro_batches` micro-batches, each of `rows` rows, and fills `batches`. run
      * executes enqueue(context), which calls begin, the model's functions and update; on a GPU from the second step on
      * as a CUDA graph, unless other ranks hold a part of the rows. begin sets the loss to 0. update applies AdamW with
-     * the rate and the number of `step_rate` and `step`. read_loss waits for the result. */
+     * the rate and the number of `step_rate` and `step`; with `shards`, all ranks call it. read_loss waits for the
+     * result. */
     void (*load)(backend *b, int64_t rows, int64_t micro_batches, const int32_t *inputs, const int32_t *targets,
                  token_batch *batches);
     cot_status (*run)(backend *b, cot_status (*enqueue)(void *context), void *context);
@@ -88,7 +89,8 @@ typedef struct backend_operations {
     void (*update)(backend *b, parameter_table *table);
     cot_status (*read_loss)(backend *b, double *loss);
 
-    /* Copies the masters and moments from and to the host arrays of the table; download also the gradients. */
+    /* Copies the masters and moments from and to the host arrays of the table; download also the gradients. With
+     * `shards`, all ranks call download. It overwrites the gradients in the backend's memory. */
     void (*download)(backend *b, parameter_table *table);
     void (*upload)(backend *b, parameter_table *table);
 } backend_operations;
@@ -108,6 +110,7 @@ struct backend {
     int64_t step;            /* its number, from 1 */
     double loss;             /* CPU: the loss since `begin` */
     adamw_options adamw;     /* CPU: of update */
+    optimizer_shards shards; /* the ranks that share the optimiser; set by the caller */
     double *partial;         /* CPU: scratch memory of update */
     cot_status status;       /* the first failure */
 };

@@ -208,6 +208,17 @@ static void begin(backend *b)
     b->loss = 0;
 }
 
+/* Gets the elements of other ranks' shares. What this rank has of them is old. */
+static void gather(backend *b, real *array, int64_t count)
+{
+    const element_range own = optimizer_share(&b->shards, count);
+    if (b->shards.size <= 1 || b->status != COT_OK)
+        return;
+    memset(array, 0, (size_t)own.begin * sizeof *array);
+    memset(array + own.end, 0, (size_t)(count - own.end) * sizeof *array);
+    b->status = optimizer_shards_gather(&b->shards, NULL, REAL_DTYPE, array, count);
+}
+
 static void update(backend *b, parameter_table *table)
 {
     if (b->partial == NULL)
@@ -216,7 +227,9 @@ static void update(backend *b, parameter_table *table)
         b->status = cot_error_set(COT_OUT_OF_MEMORY, "out of memory");
         return;
     }
-    adamw_step(table, &b->adamw, gradient_norm(table, b->partial), b->step_rate, b->step);
+    const element_range own = optimizer_share(&b->shards, table->elements);
+    adamw_step(table, &b->adamw, own, gradient_norm(table, b->partial), b->step_rate, b->step);
+    gather(b, table->values, table->elements);
 }
 
 static cot_status read_loss(backend *b, double *loss)
@@ -225,8 +238,14 @@ static cot_status read_loss(backend *b, double *loss)
     return b->status;
 }
 
-/* The model reads the host arrays themselves. */
-static void keep(backend *b, parameter_table *table)
+/* The model reads the host arrays themselves. Only moments of other ranks are missing. */
+static void download(backend *b, parameter_table *table)
+{
+    gather(b, table->moments1, table->elements);
+    gather(b, table->moments2, table->elements);
+}
+
+static void upload(backend *b, parameter_table *table)
 {
     (void)b;
     (void)table;
@@ -263,8 +282,8 @@ static const backend_operations OPERATIONS = {
     .begin = begin,
     .update = update,
     .read_loss = read_loss,
-    .download = keep,
-    .upload = keep,
+    .download = download,
+    .upload = upload,
 };
 
 void backend_cpu_create(backend *b, cot_queue *queue)

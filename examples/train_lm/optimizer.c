@@ -34,14 +34,14 @@ double gradient_norm(const parameter_table *table, double *partial)
     return sqrt(sum);
 }
 
-/* Runs on the threads of a parallel region, without a barrier between parameters. */
-static void update(parameter *p, const adamw_factors *f)
+/* Updates elements begin to end - 1. Runs on the threads of a parallel region, without a barrier between parameters. */
+static void update(parameter *p, const adamw_factors *f, int64_t begin, int64_t end)
 {
     const real decay = p->decays ? f->decay : 0;
     real *value = p->value, *m1 = p->moment1, *m2 = p->moment2;
     const real *gradient = p->gradient;
 #pragma omp for simd schedule(static) nowait
-    for (int64_t i = 0; i < p->count; i++) {
+    for (int64_t i = begin; i < end; i++) {
         const real g = gradient[i] * f->scale;
         m1[i] = f->beta1 * m1[i] + (1 - f->beta1) * g;
         m2[i] = f->beta2 * m2[i] + (1 - f->beta2) * g * g;
@@ -49,7 +49,8 @@ static void update(parameter *p, const adamw_factors *f)
     }
 }
 
-void adamw_step(parameter_table *table, const adamw_options *options, double norm, double rate, int64_t step)
+void adamw_step(parameter_table *table, const adamw_options *options, element_range share, double norm, double rate,
+                int64_t step)
 {
     const adamw_factors factors = {
         .scale = (real)(options->clip > 0 && norm > options->clip ? options->clip / norm : 1),
@@ -61,8 +62,12 @@ void adamw_step(parameter_table *table, const adamw_options *options, double nor
         .decay = (real)(rate * options->weight_decay),
     };
 #pragma omp parallel
-    for (int i = 0; i < table->count; i++)
-        update(&table->items[i], &factors);
+    for (int i = 0; i < table->count; i++) {
+        parameter *p = &table->items[i];
+        const int64_t first = p->value - table->values, last = first + p->count;
+        update(p, &factors, share.begin > first ? share.begin - first : 0,
+               (share.end < last ? share.end : last) - first);
+    }
 }
 
 double learning_rate(double peak, int64_t step, int64_t warmup, int64_t steps)

@@ -64,6 +64,7 @@ enum {
     KEY_HEADS,
     KEY_KV_HEADS,
     KEY_RECOMPUTE,
+    KEY_SHARD_OPTIMIZER,
     KEY_GPUS,
     KEY_CONTEXT_RANKS
 };
@@ -108,6 +109,10 @@ static const struct argp_option OPTIONS[] = {
      0},
     {"dtype", KEY_DTYPE, "TYPE", 0, "On a GPU: f32, f16 or bf16, with float32 masters (bf16)", 0},
     {"accumulate", KEY_ACCUMULATE, "N", 0, "Batches whose gradients a step adds", 0},
+    {"shard-optimizer", KEY_SHARD_OPTIMIZER, 0, 0,
+     "Each GPU or rank has the moments of AdamW, and in 16 bits the masters, of a share of the matrices: less memory, the "
+     "same bits",
+     0},
     {"recompute", KEY_RECOMPUTE, 0, 0,
      "Store only the input of each block, and run its forward again in the backward: less memory, the same bits", 0},
     {"steps", KEY_STEPS, "N", 0, "Steps of the optimiser (2600; of several runs 700 each)", 0},
@@ -313,6 +318,7 @@ static error_t parse_option(int key, char *text, struct argp_state *state)
     case KEY_LOG: o->log = parse_text(key, text); return 0;
     case KEY_RESUME: o->resume = true; return 0;
     case KEY_RECOMPUTE: o->recompute = true; return 0;
+    case KEY_SHARD_OPTIMIZER: o->shard_optimizer = true; return 0;
     case KEY_JSON: o->json = parse_text(key, text); return 0;
     case KEY_ARCH: o->archs = parse_archs(text); return 0;
     case KEY_BACKEND: o->backend = parse_name(key, text, BACKENDS, "cpu, cuda or auto"); return 0;

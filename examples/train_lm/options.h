@@ -38,6 +38,7 @@ typedef struct options {
     int64_t every;
     bool resume, quiet;
     bool recompute;         /* see backend.recompute */
+    bool shard_optimizer;   /* see optimizer_shards.h */
     bool has_text;          /* --text was given */
     bool tokens;            /* the texts are token files */
     const char *tokenizer;  /* the tokenizer.json of token files; NULL: the sample is printed as numbers */

@@ -122,6 +122,12 @@ static bool sums_on_gpus(const run_state *run)
     return is_cuda(run->o) && run->ranks->size > 1;
 }
 
+static optimizer_shards shards_of(const run_state *run, cot_group *group)
+{
+    return run->o->shard_optimizer ? (optimizer_shards){group, run->ranks->rank, run->ranks->size}
+                                   : (optimizer_shards){.size = 1};
+}
+
 static adamw_options adamw_of(const options *o)
 {
     return (adamw_options){.beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8, .weight_decay = o->weight_decay, .clip = o->clip};
@@ -136,6 +142,7 @@ static train_result create_cpu(training *t, run_state *run, cot_queue *queue)
     run->b->context = run->context;
     run->b->adamw = adamw_of(run->o);
     run->b->recompute = run->o->recompute;
+    run->b->shards = shards_of(run, run->ranks->group);
     return model_pass_create(&run->pass, &t->model, run->b, run->o->batch * run->context.rows, true)
                ? TRAIN_DONE
                : TRAIN_OUT_OF_MEMORY;
@@ -193,6 +200,7 @@ static train_result create_cuda(training *t, run_state *run)
         return TRAIN_LIBRARY_ERROR;
     run->b->context = run->context;
     run->b->recompute = o->recompute;
+    run->b->shards = shards_of(run, run->ranks->gpu_group);
     backend_cuda_plan_begin(run->b);
     const bool planned = model_pass_create(&run->pass, &t->model, run->b, rows, true);
     model_pass_destroy(&run->pass);
@@ -520,13 +528,22 @@ static void log_step(const run_state *run, const curve_point *point)
     fflush(run->log);
 }
 
+/* The ranks that share the optimiser do it together. */
+static void download(training *t, run_state *run)
+{
+    if (writes_files(run) || run->b->shards.size > 1)
+        run->b->op->download(run->b, &t->model.parameters);
+}
+
 /* After the last step, before a validation, which sets the gradients of a GPU to 0. */
 static train_result write_gradients(training *t, run_state *run)
 {
     const options *o = run->o;
-    run->b->op->download(run->b, &t->model.parameters);
+    download(t, run);
     if (run->b->status != COT_OK)
         return TRAIN_LIBRARY_ERROR;
+    if (!writes_files(run))
+        return TRAIN_DONE;
     return pretrained_write_gradients(&t->model, run->inputs, run->targets, o->accumulate * o->batch, o->context,
                                       o->gradients, &t->error)
                ? TRAIN_DONE
@@ -547,7 +564,7 @@ static train_result run_steps(training *t, run_state *run)
             return TRAIN_LIBRARY_ERROR;
         if (!isfinite(point->train))
             return TRAIN_DIVERGED;
-        if (run->o->gradients != NULL && step == steps && writes_files(run)) {
+        if (run->o->gradients != NULL && step == steps) {
             const train_result written = write_gradients(t, run);
             if (written != TRAIN_DONE)
                 return written;
@@ -563,12 +580,13 @@ static train_result run_steps(training *t, run_state *run)
         }
         log_step(run, point);
         t->stopped = stops && step < steps;
-        const bool saves = writes_files(run) && is_checkpoint_step(run->o, step, t->stopped || step == steps);
+        const bool saves = is_checkpoint_step(run->o, step, t->stopped || step == steps);
         if (saves)
-            run->b->op->download(run->b, &t->model.parameters);
+            download(t, run);
         if (run->b->status != COT_OK)
             return TRAIN_LIBRARY_ERROR;
-        if (saves && !checkpoint_write(run->o->checkpoint, &run->identity, &t->model.parameters, &t->curve, &t->error))
+        if (saves && writes_files(run) &&
+            !checkpoint_write(run->o->checkpoint, &run->identity, &t->model.parameters, &t->curve, &t->error))
             return TRAIN_NO_CHECKPOINT;
     }
     return isfinite(t->validation) ? TRAIN_DONE : TRAIN_DIVERGED;

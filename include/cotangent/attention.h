@@ -89,8 +89,8 @@ typedef struct cot_attention_forward_args {
     int32_t window;                   /* 1: window_left and window_right apply; 0: both must be 0 */
     int64_t window_left;              /* visible keys to the left of the diagonal; -1 = all */
     int64_t window_right;             /* visible keys to the right of the diagonal; -1 = all; with causal: 0 or -1 */
-    double scale;                     /* 0 = 1/sqrt(d) */
-    double softcap;                   /* 0 = none */
+    double scale;                     /* magnitude 1e-30 to 1e30; 0 = 1/sqrt(d) */
+    double softcap;                   /* 1e-30 to 1e30, and so is |scale / softcap|; 0 = none */
     double dropout_p;                 /* the probability of dropping an element, in [0,1]; 0 = no dropout */
     uint64_t dropout_seed;            /* Philox key of the mask */
     uint64_t dropout_offset;          /* low half of the Philox counter */

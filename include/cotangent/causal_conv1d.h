@@ -14,9 +14,9 @@
  * A call is fast if time is contiguous in all of x, y, dy and dx, or if channels are contiguous in all of them. Other
  * layouts are supported too, but more slowly: CPU kernels copy elements one by one, a GPU runs the generic kernel.
  *
- * Dtypes: x, weight, bias and each state may each be f32, f16 or bf16. Sums are float32, long ones also
- * double. A 16-bit output is rounded from a float32 result. y, dy and dx have x's dtype. f64 (CPU): all tensors are f64,
- * and so are the sums.
+ * Dtypes: x, weight, bias and each state may each be f32, f16 or bf16. Sums are float32. On a CPU, the partial sums of
+ * dweight and dbias are added in double. A 16-bit output is rounded from a float32 result. y, dy and dx have x's dtype.
+ * f64 (CPU): all tensors are f64, and so are the sums.
  *
  * Packed sequences, by one of two arguments:
  *   seq_idx    i32 [B,T]: the input at t' contributes to the output at t only if seq_idx[b,t'] == seq_idx[b,t]. A

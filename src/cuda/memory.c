@@ -108,8 +108,10 @@ cot_status cot_cuda_memset_async(cot_queue *queue, void *memory, unsigned char b
 cot_status cot_cuda_copy_on_device_async(cot_queue *queue, void *to, const void *from, size_t bytes)
 {
     cot_device *d = queue->device;
-    IN_CONTEXT(d, "copying within the device",
-               THEN(d->driver.cuMemcpyDtoDAsync(address(to), address(from), bytes, d->stream)));
+    IN_CONTEXT(d, "copying within the device", {
+        if (bytes > 0)
+            THEN(d->driver.cuMemcpyDtoDAsync(address(to), address(from), bytes, d->stream));
+    });
 }
 
 cot_status cot_cuda_stream_create(cot_queue *queue, void **stream)

@@ -106,10 +106,17 @@ static void options(void **state)
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT,
            "attention_forward: window_right is 4, expected 0 or -1 with causal", f->f.causal = f->f.window = 1,
            f->f.window_right = 4);
-    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "attention_forward: scale is inf, expected a finite number",
-           f->f.scale = INFINITY);
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT,
+           "attention_forward: scale is inf, expected 0 or a magnitude from 1e-30 to 1e30", f->f.scale = INFINITY);
     REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT,
-           "attention_backward: softcap is -1, expected 0 (none) or a positive number", f->b.softcap = -1);
+           "attention_backward: softcap is -1, expected 0 (none) or 1e-30 to 1e30", f->b.softcap = -1);
+    REFUSE(BACKWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT,
+           "attention_backward: scale is 1e-50, expected 0 or a magnitude from 1e-30 to 1e30", f->b.scale = 1e-50);
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT,
+           "attention_forward: softcap is nan, expected 0 (none) or 1e-30 to 1e30", f->f.softcap = (double)NAN);
+    REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT,
+           "attention_forward: scale / softcap is 1e+40, expected a magnitude from 1e-30 to 1e30", f->f.scale = 1e20,
+           f->f.softcap = 1e-20);
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "attention_forward: dropout_p is 1.5, expected 0 to 1",
            f->f.dropout_p = 1.5);
     REFUSE(FORWARD, SHAPE_FAULT, COT_INVALID_ARGUMENT, "attention_forward: dropout_p is nan, expected 0 to 1",

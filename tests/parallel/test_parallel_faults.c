@@ -221,7 +221,7 @@ static void refused_arguments_reach_all_ranks(void **state)
          "parallel_attention_forward: workspace is given, expected none (the queue's pool serves it)"},
         {with_a_block, COT_INVALID_ARGUMENT, "parallel_attention_forward: q_begin is 1, expected 0"},
         {with_a_bad_softcap, COT_INVALID_ARGUMENT,
-         "attention_forward: softcap is -1, expected 0 (none) or a positive number"},
+         "attention_forward: softcap is -1, expected 0 (none) or 1e-30 to 1e30"},
         {with_out_over_q, COT_INVALID_LAYOUT, "parallel_attention_forward: out overlaps q"},
     };
     static rank_call calls[RANKS];

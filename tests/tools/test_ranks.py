@@ -45,6 +45,22 @@ def same_on_all_ranks():
             check(done.stdout.count('hash of the parameters') == 1, f'{ranks} ranks: only rank 0 prints')
 
 
+def sharded_optimizer():
+    """Ranks that share the optimiser have the parameters and the checkpoint of ranks that do not."""
+    options = ['--attention', '2', '--mhc', '2', '--checkpoint', 'shards.safetensors', '--every', '4']
+
+    def of(ranks, *more):
+        found = results(run(ranks, *options, *more))
+        with open('shards.safetensors', 'rb') as file:
+            checkpoint = file.read()
+        os.remove('shards.safetensors')
+        return found, checkpoint
+
+    one = of(1)
+    for ranks in (1, 2, 4):
+        check(of(ranks, '--shard-optimizer') == one, f'{ranks} ranks with --shard-optimizer differ from one rank')
+
+
 def losses(done):
     check(done.returncode == 0, f'{done.args}: {done.returncode}, {done.stderr[-500:]}')
     return [float(text) for text in re.findall(r'^\w+ loss +([0-9.]+)', done.stdout, re.M)]
@@ -107,7 +123,7 @@ def resumed_on_other_ranks():
     while not os.path.exists('run.safetensors') and time.monotonic() < deadline:
         time.sleep(0.01)
     kill_a_rank(process)
-    check(results(run(2, *files, *steps, '--resume')) == whole, '2 ranks resume from the checkpoint of 4')
+    check(results(run(2, *files, *steps, '--resume', '--shard-optimizer')) == whole, '2 ranks resume from the checkpoint of 4')
     with open('run.jsonl', encoding='utf-8') as file:
         logged = {json.loads(line)['step'] for line in file}
     check(logged == set(range(1, 301)), 'the log has every step')
@@ -138,6 +154,7 @@ def main():
     with open('text', 'wb') as file:
         file.write(bytes((i * i * 7 + i // 3) % 96 + 32 for i in range(40000)))
     same_on_all_ranks()
+    sharded_optimizer()
     divided_sequences()
     resumed_on_other_ranks()
     refused()

@@ -38,6 +38,15 @@ def content(path):
         return file.read()
 
 
+def run_and_kill(options, checkpoint, env):
+    """Kills a run when its first checkpoint is there."""
+    killed = subprocess.Popen([*RUN, '--out', 'out', *options], env=env, stdout=subprocess.DEVNULL)
+    while killed.poll() is None and not os.path.exists(checkpoint):
+        time.sleep(0.002)
+    killed.kill()
+    check(killed.wait() < 0, f'{options}: the run ended before it could be killed')
+
+
 def test_bits(dtype):
     """The same bits from two runs, and from a run that is killed after its first checkpoints."""
     options = ['--backend', 'cuda', '--dtype', dtype, '--every', '1']
@@ -48,12 +57,7 @@ def test_bits(dtype):
     check(content('first.safetensors') == content('second.safetensors'), f'{dtype}: two checkpoints differ')
     less = run(*options[:4], '--recompute')
     check(results(less) == results(first), f'{dtype}: a run with --recompute differs: {less.stderr}')
-    killed = subprocess.Popen([*RUN, '--out', 'out', *options, '--checkpoint', 'third.safetensors'],
-                              env=environment(EMULATOR), stdout=subprocess.DEVNULL)
-    while killed.poll() is None and not os.path.exists('third.safetensors'):
-        time.sleep(0.002)
-    killed.kill()
-    check(killed.wait() < 0, f'{dtype}: the run ended before it could be killed')
+    run_and_kill([*options, '--checkpoint', 'third.safetensors'], 'third.safetensors', environment(EMULATOR))
     check(content('third.safetensors') != content('first.safetensors'), f'{dtype}: nothing was left to resume')
     resumed = run(*options, '--checkpoint', 'third.safetensors', '--resume')
     check(results(resumed) == results(first), f'{dtype}: a resumed run differs: {resumed.stderr}')
@@ -95,6 +99,22 @@ def test_gpus():
     expect_line(run('--gpus', '2', env=two), 2, '--gpus', '--backend cuda')
     expect_line(run('--backend', 'cuda', '--gpus', '2', env=environment(EMULATOR, FAKE_CUDA_DEVICES='2', CUBLASLT='/none')), 1,
                 'cuBLASLt', '/none')
+
+
+def test_sharded_optimizer():
+    """GPUs that share the optimiser have the parameters and the checkpoint of GPUs that do not, also when resumed."""
+    two = environment(EMULATOR, FAKE_CUDA_DEVICES='2')
+    for dtype in ('f32', 'bf16'):
+        options = ['--backend', 'cuda', '--gpus', '2', '--dtype', dtype, '--every', '1', '--checkpoint']
+        whole = run(*options, f'{dtype}.whole', env=two)
+        shards = run(*options, f'{dtype}.shards', '--shard-optimizer', env=two)
+        check(shards.returncode == 0, f'{dtype}: {shards.stderr}')
+        check(results(shards) == results(whole), f'{dtype}: --shard-optimizer changes the results')
+        check(content(f'{dtype}.shards') == content(f'{dtype}.whole'), f'{dtype}: --shard-optimizer changes the checkpoint')
+        run_and_kill([*options, f'{dtype}.killed', '--shard-optimizer'], f'{dtype}.killed', two)
+        check(content(f'{dtype}.killed') != content(f'{dtype}.whole'), f'{dtype}: nothing was left to resume')
+        resumed = run(*options, f'{dtype}.killed', '--shard-optimizer', '--resume', env=two)
+        check(results(resumed) == results(whole), f'{dtype}: resumed with --shard-optimizer: {resumed.stderr}')
 
 
 def test_context_ranks():
@@ -145,6 +165,7 @@ with tempfile.TemporaryDirectory() as folder:
     test_bits('f32')
     test_gpt2()
     test_gpus()
+    test_sharded_optimizer()
     test_context_ranks()
     test_errors()
 print('test_train_cuda: ' + (f'{checks.failed} checks failed' if checks.failed else 'passed'))

@@ -861,7 +861,8 @@ static uint64_t hash_after_training(int threads, int64_t attention, int64_t stre
         b.op->begin(&b);
         assert_int_equal(model_forward(&m, &pass, 2, ROWS / 2, inputs), COT_OK);
         assert_int_equal(model_backward(&m, &pass, 2, ROWS / 2, ROWS, inputs, targets), COT_OK);
-        adamw_step(&m.parameters, &adamw, gradient_norm(&m.parameters, partial), 1e-2, step);
+        adamw_step(&m.parameters, &adamw, (element_range){0, m.parameters.elements},
+                   gradient_norm(&m.parameters, partial), 1e-2, step);
     }
     const uint64_t hash = parameter_table_hash(&m.parameters);
     assert_true(b.loss < 5.5); /* the model learns: a uniform guess has the loss log 256 = 5.545 */
@@ -935,7 +936,7 @@ static void test_adamw(void **state)
         other->gradient[0] = -4;
         const double norm = gradient_norm(&table, partial);
         assert_true(fabs(norm - 5) <= 1e-14);
-        adamw_step(&table, &options, norm, 0.1, step);
+        adamw_step(&table, &options, (element_range){0, table.elements}, norm, 0.1, step);
         m1 = 0.9 * m1 + 0.1 * 0.6; /* clipped to norm 1: 3/5 and -4/5 */
         m2 = 0.99 * m2 + 0.01 * 0.36;
         n1 = 0.9 * n1 - 0.1 * 0.8;

@@ -56,10 +56,14 @@ typedef struct cuda_backend {
     int32_t *next; /* scratch memory of embedding_make_plan */
     float *rotations;
     double *loss, *norm, *partials;
-    int64_t elements, decaying;
-    int64_t *offsets; /* of each parameter in the arrays below */
+    int64_t elements, decaying; /* the first `decaying` elements are matrices, with weight decay */
+    int64_t *offsets;           /* of each parameter in the arrays below */
     char *values;
-    float *masters, *gradients, *moments1, *moments2;
+    float *gradients;
+    /* Of the elements that this rank updates: its share of the matrices, then all others, whose masters the forward
+     * reads. In f32 masters are the values. */
+    element_range share;
+    float *masters, *moments1, *moments2;
     cot_cuda_graph *graph;
     bool warm; /* the first step has run: every workspace exists */
     cot_status (*enqueue)(void *context);
@@ -477,31 +481,74 @@ static void begin(backend *b)
     check(b, cot_cuda_memset_async(b->queue, c->gradients, 0, (size_t)c->elements * sizeof *c->gradients));
 }
 
+static bool is_sharded(const cuda_backend *c)
+{
+    return c->base.shards.size > 1;
+}
+
+/* The number of elements that this rank updates. */
+static int64_t own_count(const cuda_backend *c)
+{
+    return c->share.end - c->share.begin + c->elements - c->decaying;
+}
+
+/* The place of an element that this rank updates in masters (not f32), moments1 and moments2. */
+static int64_t own_index(const cuda_backend *c, int64_t element)
+{
+    return element < c->decaying ? element - c->share.begin : element - c->decaying + c->share.end - c->share.begin;
+}
+
+/* Updates elements begin to end - 1, of which the first `decaying` decay. */
+static void update_range(backend *b, int64_t begin, int64_t end, int64_t decaying)
+{
+    cuda_backend *c = cuda_of(b);
+    const adamw_options *adamw = &c->options.adamw;
+    const int64_t own = own_index(c, begin);
+    const adamw_call call = {.value = backend_at(b, c->values, begin),
+                             .master = b->dtype == COT_F32 ? NULL : c->masters + own,
+                             .gradient = c->gradients + begin,
+                             .moment1 = c->moments1 + own,
+                             .moment2 = c->moments2 + own,
+                             .norm = c->norm,
+                             .rates = c->device.rates,
+                             .count = end - begin,
+                             .decaying = decaying,
+                             .beta1 = (float)adamw->beta1,
+                             .beta2 = (float)adamw->beta2,
+                             .eps = (float)adamw->eps};
+    if (begin < end)
+        check(b, device_adamw(b->queue, b->dtype, &call));
+}
+
+/* Gets the matrices that other ranks have updated. */
+static void gather_values(backend *b)
+{
+    cuda_backend *c = cuda_of(b);
+    const size_t size = cot_dtype_size(b->dtype);
+    check(b, cot_cuda_memset_async(b->queue, c->values, 0, (size_t)c->share.begin * size));
+    check(b, cot_cuda_memset_async(b->queue, backend_at(b, c->values, c->share.end), 0,
+                                   (size_t)(c->decaying - c->share.end) * size));
+    check(b, optimizer_shards_gather(&b->shards, b->queue, b->dtype, c->values, c->decaying));
+}
+
 static void update(backend *b, parameter_table *table)
 {
     (void)table;
     cuda_backend *c = cuda_of(b);
-    const adamw_options *adamw = &c->options.adamw;
     const gradient_norm_call norm = {.gradients = c->gradients,
                                      .partials = c->partials,
                                      .norm = c->norm,
                                      .count = c->elements,
                                      .unscale = 1 / c->options.loss_scale,
-                                     .clip = adamw->clip};
-    const adamw_call call = {.value = c->values,
-                             .master = b->dtype == COT_F32 ? NULL : c->masters,
-                             .gradient = c->gradients,
-                             .moment1 = c->moments1,
-                             .moment2 = c->moments2,
-                             .norm = c->norm,
-                             .rates = c->device.rates,
-                             .count = c->elements,
-                             .decaying = c->decaying,
-                             .beta1 = (float)adamw->beta1,
-                             .beta2 = (float)adamw->beta2,
-                             .eps = (float)adamw->eps};
+                                     .clip = c->options.adamw.clip};
     check(b, device_gradient_norm(b->queue, &norm));
-    check(b, device_adamw(b->queue, b->dtype, &call));
+    if (!is_sharded(c)) {
+        update_range(b, 0, c->elements, c->decaying);
+        return;
+    }
+    update_range(b, c->share.begin, c->share.end, c->share.end - c->share.begin);
+    update_range(b, c->decaying, c->elements, 0);
+    gather_values(b);
 }
 
 cot_tensor backend_cuda_gradients(const backend *b)
@@ -526,18 +573,18 @@ static int64_t padded(const parameter *p)
 
 static cot_status allocate_parameters(cuda_backend *c)
 {
-    const size_t floats = (size_t)c->elements * sizeof(float);
+    const size_t floats = (size_t)c->elements * sizeof(float), own = (size_t)own_count(c) * sizeof(float);
     cot_status status = allocate_device(c, (size_t)c->elements * cot_dtype_size(c->base.dtype), &c->values);
     if (c->base.dtype == COT_F32)
         c->masters = (float *)c->values;
     else if (status == COT_OK)
-        status = allocate_device(c, floats, &c->masters);
+        status = allocate_device(c, own, &c->masters);
     if (status == COT_OK)
         status = allocate_device(c, floats, &c->gradients);
     if (status == COT_OK)
-        status = allocate_device(c, floats, &c->moments1);
+        status = allocate_device(c, own, &c->moments1);
     if (status == COT_OK)
-        status = allocate_device(c, floats, &c->moments2);
+        status = allocate_device(c, own, &c->moments2);
     if (status == COT_OK)
         status = allocate_device(c, (size_t)gradient_norm_partial_count(c->elements) * sizeof(double), &c->partials);
     return status;
@@ -546,12 +593,16 @@ static cot_status allocate_parameters(cuda_backend *c)
 size_t backend_cuda_bytes(const backend *b, const parameter_table *table)
 {
     const cuda_backend *c = (const cuda_backend *)b;
-    /* a value and its master, which are one in f32; the gradient and two moments */
-    const size_t size = cot_dtype_size(b->dtype), each = (size == 4 ? 4 : size + 4) + 12;
-    size_t elements = 0;
-    for (int i = 0; i < table->count; i++)
-        elements += (size_t)padded(&table->items[i]);
-    return c->bytes + c->arena_used + elements * each;
+    const size_t size = cot_dtype_size(b->dtype);
+    int64_t elements = 0, decaying = 0;
+    for (int i = 0; i < table->count; i++) {
+        elements += padded(&table->items[i]);
+        decaying += table->items[i].decays ? padded(&table->items[i]) : 0;
+    }
+    const element_range share = optimizer_share(&b->shards, decaying);
+    const int64_t own = share.end - share.begin + elements - decaying;
+    /* value and gradient; then two moments and the master, which in f32 is the value */
+    return c->bytes + c->arena_used + (size_t)elements * (size + 4) + (size_t)own * (size == 4 ? 8 : 12);
 }
 
 size_t backend_cuda_bytes_now(const backend *b)
@@ -572,17 +623,29 @@ cot_status backend_cuda_bind(backend *b, parameter_table *table)
                 c->elements += padded(&table->items[i]);
                 c->decaying += decays ? padded(&table->items[i]) : 0;
             }
+    c->share = optimizer_share(&b->shards, c->decaying);
     const cot_status status = allocate_parameters(c);
     for (int i = 0; status == COT_OK && i < table->count; i++) {
         parameter *p = &table->items[i];
         p->w = backend_at(b, c->values, c->offsets[i]);
-        p->w_wide = c->masters + c->offsets[i];
+        p->w_wide = b->dtype == COT_F32          ? p->w
+                    : p->decays && is_sharded(c) ? NULL /* matrices are not read in f32 */
+                                                 : c->masters + own_index(c, c->offsets[i]);
         p->dw = c->gradients + c->offsets[i];
     }
     if (status != COT_OK)
         return status;
     b->op->upload(b, table);
     return b->status;
+}
+
+/* Copies what this rank updates from an array of all elements in host memory. */
+static void upload_own(backend *b, float *to, const float *from)
+{
+    cuda_backend *c = cuda_of(b);
+    const int64_t share = c->share.end - c->share.begin, others = c->elements - c->decaying;
+    check(b, cot_cuda_copy_to_device(b->queue, to, from + c->share.begin, (size_t)share * sizeof *to));
+    check(b, cot_cuda_copy_to_device(b->queue, to + share, from + c->decaying, (size_t)others * sizeof *to));
 }
 
 static void upload(backend *b, parameter_table *table)
@@ -603,28 +666,43 @@ static void upload(backend *b, parameter_table *table)
             cot_store_f64(values, b->dtype, at, (double)p->value[j]);
         }
     }
-    const size_t floats = (size_t)c->elements * sizeof(float);
     if (b->status == COT_OK) {
         check(b, cot_cuda_copy_to_device(b->queue, c->values, values, (size_t)c->elements * cot_dtype_size(b->dtype)));
-        check(b, cot_cuda_copy_to_device(b->queue, c->masters, masters, floats));
-        check(b, cot_cuda_copy_to_device(b->queue, c->moments1, moments1, floats));
-        check(b, cot_cuda_copy_to_device(b->queue, c->moments2, moments2, floats));
+        if (b->dtype != COT_F32)
+            upload_own(b, c->masters, masters);
+        upload_own(b, c->moments1, moments1);
+        upload_own(b, c->moments2, moments2);
     }
     free(masters), free(moments1), free(moments2), free(values);
+}
+
+/* Copies an array of what the ranks update to one of all elements, in the memory of the gradients. */
+static void gather_own(backend *b, const float *from)
+{
+    cuda_backend *c = cuda_of(b);
+    const size_t share = (size_t)(c->share.end - c->share.begin), others = (size_t)(c->elements - c->decaying);
+    check(b, cot_cuda_memset_async(b->queue, c->gradients, 0, (size_t)c->decaying * sizeof *from));
+    check(b, cot_cuda_copy_on_device_async(b->queue, c->gradients + c->share.begin, from, share * sizeof *from));
+    check(b, optimizer_shards_gather(&b->shards, b->queue, COT_F32, c->gradients, c->decaying));
+    check(b, cot_cuda_copy_on_device_async(b->queue, c->gradients + c->decaying, from + share, others * sizeof *from));
 }
 
 static void download(backend *b, parameter_table *table)
 {
     cuda_backend *c = cuda_of(b);
-    const float *const device[] = {c->masters, c->moments1, c->moments2, c->gradients};
+    const float *const device[] = {c->gradients, c->masters, c->moments1, c->moments2};
     float *host = malloc((size_t)c->elements * sizeof *host);
     if (host == NULL)
         check(b, cot_error_set(COT_OUT_OF_MEMORY, "out of memory"));
     for (int part = 0; b->status == COT_OK && part < 4; part++) {
-        check(b, cot_cuda_copy_to_host(b->queue, host, device[part], (size_t)c->elements * sizeof *host));
+        const bool whole = !is_sharded(c) || part == 0 || (part == 1 && b->dtype == COT_F32);
+        if (!whole)
+            gather_own(b, device[part]);
+        check(b, cot_cuda_copy_to_host(b->queue, host, whole ? device[part] : c->gradients,
+                                       (size_t)c->elements * sizeof *host));
         for (int i = 0; i < table->count; i++) {
             parameter *p = &table->items[i];
-            real *const to[] = {p->value, p->moment1, p->moment2, p->gradient};
+            real *const to[] = {p->gradient, p->value, p->moment1, p->moment2};
             for (int64_t j = 0; j < p->count; j++)
                 to[part][j] = (real)host[c->offsets[i] + j];
         }

@@ -55,17 +55,27 @@ static cot_status check_mask(const char *call, const options *o, attention_sizes
     return COT_OK;
 }
 
+/* Whether float32 products with the factor neither overflow nor lose bits. */
+static bool is_normal_factor(double factor)
+{
+    return fabs(factor) >= 1e-30 && fabs(factor) <= 1e30;
+}
+
 static cot_status check_numbers(const char *call, const options *o, attention_sizes *z)
 {
-    if (!isfinite(o->scale))
-        return cot_fail(COT_INVALID_ARGUMENT, "%s: scale is %g, expected a finite number", call, o->scale);
-    if (!(o->softcap >= 0) || !isfinite(o->softcap))
-        return cot_fail(COT_INVALID_ARGUMENT, "%s: softcap is %g, expected 0 (none) or a positive number", call,
+    if (o->scale != 0 && !is_normal_factor(o->scale))
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: scale is %g, expected 0 or a magnitude from 1e-30 to 1e30", call,
+                        o->scale);
+    if (o->softcap != 0 && !(o->softcap > 0 && is_normal_factor(o->softcap)))
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: softcap is %g, expected 0 (none) or 1e-30 to 1e30", call,
                         o->softcap);
     if (!(o->dropout_p >= 0 && o->dropout_p <= 1))
         return cot_fail(COT_INVALID_ARGUMENT, "%s: dropout_p is %g, expected 0 to 1", call, o->dropout_p);
     z->scale = o->scale != 0 ? o->scale : 1 / sqrt((double)z->d_qk);
     z->softcap = o->softcap;
+    if (z->softcap > 0 && !is_normal_factor(z->scale / z->softcap))
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: scale / softcap is %g, expected a magnitude from 1e-30 to 1e30",
+                        call, z->scale / z->softcap);
     z->dropped = (uint32_t)lrint(65536 * o->dropout_p);
     return COT_OK;
 }

@@ -493,7 +493,7 @@ static __device__ __forceinline__ void dv_step(
     float scores[32];
     if (!FIRST)
         issue_dv<E>(s, dv, packed, chunk);
-    cot_mbarrier_wait(&s.q_full[q], step / S::Q_STAGES & 1);
+    cot_mbarrier_wait(&s.q_full[q], parity_of<S::Q_STAGES>(step));
     /* step >> 31 is 0. Without it, the address of K would be loop-invariant, and the compiler would keep the
      * descriptors in registers, of which there are not enough. */
     issue_gemm_ss<E, COLUMNS>(scores, s.k[0] + (step >> 31), SQUARE_BYTES, s.q[q][0]);
@@ -531,7 +531,7 @@ static __device__ __forceinline__ void dv_step(
         if (lane == 0)
             cot_mbarrier_arrive(&s.q_empty[q]);
     }
-    cot_mbarrier_wait(&s.ds_empty[ds], step / S::DS_STAGES & 1 ^ 1);
+    cot_mbarrier_wait(&s.ds_empty[ds], parity_of<S::DS_STAGES>(step) ^ 1);
     const uint32_t ds_address = fragment_address(s.ds[ds]);
     uint32_t low_bits = 0;
     if (SOFTCAP) {
@@ -649,7 +649,7 @@ static __device__ __forceinline__ void dk_step(
     float dp[32];
     if (!FIRST) {
         cot_mbarrier_wait(&s.q_full[previous_q],
-                          (step - 1) / S::Q_STAGES & 1); /* p_full does not make Q visible to this warpgroup */
+                          parity_of<S::Q_STAGES>(step - 1)); /* p_full does not make Q visible to this warpgroup */
         issue_dk<E>(dk, packed, s.q[previous_q]);
     }
     issue_dp<E>(s, dp, chunk, step);
@@ -671,7 +671,7 @@ static __device__ __forceinline__ void dk_step(
     for (int part = 0; part < S::DOUT_PARTS; part++, chunk.next())
         if (lane == 0)
             cot_mbarrier_arrive(&s.dout_empty[chunk.stage]);
-    cot_mbarrier_wait(&s.p_full[ds], step / S::DS_STAGES & 1);
+    cot_mbarrier_wait(&s.p_full[ds], parity_of<S::DS_STAGES>(step));
     __syncwarp();
     const uint32_t low_bits = cot_is_f16<E> ? cot_ldmatrix_x1(low_bits_address(s.low_bits[ds])) : 0;
     const uint32_t ds_address = fragment_address(s.ds[ds]);
@@ -716,7 +716,7 @@ static __device__ void compute_dk(const attention_bwd_call &c, shared_memory<COL
         for (uint32_t step = 1; step < steps; step++)
             dk_step<E, COLUMNS, V_COLUMNS, false>(s, step, chunk, dk, packed);
         const uint32_t last_q = (steps - 1) % S::Q_STAGES;
-        cot_mbarrier_wait(&s.q_full[last_q], (steps - 1) / S::Q_STAGES & 1);
+        cot_mbarrier_wait(&s.q_full[last_q], parity_of<S::Q_STAGES>(steps - 1));
         issue_dk<E>(dk, packed, s.q[last_q]);
         cot_wgmma_wait<0>();
     }

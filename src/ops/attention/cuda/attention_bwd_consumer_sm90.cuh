@@ -62,7 +62,7 @@ template <int COLUMNS, bool PAIRS> struct shared_memory {
 template <int COLUMNS, bool PAIRS>
 static __device__ __forceinline__ void begin_loading_keys(shared_memory<COLUMNS, PAIRS> &s, uint32_t n, uint64_t *full)
 {
-    cot_mbarrier_wait(&s.kv_empty, n & 1 ^ 1);
+    cot_mbarrier_wait(&s.kv_empty, (n & 1) ^ 1);
     cot_mbarrier_arrive_expect(full, (4 * (COLUMNS / 64) + (PAIRS ? 2 : 0)) * SQUARE_BYTES);
 }
 
@@ -92,7 +92,7 @@ static __device__ __forceinline__ void prefetch_keys(const attention_bwd_mapped 
 template <int COLUMNS, bool PAIRS>
 static __device__ __forceinline__ void publish_work_only(shared_memory<COLUMNS, PAIRS> &s, uint32_t n)
 {
-    cot_mbarrier_wait(&s.kv_empty, n & 1 ^ 1);
+    cot_mbarrier_wait(&s.kv_empty, (n & 1) ^ 1);
     cot_mbarrier_arrive(&s.kv_full);
 }
 
@@ -355,12 +355,12 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     const uint32_t q_stage = step % ATTENTION_Q_STAGES, dout_stage = step % ATTENTION_DOUT_STAGES,
                    ds_stage = step % ATTENTION_DS_STAGES;
     float scores[N];
-    cot_mbarrier_wait(&s.q_full[q_stage], step / ATTENTION_Q_STAGES & 1);
+    cot_mbarrier_wait(&s.q_full[q_stage], parity_of<ATTENTION_Q_STAGES>(step));
     issue_gemm_ss<E, COLUMNS>(scores, s.k[0][consumer], 2 * SQUARE_BYTES, s.q[q_stage][0]);
     if (!FIRST)
         issue_gemm_rs<E>(dk, packed, s.q[previous_q][0]);
     if (SOFTCAP)
-        cot_mbarrier_wait(&s.ds_empty[ds_stage], step / ATTENTION_DS_STAGES & 1 ^ 1);
+        cot_mbarrier_wait(&s.ds_empty[ds_stage], parity_of<ATTENTION_DS_STAGES>(step) ^ 1);
     const int tile =
         GENERAL || COLUMNS == 128 ? tile_of(c, w, (int)(step - first_step)) : load_early(&s.tile_index[q_stage]);
     float2 lse_log2[QUERY_GROUPS];
@@ -408,7 +408,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
         packed[i] = cot_pack_pair<E>(scores[2 * i], scores[2 * i + 1]);
-    cot_mbarrier_wait(&s.dout_full[dout_stage], step / ATTENTION_DOUT_STAGES & 1);
+    cot_mbarrier_wait(&s.dout_full[dout_stage], parity_of<ATTENTION_DOUT_STAGES>(step));
     issue_gemm_ss<E, COLUMNS>(scores, s.v[0][consumer], 2 * SQUARE_BYTES, s.dout[dout_stage][0]);
     issue_gemm_rs<E>(dv, packed, s.dout[dout_stage][0]);
     float2 delta[QUERY_GROUPS];
@@ -442,7 +442,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
             load_delta(query_group), subtract_delta(query_group);
     }
     if (!SOFTCAP)
-        cot_mbarrier_wait(&s.ds_empty[ds_stage], step / ATTENTION_DS_STAGES & 1 ^ 1);
+        cot_mbarrier_wait(&s.ds_empty[ds_stage], parity_of<ATTENTION_DS_STAGES>(step) ^ 1);
     const uint32_t opaque_zero =
         (cot_is_f16<E> || COLUMNS == 64) && !SOFTCAP ? *(volatile uint32_t *)&s.opaque_zero : 0;
     /* 1: see saved_p::restore. gridDim.y is 1, which the compiler does not know. */
@@ -491,9 +491,9 @@ static __device__ __forceinline__ void skip_step(shared_memory<COLUMNS, PAIRS> &
 {
     const uint32_t q_stage = step % ATTENTION_Q_STAGES, dout_stage = step % ATTENTION_DOUT_STAGES,
                    ds_stage = step % ATTENTION_DS_STAGES;
-    cot_mbarrier_wait(&s.q_full[q_stage], step / ATTENTION_Q_STAGES & 1);
-    cot_mbarrier_wait(&s.dout_full[dout_stage], step / ATTENTION_DOUT_STAGES & 1);
-    cot_mbarrier_wait(&s.ds_empty[ds_stage], step / ATTENTION_DS_STAGES & 1 ^ 1);
+    cot_mbarrier_wait(&s.q_full[q_stage], parity_of<ATTENTION_Q_STAGES>(step));
+    cot_mbarrier_wait(&s.dout_full[dout_stage], parity_of<ATTENTION_DOUT_STAGES>(step));
+    cot_mbarrier_wait(&s.ds_empty[ds_stage], parity_of<ATTENTION_DS_STAGES>(step) ^ 1);
     __syncwarp();
     if (threadIdx.x % WARP == 0) {
         cot_mbarrier_arrive(&s.q_empty[q_stage]);

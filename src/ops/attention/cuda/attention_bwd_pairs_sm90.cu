@@ -48,7 +48,7 @@ static __device__ __forceinline__ uint32_t take_pair(const attention_bwd_call &c
 {
     if (rank == 0) {
         const uint32_t pair = atomicAdd(c.key_block_counter, 1);
-        cot_mbarrier_wait(s.pair_empty, n & 1 ^ 1);
+        cot_mbarrier_wait(s.pair_empty, (n & 1) ^ 1);
         cot_store_async(cot_mapa(cot_shared_address(s.pair), 1), cot_mapa(cot_shared_address(s.pair_full), 1), pair, 0,
                         0, 0);
         return pair;
@@ -101,13 +101,13 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, pair_memory<COL
             const int row = (int)statistics_row_of<false>(c, w, at.h) + tile, query = tile * QUERIES + row_in_tile;
             const uint32_t bytes = COLUMN_PANELS * s.Q_PANEL_BYTES + QUERIES * sizeof(float);
             const uint32_t q_use = stage_step / ATTENTION_Q_STAGES, dout_use = stage_step / ATTENTION_DOUT_STAGES;
-            cot_mbarrier_wait(&s.q_empty[q_stage], q_use & 1 ^ 1);
+            cot_mbarrier_wait(&s.q_empty[q_stage], (q_use & 1) ^ 1);
             s.tile_index[q_stage] = tile; /* before the arrival on q_full, behind which the consumers read it */
             open_stage_in_both(&s.peer_q_empty[q_stage], rank, q_use, &s.q_full[q_stage], bytes);
             cot_tma_load_4d_to_both(s.q[q_stage][0] + rank * SQUARE_BYTES, &m.q, column, query, head, b,
                                     &s.q_full[q_stage]);
             cot_tma_load_4d(s.lse_log2[q_stage], &m.statistics, 0, row, 0, 0, &s.q_full[q_stage]);
-            cot_mbarrier_wait(&s.dout_empty[dout_stage], dout_use & 1 ^ 1);
+            cot_mbarrier_wait(&s.dout_empty[dout_stage], (dout_use & 1) ^ 1);
             open_stage_in_both(&s.peer_dout_empty[dout_stage], rank, dout_use, &s.dout_full[dout_stage], bytes);
             cot_tma_load_4d_to_both(s.dout[dout_stage][0] + rank * SQUARE_BYTES, &m.dout, column, query, head, b,
                                     &s.dout_full[dout_stage]);

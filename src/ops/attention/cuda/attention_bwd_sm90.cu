@@ -125,13 +125,13 @@ template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_map
             const int tile = at.tile, head = w.first_head + at.h;
             const int row = (int)statistics_row_of<false>(c, w, at.h) + tile;
             const uint32_t bytes = COLUMN_PANELS * s.Q_PANEL_BYTES + QUERIES * sizeof(float);
-            cot_mbarrier_wait(&s.q_empty[q_stage], stage_step / ATTENTION_Q_STAGES & 1 ^ 1);
+            cot_mbarrier_wait(&s.q_empty[q_stage], parity_of<ATTENTION_Q_STAGES>(stage_step) ^ 1);
             s.tile_index[q_stage] = tile;
             cot_mbarrier_arrive_expect(&s.q_full[q_stage], bytes);
             for (int panel = 0; panel < COLUMN_PANELS; panel++)
                 cot_tma_load_4d(s.q[q_stage][panel], &m.q, panel * 64, tile * QUERIES, head, w.b, &s.q_full[q_stage]);
             cot_tma_load_4d(s.lse_log2[q_stage], &m.statistics, 0, row, 0, 0, &s.q_full[q_stage]);
-            cot_mbarrier_wait(&s.dout_empty[dout_stage], stage_step / ATTENTION_DOUT_STAGES & 1 ^ 1);
+            cot_mbarrier_wait(&s.dout_empty[dout_stage], parity_of<ATTENTION_DOUT_STAGES>(stage_step) ^ 1);
             cot_mbarrier_arrive_expect(&s.dout_full[dout_stage], bytes);
             for (int panel = 0; panel < COLUMN_PANELS; panel++)
                 cot_tma_load_4d(s.dout[dout_stage][panel], &m.dout, panel * 64, tile * QUERIES, head, w.b,
@@ -195,7 +195,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, block_m
             const int query_row = w.q_first_row + tile * QUERIES, used = w.used_q - tile * QUERIES;
             uint64_t *q_barrier = clean ? &s.q_full[q_stage] : s.uncleared_full;
             uint64_t *dout_barrier = clean ? &s.dout_full[dout_stage] : s.uncleared_full;
-            cot_mbarrier_wait(&s.q_empty[q_stage], stage_step / ATTENTION_Q_STAGES & 1 ^ 1);
+            cot_mbarrier_wait(&s.q_empty[q_stage], parity_of<ATTENTION_Q_STAGES>(stage_step) ^ 1);
             if (leader) {
                 cot_mbarrier_arrive_expect(q_barrier, bytes);
                 for (int panel = 0; panel < COLUMN_PANELS; panel++)
@@ -205,7 +205,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, block_m
             if (!clean)
                 wait_and_clear<block_memory<COLUMNS>::Q_PANEL_BYTES, COLUMN_PANELS>(
                     s.uncleared_full, uncleared_parity, s.q[q_stage], used, &s.q_full[q_stage]);
-            cot_mbarrier_wait(&s.dout_empty[dout_stage], stage_step / ATTENTION_DOUT_STAGES & 1 ^ 1);
+            cot_mbarrier_wait(&s.dout_empty[dout_stage], parity_of<ATTENTION_DOUT_STAGES>(stage_step) ^ 1);
             if (leader) {
                 cot_mbarrier_arrive_expect(dout_barrier, bytes);
                 for (int panel = 0; panel < COLUMN_PANELS; panel++)

@@ -25,6 +25,13 @@ enum { KEYS = ATTENTION_KEYS, WARPGROUP = 128, WARP = 32, SQUARE_BYTES = 64 * 64
 
 extern __shared__ __align__(1024) unsigned char attention_memory[];
 
+/* Step i uses stage i % STAGES of a ring. The parity of the barrier phase that ends when this use has begun. Whoever waits
+ * for the end of the use before it passes the opposite parity. */
+template <int STAGES> static __device__ __forceinline__ uint32_t parity_of(uint32_t step)
+{
+    return step / STAGES & 1;
+}
+
 /* The work of a key block: `tile_count` query tiles, from first_tile on by steps of tile_step, which is 1 or -1, and for
  * each tile the query heads first_head .. first_head + heads - 1. These are the heads that share the key-value head (the
  * group), or with blocks_per_group = 2 half of them. */

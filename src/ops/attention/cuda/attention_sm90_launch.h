@@ -33,13 +33,6 @@ static inline bool attention_rows_contiguous(const cot_tensor *tensor)
 
 /* ---- forward ------------------------------------------------------------------------------------------- */
 
-/* Scores are multiplied in float32: by scale, or by scale/softcap and softcap, and by log2(e). */
-static inline bool attention_factors_normal(const attention_sizes *z)
-{
-    const double inner = z->softcap > 0 ? z->scale / z->softcap : 1, outer = z->softcap > 0 ? z->softcap : z->scale;
-    return fabs(inner) > 1e-30 && fabs(inner) < 1e30 && fabs(outer) > 1e-30 && fabs(outer) < 1e30;
-}
-
 /* Upper bound of the call's query tiles. */
 static inline double attention_fwd_tiles(const attention_sizes *z)
 {
@@ -53,8 +46,6 @@ static inline const char *attention_fwd_sm90_refusal(const attention_problem *p)
         return "it supports d and d_v up to 256";
     if (z->dropped > 0 || cot_is_present(&p->alibi_slopes) || cot_is_present(&p->bias))
         return "it supports no dropout, ALiBi or bias";
-    if (!attention_factors_normal(z))
-        return "scale or softcap is too large or too small for float32 products";
     if (z->B > INT32_MAX / 64 || z->H > INT32_MAX / 64 || z->rows_q > INT32_MAX / 4 || z->rows_k > INT32_MAX / 4 ||
         attention_fwd_tiles(z) > INT32_MAX / 4)
         return "it counts rows and tiles in 32 bits";
@@ -165,8 +156,6 @@ static inline const char *attention_bwd_sm90_refusal(const attention_problem *p)
         return "f16 with softcap and d or d_v above 192 needs more registers than there are";
     if (z->dropped > 0 || cot_is_present(&p->alibi_slopes) || cot_is_present(&p->bias))
         return "it supports no dropout, ALiBi or bias";
-    if (!attention_factors_normal(z))
-        return "scale or softcap is too large or too small for float32 products";
     if (z->B > 65535 || z->Hkv > 65535 || z->q_length > INT32_MAX / 4 || z->k_length > INT32_MAX / 4)
         return "a grid has no room for B, Hkv, Tq or Tk";
     const double group = (double)z->H / (double)cot_max(z->Hkv, 1);

@@ -16,6 +16,7 @@
 /* ---- shapes ------------------------------------------------------------------------------------------ */
 
 enum { PRE, SINKHORN, POST, POST_PRE };
+enum { CHECKED = COT_CASE_CHECK | COT_CASE_CHECK_CUDA };
 
 typedef enum layout_kind {
     TOKEN_MAJOR,  /* [B,T,n,D] */
@@ -482,7 +483,8 @@ static void large_shapes(cot_case_visitor *v, int op, int direction)
     }
 }
 
-/* Four streams in 16 bits, with enough tokens for the GPU kernels' rings to wrap around. */
+/* Four streams in 16 bits, with enough tokens for the GPU kernels' rings to wrap around. The last shapes are for the
+ * clusters of 4 and of 8 blocks. */
 static void many_tiles(cot_case_visitor *v, int op, int direction)
 {
     static const struct {
@@ -491,11 +493,14 @@ static void many_tiles(cot_case_visitor *v, int op, int direction)
     } shapes[] = {
         {4096, 1, COT_BF16},  {4096, 40, COT_BF16}, {4096, 129, COT_BF16},  {512, 800, COT_BF16}, {1280, 130, COT_BF16},
         {64, 900, COT_BF16},  {7168, 1, COT_F16},   {7168, 2, COT_BF16},    {7168, 65, COT_BF16}, {4096, 63, COT_F16},
-        {1280, 130, COT_F16}, {64, 900, COT_F16},   {17408, 120, COT_BF16}, {7168, 64, COT_F16},
+        {1280, 130, COT_F16}, {64, 900, COT_F16},   {17408, 120, COT_BF16}, {7168, 64, COT_F16},  {64, 3000, COT_BF16},
+        {1024, 200, COT_F16}, {768, 33, COT_BF16},  {1088, 1500, COT_BF16}, {2048, 100, COT_F16},
     };
+    const size_t first_of_gpu = 14;
     uint64_t state = 301 + (uint64_t)(op * 2 + direction);
     for (size_t i = 0; op != SINKHORN && i < sizeof shapes / sizeof *shapes; i++) {
-        case_shape p = {.op = op, .direction = direction, .uses = COT_CASE_CHECK, .dtype = shapes[i].dtype, .n = 4};
+        case_shape p = {.op = op, .direction = direction, .dtype = shapes[i].dtype, .n = 4};
+        p.uses = i < first_of_gpu ? COT_CASE_CHECK : COT_CASE_CHECK_CUDA;
         p.B = 1 + (int64_t)(i & 1 & (shapes[i].tokens % 2 == 0));
         p.D = shapes[i].D;
         p.T = shapes[i].tokens / p.B;
@@ -564,7 +569,7 @@ static void bench_shapes(cot_case_visitor *v, int op, int direction)
         {2048, 2, 1024, COT_BF16, CPU}, {1024, 8, 1024, COT_BF16, CPU},  {8192, 4, 4096, COT_BF16, GPU},
         {8192, 4, 7168, COT_BF16, GPU}, {8192, 4, 1280, COT_BF16, GPU},  {40, 4, 4096, COT_BF16, GPU},
         {8192, 2, 4096, COT_BF16, GPU}, {4096, 8, 4096, COT_BF16, GPU},  {8192, 4, 4096, COT_F16, GPU},
-        {8192, 4, 4096, COT_F32, GPU},
+        {8192, 4, 4096, COT_F32, GPU},  {16384, 4, 768, COT_BF16, GPU},  {8192, 4, 2048, COT_BF16, GPU},
     };
     const size_t first_of_gpu = 7;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
@@ -715,7 +720,7 @@ static void prepare_pre(const cot_case *c, double *const values[])
     if (strstr(c->options, "phi~1/nD") != NULL)
         scale_values(values[phi], cot_elements(tensor), 1 / sqrt((double)tensor->shape[1]));
     /* Timing does not depend on these values, and the oracle takes seconds for them at the benchmark's sizes. */
-    if (c->direction == COT_MHC_BACKWARD && (c->uses & COT_CASE_CHECK)) {
+    if (c->direction == COT_MHC_BACKWARD && (c->uses & CHECKED)) {
         cot_mhc_pre_forward_args args;
         COT_MHC_PRE_FORWARD_INIT(&args);
         prepare_saved(c, &cot_mhc_pre_directions[COT_MHC_FORWARD], direction, cot_mhc_pre_oracles[COT_MHC_FORWARD],
@@ -771,7 +776,7 @@ static void prepare_post_pre(const cot_case *c, double *const values[])
     const cot_tensor *tensor = cot_field_tensor(&direction->fields[phi], (void *)c->args);
     if (strstr(c->options, "phi~1/nD") != NULL)
         scale_values(values[phi], cot_elements(tensor), 1 / sqrt((double)tensor->shape[1]));
-    if (!(c->uses & COT_CASE_CHECK)) /* as in prepare_pre */
+    if (!(c->uses & CHECKED)) /* as in prepare_pre */
         return;
     const cot_tensor *x = cot_field_tensor(&direction->fields[find_field(direction, "x")], (void *)c->args);
     const bool given = c->direction == COT_MHC_BACKWARD && values[find_field(direction, "y")] != NULL;

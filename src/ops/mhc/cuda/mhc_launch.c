@@ -96,10 +96,21 @@ static const cot_cuda_kernel pre_mma_dphi[3][3] = MMA(mhc_pre_mma_dphi, DPHI_BYT
 /* Hopper kernels, indexed by dtype: f16, bf16. */
 #define HOPPER(image, stem) \
     {{cot_image_##image, #stem "_f16", MHC_SM90_SHARED_BYTES}, {cot_image_##image, #stem "_bf16", MHC_SM90_SHARED_BYTES}}
+#define HOPPER_BLOCKS(image, stem, blocks)                                                          \
+    {                                                                                               \
+        {cot_image_##image, #stem "_f16_blocks" #blocks, MHC_SM90_SHARED_BYTES},                    \
+            {cot_image_##image, #stem "_bf16_blocks" #blocks, MHC_SM90_SHARED_BYTES},               \
+    }
 static const cot_cuda_kernel pre_fwd_cluster[2] = HOPPER(mhc_pre_fwd_cluster_sm90, mhc_pre_fwd_cluster_sm90);
+static const cot_cuda_kernel pre_fwd_cluster8[2] = HOPPER_BLOCKS(mhc_pre_fwd_cluster_sm90, mhc_pre_fwd_cluster_sm90, 8);
+static const cot_cuda_kernel pre_fwd_cluster4[2] = HOPPER_BLOCKS(mhc_pre_fwd_cluster_sm90, mhc_pre_fwd_cluster_sm90, 4);
 static const cot_cuda_kernel pre_fwd_wide[2] = HOPPER(mhc_pre_fwd_cluster_sm90, mhc_pre_fwd_wide_sm90);
 static const cot_cuda_kernel pre_fwd_split[2] = HOPPER(mhc_pre_fwd_cluster_sm90, mhc_pre_fwd_split_sm90);
 static const cot_cuda_kernel post_pre_fwd_cluster[2] = HOPPER(mhc_pre_fwd_cluster_sm90, mhc_post_pre_fwd_cluster_sm90);
+static const cot_cuda_kernel post_pre_fwd_cluster8[2] =
+    HOPPER_BLOCKS(mhc_pre_fwd_cluster_sm90, mhc_post_pre_fwd_cluster_sm90, 8);
+static const cot_cuda_kernel post_pre_fwd_cluster4[2] =
+    HOPPER_BLOCKS(mhc_pre_fwd_cluster_sm90, mhc_post_pre_fwd_cluster_sm90, 4);
 static const cot_cuda_kernel post_pre_bwd[2] = HOPPER(mhc_post_pre_bwd_sm90, mhc_post_pre_bwd_sm90);
 static const cot_cuda_kernel post_pre_bwd_any[2] = HOPPER(mhc_post_pre_bwd_sm90, mhc_post_pre_bwd_any_sm90);
 static const cot_cuda_kernel post_pre_sum_slices = {cot_image_mhc_post_pre_bwd_sm90, "mhc_post_pre_sum_slices", 0};
@@ -250,20 +261,20 @@ static bool is_aligned(const cot_tensor *tensor, uintptr_t multiple)
     return !cot_is_present(tensor) || (uintptr_t)tensor->data % multiple == 0;
 }
 
-static int64_t cluster_count(const mhc_call *c, int tile)
+static int64_t cluster_count(const mhc_call *c, int tile, int cluster_blocks)
 {
-    return cot_clamp(cot_ceil_div(c->tokens, tile), 1, MHC_SM90_GRID_CLUSTERS);
+    return cot_clamp(cot_ceil_div(c->tokens, tile), 1, MHC_SM90_CLUSTERS_OF(cluster_blocks));
 }
 
 /* call: the argument of the kernel, which contains c. */
-static cot_status launch_clusters(cot_queue *queue, const cot_cuda_kernel *kernel, int tile, int threads,
-                                  bool dependent, const mhc_call *c, const void *call)
+static cot_status launch_clusters(cot_queue *queue, const cot_cuda_kernel *kernel, int cluster_blocks, int tile,
+                                  int threads, bool dependent, const mhc_call *c, const void *call)
 {
     const cot_cuda_grid grid = {
-        .blocks = {(unsigned)(cluster_count(c, tile) * MHC_SM90_CLUSTER_BLOCKS), 1, 1},
+        .blocks = {(unsigned)(cluster_count(c, tile, cluster_blocks) * cluster_blocks), 1, 1},
         .threads = (unsigned)threads,
         .shared_bytes = (unsigned)kernel->shared_bytes,
-        .cluster = MHC_SM90_CLUSTER_BLOCKS,
+        .cluster = (unsigned)cluster_blocks,
         .dependent = dependent,
     };
     return cot_cuda_launch(queue, kernel, &grid, call);
@@ -361,14 +372,18 @@ static cot_status forward_sm90(cot_queue *queue, const void *problem, void *work
     const bool wide = !split && c->D > MHC_SM90_MAX_D;
     const tile_box box = wide ? (tile_box){MHC_SM90_WIDE_BLOCK_CHUNKS, MHC_SM90_WIDE_TILE, MHC_SM90_N}
                               : (tile_box){MHC_SM90_BLOCK_CHUNKS, MHC_SM90_TILE, MHC_SM90_N};
-    const cot_cuda_kernel *kernel = &(split  ? pre_fwd_split
-                                      : wide ? pre_fwd_wide
-                                             : pre_fwd_cluster)[p->sizes.dtype - COT_F16];
+    const int cluster_blocks = wide ? MHC_SM90_CLUSTER_BLOCKS : mhc_sm90_fwd_blocks(&p->sizes);
+    const cot_cuda_kernel *kernel = &(split                 ? pre_fwd_split
+                                      : wide                ? pre_fwd_wide
+                                      : cluster_blocks == 4 ? pre_fwd_cluster4
+                                      : cluster_blocks == 8 ? pre_fwd_cluster8
+                                                            : pre_fwd_cluster)[p->sizes.dtype - COT_F16];
     cot_status status = make_tile_map(queue, &mapped.x, &p->sizes, &a->x, box);
     if (status == COT_OK)
-        status = split ? launch_slices(queue, kernel, MHC_SM90_SPLIT_THREADS, false, c->slices,
-                                       mhc_sm90_parts(&p->sizes), &mapped)
-                       : launch_clusters(queue, kernel, box.tokens, MHC_SM90_FWD_THREADS, false, c, &mapped);
+        status =
+            split ? launch_slices(queue, kernel, MHC_SM90_SPLIT_THREADS, false, c->slices, mhc_sm90_parts(&p->sizes),
+                                  &mapped)
+                  : launch_clusters(queue, kernel, cluster_blocks, box.tokens, MHC_SM90_FWD_THREADS, false, c, &mapped);
     if (status != COT_OK)
         return status;
     return split ? launch_finish(queue, c, &p->sizes, true) : launch_fused_sinkhorn(queue, c);
@@ -503,7 +518,7 @@ static cot_status backward_cluster(cot_queue *queue, const mhc_pre_backward_prob
     if (c->tokens == 0)
         return launch_sum_parts(queue, c);
     c->Q_scale = 1 / (float)MHC_CUDA_MIX_SCALE;
-    c->parts = cluster_count(c, MHC_SM90_TILE);
+    c->parts = cluster_count(c, MHC_SM90_TILE, MHC_SM90_CLUSTER_BLOCKS);
     c->token_parts = c->parts * MHC_SM90_CLUSTER_BLOCKS;
     if (c->dh_res.data != NULL)
         LAUNCH(queue, &pre_dz[c->n - 1], token_blocks(c), 1, MHC_CUDA_TOKEN_THREADS, c);
@@ -515,8 +530,8 @@ static cot_status backward_cluster(cot_queue *queue, const mhc_pre_backward_prob
     const cot_cuda_kernel *kernel = keep_records              ? &pre_bwd_cluster_records
                                     : c->dx_post.data != NULL ? &pre_bwd_cluster_post
                                                               : &pre_bwd_cluster;
-    const cot_status launch_status =
-        launch_clusters(queue, kernel, MHC_SM90_TILE, MHC_SM90_BWD_THREADS, c->dh_res.data != NULL, c, &mapped);
+    const cot_status launch_status = launch_clusters(queue, kernel, MHC_SM90_CLUSTER_BLOCKS, MHC_SM90_TILE,
+                                                     MHC_SM90_BWD_THREADS, c->dh_res.data != NULL, c, &mapped);
     return launch_status == COT_OK ? launch_sum_parts(queue, c) : launch_status;
 }
 
@@ -721,7 +736,7 @@ cot_status mhc_post_pre_fwd_tiles_sm80(cot_queue *queue, const void *problem, vo
 cot_status mhc_post_pre_fwd_split_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
     const mhc_pre_forward_problem pre = mhc_pre_half_forward(problem);
-    const bool split = pre.sizes.D > MHC_SM90_WIDE_MAX_D || cost_sm90_split(&pre) < cost_sm90_pre(&pre);
+    const bool split = pre.sizes.D > MHC_SM90_WIDE_MAX_D || cost_sm90_split(&pre) < cost_sm90_pre_fwd(&pre);
     const cot_status status = launch_post_half(queue, problem);
     return status == COT_OK ? forward_sm90(queue, &pre, workspace, split) : status;
 }
@@ -742,13 +757,17 @@ cot_status mhc_post_pre_fwd_cluster_sm90(cot_queue *queue, const void *problem, 
     c->logits = c->h_res.data != NULL ? workspace : NULL;
     const tile_box all_streams = {MHC_SM90_BLOCK_CHUNKS, MHC_SM90_TILE, MHC_SM90_N},
                    one_stream = {MHC_SM90_BLOCK_CHUNKS, MHC_SM90_TILE, 1};
+    const int cluster_blocks = mhc_sm90_fwd_blocks(&p->sizes);
+    const cot_cuda_kernel *kernels = cluster_blocks == 4   ? post_pre_fwd_cluster4
+                                     : cluster_blocks == 8 ? post_pre_fwd_cluster8
+                                                           : post_pre_fwd_cluster;
     cot_status status = make_tile_map(queue, &post_pre.x, &p->sizes, &a->x, all_streams);
     if (status == COT_OK)
         status = make_tile_map(queue, &post_pre.f, &p->sizes, &a->f, one_stream);
     if (status == COT_OK)
         status = make_tile_map(queue, &post_pre.y, &p->sizes, &a->y, all_streams);
     if (status == COT_OK)
-        status = launch_clusters(queue, &post_pre_fwd_cluster[p->sizes.dtype - COT_F16], MHC_SM90_TILE,
+        status = launch_clusters(queue, &kernels[p->sizes.dtype - COT_F16], cluster_blocks, MHC_SM90_TILE,
                                  MHC_SM90_FWD_THREADS, false, c, &post_pre);
     return status == COT_OK ? launch_fused_sinkhorn(queue, c) : status;
 }

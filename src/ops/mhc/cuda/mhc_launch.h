@@ -233,6 +233,18 @@ static inline double cost_sm90_pre(const void *problem)
     return sizes->D > MHC_SM90_MAX_D ? MHC_SM90_WIDE_MAX_D : MHC_SM90_MAX_D;
 }
 
+/* The blocks of a cluster of the forward, up to MHC_SM90_MAX_D. */
+static inline int mhc_sm90_fwd_blocks(const mhc_sizes *s)
+{
+    return s->D <= 4 * MHC_SM90_COLUMNS ? 4 : s->D <= 8 * MHC_SM90_COLUMNS ? 8 : MHC_SM90_CLUSTER_BLOCKS;
+}
+
+static inline double cost_sm90_pre_fwd(const void *problem)
+{
+    const mhc_sizes *sizes = problem;
+    return sizes->D > MHC_SM90_MAX_D ? MHC_SM90_WIDE_MAX_D : mhc_sm90_fwd_blocks(sizes) * MHC_SM90_COLUMNS;
+}
+
 /* x is read twice, but all blocks have work for any D. */
 static inline double cost_sm90_split(const void *problem)
 {

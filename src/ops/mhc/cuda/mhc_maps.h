@@ -8,7 +8,8 @@
 #include <cuda.h>
 
 /* n = 4, bf16 or f16. A cluster processes a tile of tokens. Each block of the cluster has some columns d of all four
- * streams and keeps its part of phi in registers. An H200 holds at most 7 clusters of 16 blocks at once. */
+ * streams and keeps its part of phi in registers. The forward has smaller clusters for a smaller D, in which otherwise
+ * some blocks would have no columns. */
 enum {
     MHC_SM90_N = 4,
     MHC_SM90_M = MHC_SM90_N * (MHC_SM90_N + 2),
@@ -38,6 +39,9 @@ enum {
     MHC_SM90_FURTHEST_TILE = 1,
     MHC_SM90_RECORD_COUNTS = 2
 };
+
+/* The most clusters that an H100 or H200 holds at once, by their number of blocks. */
+#define MHC_SM90_CLUSTERS_OF(blocks) ((blocks) == 16 ? MHC_SM90_GRID_CLUSTERS : (blocks) == 8 ? 15 : 30)
 
 /* Each map describes its tensor as [stream][chunk][token][column of the chunk]. */
 typedef struct mhc_mapped_call {

@@ -35,12 +35,13 @@ struct tile_schedule {
     int column_block, first, stride, tiles;
 };
 
-template <bool SPLIT, int TILE> static __device__ __forceinline__ tile_schedule make_schedule(const mhc_call &c)
+template <bool SPLIT, int TILE, int BLOCKS>
+static __device__ __forceinline__ tile_schedule make_schedule(const mhc_call &c)
 {
     const int tiles = (int)((c.tokens + TILE - 1) / TILE);
     if (SPLIT)
         return {(int)blockIdx.x, (int)blockIdx.y, (int)gridDim.y, tiles};
-    return {(int)cot_cluster_rank(), (int)(blockIdx.x / MHC_SM90_CLUSTER_BLOCKS), MHC_SM90_GRID_CLUSTERS, tiles};
+    return {(int)cot_cluster_rank(), (int)(blockIdx.x / BLOCKS), MHC_SM90_CLUSTERS_OF(BLOCKS), tiles};
 }
 
 #endif

@@ -3,9 +3,9 @@
  * mhc_pre_fwd_cluster_sm90.cu: pre forward for n = 4, bf16 and f16: the cluster kernels, with one pass over x, the
  * split kernel, with two passes, and the post_pre's forward.
  *
- * Clusters of 16 blocks process tiles of 16 tokens. Block r of the cluster has columns [256 r, 256 r + 256) of all four
- * streams and computes h_in of these columns. It also owns token r of each tile. The ring has one stage for a
- * tile. Roles:
+ * Clusters of BLOCKS blocks process tiles of 16 tokens. BLOCKS is 16, or 8 for D up to 2048, or 4 for D up to 1024. Block r
+ * of the cluster has columns [256 r, 256 r + 256) of all four streams and computes h_in of these columns. It also owns
+ * the tokens r, r + BLOCKS, ... of each tile. The ring has one stage for a tile. Roles:
  *
  *   producer     loads x of the tile into shared memory by one TMA box
  *   8 MMA warps  128 k each. phi gamma, as three bf16 terms (float32's 24 bits), is the A operand and stays in
@@ -14,14 +14,14 @@
  *                squares. f16 has two terms: each row is scaled by a power of two that brings its largest element
  *                to 2^14 or above, the upper end of f16's range.
  *   2 reducers   sum the warps' partial sums and send each token's sums to the block that owns the token
- *   owner        sums over the blocks, stores the token's coefficients, sends h_pre to all blocks
+ *   owner        sums over the blocks, stores the tokens' coefficients, sends h_pre to all blocks
  *   4 h_in warps compute h_in of the block's columns, then release the stage
  *
  *   barrier               arrivals                   phase ends when
  *   full[stage]           1, the producer            x of the tile is in shared memory
  *   partial_full          32 of each MMA warp        the partial sums of all warps are in shared memory
  *   partial_empty         32 of each reducer         the reducers have read them
- *   gathered_full[stage]  1, the owner               the sums of all blocks for the owned token have arrived
+ *   gathered_full[stage]  1, the owner               the sums of all blocks for the owned tokens have arrived
  *   h_pre_full[stage]     1, an h_in thread          h_pre of all tokens of the tile has arrived
  *   empty[stage]          1 of each h_in warp        x of the tile has been read (SPLIT: 1 of each MMA warp)
  *
@@ -68,13 +68,15 @@ template <typename E> constexpr int groups_of = terms_of<E> *OCTETS;
 /* The configuration of a block with 64 * CHUNKS_ columns of each stream. With more than 4 chunks, phi gamma does not
  * fit in registers. Shared memory then holds the second terms of a warp's last steps (f16) or all third terms as bytes
  * (bf16). */
-template <typename E_, int CHUNKS_, bool POST_PRE_ = false> struct fwd_traits {
+template <typename E_, int CHUNKS_, int BLOCKS_, bool POST_PRE_ = false> struct fwd_traits {
     typedef E_ E;
     enum {
         POST_PRE = POST_PRE_,
         CHUNKS = CHUNKS_,
+        BLOCKS = BLOCKS_, /* of a cluster */
         WIDE = CHUNKS > MHC_SM90_BLOCK_CHUNKS,
         TILE = WIDE ? MHC_SM90_WIDE_TILE : MHC_SM90_TILE,
+        OWNED = TILE > BLOCKS ? TILE / BLOCKS : 1, /* tokens of a tile that a block owns, if it owns any */
         STAGES = POST_PRE ? 5 : 6,
         STREAM_BYTES = CHUNKS * MHC_SM90_CHUNK_COLUMNS * TILE * 2, /* of one stream in a stage */
         STAGE_BYTES = N * STREAM_BYTES,
@@ -87,6 +89,23 @@ template <typename E_, int CHUNKS_, bool POST_PRE_ = false> struct fwd_traits {
         /* Steps whose second terms are in shared memory: the smallest number without register spills. */
         SHARED_STEPS = WIDE && cot_is_f16<E> ? 7 : 0,
         BYTE_TERMS = WIDE && !cot_is_f16<E>,
+        /* Registers of a thread of the MMA warps, of the owner's warpgroup and of the h_in warps. An owner of several tokens
+         * of a tile needs more than an owner of one. */
+        LOOPS_POST_PRE = OWNED > 1 && POST_PRE,
+        MMA_REGISTERS = WIDE                              ? 216
+                        : LOOPS_POST_PRE && cot_is_f16<E> ? 200
+                                                          : 208,
+        OWNER_REGISTERS = LOOPS_POST_PRE ? (cot_is_f16<E> ? 48 : 40)
+                          : OWNED > 1    ? 56
+                          : POST_PRE     ? 32
+                          : WIDE         ? 40
+                                         : 48,
+        H_IN_REGISTERS = LOOPS_POST_PRE ? (cot_is_f16<E> ? 64 : 56)
+                         : OWNED > 1    ? 40
+                         : POST_PRE     ? 64
+                         : WIDE         ? 40
+                                        : 48,
+        SUM_UNROLL = LOOPS_POST_PRE ? 4 : BLOCKS, /* blocks whose sums the owner loads at once */
         /* Pairs of steps whose squares the tensor cores sum before a float32 addition. */
         SQUARES_PAIRS = BYTE_TERMS ? 4 : 1
     };
@@ -106,8 +125,8 @@ template <typename Traits> struct shared_memory {
     uint2 third_terms[MMA_WARPS][Traits::BYTE_TERMS ? Traits::PAIRS : 1][Traits::BYTE_TERMS ? OCTETS : 1]
                      [Traits::BYTE_TERMS ? 32 : 1];
     float partial[MMA_WARPS][Traits::TILE][SUMS];
-    /* Sums from all blocks, for each stage that holds a token of this block. */
-    float gathered[Traits::STAGES * Traits::TILE / MHC_SM90_CLUSTER_BLOCKS][MHC_SM90_CLUSTER_BLOCKS][SUMS];
+    /* Sums from all blocks, for each token of this block in the ring. */
+    float gathered[Traits::STAGES * Traits::TILE / Traits::BLOCKS][Traits::BLOCKS][SUMS];
     float h_pre[Traits::STAGES][Traits::TILE][N];
     /* Of each token: rows of h_res, then h_post. Tiles alternate between two buffers. */
     float4 post_coefficients[2][Traits::POST_PRE ? Traits::TILE : 1][N + 1];
@@ -522,13 +541,18 @@ static __device__ __forceinline__ void compute_h_in(const mhc_call &c, const mhc
     }
 }
 
-/* The block that owns a token of a tile. Tiles of 8 tokens alternate between the two halves of the cluster's 16
- * blocks. */
+/* The block that owns a token of a tile. Tiles of 8 tokens alternate between the two halves of a cluster of 16 blocks. */
 template <typename Traits> static __device__ __forceinline__ int owner_of(int stage, int token)
 {
-    static_assert(Traits::STAGES * Traits::TILE % MHC_SM90_CLUSTER_BLOCKS == 0,
+    static_assert(Traits::STAGES * Traits::TILE % Traits::BLOCKS == 0,
                   "a stage must have the same owners for every tile");
-    return (stage * Traits::TILE + token) % MHC_SM90_CLUSTER_BLOCKS;
+    return (stage * Traits::TILE + token) % Traits::BLOCKS;
+}
+
+/* The index of a token in `gathered` of its owner. */
+template <typename Traits> static __device__ __forceinline__ int owned_index(int stage, int token)
+{
+    return (stage * Traits::TILE + token) / Traits::BLOCKS;
 }
 
 template <typename Traits, bool SPLIT>
@@ -555,8 +579,8 @@ static __device__ __forceinline__ void reduce(const mhc_call &c, shared_memory<T
             const int owner = owner_of<Traits>(ring.stage, token);
             if (!SPLIT)
                 cot_store_async(
-                    cot_mapa(cot_shared_address(&s.gathered[ring.stage * Traits::TILE / MHC_SM90_CLUSTER_BLOCKS]
-                                                           [schedule.column_block][part]),
+                    cot_mapa(cot_shared_address(
+                                 &s.gathered[owned_index<Traits>(ring.stage, token)][schedule.column_block][part]),
                              owner),
                     cot_mapa(cot_shared_address(&s.gathered_full[ring.stage]), owner), __float_as_uint(sum.x),
                     __float_as_uint(sum.y), __float_as_uint(sum.z), __float_as_uint(sum.w));
@@ -612,42 +636,46 @@ static __device__ __forceinline__ void run_owner(const mhc_call &c, shared_memor
     cot_cluster_wait();
     FOR_EACH_TILE(tile, ring, schedule)
     {
-        const int tile_token = (schedule.column_block - ring.stage * Traits::TILE) & (MHC_SM90_CLUSTER_BLOCKS - 1);
-        if (tile_token >= Traits::TILE)
+        const int first_token = (schedule.column_block - ring.stage * Traits::TILE) & (Traits::BLOCKS - 1);
+        if (first_token >= Traits::TILE)
             continue;
         cot_mbarrier_wait(&s.gathered_full[ring.stage], ring.parity);
         __syncwarp();
         if (lane == 0)
-            cot_mbarrier_arrive_expect(&s.gathered_full[ring.stage], sizeof s.gathered[0]);
-        float parts[4] = {0};
-        if (lane < SUMS)
+            cot_mbarrier_arrive_expect(&s.gathered_full[ring.stage], Traits::OWNED * sizeof s.gathered[0]);
+#pragma unroll 1
+        for (int k = 0; k < Traits::OWNED; k++) {
+            const int tile_token = first_token + k * Traits::BLOCKS;
+            float parts[4] = {0};
+            if (lane < SUMS)
+#pragma unroll(Traits::SUM_UNROLL)
+                for (int block = 0; block < Traits::BLOCKS; block++)
+                    parts[block % 4] += s.gathered[owned_index<Traits>(ring.stage, tile_token)][block][lane];
+            const float sum = (parts[0] + parts[1]) + (parts[2] + parts[3]);
+            const float squares = __shfl_sync(0xffffffffu, sum, M);
+            const float inv_rms = rsqrt_newton(__fdividef(squares, (float)(N * c.D)) + c.norm_eps);
+            const float z = fmaf(alpha, sum * inv_rms, bias), e = expf(-fabsf(z)), larger = reciprocal_newton(1.0f + e);
+            const float sigmoid = z < 0.0f ? e * larger : larger;
+            const float value = lane < N ? sigmoid + c.hc_eps : lane < 2 * N ? c.post_scale * sigmoid : z;
+            uint32_t h_pre[N];
 #pragma unroll
-            for (int block = 0; block < MHC_SM90_CLUSTER_BLOCKS; block++)
-                parts[block % 4] += s.gathered[ring.stage * Traits::TILE / MHC_SM90_CLUSTER_BLOCKS][block][lane];
-        const float sum = (parts[0] + parts[1]) + (parts[2] + parts[3]);
-        const float squares = __shfl_sync(0xffffffffu, sum, M);
-        const float inv_rms = rsqrt_newton(__fdividef(squares, (float)(N * c.D)) + c.norm_eps);
-        const float z = fmaf(alpha, sum * inv_rms, bias), e = expf(-fabsf(z)), larger = reciprocal_newton(1.0f + e);
-        const float sigmoid = z < 0.0f ? e * larger : larger;
-        const float value = lane < N ? sigmoid + c.hc_eps : lane < 2 * N ? c.post_scale * sigmoid : z;
-        uint32_t h_pre[N];
-#pragma unroll
-        for (int i = 0; i < N; i++)
-            h_pre[i] = __float_as_uint(__shfl_sync(0xffffffffu, value, i));
-        if (lane < MHC_SM90_CLUSTER_BLOCKS)
-            cot_store_async(cot_mapa(cot_shared_address(s.h_pre[ring.stage][tile_token]), lane),
-                            cot_mapa(cot_shared_address(&s.h_pre_full[ring.stage]), lane), h_pre[0], h_pre[1], h_pre[2],
-                            h_pre[3]);
-        const uint32_t token = (uint32_t)(tile * Traits::TILE + tile_token), b = token / (uint32_t)c.T,
-                       t = token - b * (uint32_t)c.T;
-        if (token >= c.tokens)
-            continue;
-        if (to_sum.data != nullptr)
-            *to_sum.address(b, t) = is_coefficient ? sum : inv_rms;
-        if (to_value.data != nullptr)
-            *to_value.address(b, t) = value;
-        if (is_coefficient && lane >= 2 * N && c.logits != nullptr)
-            c.logits[token * (N * N) + lane - 2 * N] = value;
+            for (int i = 0; i < N; i++)
+                h_pre[i] = __float_as_uint(__shfl_sync(0xffffffffu, value, i));
+            if (lane < Traits::BLOCKS)
+                cot_store_async(cot_mapa(cot_shared_address(s.h_pre[ring.stage][tile_token]), lane),
+                                cot_mapa(cot_shared_address(&s.h_pre_full[ring.stage]), lane), h_pre[0], h_pre[1],
+                                h_pre[2], h_pre[3]);
+            const uint32_t token = (uint32_t)(tile * Traits::TILE + tile_token), b = token / (uint32_t)c.T,
+                           t = token - b * (uint32_t)c.T;
+            if (token >= c.tokens)
+                continue;
+            if (to_sum.data != nullptr)
+                *to_sum.address(b, t) = is_coefficient ? sum : inv_rms;
+            if (to_value.data != nullptr)
+                *to_value.address(b, t) = value;
+            if (is_coefficient && lane >= 2 * N && c.logits != nullptr)
+                c.logits[token * (N * N) + lane - 2 * N] = value;
+        }
     }
 }
 
@@ -658,7 +686,7 @@ template <typename Traits> static __device__ __forceinline__ tile_schedule for_r
     if constexpr (Traits::POST_PRE) {
         int block;
         asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
-        schedule.first = block / MHC_SM90_CLUSTER_BLOCKS;
+        schedule.first = block / Traits::BLOCKS;
     }
     return schedule;
 }
@@ -691,7 +719,7 @@ template <typename Traits, bool SPLIT, typename Call> static __device__ __forcei
     shared_memory<Traits> &s = *(shared_memory<Traits> *)memory;
     const mhc_call &c = p.call;
     const int warp = threadIdx.x / 32;
-    const tile_schedule schedule = make_schedule<SPLIT, Traits::TILE>(c);
+    const tile_schedule schedule = make_schedule<SPLIT, Traits::TILE, Traits::BLOCKS>(c);
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < Traits::STAGES; stage++) {
             cot_mbarrier_init(&s.full[stage], 1);
@@ -699,7 +727,7 @@ template <typename Traits, bool SPLIT, typename Call> static __device__ __forcei
             cot_mbarrier_init(&s.y_full[stage], 128);
             cot_mbarrier_init(&s.gathered_full[stage], 1);
             cot_mbarrier_init(&s.h_pre_full[stage], 1);
-            cot_mbarrier_arrive_expect(&s.gathered_full[stage], sizeof s.gathered[0]);
+            cot_mbarrier_arrive_expect(&s.gathered_full[stage], Traits::OWNED * sizeof s.gathered[0]);
             cot_mbarrier_arrive_expect(&s.h_pre_full[stage], sizeof s.h_pre[0]);
         }
         cot_mbarrier_init(&s.partial_full, 32 * MMA_WARPS);
@@ -710,10 +738,10 @@ template <typename Traits, bool SPLIT, typename Call> static __device__ __forcei
     if (!SPLIT)
         cot_cluster_arrive(); /* the matching wait precedes the first store to another block */
     if (warp < MMA_WARPS) {
-        cot_setmaxnreg_inc<SPLIT ? 224 : Traits::WIDE ? 216 : 208>();
+        cot_setmaxnreg_inc<(SPLIT ? 224 : Traits::MMA_REGISTERS)>();
         multiply<Traits, SPLIT>(c, s, for_role<Traits>(schedule));
     } else if (warp < MMA_WARPS + 4) {
-        cot_setmaxnreg_dec<SPLIT ? 56 : Traits::POST_PRE ? 32 : Traits::WIDE ? 40 : 48>();
+        cot_setmaxnreg_dec<(SPLIT ? 56 : Traits::OWNER_REGISTERS)>();
         if (warp < MMA_WARPS + 2)
             reduce<Traits, SPLIT>(c, s, for_role<Traits>(schedule));
         else if (warp == MMA_WARPS + 2)
@@ -721,7 +749,7 @@ template <typename Traits, bool SPLIT, typename Call> static __device__ __forcei
         else if constexpr (!SPLIT)
             run_owner(c, s, for_role<Traits>(schedule));
     } else if constexpr (!SPLIT) {
-        cot_setmaxnreg_dec<Traits::POST_PRE ? 64 : Traits::WIDE ? 40 : 48>();
+        cot_setmaxnreg_dec<Traits::H_IN_REGISTERS>();
         if constexpr (Traits::POST_PRE)
             compute_h_in(c, &p, s, for_role<Traits>(schedule));
         else
@@ -733,24 +761,27 @@ template <typename Traits, bool SPLIT, typename Call> static __device__ __forcei
     }
 }
 
-#define POST_PRE_INSTANCE(suffix, element)                                                  \
-    extern "C" __global__ void __launch_bounds__(MHC_SM90_FWD_THREADS, 1)                   \
-        mhc_post_pre_fwd_cluster_sm90_##suffix(const __grid_constant__ mhc_post_pre_call p) \
-    {                                                                                       \
-        forward<fwd_traits<element, MHC_SM90_BLOCK_CHUNKS, true>, false>(p);                \
+/* blocks: of a cluster. A suffix of the name tells it, if it is not 16. */
+#define POST_PRE_INSTANCE(name, element, blocks)                                     \
+    extern "C" __global__ void __launch_bounds__(MHC_SM90_FWD_THREADS, 1)            \
+        mhc_post_pre_fwd_cluster_##name(const __grid_constant__ mhc_post_pre_call p) \
+    {                                                                                \
+        forward<fwd_traits<element, MHC_SM90_BLOCK_CHUNKS, blocks, true>, false>(p); \
     }
-POST_PRE_INSTANCE(f16, __half)
-POST_PRE_INSTANCE(bf16, __nv_bfloat16)
-
-#define INSTANCE(name, element, chunks, split, threads)               \
+#define INSTANCE(name, element, chunks, blocks, split, threads)       \
     extern "C" __global__ void __launch_bounds__(threads, 1)          \
         mhc_pre_fwd_##name(const __grid_constant__ mhc_mapped_call p) \
     {                                                                 \
-        forward<fwd_traits<element, chunks>, split>(p);               \
+        forward<fwd_traits<element, chunks, blocks>, split>(p);       \
     }
-INSTANCE(cluster_sm90_f16, __half, MHC_SM90_BLOCK_CHUNKS, false, MHC_SM90_FWD_THREADS)
-INSTANCE(cluster_sm90_bf16, __nv_bfloat16, MHC_SM90_BLOCK_CHUNKS, false, MHC_SM90_FWD_THREADS)
-INSTANCE(wide_sm90_f16, __half, MHC_SM90_WIDE_BLOCK_CHUNKS, false, MHC_SM90_FWD_THREADS)
-INSTANCE(wide_sm90_bf16, __nv_bfloat16, MHC_SM90_WIDE_BLOCK_CHUNKS, false, MHC_SM90_FWD_THREADS)
-INSTANCE(split_sm90_f16, __half, MHC_SM90_BLOCK_CHUNKS, true, MHC_SM90_SPLIT_THREADS)
-INSTANCE(split_sm90_bf16, __nv_bfloat16, MHC_SM90_BLOCK_CHUNKS, true, MHC_SM90_SPLIT_THREADS)
+#define INSTANCES(dtype, element)                                                                            \
+    POST_PRE_INSTANCE(sm90_##dtype, element, 16)                                                             \
+    POST_PRE_INSTANCE(sm90_##dtype##_blocks8, element, 8)                                                    \
+    POST_PRE_INSTANCE(sm90_##dtype##_blocks4, element, 4)                                                    \
+    INSTANCE(cluster_sm90_##dtype, element, MHC_SM90_BLOCK_CHUNKS, 16, false, MHC_SM90_FWD_THREADS)          \
+    INSTANCE(cluster_sm90_##dtype##_blocks8, element, MHC_SM90_BLOCK_CHUNKS, 8, false, MHC_SM90_FWD_THREADS) \
+    INSTANCE(cluster_sm90_##dtype##_blocks4, element, MHC_SM90_BLOCK_CHUNKS, 4, false, MHC_SM90_FWD_THREADS) \
+    INSTANCE(wide_sm90_##dtype, element, MHC_SM90_WIDE_BLOCK_CHUNKS, 16, false, MHC_SM90_FWD_THREADS)        \
+    INSTANCE(split_sm90_##dtype, element, MHC_SM90_BLOCK_CHUNKS, 16, true, MHC_SM90_SPLIT_THREADS)
+INSTANCES(f16, __half)
+INSTANCES(bf16, __nv_bfloat16)
