@@ -78,8 +78,8 @@ template <int COLUMNS, int V_COLUMNS> struct shared_memory {
     uint64_t p_full[DS_STAGES], ds_full[DS_STAGES], ds_empty[DS_STAGES], peer_ds_full, sent_ds_empty;
     uint64_t dq_full[2], dq_ready[DQ_STAGES], uncleared_full[2];
     union {
-        attention_work work; /* for the producer, which has too few registers for a copy if GENERAL */
-        uint4 key_block;     /* before `work` is written: see take_key_block_of_cluster */
+        attention_work work;   /* for the producer, which has too few registers for a copy if GENERAL */
+        cluster_ticket ticket; /* before `work` is written */
     };
 };
 
@@ -752,7 +752,7 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
         cot_mbarrier_init_fence();
     }
     __syncwarp();
-    const uint32_t key_block = take_key_block_of_cluster(c, s.key_block); /* its barrier publishes those above */
+    const uint32_t key_block = take_key_block_of_cluster(c, s.ticket); /* its barrier publishes those above */
     attention_work w;
     if (!GENERAL) {
         w = work_of<QUERIES>(c, key_block);

@@ -38,7 +38,7 @@ template <int COLUMNS, bool PAIRS> struct shared_memory {
     float lse_log2[ATTENTION_Q_STAGES][QUERIES], delta[ATTENTION_DOUT_STAGES][QUERIES];
     union {
         attention_work work[WORK_STAGES]; /* of the key blocks, in turn */
-        uint4 cluster_key_block;          /* before the producer writes `work`: see take_key_block_of_cluster */
+        cluster_ticket ticket;            /* before the producer writes `work` */
     };
     union {                                 /* values for which the consumers have no registers at 64 columns */
         int tile_index[ATTENTION_Q_STAGES]; /* not GENERAL: of the tile in each stage */

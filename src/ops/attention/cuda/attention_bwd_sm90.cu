@@ -409,7 +409,7 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
     const attention_bwd_call &c = m.call;
     uint32_t key_block = blockIdx.x;
     if (c.blocks_per_group > 1) {
-        key_block = take_key_block_of_cluster(c, s.cluster_key_block);
+        key_block = take_key_block_of_cluster(c, s.ticket);
         if (GENERAL) {
             cot_griddepcontrol_wait(); /* for the kernel that writes seqlens */
             /* Beyond the last key block. Both blocks of a cluster take part in the reduction, or none. */

@@ -131,30 +131,41 @@ static __device__ __forceinline__ bool work_of_general(const attention_bwd_call 
     return true;
 }
 
+/* In shared memory: the index of a cluster's key block, and the barrier that tells its arrival. */
+struct cluster_ticket {
+    uint4 key_block; /* its first word */
+    uint64_t full;
+};
+
 /* The key block that the two thread blocks of a cluster take together. Thread block 0 takes it from the counter, so that
- * a key block waits only for key blocks taken earlier, and sends it to `to` in both. Without a counter it is the index of
- * the cluster. Executed by all threads of the cluster: it contains a cluster barrier. */
-static __device__ __forceinline__ uint32_t take_key_block_of_cluster(const attention_bwd_call &c, uint4 &to)
+ * a key block waits only for key blocks taken earlier, and sends it to the tickets of both. Without a counter it is the
+ * index of the cluster. Executed by all threads of the cluster, once: it contains a cluster barrier. */
+static __device__ __forceinline__ uint32_t take_key_block_of_cluster(const attention_bwd_call &c,
+                                                                     cluster_ticket &ticket)
 {
+    const bool counts = c.key_block_counter != nullptr, takes = counts && blockIdx.x % 2 == 0 && threadIdx.x == 0;
     uint32_t block = 0;
+    if (counts && threadIdx.x == 0) {
+        cot_mbarrier_init(&ticket.full, 1);
+        cot_mbarrier_init_fence();
+        cot_mbarrier_arrive_expect(&ticket.full, sizeof ticket.key_block);
+    }
+    __syncwarp();
     cot_cluster_arrive();
-    if (c.key_block_counter != nullptr && blockIdx.x % 2 == 0 && threadIdx.x == 0) {
+    if (takes) {
         cot_griddepcontrol_wait(); /* for the kernel that clears the counter */
         block = atomicAdd(c.key_block_counter, 1);
     }
     __syncwarp();
-    cot_cluster_wait(); /* the peer runs: its shared memory may be written */
-    if (c.key_block_counter == nullptr)
+    cot_cluster_wait(); /* the peer's barrier is initialised */
+    if (!counts)
         return blockIdx.x / 2;
-    if (blockIdx.x % 2 == 0 && threadIdx.x == 0) {
-        const float value = __uint_as_float(block), values[4] = {value, value, value, value};
+    if (takes)
         for (uint32_t rank = 0; rank < 2; rank++)
-            cot_cluster_store(cot_mapa(cot_shared_address(&to), rank), values);
-    }
-    __syncwarp();
-    cot_cluster_arrive();
-    cot_cluster_wait();
-    return to.x;
+            cot_store_async(cot_mapa(cot_shared_address(&ticket.key_block), rank),
+                            cot_mapa(cot_shared_address(&ticket.full), rank), block, 0, 0, 0);
+    cot_mbarrier_wait(&ticket.full, 0);
+    return *(volatile uint32_t *)&ticket.key_block.x;
 }
 
 /* One step of a block: query head h of the group, and a query tile. */
