@@ -717,17 +717,17 @@ ranks (*group*). Times are medians of the wall time in ms.
 | nccl | a group over NCCL; each rank has its own GPU |
 | local | a group of threads, whose streams take turns on the GPUs; copy engines transfer from GPU to GPU |
 | head ranks | the number of ranks that exchange heads; 1 is a ring |
-| share of ideal | single / (ranks x group). It is above 1 if the backward of the single long call is slower per query-key pair than the calls of the ranks |
+| share of ideal | single / (ranks x group), of the columns *both*. It is above 1 if the backward of the single long call is slower per query-key pair than the calls of the ranks |
 | group / single | the cost of the division on one GPU |
 | calls | calls of libcotangent in one forward and backward, on the rank that waits longest |
-| transfers | the time of this rank's transfers |
-| exposed | the time in which this rank's arithmetic waits for transfers |"""
+| transfers | the time of this rank's transfers. Those of NCCL include the wait for the other rank |
+| exposed | the time in which this rank's arithmetic waits: for transfers, and for ranks that are later |"""
 
 CONTEXT_PARALLEL = """Causal, bf16, 16 heads of 128, each rank on its own GPU, over NCCL:
 [context_parallel.py](../../tools/peers/context_parallel.py). *single* is the call of one GPU. *zigzag ring*, *heads* and *ring of 2 heads*
 (two ranks exchange heads, and the pairs of ranks form a ring) are calls of `cotangent.distributed.attention`. In *all-gather of K and V*
 each rank gathers all keys and values, and calls `cotangent.attention` for its own queries. *torch context_parallel* is `torch.distributed.tensor.experimental.context_parallel` around
-FlashAttention-2 of PyTorch. All calls take turns in one run. Each time is that of the slowest rank."""
+FlashAttention-2 of PyTorch. Its shares are of cotangent's single call too, so they include the speed of FlashAttention-2. All calls take turns in one run. Each time is that of the slowest rank."""
 
 TRAIN_TORCH = """[train_torch.py](../../examples/train_torch.py) trains one model with the same batches, *batch* windows of *context* tokens a
 step. DDP divides the batch, `--context-parallel` each sequence. The losses are those of the last step."""
@@ -877,7 +877,7 @@ GRADIENTS = """[compare_gradients.py](../../tools/peers/compare_gradients.py) co
 float64. *Ratio* is the error of cotangent divided by the error of PyTorch in the same dtype. *Of* names the parameter that has the
 largest ratio."""
 ERRORS = """Errors of cotangent and of PyTorch against float64, by [accuracy.py](../../tools/peers/accuracy.py), which has the formulas of
-PyTorch. An error is the norm of (result - exact) divided by the norm of exact. *Rounding alone* is the error of the exact result,
+PyTorch. On a GPU PyTorch has its defaults: TF32 in convolutions, none in matrix products. An error is the norm of (result - exact) divided by the norm of exact. *Rounding alone* is the error of the exact result,
 rounded to the output's dtype. Gradients are those of random gradients of the outputs."""
 PEAK = 989e12
 LAYERS, WIDTH, VOCABULARY = 12, 768, 50304  # of gpt2-124m
@@ -986,8 +986,12 @@ def errors_page(results):
 
 
 def errors_summary(results):
-    """The largest error of the outputs and of the gradients, for each op and dtype of the newest record."""
-    source, rows = max((found for (op, _), found in results.items() if op == "accuracy"), key=lambda found: found[0])
+    """The largest error of the outputs and of the gradients, for each device, op and dtype."""
+    tables = [errors_of(rows) for (op, _), (_, rows) in sorted(results.items()) if op == "accuracy"]
+    return "\n\n".join(tables)
+
+
+def errors_of(rows):
     lines = []
     for case in dict.fromkeys((row["of"], row["case"], row["dtype"]) for row in rows):
         parts = [row for row in rows if (row["of"], row["case"], row["dtype"]) == case]
