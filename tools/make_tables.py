@@ -719,6 +719,7 @@ ranks (*group*). Times are medians of the wall time in ms.
 | head ranks | the number of ranks that exchange heads; 1 is a ring |
 | share of ideal | single / (ranks x group), of the columns *both*. It is above 1 if the backward of the single long call is slower per query-key pair than the calls of the ranks |
 | group / single | the cost of the division on one GPU |
+| sent | bytes that a rank sends in one forward and backward, the most of all ranks |
 | calls | calls of libcotangent in one forward and backward, on the rank that waits longest |
 | transfers | the time of this rank's transfers. Those of NCCL include the wait for the other rank |
 | exposed | the time in which this rank's arithmetic waits: for transfers, and for ranks that are later |"""
@@ -760,6 +761,7 @@ def parallel_page(results):
                              ("ranks", lambda row: str(row["ranks"])), ("T", lambda row: str(row["T"])),
                              ("heads", lambda row: f"{row['H']}/{row['Hkv']}"), ("mask", lambda row: "causal" if row["causal"] else "full"),
                              ("cut", lambda row: row["cut"]), ("head ranks", lambda row: str(row["head_ranks"])), *parts,
+                             ("sent, GB", lambda row: f"{max(row['sent_bytes']) * 1e-9:.2f}" if "sent_bytes" in row else ""),
                              ("calls", profile("calls", 1, "d")), ("transfers, ms", profile("transfer_s", 1000, ".1f")),
                              ("exposed, ms", profile("exposed_s", 1000, ".1f")), ("share of ideal", number("share_of_ideal")),
                              ("group / single", lambda row: "" if "share_of_ideal" in row["both"] else number("ratio")(row))], rows), ""]
