@@ -479,8 +479,8 @@ static train_result resume(training *t, run_state *run)
     const options *o = run->o;
     if (o->checkpoint == NULL)
         return TRAIN_DONE;
-    if (access(o->checkpoint, F_OK) != 0)
-        return io_can_write(o->checkpoint, &t->error) ? TRAIN_DONE : TRAIN_BAD_CHECKPOINT;
+    if (access(o->checkpoint, F_OK) != 0) /* one rank tries to write: of two at the same time, one fails */
+        return !writes_files(run) || io_can_write(o->checkpoint, &t->error) ? TRAIN_DONE : TRAIN_BAD_CHECKPOINT;
     if (!o->resume) {
         io_fail(&t->error, o->checkpoint, "is there: --resume goes on from it; to begin anew, remove it");
         return TRAIN_BAD_CHECKPOINT;
