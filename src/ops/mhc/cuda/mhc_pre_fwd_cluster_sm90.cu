@@ -27,8 +27,8 @@
  *
  * A block stores into a stage of another block without waiting for that block. This is safe: a block that sends for
  * the tile that it takes STAGES rounds after tile t has released its own stage of tile t. So it had received h_pre of
- * all tokens of tile t, and each owner had read the sums that were sent to it. The same argument holds in the other
- * direction.
+ * all tokens of tile t, and each owner had read the sums that were sent to it. An owner sends h_pre of the later
+ * tile only when it has the sums of all blocks for it. So every block has released its stage, and has read the old h_pre.
  *
  * WIDE, for D beyond 4096: blocks have 448 columns and tiles have 8 tokens. Tiles alternate between the two halves of
  * the cluster's blocks as owners. The terms of phi gamma that do not fit in registers are in shared memory and are
@@ -530,7 +530,7 @@ static __device__ __forceinline__ void compute_h_in(const mhc_call &c, const mhc
                 }
                 y_ring.next();
             }
-            if (tile >= Traits::LOOKAHEAD * schedule.stride) { /* first < step */
+            if (tile >= Traits::LOOKAHEAD * schedule.stride) { /* first < stride */
                 finish_tile(tile - Traits::LOOKAHEAD * schedule.stride, ring);
                 ring.next();
             }
