@@ -322,9 +322,9 @@ static cot_status copy_range(const conv_call *c, const columns *field, range r, 
     return COT_OK;
 }
 
-/* The tensors of a window of `width` columns. */
+/* The tensors of a window of `width` columns, or views of a segment. */
 typedef struct window {
-    cot_tensor x, dy, seq_idx, cu_seqlens, result; /* result: y or dx */
+    cot_tensor x, dy, seq_idx, cu_seqlens, initial_state, result; /* result: y or dx */
 } window;
 
 static window take_window(const conv_call *c, cot_arena *m, int64_t width)
@@ -391,6 +391,8 @@ static cot_status fill_range(const conv_call *c, window *w, range r)
     CHECK(fill_window(c, w, r, 0));
     CHECK(write_cu_of_range(c, r));
     w->cu_seqlens = cu_tensor(c, c->cu);
+    if (r.begin == 0 || has_cu(c))
+        w->initial_state = c->a.initial_state;
     return COT_OK;
 }
 
@@ -422,22 +424,12 @@ static int64_t widest(const conv_call *c)
     return width;
 }
 
-/* The initial state of a segment that needs no window. `memory` has room for it. */
-static cot_status take_state(const conv_call *c, cot_arena memory, const cot_segment *s, cot_tensor *state)
-{
-    *state = s->begin == 0 ? c->a.initial_state : (cot_tensor){0};
-    if (s->begin == 0 || c->K <= 1)
-        return COT_OK;
-    *state = take_columns(c, &memory, c->a.x.dtype, c->D, c->K - 1);
-    return copy_range(c, &c->fields[0], (range){s->begin - (c->K - 1), s->begin}, state, 0);
-}
-
 /* A forward. The caller sets y or final_state. */
-static void set_forward(const conv_call *c, const window *w, const cot_tensor *state, cot_causal_conv1d_forward_args *x)
+static void set_forward(const conv_call *c, const window *w, cot_causal_conv1d_forward_args *x)
 {
     COT_INIT(x);
     x->activation = c->a.activation;
-    x->x = w->x, x->weight = c->a.weight, x->bias = c->a.bias, x->initial_state = *state;
+    x->x = w->x, x->weight = c->a.weight, x->bias = c->a.bias, x->initial_state = w->initial_state;
     x->seq_idx = without_channel(&w->seq_idx), x->cu_seqlens = w->cu_seqlens;
 }
 
@@ -453,19 +445,24 @@ static cot_tensor own_columns(const cot_tensor *field, const cot_segment *s)
     return cot_slice(field, 2, s->row, s->rows);
 }
 
-/* The initial state of a window. */
-static cot_tensor state_of_window(const conv_call *c, bool begins)
+/* Views of a segment that needs no window, and its initial state, for which `memory` has room. */
+static cot_status view_segment(const conv_call *c, cot_arena memory, const cot_segment *s, window *own)
 {
-    return begins ? c->a.initial_state : (cot_tensor){0};
+    *own = (window){.x = own_columns(&c->a.x, s), .dy = own_columns(&c->a.dy, s)};
+    if (s->begin == 0)
+        own->initial_state = c->a.initial_state;
+    if (s->begin == 0 || c->K <= 1)
+        return COT_OK;
+    own->initial_state = take_columns(c, &memory, c->a.x.dtype, c->D, c->K - 1);
+    return copy_range(c, &c->fields[0], (range){s->begin - (c->K - 1), s->begin}, &own->initial_state, 0);
 }
 
 static cot_status forward_in_place(const conv_call *c, cot_arena memory, const cot_segment *s)
 {
-    const window own = {.x = own_columns(&c->a.x, s)};
     cot_causal_conv1d_forward_args x;
-    cot_tensor state;
-    CHECK(take_state(c, memory, s, &state));
-    set_forward(c, &own, &state, &x);
+    window own;
+    CHECK(view_segment(c, memory, s, &own));
+    set_forward(c, &own, &x);
     x.y = own_columns(&c->y, s);
     return cot_causal_conv1d_forward(c->base.queue, &x);
 }
@@ -478,8 +475,7 @@ static cot_status forward_segment(const conv_call *c, cot_arena memory, const co
     cot_causal_conv1d_forward_args x;
     window w = window_of(c, memory, r.end - r.begin);
     CHECK(fill_range(c, &w, r));
-    const cot_tensor state = state_of_window(c, r.begin == 0 || has_cu(c));
-    set_forward(c, &w, &state, &x);
+    set_forward(c, &w, &x);
     x.y = w.result;
     CHECK(cot_causal_conv1d_forward(c->base.queue, &x));
     const cot_tensor to = own_columns(&c->y, s);
@@ -497,6 +493,8 @@ static cot_status fill_edges(const conv_call *c, window *w, bool last)
         at += r.end - r.begin;
     }
     w->cu_seqlens = cu_tensor(c, c->edges_cu);
+    if (!last || has_cu(c) || c->T < c->K - 1)
+        w->initial_state = c->a.initial_state;
     return COT_OK;
 }
 
@@ -510,8 +508,7 @@ static cot_status run_forward(conv_call *c, cot_arena memory)
     cot_causal_conv1d_forward_args x;
     window w = window_of(c, memory, edge_width(c));
     CHECK(fill_edges(c, &w, true));
-    const cot_tensor state = state_of_window(c, has_cu(c) || c->T < c->K - 1);
-    set_forward(c, &w, &state, &x);
+    set_forward(c, &w, &x);
     x.final_state = c->final_state;
     return cot_causal_conv1d_forward(c->base.queue, &x);
 }
@@ -519,12 +516,12 @@ static cot_status run_forward(conv_call *c, cot_arena memory)
 /* ---- backward ------------------------------------------------------------------------------------------------- */
 
 /* A backward. The caller sets the gradients. ends: the last column of the window is that of the sequence. */
-static void set_backward(const conv_call *c, const window *w, const cot_tensor *state, bool ends,
-                         cot_causal_conv1d_backward_args *x)
+static void set_backward(const conv_call *c, const window *w, bool ends, cot_causal_conv1d_backward_args *x)
 {
     COT_INIT(x);
     x->activation = c->a.activation;
-    x->x = w->x, x->dy = w->dy, x->weight = c->a.weight, x->bias = c->a.bias, x->initial_state = *state;
+    x->x = w->x, x->dy = w->dy, x->weight = c->a.weight, x->bias = c->a.bias;
+    x->initial_state = w->initial_state;
     x->seq_idx = without_channel(&w->seq_idx), x->cu_seqlens = w->cu_seqlens;
     if (ends)
         x->dfinal_state = c->a.dfinal_state;
@@ -544,11 +541,10 @@ static cot_status store_dx(const conv_call *c, const window *w, int64_t window_b
 static cot_status backward_in_place(const conv_call *c, cot_arena memory, const cot_segment *s,
                                     const cot_tensor *dweight, const cot_tensor *dbias)
 {
-    const window own = {.x = own_columns(&c->a.x, s), .dy = own_columns(&c->a.dy, s)};
     cot_causal_conv1d_backward_args x;
-    cot_tensor state;
-    CHECK(take_state(c, memory, s, &state));
-    set_backward(c, &own, &state, false, &x);
+    window own;
+    CHECK(view_segment(c, memory, s, &own));
+    set_backward(c, &own, false, &x);
     x.accumulate = 1;
     x.dweight = *dweight, x.dbias = *dbias, x.dx = own_columns(&c->a.dx, s);
     return cot_causal_conv1d_backward(c->base.queue, &x);
@@ -568,8 +564,7 @@ static cot_status backward_segment(const conv_call *c, cot_arena memory, const c
     const cot_tensor before = cot_slice(&w.dy, 2, 0, begin - r.begin);
     CHECK(cot_group_fill(c->base.group, &before, 0));
     /* dfinal_state of a sequence that ends in the segment. That of a cut sequence changes the last K-1 columns alone. */
-    const cot_tensor state = state_of_window(c, r.begin == 0 || has_cu(c));
-    set_backward(c, &w, &state, has_cu(c), &x);
+    set_backward(c, &w, has_cu(c), &x);
     x.accumulate = 1;
     x.dweight = *dweight, x.dbias = *dbias;
     if (cot_is_present(&c->a.dx))
@@ -588,8 +583,7 @@ static cot_status backward_last(const conv_call *c, cot_arena memory, const cot_
         return COT_OK;
     window w = window_of(c, memory, r.end - r.begin);
     CHECK(fill_range(c, &w, r));
-    const cot_tensor state = state_of_window(c, r.begin == 0 || has_cu(c));
-    set_backward(c, &w, &state, r.end == c->T || has_cu(c), &x);
+    set_backward(c, &w, r.end == c->T || has_cu(c), &x);
     x.dx = w.result;
     CHECK(cot_causal_conv1d_backward(c->base.queue, &x));
     return store_dx(c, &w, r.begin, s, begin, end);
@@ -602,7 +596,7 @@ static cot_status backward_edges(const conv_call *c, cot_arena memory)
         return COT_OK;
     window w = window_of(c, memory, edge_width(c));
     CHECK(fill_edges(c, &w, false));
-    set_backward(c, &w, &c->a.initial_state, has_cu(c) || c->T <= c->K - 1, &x);
+    set_backward(c, &w, has_cu(c) || c->T <= c->K - 1, &x);
     x.dinitial_state = c->a.dinitial_state;
     return cot_causal_conv1d_backward(c->base.queue, &x);
 }

@@ -486,13 +486,8 @@ static bool is_sharded(const cuda_backend *c)
     return c->base.shards.size > 1;
 }
 
-/* The number of elements that this rank updates. */
-static int64_t own_count(const cuda_backend *c)
-{
-    return c->share.end - c->share.begin + c->elements - c->decaying;
-}
-
-/* The place of an element that this rank updates in masters (not f32), moments1 and moments2. */
+/* The place of an element that this rank updates in masters (not f32), moments1 and moments2. Of c->elements: the size of
+ * these arrays. */
 static int64_t own_index(const cuda_backend *c, int64_t element)
 {
     return element < c->decaying ? element - c->share.begin : element - c->decaying + c->share.end - c->share.begin;
@@ -573,7 +568,7 @@ static int64_t padded(const parameter *p)
 
 static cot_status allocate_parameters(cuda_backend *c)
 {
-    const size_t floats = (size_t)c->elements * sizeof(float), own = (size_t)own_count(c) * sizeof(float);
+    const size_t floats = (size_t)c->elements * sizeof(float), own = (size_t)own_index(c, c->elements) * sizeof(float);
     cot_status status = allocate_device(c, (size_t)c->elements * cot_dtype_size(c->base.dtype), &c->values);
     if (c->base.dtype == COT_F32)
         c->masters = (float *)c->values;

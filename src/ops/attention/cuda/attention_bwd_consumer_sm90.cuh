@@ -542,8 +542,8 @@ static __device__ __forceinline__ void await_reduction(const attention_bwd_call 
         cot_cluster_arrive(), cot_cluster_wait();
 }
 
-/* The members of `work` that the steps of a consumer need; the others are 0. The shuffle shows ptxas that they are uniform in a warp. So
- * it keeps them in uniform registers. */
+/* The members of `work` that the steps of a consumer need; the others are 0. The shuffle shows ptxas that they are uniform
+ * in a warp. So it keeps them in uniform registers. */
 static __device__ __forceinline__ attention_work uniform_work(const attention_work &from)
 {
     attention_work w = {};

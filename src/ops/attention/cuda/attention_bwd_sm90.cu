@@ -6,9 +6,9 @@
  * loops over the tiles of queries that attend to the keys, and takes each tile for all query heads that share the
  * key-value head (the group). The first tiles of a key block are loaded while the key block before is computed. The
  * consumers store dK and dV while the dQ warpgroup works on the last tile of the key block.
- * With blocks_per_group = 2, a thread block takes one key block. The two thread blocks of a cluster divide the heads of the group,
- * and add their dK and dV at the end (reduce_over_heads). attention_bwd_pairs_sm90.cu has a kernel for
- * most calls with a full or causal mask.
+ * With blocks_per_group = 2, a thread block takes one key block. The two thread blocks of a cluster divide the heads of the
+ * group, and add their dK and dV at the end (reduce_over_heads). attention_bwd_pairs_sm90.cu has a kernel for most calls
+ * with a full or causal mask.
  *
  * A tile has 128 queries at 64 columns, and 64 queries at 128 columns. Formulas (f16 scales P, see dv_scale):
  *

@@ -25,8 +25,8 @@ enum { KEYS = ATTENTION_KEYS, WARPGROUP = 128, WARP = 32, SQUARE_BYTES = 64 * 64
 
 extern __shared__ __align__(1024) unsigned char attention_memory[];
 
-/* Step i uses stage i % STAGES of a ring. The parity of the barrier phase that ends when this use has begun. Whoever waits
- * for the end of the use before it passes the opposite parity. */
+/* Step i uses stage i % STAGES of a ring. It waits for the stage's `full` barrier with this parity. With the opposite
+ * parity, it waits on `empty` for the end of the stage's previous use. */
 template <int STAGES> static __device__ __forceinline__ uint32_t parity_of(uint32_t step)
 {
     return step / STAGES & 1;
@@ -58,8 +58,9 @@ static __device__ __forceinline__ void set_tiles(attention_work &w, int begin, i
     w.tile_step = descending_tiles ? -1 : 1;
 }
 
-/* docs/kernels/attention_bwd_order.md has an example. Key blocks are numbered section by section. A section has c.heads_per_section key-value heads, from section_head on. In
- * a section the key block is the slower index and the head the faster one. The order of the key blocks:
+/* Key blocks are numbered section by section. A section has c.heads_per_section key-value heads, from section_head on. In
+ * a section the key block is the slower index and the head the faster one. docs/kernels/attention_bwd_order.md has an
+ * example. The order of the key blocks:
  *
  *   ascending    from section c.first_ascending_section on. Under a causal mask the longest blocks (most tiles) are first.
  *                With c.descending_tiles a block takes its tiles in descending order

@@ -101,16 +101,14 @@ static const cot_cuda_kernel pre_mma_dphi[3][3] = MMA(mhc_pre_mma_dphi, DPHI_BYT
         {cot_image_##image, #stem "_f16_blocks" #blocks, MHC_SM90_SHARED_BYTES},                    \
             {cot_image_##image, #stem "_bf16_blocks" #blocks, MHC_SM90_SHARED_BYTES},               \
     }
-static const cot_cuda_kernel pre_fwd_cluster[2] = HOPPER(mhc_pre_fwd_cluster_sm90, mhc_pre_fwd_cluster_sm90);
-static const cot_cuda_kernel pre_fwd_cluster8[2] = HOPPER_BLOCKS(mhc_pre_fwd_cluster_sm90, mhc_pre_fwd_cluster_sm90, 8);
-static const cot_cuda_kernel pre_fwd_cluster4[2] = HOPPER_BLOCKS(mhc_pre_fwd_cluster_sm90, mhc_pre_fwd_cluster_sm90, 4);
+/* By the blocks of a cluster: see cluster_index. */
+#define HOPPER_CLUSTERS(image, stem) \
+    {HOPPER_BLOCKS(image, stem, 4), HOPPER_BLOCKS(image, stem, 8), HOPPER(image, stem)}
+static const cot_cuda_kernel pre_fwd_clusters[3][2] = HOPPER_CLUSTERS(mhc_pre_fwd_cluster_sm90, mhc_pre_fwd_cluster_sm90);
 static const cot_cuda_kernel pre_fwd_wide[2] = HOPPER(mhc_pre_fwd_cluster_sm90, mhc_pre_fwd_wide_sm90);
 static const cot_cuda_kernel pre_fwd_split[2] = HOPPER(mhc_pre_fwd_cluster_sm90, mhc_pre_fwd_split_sm90);
-static const cot_cuda_kernel post_pre_fwd_cluster[2] = HOPPER(mhc_pre_fwd_cluster_sm90, mhc_post_pre_fwd_cluster_sm90);
-static const cot_cuda_kernel post_pre_fwd_cluster8[2] =
-    HOPPER_BLOCKS(mhc_pre_fwd_cluster_sm90, mhc_post_pre_fwd_cluster_sm90, 8);
-static const cot_cuda_kernel post_pre_fwd_cluster4[2] =
-    HOPPER_BLOCKS(mhc_pre_fwd_cluster_sm90, mhc_post_pre_fwd_cluster_sm90, 4);
+static const cot_cuda_kernel post_pre_fwd_clusters[3][2] =
+    HOPPER_CLUSTERS(mhc_pre_fwd_cluster_sm90, mhc_post_pre_fwd_cluster_sm90);
 static const cot_cuda_kernel post_pre_bwd[2] = HOPPER(mhc_post_pre_bwd_sm90, mhc_post_pre_bwd_sm90);
 static const cot_cuda_kernel post_pre_bwd_any[2] = HOPPER(mhc_post_pre_bwd_sm90, mhc_post_pre_bwd_any_sm90);
 static const cot_cuda_kernel post_pre_sum_slices = {cot_image_mhc_post_pre_bwd_sm90, "mhc_post_pre_sum_slices", 0};
@@ -266,6 +264,11 @@ static int64_t cluster_count(const mhc_call *c, int tile, int cluster_blocks)
     return cot_clamp(cot_ceil_div(c->tokens, tile), 1, MHC_SM90_CLUSTERS_OF(cluster_blocks));
 }
 
+static int cluster_index(int cluster_blocks)
+{
+    return cluster_blocks == 4 ? 0 : cluster_blocks == 8 ? 1 : 2;
+}
+
 /* call: the argument of the kernel, which contains c. */
 static cot_status launch_clusters(cot_queue *queue, const cot_cuda_kernel *kernel, int cluster_blocks, int tile,
                                   int threads, bool dependent, const mhc_call *c, const void *call)
@@ -373,11 +376,10 @@ static cot_status forward_sm90(cot_queue *queue, const void *problem, void *work
     const tile_box box = wide ? (tile_box){MHC_SM90_WIDE_BLOCK_CHUNKS, MHC_SM90_WIDE_TILE, MHC_SM90_N}
                               : (tile_box){MHC_SM90_BLOCK_CHUNKS, MHC_SM90_TILE, MHC_SM90_N};
     const int cluster_blocks = wide ? MHC_SM90_CLUSTER_BLOCKS : mhc_sm90_fwd_blocks(&p->sizes);
-    const cot_cuda_kernel *kernel = &(split                 ? pre_fwd_split
-                                      : wide                ? pre_fwd_wide
-                                      : cluster_blocks == 4 ? pre_fwd_cluster4
-                                      : cluster_blocks == 8 ? pre_fwd_cluster8
-                                                            : pre_fwd_cluster)[p->sizes.dtype - COT_F16];
+    const cot_cuda_kernel *kernels = split  ? pre_fwd_split
+                                     : wide ? pre_fwd_wide
+                                            : pre_fwd_clusters[cluster_index(cluster_blocks)];
+    const cot_cuda_kernel *kernel = &kernels[p->sizes.dtype - COT_F16];
     cot_status status = make_tile_map(queue, &mapped.x, &p->sizes, &a->x, box);
     if (status == COT_OK)
         status =
@@ -758,9 +760,7 @@ cot_status mhc_post_pre_fwd_cluster_sm90(cot_queue *queue, const void *problem, 
     const tile_box all_streams = {MHC_SM90_BLOCK_CHUNKS, MHC_SM90_TILE, MHC_SM90_N},
                    one_stream = {MHC_SM90_BLOCK_CHUNKS, MHC_SM90_TILE, 1};
     const int cluster_blocks = mhc_sm90_fwd_blocks(&p->sizes);
-    const cot_cuda_kernel *kernels = cluster_blocks == 4   ? post_pre_fwd_cluster4
-                                     : cluster_blocks == 8 ? post_pre_fwd_cluster8
-                                                           : post_pre_fwd_cluster;
+    const cot_cuda_kernel *kernels = post_pre_fwd_clusters[cluster_index(cluster_blocks)];
     cot_status status = make_tile_map(queue, &post_pre.x, &p->sizes, &a->x, all_streams);
     if (status == COT_OK)
         status = make_tile_map(queue, &post_pre.f, &p->sizes, &a->f, one_stream);

@@ -227,10 +227,10 @@ static inline double cost_cuda_tiles(const void *problem)
 }
 
 /* The time of a tile does not depend on D. */
-static inline double cost_sm90_pre(const void *problem)
+static inline double cost_sm90_pre_bwd(const void *problem)
 {
-    const mhc_sizes *sizes = problem;
-    return sizes->D > MHC_SM90_MAX_D ? MHC_SM90_WIDE_MAX_D : MHC_SM90_MAX_D;
+    (void)problem;
+    return MHC_SM90_MAX_D;
 }
 
 /* The blocks of a cluster of the forward, up to MHC_SM90_MAX_D. */
