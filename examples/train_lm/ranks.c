@@ -78,20 +78,23 @@ static cot_status divide_cpus(ranks *r, int context_size)
     return status;
 }
 
-/* If rank 0 cannot make the id, the others learn it by a sum, and none of them waits for NCCL. */
+/* If rank 0 cannot make the id, every rank reports why: the first rank that aborts ends the others, and their messages can
+   be lost. */
 static cot_status divide_gpus(ranks *r, int context_size)
 {
     const cot_group_options options = group_options();
-    gpu_communicator_id id = {{0}};
-    cot_status status = r->rank == 0 ? gpu_communicator_make_id(&id) : COT_OK;
-    double failed = status != COT_OK;
-    const cot_status summed = ranks_sum(r, &failed, 1);
-    if (status != COT_OK || summed != COT_OK)
-        return status != COT_OK ? status : summed;
-    if (failed > 0)
-        return cot_error_set(COT_PEER_ERROR, "rank 0 has no NCCL");
-    MPI_Bcast(id.bytes, sizeof id.bytes, MPI_CHAR, 0, MPI_COMM_WORLD);
-    status = gpu_communicator_create(&r->communicator, &id, r->rank, r->size, r->device);
+    struct {
+        gpu_communicator_id id;
+        char error[512];
+    } made = {0};
+    cot_status status = r->rank == 0 ? gpu_communicator_make_id(&made.id) : COT_OK;
+    if (status != COT_OK)
+        snprintf(made.error, sizeof made.error, "%s", cot_error_message());
+    if (MPI_Bcast(&made, sizeof made, MPI_CHAR, 0, MPI_COMM_WORLD) != MPI_SUCCESS)
+        return cot_error_set(COT_PEER_ERROR, "MPI_Bcast failed");
+    if (made.error[0] != '\0')
+        return r->rank == 0 ? status : cot_error_set(COT_PEER_ERROR, made.error);
+    status = gpu_communicator_create(&r->communicator, &made.id, r->rank, r->size, r->device);
     if (status == COT_OK)
         status = cot_group_create_nccl(gpu_communicator_whole(r->communicator), &options, &r->gpu_group);
     if (status != COT_OK || context_size == 1)

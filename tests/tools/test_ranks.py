@@ -137,8 +137,10 @@ def refused():
     done = subprocess.run([*MPIRUN, '-n', '1', *COMMON, ':', '-n', '1', *COMMON[:1], '--text', 'missing', *COMMON[3:]],
                           capture_output=True, text=True, timeout=60)  # fmt: skip
     check(done.returncode != 0 and 'missing' in done.stderr, f'a rank without a text: {done.stderr[-500:]}')
+    no_cuda = 'this build has no CUDA'
+    without_nccl = 'mpirun with --backend cuda needs NCCL, which cannot be opened: /none'
     for ranks, options, text in (
-            (2, ['--backend', 'cuda'], 'mpirun with --backend cuda needs NCCL, which cannot be opened: /none'),
+            (2, ['--backend', 'cuda'], no_cuda if no_cuda in run(1, '--backend', 'cuda').stderr else without_nccl),
             (2, ['--context-ranks', '2'], '--context-ranks 2: needs --dropout 0: '),
             (2, ['--context-ranks', '2', '--dropout', '0'], '--context-ranks 2: needs --dense 0: '),
             (2, ['--context-ranks', '2', '--context', '30'], '--context is 30, expected a multiple of 2 x --context-ranks, 4'),
