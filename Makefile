@@ -19,8 +19,8 @@
 #   make hf_kernels  write the folder that the loader of Hugging Face kernels expects to build/kernels_layout
 #   make install   [PREFIX=/usr/local] [DESTDIR=] [GPUS="80;86;89"] install libraries, headers, program, man pages,
 #                  CMake and pkg-config files. GPUS: machine code for GPUs other than Hopper; without it the driver
-#                  compiles at the first call. Installs no package and changes nothing outside PREFIX (on a new machine
-#                  run `make setup` first)
+#                  compiles at the first call. FATBINS=build/cuda: take the device code of a build. Installs no package
+#                  and changes nothing outside PREFIX (on a new machine run `make setup` first)
 #   make uninstall remove the files of the last `make install`
 #   make deb       build Debian packages, in build/release/deb
 #   make wheel     [DIST=dist] build the wheels for Linux with glibc 2.28 or newer, with GPU code and for the CPU alone, and the
@@ -100,7 +100,7 @@ PREFIX = /usr/local
 RELEASE = $(BUILD)/release
 release_build:
 	@cmake --log-level=NOTICE -G Ninja -S . -B $(RELEASE) -DCMAKE_BUILD_TYPE=Release -DCOT_TESTS=OFF -DCOT_PYTHON=OFF \
-		-DCMAKE_INSTALL_PREFIX=$(PREFIX) "-DCOT_GPUS=$(GPUS)"
+		-DCMAKE_INSTALL_PREFIX=$(PREFIX) "-DCOT_GPUS=$(GPUS)" "-DCOT_FATBINS=$(FATBINS)"
 	@cmake --build $(RELEASE)
 
 install: release_build
