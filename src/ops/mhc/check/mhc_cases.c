@@ -491,10 +491,12 @@ static void many_tiles(cot_case_visitor *v, int op, int direction)
         int64_t D, tokens;
         cot_dtype dtype;
     } shapes[] = {
-        {4096, 1, COT_BF16},  {4096, 40, COT_BF16}, {4096, 129, COT_BF16},  {512, 800, COT_BF16}, {1280, 130, COT_BF16},
-        {64, 900, COT_BF16},  {7168, 1, COT_F16},   {7168, 2, COT_BF16},    {7168, 65, COT_BF16}, {4096, 63, COT_F16},
-        {1280, 130, COT_F16}, {64, 900, COT_F16},   {17408, 120, COT_BF16}, {7168, 64, COT_F16},  {64, 3000, COT_BF16},
-        {1024, 200, COT_F16}, {768, 33, COT_BF16},  {1088, 1500, COT_BF16}, {2048, 100, COT_F16},
+        {4096, 1, COT_BF16},    {4096, 40, COT_BF16},   {4096, 129, COT_BF16}, {512, 800, COT_BF16},
+        {1280, 130, COT_BF16},  {64, 900, COT_BF16},    {7168, 1, COT_F16},    {7168, 2, COT_BF16},
+        {7168, 65, COT_BF16},   {4096, 63, COT_F16},    {1280, 130, COT_F16},  {64, 900, COT_F16},
+        {17408, 120, COT_BF16}, {7168, 64, COT_F16},    {64, 3000, COT_BF16},  {1024, 200, COT_F16},
+        {768, 33, COT_BF16},    {1088, 1500, COT_BF16}, {2048, 100, COT_F16},  {1024, 2000, COT_BF16},
+        {2048, 500, COT_BF16},  {192, 4000, COT_BF16},  {640, 1000, COT_BF16},
     };
     const size_t first_of_gpu = 14;
     uint64_t state = 301 + (uint64_t)(op * 2 + direction);

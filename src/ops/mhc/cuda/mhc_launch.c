@@ -117,12 +117,14 @@ static const cot_cuda_kernel pre_bwd_one_pass = {cot_image_mhc_pre_bwd_split_sm9
                                              MHC_SM90_SHARED_BYTES};
 static const cot_cuda_kernel pre_bwd_one_pass_init = {cot_image_mhc_pre_bwd_split_sm90, "mhc_pre_bwd_one_pass_init", 0};
 static const cot_cuda_kernel pre_bwd_split_post[2] = HOPPER(mhc_pre_bwd_split_sm90, mhc_pre_bwd_split_post_sm90);
-static const cot_cuda_kernel pre_bwd_cluster = {cot_image_mhc_pre_bwd_cluster_sm90, "mhc_pre_bwd_cluster_sm90",
-                                                MHC_SM90_SHARED_BYTES};
-static const cot_cuda_kernel pre_bwd_cluster_post = {cot_image_mhc_pre_bwd_cluster_sm90,
-                                                     "mhc_pre_bwd_cluster_post_sm90", MHC_SM90_SHARED_BYTES};
-static const cot_cuda_kernel pre_bwd_cluster_records = {cot_image_mhc_pre_bwd_cluster_sm90,
-                                                        "mhc_pre_bwd_cluster_records_sm90", MHC_SM90_SHARED_BYTES};
+/* By the blocks of a cluster. */
+#define PRE_BWD(stem)                                                                        \
+    {{cot_image_mhc_pre_bwd_cluster_sm90, #stem "_blocks4", MHC_SM90_SHARED_BYTES},          \
+     {cot_image_mhc_pre_bwd_cluster_sm90, #stem "_blocks8", MHC_SM90_SHARED_BYTES},          \
+     {cot_image_mhc_pre_bwd_cluster_sm90, #stem, MHC_SM90_SHARED_BYTES}}
+static const cot_cuda_kernel pre_bwd_clusters[3] = PRE_BWD(mhc_pre_bwd_cluster_sm90);
+static const cot_cuda_kernel pre_bwd_clusters_post[3] = PRE_BWD(mhc_pre_bwd_cluster_post_sm90);
+static const cot_cuda_kernel pre_bwd_clusters_records[3] = PRE_BWD(mhc_pre_bwd_cluster_records_sm90);
 /* clang-format on */
 
 /* ---- arguments ---------------------------------------------------------------------------------------- */
@@ -375,7 +377,7 @@ static cot_status forward_sm90(cot_queue *queue, const void *problem, void *work
     const bool wide = !split && c->D > MHC_SM90_MAX_D;
     const tile_box box = wide ? (tile_box){MHC_SM90_WIDE_BLOCK_CHUNKS, MHC_SM90_WIDE_TILE, MHC_SM90_N}
                               : (tile_box){MHC_SM90_BLOCK_CHUNKS, MHC_SM90_TILE, MHC_SM90_N};
-    const int cluster_blocks = wide ? MHC_SM90_CLUSTER_BLOCKS : mhc_sm90_fwd_blocks(&p->sizes);
+    const int cluster_blocks = wide ? MHC_SM90_CLUSTER_BLOCKS : mhc_sm90_cluster_blocks(&p->sizes);
     const cot_cuda_kernel *kernels = split  ? pre_fwd_split
                                      : wide ? pre_fwd_wide
                                             : pre_fwd_clusters[cluster_index(cluster_blocks)];
@@ -478,7 +480,9 @@ cot_status mhc_pre_bwd_generic_sm80(cot_queue *queue, const void *problem, void 
     return launch_sum_parts(queue, &c);
 }
 
-_Static_assert((int)MHC_SM90_GRID_CLUSTERS *(int)MHC_SM90_CLUSTER_BLOCKS <= (int)MHC_CUDA_TOKEN_PARTS,
+_Static_assert(MHC_SM90_CLUSTERS_OF(16) * 16 <= MHC_CUDA_TOKEN_PARTS &&
+                   MHC_SM90_CLUSTERS_OF(8) * 8 <= MHC_CUDA_TOKEN_PARTS &&
+                   MHC_SM90_CLUSTERS_OF(4) * 4 <= MHC_CUDA_TOKEN_PARTS,
                "the cluster kernel's sums of dz must fit in the workspace");
 _Static_assert((int)MHC_SM90_BLOCKS <= (int)MHC_CUDA_TOKEN_PARTS,
                "the split kernel's sums of dz must fit in the workspace");
@@ -520,8 +524,9 @@ static cot_status backward_cluster(cot_queue *queue, const mhc_pre_backward_prob
     if (c->tokens == 0)
         return launch_sum_parts(queue, c);
     c->Q_scale = 1 / (float)MHC_CUDA_MIX_SCALE;
-    c->parts = cluster_count(c, MHC_SM90_TILE, MHC_SM90_CLUSTER_BLOCKS);
-    c->token_parts = c->parts * MHC_SM90_CLUSTER_BLOCKS;
+    const int cluster_blocks = mhc_sm90_cluster_blocks(&p->sizes);
+    c->parts = cluster_count(c, MHC_SM90_TILE, cluster_blocks);
+    c->token_parts = c->parts * cluster_blocks;
     if (c->dh_res.data != NULL)
         LAUNCH(queue, &pre_dz[c->n - 1], token_blocks(c), 1, MHC_CUDA_TOKEN_THREADS, c);
     else
@@ -529,11 +534,12 @@ static cot_status backward_cluster(cot_queue *queue, const mhc_pre_backward_prob
     const cot_status status = map_backward(queue, &mapped, p);
     if (status != COT_OK)
         return status;
-    const cot_cuda_kernel *kernel = keep_records              ? &pre_bwd_cluster_records
-                                    : c->dx_post.data != NULL ? &pre_bwd_cluster_post
-                                                              : &pre_bwd_cluster;
-    const cot_status launch_status = launch_clusters(queue, kernel, MHC_SM90_CLUSTER_BLOCKS, MHC_SM90_TILE,
-                                                     MHC_SM90_BWD_THREADS, c->dh_res.data != NULL, c, &mapped);
+    const cot_cuda_kernel *kernels = keep_records              ? pre_bwd_clusters_records
+                                     : c->dx_post.data != NULL ? pre_bwd_clusters_post
+                                                               : pre_bwd_clusters;
+    const cot_status launch_status =
+        launch_clusters(queue, &kernels[cluster_index(cluster_blocks)], cluster_blocks, MHC_SM90_TILE,
+                        MHC_SM90_BWD_THREADS, c->dh_res.data != NULL, c, &mapped);
     return launch_status == COT_OK ? launch_sum_parts(queue, c) : launch_status;
 }
 
@@ -759,7 +765,7 @@ cot_status mhc_post_pre_fwd_cluster_sm90(cot_queue *queue, const void *problem, 
     c->logits = c->h_res.data != NULL ? workspace : NULL;
     const tile_box all_streams = {MHC_SM90_BLOCK_CHUNKS, MHC_SM90_TILE, MHC_SM90_N},
                    one_stream = {MHC_SM90_BLOCK_CHUNKS, MHC_SM90_TILE, 1};
-    const int cluster_blocks = mhc_sm90_fwd_blocks(&p->sizes);
+    const int cluster_blocks = mhc_sm90_cluster_blocks(&p->sizes);
     const cot_cuda_kernel *kernels = post_pre_fwd_clusters[cluster_index(cluster_blocks)];
     cot_status status = make_tile_map(queue, &post_pre.x, &p->sizes, &a->x, all_streams);
     if (status == COT_OK)

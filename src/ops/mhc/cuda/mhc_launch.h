@@ -52,6 +52,12 @@ static inline int64_t mhc_cuda_slice_columns(const mhc_sizes *s)
     return columns;
 }
 
+/* The blocks of a cluster, for D up to MHC_SM90_MAX_D. */
+static inline int mhc_sm90_cluster_blocks(const mhc_sizes *s)
+{
+    return s->D <= 4 * MHC_SM90_COLUMNS ? 4 : s->D <= 8 * MHC_SM90_COLUMNS ? 8 : MHC_SM90_CLUSTER_BLOCKS;
+}
+
 /* ---- pre's backward ----------------------------------------------------------------------------------- */
 
 /* Offsets in the workspace, in bytes. The parts depend only on the shape, so the order of sums does too. */
@@ -82,7 +88,8 @@ static inline mhc_cuda_layout mhc_cuda_layout_pre_bwd(const mhc_sizes *s, int32_
     l.parts = s->tokens > 0 ? cot_ceil_div(s->tokens, l.part_length) : 0;
     l.token_parts = cot_clamp(s->tokens, 0, MHC_CUDA_TOKEN_PARTS);
     /* The cluster kernel stores one part for each cluster, and sums of dz for each block of the clusters. */
-    const int64_t clusters = cot_min(cot_ceil_div(s->tokens, MHC_SM90_TILE), MHC_SM90_GRID_CLUSTERS);
+    const int64_t clusters =
+        cot_min(cot_ceil_div(s->tokens, MHC_SM90_TILE), MHC_SM90_CLUSTERS_OF(mhc_sm90_cluster_blocks(s)));
     l.split_parts = s->n == MHC_SM90_N ? mhc_sm90_parts(s) : 0;
     const int64_t max_parts = cot_max(l.split_parts, cot_max(clusters, l.parts));
     l.history = cot_workspace_reserve(&l.bytes, COT_PRODUCT(2, s->n, iterations, s->tokens), sizeof(float));
@@ -226,23 +233,17 @@ static inline double cost_cuda_tiles(const void *problem)
     return 256 + 8 * (double)sizes->D;
 }
 
-/* The time of a tile does not depend on D. */
+/* The time of a tile depends only on the number of blocks that process it. */
 static inline double cost_sm90_pre_bwd(const void *problem)
 {
-    (void)problem;
-    return MHC_SM90_MAX_D;
-}
-
-/* The blocks of a cluster of the forward, up to MHC_SM90_MAX_D. */
-static inline int mhc_sm90_fwd_blocks(const mhc_sizes *s)
-{
-    return s->D <= 4 * MHC_SM90_COLUMNS ? 4 : s->D <= 8 * MHC_SM90_COLUMNS ? 8 : MHC_SM90_CLUSTER_BLOCKS;
+    const mhc_sizes *sizes = problem;
+    return mhc_sm90_cluster_blocks(sizes) * MHC_SM90_COLUMNS;
 }
 
 static inline double cost_sm90_pre_fwd(const void *problem)
 {
     const mhc_sizes *sizes = problem;
-    return sizes->D > MHC_SM90_MAX_D ? MHC_SM90_WIDE_MAX_D : mhc_sm90_fwd_blocks(sizes) * MHC_SM90_COLUMNS;
+    return sizes->D > MHC_SM90_MAX_D ? MHC_SM90_WIDE_MAX_D : mhc_sm90_cluster_blocks(sizes) * MHC_SM90_COLUMNS;
 }
 
 /* x is read twice, but all blocks have work for any D. */

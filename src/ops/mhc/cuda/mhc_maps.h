@@ -8,13 +8,12 @@
 #include <cuda.h>
 
 /* n = 4, bf16 or f16. A cluster processes a tile of tokens. Each block of the cluster has some columns d of all four
- * streams and keeps its part of phi in registers. The forward has smaller clusters for a smaller D, in which otherwise
- * some blocks would have no columns. */
+ * streams and keeps its part of phi in registers. A smaller D has smaller clusters: otherwise some blocks would have no
+ * columns. */
 enum {
     MHC_SM90_N = 4,
     MHC_SM90_M = MHC_SM90_N * (MHC_SM90_N + 2),
     MHC_SM90_CLUSTER_BLOCKS = 16,
-    MHC_SM90_GRID_CLUSTERS = 7,
     MHC_SM90_BLOCKS = 132,       /* maximum in kernels without clusters */
     MHC_SM90_TILE = 16,          /* tokens: each block of a cluster of 16 owns one */
     MHC_SM90_CHUNK_COLUMNS = 64, /* columns in 128 bytes */
@@ -41,7 +40,7 @@ enum {
 };
 
 /* The most clusters that an H100 or H200 holds at once, by their number of blocks. */
-#define MHC_SM90_CLUSTERS_OF(blocks) ((blocks) == 16 ? MHC_SM90_GRID_CLUSTERS : (blocks) == 8 ? 15 : 30)
+#define MHC_SM90_CLUSTERS_OF(blocks) ((blocks) == 16 ? 7 : (blocks) == 8 ? 15 : 30)
 
 /* Each map describes its tensor as [stream][chunk][token][column of the chunk]. */
 typedef struct mhc_mapped_call {

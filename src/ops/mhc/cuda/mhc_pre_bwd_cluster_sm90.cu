@@ -2,15 +2,16 @@
  *
  * mhc_pre_bwd_cluster_sm90.cu: pre backward in one pass over x and dh_in, for n = 4 and bf16.
  *
- * Tiles, blocks and owners are the same as in mhc_pre_fwd_cluster_sm90.cu. With dh_res, mhc_pre_dz has already
- * stored dz in the workspace: it includes Sinkhorn's gradient. The ring has one stage for a tile. Roles:
+ * Tiles, blocks and owners are the same as in mhc_pre_fwd_cluster_sm90.cu: a cluster has 16 blocks, or 8 for D up to
+ * 2048, or 4 for D up to 1024, and block r owns the tokens r, r + BLOCKS, ... of each tile. With dh_res, mhc_pre_dz has
+ * already stored dz in the workspace: it includes Sinkhorn's gradient. The ring has one stage for a tile. Roles:
  *
  *   producer     loads x and dh_in of the tile into shared memory; later stores dx, which replaced x there
  *   8 MMA warps  32 columns of all streams each. First compute the warp's part of dh_pre: the diagonals of dh_in x^T.
  *                Then, with the records that the owners have sent, add to Q and compute dx (mhc_pre_bwd_sm90.cuh).
  *   reducer      sums over the warps and sends each token's dh_pre to its owner
- *   owner        sends its token's record (dh_mix, h_pre, c) to all blocks: first the part that does not need dh_pre,
- *                then the part that needs dh_pre, which it sums over the blocks. It also sums the terms of dbias and
+ *   owner        sends its tokens' records (dh_mix, h_pre, c) to all blocks: first the parts that do not need dh_pre,
+ *                then the parts that need dh_pre, which it sums over the blocks. It also sums the terms of dbias and
  *                dalpha.
  *   dx_post      loads dx_post, if present, one stream at a time. Its buffer replaces one stage.
  *
@@ -18,7 +19,7 @@
  *   full[stage]           1, the producer       x and dh_in of the tile are in shared memory
  *   partial_full          32 of each MMA warp   the warps' parts of dh_pre are in shared memory
  *   partial_empty         32, the reducer       the reducer has read them
- *   gathered_full[stage]  1, the owner          dh_pre of the owned token has arrived from all blocks
+ *   gathered_full[stage]  1, the owner          dh_pre of the owned tokens has arrived from all blocks
  *   records_full[stage]   1, MMA thread 0       the records of all tokens of the tile have arrived
  *   dx_full[stage]        1 of each MMA warp    dx has replaced x in shared memory
  *   post_full[stream]     1, the dx_post warp   dx_post of the stream is in shared memory
@@ -35,26 +36,42 @@ enum { RECORD_UNITS = sizeof(token_record) / 16 };
 enum data_gradient { NO_DX, DX, DX_AND_POST };
 
 /* With DX_AND_POST, the buffer of dx_post replaces one stage. With NO_DX, a stage replaces the terms of phi gamma. */
-template <data_gradient MODE> struct shared_memory {
-    enum { STAGES = MODE == NO_DX ? 5 : MODE == DX ? 4 : 3 };
+template <data_gradient MODE_, int BLOCKS_> struct bwd_traits {
+    static constexpr data_gradient MODE = MODE_;
+    enum {
+        BLOCKS = BLOCKS_,      /* of a cluster */
+        OWNED = TILE / BLOCKS, /* tokens of a tile that a block owns */
+        STAGES = MODE == NO_DX ? 5
+                 : MODE == DX  ? 4
+                               : 3,
+        /* Registers of a thread of the MMA warps and of the other warps. Of 200 to 224 the only ones without spills. */
+        MMA_REGISTERS = MODE != DX_AND_POST ? 216
+                        : BLOCKS == 4       ? 208
+                                            : 224,
+        OTHER_REGISTERS = MODE != DX_AND_POST ? 72
+                          : BLOCKS == 4       ? 88
+                                              : 56
+    };
+};
+
+template <typename Traits> struct shared_memory {
+    enum { STAGES = Traits::STAGES };
+    static constexpr data_gradient MODE = Traits::MODE;
     unsigned char stages[STAGES][STAGE_BYTES]; /* x [stream][chunk][token][128 bytes, swizzled], then dh_in likewise */
     unsigned char dx_post[MODE == DX_AND_POST ? N : 1][MODE == DX_AND_POST ? STREAM_BYTES : 1024];
     phi_fragments<MODE == NO_DX ? 1 : GROUPS> phi;
-    token_record records[STAGES][TILE], owned_record;
-    float gathered[STAGES][MHC_SM90_CLUSTER_BLOCKS][N];
+    token_record records[STAGES][TILE], owned_records[Traits::OWNED];
+    float gathered[STAGES][Traits::OWNED][Traits::BLOCKS][N];
     float partial[MMA_WARPS][TILE][N];
     uint64_t full[STAGES], gathered_full[STAGES], records_full[STAGES], dx_full[STAGES], partial_full, partial_empty;
     uint64_t post_full[N], post_empty[N];
 };
-static_assert(sizeof(shared_memory<NO_DX>) <= MHC_SM90_SHARED_BYTES, "must fit in a block's shared memory");
-static_assert(sizeof(shared_memory<DX>) <= MHC_SM90_SHARED_BYTES, "must fit in a block's shared memory");
-static_assert(sizeof(shared_memory<DX_AND_POST>) <= MHC_SM90_SHARED_BYTES, "must fit in a block's shared memory");
 extern __shared__ __align__(1024) unsigned char memory[];
 
-#define FOR_EACH_TILE(tile, ring, count)                                         \
-    cot_pipeline_state<shared_memory<MODE>::STAGES> ring;                        \
-    for (int tile = (int)(blockIdx.x / MHC_SM90_CLUSTER_BLOCKS); tile < (count); \
-         tile += MHC_SM90_GRID_CLUSTERS, ring.next())
+#define FOR_EACH_TILE(tile, ring, count)                                \
+    cot_pipeline_state<Traits::STAGES> ring;                            \
+    for (int tile = (int)(blockIdx.x / Traits::BLOCKS); tile < (count); \
+         tile += MHC_SM90_CLUSTERS_OF(Traits::BLOCKS), ring.next())
 
 /* ---- MMA warps ---------------------------------------------------------------------------------------- */
 
@@ -64,8 +81,8 @@ static __device__ __forceinline__ int64_t first_column(void)
 }
 
 /* Computes the warp's part of dh_pre. The lanes that hold the diagonals store tokens g and g+8. */
-template <data_gradient MODE>
-static __device__ __forceinline__ void compute_dh_pre(shared_memory<MODE> &s, uint32_t x, uint32_t dh_in, int warp,
+template <typename Traits>
+static __device__ __forceinline__ void compute_dh_pre(shared_memory<Traits> &s, uint32_t x, uint32_t dh_in, int warp,
                                                       uint32_t parity)
 {
     const int lane = threadIdx.x % 32, g = lane / 4;
@@ -95,9 +112,11 @@ static __device__ __forceinline__ void compute_dh_pre(shared_memory<MODE> &s, ui
     arrive_all_lanes(&s.partial_full);
 }
 
-template <data_gradient MODE>
-static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory<MODE> &s, int rank, int tiles)
+template <typename Traits>
+static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory<Traits> &s, int rank, int tiles)
 {
+    constexpr data_gradient MODE = Traits::MODE;
+    constexpr int CLUSTERS = MHC_SM90_CLUSTERS_OF(Traits::BLOCKS);
     const int warp = threadIdx.x / 32;
     uint32_t second_terms[GROUPS][6];
     if constexpr (MODE != NO_DX)
@@ -109,14 +128,13 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
                                      second_terms);
     float Q[GROUPS][OCTETS][4] = {0};
     const lane_units units = find_lane_units(s, warp);
-    cot_pipeline_state<shared_memory<MODE>::STAGES> next_ring;
+    cot_pipeline_state<Traits::STAGES> next_ring;
     uint32_t parity = 0, post_parity = 0;
-    int next_tile = (int)(blockIdx.x / MHC_SM90_CLUSTER_BLOCKS);
+    int next_tile = (int)(blockIdx.x / Traits::BLOCKS);
     FOR_EACH_TILE(tile, ring, tiles)
     {
         /* dh_pre is computed one tile ahead: of two tiles in the first iteration, then of one. */
-        for (; next_tile < tiles && next_tile <= tile + MHC_SM90_GRID_CLUSTERS;
-             next_tile += MHC_SM90_GRID_CLUSTERS, next_ring.next()) {
+        for (; next_tile < tiles && next_tile <= tile + CLUSTERS; next_tile += CLUSTERS, next_ring.next()) {
             cot_mbarrier_wait(&s.full[next_ring.stage], next_ring.parity);
             const uint32_t stage_offset = (uint32_t)(next_ring.stage * STAGE_BYTES);
             compute_dh_pre(s, units.by_column + stage_offset, units.by_token + stage_offset + X_BYTES, warp, parity);
@@ -133,12 +151,12 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
     }
     const int64_t d = first_column();
     if (d < c.D && (present(c.dphi) || present(c.dgamma)))
-        store_Q(c, Q, (int64_t)(blockIdx.x / MHC_SM90_CLUSTER_BLOCKS), d);
+        store_Q(c, Q, (int64_t)(blockIdx.x / Traits::BLOCKS), d);
 }
 
 /* ---- other roles -------------------------------------------------------------------------------------- */
 
-template <data_gradient MODE> static __device__ __forceinline__ void reduce(shared_memory<MODE> &s, int rank, int tiles)
+template <typename Traits> static __device__ __forceinline__ void reduce(shared_memory<Traits> &s, int rank, int tiles)
 {
     const int token = threadIdx.x % 32;
     uint32_t parity = 0;
@@ -153,8 +171,9 @@ template <data_gradient MODE> static __device__ __forceinline__ void reduce(shar
                 const float4 other = *(const float4 *)s.partial[warp][token];
                 sum = {sum.x + other.x, sum.y + other.y, sum.z + other.z, sum.w + other.w};
             }
-            cot_store_async(cot_mapa(cot_shared_address(s.gathered[ring.stage][rank]), token),
-                            cot_mapa(cot_shared_address(&s.gathered_full[ring.stage]), token), __float_as_uint(sum.x),
+            const int owner = token % Traits::BLOCKS, k = token / Traits::BLOCKS;
+            cot_store_async(cot_mapa(cot_shared_address(s.gathered[ring.stage][k][rank]), owner),
+                            cot_mapa(cot_shared_address(&s.gathered_full[ring.stage]), owner), __float_as_uint(sum.x),
                             __float_as_uint(sum.y), __float_as_uint(sum.z), __float_as_uint(sum.w));
         }
         arrive_all_lanes(&s.partial_empty);
@@ -162,106 +181,138 @@ template <data_gradient MODE> static __device__ __forceinline__ void reduce(shar
     }
 }
 
-/* Sends 16-byte units of the owned record to all blocks. Units 0, 3, 6 (the first unit of each term) and 10 (factor)
+/* Sends 16-byte units of the owned records to all blocks. Units 0, 3, 6 (the first unit of each term) and 10 (factor)
  * depend on dh_pre: AFTER_DH_PRE sends these, the other call sends the rest. */
-template <bool AFTER_DH_PRE, data_gradient MODE>
-static __device__ __forceinline__ void send_units(shared_memory<MODE> &s, int stage, int rank)
+template <bool AFTER_DH_PRE, typename Traits>
+static __device__ __forceinline__ void send_units(shared_memory<Traits> &s, int stage, int rank)
 {
     constexpr uint32_t COUNT = AFTER_DH_PRE ? 4 : RECORD_UNITS - 4;
     const uint32_t to = cot_shared_address(&s.records[stage][rank]),
                    barrier = cot_shared_address(&s.records_full[stage]);
     __syncwarp();
 #pragma unroll AFTER_DH_PRE ? 2 : 1
-    for (uint32_t item = threadIdx.x % 32; item < COUNT * MHC_SM90_CLUSTER_BLOCKS; item += 32) {
-        const uint32_t block = item / COUNT, index = item % COUNT;
+    for (uint32_t item = threadIdx.x % 32; item < COUNT * TILE; item += 32) {
+        const uint32_t block = item / COUNT % Traits::BLOCKS, k = item / COUNT / Traits::BLOCKS, index = item % COUNT;
         const uint32_t unit = AFTER_DH_PRE ? index * 3 + index / 3 : index * 3 / 2 + 1 - index / 6;
-        const uint4 words = ((const uint4 *)&s.owned_record)[unit];
-        cot_store_async(cot_mapa(to + unit * 16, block), cot_mapa(barrier, block), words.x, words.y, words.z, words.w);
+        const uint4 words = ((const uint4 *)&s.owned_records[k])[unit];
+        cot_store_async(cot_mapa(to + k * (uint32_t)(Traits::BLOCKS * sizeof(token_record)) + unit * 16, block),
+                        cot_mapa(barrier, block), words.x, words.y, words.z, words.w);
     }
     __syncwarp();
 }
 
-template <data_gradient MODE>
-static __device__ __forceinline__ void set_terms(shared_memory<MODE> &s, int j, float dh_mix)
+static __device__ __forceinline__ void set_terms(token_record &record, int j, float dh_mix)
 {
     dh_mix *= (float)MHC_CUDA_MIX_SCALE;
 #pragma unroll
     for (int term = 0; term < TERMS; term++) {
         const __nv_bfloat16 value = __float2bfloat16_rn(dh_mix);
-        s.owned_record.terms[term][j] = __bfloat16_as_ushort(value);
+        record.terms[term][j] = __bfloat16_as_ushort(value);
         dh_mix -= __bfloat162float(value);
     }
 }
 
-/* All blocks wait for the records sent from here. So a token's inputs are loaded one tile ahead, and the units that do
+/* What remains of a token when dh_pre arrives, in a lane for a coefficient of h_pre. */
+struct pending_token {
+    float h_pre, h_mix, inv_rms, post_res_sum;
+};
+
+/* All blocks wait for the records sent from here. So the tokens' inputs are loaded one tile ahead, and the units that do
  * not depend on dh_pre are computed and sent before dh_pre arrives. The stage is free at that time: a block that has
  * sent dh_pre of the previous tile has finished the tile two before that one. */
-template <data_gradient MODE>
-static __device__ __forceinline__ void make_owned_records(const mhc_call &c, shared_memory<MODE> &s, int rank,
+template <typename Traits>
+static __device__ __forceinline__ void make_owned_records(const mhc_call &c, shared_memory<Traits> &s, int rank,
                                                           int tiles)
 {
+    constexpr int OWNED = Traits::OWNED, TOKEN_LANES = 32 / OWNED;
     const int lane = threadIdx.x % 32;
     const float alpha = lane < M ? load_f32(c.alpha, alpha_index(N, lane) * c.alpha.stride[0]) : 0.0f;
-    double dbias = 0, dalpha = 0;
-    cot_griddepcontrol_wait(); /* waits for mhc_pre_dz, if it was launched */
+    const float alpha_pre = __shfl_sync(0xffffffffu, alpha, 0);
+    double dbias = 0, dalpha = 0;         /* of coefficient `lane`, without those of h_pre */
+    double dbias_pre = 0, dalpha_pre = 0; /* of coefficient lane % N of h_pre, of the tokens lane / TOKEN_LANES */
+    cot_griddepcontrol_wait();            /* waits for mhc_pre_dz, if it was launched */
     const token_element value = input_element(c, lane);
-    token_inputs next = load_inputs(c, value, (uint32_t)(blockIdx.x / MHC_SM90_CLUSTER_BLOCKS * TILE + rank));
+    token_inputs inputs[OWNED];
+    auto load_token = [&](int tile, int k) {
+        inputs[k] = load_inputs(c, value, (uint32_t)(tile * TILE + rank + k * Traits::BLOCKS));
+    };
+#pragma unroll
+    for (int k = 0; k < OWNED; k++)
+        load_token((int)(blockIdx.x / Traits::BLOCKS), k);
     cot_cluster_wait();
     FOR_EACH_TILE(tile, ring, tiles)
     {
-        const token_inputs in = next;
-        next = load_inputs(c, value, (uint32_t)((tile + MHC_SM90_GRID_CLUSTERS) * TILE + rank));
-        float dz = lane < N ? 0.0f : in.value;
-        if (!present(c.dh_res) && lane >= N && lane < 2 * N)
-            dz *= in.h_post * (1.0f - in.h_post / c.post_scale);
-        if (lane >= N && lane < M)
-            set_terms(s, lane, alpha * dz * in.inv_rms);
-        if (lane < N)
-            s.owned_record.h_pre[lane] = in.value;
+        pending_token pending = {};
+#pragma unroll
+        for (int k = 0; k < OWNED; k++) {
+            const token_inputs in = inputs[k];
+            token_record &record = s.owned_records[k];
+            float dz = lane < N ? 0.0f : in.value;
+            if (!present(c.dh_res) && lane >= N && lane < 2 * N)
+                dz *= in.h_post * (1.0f - in.h_post / c.post_scale);
+            if (lane >= N && lane < M)
+                set_terms(record, lane, alpha * dz * in.inv_rms);
+            if (lane < N)
+                record.h_pre[lane] = in.value;
+            const pending_token token = {__shfl_sync(0xffffffffu, in.value, lane % N),
+                                         __shfl_sync(0xffffffffu, in.h_mix, lane % N), in.inv_rms,
+                                         sum_over_warp(alpha * dz * in.h_mix)};
+            if (lane / TOKEN_LANES == k)
+                pending = token;
+            dbias += (double)dz;
+            dalpha += (double)dz * (double)(in.h_mix * in.inv_rms);
+            load_token(tile + MHC_SM90_CLUSTERS_OF(Traits::BLOCKS), k);
+        }
         send_units<false>(s, ring.stage, rank);
-        const float post_res_sum = sum_over_warp(alpha * dz * in.h_mix);
-        const float scale = -in.inv_rms * in.inv_rms * in.inv_rms / (float)(N * c.D);
-        /* From here on each lane holds coefficient lane % N of h_pre. */
-        const float sigma = __shfl_sync(0xffffffffu, in.value, lane % N) - c.hc_eps, slope = sigma * (1.0f - sigma);
-        const float alpha_pre = __shfl_sync(0xffffffffu, alpha, 0);
-        const float h_mix_pre = __shfl_sync(0xffffffffu, in.h_mix, lane % N);
+        const float scale = -pending.inv_rms * pending.inv_rms * pending.inv_rms / (float)(N * c.D);
+        const float sigma = pending.h_pre - c.hc_eps, slope = sigma * (1.0f - sigma);
         cot_mbarrier_wait(&s.gathered_full[ring.stage], ring.parity);
         __syncwarp();
         if (lane == 0)
             cot_mbarrier_arrive_expect(&s.gathered_full[ring.stage], sizeof s.gathered[0]);
-        float dh_pre = s.gathered[ring.stage][lane / 4][lane % 4] + s.gathered[ring.stage][lane / 4 + 8][lane % 4];
+        const float(*parts)[N] = s.gathered[ring.stage][lane / TOKEN_LANES];
+        const int block = lane % TOKEN_LANES / N;
+        float dh_pre = parts[block][lane % N] + parts[block + Traits::BLOCKS / 2][lane % N];
 #pragma unroll
-        for (int width = 16; width >= 4; width /= 2)
+        for (int width = TOKEN_LANES / 2; width >= N; width /= 2)
             dh_pre += __shfl_xor_sync(0xffffffffu, dh_pre, width);
         const float dz_pre = dh_pre * slope, du = alpha_pre * dz_pre;
-        float sum = du * h_mix_pre;
+        float sum = du * pending.h_mix;
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
         sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-        if (lane < N)
-            set_terms(s, lane, du * in.inv_rms);
-        if (lane == 0)
-            s.owned_record.factor = (sum + post_res_sum) * scale;
+        token_record &record = s.owned_records[lane / TOKEN_LANES];
+        if (lane % TOKEN_LANES < N)
+            set_terms(record, lane % N, du * pending.inv_rms);
+        if (lane % TOKEN_LANES == 0)
+            record.factor = (sum + pending.post_res_sum) * scale;
         send_units<true>(s, ring.stage, rank);
-        if (MODE == NO_DX) {
-            if (lane < RECORD_UNITS)
-                ((uint4 *)&c.records[tile * TILE + rank])[lane] = ((const uint4 *)&s.owned_record)[lane];
-            __syncwarp(); /* the record is replaced after this */
+        if (Traits::MODE == NO_DX) {
+#pragma unroll
+            for (int k = 0; k < OWNED; k++)
+                if (lane < RECORD_UNITS)
+                    ((uint4 *)&c.records[tile * TILE + rank + k * Traits::BLOCKS])[lane] =
+                        ((const uint4 *)&s.owned_records[k])[lane];
+            __syncwarp(); /* the records are replaced after this */
         }
-        if (lane < N)
-            dz = dz_pre;
-        dbias += (double)dz;
-        dalpha += (double)dz * (double)(in.h_mix * in.inv_rms);
+        dbias_pre += (double)dz_pre;
+        dalpha_pre += (double)dz_pre * (double)(pending.h_mix * pending.inv_rms);
+    }
+    double sums[2] = {dbias_pre, dalpha_pre};
+#pragma unroll
+    for (int k = 1; k < OWNED; k++) {
+        sums[0] += __shfl_down_sync(0xffffffffu, dbias_pre, k * TOKEN_LANES);
+        sums[1] += __shfl_down_sync(0xffffffffu, dalpha_pre, k * TOKEN_LANES);
     }
     if (lane < M) {
         double *to = c.token_sums + ((int64_t)blockIdx.x * M + lane) * 2;
-        to[0] = dbias;
-        to[1] = dalpha;
+        to[0] = lane < N ? sums[0] : dbias;
+        to[1] = lane < N ? sums[1] : dalpha;
     }
 }
 
-template <data_gradient MODE>
-static __device__ __forceinline__ void load_tile(const mhc_mapped_call &p, shared_memory<MODE> &s, int stage, int tile,
-                                                 int rank)
+template <typename Traits>
+static __device__ __forceinline__ void load_tile(const mhc_mapped_call &p, shared_memory<Traits> &s, int stage,
+                                                 int tile, int rank)
 {
     cot_mbarrier_arrive_expect(&s.full[stage], STAGE_BYTES);
     cot_tma_load_4d(s.stages[stage], &p.x, 0, tile * TILE, rank * MHC_SM90_BLOCK_CHUNKS, 0, &s.full[stage]);
@@ -269,24 +320,25 @@ static __device__ __forceinline__ void load_tile(const mhc_mapped_call &p, share
                     &s.full[stage]);
 }
 
-template <data_gradient MODE>
-static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_memory<MODE> &s, int rank, int tiles)
+template <typename Traits>
+static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_memory<Traits> &s, int rank, int tiles)
 {
     cot_cluster_wait();
     if (threadIdx.x % 32 == 0) {
-        const int first = (int)(blockIdx.x / MHC_SM90_CLUSTER_BLOCKS);
-        for (int stage = 0; stage < s.STAGES && first + stage * MHC_SM90_GRID_CLUSTERS < tiles; stage++)
-            load_tile(p, s, stage, first + stage * MHC_SM90_GRID_CLUSTERS, rank);
+        constexpr int CLUSTERS = MHC_SM90_CLUSTERS_OF(Traits::BLOCKS);
+        const int first = (int)(blockIdx.x / Traits::BLOCKS);
+        for (int stage = 0; stage < s.STAGES && first + stage * CLUSTERS < tiles; stage++)
+            load_tile(p, s, stage, first + stage * CLUSTERS, rank);
         FOR_EACH_TILE(tile, ring, tiles)
         {
             cot_mbarrier_wait(&s.dx_full[ring.stage], ring.parity);
-            if (MODE != NO_DX && present(p.call.dx)) {
+            if (Traits::MODE != NO_DX && present(p.call.dx)) {
                 cot_tma_store_4d(&p.dx, 0, tile * TILE, rank * MHC_SM90_BLOCK_CHUNKS, 0, s.stages[ring.stage]);
                 cot_bulk_commit();
                 cot_bulk_wait_read();
             }
-            if (tile + s.STAGES * MHC_SM90_GRID_CLUSTERS < tiles)
-                load_tile(p, s, ring.stage, tile + s.STAGES * MHC_SM90_GRID_CLUSTERS, rank);
+            if (tile + s.STAGES * CLUSTERS < tiles)
+                load_tile(p, s, ring.stage, tile + s.STAGES * CLUSTERS, rank);
         }
         cot_bulk_wait();
     }
@@ -294,10 +346,10 @@ static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_
 }
 
 /* Loads each stream of dx_post as soon as the MMA warps have read that stream of the previous tile. */
-static __device__ __forceinline__ void produce_dx_post(const mhc_mapped_call &p, shared_memory<DX_AND_POST> &s,
-                                                       int rank, int tiles)
+template <typename Traits>
+static __device__ __forceinline__ void produce_dx_post(const mhc_mapped_call &p, shared_memory<Traits> &s, int rank,
+                                                       int tiles)
 {
-    constexpr data_gradient MODE = DX_AND_POST;
     cot_cluster_wait();
     if (threadIdx.x % 32 == 0) {
         uint32_t parity = 1;
@@ -315,9 +367,11 @@ static __device__ __forceinline__ void produce_dx_post(const mhc_mapped_call &p,
     __syncwarp();
 }
 
-template <data_gradient MODE> static __device__ __forceinline__ void backward(const mhc_mapped_call &p)
+template <typename Traits> static __device__ __forceinline__ void backward(const mhc_mapped_call &p)
 {
-    shared_memory<MODE> &s = *(shared_memory<MODE> *)memory;
+    static_assert(sizeof(shared_memory<Traits>) <= MHC_SM90_SHARED_BYTES, "must fit in a block's shared memory");
+    constexpr data_gradient MODE = Traits::MODE;
+    shared_memory<Traits> &s = *(shared_memory<Traits> *)memory;
     const mhc_call &c = p.call;
     const int rank = (int)cot_cluster_rank(), warp = threadIdx.x / 32;
     const int tiles = (int)((c.tokens + TILE - 1) / TILE);
@@ -341,10 +395,10 @@ template <data_gradient MODE> static __device__ __forceinline__ void backward(co
     __syncthreads();
     cot_cluster_arrive(); /* the matching wait precedes the first store to another block */
     if (warp < MMA_WARPS) {
-        cot_setmaxnreg_inc<MODE == DX ? 216 : 224>();
+        cot_setmaxnreg_inc<Traits::MMA_REGISTERS>();
         multiply(c, s, rank, tiles);
     } else {
-        cot_setmaxnreg_dec<MODE == DX ? 72 : 56>();
+        cot_setmaxnreg_dec<Traits::OTHER_REGISTERS>();
         if (warp == MMA_WARPS)
             reduce(s, rank, tiles);
         else if (warp == MMA_WARPS + 1)
@@ -360,22 +414,18 @@ template <data_gradient MODE> static __device__ __forceinline__ void backward(co
     cot_cluster_wait();
 }
 
-extern "C" __global__ void __launch_bounds__(MHC_SM90_BWD_THREADS, 1)
-    mhc_pre_bwd_cluster_sm90(const __grid_constant__ mhc_mapped_call p)
-{
-    backward<DX>(p);
-}
-
-/* Adds dx_post. */
-extern "C" __global__ void __launch_bounds__(MHC_SM90_BWD_THREADS, 1)
-    mhc_pre_bwd_cluster_post_sm90(const __grid_constant__ mhc_mapped_call p)
-{
-    backward<DX_AND_POST>(p);
-}
-
-/* For post_pre: without dx. Also stores the records. */
-extern "C" __global__ void __launch_bounds__(MHC_SM90_BWD_THREADS, 1)
-    mhc_pre_bwd_cluster_records_sm90(const __grid_constant__ mhc_mapped_call p)
-{
-    backward<NO_DX>(p);
-}
+/* blocks: of a cluster. A suffix of the name tells it, if it is not 16. */
+#define INSTANCE(name, mode, blocks)                                          \
+    extern "C" __global__ void __launch_bounds__(MHC_SM90_BWD_THREADS, 1)     \
+        mhc_pre_bwd_cluster_##name(const __grid_constant__ mhc_mapped_call p) \
+    {                                                                         \
+        backward<bwd_traits<mode, blocks>>(p);                                \
+    }
+/* post: adds dx_post. records, for post_pre: no dx; also stores the records. */
+#define INSTANCES(suffix, blocks)                    \
+    INSTANCE(sm90##suffix, DX, blocks)               \
+    INSTANCE(post_sm90##suffix, DX_AND_POST, blocks) \
+    INSTANCE(records_sm90##suffix, NO_DX, blocks)
+INSTANCES(, 16)
+INSTANCES(_blocks8, 8)
+INSTANCES(_blocks4, 4)
