@@ -482,7 +482,7 @@ cot_status mhc_pre_bwd_generic_sm80(cot_queue *queue, const void *problem, void 
 
 _Static_assert(MHC_SM90_CLUSTERS_OF(16) * 16 <= MHC_CUDA_TOKEN_PARTS &&
                    MHC_SM90_CLUSTERS_OF(8) * 8 <= MHC_CUDA_TOKEN_PARTS &&
-                   MHC_SM90_CLUSTERS_OF(4) * 4 <= MHC_CUDA_TOKEN_PARTS,
+                   MHC_SM90_CLUSTERS_OF(4) * 4 * MHC_SM90_OWNERS(4, false) <= MHC_CUDA_TOKEN_PARTS,
                "the cluster kernel's sums of dz must fit in the workspace");
 _Static_assert((int)MHC_SM90_BLOCKS <= (int)MHC_CUDA_TOKEN_PARTS,
                "the split kernel's sums of dz must fit in the workspace");
@@ -526,7 +526,6 @@ static cot_status backward_cluster(cot_queue *queue, const mhc_pre_backward_prob
     c->Q_scale = 1 / (float)MHC_CUDA_MIX_SCALE;
     const int cluster_blocks = mhc_sm90_cluster_blocks(&p->sizes);
     c->parts = cluster_count(c, MHC_SM90_TILE, cluster_blocks);
-    c->token_parts = c->parts * cluster_blocks;
     if (c->dh_res.data != NULL)
         LAUNCH(queue, &pre_dz[c->n - 1], token_blocks(c), 1, MHC_CUDA_TOKEN_THREADS, c);
     else
@@ -534,6 +533,7 @@ static cot_status backward_cluster(cot_queue *queue, const mhc_pre_backward_prob
     const cot_status status = map_backward(queue, &mapped, p);
     if (status != COT_OK)
         return status;
+    c->token_parts = c->parts * cluster_blocks * MHC_SM90_OWNERS(cluster_blocks, c->dx_post.data != NULL);
     const cot_cuda_kernel *kernels = keep_records              ? pre_bwd_clusters_records
                                      : c->dx_post.data != NULL ? pre_bwd_clusters_post
                                                                : pre_bwd_clusters;

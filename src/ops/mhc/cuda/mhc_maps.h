@@ -41,6 +41,8 @@ enum {
 
 /* The most clusters that an H100 or H200 holds at once, by their number of blocks. */
 #define MHC_SM90_CLUSTERS_OF(blocks) ((blocks) == 16 ? 7 : (blocks) == 8 ? 15 : 30)
+/* Owner warps of a block of pre's backward. A kernel that adds dx_post has no warp left for a second one. */
+#define MHC_SM90_OWNERS(blocks, adds_post) ((blocks) == 4 && !(adds_post) ? 2 : 1)
 
 /* Each map describes its tensor as [stream][chunk][token][column of the chunk]. */
 typedef struct mhc_mapped_call {

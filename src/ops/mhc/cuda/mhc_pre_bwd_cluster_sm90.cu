@@ -13,7 +13,8 @@
  *   owner        sends its tokens' records (dh_mix, h_pre, c) to all blocks: first the parts that do not need dh_pre,
  *                then the parts that need dh_pre, which it sums over the blocks. It also sums the terms of dbias and
  *                dalpha.
- *   dx_post      loads dx_post, if present, one stream at a time. Its buffer replaces one stage.
+ *   dx_post      loads dx_post, if present, one stream at a time. Its buffer replaces one stage. Without dx_post, in
+ *                clusters of 4 blocks, this warp is a second owner: one owner of four tokens is slower than the loads
  *
  *   barrier               arrivals              phase ends when
  *   full[stage]           1, the producer       x and dh_in of the tile are in shared memory
@@ -41,6 +42,8 @@ template <data_gradient MODE_, int BLOCKS_> struct bwd_traits {
     enum {
         BLOCKS = BLOCKS_,      /* of a cluster */
         OWNED = TILE / BLOCKS, /* tokens of a tile that a block owns */
+        OWNERS = MHC_SM90_OWNERS(BLOCKS, MODE == DX_AND_POST),
+        OWNER_TOKENS = OWNED / OWNERS, /* of each owner warp */
         STAGES = MODE == NO_DX ? 5
                  : MODE == DX  ? 4
                                : 3,
@@ -181,20 +184,22 @@ template <typename Traits> static __device__ __forceinline__ void reduce(shared_
     }
 }
 
-/* Sends 16-byte units of the owned records to all blocks. Units 0, 3, 6 (the first unit of each term) and 10 (factor)
- * depend on dh_pre: AFTER_DH_PRE sends these, the other call sends the rest. */
+/* Sends 16-byte units of an owner's records to all blocks. Units 0, 3, 6 (the first unit of each term) and 10 (factor)
+ * depend on dh_pre: AFTER_DH_PRE sends these, the other call sends the rest. first_k: of the owner's first token. */
 template <bool AFTER_DH_PRE, typename Traits>
-static __device__ __forceinline__ void send_units(shared_memory<Traits> &s, int stage, int rank)
+static __device__ __forceinline__ void send_units(shared_memory<Traits> &s, int stage, int rank, int first_k)
 {
-    constexpr uint32_t COUNT = AFTER_DH_PRE ? 4 : RECORD_UNITS - 4;
-    const uint32_t to = cot_shared_address(&s.records[stage][rank]),
+    constexpr uint32_t COUNT = AFTER_DH_PRE ? 4 : RECORD_UNITS - 4, ITEMS = COUNT * TILE / Traits::OWNERS;
+    const uint32_t to = cot_shared_address(&s.records[stage][rank + first_k * Traits::BLOCKS]),
                    barrier = cot_shared_address(&s.records_full[stage]);
     __syncwarp();
 #pragma unroll AFTER_DH_PRE ? 2 : 1
-    for (uint32_t item = threadIdx.x % 32; item < COUNT * TILE; item += 32) {
-        const uint32_t block = item / COUNT % Traits::BLOCKS, k = item / COUNT / Traits::BLOCKS, index = item % COUNT;
+    for (uint32_t item = threadIdx.x % 32; item < ITEMS; item += 32) {
+        const uint32_t copy = item / COUNT, index = item % COUNT;
+        const uint32_t k = Traits::OWNER_TOKENS == 1 ? 0 : copy / Traits::BLOCKS,
+                       block = Traits::OWNER_TOKENS == 1 ? copy : copy % Traits::BLOCKS;
         const uint32_t unit = AFTER_DH_PRE ? index * 3 + index / 3 : index * 3 / 2 + 1 - index / 6;
-        const uint4 words = ((const uint4 *)&s.owned_records[k])[unit];
+        const uint4 words = ((const uint4 *)&s.owned_records[first_k + k])[unit];
         cot_store_async(cot_mapa(to + k * (uint32_t)(Traits::BLOCKS * sizeof(token_record)) + unit * 16, block),
                         cot_mapa(barrier, block), words.x, words.y, words.z, words.w);
     }
@@ -221,32 +226,32 @@ struct pending_token {
  * not depend on dh_pre are computed and sent before dh_pre arrives. The stage is free at that time: a block that has
  * sent dh_pre of the previous tile has finished the tile two before that one. */
 template <typename Traits>
-static __device__ __forceinline__ void make_owned_records(const mhc_call &c, shared_memory<Traits> &s, int rank,
-                                                          int tiles)
+static __device__ __forceinline__ void make_owned_records(const mhc_call &c, shared_memory<Traits> &s, int owner,
+                                                          int rank, int tiles)
 {
-    constexpr int OWNED = Traits::OWNED, TOKEN_LANES = 32 / OWNED;
-    const int lane = threadIdx.x % 32;
+    constexpr int TOKENS = Traits::OWNER_TOKENS, TOKEN_LANES = 32 / TOKENS;
+    const int lane = threadIdx.x % 32, first_k = owner * TOKENS;
     const float alpha = lane < M ? load_f32(c.alpha, alpha_index(N, lane) * c.alpha.stride[0]) : 0.0f;
     const float alpha_pre = __shfl_sync(0xffffffffu, alpha, 0);
     double dbias = 0, dalpha = 0;         /* of coefficient `lane`, without those of h_pre */
     double dbias_pre = 0, dalpha_pre = 0; /* of coefficient lane % N of h_pre, of the tokens lane / TOKEN_LANES */
     cot_griddepcontrol_wait();            /* waits for mhc_pre_dz, if it was launched */
     const token_element value = input_element(c, lane);
-    token_inputs inputs[OWNED];
+    token_inputs inputs[TOKENS];
     auto load_token = [&](int tile, int k) {
-        inputs[k] = load_inputs(c, value, (uint32_t)(tile * TILE + rank + k * Traits::BLOCKS));
+        inputs[k] = load_inputs(c, value, (uint32_t)(tile * TILE + rank + (first_k + k) * Traits::BLOCKS));
     };
 #pragma unroll
-    for (int k = 0; k < OWNED; k++)
+    for (int k = 0; k < TOKENS; k++)
         load_token((int)(blockIdx.x / Traits::BLOCKS), k);
     cot_cluster_wait();
     FOR_EACH_TILE(tile, ring, tiles)
     {
         pending_token pending = {};
 #pragma unroll
-        for (int k = 0; k < OWNED; k++) {
+        for (int k = 0; k < TOKENS; k++) {
             const token_inputs in = inputs[k];
-            token_record &record = s.owned_records[k];
+            token_record &record = s.owned_records[first_k + k];
             float dz = lane < N ? 0.0f : in.value;
             if (!present(c.dh_res) && lane >= N && lane < 2 * N)
                 dz *= in.h_post * (1.0f - in.h_post / c.post_scale);
@@ -263,16 +268,18 @@ static __device__ __forceinline__ void make_owned_records(const mhc_call &c, sha
             dalpha += (double)dz * (double)(in.h_mix * in.inv_rms);
             load_token(tile + MHC_SM90_CLUSTERS_OF(Traits::BLOCKS), k);
         }
-        send_units<false>(s, ring.stage, rank);
+        send_units<false>(s, ring.stage, rank, first_k);
         const float scale = -pending.inv_rms * pending.inv_rms * pending.inv_rms / (float)(N * c.D);
         const float sigma = pending.h_pre - c.hc_eps, slope = sigma * (1.0f - sigma);
         cot_mbarrier_wait(&s.gathered_full[ring.stage], ring.parity);
         __syncwarp();
-        if (lane == 0)
+        if (owner == 0 && lane == 0)
             cot_mbarrier_arrive_expect(&s.gathered_full[ring.stage], sizeof s.gathered[0]);
-        const float(*parts)[N] = s.gathered[ring.stage][lane / TOKEN_LANES];
+        const float(*parts)[N] = s.gathered[ring.stage][first_k + lane / TOKEN_LANES];
         const int block = lane % TOKEN_LANES / N;
-        float dh_pre = parts[block][lane % N] + parts[block + Traits::BLOCKS / 2][lane % N];
+        float dh_pre = parts[block][lane % N];
+        if (Traits::OWNERS == 1) /* the lanes of a token then read two blocks each */
+            dh_pre += parts[block + Traits::BLOCKS / 2][lane % N];
 #pragma unroll
         for (int width = TOKEN_LANES / 2; width >= N; width /= 2)
             dh_pre += __shfl_xor_sync(0xffffffffu, dh_pre, width);
@@ -280,18 +287,18 @@ static __device__ __forceinline__ void make_owned_records(const mhc_call &c, sha
         float sum = du * pending.h_mix;
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
         sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-        token_record &record = s.owned_records[lane / TOKEN_LANES];
+        token_record &record = s.owned_records[first_k + lane / TOKEN_LANES];
         if (lane % TOKEN_LANES < N)
             set_terms(record, lane % N, du * pending.inv_rms);
         if (lane % TOKEN_LANES == 0)
             record.factor = (sum + pending.post_res_sum) * scale;
-        send_units<true>(s, ring.stage, rank);
+        send_units<true>(s, ring.stage, rank, first_k);
         if (Traits::MODE == NO_DX) {
 #pragma unroll
-            for (int k = 0; k < OWNED; k++)
+            for (int k = 0; k < TOKENS; k++)
                 if (lane < RECORD_UNITS)
-                    ((uint4 *)&c.records[tile * TILE + rank + k * Traits::BLOCKS])[lane] =
-                        ((const uint4 *)&s.owned_records[k])[lane];
+                    ((uint4 *)&c.records[tile * TILE + rank + (first_k + k) * Traits::BLOCKS])[lane] =
+                        ((const uint4 *)&s.owned_records[first_k + k])[lane];
             __syncwarp(); /* the records are replaced after this */
         }
         dbias_pre += (double)dz_pre;
@@ -299,12 +306,12 @@ static __device__ __forceinline__ void make_owned_records(const mhc_call &c, sha
     }
     double sums[2] = {dbias_pre, dalpha_pre};
 #pragma unroll
-    for (int k = 1; k < OWNED; k++) {
+    for (int k = 1; k < TOKENS; k++) {
         sums[0] += __shfl_down_sync(0xffffffffu, dbias_pre, k * TOKEN_LANES);
         sums[1] += __shfl_down_sync(0xffffffffu, dalpha_pre, k * TOKEN_LANES);
     }
     if (lane < M) {
-        double *to = c.token_sums + ((int64_t)blockIdx.x * M + lane) * 2;
+        double *to = c.token_sums + (((int64_t)blockIdx.x * Traits::OWNERS + owner) * M + lane) * 2;
         to[0] = lane < N ? sums[0] : dbias;
         to[1] = lane < N ? sums[1] : dalpha;
     }
@@ -402,11 +409,13 @@ template <typename Traits> static __device__ __forceinline__ void backward(const
         if (warp == MMA_WARPS)
             reduce(s, rank, tiles);
         else if (warp == MMA_WARPS + 1)
-            make_owned_records(c, s, rank, tiles);
+            make_owned_records(c, s, 0, rank, tiles);
         else if (warp == MMA_WARPS + 2)
             produce(p, s, rank, tiles);
         else if constexpr (MODE == DX_AND_POST)
             produce_dx_post(p, s, rank, tiles);
+        else if constexpr (Traits::OWNERS == 2)
+            make_owned_records(c, s, 1, rank, tiles);
         else
             cot_cluster_wait();
     }
