@@ -239,7 +239,7 @@ def parser_of(description):
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, help="CPU threads (all)")
-    parser.add_argument("--only", default="", help="only cases whose description contains this")
+    parser.add_argument("--only", default="", help="only cases whose description contains each of these words")
     parser.add_argument("--peer", default="", help="only kernels whose name contains this")
     parser.add_argument("--json", help="write the rows here instead of printing them")
     parser.add_argument("--library", help=f"of our own kernels (on a GPU {LIBRARY}, on the CPU none)")
@@ -272,7 +272,7 @@ def run(cases, options, rows=()):
     """Rows of the cases, (description, function that measures it), written after each: compiling takes minutes."""
     rows, failed, start = list(rows), False, time.perf_counter()
     for text, measure in cases:
-        if options.only not in text or time.perf_counter() - start > options.seconds:
+        if not all(word in text for word in options.only.split()) or time.perf_counter() - start > options.seconds:
             continue
         try:
             rows += measure()
