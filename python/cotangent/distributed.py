@@ -54,6 +54,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from . import _C
+from ._context import contexts
 from ._namespace import NAMESPACE
 from .ops import attention as _attention, causal_conv1d as _conv
 from .ops._define import _MISSING, _as_tuple, define, gradients_like, registered_ops
@@ -787,12 +788,9 @@ class Context(NamedTuple):
     longest: int
 
 
-_contexts: "list[Context]" = []
-
-
 def current_context() -> Optional[Context]:
     """The innermost context_parallel."""
-    return _contexts[-1] if _contexts else None
+    return contexts[-1] if contexts else None
 
 
 @contextmanager
@@ -801,8 +799,13 @@ def context_parallel(
     cu_seqlens: Optional[Tensor] = None,
 ) -> "Iterator[None]":  # fmt: skip
     """Inside this `with` block, models of transformers with attn_implementation="cotangent" attend to the tokens of all
-    ranks (cotangent.integrations.transformers.register). input_ids and labels are the results of shard, position_ids
-    that of positions. Run the backward inside the block, too: gradient checkpointing calls the attention again.
+    ranks (cotangent.integrations.transformers.register). input_ids is a result of shard, position_ids that of positions.
+    Do not pass labels= to the model: its own loss has no access to the next token of another rank. Shift the labels
+    first, then cut them with shard, and compute the loss yourself. Run the backward inside the block, too: gradient
+    checkpointing calls the attention again.
+
+    The layers Attention, CausalConv1d and MambaInProjConv1d, and the convolution of cotangent.compat, see only the
+    tokens of one rank. They raise NotImplementedError inside the block.
 
     cut, stripe, head_ranks   as in attention
     length      the number of tokens of the whole sequence; by default this rank's tokens times the number of ranks
@@ -814,8 +817,8 @@ def context_parallel(
     longest = 0 if cu_seqlens is None else int(cu_seqlens.diff().max())
     _cut_number("context_parallel", cut)
     context = Context(_name_of(group), cut, stripe, head_ranks, length, cu_seqlens, longest)
-    _contexts.append(context)
+    contexts.append(context)
     try:
         yield
     finally:
-        _contexts.pop()
+        contexts.pop()

@@ -8,6 +8,7 @@ from typing import Any, Callable, Iterable, NamedTuple, Optional, Sequence, Tupl
 import torch
 from torch import Tensor, nn
 
+from ._context import refuse_in_context_parallel
 from ._rotary import rotary_table, rotate, token_positions
 from .ops._options import need_tensors
 from .ops.attention import attention, attention_varlen
@@ -66,6 +67,7 @@ class CausalConv1d(nn.Module):
     def forward(self, x: Tensor, **options: Any) -> Any:
         """x [B,D,T], or [B,T,D] with channel_last. options: initial_state, seq_idx, cu_seqlens and return_final_state
         of causal_conv1d. States are [B,D,K-1], also with channel_last."""
+        refuse_in_context_parallel("CausalConv1d", "causal_conv1d")
         if self.channel_last:
             need_tensors("CausalConv1d", x=x)
             if x.dim() != 3:
@@ -328,6 +330,7 @@ class Attention(nn.Module):
         if (cu_seqlens is None) != (max_seqlen is None):
             missing, given = ("max_seqlen", "cu_seqlens") if max_seqlen is None else ("cu_seqlens", "max_seqlen")
             raise ValueError(f"Attention: {missing} is None, expected a value because {given} is given")
+        refuse_in_context_parallel("Attention", "attention")
         options = dict(self._options(), dropout_p=self.dropout_p if self.training else 0.0)
         if cu_seqlens is None or max_seqlen is None:
             q, k, v = self._project(x, None, x.shape[-2])

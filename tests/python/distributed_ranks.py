@@ -21,6 +21,8 @@ from support import UNITS
 import cotangent
 import cotangent.distributed as cp
 from cotangent import _C
+from cotangent.compat.causal_conv1d import causal_conv1d_fn
+from cotangent.compat.causal_conv1d_cpp import causal_conv1d_fwd_function
 
 T = 37  # no multiple of the number of ranks
 DEVICE = torch.device("cpu")
@@ -369,6 +371,17 @@ def models(ranks):
             expect(NotImplementedError, "attention_mask has padding",
                    lambda: model(input_ids=tokens[:, :5], attention_mask=padding, use_cache=False))  # fmt: skip
             expect(NotImplementedError, "cu_seqlens with a batch of 2, expected 1", lambda: model(input_ids=tokens, use_cache=False))
+    x, weight = torch.randn(1, 5, 8, device=DEVICE), torch.randn(8, 4, device=DEVICE)
+    local = {
+        "Attention": (cotangent.Attention(8, 1, device=DEVICE), x),
+        "CausalConv1d": (cotangent.CausalConv1d(8, channel_last=True, device=DEVICE), x),
+        "causal_conv1d_fn": (causal_conv1d_fn, x.transpose(1, 2), weight),
+        "causal_conv1d_fwd_function": (causal_conv1d_fwd_function, x.transpose(1, 2), weight, *[None] * 4, False),
+    }
+    for name, (function, *arguments) in local.items():
+        function(*arguments)
+        with cp.context_parallel(**place):
+            expect(NotImplementedError, f"{name}: not supported inside context_parallel", lambda: function(*arguments))
 
 
 def fsdp(ranks):

@@ -7,6 +7,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
+from .._context import refuse_in_context_parallel
 from ..ops.causal_conv1d import causal_conv1d, causal_conv1d_update as _update
 from ..ops._options import need_tensors
 from ._arguments import renamed
@@ -36,6 +37,7 @@ def causal_conv1d_fn(
     >>> causal_conv1d_fn(torch.randn(2, 32, 100), torch.randn(32, 4), activation="silu").shape
     torch.Size([2, 32, 100])
     """
+    refuse_in_context_parallel("causal_conv1d_fn", "causal_conv1d")
     try:
         result = causal_conv1d(
             x, weight, bias, activation, initial_state=initial_states, seq_idx=seq_idx, return_final_state=return_final_states

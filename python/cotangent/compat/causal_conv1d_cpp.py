@@ -8,6 +8,7 @@ from typing import Optional, Tuple
 import torch
 from torch import Tensor
 
+from .._context import refuse_in_context_parallel
 from ..ops._define import _match_layout
 from ..ops._options import flag, need_tensors
 from ..ops.causal_conv1d import _backward, _backward_into, _forward, _update
@@ -45,6 +46,7 @@ def causal_conv1d_fwd_function(
     >>> causal_conv1d_fwd_function(x, weight, None, None, None, None, False)
     tensor([[[1., 3., 6., 9.]]])
     """
+    refuse_in_context_parallel("causal_conv1d_fwd_function", "causal_conv1d")
     activation = _activation("causal_conv1d_fwd_function", silu_activation)
     try:
         with torch.no_grad():
