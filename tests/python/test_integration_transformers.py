@@ -334,6 +334,21 @@ def test_compiled_and_checkpointed(on_cpu):
         torch.testing.assert_close(compiled[real], model(**arguments).logits[real], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+@pytest.mark.parametrize("use_cache", [False, True])
+def test_compiled_packed_sequences(on_cpu, name, use_cache):
+    """With cu_seq_lens_q, a compiled model does not attend to other sequences, whether the mask has them or not."""
+    lengths, batch = packed()
+    model = make(name, torch.float64, "cotangent").eval()
+    ends = torch.tensor([0, 4, 11, 13], dtype=torch.int32)
+    extra = dict(cu_seq_lens_q=ends, cu_seq_lens_k=ends, max_length_q=7, max_length_k=7, use_cache=use_cache)
+    with torch.no_grad():
+        parts = [model(input_ids=part).logits[0] for part in batch["input_ids"].split(lengths, 1)]
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        logits = compiled(input_ids=batch["input_ids"], position_ids=batch["position_ids"], **extra).logits[0]
+    torch.testing.assert_close(torch.cat(parts), logits, rtol=1e-5, atol=1e-5)
+
+
 def test_compiled_training_and_decoding(on_cpu):
     """A compiled model has one graph. There the masks are biases, because their values are not known."""
     batch = inputs("left")

@@ -305,6 +305,15 @@ def _as_bias(mask: Tensor, q: Tensor) -> Tensor:
     return kept
 
 
+def _within_sequences(mask: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, B: int, T: int) -> Tensor:
+    """A mask [B or 1,H or 1,T,T] that also masks the keys of other packed sequences. It is the same if the mask has done
+    so already. No value is read on the CPU, so a compiled model can run it."""
+    token = torch.arange(B * T, device=mask.device)
+    q, k = (torch.searchsorted(ends.long(), token, right=True).view(B, 1, T) for ends in (cu_seqlens_q, cu_seqlens_k))
+    other = q[..., :, None] != k[..., None, :]
+    return mask & ~other if mask.dtype == torch.bool else mask.masked_fill(other, -math.inf)
+
+
 def _packed_by_positions(position_ids: Any, B: int, T: int) -> Optional[Segments]:
     """The packed sequences of position ids [B,T] or [1,T]: a sequence ends where the next position is not one more. None
     if every batch element is one sequence. The result is kept for the next layers."""
@@ -396,6 +405,9 @@ def attention_forward(
     bias = None
     if mask is None:
         assert attention_mask is not None
+        if cu_seq_lens_q is not None and Tq == Tk == attention_mask.shape[-1]:
+            ends = cu_seq_lens_q if cu_seq_lens_k is None else cu_seq_lens_k
+            attention_mask = _within_sequences(attention_mask, cu_seq_lens_q, ends, B, Tq)
         bias = _as_bias(attention_mask, q)[..., :Tk]
     elif mask.padding is None and segments is None and Tq == Tk and Tq > 1:
         if cu_seq_lens_q is not None and cu_seq_lens_k is not None and max_length_q is not None:
