@@ -22,6 +22,19 @@ __all__ = [
 ]  # fmt: skip
 
 
+def _wide(function: "Callable[[Tensor], Tensor]") -> "Callable[[Tensor], Tensor]":
+    """A function of nn.Module._apply for parameters that stay float32 (or float64) when a model is cast to bf16 or f16.
+    They still move to another device."""
+
+    def apply(tensor: Tensor) -> Tensor:
+        result = function(tensor)
+        if result.dtype not in (torch.float16, torch.bfloat16):
+            return result
+        return tensor.to(result.device, torch.float32)
+
+    return apply
+
+
 class CausalConv1d(nn.Module):
     """cotangent.causal_conv1d with its weight [channels, width] and bias [channels]. channels is D, width is K.
 
@@ -153,8 +166,9 @@ class HyperConnection(nn.Module):
     forward returns (streams, rest of the tuple...). Before the first layer, `expand(x)` copies the input to the n
     streams. After the last layer, `reduce` sums the streams. HyperConnection.expand(x, n) needs no instance.
 
-    Parameters (float32): phi [n*n+2n, n*D], alpha [3], bias [n*n+2n], gamma [n,D]. At initialisation the input of the
-    layer is about the mean of the streams. The output of the layer is added to every stream with a weight of about 1.
+    Parameters: phi [n*n+2n, n*D], alpha [3], bias [n*n+2n], gamma [n,D]. They are float32, and stay float32 in
+    model.bfloat16(), model.half() and model.to(dtype). At initialisation the input of the layer is about the mean of the
+    streams. The output of the layer is added to every stream with a weight of about 1.
     Each stream gets almost nothing from the other streams.
 
     Between two layers, cotangent.mhc_post_pre computes post of the first and pre of the second in one call. To use it,
@@ -192,6 +206,12 @@ class HyperConnection(nn.Module):
             share = 1 / n if n > 1 else 1 - 1e-3
             self.bias[:n] = math.log(share / (1 - share))  # h_pre = sigmoid = 1/n
             self.bias[2 * n :] = (8 * torch.eye(n)).flatten()  # h_res is nearly the identity
+
+    def _apply(self, fn: "Callable[[Tensor], Tensor]", recurse: bool = True) -> "HyperConnection":
+        if recurse:
+            for child in self.children():
+                child._apply(fn)
+        return super()._apply(_wide(fn), recurse=False)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
         if prefix + "phi" not in state_dict:  # the checkpoint of the layer alone
@@ -288,6 +308,12 @@ class Attention(nn.Module):
         self.q_norm = None if qk_norm_eps is None else nn.RMSNorm(self.head_dim, qk_norm_eps, device=device, dtype=dtype)
         self.k_norm = None if qk_norm_eps is None else nn.RMSNorm(self.head_dim, qk_norm_eps, device=device, dtype=dtype)
         self._table: "Optional[Tuple[Tensor, Tensor]]" = None  # cos and sin of the first positions
+
+    def _apply(self, fn: "Callable[[Tensor], Tensor]", recurse: bool = True) -> "Attention":
+        if recurse:
+            for child in self.children():
+                child._apply(fn)
+        return super()._apply(_wide(fn), recurse=False)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
         for kind in ("weight", "bias"):

@@ -44,6 +44,24 @@ def test_state_dict_round_trip_and_compile(device):
         torch.testing.assert_close(compiled[1] if isinstance(compiled, tuple) else compiled, y)
 
 
+@pytest.mark.parametrize("cast", ["bfloat16", "half", "to", "double"])
+def test_small_parameters_stay_wide(device, cast):
+    """A cast of a model rounds neither the coefficients of hyper-connections nor the sinks of attention."""
+    model = HyperConnectionStack([Attention(8, 2, sink=True), torch.nn.Linear(8, 8)], 8, 2)
+    wide = {n: p.detach().clone() for n, p in model.named_parameters() if n.split(".")[-1] in ("phi", "alpha", "gamma", "sink")
+            or (n.endswith("bias") and ".layer." not in n)}  # fmt: skip
+    assert len(wide) == 2 * 4 + 1
+    model = model.to(device, torch.bfloat16) if cast == "to" else getattr(model, cast)().to(device)
+    narrow = dict(bfloat16=torch.bfloat16, half=torch.float16, to=torch.bfloat16, double=torch.float64)[cast]
+    for name, parameter in model.named_parameters():
+        assert parameter.device.type == torch.device(device).type
+        if name in wide:
+            assert parameter.dtype == (torch.float64 if cast == "double" else torch.float32)
+            assert torch.equal(parameter.cpu().float(), wide[name])
+        else:
+            assert parameter.dtype == narrow
+
+
 def test_linear_dropout_residual(device):
     layer = LinearDropoutResidual(12, 8, 0.5, activation="relu", device=device)
     plain = torch.nn.Linear(12, 8, device=device)
