@@ -260,7 +260,11 @@ def train(options, ops_name, seed, training, held_out, device):
     trained = model
     if ranks > 1:
         trained = nn.parallel.DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
-    optimizer = torch.optim.AdamW(model.parameters(), options.rate, (0.9, 0.95), weight_decay=0.01)
+    decayed, others = [], []  # no weight decay for biases, norms and alpha, bias and gamma of hyper-connections
+    for name, parameter in model.named_parameters():
+        (decayed if parameter.dim() > 1 and not name.endswith("gamma") else others).append(parameter)
+    groups = [dict(params=decayed), dict(params=others, weight_decay=0.0)]
+    optimizer = torch.optim.AdamW(groups, options.lr, (0.9, 0.95), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda s: min(1, (s + 1) / 20) * (0.55 + 0.45 * math.cos(math.pi * s / options.steps))
     )
@@ -286,12 +290,12 @@ def train(options, ops_name, seed, training, held_out, device):
         if step > 3:  # the first steps load code and allocate memory
             seconds += time.perf_counter() - start
             tokens += options.batch * options.context
-        if step % options.every == 0 or step == options.steps:
+        if step % options.eval_every == 0 or step == options.steps:
             model.eval()
             with torch.no_grad():
-                held = sum(cross_entropy(model, part[share], device, options) for part in validation) / 4
+                validation_loss = sum(cross_entropy(model, part[share], device, options) for part in validation) / 4
             model.train()
-            curve.append((step, mean_over_ranks(loss.detach().clone()), mean_over_ranks(held.clone())))
+            curve.append((step, mean_over_ranks(loss.detach().clone()), mean_over_ranks(validation_loss.clone())))
             losses = f"training {curve[-1][1]:.4f}  validation {curve[-1][2]:.4f}"
             print_rank0(f"{ops_name:9s} seed {seed} step {step:5d}  {losses}")
     return curve, tokens / seconds if seconds else float("nan"), model
@@ -306,8 +310,8 @@ def sample(model, device, length=300):
     model.eval()
     with torch.no_grad():
         for _ in range(length):
-            chances = torch.softmax(model(text[:, -256:])[:, -1].float() / 0.8, -1)
-            text = torch.cat([text, torch.multinomial(chances, 1)], 1)
+            probabilities = torch.softmax(model(text[:, -256:])[:, -1].float() / 0.8, -1)
+            text = torch.cat([text, torch.multinomial(probabilities, 1)], 1)
     return bytes(text[0].tolist()).decode("utf-8", "replace")
 
 
@@ -365,20 +369,20 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--text", nargs="*", help="files to learn from")
     parser.add_argument("--device", help="cpu or cuda (default: a GPU if there is one)")
-    parser.add_argument("--ops", choices=("cotangent", "torch"), default="cotangent")
+    parser.add_argument("--ops", choices=("cotangent", "torch"), default="cotangent", help="whose ops run")
     parser.add_argument("--compare", metavar="SVG", help="train with both kinds of ops; - draws nothing")
     parser.add_argument("--width", type=int, default=96, help="a multiple of 32")
-    parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--streams", type=int, default=4)
-    parser.add_argument("--context", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=6, help="every third one has attention, the others a convolution")
+    parser.add_argument("--streams", type=int, default=4, help="residual streams of the hyper-connections")
+    parser.add_argument("--context", type=int, default=128, help="bytes of a window")
     parser.add_argument("--batch", type=int, default=8, help="windows a step, over all processes")
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--every", type=int, default=25, help="steps between validations")
-    parser.add_argument("--rate", type=float, default=3e-3)
-    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--steps", type=int, default=200, help="training steps")
+    parser.add_argument("--eval-every", type=int, default=25, help="steps between two validations")
+    parser.add_argument("--lr", type=float, default=3e-3, help="the highest learning rate")
+    parser.add_argument("--dropout", type=float, default=0.1, help="the probability of dropping an element")
     parser.add_argument("--dtype", choices=("f32", "bf16"), default="f32", help="bf16: autocast")
     parser.add_argument("--context-parallel", action="store_true", help="divide sequences, not batches, among processes")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the parameters, the batches and the dropout masks")
     parser.add_argument("--json", metavar="FILE", help="write the curve")
     options = parser.parse_args()
     if options.width % 32 != 0:

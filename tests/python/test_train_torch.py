@@ -30,7 +30,7 @@ def same(one, other):
 def test_learns_alike_with_either_ops_and_on_two_processes(on_cpu, tmp_path):
     text = tmp_path / "text"  # few distinct bytes, so that 30 steps lower the loss on every machine
     text.write_text("".join(f"{n} and {n + 1} make {2 * n + 1}\n" for n in range(6000)))
-    options = ["--steps", "30", "--every", "10", "--rate", "0.01", "--text", str(text)]
+    options = ["--steps", "30", "--eval-every", "10", "--lr", "0.01", "--text", str(text)]
     ours = curve(tmp_path / "ours.json", *options)
     assert ours[-1][2] < ours[0][2] - 1
     same(ours, curve(tmp_path / "plain.json", *options, "--ops", "torch"))
