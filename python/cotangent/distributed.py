@@ -15,7 +15,8 @@ group    a ProcessGroup, a DeviceMesh with one dimension, the name of a group, o
          tensors need a backend for the CPU: gloo. CUDA tensors need NCCL, each rank with a GPU of its own
 cut      which tokens of a sequence of T tokens a rank holds, in ascending order. "contiguous": one range; "zigzag": a
          chunk from the front and its mirror image from the back; "striped": every Nth stripe of `stripe` tokens, where
-         N is the number of ranks. include/cotangent/parallel.h has the formulas. T need not be a multiple of N. `cut`,
+         N is the number of ranks. A striped cut needs `stripe`, for example 128; smaller stripes are slow.
+         include/cotangent/parallel.h has the formulas. T need not be a multiple of N. `cut`,
          `stripe` and `head_ranks` have the names of cot_parallel_options in C
 
 Every rank makes the same calls in the same order, forward and backward. Before data travels, all ranks compare their

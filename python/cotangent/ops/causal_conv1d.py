@@ -115,7 +115,9 @@ def causal_conv1d(
     cu_seqlens     int32 [N+1], for B = 1 and not with seq_idx: sequence n is t in [cu_seqlens[n], cu_seqlens[n+1])
 
     Returns y with the shape, dtype and layout of x. With return_final_state it returns (y, final_state): the last K-1
-    time steps of xe, before the convolution, in the dtype of initial_state or else of x. Dtypes: float32, float16 and
+    time steps of xe, before the convolution, in the dtype of initial_state or else of x. With seq_idx, inputs that do not
+    belong to the sequence of the last time step are 0 in it. With cu_seqlens it is [N,D,K-1], one state for each
+    sequence. Dtypes: float32, float16 and
     bfloat16, independently for x, weight, bias and states; on the CPU also float64 for all of them. Autocast casts x.
     Differentiable once, in x, weight, bias and initial_state, through y and final_state.
 

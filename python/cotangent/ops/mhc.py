@@ -184,6 +184,9 @@ _post_forward = define(
 def mhc_post(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, *, h_res_is_out_in: bool = False) -> Tensor:
     """The new streams: y[o] = h_post[o] * f + sum_i h_res[i,o] * x[i].
 
+    This multiplies by the transpose of h_res, as the kernels of DeepSeek and Megatron do. The paper (see mhc_pre) writes
+    h_res times x: h_res_is_out_in=True selects this.
+
     x [B,T,n,D]: the streams, as in mhc_pre. f [B,T,D]: the layer's output, cast to the dtype of x. h_post [B,T,n] and
     h_res [B,T,n,n]: from mhc_pre, float32 (float64 if x is float64). With h_res_is_out_in, h_res has the axes
     [B,T,out,in], and the sum is over h_res[o,i] * x[i]. Returns y like x. Differentiable once, in all inputs. Raises
