@@ -4,9 +4,12 @@
 Functions: attention, attention_varlen, causal_conv1d, causal_conv1d_update, causal_conv1d_dense, dropout, dropout_scale,
 mhc_pre, mhc_sinkhorn, mhc_post, mhc_post_pre. check_index_data reports invalid index data on a GPU.
 Layers (torch.nn.Module): Attention, BiasDropoutResidual, CausalConv1d, HyperConnection, HyperConnectionStack,
-LinearDropoutResidual, MambaInProjConv1d.
+LinearDropoutResidual, MambaInProjConv1d. HyperConnection(..., defer_post=True) returns a PendingPost.
 Import these modules separately: cotangent.compat, cotangent.distributed, cotangent.integrations.transformers,
 cotangent.integrations.dtensor.
+
+Letters of shapes: B batch, T tokens or time steps, D channels, H heads, Hkv heads of keys and values, d and d_v sizes of
+a head of q and k and of v, K filter width, n residual streams, M = n*n + 2n, N packed sequences.
 
 The docstrings are the reference. Their examples begin with `import torch, cotangent`. docs/guide/python.md of the
 repository is the guide. The C headers in include/cotangent have all formulas, also those of the gradients."""
@@ -27,6 +30,7 @@ try:
         HyperConnectionStack,
         LinearDropoutResidual,
         MambaInProjConv1d,
+        PendingPost,
     )
     from .ops import functions as _functions
     from .ops._queue import check_index_data
@@ -47,5 +51,5 @@ except ImportError as error:  # raised at the first use, so that python -m cotan
 
 __all__ = [
     "Attention", "BiasDropoutResidual", "CausalConv1d", "HyperConnection", "HyperConnectionStack",
-    "LinearDropoutResidual", "MambaInProjConv1d", "__version__", "check_index_data", *_functions,
+    "LinearDropoutResidual", "MambaInProjConv1d", "PendingPost", "__version__", "check_index_data", *_functions,
 ]  # fmt: skip

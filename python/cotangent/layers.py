@@ -18,7 +18,7 @@ from .ops.mhc import mhc_post, mhc_post_pre, mhc_pre
 
 __all__ = [
     "Attention", "BiasDropoutResidual", "CausalConv1d", "HyperConnection", "HyperConnectionStack",
-    "LinearDropoutResidual", "MambaInProjConv1d",
+    "LinearDropoutResidual", "MambaInProjConv1d", "PendingPost",
 ]  # fmt: skip
 
 
@@ -135,7 +135,13 @@ class BiasDropoutResidual(nn.Module):
 
 class PendingPost(NamedTuple):
     """The arguments of a mhc_post that has not run yet: the streams x before a layer, the layer's output f, and the
-    coefficients. A HyperConnection returns it with defer_post=True."""
+    coefficients. A HyperConnection returns it with defer_post=True, and the next one takes it as its x.
+
+    >>> layer = cotangent.HyperConnection(torch.nn.Linear(32, 32), 32, streams=4)
+    >>> pending = layer(layer.expand(torch.randn(2, 100, 32)), defer_post=True)
+    >>> cotangent.mhc_post(*pending).shape
+    torch.Size([2, 100, 4, 32])
+    """
 
     x: Tensor
     f: Tensor
@@ -250,11 +256,13 @@ class Attention(nn.Module):
     It is causal by default. The function cotangent.attention is not.
 
     It has `heads` query heads and kv_heads (None: heads) key-value heads of size head_dim (None: D / heads). bias=True
-    adds a bias to the projections, not to the scores. sink=True adds a learned logit for each head. causal, window,
-    softcap and dropout_p are those of cotangent.attention. The other layers call the dropout probability p. In eval
-    mode nothing is dropped.
+    adds a bias to the projections, not to the scores. sink=True adds a learned attention sink for each head. It is
+    float32, and stays float32 in model.bfloat16(), model.half() and model.to(dtype). causal, window, softcap, dropout_p
+    and deterministic are those of cotangent.attention. The other layers call the dropout probability p. In eval mode
+    nothing is dropped. The layer has no argument for padding: pack the sequences (forward), or call cotangent.attention.
 
-    rope_base        rotary position embeddings (RoPE) with this base, for example 10000. None: no position embeddings
+    rope_base        rotary position embeddings (RoPE) with this base, for example 10000. None: no position embeddings.
+                     Scaled RoPE (linear, yarn, llama3) is not supported
     rope_dim         how many columns of a head are rotated: the first rope_dim; None: all
     rope_interleaved True: the columns 2i and 2i+1 are a pair, as in GPT-J. False: the columns i and i + rope_dim/2, as
                      in Llama
@@ -285,6 +293,7 @@ class Attention(nn.Module):
         rope_dim: Optional[int] = None,
         rope_interleaved: bool = False,
         qk_norm_eps: Optional[float] = None,
+        deterministic: bool = True,
         device: Any = None,
         dtype: Optional[torch.dtype] = None,
     ) -> None:
@@ -295,6 +304,7 @@ class Attention(nn.Module):
         if heads % self.kv_heads != 0:
             raise ValueError(f"Attention: kv_heads is {kv_heads}, expected a divisor of heads={heads}")
         self.causal, self.window, self.softcap, self.dropout_p = causal, window, softcap, dropout_p
+        self.deterministic = deterministic
         rows = (heads + 2 * self.kv_heads) * self.head_dim
         self.qkv = nn.Linear(dim, rows, bias=bias, device=device, dtype=dtype)
         self.out = nn.Linear(heads * self.head_dim, dim, bias=bias, device=device, dtype=dtype)
@@ -346,7 +356,8 @@ class Attention(nn.Module):
         return q, k, v
 
     def _options(self) -> "dict[str, Any]":
-        return dict(causal=self.causal, window=self.window, softcap=self.softcap, sink=self.sink)
+        return dict(causal=self.causal, window=self.window, softcap=self.softcap, sink=self.sink,
+                    deterministic=self.deterministic)  # fmt: skip
 
     def forward(
         self, x: Tensor, cu_seqlens: Optional[Tensor] = None, max_seqlen: Optional[int] = None
@@ -373,7 +384,17 @@ class Attention(nn.Module):
     def step(self, x: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor) -> Tensor:
         """Decodes Tn new tokens x [B,Tn,D], or one token x [B,D]. The caches are [B,longest,kv_heads,head_dim]. For
         batch element b they hold cache_seqlens[b] tokens (int32 [B]). step writes the new keys and values after these tokens,
-        and does not change cache_seqlens: add Tn to it after the call. There is no dropout and no gradient."""
+        and does not change cache_seqlens: add Tn to it after the call. There is no dropout and no gradient.
+
+            k_cache, v_cache = torch.zeros(2, B, longest, layer.kv_heads, layer.head_dim)
+            cache_seqlens = torch.zeros(B, dtype=torch.int32)
+            y = layer.step(prompt, k_cache, v_cache, cache_seqlens)      # prompt [B,Tn,D]
+            cache_seqlens += prompt.shape[1]
+            y = layer.step(token, k_cache, v_cache, cache_seqlens)       # token [B,D]
+            cache_seqlens += 1
+
+        step runs the kernels of training. On a GPU they do not divide the keys of a query among thread blocks, so it is
+        slow for few sequences."""
         need_tensors("Attention.step", x=x, k_cache=k_cache, v_cache=v_cache, cache_seqlens=cache_seqlens)
         if not self.causal:
             raise ValueError("Attention.step: causal is False, expected True: old tokens do not see new ones")

@@ -180,6 +180,23 @@ def test_attention_with_rope(device, with_attention, interleaved, qk_norm_eps):
         module(x, max_seqlen=9)
 
 
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_attention_deterministic(device, with_attention, monkeypatch, deterministic):
+    """The option reaches the function, in forward and in step."""
+    found = []
+
+    def recorded(*arguments, deterministic=True, **options):
+        found.append(deterministic)
+        return cotangent.attention(*arguments, deterministic=deterministic, **options)
+
+    monkeypatch.setattr("cotangent.layers.attention", recorded)
+    module = Attention(32, 4, deterministic=deterministic, device=device)
+    x, caches = torch.randn(2, 5, 32, device=device), torch.zeros(2, 2, 8, 4, 8, device=device)
+    module(x).sum().backward()
+    module.step(x, *caches, torch.zeros(2, dtype=torch.int32, device=device))
+    assert found == [deterministic] * 2
+
+
 @pytest.mark.parametrize("rope_base", [None, 50.0])
 def test_attention_decodes(device, with_attention, rope_base):
     """Steps of one and of several tokens, for rows with different numbers of tokens."""

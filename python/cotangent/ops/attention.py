@@ -148,27 +148,32 @@ def attention(
     """out = dropout(softmax(s)) v with s = cap(scale * q k^T) - alibi + bias, and s = -inf where a key is masked. The
     scores are never stored. A bias is copied once in each call, because finite mask values become -inf.
 
-    q              [B,Tq,H,d];  k [B,Tk,Hkv,d];  v [B,Tk,Hkv,d_v]; H is a multiple of Hkv: query head h uses the
-                   key head h // (H/Hkv). Any strides; the last axis contiguous is fastest
+    q              [B,Tq,H,d], any strides; fastest if the last axis is contiguous, as in k and v
+    k              [B,Tk,Hkv,d]; H is a multiple of Hkv: query head h uses the key head h // (H/Hkv)
+    v              [B,Tk,Hkv,d_v]
     causal         query i attends to key j if j <= i + Tk - Tq: the last query attends to all keys, as in flash_attn. False by
                    default, but the layer cotangent.Attention is causal by default
     window         (left, right), as in flash_attn: i + Tk - Tq - left <= j <= i + Tk - Tq + right. -1 = no limit on that
-                   side. With causal, right is 0 or -1
-    scale          None = 1/sqrt(d); 0 is refused, because it means the default in C
+                   side. left does not count the token itself: n tokens are (n-1, 0), so sliding_window=4096 of Hugging
+                   Face is (4095, 0). With causal, right is 0 or -1; flash_attn also accepts right > 0
+    scale          None = 1/sqrt(d); must not be 0
     softcap        cap(x) = softcap * tanh(x / softcap); 0: cap(x) = x
     dropout_p      the probability of dropping an element of softmax(...); seed, offset, seed_tensor and offset_tensor
                    are those of cotangent.dropout
     seqused_q, seqused_k   int32 [B]: how many queries and keys of each sequence are used. They take the place of Tq and
                    Tk in the masks. Queries beyond seqused_q get out = 0
-    sink           [H]: an additional logit of each head, without a value; has a gradient
+    sink           [H]: an attention sink as in gpt-oss: exp(sink[h]) is added to the denominator of the softmax. Has a
+                   gradient
     alibi_slopes   [H] or [B,H]: slope * |i + Tk - Tq - j| is subtracted from the scores; without a gradient
-    bias           [B or 1, H or 1, Tq or 1, Tk or 1], added to the scores; has a gradient. A bias at or below -65504,
+    bias           [B or 1, H or 1, Tq or 1, Tk or 1], added to the scores (the bias of a layer is added to its
+                   projections); has a gradient. A bias at or below -65504,
                    the lowest number of float16, masks the key as -inf does
     deterministic  True: the same bits on every run. False: on a GPU the backward may add the parts of dq in any order,
                    in calls where that is faster. dq may then have other bits in each run
 
-    Returns out [B,Tq,H,d_v] in the dtype of q. With return_lse it returns (out, lse): lse [B,H,Tq], natural logarithms,
-    float32 (float64 if q is float64). Both have gradients. A query that attends to no key has out = 0 and lse = -inf, or
+    Returns out [B,Tq,H,d_v] in the dtype of q. With return_lse it returns (out, lse). lse [B,H,Tq] is the logarithm of
+    the sum of exp(score) over the keys, which flash_attn calls softmax_lse, in float32 (float64 if q is float64). A sink
+    is part of the sum. Both have gradients. A query that attends to no key has out = 0 and lse = -inf, or
     lse = sink if there is a sink. Dtypes: float32, float16, bfloat16, on the CPU also float64. On a GPU d and d_v are at
     most 256. Autocast casts q, k and v. Differentiable once, in q, k, v, sink and bias. Raises ValueError or TypeError,
     which name the wrong argument, or NotImplementedError (on a GPU: float64, d or d_v above 256).

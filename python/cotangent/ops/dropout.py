@@ -110,7 +110,8 @@ def dropout(
                    generates it again.
     scale          None: 1/(1-p) with a given mask, dropout_scale(p) with a generated one. 0: everything is dropped, y =
                    residual, or zeros without residual
-    seed, offset   of a generated mask. Without seed and seed_tensor, a seed is drawn from PyTorch's generator of x's
+    seed, offset   of a generated mask. Different offsets give independent masks: if you pass your own seed, use one
+                   offset for each step and layer. Without seed and seed_tensor, a seed is drawn from PyTorch's generator of x's
                    device. torch.manual_seed controls this seed, and each replay of a CUDA graph generates another mask.
     seed_tensor, offset_tensor     int32 [2] (low word, high word), added to seed and offset when the work runs
     return_mask    "bytes" or "bits": the result is (y, m), with m as in mask or mask_bits. To get the same y from m
