@@ -8,9 +8,9 @@ contexts: "list[Any]" = []  # the innermost block is the last
 
 
 def refuse_in_context_parallel(name: str, function: str) -> None:
-    """Raises NotImplementedError inside context_parallel: `name` would see only the tokens of its own rank."""
+    """Raises NotImplementedError inside context_parallel: `name` would use only the tokens of its own rank."""
     if contexts:
         raise NotImplementedError(
-            f"{name}: not supported inside context_parallel, where it would see only the tokens of this rank; expected "
+            f"{name}: not supported inside context_parallel, where it would use only the tokens of this rank; expected "
             f"cotangent.distributed.{function}"
         )

@@ -805,7 +805,7 @@ def context_parallel(
     first, then cut them with shard, and compute the loss yourself. Run the backward inside the block, too: gradient
     checkpointing calls the attention again.
 
-    The layers Attention, CausalConv1d and MambaInProjConv1d, and the convolution of cotangent.compat, see only the
+    The layers Attention, CausalConv1d and MambaInProjConv1d, and the convolution of cotangent.compat, use only the
     tokens of one rank. They raise NotImplementedError inside the block.
 
     cut, stripe, head_ranks   as in attention
