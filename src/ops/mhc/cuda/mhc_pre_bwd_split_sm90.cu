@@ -2,13 +2,21 @@
  *
  * mhc_pre_bwd_split_sm90.cu: pre backward's dx and Q for n = 4, f16 and bf16, and any D.
  *
- * Block (x, y) has columns [256 x, 256 x + 256) of all four streams and every gridDim.y-th tile of 16 tokens. No block
- * waits for another block's products: the records of all tokens were made before, from x and dh_in. The ring has one
- * stage for a tile. Roles:
+ * A tile is 16 tokens. Slice s is columns [256 s, 256 s + 256) of all four streams. A record has the values of a token
+ * that the products need: it comes from x and dh_in. No block waits for another block's products. Two forms:
+ *
+ *   split     Block (x, y) has slice x and every gridDim.y-th tile, from tile y on. mhc_pre_tokens.cu made the records
+ *             before.
+ *   ONE_PASS  (bf16 without dx_post, for a D where a second read of x from memory would take long.) Block i has slice
+ *             i % slices and part i / slices: every parts-th tile, from tile i / slices on. Teams of three warps in this
+ *             kernel make the records. Blocks whose part is `parts` or more are spare: they only make records.
+ *
+ * The ring has one stage for a tile. Roles:
  *
  *   producer     loads x, dh_in and the records of the tile into shared memory; later stores dx, which replaced x there
  *   8 MMA warps  32 columns of all streams each: mhc_pre_bwd_sm90.cuh
  *   dx_post      loads dx_post, if present, one stream at a time. Its buffer replaces one stage.
+ *   team         ONE_PASS: makes records. Its memory replaces one stage.
  *
  *   barrier            arrivals             phase ends when
  *   full[stage]        1, the producer      the tile is in shared memory
@@ -16,12 +24,11 @@
  *   post_full[stream]  1, the dx_post warp  dx_post of the stream is in shared memory
  *   post_empty[stream] 1 of each MMA warp   dx_post of the stream has been read
  *
- * mhc_pre_tokens.cu makes the records. For a D where a second read of x from memory would take long (ONE_PASS), teams
- * of three warps in this kernel make them. Each block with a slice has one team. The spare blocks, which have no slice,
- * have four teams each and do nothing else. A team takes the next token, reads all of its x and dh_in, and stores its
- * record in global memory. When the 16 records of a tile are stored, the producers load them. x and dh_in are then
- * still in the L2 cache, because teams run at most ROUNDS_AHEAD rounds of tiles ahead of the producers. The record of a
- * token does not depend on the team that makes it: the order of its sums is fixed.
+ * Teams (ONE_PASS). Each block that has tiles has one team, a spare block has four. A team takes the next token, reads
+ * all of its x and dh_in, and stores its record in global memory. When the 16 records of a tile are stored, the
+ * producers load them. x and dh_in are then still in the L2 cache, because teams run at most ROUNDS_AHEAD rounds of
+ * tiles ahead of the producers. The record of a token does not depend on the team that makes it: the order of its sums
+ * is fixed.
  *
  *   counter              written by                     meaning
  *   NEXT_TOKEN           teams, +1 each                 the next token to take
@@ -29,9 +36,10 @@
  *   RECORD_COUNTS[tile]  teams, +1 for each token       16: all records of the tile are stored
  *
  * Progress does not depend on how many blocks, or which blocks, are resident at once: the resident teams take the
- * tokens in order. The first unfinished token belongs to a tile that the producer of its team's own block will reach,
- * because no producer waits for an earlier tile. Teams of spare blocks follow the producers of other blocks and wait
- * for a limited time only. */
+ * tokens in order. Take the first token without a record, in tile t. All records of earlier tiles exist, so no producer
+ * waits for a tile before t. The producer of the block whose team holds the token therefore advances until this team may
+ * continue. The team makes the record. Teams of spare blocks follow the producers of other blocks and wait for a limited
+ * time only. */
 #include "mhc_pre_bwd_sm90.cuh"
 
 #include "../../../cuda/device/bulk.cuh"
@@ -100,6 +108,8 @@ template <bool ONE_PASS> static __device__ __forceinline__ int parts_of(const mh
     return (int)(ONE_PASS ? (uint32_t)c.parts : gridDim.y);
 }
 
+/* Declares `ring` in the scope around it, and begins the loop over the block's tiles below `count`. The function that
+ * uses it has the template parameters ADD_POST and ONE_PASS. */
 #define FOR_EACH_TILE(tile, ring, c, count)                             \
     cot_pipeline_state<shared_memory<ADD_POST, ONE_PASS>::STAGES> ring; \
     for (int tile = part_of<ONE_PASS>(c); tile < (count); tile += parts_of<ONE_PASS>(c), ring.next())
@@ -432,11 +442,11 @@ extern "C" __global__ void __launch_bounds__(MHC_CUDA_THREADS)
         c.counters[i] = 0;
 }
 
-#define INSTANCE(name, element, post, once)                               \
+#define INSTANCE(name, element, add_post, one_pass)                       \
     extern "C" __global__ void __launch_bounds__(MHC_SM90_BWD_THREADS, 1) \
         mhc_pre_bwd_##name(const __grid_constant__ mhc_mapped_call p)     \
     {                                                                     \
-        backward<element, post, once>(p);                                 \
+        backward<element, add_post, one_pass>(p);                         \
     }
 INSTANCE(split_sm90_f16, __half, false, false)
 INSTANCE(split_sm90_bf16, __nv_bfloat16, false, false)
