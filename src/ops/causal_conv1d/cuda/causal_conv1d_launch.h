@@ -167,9 +167,9 @@ static inline const char *admit_cuda_bwd_channel_last(const void *problem)
     return conv1d_cuda_admit_backward(problem, 1);
 }
 
-/* The contiguous axis holds whole vectors of 8 elements. The copy engine needs strides that are multiples
- * of 16 bytes. Whether the data is aligned to 16 bytes is
- * known only at the launch: if it is not, the sm90 kernel falls back to the sm80 kernel. */
+/* The contiguous axis holds whole vectors of 8 elements. The copy engine needs strides that are multiples of 16 bytes
+ * and not negative. Whether the data is aligned to 16 bytes is known only at the launch: if it is not, the sm90 kernel
+ * falls back to the sm80 kernel. */
 static inline const char *conv1d_sm90_admit(const conv1d_sizes *sizes, const cot_tensor *const *tensors, int count,
                                             int axis, bool packed)
 {
@@ -183,11 +183,14 @@ static inline const char *conv1d_sm90_admit(const conv1d_sizes *sizes, const cot
         (axis == 2 ? sizes->D : sizes->T / (CONV1D_SM90_WARPS * CONV1D_SM90_FWD_WARP_TOKENS)) >= CONV1D_CUDA_MAX_YZ)
         return "a grid has no room for B, D or T";
     for (int i = 0; i < count; i++)
-        for (int other = 0; other < 3; other++)
-            if (cot_is_present(tensors[i]) && other != axis && tensors[i]->shape[other] > 1 &&
-                (tensors[i]->stride[other] < 0 ||
-                 tensors[i]->stride[other] * (int64_t)cot_dtype_size(sizes->dtype) % 16 != 0))
-                return "strides of x, y, dy or dx are no multiples of 16 bytes";
+        for (int other = 0; other < 3; other++) {
+            if (!cot_is_present(tensors[i]) || other == axis || tensors[i]->shape[other] <= 1)
+                continue;
+            if (tensors[i]->stride[other] < 0)
+                return "a stride of x, y, dy or dx is negative";
+            if (tensors[i]->stride[other] * (int64_t)cot_dtype_size(sizes->dtype) % 16 != 0)
+                return "a stride of x, y, dy or dx is not a multiple of 16 bytes";
+        }
     return NULL;
 }
 
