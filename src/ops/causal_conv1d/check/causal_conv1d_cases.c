@@ -247,14 +247,15 @@ static void sweep_channels(cot_case_visitor *v, int direction)
     }
 }
 
-/* Multiples of 8 around the edges of the tiles that the GPU kernels load by bulk copies: 1024 and 2048 tokens of a row,
- * or 32 and 96 tokens of 128 channels. */
+/* Multiples of 8 around the edges of the tiles that the GPU kernels load by bulk copies: 1024, 2048 or 4096 tokens of a
+ * channel; 32 tokens of 128 channels (forward); 64 or 128 tokens of 64 channels (backward). */
 static void sweep_tiles(cot_case_visitor *v, int direction)
 {
     static const struct {
         int64_t D, T;
     } sizes[] = {{8, 8},   {8, 24},    {16, 32},   {120, 40}, {128, 88}, {136, 96},  {256, 104}, {264, 200},
-                 {8, 504}, {24, 1016}, {16, 1024}, {8, 1032}, {8, 2040}, {16, 2048}, {8, 2056},  {8, 4104}};
+                 {8, 504}, {24, 1016}, {16, 1024}, {8, 1032}, {8, 2040}, {16, 2048}, {8, 2056},  {8, 4104},
+                 {64, 56}, {56, 64},   {72, 72},   {64, 120}, {72, 128}, {56, 136},  {8, 4088},  {8, 4096}};
     uint64_t state = 51 + (uint64_t)direction;
     for (size_t i = 0; i < 6 * sizeof sizes / sizeof *sizes; i++) {
         case_shape s = {.direction = direction, .uses = COT_CASE_CHECK, .seed = cot_draw(&state)};
@@ -272,6 +273,26 @@ static void sweep_tiles(cot_case_visitor *v, int direction)
             s.uses |= COT_CASE_QUICK;
         emit(v, &s);
     }
+}
+
+/* The channel-last backward of Hopper has tiles of 128 tokens only from 4096 blocks on. */
+static void many_tiles(cot_case_visitor *v)
+{
+    case_shape s = {.direction = COT_CAUSAL_CONV1D_BACKWARD,
+                    .uses = COT_CASE_CHECK,
+                    .B = 2048,
+                    .D = 8,
+                    .T = 136,
+                    .K = 4,
+                    .layout = COT_CHANNEL_LAST,
+                    .dlayout = COT_CHANNEL_LAST,
+                    .dtype = COT_BF16,
+                    .weight_dtype = COT_F32,
+                    .state_dtype = COT_F32,
+                    .bias = true,
+                    .silu = true,
+                    .seed = 71};
+    emit(v, &s);
 }
 
 /* Tensors so large that the CPU kernels use non-temporal stores (CONV1D_NONTEMPORAL_BYTES). */
@@ -432,6 +453,8 @@ static void each(bool (*visit)(void *, const cot_case *), void *context)
         sweep_channels(&v, direction);
         sweep_tiles(&v, direction);
         beyond_caches(&v, direction);
+        if (direction == COT_CAUSAL_CONV1D_BACKWARD)
+            many_tiles(&v);
         bench_shapes(&v, direction);
     }
     sweep_update(&v);
