@@ -18,7 +18,8 @@
  *   v empty           4 per consumer warpgroup   O no longer reads it                     producer
  *   v uncleared full  1 (V)                      a tile that needs clearing is loaded     producer, clears it
  *
- * A consumer's step j. O of the previous step is in flight at its start:
+ * A consumer's step j. At its start, P_(j+1) is packed, its product with V_(j+1) is not yet issued, and no wgmma is in
+ * flight:
  *   wait K_j | issue S_j and O += P_(j+1) V_(j+1) | wait S: mask and exp2, release K_j |
  *   wait O: release V_(j+1), rescale O, pack P_j
  * The warpgroups of a block attend to different keys. A warpgroup skips key tiles that none of its rows attends to.
