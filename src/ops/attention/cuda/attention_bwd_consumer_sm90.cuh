@@ -29,31 +29,31 @@ template <int COLUMNS, bool PAIRS> struct shared_memory {
     };
     /* 128 keys: 64 for each consumer. */
     unsigned char k[COLUMN_PANELS][2][SQUARE_BYTES], v[COLUMN_PANELS][2][SQUARE_BYTES];
-    unsigned char q[ATTENTION_Q_STAGES][COLUMN_PANELS][Q_PANEL_BYTES];
+    unsigned char q[ATTENTION_BWD_Q_STAGES][COLUMN_PANELS][Q_PANEL_BYTES];
     unsigned char dout[ATTENTION_DOUT_STAGES][COLUMN_PANELS][Q_PANEL_BYTES];
     unsigned char ds[ATTENTION_DS_STAGES][2][QUERIES * 64 * 2]; /* [query][key], one tile for each consumer's keys */
     /* Operands of dQ from the peer: its dS for the slice that this block computes, and 64 columns of its K. */
     unsigned char peer_ds[PAIRS ? 2 : 0][SQUARE_BYTES], peer_k[PAIRS ? 2 : 0][SQUARE_BYTES];
     float dq[DQ_STAGES][ATTENTION_DQ_SLICE];
-    float lse_log2[ATTENTION_Q_STAGES][QUERIES], delta[ATTENTION_DOUT_STAGES][QUERIES];
+    float lse_log2[ATTENTION_BWD_Q_STAGES][QUERIES], delta[ATTENTION_DOUT_STAGES][QUERIES];
     union {
         attention_work work[WORK_STAGES]; /* of the key blocks, in turn */
         cluster_ticket ticket;            /* before the producer writes `work` */
     };
     union {                                 /* values for which the consumers have no registers at 64 columns */
-        int tile_index[ATTENTION_Q_STAGES]; /* not GENERAL: of the tile in each stage */
+        int tile_index[ATTENTION_BWD_Q_STAGES]; /* not GENERAL: of the tile in each stage */
         /* GENERAL without softcap: of each consumer warp, the first step of the key block that it does not skip. */
         uint32_t first_computed_step[COLUMNS == 64 && !PAIRS ? 8 : 1];
     };
     uint32_t own_key_block; /* of a thread block that takes one: see take_key_block */
     uint32_t opaque_zero;   /* 0, which the compiler does not know: see saved_p::restore */
-    uint64_t kv_full, kv_empty, q_full[ATTENTION_Q_STAGES], q_empty[ATTENTION_Q_STAGES];
+    uint64_t kv_full, kv_empty, q_full[ATTENTION_BWD_Q_STAGES], q_empty[ATTENTION_BWD_Q_STAGES];
     uint64_t dout_full[ATTENTION_DOUT_STAGES], dout_empty[ATTENTION_DOUT_STAGES];
     uint64_t ds_full[ATTENTION_DS_STAGES], ds_empty[ATTENTION_DS_STAGES];
     uint64_t dq_full[DQ_STAGES], dq_ready[DQ_STAGES], uncleared_full[PAIRS ? 0 : 1];
     uint64_t peer_ds_full[PAIRS ? 1 : 0], sent_ds_empty[PAIRS ? 1 : 0], pair_full[PAIRS ? 1 : 0],
         pair_empty[PAIRS ? 1 : 0];
-    uint64_t peer_q_empty[PAIRS ? ATTENTION_Q_STAGES : 0], peer_dout_empty[PAIRS ? ATTENTION_DOUT_STAGES : 0];
+    uint64_t peer_q_empty[PAIRS ? ATTENTION_BWD_Q_STAGES : 0], peer_dout_empty[PAIRS ? ATTENTION_DOUT_STAGES : 0];
     uint4 pair[PAIRS ? 1 : 0]; /* its first word: the index of a pair, from block 0 */
 };
 
@@ -352,10 +352,10 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     constexpr int LSE_PRELOADS = SOFTCAP || (cot_is_f16<E> && COLUMNS > 64) ? 2 : 4,
                   DELTA_PRELOADS = SOFTCAP || COLUMNS == 64 ? 2 : LSE_PRELOADS;
     const int lane = threadIdx.x % WARP, key_begin = w.first_key + 64 * consumer;
-    const uint32_t q_stage = step % ATTENTION_Q_STAGES, dout_stage = step % ATTENTION_DOUT_STAGES,
+    const uint32_t q_stage = step % ATTENTION_BWD_Q_STAGES, dout_stage = step % ATTENTION_DOUT_STAGES,
                    ds_stage = step % ATTENTION_DS_STAGES;
     float scores[N];
-    cot_mbarrier_wait(&s.q_full[q_stage], parity_of<ATTENTION_Q_STAGES>(step));
+    cot_mbarrier_wait(&s.q_full[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(step));
     issue_gemm_ss<E, COLUMNS>(scores, s.k[0][consumer], 2 * SQUARE_BYTES, s.q[q_stage][0]);
     if (!FIRST)
         issue_gemm_rs<E>(dk, packed, s.q[previous_q][0]);
@@ -489,9 +489,9 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
 template <int COLUMNS, bool PAIRS>
 static __device__ __forceinline__ void skip_step(shared_memory<COLUMNS, PAIRS> &s, uint32_t step)
 {
-    const uint32_t q_stage = step % ATTENTION_Q_STAGES, dout_stage = step % ATTENTION_DOUT_STAGES,
+    const uint32_t q_stage = step % ATTENTION_BWD_Q_STAGES, dout_stage = step % ATTENTION_DOUT_STAGES,
                    ds_stage = step % ATTENTION_DS_STAGES;
-    cot_mbarrier_wait(&s.q_full[q_stage], parity_of<ATTENTION_Q_STAGES>(step));
+    cot_mbarrier_wait(&s.q_full[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(step));
     cot_mbarrier_wait(&s.dout_full[dout_stage], parity_of<ATTENTION_DOUT_STAGES>(step));
     cot_mbarrier_wait(&s.ds_empty[ds_stage], parity_of<ATTENTION_DS_STAGES>(step) ^ 1);
     __syncwarp();
@@ -594,7 +594,7 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, shar
                 first_computed_step(s) = step;
         if (step < end) {
             if (adds_zeros_first<COLUMNS, SOFTCAP>) {
-                previous_q = step % ATTENTION_Q_STAGES;
+                previous_q = step % ATTENTION_BWD_Q_STAGES;
 #pragma unroll
                 for (int i = 0; i < QUERIES / 4; i++)
                     packed[i] = 0;
@@ -638,7 +638,7 @@ static __device__ __forceinline__ void init_barriers(shared_memory<COLUMNS, PAIR
     s.opaque_zero = 0;
     cot_mbarrier_init(&s.kv_full, 1);
     cot_mbarrier_init(&s.kv_empty, 8 + 4 + s.DQ_STAGES + (PAIRS ? 1 : 0));
-    for (int i = 0; i < ATTENTION_Q_STAGES; i++)
+    for (int i = 0; i < ATTENTION_BWD_Q_STAGES; i++)
         cot_mbarrier_init(&s.q_full[i], 1), cot_mbarrier_init(&s.q_empty[i], 8);
     for (int i = 0; i < ATTENTION_DOUT_STAGES; i++)
         cot_mbarrier_init(&s.dout_full[i], 1), cot_mbarrier_init(&s.dout_empty[i], 8);

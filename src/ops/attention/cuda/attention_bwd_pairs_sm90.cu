@@ -95,12 +95,12 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, pair_memory<COL
         w.first_key += rank * KEYS;
         prefetch_keys<COLUMNS>(m, w, w.first_key);
         for (int step = 0; step < step_count(w); step++, stage_step++) {
-            const uint32_t q_stage = stage_step % ATTENTION_Q_STAGES, dout_stage = stage_step % ATTENTION_DOUT_STAGES;
+            const uint32_t q_stage = stage_step % ATTENTION_BWD_Q_STAGES, dout_stage = stage_step % ATTENTION_DOUT_STAGES;
             const attention_step at = step_of(c, w, step);
             const int tile = at.tile, head = w.first_head + at.h, b = w.b;
             const int row = (int)statistics_row_of<false>(c, w, at.h) + tile, query = tile * QUERIES + row_in_tile;
             const uint32_t bytes = COLUMN_PANELS * s.Q_PANEL_BYTES + QUERIES * sizeof(float);
-            const uint32_t q_use = stage_step / ATTENTION_Q_STAGES, dout_use = stage_step / ATTENTION_DOUT_STAGES;
+            const uint32_t q_use = stage_step / ATTENTION_BWD_Q_STAGES, dout_use = stage_step / ATTENTION_DOUT_STAGES;
             cot_mbarrier_wait(&s.q_empty[q_stage], (q_use & 1) ^ 1);
             s.tile_index[q_stage] = tile; /* before the arrival on q_full, behind which the consumers read it */
             open_stage_in_both(&s.peer_q_empty[q_stage], rank, q_use, &s.q_full[q_stage], bytes);
@@ -254,7 +254,7 @@ template <typename E, int COLUMNS> static __device__ __forceinline__ void backwa
         init_barriers(s);
         cot_mbarrier_init(s.peer_ds_full, 1), cot_mbarrier_init(s.sent_ds_empty, 4);
         cot_mbarrier_init(s.pair_full, 1), cot_mbarrier_init(s.pair_empty, 1);
-        for (int i = 0; i < ATTENTION_Q_STAGES; i++)
+        for (int i = 0; i < ATTENTION_BWD_Q_STAGES; i++)
             cot_mbarrier_init(&s.peer_q_empty[i], 1);
         for (int i = 0; i < ATTENTION_DOUT_STAGES; i++)
             cot_mbarrier_init(&s.peer_dout_empty[i], 1);

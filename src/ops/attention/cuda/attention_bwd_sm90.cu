@@ -120,12 +120,12 @@ template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_map
         s.work[n % s.WORK_STAGES] = w;
         prefetch_keys<COLUMNS>(m, w, w.first_key);
         for (int step = 0; step < step_count(w); step++, stage_step++) {
-            const uint32_t q_stage = stage_step % ATTENTION_Q_STAGES, dout_stage = stage_step % ATTENTION_DOUT_STAGES;
+            const uint32_t q_stage = stage_step % ATTENTION_BWD_Q_STAGES, dout_stage = stage_step % ATTENTION_DOUT_STAGES;
             const attention_step at = step_of(c, w, step);
             const int tile = at.tile, head = w.first_head + at.h;
             const int row = (int)statistics_row_of<false>(c, w, at.h) + tile;
             const uint32_t bytes = COLUMN_PANELS * s.Q_PANEL_BYTES + QUERIES * sizeof(float);
-            cot_mbarrier_wait(&s.q_empty[q_stage], parity_of<ATTENTION_Q_STAGES>(stage_step) ^ 1);
+            cot_mbarrier_wait(&s.q_empty[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(stage_step) ^ 1);
             s.tile_index[q_stage] = tile;
             cot_mbarrier_arrive_expect(&s.q_full[q_stage], bytes);
             for (int panel = 0; panel < COLUMN_PANELS; panel++)
@@ -185,7 +185,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, block_m
             break;
         const int steps = step_count(w);
         for (int step = 0; step < steps; step++, stage_step++) {
-            const uint32_t q_stage = stage_step % ATTENTION_Q_STAGES, dout_stage = stage_step % ATTENTION_DOUT_STAGES;
+            const uint32_t q_stage = stage_step % ATTENTION_BWD_Q_STAGES, dout_stage = stage_step % ATTENTION_DOUT_STAGES;
             const attention_step at = step_of(c, w, step);
             const int tile = at.tile, head = w.first_head + at.h, b = w.b;
             const int row = (int)statistics_row_of<true>(c, w, at.h) + tile;
@@ -195,7 +195,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, block_m
             const int query_row = w.q_first_row + tile * QUERIES, used = w.used_q - tile * QUERIES;
             uint64_t *q_barrier = clean ? &s.q_full[q_stage] : s.uncleared_full;
             uint64_t *dout_barrier = clean ? &s.dout_full[dout_stage] : s.uncleared_full;
-            cot_mbarrier_wait(&s.q_empty[q_stage], parity_of<ATTENTION_Q_STAGES>(stage_step) ^ 1);
+            cot_mbarrier_wait(&s.q_empty[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(stage_step) ^ 1);
             if (leader) {
                 cot_mbarrier_arrive_expect(q_barrier, bytes);
                 for (int panel = 0; panel < COLUMN_PANELS; panel++)

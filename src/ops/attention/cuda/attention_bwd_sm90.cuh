@@ -21,7 +21,7 @@
 #include "../../../cuda/device/quad.cuh"
 #include "../../../cuda/device/wgmma.cuh"
 
-enum { KEYS = ATTENTION_KEYS, WARPGROUP = 128, WARP = 32, SQUARE_BYTES = 64 * 64 * 2 /* of 16 bits */ };
+enum { KEYS = ATTENTION_BWD_KEYS, WARPGROUP = 128, WARP = 32, SQUARE_BYTES = 64 * 64 * 2 /* of 16 bits */ };
 
 extern __shared__ __align__(1024) unsigned char attention_memory[];
 

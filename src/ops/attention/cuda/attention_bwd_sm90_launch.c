@@ -186,7 +186,7 @@ static block_order block_order_of(const attention_problem *p, bool general, int6
     const attention_sizes *z = &p->sizes;
     const bool causal = z->right == 0, is_wide = columns > 128, grouped = z->H != z->Hkv;
     const bool long_heads = is_long(z, columns);
-    const int64_t blocks = cot_max(cot_ceil_div(z->Tk, ATTENTION_KEYS), 1), heads = cot_mul(z->B, z->Hkv);
+    const int64_t blocks = cot_max(cot_ceil_div(z->Tk, ATTENTION_BWD_KEYS), 1), heads = cot_mul(z->B, z->Hkv);
     if (general) { /* it has one order for each mode */
         block_order order = {.deterministic = !p->allow_nondeterminism, .heads_per_section = 4};
         if (z->softcap > 0 && !is_wide)
@@ -255,13 +255,13 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
     const bool general = plan->general;
     const int64_t columns = plan->columns;
     const backward_kernels *kernels = &kernel_table[kernels_index(z, general)];
-    const unsigned key_split_blocks = columns > 128 ? ATTENTION_CLUSTER_BLOCKS : 1; /* that share ATTENTION_KEYS keys */
+    const unsigned key_split_blocks = columns > 128 ? ATTENTION_CLUSTER_BLOCKS : 1; /* that share ATTENTION_BWD_KEYS keys */
     const int64_t row_lanes = columns == 192 ? 32 : columns / 8; /* lanes of preprocess for one row */
     const bool p_scaled = z->dtype == COT_F16 && columns <= 128;
     const block_order order = block_order_of(p, general, columns);
     const int64_t group = z->H / cot_max(z->Hkv, 1), blocks_per_group = blocks_per_group_of(z, columns);
     const int64_t key_blocks =
-        order.pairs ? cot_ceil_div(z->Tk, 2 * ATTENTION_KEYS) * z->B * z->Hkv : attention_bwd_blocks(p) * z->Hkv;
+        order.pairs ? cot_ceil_div(z->Tk, 2 * ATTENTION_BWD_KEYS) * z->B * z->Hkv : attention_bwd_blocks(p) * z->Hkv;
     const unsigned cluster_size = order.pairs ? 2 : key_split_blocks * (unsigned)blocks_per_group;
     /* Whether a thread block takes one key block after another. */
     const bool is_persistent = columns <= 128 && blocks_per_group == 1 && plan->tiles > 0;
@@ -325,7 +325,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
     scheduler->max_tiles = (int32_t)plan->head_tiles;
     scheduler->max_blocks = (int32_t)attention_bwd_blocks(p);
     scheduler->tile_queries = (int32_t)plan->queries;
-    scheduler->block_keys = ATTENTION_KEYS;
+    scheduler->block_keys = ATTENTION_BWD_KEYS;
     scheduler->seqlens = general ? (attention_seqlen_info *)((char *)workspace + plan->seqlens) : NULL;
     const attention_bwd_call *c = &mapped.call;
     const int64_t tiles = plan->tiles, slices = plan->slices;
@@ -348,10 +348,10 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             status = attention_encode_row_map(queue, &mapped.q, &p->q, tile_rows, p->k.data);
         if (status == COT_OK)
             status =
-                attention_encode_row_map(queue, &mapped.k, &p->k, (int)(ATTENTION_KEYS / key_split_blocks), p->k.data);
+                attention_encode_row_map(queue, &mapped.k, &p->k, (int)(ATTENTION_BWD_KEYS / key_split_blocks), p->k.data);
         if (status == COT_OK)
             status =
-                attention_encode_row_map(queue, &mapped.v, &p->v, (int)(ATTENTION_KEYS / key_split_blocks), p->k.data);
+                attention_encode_row_map(queue, &mapped.v, &p->v, (int)(ATTENTION_BWD_KEYS / key_split_blocks), p->k.data);
         if (status == COT_OK)
             status = attention_encode_row_map(queue, &mapped.dout, &p->dout, tile_rows, p->k.data);
         const cot_cuda_kernel *main = order.pairs       ? &pairs_kernels[columns == 128]

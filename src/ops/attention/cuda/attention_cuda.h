@@ -10,8 +10,8 @@
  * keys. */
 #define ATTENTION_BWD_QUERIES(columns) ((columns) == 64 ? 128 : 64)
 enum {
-    ATTENTION_KEYS = 128,
-    ATTENTION_Q_STAGES = 3,
+    ATTENTION_BWD_KEYS = 128,
+    ATTENTION_BWD_Q_STAGES = 3,
     ATTENTION_DOUT_STAGES = 2,
     ATTENTION_DS_STAGES = 2,
     ATTENTION_DQ_STAGES = 3,
@@ -32,17 +32,17 @@ enum {
  * barriers. */
 #define ATTENTION_BWD_SHARED_BYTES(columns)                                                                     \
     ((columns) / 64 * 128 *                                                                                     \
-         (2 * ATTENTION_KEYS + (ATTENTION_Q_STAGES + ATTENTION_DOUT_STAGES) * ATTENTION_BWD_QUERIES(columns)) + \
-     2 * ATTENTION_KEYS * ATTENTION_BWD_QUERIES(columns) * ATTENTION_DS_STAGES +                                \
+         (2 * ATTENTION_BWD_KEYS + (ATTENTION_BWD_Q_STAGES + ATTENTION_DOUT_STAGES) * ATTENTION_BWD_QUERIES(columns)) + \
+     2 * ATTENTION_BWD_KEYS * ATTENTION_BWD_QUERIES(columns) * ATTENTION_DS_STAGES +                                \
      ATTENTION_DQ_SLICE * 4 * ATTENTION_DQ_STAGES +                                                             \
-     4 * ATTENTION_BWD_QUERIES(columns) * (ATTENTION_Q_STAGES + ATTENTION_DOUT_STAGES) + 512)
+     4 * ATTENTION_BWD_QUERIES(columns) * (ATTENTION_BWD_Q_STAGES + ATTENTION_DOUT_STAGES) + 512)
 
 /* attention_bwd_pairs_sm90.cu: the same. K, V, a panel of the peer's K, its dS, stages of Q, dO, dS and dQ, statistics,
  * barriers. */
 #define ATTENTION_PAIRS_SHARED_BYTES(columns)                                       \
-    (16384 * ((columns) / 64 * 2 + 2 + ATTENTION_Q_STAGES + ATTENTION_DOUT_STAGES + \
+    (16384 * ((columns) / 64 * 2 + 2 + ATTENTION_BWD_Q_STAGES + ATTENTION_DOUT_STAGES + \
               (columns == 64 ? 2 : 1) * ATTENTION_DS_STAGES + 1) +                  \
-     4 * ATTENTION_BWD_QUERIES(columns) * (ATTENTION_Q_STAGES + ATTENTION_DOUT_STAGES) + 512)
+     4 * ATTENTION_BWD_QUERIES(columns) * (ATTENTION_BWD_Q_STAGES + ATTENTION_DOUT_STAGES) + 512)
 
 #define ATTENTION_DP_SCALE 0x1p-8f /* scale of dP and delta in f16, which removes the scale of P from dS */
 

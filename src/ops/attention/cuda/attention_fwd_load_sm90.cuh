@@ -121,7 +121,6 @@ static __device__ __forceinline__ attention_key_range key_range_of(const attenti
 template <class F>
 static __device__ __forceinline__ attention_tile tile_of(const attention_fwd_call &c, uint32_t tile_number)
 {
-    enum { FAR = 1 << 30 }; /* beyond any key: rows are less than half of FAR */
     attention_tile t;
     int tile;
     int64_t diagonal = c.diagonal;
@@ -155,8 +154,8 @@ static __device__ __forceinline__ attention_tile tile_of(const attention_fwd_cal
     t.rows = min(t.rows - row, (int)F::QUERIES);
     t.used = min(max(t.used - row, 0), t.rows);
     diagonal += row;
-    t.window_first = attention_clamp(diagonal - c.left, -FAR, FAR);
-    t.window_last = attention_clamp(diagonal + c.right, -FAR, FAR);
+    t.window_first = attention_clamp(diagonal - c.left, -ATTENTION_FAR, ATTENTION_FAR);
+    t.window_last = attention_clamp(diagonal + c.right, -ATTENTION_FAR, ATTENTION_FAR);
     const int2 keys = key_span(t, 0, t.used);
     t.begin = keys.x / F::KEYS;
     t.end = keys.y > keys.x ? (keys.y + F::KEYS - 1) / F::KEYS : t.begin;

@@ -50,7 +50,7 @@ struct attention_block_range {
 static __device__ __forceinline__ attention_block_range attention_block_range_of(int first_query, int queries,
                                                                                  int used_q, int used_k,
                                                                                  int window_first, int window_last,
-                                                                                 int block_keys = ATTENTION_KEYS)
+                                                                                 int block_keys = ATTENTION_BWD_KEYS)
 {
     const int last_query = min(first_query + queries, used_q) - 1;
     const int first_key = max(first_query + window_first, 0), last_key = min(last_query + window_last, used_k - 1);

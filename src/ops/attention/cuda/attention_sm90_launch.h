@@ -126,8 +126,8 @@ static inline int64_t attention_bwd_blocks(const attention_problem *p)
 {
     const attention_sizes *z = &p->sizes;
     if (z->packed)
-        return z->rows_k / ATTENTION_KEYS + attention_sequence_count(p);
-    return cot_mul(z->B, cot_ceil_div(z->Tk, ATTENTION_KEYS));
+        return z->rows_k / ATTENTION_BWD_KEYS + attention_sequence_count(p);
+    return cot_mul(z->B, cot_ceil_div(z->Tk, ATTENTION_BWD_KEYS));
 }
 
 /* Whether d and d_v are the columns of a kernel's tiles. */

@@ -177,21 +177,21 @@ static void emit(cot_case_visitor *v, const case_shape *s)
 static const cot_dtype float_dtypes[] = {COT_F32, COT_F16, COT_BF16, COT_F64};
 
 /* Draws the dtypes of parameters and states: any of f32, f16 and bf16, but f64 if x is f64. */
-static void draw_dtypes(case_shape *s, uint64_t *state)
+static void draw_dtypes(case_shape *s, uint64_t *rng)
 {
-    s->weight_dtype = s->dtype == COT_F64 ? COT_F64 : float_dtypes[cot_draw_below(state, 3)];
-    s->state_dtype = s->dtype == COT_F64 ? COT_F64 : float_dtypes[cot_draw_below(state, 3)];
+    s->weight_dtype = s->dtype == COT_F64 ? COT_F64 : float_dtypes[cot_draw_below(rng, 3)];
+    s->state_dtype = s->dtype == COT_F64 ? COT_F64 : float_dtypes[cot_draw_below(rng, 3)];
 }
 
-static void draw_features(case_shape *s, uint64_t *state)
+static void draw_features(case_shape *s, uint64_t *rng)
 {
-    s->silu = cot_draw_bool(state);
-    s->bias = cot_draw_bool(state);
-    s->initial_state = cot_draw_bool(state);
-    s->final_state = cot_draw_bool(state);
-    s->accumulate = s->direction == COT_CAUSAL_CONV1D_BACKWARD && cot_draw_bool(state);
-    s->packing = (packing_kind)cot_draw_below(state, PACKING_COUNT);
-    s->N = 1 + cot_draw_below(state, 5);
+    s->silu = cot_draw_bool(rng);
+    s->bias = cot_draw_bool(rng);
+    s->initial_state = cot_draw_bool(rng);
+    s->final_state = cot_draw_bool(rng);
+    s->accumulate = s->direction == COT_CAUSAL_CONV1D_BACKWARD && cot_draw_bool(rng);
+    s->packing = (packing_kind)cot_draw_below(rng, PACKING_COUNT);
+    s->N = 1 + cot_draw_below(rng, 5);
     if (s->packing == CU_SEQLENS)
         s->B = 1;
 }
@@ -201,23 +201,23 @@ static void sweep_sizes(cot_case_visitor *v, int direction)
 {
     static const int64_t widths[] = {1, 2, 3, 4, 5, 6, 7, 8, 17, 128, 150};
     static const int64_t channels[] = {1, 3, 8, 15, 16, 17, 31, 33, 64, 65, 130};
-    uint64_t state = 1 + (uint64_t)direction;
+    uint64_t rng = 1 + (uint64_t)direction;
     int64_t number = 0;
     for (size_t w = 0; w < sizeof widths / sizeof *widths; w++) {
         for (int64_t power = 1; power <= 4096; power *= 2) {
             for (int64_t T = power - 1; T <= power + 1 + 3 * (power == 4096); T++, number++) {
                 case_shape s = {
-                    .direction = direction, .uses = COT_CASE_CHECK, .T = T, .K = widths[w], .seed = cot_draw(&state)};
-                s.B = 1 + cot_draw_below(&state, 3);
-                s.D = channels[cot_draw_below(&state, sizeof channels / sizeof *channels)];
+                    .direction = direction, .uses = COT_CASE_CHECK, .T = T, .K = widths[w], .seed = cot_draw(&rng)};
+                s.B = 1 + cot_draw_below(&rng, 3);
+                s.D = channels[cot_draw_below(&rng, sizeof channels / sizeof *channels)];
                 if (T > 600) /* limits the time that the oracle takes */
-                    s.B = 1, s.D = 1 + cot_draw_below(&state, 24);
+                    s.B = 1, s.D = 1 + cot_draw_below(&rng, 24);
                 s.layout = (cot_layout)(number % COT_LAYOUT_COUNT);
                 s.dlayout =
-                    cot_draw_below(&state, 4) == 0 ? (cot_layout)cot_draw_below(&state, COT_LAYOUT_COUNT) : s.layout;
-                s.dtype = float_dtypes[cot_draw_below(&state, 16) == 0 ? 3 : number % 3];
-                draw_dtypes(&s, &state);
-                draw_features(&s, &state);
+                    cot_draw_below(&rng, 4) == 0 ? (cot_layout)cot_draw_below(&rng, COT_LAYOUT_COUNT) : s.layout;
+                s.dtype = float_dtypes[cot_draw_below(&rng, 16) == 0 ? 3 : number % 3];
+                draw_dtypes(&s, &rng);
+                draw_features(&s, &rng);
                 if (number % 9 == 0)
                     s.uses |= COT_CASE_QUICK;
                 emit(v, &s);
@@ -230,17 +230,17 @@ static void sweep_sizes(cot_case_visitor *v, int direction)
 static void sweep_channels(cot_case_visitor *v, int direction)
 {
     static const int64_t channels[] = {255, 256, 257, 511, 512, 513, 1000, 1023, 1025, 2049};
-    uint64_t state = 11 + (uint64_t)direction;
+    uint64_t rng = 11 + (uint64_t)direction;
     for (size_t i = 0; i < 3 * sizeof channels / sizeof *channels; i++) {
-        case_shape s = {.direction = direction, .uses = COT_CASE_CHECK, .seed = cot_draw(&state)};
+        case_shape s = {.direction = direction, .uses = COT_CASE_CHECK, .seed = cot_draw(&rng)};
         s.D = channels[i / 3];
-        s.T = 1 + cot_draw_below(&state, 40);
-        s.K = 1 + cot_draw_below(&state, 8);
-        s.B = 1 + cot_draw_below(&state, 4);
+        s.T = 1 + cot_draw_below(&rng, 40);
+        s.K = 1 + cot_draw_below(&rng, 8);
+        s.B = 1 + cot_draw_below(&rng, 4);
         s.layout = s.dlayout = i % 3 == 0 ? COT_CHANNEL_FIRST : i % 3 == 1 ? COT_CHANNEL_LAST : COT_LAST_SLICE;
         s.dtype = float_dtypes[i % 3];
-        draw_dtypes(&s, &state);
-        draw_features(&s, &state);
+        draw_dtypes(&s, &rng);
+        draw_features(&s, &rng);
         if (i % 4 == 0)
             s.uses |= COT_CASE_QUICK;
         emit(v, &s);
@@ -256,17 +256,17 @@ static void sweep_tiles(cot_case_visitor *v, int direction)
     } sizes[] = {{8, 8},   {8, 24},    {16, 32},   {120, 40}, {128, 88}, {136, 96},  {256, 104}, {264, 200},
                  {8, 504}, {24, 1016}, {16, 1024}, {8, 1032}, {8, 2040}, {16, 2048}, {8, 2056},  {8, 4104},
                  {64, 56}, {56, 64},   {72, 72},   {64, 120}, {72, 128}, {56, 136},  {8, 4088},  {8, 4096}};
-    uint64_t state = 51 + (uint64_t)direction;
+    uint64_t rng = 51 + (uint64_t)direction;
     for (size_t i = 0; i < 6 * sizeof sizes / sizeof *sizes; i++) {
-        case_shape s = {.direction = direction, .uses = COT_CASE_CHECK, .seed = cot_draw(&state)};
+        case_shape s = {.direction = direction, .uses = COT_CASE_CHECK, .seed = cot_draw(&rng)};
         s.D = sizes[i / 6].D;
         s.T = sizes[i / 6].T;
-        s.K = 1 + cot_draw_below(&state, 4);
-        s.B = 1 + cot_draw_below(&state, 3);
+        s.K = 1 + cot_draw_below(&rng, 4);
+        s.B = 1 + cot_draw_below(&rng, 3);
         s.layout = s.dlayout = i % 2 == 0 ? COT_CHANNEL_FIRST : COT_CHANNEL_LAST;
         s.dtype = float_dtypes[i / 2 % 3];
-        draw_dtypes(&s, &state);
-        draw_features(&s, &state);
+        draw_dtypes(&s, &rng);
+        draw_features(&s, &rng);
         s.packing = DENSE;
         s.final_state = s.final_state && direction == COT_CAUSAL_CONV1D_FORWARD;
         if (i % 5 == 0)
@@ -321,24 +321,24 @@ static void beyond_caches(cot_case_visitor *v, int direction)
  * finite differences. */
 static void sweep_features(cot_case_visitor *v, int direction)
 {
-    uint64_t state = 21 + (uint64_t)direction;
+    uint64_t rng = 21 + (uint64_t)direction;
     for (int bits = 0; bits < 16; bits++) {
         for (int packing = 0; packing < PACKING_COUNT; packing++) {
             for (int number = 0; number < 4 * COT_LAYOUT_COUNT; number++) {
-                case_shape s = {.direction = direction, .uses = COT_CASE_CHECK, .seed = cot_draw(&state)};
+                case_shape s = {.direction = direction, .uses = COT_CASE_CHECK, .seed = cot_draw(&rng)};
                 s.silu = bits & 1, s.bias = bits >> 1 & 1, s.initial_state = bits >> 2 & 1, s.final_state = bits >> 3;
                 s.packing = (packing_kind)packing;
                 s.layout = s.dlayout = (cot_layout)(number % COT_LAYOUT_COUNT);
                 s.dtype = float_dtypes[number / COT_LAYOUT_COUNT];
-                draw_dtypes(&s, &state);
-                s.K = number == 0 ? 1 : 1 + cot_draw_below(&state, 6);
-                s.T = cot_draw_below(&state, 40);
-                s.B = packing == CU_SEQLENS ? 1 : 1 + cot_draw_below(&state, 3);
-                s.N = cot_draw_below(&state, 6);
-                s.D = 1 + cot_draw_below(&state, 20);
-                s.accumulate = direction == COT_CAUSAL_CONV1D_BACKWARD && cot_draw_bool(&state);
-                s.no_data_gradient = cot_draw_below(&state, 8) == 0;
-                s.no_parameter_gradient = cot_draw_below(&state, 8) == 0;
+                draw_dtypes(&s, &rng);
+                s.K = number == 0 ? 1 : 1 + cot_draw_below(&rng, 6);
+                s.T = cot_draw_below(&rng, 40);
+                s.B = packing == CU_SEQLENS ? 1 : 1 + cot_draw_below(&rng, 3);
+                s.N = cot_draw_below(&rng, 6);
+                s.D = 1 + cot_draw_below(&rng, 20);
+                s.accumulate = direction == COT_CAUSAL_CONV1D_BACKWARD && cot_draw_bool(&rng);
+                s.no_data_gradient = cot_draw_below(&rng, 8) == 0;
+                s.no_parameter_gradient = cot_draw_below(&rng, 8) == 0;
                 if (number % 5 == (bits + packing) % 5)
                     s.uses |= COT_CASE_QUICK;
                 if (direction == COT_CAUSAL_CONV1D_BACKWARD && number == bits % 20) {
@@ -355,23 +355,23 @@ static void sweep_features(cot_case_visitor *v, int direction)
 static void sweep_update(cot_case_visitor *v)
 {
     static const int64_t times[] = {0, 1, 1, 1, 2, 3, 5, 9, 20};
-    uint64_t state = 31;
+    uint64_t rng = 31;
     for (int number = 0; number < 600; number++) {
-        case_shape s = {.direction = COT_CAUSAL_CONV1D_UPDATE, .uses = COT_CASE_CHECK, .seed = cot_draw(&state)};
-        s.T = times[cot_draw_below(&state, sizeof times / sizeof *times)];
-        s.rank2 = s.T == 1 && cot_draw_bool(&state);
-        s.K = number % 7 == 0 ? 17 : 1 + cot_draw_below(&state, 8);
-        s.S = s.K - 1 + (cot_draw_bool(&state) ? cot_draw_below(&state, 2 * s.K + 2) : 0);
-        s.B = cot_draw_below(&state, 6);
-        s.indices = cot_draw_bool(&state);
-        s.N = s.B + cot_draw_below(&state, 4);
-        s.D = number % 5 == 0 ? 200 + cot_draw_below(&state, 400) : 1 + cot_draw_below(&state, 70);
+        case_shape s = {.direction = COT_CAUSAL_CONV1D_UPDATE, .uses = COT_CASE_CHECK, .seed = cot_draw(&rng)};
+        s.T = times[cot_draw_below(&rng, sizeof times / sizeof *times)];
+        s.rank2 = s.T == 1 && cot_draw_bool(&rng);
+        s.K = number % 7 == 0 ? 17 : 1 + cot_draw_below(&rng, 8);
+        s.S = s.K - 1 + (cot_draw_bool(&rng) ? cot_draw_below(&rng, 2 * s.K + 2) : 0);
+        s.B = cot_draw_below(&rng, 6);
+        s.indices = cot_draw_bool(&rng);
+        s.N = s.B + cot_draw_below(&rng, 4);
+        s.D = number % 5 == 0 ? 200 + cot_draw_below(&rng, 400) : 1 + cot_draw_below(&rng, 70);
         s.layout = (cot_layout)(number % COT_LAYOUT_COUNT);
         s.dtype = float_dtypes[number % 11 == 0 ? 3 : number % 3];
-        draw_dtypes(&s, &state);
-        s.silu = cot_draw_bool(&state);
-        s.bias = cot_draw_bool(&state);
-        s.ring = cot_draw_bool(&state);
+        draw_dtypes(&s, &rng);
+        s.silu = cot_draw_bool(&rng);
+        s.bias = cot_draw_bool(&rng);
+        s.ring = cot_draw_bool(&rng);
         if (number % 4 == 0)
             s.uses |= COT_CASE_QUICK;
         emit(v, &s);
@@ -522,16 +522,16 @@ static const char *parse(int direction, int count, char *const words[], cot_case
 
 /* Sequences of up to 9 tokens, with padding between some. In 25 % of the cases sequences have up to 200 tokens. In 50 %
  * ids repeat, so that taps reach across a gap to an earlier sequence of the same id. */
-static void fill_seq_idx(uint64_t state, int32_t *data, int64_t elements)
+static void fill_seq_idx(uint64_t rng, int32_t *data, int64_t elements)
 {
-    const bool returning = cot_draw_bool(&state);
-    const int64_t longest = cot_draw_below(&state, 4) == 0 ? 200 : 9;
+    const bool returning = cot_draw_bool(&rng);
+    const int64_t longest = cot_draw_below(&rng, 4) == 0 ? 200 : 9;
     int32_t next = 0;
     for (int64_t i = 0; i < elements;) {
-        const int64_t length = 1 + cot_draw_below(&state, longest);
-        int32_t id = cot_draw_below(&state, 5) == 0 ? -1 - (int32_t)cot_draw_below(&state, 2) : next++;
+        const int64_t length = 1 + cot_draw_below(&rng, longest);
+        int32_t id = cot_draw_below(&rng, 5) == 0 ? -1 - (int32_t)cot_draw_below(&rng, 2) : next++;
         if (returning && id >= 0)
-            id = (int32_t)cot_draw_below(&state, 3);
+            id = (int32_t)cot_draw_below(&rng, 3);
         for (int64_t end = i + length; i < end && i < elements; i++)
             data[i] = id;
     }
@@ -539,40 +539,40 @@ static void fill_seq_idx(uint64_t state, int32_t *data, int64_t elements)
 
 /* Ascending from 0, with some empty sequences. In 50 % of the cases the last sequence ends at a random token,
  * not at T. */
-static void fill_cu_seqlens(uint64_t state, int32_t *data, int64_t N, int64_t T)
+static void fill_cu_seqlens(uint64_t rng, int32_t *data, int64_t N, int64_t T)
 {
-    const int64_t total = cot_draw_bool(&state) ? T : cot_draw_below(&state, T + 1);
+    const int64_t total = cot_draw_bool(&rng) ? T : cot_draw_below(&rng, T + 1);
     data[0] = 0;
     for (int64_t n = 1; n <= N; n++) {
         const int64_t left = total - data[n - 1];
-        const int64_t length = n == N ? left : cot_draw_below(&state, 3) == 0 ? 0 : cot_draw_below(&state, left + 1);
+        const int64_t length = n == N ? left : cot_draw_below(&rng, 3) == 0 ? 0 : cot_draw_below(&rng, left + 1);
         data[n] = data[n - 1] + (int32_t)length;
     }
 }
 
 /* Different rows of conv_state. 25 % of them are -1 (skipped). */
-static void fill_indices(uint64_t state, int32_t *data, int64_t B, int64_t N)
+static void fill_indices(uint64_t rng, int32_t *data, int64_t B, int64_t N)
 {
-    const int64_t first = cot_draw_below(&state, N > 0 ? N : 1);
+    const int64_t first = cot_draw_below(&rng, N > 0 ? N : 1);
     for (int64_t b = 0; b < B; b++)
-        data[b] = cot_draw_below(&state, 4) == 0 ? -1 : (int32_t)((first + N - 1 - b) % N);
+        data[b] = cot_draw_below(&rng, 4) == 0 ? -1 : (int32_t)((first + N - 1 - b) % N);
 }
 
 static void fill(const cot_case *c, const char *field, int32_t *data, int64_t elements)
 {
-    uint64_t state = c->seed;
+    uint64_t rng = c->seed;
     if (strcmp(field, "seq_idx") == 0) {
-        fill_seq_idx(state, data, elements);
+        fill_seq_idx(rng, data, elements);
     } else if (strcmp(field, "cu_seqlens") == 0) {
         const bool forward = c->direction == COT_CAUSAL_CONV1D_FORWARD;
         const cot_tensor *x = forward ? &((const cot_causal_conv1d_forward_args *)c->args)->x
                                       : &((const cot_causal_conv1d_backward_args *)c->args)->x;
-        fill_cu_seqlens(state, data, elements - 1, x->shape[2]);
+        fill_cu_seqlens(rng, data, elements - 1, x->shape[2]);
     } else if (strcmp(field, "cache_seqlens") == 0) {
         for (int64_t b = 0; b < elements; b++)
-            data[b] = cot_draw_below(&state, 8) == 0 ? INT32_MAX : (int32_t)cot_draw_below(&state, 60);
+            data[b] = cot_draw_below(&rng, 8) == 0 ? INT32_MAX : (int32_t)cot_draw_below(&rng, 60);
     } else {
-        fill_indices(state, data, elements, ((const cot_causal_conv1d_update_args *)c->args)->conv_state.shape[0]);
+        fill_indices(rng, data, elements, ((const cot_causal_conv1d_update_args *)c->args)->conv_state.shape[0]);
     }
 }
 

@@ -204,8 +204,8 @@ template <typename E> static __device__ __forceinline__ void backward(const conv
         float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
         for (int other_warp = 0; other_warp < CONV1D_SM90_WARPS; other_warp++) {
-            const float4 part_state = *(const float4 *)&warp_sums[other_warp][k][channel];
-            sum = {sum.x + part_state.x, sum.y + part_state.y, sum.z + part_state.z, sum.w + part_state.w};
+            const float4 warp_sum = *(const float4 *)&warp_sums[other_warp][k][channel];
+            sum = {sum.x + warp_sum.x, sum.y + warp_sum.y, sum.z + warp_sum.z, sum.w + warp_sum.w};
         }
         if (first_channel >= c.D)
             continue;
