@@ -23,6 +23,24 @@ typedef struct cot_named_tensor {
     bool in_place; /* an output may be the same view as an input, if both have this flag */
 } cot_named_tensor;
 
+/* Entries for a member of the argument struct *args. */
+#define COT_IN(args, member)                   \
+    {                                          \
+#member, &(args)->member, false, false \
+    }
+#define COT_OUT(args, member)                 \
+    {                                         \
+#member, &(args)->member, true, false \
+    }
+#define COT_IN_PLACE_INPUT(args, member)      \
+    {                                         \
+#member, &(args)->member, false, true \
+    }
+#define COT_IN_PLACE_OUTPUT(args, member)    \
+    {                                        \
+#member, &(args)->member, true, true \
+    }
+
 enum { COT_MAX_TENSORS = 32 }; /* of a call */
 
 /* Accepts the activations of the convolutions: none and SiLU. */

@@ -47,28 +47,28 @@ static cot_status check_memory(const attention_call *c)
 {
     const cot_attention_backward_args *a = &c->a;
     const bool forward = !c->backward;
-    const cot_named_tensor tensors[] = {{"q", &a->q, false, false},
-                                        {"k", &a->k, false, false},
-                                        {"v", &a->v, false, false},
-                                        {"cu_seqlens_q", &a->cu_seqlens_q, false, false},
-                                        {"cu_seqlens_k", &a->cu_seqlens_k, false, false},
-                                        {"seqused_q", &a->seqused_q, false, false},
-                                        {"seqused_k", &a->seqused_k, false, false},
-                                        {"sink", &a->sink, false, false},
-                                        {"alibi_slopes", &a->alibi_slopes, false, false},
-                                        {"bias", &a->bias, false, false},
-                                        {"dropout_seed_tensor", &a->dropout_seed_tensor, false, false},
-                                        {"dropout_offset_tensor", &a->dropout_offset_tensor, false, false},
+    const cot_named_tensor tensors[] = {COT_IN(a, q),
+                                        COT_IN(a, k),
+                                        COT_IN(a, v),
+                                        COT_IN(a, cu_seqlens_q),
+                                        COT_IN(a, cu_seqlens_k),
+                                        COT_IN(a, seqused_q),
+                                        COT_IN(a, seqused_k),
+                                        COT_IN(a, sink),
+                                        COT_IN(a, alibi_slopes),
+                                        COT_IN(a, bias),
+                                        COT_IN(a, dropout_seed_tensor),
+                                        COT_IN(a, dropout_offset_tensor),
                                         {"out", &a->out, forward, false},
                                         {"lse", &a->lse, forward, false},
-                                        {"dout", &a->dout, false, false},
-                                        {"dlse", &a->dlse, false, false},
-                                        {"delta", &a->delta, false, false},
-                                        {"dq", &a->dq, true, false},
-                                        {"dk", &a->dk, true, false},
-                                        {"dv", &a->dv, true, false},
-                                        {"dsink", &a->dsink, true, false},
-                                        {"dbias", &a->dbias, true, false}};
+                                        COT_IN(a, dout),
+                                        COT_IN(a, dlse),
+                                        COT_IN(a, delta),
+                                        COT_OUT(a, dq),
+                                        COT_OUT(a, dk),
+                                        COT_OUT(a, dv),
+                                        COT_OUT(a, dsink),
+                                        COT_OUT(a, dbias)};
     return cot_check_memory(c->base.name, tensors, sizeof tensors / sizeof *tensors);
 }
 

@@ -705,20 +705,11 @@ static cot_status check_as_single_call(const conv_call *c)
 static cot_status check_memory(const conv_call *c)
 {
     const cot_causal_conv1d_backward_args *a = &c->a;
-    const cot_named_tensor tensors[] = {{"x", &a->x, false, false},
-                                        {"weight", &a->weight, false, false},
-                                        {"bias", &a->bias, false, false},
-                                        {"initial_state", &a->initial_state, false, false},
-                                        {"seq_idx", &a->seq_idx, false, false},
-                                        {"cu_seqlens", &a->cu_seqlens, false, false},
-                                        {"dy", &a->dy, false, false},
-                                        {"dfinal_state", &a->dfinal_state, false, false},
-                                        {"y", &c->y, true, false},
-                                        {"final_state", &c->final_state, true, false},
-                                        {"dx", &a->dx, true, false},
-                                        {"dweight", &a->dweight, true, false},
-                                        {"dbias", &a->dbias, true, false},
-                                        {"dinitial_state", &a->dinitial_state, true, false}};
+    const cot_named_tensor tensors[] = {
+        COT_IN(a, x),       COT_IN(a, weight),         COT_IN(a, bias), COT_IN(a, initial_state),
+        COT_IN(a, seq_idx), COT_IN(a, cu_seqlens),     COT_IN(a, dy),   COT_IN(a, dfinal_state),
+        COT_OUT(c, y),      COT_OUT(c, final_state),   COT_OUT(a, dx),  COT_OUT(a, dweight),
+        COT_OUT(a, dbias),  COT_OUT(a, dinitial_state)};
     return cot_check_memory(c->base.name, tensors, sizeof tensors / sizeof *tensors);
 }
 

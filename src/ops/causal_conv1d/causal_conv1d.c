@@ -106,14 +106,8 @@ static cot_status validate_forward(const char *call, const void *args, bool with
     p->args = *(const cot_causal_conv1d_forward_args *)args;
     const cot_causal_conv1d_forward_args *a = &p->args;
     const cot_named_tensor tensors[] = {
-        {"x", &a->x, false, false},
-        {"weight", &a->weight, false, false},
-        {"bias", &a->bias, false, false},
-        {"initial_state", &a->initial_state, false, false},
-        {"seq_idx", &a->seq_idx, false, false},
-        {"cu_seqlens", &a->cu_seqlens, false, false},
-        {"y", &a->y, true, false},
-        {"final_state", &a->final_state, true, false},
+        COT_IN(a, x),       COT_IN(a, weight),     COT_IN(a, bias), COT_IN(a, initial_state),
+        COT_IN(a, seq_idx), COT_IN(a, cu_seqlens), COT_OUT(a, y),   COT_OUT(a, final_state),
     };
     CHECK(cot_check_silu(call, a->activation));
     CHECK(check_x_and_weight(call, &a->x, 3, &a->weight, &a->bias, &p->sizes));
@@ -132,18 +126,9 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
     const cot_causal_conv1d_backward_args *a = &p->args;
     const bool packed = cot_is_present(&a->cu_seqlens);
     const cot_named_tensor tensors[] = {
-        {"x", &a->x, false, false},
-        {"weight", &a->weight, false, false},
-        {"bias", &a->bias, false, false},
-        {"initial_state", &a->initial_state, false, false},
-        {"seq_idx", &a->seq_idx, false, false},
-        {"cu_seqlens", &a->cu_seqlens, false, false},
-        {"dy", &a->dy, false, false},
-        {"dfinal_state", &a->dfinal_state, false, false},
-        {"dx", &a->dx, true, false},
-        {"dweight", &a->dweight, true, false},
-        {"dbias", &a->dbias, true, false},
-        {"dinitial_state", &a->dinitial_state, true, false},
+        COT_IN(a, x),       COT_IN(a, weight),     COT_IN(a, bias),   COT_IN(a, initial_state),
+        COT_IN(a, seq_idx), COT_IN(a, cu_seqlens), COT_IN(a, dy),     COT_IN(a, dfinal_state),
+        COT_OUT(a, dx),     COT_OUT(a, dweight),   COT_OUT(a, dbias), COT_OUT(a, dinitial_state),
     };
     CHECK(cot_check_silu(call, a->activation));
     if (a->accumulate != 0 && a->accumulate != 1)
@@ -214,13 +199,9 @@ static cot_status validate_update(const char *call, const void *args, bool with_
     p->args = *(const cot_causal_conv1d_update_args *)args;
     cot_causal_conv1d_update_args *a = &p->args;
     const cot_named_tensor tensors[] = {
-        {"x", &a->x, false, false},
-        {"weight", &a->weight, false, false},
-        {"bias", &a->bias, false, false},
-        {"conv_state", &a->conv_state, true, false},
-        {"cache_seqlens", &a->cache_seqlens, false, false},
-        {"conv_state_indices", &a->conv_state_indices, false, false},
-        {"y", &a->y, true, false},
+        COT_IN(a, x),           COT_IN(a, weight),        COT_IN(a, bias),
+        COT_OUT(a, conv_state), COT_IN(a, cache_seqlens), COT_IN(a, conv_state_indices),
+        COT_OUT(a, y),
     };
     CHECK(cot_check_silu(call, a->activation));
     CHECK(check_x_and_weight(call, &a->x, 2, &a->weight, &a->bias, &p->sizes));

@@ -64,9 +64,8 @@ static cot_status validate_forward(const char *call, const void *args, bool with
     const cot_causal_conv1d_dense_forward_args *a = &p->args;
     const conv1d_dense_sizes *sizes = &p->sizes;
     const cot_named_tensor tensors[] = {
-        {"x", &a->x, false, false},       {"weight", &a->weight, false, false},
-        {"bias", &a->bias, false, false}, {"initial_state", &a->initial_state, false, false},
-        {"y", &a->y, true, false},        {"final_state", &a->final_state, true, false},
+        COT_IN(a, x),  COT_IN(a, weight),       COT_IN(a, bias), COT_IN(a, initial_state),
+        COT_OUT(a, y), COT_OUT(a, final_state),
     };
     CHECK(cot_check_silu(call, a->activation));
     CHECK(check_x_and_weight(call, &a->x, &a->weight, &a->bias, &p->sizes));
@@ -84,11 +83,9 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
     const cot_causal_conv1d_dense_backward_args *a = &p->args;
     const conv1d_dense_sizes *sizes = &p->sizes;
     const cot_named_tensor tensors[] = {
-        {"x", &a->x, false, false},        {"weight", &a->weight, false, false},
-        {"bias", &a->bias, false, false},  {"initial_state", &a->initial_state, false, false},
-        {"dy", &a->dy, false, false},      {"dfinal_state", &a->dfinal_state, false, false},
-        {"dx", &a->dx, true, false},       {"dweight", &a->dweight, true, false},
-        {"dbias", &a->dbias, true, false}, {"dinitial_state", &a->dinitial_state, true, false},
+        COT_IN(a, x),      COT_IN(a, weight),          COT_IN(a, bias), COT_IN(a, initial_state),
+        COT_IN(a, dy),     COT_IN(a, dfinal_state),    COT_OUT(a, dx),  COT_OUT(a, dweight),
+        COT_OUT(a, dbias), COT_OUT(a, dinitial_state),
     };
     CHECK(cot_check_silu(call, a->activation));
     if (a->accumulate != 0 && a->accumulate != 1)

@@ -169,16 +169,9 @@ static cot_status validate_forward(const char *call, const void *args, bool with
     p->args = *(const cot_dropout_forward_args *)args;
     cot_dropout_forward_args *a = &p->args;
     const cot_named_tensor tensors[] = {
-        {"x", &a->x, false, true},
-        {"bias", &a->bias, false, false},
-        {"residual", &a->residual, false, true},
-        {"mask", &a->mask, false, false},
-        {"mask_bits", &a->mask_bits, false, false},
-        {"seed_tensor", &a->seed_tensor, false, false},
-        {"offset_tensor", &a->offset_tensor, false, false},
-        {"y", &a->y, true, true},
-        {"mask_out", &a->mask_out, true, false},
-        {"mask_bits_out", &a->mask_bits_out, true, false},
+        COT_IN_PLACE_INPUT(a, x), COT_IN(a, bias),           COT_IN_PLACE_INPUT(a, residual), COT_IN(a, mask),
+        COT_IN(a, mask_bits),     COT_IN(a, seed_tensor),    COT_IN(a, offset_tensor),        COT_IN_PLACE_OUTPUT(a, y),
+        COT_OUT(a, mask_out),     COT_OUT(a, mask_bits_out),
     };
     CHECK(check_activation(call, a->activation));
     CHECK(check_first(call, "x", &a->x, &p->sizes));
@@ -209,15 +202,9 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
     p->args = *(const cot_dropout_backward_args *)args;
     cot_dropout_backward_args *a = &p->args;
     const cot_named_tensor tensors[] = {
-        {"dy", &a->dy, false, true},
-        {"x", &a->x, false, true},
-        {"bias", &a->bias, false, false},
-        {"mask", &a->mask, false, false},
-        {"mask_bits", &a->mask_bits, false, false},
-        {"seed_tensor", &a->seed_tensor, false, false},
-        {"offset_tensor", &a->offset_tensor, false, false},
-        {"dx", &a->dx, true, true},
-        {"dbias", &a->dbias, true, false},
+        COT_IN_PLACE_INPUT(a, dy), COT_IN_PLACE_INPUT(a, x),   COT_IN(a, bias),
+        COT_IN(a, mask),           COT_IN(a, mask_bits),       COT_IN(a, seed_tensor),
+        COT_IN(a, offset_tensor),  COT_IN_PLACE_OUTPUT(a, dx), COT_OUT(a, dbias),
     };
     CHECK(check_activation(call, a->activation));
     if (a->accumulate != 0 && a->accumulate != 1)
