@@ -290,8 +290,8 @@ static cot_status forward(cot_queue *queue, const conv1d_forward_problem *p, voi
         int64_t W;
         const cot_cuda_kernel *kernel = choose_instance(instances, &c, p->sizes.dtype, axis == 2 ? c.T : c.D, &W);
         const conv1d_launch_config config = axis == 2
-                                                ? conv1d_cuda_channel_first_config(&p->sizes, W, CONV1D_FWD_CHUNKS)
-                                                : conv1d_cuda_fwd_channel_last_config(&p->sizes, W);
+                                                ? conv1d_sm80_channel_first_config(&p->sizes, W, CONV1D_FWD_CHUNKS)
+                                                : conv1d_sm80_fwd_channel_last_config(&p->sizes, W);
         c.warp_tokens = config.warp_tokens;
         const cot_status launched = launch_with_config(queue, kernel, &config, false, &c);
         if (launched != COT_OK)

@@ -23,7 +23,7 @@ typedef struct conv1d_launch_config {
 } conv1d_launch_config;
 
 /* Contiguous time: x over the tokens of a row, y over channels, z over the batch. */
-static inline conv1d_launch_config conv1d_cuda_channel_first_config(const conv1d_sizes *s, int64_t W, int64_t chunks)
+static inline conv1d_launch_config conv1d_sm80_channel_first_config(const conv1d_sizes *s, int64_t W, int64_t chunks)
 {
     const int64_t tokens = chunks * CONV1D_LANES * (W == 4 && s->dtype == COT_F32 ? 4 : 8); /* of a warp */
     conv1d_launch_config config = {.warp_tokens = tokens};
@@ -38,7 +38,7 @@ static inline conv1d_launch_config conv1d_cuda_channel_first_config(const conv1d
 
 /* Contiguous channels: x over channel groups, y over tokens, z over the batch. In the forward, the warps of a block
  * process adjacent channel groups. In the backward, they process consecutive tokens of the same group. */
-static inline conv1d_launch_config conv1d_cuda_fwd_channel_last_config(const conv1d_sizes *s, int64_t W)
+static inline conv1d_launch_config conv1d_sm80_fwd_channel_last_config(const conv1d_sizes *s, int64_t W)
 {
     const int64_t groups = cot_ceil_div(s->D, CONV1D_LANES * (W == 4 && s->dtype != COT_F32 ? 8 : 4));
     conv1d_launch_config config = {.warps = cot_min(groups, CONV1D_WARPS), .warp_tokens = CONV1D_FWD_WARP_TOKENS};
@@ -50,7 +50,7 @@ static inline conv1d_launch_config conv1d_cuda_fwd_channel_last_config(const con
     return config;
 }
 
-static inline conv1d_launch_config conv1d_cuda_bwd_channel_last_config(const conv1d_sizes *s, int64_t W)
+static inline conv1d_launch_config conv1d_sm80_bwd_channel_last_config(const conv1d_sizes *s, int64_t W)
 {
     conv1d_launch_config config = {.warp_tokens = CONV1D_BWD_WARP_TOKENS};
     while (cot_ceil_div(s->T, CONV1D_BWD_WARPS * config.warp_tokens) > CONV1D_CUDA_MAX_YZ)
@@ -106,7 +106,7 @@ static inline conv1d_launch_config conv1d_sm90_bwd_channel_last_config(const con
 
 /* ---- entries of the kernel table ----------------------------------------------------------------------- */
 
-static inline const char *admit_cuda_generic(const void *problem)
+static inline const char *admit_sm80_generic(const void *problem)
 {
     const conv1d_sizes *sizes = problem;
     return sizes->dtype == COT_F64 ? "it computes in float32, the tensors are f64" : NULL;
@@ -117,8 +117,8 @@ static inline bool conv1d_cuda_contiguous_along(const cot_tensor *tensor, int ax
     return !cot_is_present(tensor) || tensor->stride[axis] == 1 || tensor->shape[axis] == 1;
 }
 
-static inline const char *conv1d_cuda_admit(const conv1d_sizes *sizes, const cot_tensor *const *tensors, int count,
-                                            int axis, bool packed_states)
+static inline const char *conv1d_portable_refusal(const conv1d_sizes *sizes, const cot_tensor *const *tensors,
+                                                  int count, int axis, bool packed_states)
 {
     if (sizes->dtype == COT_F64)
         return "it computes in float32, the tensors are f64";
@@ -132,46 +132,47 @@ static inline const char *conv1d_cuda_admit(const conv1d_sizes *sizes, const cot
     return packed_states ? "it supports cu_seqlens without initial_state and dfinal_state" : NULL;
 }
 
-static inline const char *conv1d_cuda_admit_forward(const void *problem, int axis)
+static inline const char *conv1d_portable_refusal_fwd(const void *problem, int axis)
 {
     const conv1d_forward_problem *p = problem;
-    return conv1d_cuda_admit(&p->sizes, (const cot_tensor *const[]){&p->args.x, &p->args.y}, 2, axis,
-                             cot_is_present(&p->args.cu_seqlens) && cot_is_present(&p->args.initial_state));
+    return conv1d_portable_refusal(&p->sizes, (const cot_tensor *const[]){&p->args.x, &p->args.y}, 2, axis,
+                                   cot_is_present(&p->args.cu_seqlens) && cot_is_present(&p->args.initial_state));
 }
 
-static inline const char *conv1d_cuda_admit_backward(const void *problem, int axis)
+static inline const char *conv1d_portable_refusal_bwd(const void *problem, int axis)
 {
     const conv1d_backward_problem *p = problem;
-    return conv1d_cuda_admit(&p->sizes, (const cot_tensor *const[]){&p->args.x, &p->args.dy, &p->args.dx}, 3, axis,
-                             cot_is_present(&p->args.cu_seqlens) &&
-                                 (cot_is_present(&p->args.initial_state) || cot_is_present(&p->args.dfinal_state)));
+    return conv1d_portable_refusal(&p->sizes, (const cot_tensor *const[]){&p->args.x, &p->args.dy, &p->args.dx}, 3,
+                                   axis,
+                                   cot_is_present(&p->args.cu_seqlens) && (cot_is_present(&p->args.initial_state) ||
+                                                                           cot_is_present(&p->args.dfinal_state)));
 }
 
-static inline const char *admit_cuda_fwd_channel_first(const void *problem)
+static inline const char *admit_sm80_fwd_channel_first(const void *problem)
 {
-    return conv1d_cuda_admit_forward(problem, 2);
+    return conv1d_portable_refusal_fwd(problem, 2);
 }
 
-static inline const char *admit_cuda_fwd_channel_last(const void *problem)
+static inline const char *admit_sm80_fwd_channel_last(const void *problem)
 {
-    return conv1d_cuda_admit_forward(problem, 1);
+    return conv1d_portable_refusal_fwd(problem, 1);
 }
 
-static inline const char *admit_cuda_bwd_channel_first(const void *problem)
+static inline const char *admit_sm80_bwd_channel_first(const void *problem)
 {
-    return conv1d_cuda_admit_backward(problem, 2);
+    return conv1d_portable_refusal_bwd(problem, 2);
 }
 
-static inline const char *admit_cuda_bwd_channel_last(const void *problem)
+static inline const char *admit_sm80_bwd_channel_last(const void *problem)
 {
-    return conv1d_cuda_admit_backward(problem, 1);
+    return conv1d_portable_refusal_bwd(problem, 1);
 }
 
 /* The contiguous axis holds whole vectors of 8 elements. The copy engine needs strides that are multiples of 16 bytes
  * and not negative. Whether the data is aligned to 16 bytes is known only at the launch: if it is not, the sm90 kernel
  * falls back to the sm80 kernel. */
-static inline const char *conv1d_sm90_admit(const conv1d_sizes *sizes, const cot_tensor *const *tensors, int count,
-                                            int axis, bool packed)
+static inline const char *conv1d_sm90_refusal(const conv1d_sizes *sizes, const cot_tensor *const *tensors, int count,
+                                              int axis, bool packed)
 {
     if (sizes->K > 4)
         return "it supports K up to 4";
@@ -194,73 +195,73 @@ static inline const char *conv1d_sm90_admit(const conv1d_sizes *sizes, const cot
     return NULL;
 }
 
-static inline const char *conv1d_sm90_admit_forward(const void *problem, int axis)
+static inline const char *conv1d_sm90_refusal_fwd(const void *problem, int axis)
 {
     const conv1d_forward_problem *p = problem;
     const cot_tensor *const tensors[] = {&p->args.x, &p->args.y};
     const bool packed = cot_is_present(&p->args.cu_seqlens) || cot_is_present(&p->args.seq_idx);
-    const char *reason = conv1d_cuda_admit_forward(problem, axis);
-    return reason != NULL ? reason : conv1d_sm90_admit(&p->sizes, tensors, 2, axis, packed);
+    const char *reason = conv1d_portable_refusal_fwd(problem, axis);
+    return reason != NULL ? reason : conv1d_sm90_refusal(&p->sizes, tensors, 2, axis, packed);
 }
 
-static inline const char *conv1d_sm90_admit_backward(const void *problem, int axis)
+static inline const char *conv1d_sm90_refusal_bwd(const void *problem, int axis)
 {
     const conv1d_backward_problem *p = problem;
     const cot_tensor *const tensors[] = {&p->args.x, &p->args.dy, &p->args.dx};
     const bool packed = cot_is_present(&p->args.cu_seqlens) || cot_is_present(&p->args.seq_idx);
-    const char *reason = conv1d_cuda_admit_backward(problem, axis);
+    const char *reason = conv1d_portable_refusal_bwd(problem, axis);
     if (reason == NULL && cot_is_present(&p->args.dfinal_state))
         reason = "it supports no dfinal_state";
-    return reason != NULL ? reason : conv1d_sm90_admit(&p->sizes, tensors, 3, axis, packed);
+    return reason != NULL ? reason : conv1d_sm90_refusal(&p->sizes, tensors, 3, axis, packed);
 }
 
 static inline const char *admit_sm90_fwd_channel_first(const void *problem)
 {
-    return conv1d_sm90_admit_forward(problem, 2);
+    return conv1d_sm90_refusal_fwd(problem, 2);
 }
 
 static inline const char *admit_sm90_fwd_channel_last(const void *problem)
 {
-    return conv1d_sm90_admit_forward(problem, 1);
+    return conv1d_sm90_refusal_fwd(problem, 1);
 }
 
 static inline const char *admit_sm90_bwd_channel_first(const void *problem)
 {
-    return conv1d_sm90_admit_backward(problem, 2);
+    return conv1d_sm90_refusal_bwd(problem, 2);
 }
 
 static inline const char *admit_sm90_bwd_channel_last(const void *problem)
 {
-    return conv1d_sm90_admit_backward(problem, 1);
+    return conv1d_sm90_refusal_bwd(problem, 1);
 }
 
-static inline double cost_cuda_channel_first(const void *problem);
-static inline double cost_cuda_channel_last(const void *problem);
+static inline double cost_sm80_channel_first(const void *problem);
+static inline double cost_sm80_channel_last(const void *problem);
 
 static inline double cost_sm90_channel_first(const void *problem)
 {
-    return 0.8 * cost_cuda_channel_first(problem);
+    return 0.8 * cost_sm80_channel_first(problem);
 }
 
 static inline double cost_sm90_channel_last(const void *problem)
 {
-    return 0.8 * cost_cuda_channel_last(problem);
+    return 0.8 * cost_sm80_channel_last(problem);
 }
 
 /* Elements loaded and stored, including those of partial vectors at the end of a row. */
-static inline double cost_cuda_channel_first(const void *problem)
+static inline double cost_sm80_channel_first(const void *problem)
 {
     const conv1d_sizes *s = problem;
     return (double)s->B * (double)s->D * (double)cot_round_up(s->T, 256);
 }
 
-static inline double cost_cuda_channel_last(const void *problem)
+static inline double cost_sm80_channel_last(const void *problem)
 {
     const conv1d_sizes *s = problem;
     return (double)s->B * (double)s->T * (double)cot_round_up(s->D, 128);
 }
 
-static inline double cost_cuda_generic(const void *problem)
+static inline double cost_sm80_generic(const void *problem)
 {
     const conv1d_sizes *s = problem;
     return 1000.0 + 300.0 * (double)s->K * (double)s->B * (double)s->D * (double)s->T;
@@ -273,7 +274,7 @@ static inline double conv1d_cuda_im2col_blocks(const conv1d_sizes *s)
            (double)cot_ceil_div(s->T, CONV1D_IM2COL_TOKENS);
 }
 
-static inline const char *admit_cuda_im2col(const void *problem)
+static inline const char *admit_sm80_im2col(const void *problem)
 {
     const conv1d_forward_problem *p = problem;
     if (p->sizes.dtype != COT_BF16 && p->sizes.dtype != COT_F16)
@@ -289,9 +290,9 @@ static inline const char *admit_cuda_im2col(const void *problem)
 
 /* Always higher than the cost of the generic kernel, which supports everything that im2col does: im2col is for
  * comparison only. */
-static inline double cost_cuda_im2col(const void *problem)
+static inline double cost_sm80_im2col(const void *problem)
 {
-    return 1e6 + cost_cuda_generic(problem);
+    return 1e6 + cost_sm80_generic(problem);
 }
 
 /* Bytes of the partial sums. They are sized for the general kernels, which are compiled for the maximal width only. */
@@ -327,10 +328,10 @@ static inline conv1d_bwd_plan conv1d_cuda_plan_bwd(const conv1d_backward_problem
 {
     const conv1d_sizes *s = &p->sizes;
     conv1d_bwd_plan plan = {
-        .width4 = axis == 2 ? conv1d_cuda_channel_first_config(s, 4, CONV1D_BWD_CHUNKS)
-                            : conv1d_cuda_bwd_channel_last_config(s, 4),
-        .width8 = axis == 2 ? conv1d_cuda_channel_first_config(s, 8, CONV1D_BWD_CHUNKS)
-                            : conv1d_cuda_bwd_channel_last_config(s, 8),
+        .width4 = axis == 2 ? conv1d_sm80_channel_first_config(s, 4, CONV1D_BWD_CHUNKS)
+                            : conv1d_sm80_bwd_channel_last_config(s, 4),
+        .width8 = axis == 2 ? conv1d_sm80_channel_first_config(s, 8, CONV1D_BWD_CHUNKS)
+                            : conv1d_sm80_bwd_channel_last_config(s, 8),
     };
     int64_t partial_count = cot_max(plan.width4.partial_count, plan.width8.partial_count);
     if (sm90 != NULL) {
@@ -349,12 +350,12 @@ static inline conv1d_bwd_plan conv1d_sm90_plan_bwd(const conv1d_backward_problem
     return conv1d_cuda_plan_bwd(p, axis, &config);
 }
 
-COT_PLAN(plan_cuda_bwd_channel_first, conv1d_bwd_plan, conv1d_cuda_plan_bwd(problem, 2, NULL))
-COT_PLAN(plan_cuda_bwd_channel_last, conv1d_bwd_plan, conv1d_cuda_plan_bwd(problem, 1, NULL))
+COT_PLAN(plan_sm80_bwd_channel_first, conv1d_bwd_plan, conv1d_cuda_plan_bwd(problem, 2, NULL))
+COT_PLAN(plan_sm80_bwd_channel_last, conv1d_bwd_plan, conv1d_cuda_plan_bwd(problem, 1, NULL))
 COT_PLAN(plan_sm90_bwd_channel_first, conv1d_bwd_plan, conv1d_sm90_plan_bwd(problem, 2))
 COT_PLAN(plan_sm90_bwd_channel_last, conv1d_bwd_plan, conv1d_sm90_plan_bwd(problem, 1))
 
-static inline size_t workspace_cuda_bwd_generic(const void *problem)
+static inline size_t workspace_sm80_bwd_generic(const void *problem)
 {
     const conv1d_sizes *s = problem;
     return cot_bytes(COT_PRODUCT(s->B, s->D, s->T), sizeof(float));
@@ -367,7 +368,7 @@ static inline size_t workspace_cuda_bwd_generic(const void *problem)
 static inline const char *admit_hip_bwd_channel_first(const void *problem)
 {
     const conv1d_backward_problem *p = problem;
-    const char *refusal = admit_cuda_bwd_channel_first(problem);
+    const char *refusal = admit_sm80_bwd_channel_first(problem);
     if (refusal != NULL)
         return refusal;
     if (p->sizes.K > 4 || p->sizes.T % 8 != 0)
@@ -379,7 +380,7 @@ static inline const char *admit_hip_bwd_channel_first(const void *problem)
 static inline conv1d_bwd_plan conv1d_hip_plan_bwd_channel_first(const conv1d_backward_problem *p)
 {
     conv1d_bwd_plan plan = conv1d_cuda_plan_bwd(p, 2, NULL);
-    const size_t generic = workspace_cuda_bwd_generic(p);
+    const size_t generic = workspace_sm80_bwd_generic(p);
     plan.bytes = plan.bytes > generic ? plan.bytes : generic;
     return plan;
 }

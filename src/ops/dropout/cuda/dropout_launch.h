@@ -30,7 +30,7 @@ static inline dropout_cuda_tiling dropout_cuda_backward_tiling(const dropout_siz
                    : dropout_cuda_tiling_of(sizes, DROPOUT_BWD_LANES, DROPOUT_BWD_THREAD_ROWS, false);
 }
 
-static inline const char *admit_cuda(const void *problem)
+static inline const char *admit_sm80(const void *problem)
 {
     const dropout_sizes *sizes = problem;
     const int64_t max_groups = INT32_MAX / 2;                       /* the kernels count groups in 32 bits */
@@ -41,7 +41,7 @@ static inline const char *admit_cuda(const void *problem)
                                                                       : NULL;
 }
 
-static inline double cost_cuda(const void *problem)
+static inline double cost_sm80(const void *problem)
 {
     const dropout_sizes *sizes = problem;
     return 1000.0 + (double)sizes->R * (double)sizes->D;
@@ -65,6 +65,6 @@ static inline dropout_cuda_bwd_plan dropout_cuda_bwd_plan_of(const dropout_backw
     return plan;
 }
 
-COT_PLAN(plan_cuda_bwd, dropout_cuda_bwd_plan, dropout_cuda_bwd_plan_of(problem))
+COT_PLAN(plan_sm80_bwd, dropout_cuda_bwd_plan, dropout_cuda_bwd_plan_of(problem))
 
 #endif
