@@ -40,7 +40,7 @@ template <int COLUMNS, bool PAIRS> struct shared_memory {
         attention_work work[WORK_STAGES]; /* of the key blocks, in turn */
         cluster_ticket ticket;            /* before the producer writes `work` */
     };
-    union {                                 /* values for which the consumers have no registers at 64 columns */
+    union {                                     /* values for which the consumers have no registers at 64 columns */
         int tile_index[ATTENTION_BWD_Q_STAGES]; /* not GENERAL: of the tile in each stage */
         /* GENERAL without softcap: of each consumer warp, the first step of the key block that it does not skip. */
         uint32_t first_computed_step[COLUMNS == 64 && !PAIRS ? 8 : 1];

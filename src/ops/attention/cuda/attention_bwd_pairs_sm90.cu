@@ -95,7 +95,8 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, pair_memory<COL
         w.first_key += rank * KEYS;
         prefetch_keys<COLUMNS>(m, w, w.first_key);
         for (int step = 0; step < step_count(w); step++, stage_step++) {
-            const uint32_t q_stage = stage_step % ATTENTION_BWD_Q_STAGES, dout_stage = stage_step % ATTENTION_DOUT_STAGES;
+            const uint32_t q_stage = stage_step % ATTENTION_BWD_Q_STAGES,
+                           dout_stage = stage_step % ATTENTION_DOUT_STAGES;
             const attention_step at = step_of(c, w, step);
             const int tile = at.tile, head = w.first_head + at.h, b = w.b;
             const int row = (int)statistics_row_of<false>(c, w, at.h) + tile, query = tile * QUERIES + row_in_tile;

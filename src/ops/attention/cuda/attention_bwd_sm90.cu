@@ -120,7 +120,8 @@ template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_map
         s.work[n % s.WORK_STAGES] = w;
         prefetch_keys<COLUMNS>(m, w, w.first_key);
         for (int step = 0; step < step_count(w); step++, stage_step++) {
-            const uint32_t q_stage = stage_step % ATTENTION_BWD_Q_STAGES, dout_stage = stage_step % ATTENTION_DOUT_STAGES;
+            const uint32_t q_stage = stage_step % ATTENTION_BWD_Q_STAGES,
+                           dout_stage = stage_step % ATTENTION_DOUT_STAGES;
             const attention_step at = step_of(c, w, step);
             const int tile = at.tile, head = w.first_head + at.h;
             const int row = (int)statistics_row_of<false>(c, w, at.h) + tile;
@@ -185,7 +186,8 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, block_m
             break;
         const int steps = step_count(w);
         for (int step = 0; step < steps; step++, stage_step++) {
-            const uint32_t q_stage = stage_step % ATTENTION_BWD_Q_STAGES, dout_stage = stage_step % ATTENTION_DOUT_STAGES;
+            const uint32_t q_stage = stage_step % ATTENTION_BWD_Q_STAGES,
+                           dout_stage = stage_step % ATTENTION_DOUT_STAGES;
             const attention_step at = step_of(c, w, step);
             const int tile = at.tile, head = w.first_head + at.h, b = w.b;
             const int row = (int)statistics_row_of<true>(c, w, at.h) + tile;

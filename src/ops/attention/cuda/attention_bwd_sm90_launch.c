@@ -255,7 +255,8 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
     const bool general = plan->general;
     const int64_t columns = plan->columns;
     const backward_kernels *kernels = &kernel_table[kernels_index(z, general)];
-    const unsigned key_split_blocks = columns > 128 ? ATTENTION_CLUSTER_BLOCKS : 1; /* that share ATTENTION_BWD_KEYS keys */
+    const unsigned key_split_blocks =
+        columns > 128 ? ATTENTION_CLUSTER_BLOCKS : 1;            /* that share ATTENTION_BWD_KEYS keys */
     const int64_t row_lanes = columns == 192 ? 32 : columns / 8; /* lanes of preprocess for one row */
     const bool p_scaled = z->dtype == COT_F16 && columns <= 128;
     const block_order order = block_order_of(p, general, columns);
@@ -347,11 +348,11 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
         if (status == COT_OK)
             status = attention_encode_row_map(queue, &mapped.q, &p->q, tile_rows, p->k.data);
         if (status == COT_OK)
-            status =
-                attention_encode_row_map(queue, &mapped.k, &p->k, (int)(ATTENTION_BWD_KEYS / key_split_blocks), p->k.data);
+            status = attention_encode_row_map(queue, &mapped.k, &p->k, (int)(ATTENTION_BWD_KEYS / key_split_blocks),
+                                              p->k.data);
         if (status == COT_OK)
-            status =
-                attention_encode_row_map(queue, &mapped.v, &p->v, (int)(ATTENTION_BWD_KEYS / key_split_blocks), p->k.data);
+            status = attention_encode_row_map(queue, &mapped.v, &p->v, (int)(ATTENTION_BWD_KEYS / key_split_blocks),
+                                              p->k.data);
         if (status == COT_OK)
             status = attention_encode_row_map(queue, &mapped.dout, &p->dout, tile_rows, p->k.data);
         const cot_cuda_kernel *main = order.pairs       ? &pairs_kernels[columns == 128]

@@ -30,18 +30,19 @@ enum {
 
 /* attention_bwd_sm90.cu: the same. for each 64 columns K, V, stages of Q and of dO; stages of dS and dQ; statistics and
  * barriers. */
-#define ATTENTION_BWD_SHARED_BYTES(columns)                                                                     \
-    ((columns) / 64 * 128 *                                                                                     \
-         (2 * ATTENTION_BWD_KEYS + (ATTENTION_BWD_Q_STAGES + ATTENTION_DOUT_STAGES) * ATTENTION_BWD_QUERIES(columns)) + \
-     2 * ATTENTION_BWD_KEYS * ATTENTION_BWD_QUERIES(columns) * ATTENTION_DS_STAGES +                                \
-     ATTENTION_DQ_SLICE * 4 * ATTENTION_DQ_STAGES +                                                             \
+#define ATTENTION_BWD_SHARED_BYTES(columns)                                                    \
+    ((columns) / 64 * 128 *                                                                    \
+         (2 * ATTENTION_BWD_KEYS +                                                             \
+          (ATTENTION_BWD_Q_STAGES + ATTENTION_DOUT_STAGES) * ATTENTION_BWD_QUERIES(columns)) + \
+     2 * ATTENTION_BWD_KEYS * ATTENTION_BWD_QUERIES(columns) * ATTENTION_DS_STAGES +           \
+     ATTENTION_DQ_SLICE * 4 * ATTENTION_DQ_STAGES +                                            \
      4 * ATTENTION_BWD_QUERIES(columns) * (ATTENTION_BWD_Q_STAGES + ATTENTION_DOUT_STAGES) + 512)
 
 /* attention_bwd_pairs_sm90.cu: the same. K, V, a panel of the peer's K, its dS, stages of Q, dO, dS and dQ, statistics,
  * barriers. */
-#define ATTENTION_PAIRS_SHARED_BYTES(columns)                                       \
+#define ATTENTION_PAIRS_SHARED_BYTES(columns)                                           \
     (16384 * ((columns) / 64 * 2 + 2 + ATTENTION_BWD_Q_STAGES + ATTENTION_DOUT_STAGES + \
-              (columns == 64 ? 2 : 1) * ATTENTION_DS_STAGES + 1) +                  \
+              (columns == 64 ? 2 : 1) * ATTENTION_DS_STAGES + 1) +                      \
      4 * ATTENTION_BWD_QUERIES(columns) * (ATTENTION_BWD_Q_STAGES + ATTENTION_DOUT_STAGES) + 512)
 
 #define ATTENTION_DP_SCALE 0x1p-8f /* scale of dP and delta in f16, which removes the scale of P from dS */
@@ -60,8 +61,8 @@ typedef struct attention_array {
 #define ATTENTION_FWD_SMALL(DO) DO(d64, 64, 64, 128, 3, 2, 4) DO(d96, 96, 96, 128, 2, 1, 2) DO(d128, 128, 128, 128, 2, 1, 2)
 #define ATTENTION_FWD_LARGE(DO) DO(d192_v128, 192, 128, 128, 2, 1, 2) DO(d192, 192, 192, 112, 2, 1, 2) DO(d256, 256, 256, 80, 2, 1, 2)
 /* Kernels for softcap and negative scales. Their code would slow the others down. */
-#define ATTENTION_FWD_SMALL_GENERAL(DO) DO(d64_general, 64, 64, 128, 3, 2, 4) DO(d128_general, 128, 128, 128, 2, 1, 2)
-#define ATTENTION_FWD_LARGE_GENERAL(DO) DO(d256_general, 256, 256, 80, 2, 1, 2)
+#define ATTENTION_FWD_SMALL_SOFTCAP(DO) DO(d64_softcap, 64, 64, 128, 3, 2, 4) DO(d128_softcap, 128, 128, 128, 2, 1, 2)
+#define ATTENTION_FWD_LARGE_SOFTCAP(DO) DO(d256_softcap, 256, 256, 80, 2, 1, 2)
 /* clang-format on */
 
 /* Bytes of shared memory: Q, O (see STAGE_O), K and V in panels of 64 columns, tile descriptions, barriers. */

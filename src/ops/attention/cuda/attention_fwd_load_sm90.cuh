@@ -14,7 +14,7 @@
 enum { WARPGROUP = 128, WARP = 32, ROW_BYTES = 128 /* bytes of 64 columns */ };
 
 /* Compile-time parameters of a kernel: see ATTENTION_FWD_SMALL. */
-template <typename E_, int D_, int DV_, int KEYS_, int CONSUMERS_, int Q_STAGES_, int STAGES_, bool MODIFY_SCORES_>
+template <typename E_, int D_, int DV_, int KEYS_, int CONSUMERS_, int Q_STAGES_, int STAGES_, bool SOFTCAP_>
 struct forward_traits {
     typedef E_ E;
     enum {
@@ -24,10 +24,10 @@ struct forward_traits {
         CONSUMERS = CONSUMERS_,
         Q_STAGES = Q_STAGES_,
         STAGES = STAGES_,
-        MODIFY_SCORES = MODIFY_SCORES_, /* softcap and negative scales too */
+        SOFTCAP = SOFTCAP_,  /* also negative scales */
         STAGE_O = D_ <= 128, /* O goes through shared memory, where it becomes whole rows: there is space for it */
         /* The first and the last step may take half of a key tile. */
-        HALF_TILES = KEYS == 128 && CONSUMERS == 2 && !MODIFY_SCORES,
+        HALF_TILES = KEYS == 128 && CONSUMERS == 2 && !SOFTCAP,
         /* P may reach 2^MAX_P_LOG2: scores may exceed row_max by this exponent. */
         MAX_P_LOG2 = cot_is_f16<E_> ? 15 : 20,
         QUERIES = 64 * CONSUMERS,

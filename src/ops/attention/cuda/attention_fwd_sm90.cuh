@@ -312,7 +312,7 @@ static __device__ __forceinline__ void consume(const attention_fwd_call &c, shar
         const bool half_first_step = F::HALF_TILES && range.half_first_step,
                    half_last_step = F::HALF_TILES && range.half_last_step;
         /* Becomes false when scores exceed the range of softcap's short series: the next tile's probably do, too. */
-        bool try_fast = !F::MODIFY_SCORES || c.cap.short_max_square > 0.0f;
+        bool try_fast = !F::SOFTCAP || c.cap.short_max_square > 0.0f;
         consumer.skip_tiles(t.end - end);
         if (end > begin) {
             cot_mbarrier_wait(&s.k_full[consumer.k.stage], consumer.k.parity);
@@ -432,11 +432,11 @@ template <class F> static __device__ __forceinline__ void forward(const attentio
     }
 }
 
-#define INSTANCE(element, modify_scores, name, d, d_v, keys, consumers, q_stages, stages)              \
-    extern "C" __global__ void __launch_bounds__((consumers + 1) * WARPGROUP, 1)                       \
-        attention_fwd_##name(const __grid_constant__ attention_fwd_mapped m)                           \
-    {                                                                                                  \
-        forward<forward_traits<element, d, d_v, keys, consumers, q_stages, stages, modify_scores>>(m); \
+#define INSTANCE(element, softcap, name, d, d_v, keys, consumers, q_stages, stages)              \
+    extern "C" __global__ void __launch_bounds__((consumers + 1) * WARPGROUP, 1)                 \
+        attention_fwd_##name(const __grid_constant__ attention_fwd_mapped m)                     \
+    {                                                                                            \
+        forward<forward_traits<element, d, d_v, keys, consumers, q_stages, stages, softcap>>(m); \
     }
 #define INSTANCE_BF16(name, d, d_v, keys, consumers, q_stages, stages) \
     INSTANCE(__nv_bfloat16, false, bf16_sm90_##name, d, d_v, keys, consumers, q_stages, stages)

@@ -10,7 +10,7 @@
 #include "../attention_kernels.def"
 #undef COT_KERNEL_ENTRY
 
-extern const unsigned char cot_image_attention_fwd_sm90[], cot_image_attention_fwd_d256_sm90[];
+extern const unsigned char cot_image_attention_fwd_sm90[], cot_image_attention_fwd_large_sm90[];
 
 enum { CACHE_BYTES = 32 << 20 /* of the L2 cache, for K and V of a section */ };
 
@@ -30,17 +30,17 @@ typedef struct forward_kernel {
 #define BF16_SMALL(name, d, d_v, keys, consumers, q_stages, stages) \
     KERNEL(bf16, name, cot_image_attention_fwd_sm90, d, d_v, keys, consumers, q_stages, stages)
 #define BF16_LARGE(name, d, d_v, keys, consumers, q_stages, stages) \
-    KERNEL(bf16, name, cot_image_attention_fwd_d256_sm90, d, d_v, keys, consumers, q_stages, stages)
+    KERNEL(bf16, name, cot_image_attention_fwd_large_sm90, d, d_v, keys, consumers, q_stages, stages)
 #define F16_SMALL(name, d, d_v, keys, consumers, q_stages, stages) \
     KERNEL(f16, name, cot_image_attention_fwd_sm90, d, d_v, keys, consumers, q_stages, stages)
 #define F16_LARGE(name, d, d_v, keys, consumers, q_stages, stages) \
-    KERNEL(f16, name, cot_image_attention_fwd_d256_sm90, d, d_v, keys, consumers, q_stages, stages)
+    KERNEL(f16, name, cot_image_attention_fwd_large_sm90, d, d_v, keys, consumers, q_stages, stages)
 static const forward_kernel bf16_kernels[] = {ATTENTION_FWD_SMALL(BF16_SMALL) ATTENTION_FWD_LARGE(BF16_LARGE)};
-static const forward_kernel bf16_softcap_kernels[] = {ATTENTION_FWD_SMALL_GENERAL(BF16_SMALL)
-                                                          ATTENTION_FWD_LARGE_GENERAL(BF16_LARGE)};
+static const forward_kernel bf16_softcap_kernels[] = {ATTENTION_FWD_SMALL_SOFTCAP(BF16_SMALL)
+                                                          ATTENTION_FWD_LARGE_SOFTCAP(BF16_LARGE)};
 static const forward_kernel f16_kernels[] = {ATTENTION_FWD_SMALL(F16_SMALL) ATTENTION_FWD_LARGE(F16_LARGE)};
-static const forward_kernel f16_softcap_kernels[] = {ATTENTION_FWD_SMALL_GENERAL(F16_SMALL)
-                                                         ATTENTION_FWD_LARGE_GENERAL(F16_LARGE)};
+static const forward_kernel f16_softcap_kernels[] = {ATTENTION_FWD_SMALL_SOFTCAP(F16_SMALL)
+                                                         ATTENTION_FWD_LARGE_SOFTCAP(F16_LARGE)};
 
 static int64_t max_i64(int64_t a, int64_t b)
 {

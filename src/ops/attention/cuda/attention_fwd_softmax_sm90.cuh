@@ -52,7 +52,7 @@ static __device__ __forceinline__ void apply_mask(const attention_tile &t, int k
         visible[half] = columns_below(min(t.window_last + tile_row + 1, t.Tk) - column) &
                         ~columns_below(t.window_first + tile_row - column);
     }
-    enum { CHUNK = F::MODIFY_SCORES ? 16 : 32 /* scores; twice as many columns */, CHUNK_BITS = (1 << CHUNK / 2) - 1 };
+    enum { CHUNK = F::SOFTCAP ? 16 : 32 /* scores; twice as many columns */, CHUNK_BITS = (1 << CHUNK / 2) - 1 };
 #pragma unroll
     for (int from = 0; from < N; from += CHUNK) {
         if (__all_sync(0xffffffffu, (visible[0] & visible[1] & (uint32_t)CHUNK_BITS << from / 2) == (uint32_t)CHUNK_BITS
@@ -153,14 +153,14 @@ static __device__ __forceinline__ bool softmax_step_fast(const attention_fwd_cal
         for (int j = 0; j < 2; j++) {
             float &score = scores[i + j];
             float factor = c.exponent_factor;
-            if (F::MODIFY_SCORES) {
+            if (F::SOFTCAP) {
                 const float square = score * score;
                 factor =
                     fmaf(fmaf(square, c.cap.short_series[2], c.cap.short_series[1]), square, c.cap.short_series[0]);
             }
             score = cot_ex2(fmaf(score, factor, -state.row_max[half]));
         }
-        if (F::MODIFY_SCORES)
+        if (F::SOFTCAP)
             min_p[half] = min_bits(min_p[half], scores[i], scores[i + 1]);
         sum[half] += scores[i] + scores[i + 1];
     }
@@ -168,7 +168,7 @@ static __device__ __forceinline__ bool softmax_step_fast(const attention_fwd_cal
     bool scores_small = true, valid = true;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        if (F::MODIFY_SCORES) {
+        if (F::SOFTCAP) {
             const float unit = cot_ex2(-state.row_max[half]);
             scores_small =
                 scores_small && sum[half] <= unit * c.cap.short_max_exp2 && min_p[half] >= unit * c.cap.short_min_exp2;
@@ -180,7 +180,7 @@ static __device__ __forceinline__ bool softmax_step_fast(const attention_fwd_cal
 #pragma unroll
     for (int half = 0; half < 2; half++)
         state.row_sum[half] += valid ? sum[half] : 0.0f;
-    if (F::MODIFY_SCORES && !valid)
+    if (F::SOFTCAP && !valid)
         try_fast = __all_sync(0xffffffffu, scores_small);
     return valid;
 }
@@ -228,7 +228,7 @@ static __device__ __forceinline__ bool softmax_step(const attention_fwd_call &c,
                                                     int row, bool masked, float (&scores)[N], softmax_state &state,
                                                     float (&factor)[2])
 {
-    if (F::MODIFY_SCORES)
+    if (F::SOFTCAP)
         modify_scores<F>(c, scores);
     if (masked)
         apply_mask<F>(t, key, row, scores);
