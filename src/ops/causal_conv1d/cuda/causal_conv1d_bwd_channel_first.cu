@@ -10,7 +10,7 @@
  * causal_conv1d_reduce reduces them over blocks. */
 #include "causal_conv1d_channel_first.cuh"
 
-template <typename E, int W, bool SPECIALIZED> static __device__ __forceinline__ void backward(const conv1d_call &c)
+template <typename E, int W, bool PLAIN> static __device__ __forceinline__ void backward(const conv1d_call &c)
 {
     constexpr int V = vector_elements<E, W>, CHUNK = CONV1D_LANES * V, CHUNKS = CONV1D_BWD_CHUNKS;
     __shared__ float first_g[CONV1D_WARPS + 1][W - 1]; /* of each warp; the last entry: of the next block */
@@ -29,17 +29,17 @@ template <typename E, int W, bool SPECIALIZED> static __device__ __forceinline__
 #pragma unroll
             for (int u = 0; u < CHUNKS; u++) {
                 if (t + u * CHUNK < T) {
-                    raw_x[u] = load_elements<E, V, SPECIALIZED>(x + t + u * CHUNK, T - t - u * CHUNK, c.x.aligned);
-                    raw_dy[u] = load_elements<E, V, SPECIALIZED>(dy + t + u * CHUNK, T - t - u * CHUNK, c.dy.aligned);
+                    raw_x[u] = load_elements<E, V, PLAIN>(x + t + u * CHUNK, T - t - u * CHUNK, c.x.aligned);
+                    raw_dy[u] = load_elements<E, V, PLAIN>(dy + t + u * CHUNK, T - t - u * CHUNK, c.dy.aligned);
                 }
             }
             float w[W], previous[W - 1], g[CHUNKS][V], sums[W + 1] = {0};
             if (begin < T)
-                load_previous<E, W, SPECIALIZED>(c, b, d, x, begin, previous);
+                load_previous<E, W, PLAIN>(c, b, d, x, begin, previous);
             const float bias = load_taps<W>(c, d, w);
             if (warp == warps - 1 && lane < W - 1)
                 first_g[warps][lane] =
-                    block_end < T ? recompute_g<E, W, SPECIALIZED>(c, b, d, block_end + lane, w, bias, dy) : 0.0f;
+                    block_end < T ? recompute_g<E, W, PLAIN>(c, b, d, block_end + lane, w, bias, dy) : 0.0f;
 #pragma unroll
             for (int u = 0; u < CHUNKS; u++) {
                 float values[V], inputs[W - 1 + V];
@@ -47,7 +47,7 @@ template <typename E, int W, bool SPECIALIZED> static __device__ __forceinline__
                 cot_unpack(raw_dy[u], g[u]);
                 shift_in_previous<V, W>(values, previous, inputs);
                 if (t + u * CHUNK < T)
-                    compute_g_and_sums<E, V, W, SPECIALIZED>(c, b, t + u * CHUNK, c.silu, w, bias, inputs, g[u], sums);
+                    compute_g_and_sums<E, V, W, PLAIN>(c, b, t + u * CHUNK, c.silu, w, bias, inputs, g[u], sums);
             }
             if (lane == 0) {
 #pragma unroll
@@ -73,9 +73,9 @@ template <typename E, int W, bool SPECIALIZED> static __device__ __forceinline__
                     }
                     if (t + u * CHUNK >= T)
                         continue;
-                    compute_dx<E, V, W, SPECIALIZED>(c, b, d, t + u * CHUNK, c.dfinal_state.data != nullptr, w, g[u],
-                                                     after, out);
-                    store_elements<E, V, SPECIALIZED>(dx + t + u * CHUNK, T - t - u * CHUNK, c.dx.aligned, out);
+                    compute_dx<E, V, W, PLAIN>(c, b, d, t + u * CHUNK, c.dfinal_state.data != nullptr, w, g[u], after,
+                                               out);
+                    store_elements<E, V, PLAIN>(dx + t + u * CHUNK, T - t - u * CHUNK, c.dx.aligned, out);
                 }
             }
             if (gridDim.y < c.D || gridDim.z < c.B)

@@ -8,7 +8,7 @@
  * blocks. */
 #include "causal_conv1d_channel_last.cuh"
 
-template <typename E, int W, bool SPECIALIZED> static __device__ __forceinline__ void backward(const conv1d_call &c)
+template <typename E, int W, bool PLAIN> static __device__ __forceinline__ void backward(const conv1d_call &c)
 {
     constexpr int V = W == 4 ? 4 : 2, PREFETCH_TOKENS = W;
     __shared__ float warp_sums[CONV1D_WARPS][V][CONV1D_LANES];
@@ -29,14 +29,14 @@ template <typename E, int W, bool SPECIALIZED> static __device__ __forceinline__
 #pragma unroll
             for (int u = 0; u < PREFETCH_TOKENS; u++, x += c.x.stride[2], dy += c.dy.stride[2]) {
                 if (begin + u < load_end) {
-                    prefetched_x[u] = load_elements<E, V, SPECIALIZED>(x, c.D - d, c.x.aligned);
-                    prefetched_dy[u] = load_elements<E, V, SPECIALIZED>(dy, c.D - d, c.dy.aligned);
+                    prefetched_x[u] = load_elements<E, V, PLAIN>(x, c.D - d, c.x.aligned);
+                    prefetched_dy[u] = load_elements<E, V, PLAIN>(dy, c.D - d, c.dy.aligned);
                 }
             }
             lane_channels<V, W> channels;
             float inputs[W][V], g[W][V];
             load_lane_channels(c, b, d, channels);
-            load_previous_inputs<E, V, W, SPECIALIZED>(c, channels, begin, inputs);
+            load_previous_inputs<E, V, W, PLAIN>(c, channels, begin, inputs);
             for (int t = begin; t < g_end;) {
 #pragma unroll
                 for (int u = 0; u < PREFETCH_TOKENS; u++, t++, x += c.x.stride[2], dy += c.dy.stride[2]) {
@@ -46,10 +46,10 @@ template <typename E, int W, bool SPECIALIZED> static __device__ __forceinline__
                         cot_unpack(prefetched_x[u], inputs[u]);
                         cot_unpack(prefetched_dy[u], g[u]);
                         if (t + PREFETCH_TOKENS < load_end) {
-                            prefetched_x[u] = load_elements<E, V, SPECIALIZED>(x, c.D - d, c.x.aligned);
-                            prefetched_dy[u] = load_elements<E, V, SPECIALIZED>(dy, c.D - d, c.dy.aligned);
+                            prefetched_x[u] = load_elements<E, V, PLAIN>(x, c.D - d, c.x.aligned);
+                            prefetched_dy[u] = load_elements<E, V, PLAIN>(dy, c.D - d, c.dy.aligned);
                         }
-                        compute_g_and_sums<E, V, W, SPECIALIZED>(c, channels, t, u, c.silu, t < end, inputs, g, sums);
+                        compute_g_and_sums<E, V, W, PLAIN>(c, channels, t, u, c.silu, t < end, inputs, g, sums);
                     } else {
 #pragma unroll
                         for (int v = 0; v < V; v++)
@@ -58,8 +58,8 @@ template <typename E, int W, bool SPECIALIZED> static __device__ __forceinline__
                     if (!has_dx || t - (W - 1) < begin)
                         continue;
                     float out[V];
-                    compute_dx<E, V, W, SPECIALIZED>(c, channels, t, u, c.dfinal_state.data != nullptr, g, out);
-                    store_elements<E, V, SPECIALIZED>(dx, c.D - d, c.dx.aligned, out);
+                    compute_dx<E, V, W, PLAIN>(c, channels, t, u, c.dfinal_state.data != nullptr, g, out);
+                    store_elements<E, V, PLAIN>(dx, c.D - d, c.dx.aligned, out);
                     dx += c.dx.stride[2];
                 }
             }

@@ -29,11 +29,11 @@ static __device__ __forceinline__ void shift_in_previous(const float (&values)[V
 }
 
 /* Computes y of the V tokens from t on. */
-template <typename E, int V, int W, bool SPECIALIZED>
+template <typename E, int V, int W, bool PLAIN>
 static __device__ __forceinline__ void convolve(const conv1d_call &c, int64_t b, int64_t t, const float (&w)[W],
                                                 float bias, const float (&inputs)[W - 1 + V], float (&out)[V])
 {
-    const token_ids<W - 1 + V, SPECIALIZED> ids = load_token_ids<W - 1 + V, SPECIALIZED>(c, b, t - (W - 1));
+    const token_ids<W - 1 + V, PLAIN> ids = load_token_ids<W - 1 + V, PLAIN>(c, b, t - (W - 1));
 #pragma unroll
     for (int i = 0; i < V; i++) {
         float z = bias;
@@ -50,11 +50,11 @@ static __device__ __forceinline__ void convolve(const conv1d_call &c, int64_t b,
 }
 
 /* Loads the W-1 inputs before token `begin` of row x = x[b][d]. */
-template <typename E, int W, bool SPECIALIZED>
+template <typename E, int W, bool PLAIN>
 static __device__ __forceinline__ void load_previous(const conv1d_call &c, int64_t b, int64_t d, const E *x, int begin,
                                                      float (&previous)[W - 1])
 {
-    if (SPECIALIZED && begin > 0) {
+    if (PLAIN && begin > 0) {
         float values[4];
         cot_unpack(cot_load_vector<E, 4>(x + begin - 4), values);
 #pragma unroll
@@ -88,13 +88,13 @@ static __device__ __forceinline__ void load_inputs_shared(const conv1d_call &c, 
 }
 
 /* Computes g of token t of row [b][d]. It loads the inputs one by one, for the W-1 tokens that follow the block. */
-template <typename E, int W, bool SPECIALIZED>
+template <typename E, int W, bool PLAIN>
 static __device__ __forceinline__ float recompute_g(const conv1d_call &c, int64_t b, int64_t d, int t,
                                                     const float (&w)[W], float bias, const E *dy)
 {
     if (t >= c.T)
         return 0.0f;
-    const token_ids<W, SPECIALIZED> ids = load_token_ids<W, SPECIALIZED>(c, b, t - (W - 1));
+    const token_ids<W, PLAIN> ids = load_token_ids<W, PLAIN>(c, b, t - (W - 1));
     float z = bias;
 #pragma unroll
     for (int k = 0; k < W; k++)
@@ -104,13 +104,13 @@ static __device__ __forceinline__ float recompute_g(const conv1d_call &c, int64_
 }
 
 /* Replaces dy of the V tokens from t on by g, and adds their terms to the sums of dweight and dbias. */
-template <typename E, int V, int W, bool SPECIALIZED>
+template <typename E, int V, int W, bool PLAIN>
 static __device__ __forceinline__ void compute_g_and_sums(const conv1d_call &c, int64_t b, int t, bool silu,
                                                           const float (&w)[W], float bias,
                                                           const float (&inputs)[W - 1 + V], float (&g)[V],
                                                           float (&sums)[W + 1])
 {
-    const token_ids<W - 1 + V, SPECIALIZED> ids = load_token_ids<W - 1 + V, SPECIALIZED>(c, b, t - (W - 1));
+    const token_ids<W - 1 + V, PLAIN> ids = load_token_ids<W - 1 + V, PLAIN>(c, b, t - (W - 1));
     if (silu) {
 #pragma unroll
         for (int i = 0; i < V; i++) {
@@ -134,7 +134,7 @@ static __device__ __forceinline__ void compute_g_and_sums(const conv1d_call &c, 
 
 /* Computes dx of the V tokens from t on, from their g and the W-1 values of g `after` them. final: dfinal_state is
  * present. */
-template <typename E, int V, int W, bool SPECIALIZED>
+template <typename E, int V, int W, bool PLAIN>
 static __device__ __forceinline__ void compute_dx(const conv1d_call &c, int64_t b, int64_t d, int t, bool final,
                                                   const float (&w)[W], const float (&g)[V], const float (&after)[W - 1],
                                                   float (&dx)[V])
@@ -143,7 +143,7 @@ static __device__ __forceinline__ void compute_dx(const conv1d_call &c, int64_t 
 #pragma unroll
     for (int i = 0; i < V + W - 1; i++)
         gs[i] = i < V ? g[i < V ? i : 0] : after[i < V ? 0 : i - V];
-    const token_ids<V + W - 1, SPECIALIZED> ids = load_token_ids<V + W - 1, SPECIALIZED>(c, b, t);
+    const token_ids<V + W - 1, PLAIN> ids = load_token_ids<V + W - 1, PLAIN>(c, b, t);
 #pragma unroll
     for (int i = 0; i < V; i++) {
         dx[i] = w[W - 1] * gs[i];

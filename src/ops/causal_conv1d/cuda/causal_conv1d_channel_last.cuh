@@ -33,13 +33,13 @@ static __device__ __forceinline__ void load_lane_channels(const conv1d_call &c, 
 }
 
 /* Loads the W-1 inputs before token `begin` into slots 1 .. W-1. */
-template <typename E, int V, int W, bool SPECIALIZED>
+template <typename E, int V, int W, bool PLAIN>
 static __device__ __forceinline__ void load_previous_inputs(const conv1d_call &c, const lane_channels<V, W> &channels,
                                                             int begin, float (&inputs)[W][V])
 {
 #pragma unroll
     for (int i = 1; i < W; i++) {
-        if (SPECIALIZED && begin > 0) {
+        if (PLAIN && begin > 0) {
             const int64_t offset = channels.b * c.x.stride[0] + (int64_t)(begin - W + i) * c.x.stride[2] + channels.d;
             cot_unpack(cot_load_vector<E, V>((const E *)c.x.data + offset), inputs[i]);
             continue;
@@ -52,10 +52,9 @@ static __device__ __forceinline__ void load_previous_inputs(const conv1d_call &c
 }
 
 /* Computes z of the token in slot u. */
-template <int V, int W, bool SPECIALIZED>
-static __device__ __forceinline__ void compute_z(const lane_channels<V, W> &channels,
-                                                 const token_ids<W, SPECIALIZED> &ids, int u,
-                                                 const float (&inputs)[W][V], float (&z)[V])
+template <int V, int W, bool PLAIN>
+static __device__ __forceinline__ void compute_z(const lane_channels<V, W> &channels, const token_ids<W, PLAIN> &ids,
+                                                 int u, const float (&inputs)[W][V], float (&z)[V])
 {
 #pragma unroll
     for (int v = 0; v < V; v++) {
@@ -67,11 +66,11 @@ static __device__ __forceinline__ void compute_z(const lane_channels<V, W> &chan
 }
 
 /* Computes y of token t, which is in slot u. */
-template <typename E, int V, int W, bool SPECIALIZED>
+template <typename E, int V, int W, bool PLAIN>
 static __device__ __forceinline__ void convolve(const conv1d_call &c, const lane_channels<V, W> &channels, int t, int u,
                                                 const float (&inputs)[W][V], float (&out)[V])
 {
-    const token_ids<W, SPECIALIZED> ids = load_token_ids<W, SPECIALIZED>(c, channels.b, t - (W - 1));
+    const token_ids<W, PLAIN> ids = load_token_ids<W, PLAIN>(c, channels.b, t - (W - 1));
     compute_z(channels, ids, u, inputs, out);
 #pragma unroll
     for (int v = 0; v < V; v++) {
@@ -83,13 +82,13 @@ static __device__ __forceinline__ void convolve(const conv1d_call &c, const lane
 
 /* Replaces dy of token t by g in slot u of g. Adds the terms of dweight and dbias to the sums if add_to_sums: false for
  * the tokens after those of the warp. */
-template <typename E, int V, int W, bool SPECIALIZED>
+template <typename E, int V, int W, bool PLAIN>
 static __device__ __forceinline__ void compute_g_and_sums(const conv1d_call &c, const lane_channels<V, W> &channels,
                                                           int t, int u, bool silu, bool add_to_sums,
                                                           const float (&inputs)[W][V], float (&g)[W][V],
                                                           float (&sums)[W + 1][V])
 {
-    const token_ids<W, SPECIALIZED> ids = load_token_ids<W, SPECIALIZED>(c, channels.b, t - (W - 1));
+    const token_ids<W, PLAIN> ids = load_token_ids<W, PLAIN>(c, channels.b, t - (W - 1));
     if (silu) {
         float z[V];
         compute_z(channels, ids, u, inputs, z);
@@ -115,12 +114,12 @@ static __device__ __forceinline__ void compute_g_and_sums(const conv1d_call &c, 
 
 /* Computes dx of token t - (W-1), which needs g up to token t. g of token t is in slot u. final: dfinal_state is
  * present. */
-template <typename E, int V, int W, bool SPECIALIZED>
+template <typename E, int V, int W, bool PLAIN>
 static __device__ __forceinline__ void compute_dx(const conv1d_call &c, const lane_channels<V, W> &channels, int t,
                                                   int u, bool final, const float (&g)[W][V], float (&out)[V])
 {
     const int dx_token = t - (W - 1);
-    const token_ids<W, SPECIALIZED> ids = load_token_ids<W, SPECIALIZED>(c, channels.b, dx_token);
+    const token_ids<W, PLAIN> ids = load_token_ids<W, PLAIN>(c, channels.b, dx_token);
 #pragma unroll
     for (int v = 0; v < V; v++) {
         out[v] = channels.w[W - 1][v] * g[(u + 1) % W][v];

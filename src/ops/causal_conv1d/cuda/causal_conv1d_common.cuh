@@ -10,9 +10,9 @@
 
 #define CONV1D_ALL_LANES 0xffffffffu
 
-/* The kernels of a file: body<element, width, SPECIALIZED>. Specialized kernels support K up to 4, whole aligned
+/* The kernels of a file: body<element, width, PLAIN>. Plain kernels support K up to 4, whole aligned
  * vectors and no packing, so they need few registers. General kernels test these conditions at run time. `blocks`:
- * specialized blocks that must fit on a multiprocessor. */
+ * plain blocks that must fit on a multiprocessor. */
 #define CONV1D_DEFINE_KERNELS(stem, body, blocks)                          \
     CONV1D_INSTANCE(stem##_bf16, body, blocks, __nv_bfloat16, 4, true)     \
     CONV1D_INSTANCE(stem##_bf16_general, body, 1, __nv_bfloat16, 8, false) \
@@ -20,26 +20,26 @@
     CONV1D_INSTANCE(stem##_f16_general, body, 1, __half, 8, false)         \
     CONV1D_INSTANCE(stem##_f32, body, blocks, float, 4, true)              \
     CONV1D_INSTANCE(stem##_f32_general, body, 1, float, 8, false)
-#define CONV1D_INSTANCE(name, body, blocks, element, width, specialized)             \
+#define CONV1D_INSTANCE(name, body, blocks, element, width, plain)                   \
     extern "C" __global__ void __launch_bounds__(CONV1D_WARPS *CONV1D_LANES, blocks) \
         name(const __grid_constant__ conv1d_call c)                                  \
     {                                                                                \
-        body<element, width, specialized>(c);                                        \
+        body<element, width, plain>(c);                                              \
     }
 
-/* Loads V elements, of which the first `count` exist. Specialized kernels call this only if all V exist. */
-template <typename E, int V, bool SPECIALIZED>
+/* Loads V elements, of which the first `count` exist. Plain kernels call this only if all V exist. */
+template <typename E, int V, bool PLAIN>
 static __device__ __forceinline__ cot_vector<E, V> load_elements(const E *from, int64_t count, bool aligned)
 {
-    if (SPECIALIZED || (aligned && count >= V))
+    if (PLAIN || (aligned && count >= V))
         return cot_load_vector<E, V>(from);
     return cot_load_partial<E, V>(from, count);
 }
 
-template <typename E, int V, bool SPECIALIZED>
+template <typename E, int V, bool PLAIN>
 static __device__ __forceinline__ void store_elements(E *to, int64_t count, bool aligned, const float (&values)[V])
 {
-    if (SPECIALIZED || (aligned && count >= V))
+    if (PLAIN || (aligned && count >= V))
         cot_store_vector<E, V>(to, values);
     else
         cot_store_partial<E, V>(to, count, values);
@@ -84,17 +84,16 @@ static __device__ __forceinline__ int32_t token_id(const conv1d_call &c, int64_t
     return ((const int32_t *)c.seq_idx.data)[b * c.seq_idx.stride[0] + (t < 0 ? 0 : t) * c.seq_idx.stride[1]];
 }
 
-/* The sequence ids of N consecutive tokens. Unused in specialized kernels. */
-template <int N, bool SPECIALIZED> struct token_ids {
-    int32_t id[SPECIALIZED ? 1 : N];
+/* The sequence ids of N consecutive tokens. Unused in plain kernels. */
+template <int N, bool PLAIN> struct token_ids {
+    int32_t id[PLAIN ? 1 : N];
 };
 
-template <int N, bool SPECIALIZED>
-static __device__ __forceinline__ token_ids<N, SPECIALIZED> load_token_ids(const conv1d_call &c, int64_t b,
-                                                                           int64_t first)
+template <int N, bool PLAIN>
+static __device__ __forceinline__ token_ids<N, PLAIN> load_token_ids(const conv1d_call &c, int64_t b, int64_t first)
 {
-    token_ids<N, SPECIALIZED> ids = {};
-    if constexpr (!SPECIALIZED) {
+    token_ids<N, PLAIN> ids = {};
+    if constexpr (!PLAIN) {
 #pragma unroll
         for (int i = 0; i < N; i++)
             ids.id[i] = token_id(c, b, first + i);
@@ -104,21 +103,20 @@ static __device__ __forceinline__ token_ids<N, SPECIALIZED> load_token_ids(const
 
 /* `value` if tokens i and j are in the same sequence, else 0. Mask inputs, not weights: an input of another sequence
  * may be NaN. */
-template <int N, bool SPECIALIZED>
-static __device__ __forceinline__ float mask_other_sequence(const token_ids<N, SPECIALIZED> &ids, int i, int j,
-                                                            float value)
+template <int N, bool PLAIN>
+static __device__ __forceinline__ float mask_other_sequence(const token_ids<N, PLAIN> &ids, int i, int j, float value)
 {
-    if constexpr (SPECIALIZED)
+    if constexpr (PLAIN)
         return value;
     else
         return i == j || ids.id[i] == ids.id[j] ? value : 0.0f;
 }
 
 /* `value`, or 0 if token i is padding. */
-template <int N, bool SPECIALIZED>
-static __device__ __forceinline__ float mask_padding(const token_ids<N, SPECIALIZED> &ids, int i, float value)
+template <int N, bool PLAIN>
+static __device__ __forceinline__ float mask_padding(const token_ids<N, PLAIN> &ids, int i, float value)
 {
-    if constexpr (SPECIALIZED)
+    if constexpr (PLAIN)
         return value;
     else
         return ids.id[i] < 0 ? 0.0f : value;

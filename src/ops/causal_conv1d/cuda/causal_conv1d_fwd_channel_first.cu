@@ -4,7 +4,7 @@
  * [b = z][d = y]. A warp loads its CONV1D_FWD_CHUNKS chunks before it uses the first. */
 #include "causal_conv1d_channel_first.cuh"
 
-template <typename E, int W, bool SPECIALIZED> static __device__ __forceinline__ void forward(const conv1d_call &c)
+template <typename E, int W, bool PLAIN> static __device__ __forceinline__ void forward(const conv1d_call &c)
 {
     constexpr int V = vector_elements<E, W>, CHUNK = CONV1D_LANES * V, CHUNKS = CONV1D_FWD_CHUNKS;
     const int T = (int)c.T, warp = (int)(blockIdx.x * (blockDim.x / CONV1D_LANES) + threadIdx.x / CONV1D_LANES);
@@ -20,9 +20,9 @@ template <typename E, int W, bool SPECIALIZED> static __device__ __forceinline__
 #pragma unroll
             for (int u = 0; u < CHUNKS; u++)
                 if (t + u * CHUNK < T)
-                    raw[u] = load_elements<E, V, SPECIALIZED>(x + t + u * CHUNK, T - t - u * CHUNK, c.x.aligned);
+                    raw[u] = load_elements<E, V, PLAIN>(x + t + u * CHUNK, T - t - u * CHUNK, c.x.aligned);
             float w[W], previous[W - 1];
-            load_previous<E, W, SPECIALIZED>(c, b, d, x, begin, previous);
+            load_previous<E, W, PLAIN>(c, b, d, x, begin, previous);
             const float bias = load_taps<W>(c, d, w);
 #pragma unroll
             for (int u = 0; u < CHUNKS; u++, t += CHUNK) {
@@ -31,8 +31,8 @@ template <typename E, int W, bool SPECIALIZED> static __device__ __forceinline__
                 shift_in_previous<V, W>(values, previous, inputs);
                 if (t >= T)
                     continue;
-                convolve<E, V, W, SPECIALIZED>(c, b, t, w, bias, inputs, out);
-                store_elements<E, V, SPECIALIZED>(y + t, T - t, c.y.aligned, out);
+                convolve<E, V, W, PLAIN>(c, b, t, w, bias, inputs, out);
+                store_elements<E, V, PLAIN>(y + t, T - t, c.y.aligned, out);
             }
         }
     }

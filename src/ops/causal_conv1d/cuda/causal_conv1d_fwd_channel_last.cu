@@ -5,7 +5,7 @@
  * tokens in advance and keeps it unconverted. */
 #include "causal_conv1d_channel_last.cuh"
 
-template <typename E, int W, bool SPECIALIZED> static __device__ __forceinline__ void forward(const conv1d_call &c)
+template <typename E, int W, bool PLAIN> static __device__ __forceinline__ void forward(const conv1d_call &c)
 {
     constexpr int V = 4 * 4 / sizeof(E) > 4 && W == 4 ? 8 : 4, PREFETCH_TOKENS = W;
     const int T = (int)c.T, warp_tokens = (int)c.warp_tokens;
@@ -20,11 +20,11 @@ template <typename E, int W, bool SPECIALIZED> static __device__ __forceinline__
 #pragma unroll
         for (int u = 0; u < PREFETCH_TOKENS; u++, x += stride)
             if (begin + u < end)
-                prefetched[u] = load_elements<E, V, SPECIALIZED>(x, c.D - d, c.x.aligned);
+                prefetched[u] = load_elements<E, V, PLAIN>(x, c.D - d, c.x.aligned);
         lane_channels<V, W> channels;
         float inputs[W][V];
         load_lane_channels(c, b, d, channels);
-        load_previous_inputs<E, V, W, SPECIALIZED>(c, channels, begin, inputs);
+        load_previous_inputs<E, V, W, PLAIN>(c, channels, begin, inputs);
         for (int t = begin; t < end;) {
 #pragma unroll
             for (int u = 0; u < PREFETCH_TOKENS; u++, t++, x += stride, y += c.y.stride[2]) {
@@ -33,9 +33,9 @@ template <typename E, int W, bool SPECIALIZED> static __device__ __forceinline__
                 float out[V];
                 cot_unpack(prefetched[u], inputs[u]);
                 if (t + PREFETCH_TOKENS < end)
-                    prefetched[u] = load_elements<E, V, SPECIALIZED>(x, c.D - d, c.x.aligned);
-                convolve<E, V, W, SPECIALIZED>(c, channels, t, u, inputs, out);
-                store_elements<E, V, SPECIALIZED>(y, c.D - d, c.y.aligned, out);
+                    prefetched[u] = load_elements<E, V, PLAIN>(x, c.D - d, c.x.aligned);
+                convolve<E, V, W, PLAIN>(c, channels, t, u, inputs, out);
+                store_elements<E, V, PLAIN>(y, c.D - d, c.y.aligned, out);
             }
         }
     }

@@ -30,9 +30,9 @@ enum { THREADS = CONV1D_LANES * CONV1D_WARPS, GENERIC_BLOCKS = 132 * 16 };
 /* ---- the kernels -------------------------------------------------------------------------------------- */
 
 /* The kernel instances of a file, indexed by dtype: f32, f16 and bf16 are 1, 2 and 3 in cot_dtype. The sm80 kernels
- * have specialized instances (whole aligned vectors, K up to 4, no packing) and general instances, of width 8. */
+ * have plain instances (whole aligned vectors, K up to 4, no packing) and general instances, of width 8. */
 typedef struct kernel_instances {
-    cot_cuda_kernel specialized[3], general[3];
+    cot_cuda_kernel plain[3], general[3];
 } kernel_instances;
 
 /* clang-format off */
@@ -191,9 +191,9 @@ static bool all_aligned(const conv1d_call *c)
 static const cot_cuda_kernel *choose_instance(const kernel_instances *instances, const conv1d_call *c, cot_dtype dtype,
                                               int64_t extent, int64_t *W)
 {
-    const bool specialized = all_aligned(c) && c->K <= 4 && extent % 8 == 0 && c->seq_idx.data == NULL;
-    *W = specialized ? 4 : CONV1D_CUDA_MAX_K;
-    return specialized ? &instances->specialized[dtype - COT_F32] : &instances->general[dtype - COT_F32];
+    const bool plain = all_aligned(c) && c->K <= 4 && extent % 8 == 0 && c->seq_idx.data == NULL;
+    *W = plain ? 4 : CONV1D_CUDA_MAX_K;
+    return plain ? &instances->plain[dtype - COT_F32] : &instances->general[dtype - COT_F32];
 }
 
 /* Computes seq_idx from cu_seqlens for the fast kernels, at the start of *workspace, and moves *workspace behind it. */

@@ -315,7 +315,7 @@ static inline size_t workspace_cuda_fwd(const void *problem)
     return conv1d_cuda_seq_idx_bytes(&p->sizes, &p->args.cu_seqlens);
 }
 
-/* The plan of a backward. width4 and width8: of the specialized and the general sm80 kernels. The alignment of the data
+/* The plan of a backward. width4 and width8: of the plain and the general sm80 kernels. The alignment of the data
  * decides between them, and a query for the workspace's size may have no data. sm90: of the Hopper kernels, which fall
  * back to the sm80 kernels for misaligned data. */
 typedef struct conv1d_bwd_plan {
