@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * causal_conv1d_bwd_channel_first.cu: backward, time is contiguous. Block (x, y, z) processes piece x of row
- * [b = z][d = y]. A warp loads its CONV1D_BWD_CHUNKS chunks before it uses the first.
+ * causal_conv1d_bwd_channel_first.cu: backward, time is contiguous. Block (x, y, z) processes token range x of
+ * row [b = z][d = y]. A warp loads its CONV1D_BWD_CHUNKS chunks before it uses the first.
  *   g   needs the W-1 previous inputs: from the previous lane, for lane 0 from lane 31 of the previous chunk
  *   dx  needs the W-1 next values of g: from the next lane, for lane 31 from lane 0 of the next chunk
  *       after the warp's last chunk: from the next warp through shared memory

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * causal_conv1d_bwd_channel_last.cu: backward, channels are contiguous. Block (x, y, z) processes channel group x
- * and piece y of the tokens of row b = z. Each warp of the block processes warp_tokens consecutive tokens of the
- * piece. A warp loads x and dy PREFETCH_TOKENS tokens in advance and keeps them unconverted. dx of a token is
+ * and token range y of batch element b = z. Each warp of the block processes warp_tokens consecutive tokens of the
+ * range. A warp loads x and dy PREFETCH_TOKENS tokens in advance and keeps them unconverted. dx of a token is
  * computed W-1 tokens later than its g. For its last dx, a warp recomputes g of the W-1 tokens after its own. The
  * sums of dweight and dbias are accumulated per lane and reduced over warps. causal_conv1d_reduce reduces them over
  * blocks. */

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * causal_conv1d_bwd_channel_last_sm90.cu: backward on Hopper, channels are contiguous. Block (x, y, z) processes
- * token tile y of channels 64 x to 64 x + 63 of row b = z, 2 channels per lane. It loads this tile of x and of dy.
- * Each warp processes warp_tokens consecutive tokens of the tile, its part. dx of a token is computed 3 tokens later
- * than its g. For the last 3 dx of its part, a warp needs g of the 3 tokens after the part: it gets them from the
- * next warp. The last warp recomputes them. Beyond T the tile is zero, so g is zero there. The sums of dweight and
- * dbias are accumulated per lane and reduced over warps. causal_conv1d_reduce reduces them over blocks. */
+ * token tile y of channels 64 x to 64 x + 63 of batch element b = z, 2 channels per lane. It loads this tile of x and
+ * of dy. Each warp processes warp_tokens consecutive tokens of the tile, its part. dx of a token is computed 3 tokens
+ * later than its g. For the last 3 dx of its part, a warp needs g of the 3 tokens after the part: it gets them from the
+ * next warp. For the last warp these tokens belong to the next block: it computes their g too. Beyond T the tile is
+ * zero, so g is zero there. The sums of dweight and dbias are accumulated per lane and reduced over warps.
+ * causal_conv1d_reduce reduces them over blocks. */
 #include "causal_conv1d_channel_last.cuh"
 #include "causal_conv1d_maps.h"
 #include "causal_conv1d_sm90.cuh"
@@ -21,14 +22,14 @@ template <typename E> struct part_state {
 };
 
 /* Computes dx of the token 3 before the one in slot u, and stores it over dy of that token, which is no longer
- * needed. */
+ * needed. Only general instances use the argument t of compute_dx and compute_g_and_sums. */
 template <typename E>
 static __device__ __forceinline__ void store_dx_shared(const conv1d_call &c, const lane_channels<V, W> &channels,
                                                        part_state<E> &p, int u)
 {
     float out[V];
     cot_vector<E, V> packed;
-    compute_dx<E, V, W, true>(c, channels, 0, u, false, p.g, out);
+    compute_dx<E, V, W, true>(c, channels, /*t*/ 0, u, /*final*/ false, p.g, out);
     cot_pack(packed, out);
     *(cot_vector<E, V> *)(p.dy - (W - 1) * CHANNELS) = packed;
 }
@@ -51,7 +52,7 @@ static __device__ __forceinline__ void process_tokens(const conv1d_call &c, cons
     for (int u = 0; u < TOKENS; u++, p.x += CHANNELS, p.dy += CHANNELS) {
         cot_unpack(x[u], p.inputs[u]);
         cot_unpack(dy[u], p.g[u]);
-        compute_g_and_sums<E, V, W, true>(c, channels, 0, u, SILU, !AFTER_PART, p.inputs, p.g, p.sums);
+        compute_g_and_sums<E, V, W, true>(c, channels, /*t*/ 0, u, SILU, !AFTER_PART, p.inputs, p.g, p.sums);
         if (!FIRST || u == W - 1)
             store_dx_shared(c, channels, p, u);
     }
@@ -148,25 +149,25 @@ template <typename E> static __device__ __forceinline__ void backward(const conv
     __shared__ uint64_t full;
     __shared__ first_g_array first_g;
     const conv1d_call &c = m.call;
-    const int warp_tokens = (int)c.warp_tokens, tile_rows = 2 * CONV1D_SM90_HALO + CONV1D_SM90_WARPS * warp_tokens;
+    const int warp_tokens = (int)c.warp_tokens, tile_tokens = 2 * CONV1D_SM90_HALO + CONV1D_SM90_WARPS * warp_tokens;
     const int b = (int)blockIdx.z, tile_begin = (int)blockIdx.y * CONV1D_SM90_WARPS * warp_tokens;
     cot_griddepcontrol_wait();
     cot_griddepcontrol_launch_dependents();
     if (threadIdx.x == 0) {
-        const int first_channel = (int)blockIdx.x * CHANNELS, first_row = tile_begin - CONV1D_SM90_HALO;
-        const uint32_t bytes = (uint32_t)(tile_rows * CHANNELS) * (uint32_t)sizeof(E);
+        const int first_channel = (int)blockIdx.x * CHANNELS, first_token = tile_begin - CONV1D_SM90_HALO;
+        const uint32_t bytes = (uint32_t)(tile_tokens * CHANNELS) * (uint32_t)sizeof(E);
         cot_mbarrier_init(&full, 1);
         cot_mbarrier_init_fence();
         cot_mbarrier_arrive_expect(&full, 2 * bytes);
-        cot_tma_load_3d(conv1d_tile, &m.x, first_channel, first_row, b, &full);
-        cot_tma_load_3d(conv1d_tile + bytes, &m.dy, first_channel, first_row, b, &full);
+        cot_tma_load_3d(conv1d_tile, &m.x, first_channel, first_token, b, &full);
+        cot_tma_load_3d(conv1d_tile + bytes, &m.dy, first_channel, first_token, b, &full);
     }
     const int lane = threadIdx.x % CONV1D_LANES, warp = threadIdx.x / CONV1D_LANES;
     const int64_t d = (int64_t)blockIdx.x * CHANNELS + lane * V;
     const int begin = tile_begin + warp * warp_tokens;
     part_state<E> p = {};
     p.x = (const E *)conv1d_tile + (CONV1D_SM90_HALO + warp * warp_tokens) * CHANNELS + lane * V;
-    p.dy = (E *)p.x + tile_rows * CHANNELS;
+    p.dy = (E *)p.x + tile_tokens * CHANNELS;
     lane_channels<V, W> channels;
     load_packed_lane_channels(c, b, d < c.D ? d : 0, channels);
     __syncthreads();
@@ -193,7 +194,7 @@ template <typename E> static __device__ __forceinline__ void backward(const conv
     __syncthreads();
     if (threadIdx.x == 0 && c.dx.data != nullptr) {
         cot_tma_store_3d(&m.dx, (int)blockIdx.x * CHANNELS, tile_begin, b,
-                         conv1d_tile + (tile_rows + CONV1D_SM90_HALO) * CHANNELS * (int)sizeof(E));
+                         conv1d_tile + (tile_tokens + CONV1D_SM90_HALO) * CHANNELS * (int)sizeof(E));
         cot_bulk_commit();
     }
     /* A thread reduces 4 channels. D is a multiple of 8. */

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * causal_conv1d_channel_last.cuh: arithmetic of the kernels for contiguous channels. It works on data in registers. A
- * warp processes consecutive tokens of row b for a group of 32 V channels, V for each lane. Ring buffers in registers
- * hold the last W inputs of each channel, and in the backward the last W values of g: slot (t - begin) mod W has token
- * t. Loops over tokens are unrolled by a multiple of W, so that the slot `u` of a token is a compile-time constant. */
+ * warp processes consecutive tokens of batch element b for a group of 32 V channels, V for each lane. Ring buffers in
+ * registers hold the last W inputs of each channel, and in the backward the last W values of g: slot (t - begin) mod W
+ * has token t. Loops over tokens are unrolled by a multiple of W, so that the slot `u` of a token is a compile-time
+ * constant. */
 #ifndef COT_CAUSAL_CONV1D_CHANNEL_LAST_CUH
 #define COT_CAUSAL_CONV1D_CHANNEL_LAST_CUH
 

@@ -73,8 +73,8 @@ template <int W> static __device__ __forceinline__ float load_taps(const conv1d_
     return c.bias.data != nullptr ? cot_load(c.bias.data, c.bias.dtype, d * c.bias.stride[0]) : 0.0f;
 }
 
-/* The sequence id of token t of row b: 0 without packing, -1 (padding) from T on. Positions in the initial state (t < 0)
- * have the id of the first token. */
+/* The sequence id of token t of batch element b: 0 without packing, -1 (padding) from T on. Positions in the initial
+ * state (t < 0) have the id of the first token. */
 static __device__ __forceinline__ int32_t token_id(const conv1d_call &c, int64_t b, int64_t t)
 {
     if (t >= c.T)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * causal_conv1d_fwd_channel_first.cu: forward, time is contiguous. Block (x, y, z) processes piece x of row
- * [b = z][d = y]. A warp loads its CONV1D_FWD_CHUNKS chunks before it uses the first. */
+ * causal_conv1d_fwd_channel_first.cu: forward, time is contiguous. Block (x, y, z) processes token range x of
+ * row [b = z][d = y]. A warp loads its CONV1D_FWD_CHUNKS chunks before it uses the first. */
 #include "causal_conv1d_channel_first.cuh"
 
 template <typename E, int W, bool PLAIN> static __device__ __forceinline__ void forward(const conv1d_call &c)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * causal_conv1d_fwd_channel_last.cu: forward, channels are contiguous. Block (x, y, z) processes piece y of the
- * tokens of row b = z. Adjacent warps process adjacent groups of 32 V channels. A warp loads x PREFETCH_TOKENS
+ * causal_conv1d_fwd_channel_last.cu: forward, channels are contiguous. Block (x, y, z) processes token range y of
+ * batch element b = z. Adjacent warps process adjacent groups of 32 V channels. A warp loads x PREFETCH_TOKENS
  * tokens in advance and keeps it unconverted. */
 #include "causal_conv1d_channel_last.cuh"
 

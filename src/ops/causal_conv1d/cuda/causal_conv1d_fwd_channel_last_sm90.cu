@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * causal_conv1d_fwd_channel_last_sm90.cu: forward on Hopper, channels are contiguous. Block (x, y, z) processes token
- * tile y of channels 128 x to 128 x + 127 of row b = z, 4 channels per lane. Each warp processes
+ * tile y of channels 128 x to 128 x + 127 of batch element b = z, 4 channels per lane. Each warp processes
  * CONV1D_SM90_FWD_WARP_TOKENS consecutive tokens of the tile. */
 #include "causal_conv1d_channel_last.cuh"
 #include "causal_conv1d_maps.h"

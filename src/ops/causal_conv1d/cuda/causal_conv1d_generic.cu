@@ -38,8 +38,8 @@ static __device__ __forceinline__ int64_t load_index(const conv1d_array &a, int6
 }
 
 /* ---- sequences ---------------------------------------------------------------------------------------- *
- * The sequence of a token of row b: its positions [first, end), its row of the states (-1: padding, where no token
- * contributes), and with seq_idx an id. Entries of cu_seqlens outside [0, T] are clamped, so that a wrong entry
+ * The sequence of a token of batch element b: its positions [first, end), its row of the states (-1: padding, where no
+ * token contributes), and with seq_idx an id. Entries of cu_seqlens outside [0, T] are clamped, so that a wrong entry
  * causes no access outside of a tensor. */
 struct sequence {
     int64_t b, first, end, state;
@@ -359,7 +359,7 @@ template <int W> static __device__ __forceinline__ void reduce(const conv1d_call
 REDUCE(4)
 REDUCE(8)
 
-/* A thread processes one channel of a row: its tokens in order, then the state in place. */
+/* A thread processes one channel of a batch element: its tokens in order, then the state in place. */
 KERNEL causal_conv1d_update_generic(const __grid_constant__ conv1d_call c)
 {
     for (int64_t element_number = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; element_number < c.B * c.D;

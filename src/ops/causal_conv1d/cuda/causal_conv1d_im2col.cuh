@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * causal_conv1d_im2col.cuh: what the im2col kernels share: the tile of x in shared memory, in which the product replaces
- * x by y, and the copies to and from it. */
+ * causal_conv1d_im2col.cuh: what the im2col kernels share: the tile of x in shared memory, in which the product
+ * replaces x by y, and the copies to and from it. */
 #ifndef COT_CAUSAL_CONV1D_IM2COL_CUH
 #define COT_CAUSAL_CONV1D_IM2COL_CUH
 
@@ -17,7 +17,7 @@ enum {
     STRIPS = 2 /* strips of 16 tokens that a warp or wave processes at once, so that their products overlap */
 };
 
-/* The position of a block's tile: row b, first channel d, first token t. */
+/* The position of a block's tile: batch element b, first channel d, first token t. */
 struct tile_position {
     int64_t b, d;
     int t;

@@ -53,8 +53,8 @@ typedef struct kernel_instances {
     IMAGE(causal_conv1d_##name) \
     static const cot_cuda_kernel name[3] = KERNELS(causal_conv1d_##name, "", shared, 2 * (shared));
 #define CHANNEL_FIRST_TILE_BYTES(chunks) CONV1D_SM90_CHANNEL_FIRST_BYTES(CONV1D_SM90_WARPS, chunks)
-#define CHANNEL_LAST_TILE_BYTES(rows, halos, channels) \
-    ((CONV1D_SM90_WARPS * (rows) + (halos) * CONV1D_SM90_HALO) * (channels) * 2)
+#define CHANNEL_LAST_TILE_BYTES(warp_tokens, halos, channels) \
+    ((CONV1D_SM90_WARPS * (warp_tokens) + (halos) * CONV1D_SM90_HALO) * (channels) * 2)
 
 INSTANCES(fwd_channel_first)
 INSTANCES(fwd_channel_last)
@@ -223,32 +223,32 @@ static cot_status launch_with_config(cot_queue *queue, const cot_cuda_kernel *ke
 
 #if !defined(COT_FOR_HIP)
 
-/* The tensor map of x, dy or dx, with contiguous channels. rows, channels: the box. */
-static cot_status map_tile(cot_queue *queue, CUtensorMap *map, const conv1d_call *c, const conv1d_array *a, int rows,
-                           int channels)
+/* The tensor map of x, dy or dx, with contiguous channels. tile_tokens, channels: the box. */
+static cot_status map_tile(cot_queue *queue, CUtensorMap *map, const conv1d_call *c, const conv1d_array *a,
+                           int tile_tokens, int channels)
 {
     const int64_t size = (int64_t)cot_dtype_size((cot_dtype)a->dtype);
     /* The driver requires valid strides even for an axis of one element. */
-    const int64_t row = c->T > 1 ? a->stride[2] * size : 16, batch = c->B > 1 ? a->stride[0] * size : 16;
+    const int64_t token = c->T > 1 ? a->stride[2] * size : 16, batch = c->B > 1 ? a->stride[0] * size : 16;
     return cot_cuda_tensor_map(queue, map, (cot_dtype)a->dtype, 3, a->data, (const int64_t[]){c->D, c->T, c->B},
-                               (const int64_t[]){row, batch}, (const int[]){channels, rows, 1});
+                               (const int64_t[]){token, batch}, (const int[]){channels, tile_tokens, 1});
 }
 
 /* Launches the Hopper kernel of a direction and layout for a call that it admits. The launch is dependent on the
  * previous kernel, except for the backward with contiguous time. */
 static cot_status launch_sm90(cot_queue *queue, const cot_cuda_kernel *kernel, const conv1d_launch_config *config,
-                              int axis, int rows, int channels, const conv1d_call *c)
+                              int axis, int tile_tokens, int channels, const conv1d_call *c)
 {
     if (axis == 2)
         return launch_with_config(queue, kernel, config, c->dy.data == NULL, c);
     conv1d_mapped_call mapped = {.call = *c};
     if (config->x * config->y * config->z == 0)
         return COT_OK;
-    cot_status status = map_tile(queue, &mapped.x, c, &c->x, rows, channels);
+    cot_status status = map_tile(queue, &mapped.x, c, &c->x, tile_tokens, channels);
     if (status == COT_OK && c->dy.data != NULL)
-        status = map_tile(queue, &mapped.dy, c, &c->dy, rows, channels);
+        status = map_tile(queue, &mapped.dy, c, &c->dy, tile_tokens, channels);
     if (status == COT_OK && c->dx.data != NULL)
-        status = map_tile(queue, &mapped.dx, c, &c->dx, rows - 2 * CONV1D_SM90_HALO, channels);
+        status = map_tile(queue, &mapped.dx, c, &c->dx, tile_tokens - 2 * CONV1D_SM90_HALO, channels);
     return status == COT_OK ? launch_with_config(queue, kernel, config, true, &mapped) : status;
 }
 
@@ -320,9 +320,9 @@ static cot_status forward_sm90(cot_queue *queue, const conv1d_forward_problem *p
         axis == 2 ? conv1d_sm90_channel_first_config(&p->sizes, CONV1D_SM90_FWD_CHUNKS, 1)
                   : conv1d_sm90_channel_last_config(&p->sizes, CONV1D_SM90_FWD_WARP_TOKENS, CONV1D_SM90_FWD_CHANNELS);
     if (c.y.data != NULL) {
-        const int rows = CONV1D_SM90_HALO + CONV1D_SM90_WARPS * CONV1D_SM90_FWD_WARP_TOKENS;
-        const cot_status launched =
-            launch_sm90(queue, &kernels[p->sizes.dtype - COT_F32], &config, axis, rows, CONV1D_SM90_FWD_CHANNELS, &c);
+        const int tile_tokens = CONV1D_SM90_HALO + CONV1D_SM90_WARPS * CONV1D_SM90_FWD_WARP_TOKENS;
+        const cot_status launched = launch_sm90(queue, &kernels[p->sizes.dtype - COT_F32], &config, axis, tile_tokens,
+                                                CONV1D_SM90_FWD_CHANNELS, &c);
         if (launched != COT_OK)
             return launched;
     }
@@ -449,12 +449,12 @@ static cot_status backward_sm90(cot_queue *queue, const conv1d_backward_problem 
 {
     conv1d_call c = make_backward_call(queue, p, axis);
     const conv1d_launch_config *config = &((const conv1d_bwd_plan *)queue->plan)->sm90;
-    const int rows = 2 * CONV1D_SM90_HALO + CONV1D_SM90_WARPS * (int)config->warp_tokens;
+    const int tile_tokens = 2 * CONV1D_SM90_HALO + CONV1D_SM90_WARPS * (int)config->warp_tokens;
     c.warp_tokens = config->warp_tokens;
     c.partial = workspace;
     c.partial_count = config->partial_count;
     cot_status status =
-        launch_sm90(queue, &kernels[p->sizes.dtype - COT_F32], config, axis, rows, CONV1D_SM90_BWD_CHANNELS, &c);
+        launch_sm90(queue, &kernels[p->sizes.dtype - COT_F32], config, axis, tile_tokens, CONV1D_SM90_BWD_CHANNELS, &c);
     if (status == COT_OK && c.D > 0)
         status = reduce_partials(queue, &c, 4);
     return status == COT_OK ? write_dinitial_state(queue, p, &c) : status;

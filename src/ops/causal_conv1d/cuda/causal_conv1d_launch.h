@@ -79,15 +79,15 @@ static inline conv1d_launch_config conv1d_sm90_channel_first_config(const conv1d
     return config;
 }
 
-static inline conv1d_launch_config conv1d_sm90_channel_last_config(const conv1d_sizes *s, int64_t rows,
+static inline conv1d_launch_config conv1d_sm90_channel_last_config(const conv1d_sizes *s, int64_t warp_tokens,
                                                                    int64_t channels)
 {
-    const int64_t tiles = cot_ceil_div(s->T, CONV1D_SM90_WARPS * rows);
+    const int64_t tiles = cot_ceil_div(s->T, CONV1D_SM90_WARPS * warp_tokens);
     return (conv1d_launch_config){.x = cot_ceil_div(s->D, channels),
                                   .y = tiles,
                                   .z = s->B,
                                   .warps = CONV1D_SM90_WARPS,
-                                  .warp_tokens = rows,
+                                  .warp_tokens = warp_tokens,
                                   .partial_count = cot_mul(s->B, tiles)};
 }
 
