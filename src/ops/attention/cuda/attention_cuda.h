@@ -28,8 +28,8 @@ enum {
     (8192 * ((d) <= 192 ? 4 * ((d) / 64) + 3 * ((d_v) / 64) + 3 + 2 * 2 : 4 + 2 + 4 + 2 * 4 + 3 * 2 + 2 + 2) + \
      256 * 4 + 512 * ((d) <= 192 ? 2 : 1) + 512)
 
-/* attention_bwd_sm90.cu: the same. for each 64 columns K, V, stages of Q and of dO; stages of dS and dQ; statistics and
- * barriers. */
+/* attention_bwd_sm90.cu: bytes of shared memory. For each 64 columns: K, V, stages of Q and of dO. Also stages of dS
+ * and dQ, statistics, barriers. */
 #define ATTENTION_BWD_SHARED_BYTES(columns)                                                    \
     ((columns) / 64 * 128 *                                                                    \
          (2 * ATTENTION_BWD_KEYS +                                                             \
@@ -38,8 +38,8 @@ enum {
      ATTENTION_DQ_SLICE * 4 * ATTENTION_DQ_STAGES +                                            \
      4 * ATTENTION_BWD_QUERIES(columns) * (ATTENTION_BWD_Q_STAGES + ATTENTION_DOUT_STAGES) + 512)
 
-/* attention_bwd_pairs_sm90.cu: the same. K, V, a panel of the peer's K, its dS, stages of Q, dO, dS and dQ, statistics,
- * barriers. */
+/* attention_bwd_pairs_sm90.cu: bytes of shared memory. It holds K, V, a panel of the peer's K, the peer's dS, stages of
+ * Q, dO, dS and dQ, statistics, barriers. */
 #define ATTENTION_PAIRS_SHARED_BYTES(columns)                                           \
     (16384 * ((columns) / 64 * 2 + 2 + ATTENTION_BWD_Q_STAGES + ATTENTION_DOUT_STAGES + \
               (columns == 64 ? 2 : 1) * ATTENTION_DS_STAGES + 1) +                      \

@@ -24,7 +24,10 @@ struct forward_traits {
         CONSUMERS = CONSUMERS_,
         Q_STAGES = Q_STAGES_,
         STAGES = STAGES_,
-        SOFTCAP = SOFTCAP_,  /* also negative scales */
+        SOFTCAP = SOFTCAP_, /* also negative scales */
+        /* Up to d = 128 the producer computes the key ranges of the warpgroups. Above, each consumer computes its
+         * own. */
+        PUBLISH_RANGES = D_ <= 128,
         STAGE_O = D_ <= 128, /* O goes through shared memory, where it becomes whole rows: there is space for it */
         /* The first and the last step may take half of a key tile. */
         HALF_TILES = KEYS == 128 && CONSUMERS == 2 && !SOFTCAP,
@@ -61,10 +64,11 @@ struct attention_tile {
     int window_first, window_last;     /* row i attends to keys window_first + i .. window_last + i */
     int begin, end;                    /* key tiles */
     int tail_clean;                    /* 0: rows of the last key tile beyond Tk belong to another sequence */
-    attention_key_range key_ranges[3]; /* for each consumer warpgroup */
+    attention_key_range key_ranges[3]; /* for each consumer warpgroup; only with PUBLISH_RANGES */
 };
 
-/* Descriptions of tiles: two may be published while consumers finish a third. */
+/* Descriptions of tiles: two may be published while consumers finish a third. 3, rounded up to a power of two for
+ * n % TILE_STAGES. */
 enum { TILE_STAGES = 4 };
 
 template <class F> struct shared_memory {
@@ -160,7 +164,7 @@ static __device__ __forceinline__ attention_tile tile_of(const attention_fwd_cal
     t.begin = keys.x / F::KEYS;
     t.end = keys.y > keys.x ? (keys.y + F::KEYS - 1) / F::KEYS : t.begin;
     t.tail_clean |= t.end * F::KEYS <= t.Tk;
-    if (F::STAGE_O)
+    if (F::PUBLISH_RANGES)
         for (int group = 0; group < F::CONSUMERS; group++)
             t.key_ranges[group] = key_range_of<F>(t, group);
     return t;

@@ -291,8 +291,8 @@ template <class F>
 static __device__ __forceinline__ void consume(const attention_fwd_call &c, shared_memory<F> &s, const int group)
 {
     forward_consumer<F> consumer = {s, {}, {}};
-    const int row =
-        group * 64 + threadIdx.x % WARPGROUP / WARP * 16 + threadIdx.x % WARP / 4; /* of even accumulator pairs */
+    /* The first of the thread's two rows of the tile. The second is 8 rows below. */
+    const int row = group * 64 + threadIdx.x % WARPGROUP / WARP * 16 + threadIdx.x % WARP / 4;
     float scores[F::KEYS / 2], acc[F::DV / 2], factor[2];
     uint32_t p[F::KEYS / 4];
     softmax_state state;
@@ -302,8 +302,7 @@ static __device__ __forceinline__ void consume(const attention_fwd_call &c, shar
         const unsigned char *const q = s.q[n % F::Q_STAGES][0] + group * 64 * ROW_BYTES;
         if (t.rows < 0)
             break;
-        /* The producer's copy where there is one: shorter. */
-        const attention_key_range range = F::STAGE_O ? t.key_ranges[group] : key_range_of<F>(t, group);
+        const attention_key_range range = F::PUBLISH_RANGES ? t.key_ranges[group] : key_range_of<F>(t, group);
         const int begin = range.begin, end = range.end, unmasked_begin = range.unmasked[0],
                   unmasked_end = range.unmasked[1];
         const int tiles_begin = t.begin;
@@ -336,7 +335,8 @@ static __device__ __forceinline__ void consume(const attention_fwd_call &c, shar
             }
             if (end - 1 == begin)
                 consumer.release(&s.q_empty[n % F::Q_STAGES]);
-            /* One step: S of a key tile, and O with P of the previous step, which has 16 p_chunks keys. */
+            /* One step: S of a key tile, and O with P of the previous step. p_chunks: P covers 16 * p_chunks keys (a
+             * half tile: 64). */
             const auto attend_step = [&](auto p_chunks, int tile) __attribute__((always_inline))
             {
                 cot_mbarrier_wait(&s.k_full[consumer.k.stage], consumer.k.parity);

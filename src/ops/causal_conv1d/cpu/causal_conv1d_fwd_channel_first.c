@@ -4,7 +4,7 @@
  *
  * An item is a range of batch elements, tokens and channels (causal_conv1d_items.h). Its tokens are divided
  * into pieces (causal_conv1d_pieces.h). Each row of a piece is convolved with consecutive tokens in the lanes
- * (causal_conv1d_rows.h). The items after those write final_state. */
+ * (causal_conv1d_rows.h). Further items, after these, write final_state. */
 #include "causal_conv1d_rows.h"
 
 cot_status V_NAME(causal_conv1d_fwd_channel_first)(cot_queue *, const void *, void *);
@@ -56,7 +56,7 @@ static void forward_row(piece_work *work, int64_t d, const float *weight, bool l
         conv1d_convolve(&row);
     }
     if (row.n < n) {
-        const int64_t head = row.n;
+        const int64_t head = row.n; /* 0 or CONV1D_MIXED_TOKENS: one entry of `mixed` */
         row.x = (const float *)(const void *)conv1d_element(&a->x, piece->b, d, piece->begin) + head - (K - 1);
         row.y = conv1d_y_element(&row, head);
         row.seq_ids = row.seq_ids != NULL ? row.seq_ids + head : NULL;
