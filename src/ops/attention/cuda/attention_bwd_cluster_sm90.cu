@@ -9,7 +9,7 @@
  *   warpgroup 1   dV: S, P. P^T is the register operand of dV and goes through shared memory to warpgroup 2
  *   warpgroup 2   dK: dP, dS. dS^T is the register operand of dK and goes through shared memory, in P's place, to
  *                 warpgroup 0
- *   warpgroup 3   producer: one warp loads, or one loads K and Q and one V and dO; two dq_writers add finished slices
+ *   warpgroup 3   producer: one warp loads, or one loads K and Q and one V and dO; two dq_writers add finished dQ tiles
  *                 of dQ to memory; by tiles (see below), one thread sends dS to the peer
  *
  *   barrier         arrivals (bytes)              phase ends when                 who waits
@@ -24,8 +24,8 @@
  *   ds empty        see the two ways below        dS has been used, and sent      warpgroup 1
  *   peer ds full    1 (dS)                        the peer's dS is there          warpgroup 0
  *   sent ds empty   4 of the peer's dQ            the peer no longer reads ours   sender, warpgroup 0
- *   dq full         4                             a slice of dQ is staged         the slice's dq_writer
- *   dq empty        1                             the slice has been read         warpgroup 0
+ *   dq full         4                             a dQ tile is staged             the dQ tile's dq_writer
+ *   dq empty        1                             the dQ tile has been read       warpgroup 0
  *   uncleared full  1 (the tile)                  a tile to clear is loaded       the warp that loads it
  *
  * The two blocks divide dQ in one of two ways:
@@ -62,7 +62,7 @@ template <int COLUMNS, int V_COLUMNS> struct shared_memory {
         DS_STAGES = BY_TILES ? 2 : 1,
         PEER_PANELS = BY_TILES ? COLUMN_PANELS : COLUMN_PANELS / 2,
         DQ_STAGES = BY_TILES ? 2 : 1,
-        DQ_SLICES = PEER_PANELS, /* slices of dQ that a block computes in a step */
+        DQ_TILES = PEER_PANELS, /* dQ tiles that a block computes in a step */
         PRODUCER_REGISTERS = BY_TILES ? 40 : 32,
         DQ_REGISTERS = BY_TILES ? 104 : 64,
         CONSUMER_REGISTERS = BY_TILES ? 184 : 208, /* DQ + 2 * CONSUMER + PRODUCER = 4 * 128, which the launch allots */
@@ -71,7 +71,7 @@ template <int COLUMNS, int V_COLUMNS> struct shared_memory {
     unsigned char q[Q_STAGES][COLUMN_PANELS][SQUARE_BYTES];
     unsigned char dout[DOUT_CHUNKS][CHUNK_PANELS][SQUARE_BYTES];
     unsigned char ds[DS_STAGES][SQUARE_BYTES], peer_ds[SQUARE_BYTES]; /* [query][key]; peer_ds: from the peer block */
-    float dq[DQ_STAGES][ATTENTION_DQ_SLICE];
+    float dq[DQ_STAGES][ATTENTION_DQ_TILE];
     float lse_log2[Q_STAGES][QUERIES], delta[2][QUERIES];
     uint32_t low_bits[DS_STAGES][WARPGROUP]; /* for E = f16, see encode_p; 16-byte aligned */
     uint64_t k_full, v_full, q_full[Q_STAGES], q_empty[Q_STAGES], dout_full[DOUT_CHUNKS], dout_empty[DOUT_CHUNKS];
@@ -211,10 +211,10 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, shared_memory<C
     }
 }
 
-/* A dq_writer: adds this block's slices writer, writer + 2, ... of dQ to memory.
- *   slice_index   number of the slice among those that the block computes, over all steps
- *   slice         of its tile
- *   dq_slice      index of the slice in dq_accum */
+/* A dq_writer: adds this block's dQ tiles writer, writer + 2, ... to memory.
+ *   dq_tile_index number of the dQ tile among those that the block computes, over all steps
+ *   dq_tile       number in its query tile
+ *   accum_tile    index of the dQ tile in dq_accum */
 template <int COLUMNS, int V_COLUMNS, bool GENERAL, bool DETERMINISTIC>
 static __device__ void write_dq(const attention_bwd_call &c, shared_memory<COLUMNS, V_COLUMNS> &s,
                                 const attention_work &w, int rank, int writer)
@@ -225,19 +225,19 @@ static __device__ void write_dq(const attention_bwd_call &c, shared_memory<COLUM
     uint32_t parity = 0;
     cot_griddepcontrol_wait(); /* for the kernel that clears dq_accum */
     cot_fence_proxy_async_global();
-    for (int slice_index = writer; slice_index < own_steps * S::DQ_SLICES; slice_index += 2, parity ^= 1) {
-        const int step = S::BY_TILES ? 2 * (slice_index / S::DQ_SLICES) + rank : slice_index / S::DQ_SLICES;
-        const int slice = slice_index % S::DQ_SLICES + (S::BY_TILES ? 0 : rank * S::DQ_SLICES);
+    for (int dq_tile_index = writer; dq_tile_index < own_steps * S::DQ_TILES; dq_tile_index += 2, parity ^= 1) {
+        const int step = S::BY_TILES ? 2 * (dq_tile_index / S::DQ_TILES) + rank : dq_tile_index / S::DQ_TILES;
+        const int dq_tile = dq_tile_index % S::DQ_TILES + (S::BY_TILES ? 0 : rank * S::DQ_TILES);
         const attention_step at = step_of(c, w, step);
-        const int64_t dq_slice = (statistics_row_of<GENERAL>(c, w, at.h) + at.tile) * S::COLUMN_PANELS + slice;
+        const int64_t accum_tile = (statistics_row_of<GENERAL>(c, w, at.h) + at.tile) * S::COLUMN_PANELS + dq_tile;
         const uint32_t before = DETERMINISTIC ? dq_position_of<QUERIES, GENERAL>(c, w, at.tile).before : 1;
         if (DETERMINISTIC && before > 0)
-            wait_for_earlier_blocks(c, dq_slice, before);
+            wait_for_earlier_blocks(c, accum_tile, before);
         cot_mbarrier_wait(&s.dq_full[writer], parity);
-        add_dq_slice(c, dq_slice, s.dq[slice_index % S::DQ_STAGES], before == 0);
-        cot_mbarrier_arrive(&s.dq_ready[slice_index % S::DQ_STAGES]);
+        add_dq_tile(c, accum_tile, s.dq[dq_tile_index % S::DQ_STAGES], before == 0);
+        cot_mbarrier_arrive(&s.dq_ready[dq_tile_index % S::DQ_STAGES]);
         if (DETERMINISTIC)
-            release_next_block(c, dq_slice);
+            release_next_block(c, accum_tile);
     }
     cot_bulk_wait();
 }
@@ -292,12 +292,12 @@ template <typename E, int COLUMNS, int V_COLUMNS>
 static __device__ void compute_dq_by_tiles(shared_memory<COLUMNS, V_COLUMNS> &s, const attention_work &w, int rank)
 {
     using S = shared_memory<COLUMNS, V_COLUMNS>;
-    static_assert(COLUMNS == 192 && S::DQ_STAGES == 2 && S::DS_STAGES == 2, "the slices below");
+    static_assert(COLUMNS == 192 && S::DQ_STAGES == 2 && S::DS_STAGES == 2, "the dQ tiles below");
     const int lane = threadIdx.x % WARP;
     const bool leader = threadIdx.x % WARPGROUP == 0;
     const peer_addresses peer = peer_addresses_of(s, rank);
     const int steps = step_count(w), stage = rank; /* of dS, in its own steps */
-    uint32_t slice_index = 0, parity = 0;          /* slice_index: slices so far */
+    uint32_t dq_tile_index = 0, parity = 0;        /* dq_tile_index: dQ tiles so far */
     const auto wait_empty = [&](uint32_t index) { cot_mbarrier_wait(&s.dq_ready[index % 2], index / 2 & 1 ^ 1); };
     cot_mbarrier_wait(&s.k_full, 0);
     for (int step = rank; step < steps; step += 2, parity ^= 1) {
@@ -313,29 +313,29 @@ static __device__ void compute_dq_by_tiles(shared_memory<COLUMNS, V_COLUMNS> &s,
                 cot_mbarrier_arrive_remote(peer.ds_empty);
             __syncwarp();
             issue_dq<E>(acc, s.peer_ds, s.peer_k[0], true);
-            wait_empty(slice_index);
+            wait_empty(dq_tile_index);
             cot_wgmma_wait<0>();
-            float slices[2][32];
+            float dq_tiles[2][32];
 #pragma unroll
             for (int i = 0; i < 64; i++)
-                slices[i / 32][i % 32] = acc[i];
-            stage_dq_slice(s.dq[slice_index % 2], slices[0], &s.dq_full[slice_index % 2]);
-            slice_index++;
-            wait_empty(slice_index);
-            stage_dq_slice(s.dq[slice_index % 2], slices[1], &s.dq_full[slice_index % 2]);
-            slice_index++;
+                dq_tiles[i / 32][i % 32] = acc[i];
+            stage_dq_tile(s.dq[dq_tile_index % 2], dq_tiles[0], &s.dq_full[dq_tile_index % 2]);
+            dq_tile_index++;
+            wait_empty(dq_tile_index);
+            stage_dq_tile(s.dq[dq_tile_index % 2], dq_tiles[1], &s.dq_full[dq_tile_index % 2]);
+            dq_tile_index++;
         }
         float acc[32];
         issue_dq<E>(acc, s.ds[stage], s.k[2], false);
         issue_dq<E>(acc, s.peer_ds, s.peer_k[2], true);
-        wait_empty(slice_index);
+        wait_empty(dq_tile_index);
         cot_wgmma_wait<0>();
         if (lane == 0) {
             cot_mbarrier_arrive(&s.ds_empty[stage]);
             cot_mbarrier_arrive_remote(peer.sent_ds_empty);
         }
-        stage_dq_slice(s.dq[slice_index % 2], acc, &s.dq_full[slice_index % 2]);
-        slice_index++;
+        stage_dq_tile(s.dq[dq_tile_index % 2], acc, &s.dq_full[dq_tile_index % 2]);
+        dq_tile_index++;
     }
 }
 
@@ -357,22 +357,22 @@ static __device__ void compute_dq_by_columns(shared_memory<COLUMNS, V_COLUMNS> &
         }
         __syncwarp();
 #pragma unroll
-        for (int slice = 0; slice < 2; slice++) {
-            issue_dq<E>(acc, s.ds[0], s.k[2 * rank + slice], false);
-            if (slice == 0) {
+        for (int dq_tile = 0; dq_tile < 2; dq_tile++) {
+            issue_dq<E>(acc, s.ds[0], s.k[2 * rank + dq_tile], false);
+            if (dq_tile == 0) {
                 cot_mbarrier_wait(&s.peer_ds_full, parity);
                 if (threadIdx.x % WARPGROUP == 0)
                     cot_mbarrier_arrive_remote(peer.ds_empty);
                 __syncwarp();
             }
-            issue_dq<E>(acc, s.peer_ds, s.peer_k[slice], true);
-            cot_mbarrier_wait(&s.dq_ready[0], slice ^ 1);
+            issue_dq<E>(acc, s.peer_ds, s.peer_k[dq_tile], true);
+            cot_mbarrier_wait(&s.dq_ready[0], dq_tile ^ 1);
             cot_wgmma_wait<0>();
-            if (slice == 1 && lane == 0) {
+            if (dq_tile == 1 && lane == 0) {
                 cot_mbarrier_arrive(&s.ds_empty[0]);
                 cot_mbarrier_arrive_remote(peer.sent_ds_empty);
             }
-            stage_dq_slice(s.dq[0], acc, &s.dq_full[slice]);
+            stage_dq_tile(s.dq[0], acc, &s.dq_full[dq_tile]);
         }
     }
 }

@@ -25,16 +25,16 @@ template <int COLUMNS, bool PAIRS> struct shared_memory {
         WORK_STAGES = PAIRS ? 3 : 4,
         QUERIES = ATTENTION_BWD_QUERIES(COLUMNS), /* of a tile */
         Q_PANEL_BYTES = QUERIES * 64 * 2,         /* of 64 columns */
-        DQ_SLICES = QUERIES / 64 * COLUMN_PANELS, /* slices of dQ of a step: 64 queries by 64 columns */
+        DQ_TILES = QUERIES / 64 * COLUMN_PANELS,  /* dQ tiles of a step: 64 queries by 64 columns */
     };
     /* 128 keys: 64 for each consumer. */
     unsigned char k[COLUMN_PANELS][2][SQUARE_BYTES], v[COLUMN_PANELS][2][SQUARE_BYTES];
     unsigned char q[ATTENTION_BWD_Q_STAGES][COLUMN_PANELS][Q_PANEL_BYTES];
     unsigned char dout[ATTENTION_DOUT_STAGES][COLUMN_PANELS][Q_PANEL_BYTES];
     unsigned char ds[ATTENTION_DS_STAGES][2][QUERIES * 64 * 2]; /* [query][key], one tile for each consumer's keys */
-    /* Operands of dQ from the peer: its dS for the slice that this block computes, and 64 columns of its K. */
+    /* Operands of dQ from the peer: its dS for the dQ tile that this block computes, and 64 columns of its K. */
     unsigned char peer_ds[PAIRS ? 2 : 0][SQUARE_BYTES], peer_k[PAIRS ? 2 : 0][SQUARE_BYTES];
-    float dq[DQ_STAGES][ATTENTION_DQ_SLICE];
+    float dq[DQ_STAGES][ATTENTION_DQ_TILE];
     float lse_log2[ATTENTION_BWD_Q_STAGES][QUERIES], delta[ATTENTION_DOUT_STAGES][QUERIES];
     union {
         attention_work work[WORK_STAGES]; /* of the key blocks, in turn */

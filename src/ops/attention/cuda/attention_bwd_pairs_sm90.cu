@@ -4,15 +4,15 @@
  * pairs of key blocks. A cluster of two thread blocks takes 256 keys, a pair. Each block computes dK and dV of 128 of them with the consumers of
  * attention_bwd_sm90.cu, which has the formulas, the roles and the steps. The two blocks share three things:
  *
- *   dQ        Each block computes one of the two slices of a step, over the keys of both. So it sends the dS of the other
- *             slice to its peer. Compared with one block, half as many slices are staged and added to memory.
+ *   dQ        Each block computes one of the two dQ tiles of a step, over the keys of both. So it sends the dS of the
+ *             other dQ tile to its peer. Compared with one block, half as many dQ tiles are staged and added to memory.
  *   Q, dO     Each block loads half of a tile, for both (multicast).
  *   the pair  Block 0 takes it from the counter, and sends its index to block 1.
  *
- * Slice r, of block r: at 64 columns queries 64 r to 64 r + 63 of the tile, at 128 columns the columns 64 r to 64 r + 63.
- * Half r of a tile of Q and dO is the same part.
+ * dQ tile r, of block r: at 64 columns queries 64 r to 64 r + 63 of the tile, at 128 columns the columns 64 r to 64 r +
+ * 63. Half r of a tile of Q and dO is the same part.
  *
- *   warpgroup 0       producer: one thread loads by TMA, one adds slices of dQ to memory, one sends dS
+ *   warpgroup 0       producer: one thread loads by TMA, one adds dQ tiles to memory, one sends dS
  *   warpgroup 1       dQ
  *   warpgroups 2, 3   consumers: 64 keys each
  *
@@ -125,7 +125,7 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, pair_memory<COL
     }
 }
 
-/* Adds the slices of this block to memory. Executed by one thread. */
+/* Adds the dQ tiles of this block to memory. Executed by one thread. */
 template <int COLUMNS, bool DETERMINISTIC>
 static __device__ void write_dq(const attention_bwd_call &c, pair_memory<COLUMNS> &s, int rank)
 {
@@ -142,24 +142,24 @@ static __device__ void write_dq(const attention_bwd_call &c, pair_memory<COLUMNS
             break;
         for (int step = 0; step < step_count(w); step++, parity ^= 1) {
             const attention_step at = step_of(c, w, step);
-            const int64_t dq_slice = (statistics_row_of<false>(c, w, at.h) + at.tile) * s.DQ_SLICES + rank;
+            const int64_t accum_tile = (statistics_row_of<false>(c, w, at.h) + at.tile) * s.DQ_TILES + rank;
             uint32_t before = 1; /* not ordered: another block may have added */
             if (DETERMINISTIC) {
                 before = dq_position_of<QUERIES, false, PAIR_KEYS>(c, w, at.tile).before;
                 if (before > 0)
-                    wait_for_earlier_blocks(c, dq_slice, before);
+                    wait_for_earlier_blocks(c, accum_tile, before);
             }
             cot_mbarrier_wait(&s.dq_full[0], parity);
-            add_dq_slice(c, dq_slice, s.dq[0], before == 0);
+            add_dq_tile(c, accum_tile, s.dq[0], before == 0);
             cot_mbarrier_arrive(&s.dq_ready[0]);
             if (DETERMINISTIC)
-                release_next_block(c, dq_slice);
+                release_next_block(c, accum_tile);
         }
     }
     cot_bulk_wait();
 }
 
-/* Sends the dS of the peer's slice to it. Executed by one thread. */
+/* Sends the dS of the peer's dQ tile to it. Executed by one thread. */
 template <int COLUMNS> static __device__ void send_ds(pair_memory<COLUMNS> &s, int rank)
 {
     const uint32_t peer_ds = cot_mapa(cot_shared_address(s.peer_ds), rank ^ 1),
@@ -238,7 +238,7 @@ template <typename E, int COLUMNS> static __device__ void compute_dq(pair_memory
                 if (steps == 1)
                     cot_mbarrier_arrive(&s.kv_empty);
             }
-            stage_dq_slice(s.dq[0], acc, &s.dq_full[0]);
+            stage_dq_tile(s.dq[0], acc, &s.dq_full[0]);
         }
         if (step_count(w) == 0 && lane == 0)
             cot_mbarrier_arrive(&s.kv_empty);

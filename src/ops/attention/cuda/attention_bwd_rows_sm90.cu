@@ -115,9 +115,9 @@ template <int HEAD_DIM, bool GENERAL> static __device__ __forceinline__ void pre
         return;
     const int lane = threadIdx.x % ROW, part = (int)(tile_part % PARTS);
     const int first_row = part * ROWS * ATTENTION_PREPROCESS_ROWS + (int)threadIdx.x / ROW; /* of the tile */
-    constexpr int SLICES = QUERIES * HEAD_DIM / ATTENTION_DQ_SLICE;                         /* of a tile */
-    if (part == 0 && threadIdx.x < SLICES)
-        c.dq_semaphore[t.index * SLICES + threadIdx.x] = 0;
+    constexpr int DQ_TILES = QUERIES * HEAD_DIM / ATTENTION_DQ_TILE;                        /* of a tile */
+    if (part == 0 && threadIdx.x < DQ_TILES)
+        c.dq_semaphore[t.index * DQ_TILES + threadIdx.x] = 0;
     float delta[ATTENTION_PREPROCESS_ROWS], lse_log2[ATTENTION_PREPROCESS_ROWS];
 #pragma unroll
     for (int n = 0; n < ATTENTION_PREPROCESS_ROWS; n++) { /* without stores, so that the loads of all rows come first */
@@ -174,26 +174,26 @@ template <int HEAD_DIM, bool GENERAL> static __device__ __forceinline__ void pre
 template <typename E, int HEAD_DIM, bool GENERAL>
 static __device__ __forceinline__ void postprocess(const attention_bwd_call &c)
 {
-    constexpr unsigned SLICES = HEAD_DIM / 64, PARTS = ATTENTION_BWD_QUERIES(HEAD_DIM) / 16;
+    constexpr unsigned PANELS = HEAD_DIM / 64, PARTS = ATTENTION_BWD_QUERIES(HEAD_DIM) / 16;
     __shared__ __align__(16) uint32_t staging[WARPS][16][36];
     cot_griddepcontrol_wait();
     const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
     const unsigned warp_index = blockIdx.x * WARPS + warp, part = warp_index % PARTS,
-                   slice = warp_index / PARTS % SLICES;
+                   panel = warp_index / PARTS % PANELS;
     attention_tile t;
-    if (!tile_of<GENERAL>(c, warp_index / PARTS / SLICES, t))
+    if (!tile_of<GENERAL>(c, warp_index / PARTS / PANELS, t))
         return;
     const int64_t first_row = t.tile * ATTENTION_BWD_QUERIES(HEAD_DIM) + part * 16;
-    const int columns = GENERAL ? (int)c.d_qk - (int)slice * 64 : 64; /* columns of this slice that exist */
+    const int columns = GENERAL ? (int)c.d_qk - (int)panel * 64 : 64; /* columns of this panel that exist */
     if (first_row >= t.rows || columns <= 0)
         return;
     const float4 *accum = (const float4 *)(c.dq_accum + t.index * (ATTENTION_BWD_QUERIES(HEAD_DIM) * HEAD_DIM) +
-                                           slice * ATTENTION_DQ_SLICE);
+                                           panel * ATTENTION_DQ_TILE);
     float4 acc[8];
 #pragma unroll
     for (int column_group = 0; column_group < 8; column_group++)
         acc[column_group] = __ldcs(accum + part * 256 + column_group * LANES + lane);
-    const int64_t offset = t.b * c.dq.stride[0] + t.q_first_row * c.dq.stride[1] + t.h * c.dq.stride[2] + slice * 64;
+    const int64_t offset = t.b * c.dq.stride[0] + t.q_first_row * c.dq.stride[1] + t.h * c.dq.stride[2] + panel * 64;
     if (c.dq_store == ATTENTION_STORE_16_BIT) {
 #pragma unroll
         for (int column_group = 0; column_group < 8; column_group++) {

@@ -18,9 +18,9 @@
  *
  * The stores multiply dK and dQ by the softmax scale, and in f16 dV by dv_scale.
  *
- *   warpgroup 0       producer: one thread (GENERAL: a warp) loads by TMA, three dq_writers add finished slices of dQ to
+ *   warpgroup 0       producer: one thread (GENERAL: a warp) loads by TMA, three dq_writers add finished dQ tiles to
  *                     memory
- *   warpgroup 1       dQ: one slice of 64 queries and 64 columns at a time
+ *   warpgroup 1       dQ: one tile of 64 queries and 64 columns at a time
  *   warpgroups 2, 3   consumers: 64 keys each. P^T and dS^T are register operands of dV and dK. dS reaches dQ through
  *                     shared memory.
  *
@@ -35,7 +35,7 @@
  *   dout empty      8: 1 per consumer warp  the dV product has read dO            producer
  *   ds full         8: 1 per consumer warp  both halves of dS are stored          dQ
  *   ds empty        4: 1 per dQ warp        the dQ product has read dS            consumers
- *   dq full         4: 1 per dQ warp        a slice of dQ is staged               the stage's dq_writer
+ *   dq full         4: 1 per dQ warp        a dQ tile is staged                   the stage's dq_writer
  *   dq ready        1 (loaded sums of dQ)   the stage may be used: it is free,    dQ
  *                                           or (STORES_DQ) it holds loaded sums
  *   uncleared full  1 (a tile, or K and V)  what needs clearing is loaded         producer
@@ -48,13 +48,13 @@
  * The arithmetic after a wait reads lse_log2 and delta. Some of their elements are loaded before the wait. The number
  * of free registers limits how many (LSE_PRELOADS, DELTA_PRELOADS).
  *
- * Deterministic mode: the key blocks of a query tile add their slices of dQ in a fixed order, by ascending or by
- * descending keys (dq_position_of). The first one stores its slice instead, so that dq_accum need not be cleared. A
- * semaphore for each slice counts the key blocks that have stored or added. The thread block of a key block waits only for
- * key blocks that were taken earlier.
+ * Deterministic mode: the key blocks of a query tile add their dQ tiles in a fixed order, by ascending or by
+ * descending keys (dq_position_of). The first one stores its dQ tile instead, so that dq_accum need not be cleared. A
+ * semaphore for each dQ tile counts the key blocks that have stored or added. The thread block of a key block waits
+ * only for key blocks that were taken earlier.
  *
  * With STORES_DQ the last block of a tile does not add: its dq_writer loads the sums of the other blocks into the
- * stage, on the barrier `dq ready`. The dQ warpgroup adds its own slice and stores dq. The kernel `postprocess`
+ * stage, on the barrier `dq ready`. The dQ warpgroup adds its own dQ tile and stores dq. The kernel `postprocess`
  * is not launched.
  *
  * Each kernel has these versions:
@@ -238,65 +238,65 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, block_m
         publish_work_only(s, n);
 }
 
-/* A dq_writer: adds the slices of one dQ stage to memory. There is one writer for each stage: before a writer
+/* A dq_writer: adds the dQ tiles of one dQ stage to memory. There is one writer for each stage: before a writer
  * increments the semaphore, it waits until the sums are in memory, which takes about one step. If STORES_DQ, the last
  * block of a tile does not add: its writer loads the sums of the other blocks into the stage, and the dQ warpgroup
  * stores dQ.
- *   slice_index   index of the slice in the key block: step * DQ_SLICES + slice of the step. On return: that of the
- *                 stage's first slice in the next key block
- *   parity        of `dq full` for the stage's next slice
- *   dq_slice      index of the slice in dq_accum */
+ *   dq_tile_index index of the dQ tile in the key block: step * DQ_TILES + its number in the step. On return: that of
+ *                 the stage's first dQ tile in the next key block
+ *   parity        of `dq full` for the stage's next dQ tile
+ *   accum_tile    index of the dQ tile in dq_accum */
 template <int COLUMNS, bool GENERAL, bool DETERMINISTIC, bool STORES_DQ>
 static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd_mapped &m, block_memory<COLUMNS> &s,
-                                                             const attention_work &w, int stage, int &slice_index,
+                                                             const attention_work &w, int stage, int &dq_tile_index,
                                                              uint32_t &parity)
 {
-    constexpr int DQ_SLICES = block_memory<COLUMNS>::DQ_SLICES;
+    constexpr int DQ_TILES = block_memory<COLUMNS>::DQ_TILES;
     const attention_bwd_call &c = m.call;
-    const int end = step_count(w) * DQ_SLICES;
-    const auto position_of = [&](int slice_index) {
-        const int tile = tile_of(c, w, slice_index / DQ_SLICES);
+    const int end = step_count(w) * DQ_TILES;
+    const auto position_of = [&](int dq_tile_index) {
+        const int tile = tile_of(c, w, dq_tile_index / DQ_TILES);
         return DETERMINISTIC ? dq_position_of<block_memory<COLUMNS>::QUERIES, GENERAL>(c, w, tile) : unordered;
     };
     const auto is_final = [&](const attention_dq_position &position) { return STORES_DQ && position.last; };
-    bool next_is_released = false; /* whether dq_ready has its arrival for the stage's next slice */
-    for (; slice_index < end; slice_index += ATTENTION_DQ_STAGES, parity ^= 1) {
-        const attention_step at = step_of(c, w, slice_index / DQ_SLICES);
-        const int64_t dq_slice =
-            (statistics_row_of<GENERAL>(c, w, at.h) + at.tile) * DQ_SLICES + slice_index % DQ_SLICES;
-        const attention_dq_position position = position_of(slice_index);
+    bool next_is_released = false; /* whether dq_ready has its arrival for the stage's next dQ tile */
+    for (; dq_tile_index < end; dq_tile_index += ATTENTION_DQ_STAGES, parity ^= 1) {
+        const attention_step at = step_of(c, w, dq_tile_index / DQ_TILES);
+        const int64_t accum_tile =
+            (statistics_row_of<GENERAL>(c, w, at.h) + at.tile) * DQ_TILES + dq_tile_index % DQ_TILES;
+        const attention_dq_position position = position_of(dq_tile_index);
         const bool loads_sums = is_final(position) && position.before > 0;
-        if (!loads_sums && !next_is_released) /* before the wait: the dQ warpgroup may stage the slice */
+        if (!loads_sums && !next_is_released) /* before the wait: the dQ warpgroup may stage the dQ tile */
             cot_mbarrier_arrive(&s.dq_ready[stage]);
         if (DETERMINISTIC && position.before > 0)
-            wait_for_earlier_blocks(c, dq_slice, position.before);
+            wait_for_earlier_blocks(c, accum_tile, position.before);
         if (loads_sums) {
             cot_mbarrier_arrive_expect(&s.dq_ready[stage], sizeof s.dq[stage]);
-            cot_tma_load_4d(s.dq[stage], &m.dq_accum, 0, (int)(dq_slice * (ATTENTION_DQ_SLICE / 64)), 0, 0,
+            cot_tma_load_4d(s.dq[stage], &m.dq_accum, 0, (int)(accum_tile * (ATTENTION_DQ_TILE / 64)), 0, 0,
                             &s.dq_ready[stage]);
         }
         cot_mbarrier_wait(&s.dq_full[stage], parity);
         next_is_released = false;
         if (is_final(position))
             continue;
-        add_dq_slice(c, dq_slice, s.dq[stage], DETERMINISTIC && position.before == 0);
-        if (slice_index + ATTENTION_DQ_STAGES < end) {
-            const attention_dq_position next = position_of(slice_index + ATTENTION_DQ_STAGES);
+        add_dq_tile(c, accum_tile, s.dq[stage], DETERMINISTIC && position.before == 0);
+        if (dq_tile_index + ATTENTION_DQ_STAGES < end) {
+            const attention_dq_position next = position_of(dq_tile_index + ATTENTION_DQ_STAGES);
             next_is_released = !is_final(next) || next.before == 0;
         }
         if (next_is_released)
             cot_mbarrier_arrive(&s.dq_ready[stage]);
         if (DETERMINISTIC)
-            release_next_block(c, dq_slice);
+            release_next_block(c, accum_tile);
     }
-    slice_index -= end;
+    dq_tile_index -= end;
 }
 
 template <int COLUMNS, bool GENERAL, bool DETERMINISTIC, bool STORES_DQ>
 static __device__ void write_dq(const attention_bwd_mapped &m, block_memory<COLUMNS> &s, int stage)
 {
     uint32_t parity = 0;
-    int slice_index = stage;
+    int dq_tile_index = stage;
     cot_griddepcontrol_wait(); /* for the kernel that clears dq_accum and the semaphores */
     cot_fence_proxy_async_global();
     for (uint32_t n = 0;; n++) {
@@ -305,24 +305,25 @@ static __device__ void write_dq(const attention_bwd_mapped &m, block_memory<COLU
         cot_mbarrier_arrive(&s.kv_empty);
         if (w.first_key == NO_MORE_KEY_BLOCKS)
             break;
-        write_dq_of_key_block<COLUMNS, GENERAL, DETERMINISTIC, STORES_DQ>(m, s, w, stage, slice_index, parity);
+        write_dq_of_key_block<COLUMNS, GENERAL, DETERMINISTIC, STORES_DQ>(m, s, w, stage, dq_tile_index, parity);
     }
     cot_bulk_wait();
 }
 
-/* Computes slice number `slice` of dQ = dS K. The sum is over the keys of consumers first_consumer to last_consumer.
+/* Computes tile number `dq_tile` of dQ = dS K. The sum is over the keys of consumers first_consumer to last_consumer.
  * Waits on `dq ready` of the stage while the products run. */
 template <typename E, int COLUMNS>
-static __device__ __forceinline__ void compute_dq_slice(block_memory<COLUMNS> &s, float (&acc)[32], uint32_t ds,
-                                                        int slice, int first_consumer, int last_consumer,
-                                                        uint64_t *ready, uint32_t parity)
+static __device__ __forceinline__ void compute_dq_tile(block_memory<COLUMNS> &s, float (&acc)[32], uint32_t ds,
+                                                       int dq_tile, int first_consumer, int last_consumer,
+                                                       uint64_t *ready, uint32_t parity)
 {
     cot_wgmma_fence();
 #pragma unroll
     for (int consumer = first_consumer; consumer <= last_consumer; consumer++) {
         const uint64_t a =
-            cot_wgmma_k_major(cot_shared_address(s.ds[ds][consumer] + slice / s.COLUMN_PANELS * SQUARE_BYTES));
-        const uint64_t b = cot_wgmma_mn_major(cot_shared_address(s.k[slice % s.COLUMN_PANELS][consumer]), SQUARE_BYTES);
+            cot_wgmma_k_major(cot_shared_address(s.ds[ds][consumer] + dq_tile / s.COLUMN_PANELS * SQUARE_BYTES));
+        const uint64_t b =
+            cot_wgmma_mn_major(cot_shared_address(s.k[dq_tile % s.COLUMN_PANELS][consumer]), SQUARE_BYTES);
 #pragma unroll
         for (int k = 0; k < 4; k++)
             cot_wgmma<E, false, true>(acc, a + k * COT_WGMMA_K_STEP, b + k * COT_WGMMA_MN_STEP,
@@ -333,7 +334,7 @@ static __device__ __forceinline__ void compute_dq_slice(block_memory<COLUMNS> &s
     cot_wgmma_wait<0>();
 }
 
-/* The dQ warpgroup stages slices of dQ for the dq_writers. If STORES_DQ and this block is the last of the tile, the
+/* The dQ warpgroup stages dQ tiles for the dq_writers. If STORES_DQ and this block is the last of the tile, the
  * warpgroup adds the sums that the writer has loaded, and stores dq. */
 template <typename E, int COLUMNS, bool GENERAL, bool STORES_DQ>
 static __device__ __forceinline__ void compute_dq_of_key_block(const attention_bwd_call &c, block_memory<COLUMNS> &s,
@@ -341,7 +342,7 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
                                                                cot_pipeline_state<ATTENTION_DS_STAGES> &ds,
                                                                cot_pipeline_state<ATTENTION_DQ_STAGES> &dq)
 {
-    constexpr int DQ_SLICES = block_memory<COLUMNS>::DQ_SLICES, QUERIES = block_memory<COLUMNS>::QUERIES;
+    constexpr int DQ_TILES = block_memory<COLUMNS>::DQ_TILES, QUERIES = block_memory<COLUMNS>::QUERIES;
     const int lane = threadIdx.x % WARP;
     float acc[32];
     const int steps = step_count(w);
@@ -351,38 +352,38 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
         const bool has_upper = !GENERAL || !fully_masked<QUERIES>(w, tile, w.first_key + 64);
         const attention_dq_position position = STORES_DQ ? dq_position_of<QUERIES, GENERAL>(c, w, tile) : unordered;
         cot_mbarrier_wait(&s.ds_full[ds.stage], ds.parity);
-        for (int slice = 0; slice < DQ_SLICES; slice++, dq.next()) {
+        for (int dq_tile = 0; dq_tile < DQ_TILES; dq_tile++, dq.next()) {
             uint64_t *ready = &s.dq_ready[dq.stage];
             if (has_lower && has_upper) {
-                compute_dq_slice<E, COLUMNS>(s, acc, ds.stage, slice, 0, 1, ready, dq.parity);
+                compute_dq_tile<E, COLUMNS>(s, acc, ds.stage, dq_tile, 0, 1, ready, dq.parity);
             } else if (has_lower || has_upper) {
                 const int only = has_upper ? 1 : 0; /* the consumer whose keys are visible */
-                compute_dq_slice<E, COLUMNS>(s, acc, ds.stage, slice, only, only, ready, dq.parity);
+                compute_dq_tile<E, COLUMNS>(s, acc, ds.stage, dq_tile, only, only, ready, dq.parity);
             } else {
                 cot_mbarrier_wait(ready, dq.parity);
 #pragma unroll
                 for (int i = 0; i < 32; i++)
                     acc[i] = 0.0f;
             }
-            if (slice == DQ_SLICES - 1 && lane == 0) {
+            if (dq_tile == DQ_TILES - 1 && lane == 0) {
                 cot_mbarrier_arrive(&s.ds_empty[ds.stage]);
                 if (step == steps - 1)
                     cot_mbarrier_arrive(&s.kv_empty);
             }
             if (!position.last) {
-                stage_dq_slice(s.dq[dq.stage], acc, &s.dq_full[dq.stage]);
+                stage_dq_tile(s.dq[dq.stage], acc, &s.dq_full[dq.stage]);
                 continue;
             }
             if (position.before > 0)
-                add_staged_slice(acc, s.dq[dq.stage]);
+                add_staged_dq_tile(acc, s.dq[dq.stage]);
             __syncwarp();
             if (lane == 0)
                 cot_mbarrier_arrive(&s.dq_full[dq.stage]);
             /* STORES_DQ: one query head for each key-value head, so that a step is a tile, of head 0 of the group. */
             const int row =
-                tile * QUERIES + slice / s.COLUMN_PANELS * 64 + threadIdx.x % WARPGROUP / WARP * 16 + lane / 4;
-            store_rows<E, false, false>(c, c.dq, c.dq_store, query_rows_out(c, w, 0), row, slice % s.COLUMN_PANELS * 64,
-                                        64, c.scale, acc);
+                tile * QUERIES + dq_tile / s.COLUMN_PANELS * 64 + threadIdx.x % WARPGROUP / WARP * 16 + lane / 4;
+            store_rows<E, false, false>(c, c.dq, c.dq_store, query_rows_out(c, w, 0), row,
+                                        dq_tile % s.COLUMN_PANELS * 64, 64, c.scale, acc);
         }
     }
     if (steps == 0 && lane == 0)

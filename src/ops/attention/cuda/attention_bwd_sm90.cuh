@@ -195,8 +195,8 @@ static __device__ __forceinline__ int step_count(const attention_work &w)
     return w.heads * w.tile_count;
 }
 
-/* The row of lse_log2 that holds tile 0 of query head h of the group. Slice i of a tile of dQ is slice (row + tile) *
- * DQ_SLICES + i of dq_accum, where DQ_SLICES are the slices of a tile. */
+/* The row of lse_log2 that holds tile 0 of query head h of the group. dQ tile i of a query tile is tile (row + tile) *
+ * DQ_TILES + i of dq_accum, where DQ_TILES are the dQ tiles of a query tile. */
 template <bool GENERAL>
 static __device__ __forceinline__ int64_t statistics_row_of(const attention_bwd_call &c, const attention_work &w, int h)
 {
@@ -316,8 +316,8 @@ static __device__ __forceinline__ bool fully_masked(const attention_work &w, int
            (key_begin >= w.used_k);
 }
 
-/* Stores a warp's 16 rows of a slice of dQ to a stage in shared memory, in the order of the accumulators. */
-static __device__ __forceinline__ void stage_dq_slice(float *dq, const float (&acc)[32], uint64_t *full)
+/* Stores a warp's 16 rows of a dQ tile to a stage in shared memory, in the order of the accumulators. */
+static __device__ __forceinline__ void stage_dq_tile(float *dq, const float (&acc)[32], uint64_t *full)
 {
     const int warp = threadIdx.x % WARPGROUP / WARP, lane = threadIdx.x % WARP;
     float4 *staged = (float4 *)dq + warp * 8 * WARP + lane;
@@ -330,18 +330,18 @@ static __device__ __forceinline__ void stage_dq_slice(float *dq, const float (&a
         cot_mbarrier_arrive(full);
 }
 
-/* Waits until all blocks before this one have added to the slice: then its semaphore equals `before`. dq_slice: index
- * of the slice in dq_accum. */
-static __device__ __forceinline__ void wait_for_earlier_blocks(const attention_bwd_call &c, int64_t dq_slice,
+/* Waits until all blocks before this one have added to the dQ tile: then its semaphore equals `before`. accum_tile:
+ * index of the dQ tile in dq_accum. */
+static __device__ __forceinline__ void wait_for_earlier_blocks(const attention_bwd_call &c, int64_t accum_tile,
                                                                uint32_t before)
 {
-    while (cot_load_acquire(c.dq_semaphore + dq_slice) != before)
+    while (cot_load_acquire(c.dq_semaphore + accum_tile) != before)
         ;
     cot_fence_proxy_async_global();
 }
 
-/* Adds a staged slice to the accumulators. */
-static __device__ __forceinline__ void add_staged_slice(float (&acc)[32], const float *dq)
+/* Adds a staged dQ tile to the accumulators. */
+static __device__ __forceinline__ void add_staged_dq_tile(float (&acc)[32], const float *dq)
 {
     const float4 *staged = (const float4 *)dq + threadIdx.x % WARPGROUP / WARP * 8 * WARP + threadIdx.x % WARP;
 #pragma unroll
@@ -351,25 +351,25 @@ static __device__ __forceinline__ void add_staged_slice(float (&acc)[32], const 
     }
 }
 
-/* Adds a staged slice to dq_accum. If `store` (the first block of a tile in deterministic mode), it stores the slice
- * instead. Waits until the stage has been read. */
-static __device__ __forceinline__ void add_dq_slice(const attention_bwd_call &c, int64_t dq_slice, const float *dq,
-                                                    bool store)
+/* Adds a staged dQ tile to dq_accum. If `store` (the first block of a tile in deterministic mode), it stores the dQ
+ * tile instead. Waits until the stage has been read. */
+static __device__ __forceinline__ void add_dq_tile(const attention_bwd_call &c, int64_t accum_tile, const float *dq,
+                                                   bool store)
 {
-    float *accum = c.dq_accum + dq_slice * ATTENTION_DQ_SLICE;
+    float *accum = c.dq_accum + accum_tile * ATTENTION_DQ_TILE;
     if (store)
-        cot_bulk_store(accum, dq, ATTENTION_DQ_SLICE * sizeof(float));
+        cot_bulk_store(accum, dq, ATTENTION_DQ_TILE * sizeof(float));
     else
-        cot_bulk_add_f32(accum, dq, ATTENTION_DQ_SLICE * sizeof(float));
+        cot_bulk_add_f32(accum, dq, ATTENTION_DQ_TILE * sizeof(float));
     cot_bulk_commit();
     cot_bulk_wait_read();
 }
 
-/* Increments the semaphore of a slice when this block's sums are in memory. */
-static __device__ __forceinline__ void release_next_block(const attention_bwd_call &c, int64_t dq_slice)
+/* Increments the semaphore of a dQ tile when this block's sums are in memory. */
+static __device__ __forceinline__ void release_next_block(const attention_bwd_call &c, int64_t accum_tile)
 {
     cot_bulk_wait();
-    cot_add_release(c.dq_semaphore + dq_slice, 1);
+    cot_add_release(c.dq_semaphore + accum_tile, 1);
 }
 
 /* Address of this thread's fragment of dS^T in a tile [query][key]. The fragment of the next 16 queries is 16

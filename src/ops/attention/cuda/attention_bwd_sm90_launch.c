@@ -15,7 +15,7 @@
 extern const unsigned char cot_image_attention_bwd_rows_sm90[], cot_image_attention_bwd_sm90[],
     cot_image_attention_bwd_pairs_sm90[], cot_image_attention_bwd_cluster_sm90[];
 
-enum { ROWS_THREADS = 256, ROWS_WARPS = ROWS_THREADS / 32, SLICE_WARPS = 4 /* of postprocess, for a slice of dq */ };
+enum { ROWS_THREADS = 256, ROWS_WARPS = ROWS_THREADS / 32, DQ_TILE_WARPS = 4 /* of postprocess, for a dQ tile */ };
 
 /* The kernels for one dtype and number of columns, in the order of their launches. */
 typedef struct backward_kernels {
@@ -85,10 +85,10 @@ static cot_status map_statistics(cot_queue *queue, CUtensorMap *map, const atten
                                (const int64_t[]){row, rows * row, rows * row}, (const int[]){c->queries, 1, 1, 1});
 }
 
-/* Encodes the map of dq_accum: a slice is 64 rows of 64 floats. */
-static cot_status map_dq_accum(cot_queue *queue, CUtensorMap *map, const attention_bwd_call *c, int64_t slices)
+/* Encodes the map of dq_accum: a dQ tile is 64 rows of 64 floats. */
+static cot_status map_dq_accum(cot_queue *queue, CUtensorMap *map, const attention_bwd_call *c, int64_t dq_tiles)
 {
-    const int64_t rows = slices * (ATTENTION_DQ_SLICE / 64), row = 64 * (int64_t)sizeof(float);
+    const int64_t rows = dq_tiles * (ATTENTION_DQ_TILE / 64), row = 64 * (int64_t)sizeof(float);
     return cot_cuda_tensor_map(queue, map, COT_F32, 4, c->dq_accum, (const int64_t[]){64, rows, 1, 1},
                                (const int64_t[]){row, rows * row, rows * row}, (const int[]){64, 64, 1, 1});
 }
@@ -329,7 +329,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
     scheduler->block_keys = ATTENTION_BWD_KEYS;
     scheduler->seqlens = general ? (attention_seqlen_info *)((char *)workspace + plan->seqlens) : NULL;
     const attention_bwd_call *c = &mapped.call;
-    const int64_t tiles = plan->tiles, slices = plan->slices;
+    const int64_t tiles = plan->tiles, dq_tiles = plan->dq_tiles;
     cot_status status = general ? attention_launch_scheduler(queue, scheduler) : COT_OK;
     if (status == COT_OK && tiles > 0)
         status = attention_launch(queue, &kernels->preprocess,
@@ -344,7 +344,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
         if (status == COT_OK && tiles > 0)
             status = map_statistics(queue, &mapped.statistics, c, tiles);
         if (status == COT_OK && c->stores_dq && tiles > 0)
-            status = map_dq_accum(queue, &mapped.dq_accum, c, slices);
+            status = map_dq_accum(queue, &mapped.dq_accum, c, dq_tiles);
         if (status == COT_OK)
             status = attention_encode_row_map(queue, &mapped.q, &p->q, tile_rows, p->k.data);
         if (status == COT_OK)
@@ -368,13 +368,13 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
                                                       .dependent = true},
                                       &mapped);
     }
-    if (status == COT_OK && c->dq.data != NULL && !c->stores_dq && slices > 0)
-        status =
-            attention_launch(queue, &kernels->postprocess,
-                             (cot_cuda_grid){.blocks = {(unsigned)cot_ceil_div(slices * SLICE_WARPS, ROWS_WARPS), 1, 1},
-                                             .threads = ROWS_THREADS,
-                                             .dependent = true},
-                             c);
+    if (status == COT_OK && c->dq.data != NULL && !c->stores_dq && dq_tiles > 0)
+        status = attention_launch(
+            queue, &kernels->postprocess,
+            (cot_cuda_grid){.blocks = {(unsigned)cot_ceil_div(dq_tiles * DQ_TILE_WARPS, ROWS_WARPS), 1, 1},
+                            .threads = ROWS_THREADS,
+                            .dependent = true},
+            c);
     if (status == COT_OK && c->dsink.data != NULL)
         status = attention_launch(queue, &dsink,
                                   (cot_cuda_grid){.blocks = {(unsigned)z->H, 1, 1}, .threads = ROWS_THREADS}, c);

@@ -19,7 +19,7 @@ enum {
     ATTENTION_CLUSTER_BLOCKS = 2,  /* above 128 columns, blocks that share the 128 keys */
     ATTENTION_WARPGROUPS = 4,      /* warpgroups of a block, 128 threads each */
     ATTENTION_P_EXPONENT = 8,      /* up to d = 128, P in f16 is scaled by 2^8: attention_bwd_sm90.cu */
-    ATTENTION_DQ_SLICE = 4096      /* floats of 64 queries and 64 columns of dq, in the order of wgmma accumulators */
+    ATTENTION_DQ_TILE = 4096       /* floats of 64 queries and 64 columns of dq, in the order of wgmma accumulators */
 };
 
 /* attention_bwd_cluster_sm90.cu: bytes of shared memory. In panels of 64 columns: K, the peer's K, V, stages of Q and
@@ -35,7 +35,7 @@ enum {
          (2 * ATTENTION_BWD_KEYS +                                                             \
           (ATTENTION_BWD_Q_STAGES + ATTENTION_DOUT_STAGES) * ATTENTION_BWD_QUERIES(columns)) + \
      2 * ATTENTION_BWD_KEYS * ATTENTION_BWD_QUERIES(columns) * ATTENTION_DS_STAGES +           \
-     ATTENTION_DQ_SLICE * 4 * ATTENTION_DQ_STAGES +                                            \
+     ATTENTION_DQ_TILE * 4 * ATTENTION_DQ_STAGES +                                             \
      4 * ATTENTION_BWD_QUERIES(columns) * (ATTENTION_BWD_Q_STAGES + ATTENTION_DOUT_STAGES) + 512)
 
 /* attention_bwd_pairs_sm90.cu: bytes of shared memory. It holds K, V, a panel of the peer's K, the peer's dS, stages of
@@ -158,9 +158,9 @@ typedef struct attention_bwd_call {
     /* Workspace, by sequence and head. */
     float *
         lse_log2; /* [tiles * queries] lse in base 2: lse log2(e) - p_exponent; inf for queries without gradient and after Tq */
-    float *scaled_delta;         /* [tiles * queries] delta times dp_scale, 0 after Tq */
-    float *dq_accum;             /* [tiles][queries / 64 * columns / 64][ATTENTION_DQ_SLICE] */
-    uint32_t *dq_semaphore;      /* [tiles][queries / 64 * columns / 64] number of blocks that have added to a slice */
+    float *scaled_delta;    /* [tiles * queries] delta times dp_scale, 0 after Tq */
+    float *dq_accum;        /* [tiles][queries / 64 * columns / 64][ATTENTION_DQ_TILE] */
+    uint32_t *dq_semaphore; /* [tiles][queries / 64 * columns / 64] number of blocks that have added to a dQ tile */
     uint32_t *key_block_counter; /* the next key block; null: a thread block or cluster takes that of its index */
 } attention_bwd_call;
 

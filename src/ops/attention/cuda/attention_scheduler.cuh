@@ -27,15 +27,15 @@ static __device__ __forceinline__ int attention_sequence_at(const attention_sche
     return low;
 }
 
-/* Executed by a warp. Clears row `row` and all later rows in the SLICES slices of an operand. A slice has BYTES bytes
+/* Executed by a warp. Clears row `row` and all later rows in the PANELS panels of an operand. A panel has BYTES bytes
  * and 64 columns. The rows belong to other sequences, and 0 times their values need not be 0. The proxy fence makes the
  * zeros visible to wgmma. */
-template <int BYTES, int SLICES>
-static __device__ __forceinline__ void attention_clear_rows(unsigned char (*slices)[BYTES], int row)
+template <int BYTES, int PANELS>
+static __device__ __forceinline__ void attention_clear_rows(unsigned char (*panels)[BYTES], int row)
 {
-    for (int slice = 0; slice < SLICES; slice++)
+    for (int panel = 0; panel < PANELS; panel++)
         for (int at = row * 128 + threadIdx.x % 32 * 16; at < BYTES; at += 32 * 16)
-            *(uint4 *)(slices[slice] + at) = make_uint4(0, 0, 0, 0);
+            *(uint4 *)(panels[panel] + at) = make_uint4(0, 0, 0, 0);
     cot_fence_proxy_async();
     __syncwarp();
 }

@@ -197,7 +197,7 @@ typedef struct attention_sm90_bwd_plan {
     int64_t columns, queries; /* of a tile */
     int64_t head_tiles;       /* query tiles of one head */
     int64_t tiles;            /* query tiles of all heads */
-    int64_t slices;           /* of dq: 64 queries by 64 columns */
+    int64_t dq_tiles;         /* of dq: 64 queries by 64 columns */
     size_t lse_log2, scaled_delta, dq_accum, dq_semaphore, key_block_counter, seqlens, bytes;
 } attention_sm90_bwd_plan;
 
@@ -208,13 +208,13 @@ static inline attention_sm90_bwd_plan attention_sm90_bwd_plan_of(const attention
                                     .queries = attention_bwd_queries(&p->sizes),
                                     .head_tiles = attention_bwd_tiles(p)};
     plan.tiles = cot_mul(p->sizes.H, plan.head_tiles);
-    plan.slices = cot_mul(plan.tiles, plan.queries / 64 * (plan.columns / 64));
-    const int64_t rows = cot_mul(plan.tiles, plan.queries), slices = plan.slices;
+    plan.dq_tiles = cot_mul(plan.tiles, plan.queries / 64 * (plan.columns / 64));
+    const int64_t rows = cot_mul(plan.tiles, plan.queries), dq_tiles = plan.dq_tiles;
     const int64_t sequences = plan.general ? attention_sequence_count(p) + 1 : 0;
     plan.lse_log2 = cot_workspace_reserve(&plan.bytes, rows, sizeof(float));
     plan.scaled_delta = cot_workspace_reserve(&plan.bytes, rows, sizeof(float));
-    plan.dq_accum = cot_workspace_reserve(&plan.bytes, cot_mul(slices, ATTENTION_DQ_SLICE), sizeof(float));
-    plan.dq_semaphore = cot_workspace_reserve(&plan.bytes, slices, sizeof(uint32_t));
+    plan.dq_accum = cot_workspace_reserve(&plan.bytes, cot_mul(dq_tiles, ATTENTION_DQ_TILE), sizeof(float));
+    plan.dq_semaphore = cot_workspace_reserve(&plan.bytes, dq_tiles, sizeof(uint32_t));
     plan.key_block_counter = cot_workspace_reserve(&plan.bytes, 1, sizeof(uint32_t));
     plan.seqlens = cot_workspace_reserve(&plan.bytes, sequences, sizeof(attention_seqlen_info));
     return plan;
