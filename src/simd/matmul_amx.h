@@ -267,11 +267,11 @@ V_INLINE vf mt_dot(vf sum, const vf *a, const vf *b, int64_t n)
 
 #endif
 
-/* Computes a part of C, 32 x 32 elements, in four tile registers. It calls overlap(context, 0) to overlap(context, 3)
- * once in every MT^3 multiplications, for work that overlaps the tile products, such as vector arithmetic or
- * prefetches. The asm barrier is needed because gcc's tile loads do not declare that they read memory. */
-V_INLINE void mt_product_part(int64_t k, int64_t taps, const mt *a, int64_t a_rows, const mt *b, float *c, bool add,
-                              bool all_terms, void (*overlap)(void *context, int step), void *context)
+/* Computes a result tile of C, 32 x 32 elements, in four tile registers. It calls overlap(context, 0) to
+ * overlap(context, 3) once in every MT^3 multiplications, for work that overlaps the tile products, such as vector
+ * arithmetic or prefetches. The asm barrier is needed because gcc's tile loads do not declare that they read memory. */
+V_INLINE void mt_product_result_tile(int64_t k, int64_t taps, const mt *a, int64_t a_rows, const mt *b, float *c,
+                                     bool add, bool all_terms, void (*overlap)(void *context, int step), void *context)
 {
     (void)all_terms;
     enum { A_ROW = MT * sizeof(mt), B_ROW = 2 * MT * sizeof(mt), C_ROW = MT * sizeof(float) };
@@ -304,27 +304,27 @@ V_INLINE void mt_prefetch_step(void *prefetch, int step)
 
 /* A step loads two AMX tiles of A and two of B. The L1 cache just delivers them at the rate of the products. The L2
  * cache does not: a panel of B should be used for at least two strips of MT rows of A. */
-V_INLINE void mt_product_parts(int64_t m, int64_t n, int64_t k, int64_t taps, const mt *a, int64_t a_rows, const mt *b,
-                               int64_t b_rows, float *c, int64_t c_rows, bool add, bool all_terms,
-                               mt_prefetch_range *prefetch)
+V_INLINE void mt_product_result_tiles(int64_t m, int64_t n, int64_t k, int64_t taps, const mt *a, int64_t a_rows,
+                                      const mt *b, int64_t b_rows, float *c, int64_t c_rows, bool add, bool all_terms,
+                                      mt_prefetch_range *prefetch)
 {
     for (int64_t j = 0; j < n; j += MT)
         for (int64_t i = 0; i < m; i += MT)
-            mt_product_part(k, taps, a + mt_offset(a_rows, i, 0), a_rows, b + mt_offset(b_rows, 0, j),
-                            c + mt_offset(c_rows, i, j), add, all_terms, mt_prefetch_step, prefetch);
+            mt_product_result_tile(k, taps, a + mt_offset(a_rows, i, 0), a_rows, b + mt_offset(b_rows, 0, j),
+                                   c + mt_offset(c_rows, i, j), add, all_terms, mt_prefetch_step, prefetch);
 }
 
 V_INLINE void mt_product_taps(int64_t m, int64_t n, int64_t k, int64_t taps, const mt *a, int64_t a_rows, const mt *b,
                               int64_t b_rows, float *c, int64_t c_rows, bool add, mt_prefetch_range *prefetch)
 {
-    mt_product_parts(m, n, k, taps, a, a_rows, b, b_rows, c, c_rows, add, false, prefetch);
+    mt_product_result_tiles(m, n, k, taps, a, a_rows, b, b_rows, c, c_rows, add, false, prefetch);
 }
 
 static inline __attribute__((unused)) void mt_product_all_terms(int64_t m, int64_t n, int64_t k, const mt *a,
                                                                 int64_t a_rows, const mt *b, int64_t b_rows, float *c,
                                                                 int64_t c_rows, bool add, mt_prefetch_range *prefetch)
 {
-    mt_product_parts(m, n, k, 1, a, a_rows, b, b_rows, c, c_rows, add, true, prefetch);
+    mt_product_result_tiles(m, n, k, 1, a, a_rows, b, b_rows, c, c_rows, add, true, prefetch);
 }
 
 #endif

@@ -2,46 +2,46 @@
  * attention_bwd_overlapped.h: the backward's elementwise arithmetic overlapped with its products, for AMX products of
  * two and three bf16.
  *
- * It processes SCORE_ROWS keys of a block of queries at a time. P^T and dS^T of a part (32 keys x 32 queries) are
- * computed two keys per k-step of the tile products. Those products are the next parts of S^T and dP^T, and dv, dk
- * and dq of the previous keys, which are pending until then. Products of two and three bf16 take long enough to hide
- * all of this arithmetic, which is more expensive there: P and dS are split into terms. Products of one bf16 take too
- * little time to hide it: separate passes are as fast. */
+ * It processes SCORE_ROWS keys of a block of queries at a time. P^T and dS^T of a result tile (32 keys x 32 queries)
+ * are computed two keys per k-step of the tile products. Those products are the next result tiles of S^T and dP^T, and
+ * dv, dk and dq of the previous keys, which are pending until then. Products of two and three bf16 take long enough to
+ * hide all of this arithmetic, which is more expensive there: P and dS are split into terms. Products of one bf16 take
+ * too little time to hide it: separate passes are as fast. */
 #ifndef COT_ATTENTION_BWD_OVERLAPPED_H
 #define COT_ATTENTION_BWD_OVERLAPPED_H
 
 #include "attention_bwd_pairs.h"
 
 enum {
-    RING_SIZE = 4, /* parts that wait for their exponentials, plus the parts that the products write */
+    RING_SIZE = 4, /* result tiles that wait for their exponentials, plus those that the products write */
     MAX_PENDING = (2 * SCORE_ROWS + BLOCK) / STRIP * ATTENTION_MAX_D / STRIP,
 };
 
-/* A part of dv, dk or dq that is not yet accumulated: c += a b, or c = a b. */
-typedef struct pending_part {
+/* A result tile of dv, dk or dq that is not yet accumulated: c += a b, or c = a b. */
+typedef struct pending_result_tile {
     const mt *a, *b;
     float *c;
     int64_t a_rows, n;
     bool accumulate;
-} pending_part;
+} pending_result_tile;
 
 typedef struct pending_products {
-    pending_part parts[MAX_PENDING];
+    pending_result_tile result_tiles[MAX_PENDING];
     int64_t count, done;
 } pending_products;
 
-/* A part of S^T and dP^T whose P^T and dS^T are not yet computed. */
-typedef struct score_part {
+/* A result tile of S^T and dP^T whose P^T and dS^T are not yet computed. */
+typedef struct score_result_tile {
     const float *s, *dp, *lse, *delta;
     mt *prob, *ds, *ds_b;
-} score_part;
+} score_result_tile;
 
-/* The waiting parts in a ring. `current` is the oldest part, of which rows_left rows remain. The other `count` parts
- * follow: the first of them is ring[next]. */
+/* The waiting result tiles in a ring. `current` is the oldest result tile, of which rows_left rows remain. The other
+ * `count` result tiles follow: the first of them is ring[next]. */
 typedef struct score_queue {
-    const score_part *ring;
+    const score_result_tile *ring;
     int64_t next, count;
-    score_part current;
+    score_result_tile current;
     int64_t rows_left;
     vf exp_scale, prob[2], ds[2];             /* prob: of one key; ds: dS^T of the even key of a pair */
     bool step_has_rows;                       /* there was a row left when this k-step began */
@@ -87,7 +87,7 @@ V_INLINE void compute_p_and_ds_of_step(score_queue *queue, int step)
     }
 }
 
-V_INLINE void start_next_part(score_queue *queue)
+V_INLINE void start_next_result_tile(score_queue *queue)
 {
     queue->current = queue->ring[queue->next];
     queue->next = (queue->next + 1) % RING_SIZE;
@@ -95,7 +95,7 @@ V_INLINE void start_next_part(score_queue *queue)
     queue->count--;
 }
 
-/* Callback of mt_product_part, which calls it four times per k-step, with `step` = 0 to 3. */
+/* Callback of mt_product_result_tile, which calls it four times per k-step, with `step` = 0 to 3. */
 V_INLINE void overlap_step(void *argument, int step)
 {
     score_queue *queue = argument;
@@ -103,14 +103,14 @@ V_INLINE void overlap_step(void *argument, int step)
         mt_prefetch_next(queue->prefetch->next < queue->prefetch->end ? queue->prefetch : queue->prefetch_2);
     if (step == 0) {
         if (queue->rows_left == 0 && queue->count > 0)
-            start_next_part(queue);
+            start_next_result_tile(queue);
         queue->step_has_rows = queue->rows_left > 0;
     }
     if (queue->step_has_rows)
         compute_p_and_ds_of_step(queue, step);
 }
 
-/* Finishes the current part, and further ones until at most max_waiting parts wait. */
+/* Finishes the current result tile, and further ones until at most max_waiting result tiles wait. */
 V_INLINE void drain_scores(score_queue *queue, int64_t max_waiting)
 {
     for (;;) {
@@ -119,14 +119,15 @@ V_INLINE void drain_scores(score_queue *queue, int64_t max_waiting)
                 compute_p_and_ds_of_step(queue, step);
         if (queue->count <= max_waiting)
             return;
-        start_next_part(queue);
+        start_next_result_tile(queue);
     }
 }
 
 V_INLINE void run_pending(pending_products *pending, score_queue *queue)
 {
-    const pending_part *part = &pending->parts[pending->done++];
-    mt_product_part(part->n, 1, part->a, part->a_rows, part->b, part->c, part->accumulate, false, overlap_step, queue);
+    const pending_result_tile *result_tile = &pending->result_tiles[pending->done++];
+    mt_product_result_tile(result_tile->n, 1, result_tile->a, result_tile->a_rows, result_tile->b, result_tile->c,
+                           result_tile->accumulate, false, overlap_step, queue);
 }
 
 static void finish_pending(pending_products *pending)
@@ -139,23 +140,23 @@ static void finish_pending(pending_products *pending)
 }
 
 /* The strips of queries visible to each strip of SCORE_ROWS keys, and the keys visible to each strip of queries.
- * `parts` counts the visible parts. */
+ * `result_tiles` counts the visible ones. */
 typedef struct visible_strips {
     attention_span queries[SCORE_ROWS / STRIP], keys[BLOCK / STRIP];
-    int64_t parts;
+    int64_t result_tiles;
 } visible_strips;
 
 static visible_strips visible_strips_of(const context *c, const score_context *a, int64_t first_key,
                                         int64_t first_query)
 {
-    visible_strips visible = {.parts = 0};
+    visible_strips visible = {.result_tiles = 0};
     for (int64_t i = 0; i < BLOCK / STRIP; i++)
         visible.keys[i] = (attention_span){SCORE_ROWS, 0};
     for (int64_t r = 0; r < SCORE_ROWS; r += STRIP) {
         const attention_span rows =
             attention_visible_queries_of_rows(&c->p->sizes, &a->sequence, first_key + r, first_key + r + STRIP);
         const attention_span strips = visible.queries[r / STRIP] = attention_round_to_strips(rows, first_query, BLOCK);
-        for (int64_t i = strips.first / STRIP; i < strips.end / STRIP; i++, visible.parts++) {
+        for (int64_t i = strips.first / STRIP; i < strips.end / STRIP; i++, visible.result_tiles++) {
             visible.keys[i].first = visible.keys[i].first < r ? visible.keys[i].first : r;
             visible.keys[i].end = r + STRIP;
         }
@@ -164,7 +165,7 @@ static visible_strips visible_strips_of(const context *c, const score_context *a
 }
 
 /* Queues the products of rows [first_row, first_row + SCORE_ROWS) of the block of keys. dv and dk go column panel by
- * column panel, since the strips of keys share a panel of B. dq^T goes by two rows of parts. */
+ * column panel, since the strips of keys share a panel of B. dq^T goes by two rows of result tiles. */
 static void queue_products(const context *c, const block_pair *b, const strip_buffers *buffers,
                            const visible_strips *visible, int64_t first_row, pending_products *pending)
 {
@@ -179,26 +180,26 @@ static void queue_products(const context *c, const block_pair *b, const strip_bu
             float *c_panel = n < v_size ? b->dv : b->dk;
             const int64_t column = n < v_size ? n : n - v_size;
             if (span.first < span.end)
-                pending->parts[pending->count++] =
-                    (pending_part){.a = rows + mt_offset(SCORE_ROWS, r, span.first),
-                                   .a_rows = SCORE_ROWS,
-                                   .b = columns + mt_offset(BLOCK, span.first, column),
-                                   .c = c_panel + mt_offset(BLOCK, first_row + r, column),
-                                   .n = span.end - span.first,
-                                   .accumulate = b->dkv_initialized[(first_row + r) / STRIP]};
+                pending->result_tiles[pending->count++] =
+                    (pending_result_tile){.a = rows + mt_offset(SCORE_ROWS, r, span.first),
+                                          .a_rows = SCORE_ROWS,
+                                          .b = columns + mt_offset(BLOCK, span.first, column),
+                                          .c = c_panel + mt_offset(BLOCK, first_row + r, column),
+                                          .n = span.end - span.first,
+                                          .accumulate = b->dkv_initialized[(first_row + r) / STRIP]};
         }
     for (int64_t row_pair = 0; row_pair < qk_size; row_pair += 2 * STRIP)
         for (int64_t i = 0; i < BLOCK; i += STRIP) {
             const attention_span span = visible->keys[i / STRIP];
             for (int64_t row = row_pair; span.first < span.end && row < row_pair + 2 * STRIP && row < qk_size;
                  row += STRIP)
-                pending->parts[pending->count++] =
-                    (pending_part){.a = b->kt + mt_offset(qk_size, row, first_row + span.first),
-                                   .a_rows = qk_size,
-                                   .b = ds_b + mt_offset(SCORE_ROWS, span.first, i),
-                                   .c = b->dq + mt_offset(qk_size, row, i),
-                                   .n = span.end - span.first,
-                                   .accumulate = b->dq_initialized[i / STRIP]};
+                pending->result_tiles[pending->count++] =
+                    (pending_result_tile){.a = b->kt + mt_offset(qk_size, row, first_row + span.first),
+                                          .a_rows = qk_size,
+                                          .b = ds_b + mt_offset(SCORE_ROWS, span.first, i),
+                                          .c = b->dq + mt_offset(qk_size, row, i),
+                                          .n = span.end - span.first,
+                                          .accumulate = b->dq_initialized[i / STRIP]};
         }
     for (int64_t r = 0; r < SCORE_ROWS / STRIP; r++)
         b->dkv_initialized[first_row / STRIP + r] |= visible->queries[r].first < visible->queries[r].end;
@@ -222,16 +223,16 @@ static void apply_mask(const score_context *a, float *s, int64_t first_key, int6
 static void backward_block_pair_overlapped(const context *c, const score_context *a, const block_pair *b,
                                            strip_buffers *buffers, pending_products *pending, int64_t first_row)
 {
-    /* Parts of S^T and dP^T lie in the buffers that backward_block_pair uses for whole score tiles. */
+    /* Result tiles of S^T and dP^T lie in the buffers that backward_block_pair uses for whole score tiles. */
     float(*const s)[STRIP * STRIP] = (float(*)[STRIP * STRIP]) buffers->scores;
     float(*const dp)[STRIP * STRIP] = (float(*)[STRIP * STRIP]) buffers->dp;
     const int64_t qk_size = c->layout.qk_size, v_size = c->layout.v_size, first_key = b->first_key + first_row;
     const visible_strips visible = visible_strips_of(c, a, first_key, b->first_query);
-    if (visible.parts == 0)
+    if (visible.result_tiles == 0)
         return;
     buffers->buffer = 1 - buffers->buffer;
     const int64_t buffer_offset = buffers->buffer * SCORE_ROWS * BLOCK;
-    score_part ring[RING_SIZE];
+    score_result_tile ring[RING_SIZE];
     score_queue queue = {.ring = ring,
                          .exp_scale = v_set1(scores_exp_scale(c->p)),
                          .prefetch = b->forms_prefetch,
@@ -243,22 +244,23 @@ static void backward_block_pair_overlapped(const context *c, const score_context
         if (queue.count + (queue.rows_left > 0) + n > RING_SIZE)
             drain_scores(&queue, RING_SIZE - n);
         for (int64_t r = keys.first; r < keys.end; r += STRIP)
-            mt_product_part(qk_size, 1, b->k + mt_offset(BLOCK, first_row + r, 0), BLOCK,
-                            b->q.q_t + mt_offset(qk_size, 0, i), s[(ring_slot + (r - keys.first) / STRIP) % RING_SIZE],
-                            false, false, overlap_step, &queue);
+            mt_product_result_tile(
+                qk_size, 1, b->k + mt_offset(BLOCK, first_row + r, 0), BLOCK, b->q.q_t + mt_offset(qk_size, 0, i),
+                s[(ring_slot + (r - keys.first) / STRIP) % RING_SIZE], false, false, overlap_step, &queue);
         for (int64_t r = keys.first; r < keys.end; r += STRIP, ring_slot = (ring_slot + 1) % RING_SIZE) {
-            mt_product_part(v_size, 1, b->v + mt_offset(BLOCK, first_row + r, 0), BLOCK,
-                            b->q.dout_t + mt_offset(v_size, 0, i), dp[ring_slot], false, true, overlap_step, &queue);
+            mt_product_result_tile(v_size, 1, b->v + mt_offset(BLOCK, first_row + r, 0), BLOCK,
+                                   b->q.dout_t + mt_offset(v_size, 0, i), dp[ring_slot], false, true, overlap_step,
+                                   &queue);
             if (!all_visible(a, first_key + r, STRIP, b->first_query, queries))
                 apply_mask(a, s[ring_slot], first_key + r, b->first_query + i);
             const int64_t offset = buffer_offset + mt_offset(SCORE_ROWS, r, i);
-            ring[ring_slot] = (score_part){s[ring_slot],          dp[ring_slot],          b->lse + i,
-                                           b->delta + i,          buffers->prob + offset, buffers->ds + offset,
-                                           buffers->ds_b + offset};
+            ring[ring_slot] = (score_result_tile){s[ring_slot],          dp[ring_slot],          b->lse + i,
+                                                  b->delta + i,          buffers->prob + offset, buffers->ds + offset,
+                                                  buffers->ds_b + offset};
             queue.count++;
         }
-        /* Spreads the pending parts evenly over the parts of this score tile. */
-        for (due += n * pending->count; due >= visible.parts; due -= visible.parts)
+        /* Spreads the pending result tiles evenly over the result tiles of this score tile. */
+        for (due += n * pending->count; due >= visible.result_tiles; due -= visible.result_tiles)
             run_pending(pending, &queue);
     }
     drain_scores(&queue, 0);

@@ -10,7 +10,8 @@
  * The keys of a sequence and key-value head are packed once for all query heads that read them: K^T [qk_size][KEYS] and
  * V [KEYS][v_size] of every block, both in B form. Then an item is a block of queries of one head. Its state is in its
  * thread's slice of scratch. Key blocks outside the mask of all of a tile's queries are skipped, and so are strips of
- * keys within a block. docs/kernels/attention_cpu.md has a table of these sizes (tile, part, strip, block, panel).
+ * keys within a block. docs/kernels/attention_cpu.md has a table of these sizes (tile, result tile, strip, block,
+ * panel).
  *
  * The file is compiled once per instruction set. simd/simd.h defines V_NAME (appends the name of the instruction set),
  * V_INLINE, vf (a vector of VW floats) and the functions v_*. simd/matmul.h defines mt (the type of an operand's
@@ -98,11 +99,11 @@ static void pack_item(void *memory, int64_t item, void *scratch)
 
 /* ---- softmax --------------------------------------------------------------------------------------------- */
 
-/* P V of a score tile, not yet accumulated in out. It has `parts` parts of 32 x 32. */
+/* P V of a score tile, not yet accumulated in out. It has `result_tiles` result tiles of 32 x 32. */
 typedef struct pending_product {
     const mt *prob, *v;
     float *out;
-    int64_t keys, parts, done;
+    int64_t keys, result_tiles, done;
     bool accumulate;
 } pending_product;
 
@@ -273,31 +274,31 @@ static void attend_strip(const context *c, const score_context *a, item_state *s
 #if defined(COT_MATMUL_AMX)
 
 /* ---- overlap of exponentials with products -------------------------------------------------------------------- *
- * A row keeps its first maximum as row_max: the largest of its scores in the first part with a visible key. If P grows
- * too large relative to it (MAX_BLOCK_SUM), attend_running_max does the block again with running maxima. So S is read
- * once and out is never rescaled. P of a part of S (32 queries x 32 keys) is computed row by row, in the callbacks of
- * mt_product_part. The products are the next parts of S and P V of the previous score tile. A core of 2023 computes
- * about one row of P during one AMX tile product. */
+ * A row keeps its first maximum as row_max: the largest of its scores in the first result tile with a visible key. If P
+ * grows too large relative to it (MAX_BLOCK_SUM), attend_running_max does the block again with running maxima. So S is
+ * read once and out is never rescaled. P of a result tile of S (32 queries x 32 keys) is computed row by row, in the
+ * callbacks of mt_product_result_tile. The products are the next result tiles of S and P V of the previous score tile.
+ * A core of 2023 computes about one row of P during one AMX tile product. */
 #define MAX_BLOCK_SUM 4096.0f /* limit of a row's sum of P over a block */
 
 enum {
-    PARTS_DOWN = SCORE_ROWS / STRIP, /* parts in a column of a score tile */
-    RING_SIZE = 4, /* parts of S that wait for their exponentials, plus the part that the product writes */
+    RESULT_TILES_DOWN = SCORE_ROWS / STRIP, /* result tiles in a column of a score tile */
+    RING_SIZE = 4, /* result tiles of S that wait for their exponentials, plus the one that the product writes */
 };
 
-/* A part of S (32 queries x 32 keys) whose P is not yet computed. */
-typedef struct softmax_part {
+/* A result tile of S (32 queries x 32 keys) whose P is not yet computed. */
+typedef struct softmax_result_tile {
     const float *s, *row_max;
     mt *prob;
     float *sums; /* [STRIP / 4][VW]: sums of four rows, in the layout of v_sums4 */
-} softmax_part;
+} softmax_result_tile;
 
-/* The waiting parts in a ring. `current` is the oldest part, of which rows_left rows remain. The other `count` parts
- * follow: the first of them is ring[next]. */
+/* The waiting result tiles in a ring. `current` is the oldest result tile, of which rows_left rows remain. The other
+ * `count` result tiles follow: the first of them is ring[next]. */
 typedef struct softmax_queue {
-    const softmax_part *ring;
+    const softmax_result_tile *ring;
     int64_t next, count;
-    softmax_part current;
+    softmax_result_tile current;
     int64_t rows_left;
     vf exp_scale, sum[4]; /* sum: sums of the last four rows */
     bool step_has_rows;   /* there was a row left when this group of steps began */
@@ -322,7 +323,7 @@ V_INLINE void softmax_row(softmax_queue *queue, int row)
     }
 }
 
-V_INLINE void start_next_part(softmax_queue *queue)
+V_INLINE void start_next_result_tile(softmax_queue *queue)
 {
     queue->current = queue->ring[queue->next];
     queue->next = (queue->next + 1) % RING_SIZE;
@@ -330,24 +331,24 @@ V_INLINE void start_next_part(softmax_queue *queue)
     queue->count--;
 }
 
-/* Makes the next waiting part current if the current one is finished. Returns false if no part waits. */
-V_INLINE bool ensure_current_part(softmax_queue *queue)
+/* Makes the next waiting result tile current if the current one is finished. Returns false if no result tile waits. */
+V_INLINE bool ensure_current_result_tile(softmax_queue *queue)
 {
     if (queue->rows_left > 0)
         return true;
     if (queue->count == 0)
         return false;
-    start_next_part(queue);
+    start_next_result_tile(queue);
     return true;
 }
 
-/* Callbacks of mt_product_part. It calls them four times per k-step, with `step` = 0 to 3. softmax_step computes one
- * row of P per call. softmax_step_two_rows computes two, for small d + d_v, where there are too few calls. */
+/* Callbacks of mt_product_result_tile. It calls them four times per k-step, with `step` = 0 to 3. softmax_step computes
+ * one row of P per call. softmax_step_two_rows computes two, for small d + d_v, where there are too few calls. */
 V_INLINE void softmax_step(void *argument, int step)
 {
     softmax_queue *queue = argument;
     if (step == 0)
-        queue->step_has_rows = ensure_current_part(queue);
+        queue->step_has_rows = ensure_current_result_tile(queue);
     if (queue->step_has_rows)
         softmax_row(queue, step);
 }
@@ -356,14 +357,14 @@ V_INLINE void softmax_step_two_rows(void *argument, int step)
 {
     softmax_queue *queue = argument;
     if (step % 2 == 0)
-        queue->step_has_rows = ensure_current_part(queue);
+        queue->step_has_rows = ensure_current_result_tile(queue);
     if (queue->step_has_rows) {
         softmax_row(queue, step % 2 * 2);
         softmax_row(queue, step % 2 * 2 + 1);
     }
 }
 
-/* Finishes the current part, and further ones until at most max_waiting parts wait. */
+/* Finishes the current result tile, and further ones until at most max_waiting result tiles wait. */
 V_INLINE void drain_softmax(softmax_queue *queue, int64_t max_waiting)
 {
     for (;;) {
@@ -372,11 +373,11 @@ V_INLINE void drain_softmax(softmax_queue *queue, int64_t max_waiting)
                 softmax_row(queue, row);
         if (queue->count <= max_waiting)
             return;
-        start_next_part(queue);
+        start_next_result_tile(queue);
     }
 }
 
-/* Sets row_max of rows that had no visible key before this part. Returns whether every row now has a row_max. */
+/* Sets row_max of rows that had no visible key before this result tile. Returns whether every row now has a row_max. */
 static bool set_row_max(const float *s, float exp_scale, float *row_max)
 {
     vf unset = v_zero();
@@ -385,29 +386,29 @@ static bool set_row_max(const float *s, float exp_scale, float *row_max)
         for (int64_t i = 0; i < VW; i++)
             v[i] = v_max(v_load(s + (r + i) * MT), v_load(s + (r + i) * MT + VW));
         const vf least = v_set1(-FLT_MAX), old_max = v_load(row_max + r);
-        const vf part_max = v_max(least, v_mul(max_per_vector(v), v_set1(exp_scale)));
-        const vf new_max = v_select(vm_above(old_max, least), old_max, part_max);
+        const vf tile_max = v_max(least, v_mul(max_per_vector(v), v_set1(exp_scale)));
+        const vf new_max = v_select(vm_above(old_max, least), old_max, tile_max);
         v_store(row_max + r, new_max);
         unset = v_select(vm_above(new_max, least), unset, v_set1(1));
     }
     return v_sum(unset) == 0;
 }
 
-V_INLINE void accumulate_part(const context *c, pending_product *pending, void (*step)(void *, int),
-                              softmax_queue *queue)
+V_INLINE void accumulate_result_tile(const context *c, pending_product *pending, void (*step)(void *, int),
+                                     softmax_queue *queue)
 {
-    const int64_t j = pending->done / PARTS_DOWN * STRIP, i = pending->done % PARTS_DOWN * STRIP;
-    mt_product_part(pending->keys, 1, pending->prob + mt_offset(SCORE_ROWS, i, 0), SCORE_ROWS,
-                    pending->v + mt_offset(c->layout.keys, 0, j), pending->out + mt_offset(c->layout.rows, i, j),
-                    pending->accumulate, false, step, queue);
+    const int64_t j = pending->done / RESULT_TILES_DOWN * STRIP, i = pending->done % RESULT_TILES_DOWN * STRIP;
+    mt_product_result_tile(pending->keys, 1, pending->prob + mt_offset(SCORE_ROWS, i, 0), SCORE_ROWS,
+                           pending->v + mt_offset(c->layout.keys, 0, j), pending->out + mt_offset(c->layout.rows, i, j),
+                           pending->accumulate, false, step, queue);
     pending->done++;
 }
 
 static void finish_pending(const context *c, pending_product *pending)
 {
     softmax_queue empty_queue = {.rows_left = 0};
-    while (pending->done < pending->parts)
-        accumulate_part(c, pending, softmax_step, &empty_queue);
+    while (pending->done < pending->result_tiles)
+        accumulate_result_tile(c, pending, softmax_step, &empty_queue);
 }
 
 /* Computes P of the item's rows [first_row, first_row + SCORE_ROWS) for the visible keys of a block. Their P V becomes
@@ -424,34 +425,35 @@ V_INLINE bool attend_overlapped(const context *c, const score_context *a, item_s
     if (strips.first == strips.end)
         return true;
     const bool visible = all_visible(a, i0, SCORE_ROWS, b->first, strips);
-    const int64_t n = strips.end - strips.first, parts = n / STRIP * PARTS_DOWN;
+    const int64_t n = strips.end - strips.first, result_tiles = n / STRIP * RESULT_TILES_DOWN;
     mt *prob = prob_buffer(state) + mt_offset(SCORE_ROWS, 0, strips.first);
     pending_product *pending = &state->pending;
-    softmax_part ring[RING_SIZE];
+    softmax_result_tile ring[RING_SIZE];
     const float exp_scale = scores_exp_scale(c->p);
     softmax_queue queue = {.ring = ring, .exp_scale = v_set1(exp_scale)};
-    for (int64_t part = 0, ring_slot = 0, due = 0; part < parts; part++, ring_slot = (ring_slot + 1) % RING_SIZE) {
-        const int64_t j = part / PARTS_DOWN * STRIP, i = part % PARTS_DOWN * STRIP;
-        mt_product_part(c->layout.qk_size, 1, state->q + mt_offset(c->layout.rows, first_row + i, 0), c->layout.rows,
-                        b->kt + mt_offset(c->layout.qk_size, 0, strips.first + j), s[ring_slot], false, true, step,
-                        &queue);
+    for (int64_t result_tile = 0, ring_slot = 0, due = 0; result_tile < result_tiles;
+         result_tile++, ring_slot = (ring_slot + 1) % RING_SIZE) {
+        const int64_t j = result_tile / RESULT_TILES_DOWN * STRIP, i = result_tile % RESULT_TILES_DOWN * STRIP;
+        mt_product_result_tile(c->layout.qk_size, 1, state->q + mt_offset(c->layout.rows, first_row + i, 0),
+                               c->layout.rows, b->kt + mt_offset(c->layout.qk_size, 0, strips.first + j), s[ring_slot],
+                               false, true, step, &queue);
         const attention_span keys = {strips.first + j, strips.first + j + STRIP};
         if (!visible && !all_visible(a, i0 + i, STRIP, b->first, keys))
             apply_mask(a, s[ring_slot], STRIP, i0 + i, STRIP, b->first + keys.first, (attention_span){0, STRIP});
         if (!state->row_max_set[(first_row + i) / STRIP])
             state->row_max_set[(first_row + i) / STRIP] =
                 set_row_max(s[ring_slot], exp_scale, state->row_max + first_row + i);
-        ring[ring_slot] = (softmax_part){s[ring_slot], state->row_max + first_row + i,
-                                         prob + mt_offset(SCORE_ROWS, i, j), sums + i / 4 * VW};
+        ring[ring_slot] = (softmax_result_tile){s[ring_slot], state->row_max + first_row + i,
+                                                prob + mt_offset(SCORE_ROWS, i, j), sums + i / 4 * VW};
         queue.count++;
-        /* Spreads the pending parts evenly over the parts of this score tile. */
-        for (due += pending->parts; due >= parts; due -= parts)
-            accumulate_part(c, pending, step, &queue);
+        /* Spreads the pending result tiles evenly over the result tiles of this score tile. */
+        for (due += pending->result_tiles; due >= result_tiles; due -= result_tiles)
+            accumulate_result_tile(c, pending, step, &queue);
         if (queue.count == RING_SIZE - 1)
             drain_softmax(&queue, RING_SIZE - 2);
     }
     drain_softmax(&queue, 0);
-    *pending = (pending_product){.parts = 0};
+    *pending = (pending_product){.result_tiles = 0};
     float block_sum[SCORE_ROWS];
     bool too_large = false;
     for (int64_t r = 0; r < SCORE_ROWS; r++) {
@@ -469,7 +471,7 @@ V_INLINE bool attend_overlapped(const context *c, const score_context *a, item_s
                                  .v = b->v + mt_offset(c->layout.keys, strips.first, 0),
                                  .out = state->out + mt_offset(c->layout.rows, first_row, 0),
                                  .keys = n,
-                                 .parts = c->layout.v_size / STRIP * PARTS_DOWN,
+                                 .result_tiles = c->layout.v_size / STRIP * RESULT_TILES_DOWN,
                                  .accumulate = state->out_initialized[first_row / STRIP]};
     state->out_initialized[first_row / STRIP] = state->out_initialized[first_row / STRIP + 1] = true;
     state->prob_index = 1 - state->prob_index;
@@ -555,7 +557,7 @@ static void attend_query_block(const context *c, const attention_block *queries,
     mt_state host_tiles;
     memset(state->out_initialized, 0, sizeof state->out_initialized);
     memset(state->row_max_set, 0, sizeof state->row_max_set);
-    state->pending = (pending_product){.parts = 0};
+    state->pending = (pending_product){.result_tiles = 0};
     state->prob_index = 0;
     for (int64_t r = 0; r < ROWS; r++) {
         state->row_max[r] = sink != -INFINITY ? sink * EXP_SCALE : -FLT_MAX;
