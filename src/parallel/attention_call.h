@@ -19,16 +19,16 @@
 #define ATTENTION_UNBOUNDED (COT_HUGE / 4)
 
 /* Rows of one sequence that a line holds without a gap: rows row .. row+rows of the line's tensors, which are rows
- * begin .. begin+rows of sequence b. An unpacked call has pieces of all batches at once: b is 0. */
-typedef struct piece {
+ * begin .. begin+rows of sequence b. An unpacked call has ranges of all batches at once: b is 0. */
+typedef struct row_range {
     int64_t b, row, rows, begin;
-} piece;
+} row_range;
 
-/* The pieces of a line, ordered by b and then by begin. Those of sequence b are first[b] .. first[b+1]. */
-typedef struct pieces {
-    piece *list;
+/* The ranges of a line, ordered by b and then by begin. Those of sequence b are first[b] .. first[b+1]. */
+typedef struct row_ranges {
+    row_range *list;
     int64_t *first;
-} pieces;
+} row_ranges;
 
 /* The keys and values of a line, or parts of their gradients, as one message. */
 typedef struct block {
@@ -61,8 +61,8 @@ typedef struct attention_call {
     int64_t heads, kv_heads;         /* that this rank holds after the exchange */
     cot_segments *q_lines, *k_lines; /* [R] */
     cot_segments *q_ranks, *k_ranks; /* [C]: the ranks of this line */
-    pieces *q_pieces, *k_pieces;     /* [R] */
-    pieces own;                      /* the query pieces of this rank alone */
+    row_ranges *q_ranges, *k_ranges; /* [R] */
+    row_ranges own;                  /* the query ranges of this rank alone */
     bool *needed;                    /* [R*R]: whether line i attends to a key of line j, at i*R + j */
 
     cot_tensor q, k, v, lse, delta, dout; /* of the line, for this rank's heads */
@@ -74,29 +74,29 @@ cot_status attention_check(void *call);
 cot_status attention_words(const void *call);
 void attention_free(void *call);
 
-/* attention_pieces.c: fills q_lines to needed. False: no memory. */
+/* attention_ranges.c: fills q_lines to needed. False: no memory. */
 bool attention_cut(attention_call *c);
-/* Whether a query of one piece attends to a key of another, in any batch. Both are of the same sequence. */
-bool attention_attends(const attention_call *c, const piece *q, const piece *k);
+/* Whether a query of one range attends to a key of another, in any batch. Both are of the same sequence. */
+bool attention_attends(const attention_call *c, const row_range *q, const row_range *k);
 
-/* Queries and keys of one call of the core. A *joined* pair holds all rows of several pieces, with a mask that does not
- * depend on the positions of the pieces: every query attends to every key, or, with `causal`, query i to keys 0 .. i. */
-typedef struct piece_pair {
-    int64_t q_index, q_count; /* the pieces of queries */
-    piece q, k;
+/* Queries and keys of one call of the core. A *joined* pair holds all rows of several ranges, with a mask that does not
+ * depend on the positions of the ranges: every query attends to every key, or, with `causal`, query i to keys up to i. */
+typedef struct range_pair {
+    int64_t q_index, q_count; /* the ranges of queries */
+    row_range q, k;
     bool joined, causal;
-} piece_pair;
+} range_pair;
 
-/* Calls body for every visible pair of this line's queries and the keys of line k_line, in a fixed order. Pieces are
+/* Calls body for every visible pair of this line's queries and the keys of line k_line, in a fixed order. Ranges are
  * joined where the call has nothing that depends on positions but its mask. */
-double attention_pairs(const attention_call *c, const piece_pair *pair); /* queries and visible keys of a pair */
-typedef cot_status pair_body(const attention_call *c, void *context, const piece_pair *pair);
+double attention_pairs(const attention_call *c, const range_pair *pair); /* queries and visible keys of a pair */
+typedef cot_status pair_body(const attention_call *c, void *context, const range_pair *pair);
 cot_status attention_each_pair(const attention_call *c, int64_t k_line, pair_body *body, void *context);
 /* The lengths of sequence b that seqused leaves, and the whole lengths. */
 int64_t attention_used(const attention_call *c, bool keys, int64_t b);
 int64_t attention_index(const cot_tensor *tensor, int64_t i);
 
-/* The core's arguments for queries of piece q and keys of piece k. */
+/* The core's arguments for queries of range q and keys of range k. */
 typedef struct attention_block {
     int32_t causal, window;
     int64_t window_left, window_right;
@@ -105,12 +105,12 @@ typedef struct attention_block {
 } attention_block;
 
 /* b and h: one batch and one head of this rank, or -1 for all. */
-void attention_place(const attention_call *c, const piece_pair *pair, int64_t b, int64_t h, attention_block *x);
+void attention_place(const attention_call *c, const range_pair *pair, int64_t b, int64_t h, attention_block *x);
 /* Rows of a line's tensor: [B,T,H,*], or [B,H,T] if statistic. `heads` of this tensor begin at `h`; h = -1: all. */
 cot_tensor attention_rows_of(const attention_call *c, const cot_tensor *t, bool statistic, int64_t b, int64_t row,
                              int64_t rows, int64_t h);
-/* The part of bias or dbias that belongs to two pieces. */
-cot_tensor attention_bias_of(const attention_call *c, const cot_tensor *bias, const piece *q, const piece *k);
+/* The part of bias or dbias that belongs to two ranges. */
+cot_tensor attention_bias_of(const attention_call *c, const cot_tensor *bias, const row_range *q, const row_range *k);
 
 /* ---- memory --------------------------------------------------------------------------------------------------- */
 

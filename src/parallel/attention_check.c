@@ -359,10 +359,10 @@ void attention_free(void *call)
             free(c->q_lines[line].list);
         if (c->k_lines != NULL)
             free(c->k_lines[line].list);
-        if (c->q_pieces != NULL)
-            free(c->q_pieces[line].list), free(c->q_pieces[line].first);
-        if (c->k_pieces != NULL)
-            free(c->k_pieces[line].list), free(c->k_pieces[line].first);
+        if (c->q_ranges != NULL)
+            free(c->q_ranges[line].list), free(c->q_ranges[line].first);
+        if (c->k_ranges != NULL)
+            free(c->k_ranges[line].list), free(c->k_ranges[line].first);
     }
     for (int64_t column = 0; column < c->C; column++) {
         if (c->q_ranks != NULL)
@@ -371,6 +371,6 @@ void attention_free(void *call)
             free(c->k_ranks[column].list);
     }
     free(c->q_lines), free(c->k_lines), free(c->q_ranks), free(c->k_ranks);
-    free(c->q_pieces), free(c->k_pieces), free(c->needed);
+    free(c->q_ranges), free(c->k_ranges), free(c->needed);
     free(c->own.list), free(c->own.first);
 }

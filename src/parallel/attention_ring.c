@@ -126,9 +126,9 @@ static cot_status end_ring(const attention_call *c, cot_status status)
 /* ---- calls of the core ---------------------------------------------------------------------------------------- */
 
 /* Calls body for each batch and head if the call is divided into single heads, else once with -1. */
-typedef cot_status head_body(const attention_call *c, void *context, const piece_pair *pair, int64_t b, int64_t h);
+typedef cot_status head_body(const attention_call *c, void *context, const range_pair *pair, int64_t b, int64_t h);
 
-static cot_status each_head(const attention_call *c, void *context, const piece_pair *pair, head_body *body)
+static cot_status each_head(const attention_call *c, void *context, const range_pair *pair, head_body *body)
 {
     if (!c->single)
         return body(c, context, pair, -1, -1);
@@ -138,7 +138,7 @@ static cot_status each_head(const attention_call *c, void *context, const piece_
 }
 
 /* Counts a call of the core. */
-static void count_call(const attention_call *c, const piece_pair *pair, int64_t h)
+static void count_call(const attention_call *c, const range_pair *pair, int64_t h)
 {
     c->base.group->calls++;
     if (c->base.group->dry)
@@ -176,14 +176,14 @@ typedef struct forward {
     ring r;
     cot_tensor out, lse;             /* of the keys so far, of the line's queries */
     cot_tensor block_out, block_lse; /* of one block of keys */
-    bool *started;                   /* for each piece of queries: out and lse have keys */
+    bool *started;                   /* for each range of queries: out and lse have keys */
     block current;
 } forward;
 
-static cot_status attend_head(const attention_call *c, void *context, const piece_pair *pair, int64_t b, int64_t h)
+static cot_status attend_head(const attention_call *c, void *context, const range_pair *pair, int64_t b, int64_t h)
 {
     const forward *f = context;
-    const piece *q = &pair->q;
+    const row_range *q = &pair->q;
     const bool first = !f->started[pair->q_index];
     attention_block place;
     cot_attention_forward_args x;
@@ -205,7 +205,7 @@ static cot_status attend_head(const attention_call *c, void *context, const piec
     return first ? COT_OK : cot_attention_merge(c->base.queue, &m);
 }
 
-static cot_status attend(const attention_call *c, void *context, const piece_pair *pair)
+static cot_status attend(const attention_call *c, void *context, const range_pair *pair)
 {
     const forward *f = context;
     const int64_t end = pair->q_index + pair->q_count;
@@ -213,8 +213,8 @@ static cot_status attend(const attention_call *c, void *context, const piece_pai
     for (int64_t i = pair->q_index; i < end; i++)
         mixed = mixed || f->started[i] != f->started[pair->q_index];
     for (int64_t i = pair->q_index; mixed && i < end; i++) { /* some rows have a result to merge with */
-        piece_pair part = *pair;
-        part.q_index = i, part.q_count = 1, part.q = c->q_pieces[c->line].list[i];
+        range_pair part = *pair;
+        part.q_index = i, part.q_count = 1, part.q = c->q_ranges[c->line].list[i];
         CHECK(attend(c, context, &part));
     }
     if (mixed)
@@ -241,8 +241,8 @@ static void add_sink(const attention_call *c, const forward *f, int64_t b, int64
         cot_store_f64(out->data, out->dtype, i, weight * cot_load_f64(out->data, out->dtype, i));
 }
 
-/* The first `rows` rows of a piece and batch, without the batch axis: [rows,H,*], or [H,rows] if statistic. */
-static cot_tensor rows_of_piece(const cot_tensor *t, bool statistic, int64_t b, int64_t row, int64_t rows)
+/* The first `rows` rows of a range and batch, without the batch axis: [rows,H,*], or [H,rows] if statistic. */
+static cot_tensor rows_of_range(const cot_tensor *t, bool statistic, int64_t b, int64_t row, int64_t rows)
 {
     cot_tensor view = cot_slice(t, 0, b, 1);
     view = cot_slice(&view, statistic ? 2 : 1, row, rows);
@@ -252,11 +252,11 @@ static cot_tensor rows_of_piece(const cot_tensor *t, bool statistic, int64_t b, 
     return view;
 }
 
-static cot_status add_sinks_on_device(const attention_call *c, const forward *f, const piece *q, int64_t b,
+static cot_status add_sinks_on_device(const attention_call *c, const forward *f, const row_range *q, int64_t b,
                                       int64_t rows)
 {
-    const cot_tensor out = rows_of_piece(&f->out, false, b, q->row, rows);
-    const cot_tensor lse = rows_of_piece(&f->lse, true, b, q->row, rows);
+    const cot_tensor out = rows_of_range(&f->out, false, b, q->row, rows);
+    const cot_tensor lse = rows_of_range(&f->lse, true, b, q->row, rows);
     const cot_tensor sink = cot_slice(&c->a.sink, 0, c->column * c->heads, c->heads);
     return cot_gpu_add_sink(c->base.group->gpu, &out, &lse, &sink);
 }
@@ -264,12 +264,12 @@ static cot_status add_sinks_on_device(const attention_call *c, const forward *f,
 /* Rows beyond seqused and beyond the last sequence get no sink. */
 static cot_status add_sinks(const attention_call *c, const forward *f)
 {
-    const pieces *p = &c->q_pieces[c->line];
+    const row_ranges *p = &c->q_ranges[c->line];
     if (c->base.group->dry)
         return COT_OK;
     for (int64_t n = 0; cot_is_present(&c->a.sink) && n < p->first[c->packed ? c->B : 1]; n++)
         for (int64_t b = 0; b < c->batches; b++) {
-            const piece *q = &p->list[n];
+            const row_range *q = &p->list[n];
             const int64_t used = attention_used(c, false, c->packed ? q->b : b);
             if (c->base.group->on_device) {
                 CHECK(add_sinks_on_device(c, f, q, b, cot_clamp(used - q->begin, 0, q->rows)));
@@ -326,7 +326,7 @@ cot_status attention_run_forward(attention_call *c, cot_arena *memory)
     head_field inputs[3], outputs[2];
     cot_messages before = {0}, after = {0};
     int output_count = 0;
-    const int64_t rows = c->q_lines[c->line].rows, count = c->q_pieces[c->line].first[c->packed ? c->B : 1];
+    const int64_t rows = c->q_lines[c->line].rows, count = c->q_ranges[c->line].first[c->packed ? c->B : 1];
     const int64_t out[] = {c->batches, rows, c->heads, c->d_v}, lse[] = {c->batches, c->heads, rows};
     c->q = c->a.q, c->k = c->a.k, c->v = c->a.v;
     attention_take_used(c, memory);
@@ -371,11 +371,11 @@ typedef struct backward {
     block keys, gradients; /* of the current step */
 } backward;
 
-static cot_status differentiate_head(const attention_call *c, void *context, const piece_pair *pair, int64_t b,
+static cot_status differentiate_head(const attention_call *c, void *context, const range_pair *pair, int64_t b,
                                      int64_t h)
 {
     const backward *w = context;
-    const piece *q = &pair->q, *k = &pair->k;
+    const row_range *q = &pair->q, *k = &pair->k;
     attention_block place;
     cot_attention_backward_args x;
     attention_place(c, pair, b, h, &place);
@@ -395,7 +395,7 @@ static cot_status differentiate_head(const attention_call *c, void *context, con
     return cot_attention_backward(c->base.queue, &x);
 }
 
-static cot_status differentiate(const attention_call *c, void *context, const piece_pair *pair)
+static cot_status differentiate(const attention_call *c, void *context, const range_pair *pair)
 {
     return each_head(c, context, pair, differentiate_head);
 }
@@ -474,11 +474,11 @@ static cot_status sum_dsink_on_device(const attention_call *c, const cot_tensor 
     CHECK(cot_group_clear(c->base.group, sums, (size_t)c->H * sizeof *sums));
     for (int64_t n = 0; n < c->own.first[c->packed ? c->B : 1]; n++)
         for (int64_t b = 0; b < c->batches; b++) {
-            const piece *q = &c->own.list[n];
+            const row_range *q = &c->own.list[n];
             const int64_t used = attention_used(c, false, c->packed ? q->b : b);
             const int64_t rows = cot_clamp(used - q->begin, 0, q->rows);
-            const cot_tensor lse = rows_of_piece(&c->a.lse, true, b, q->row, rows);
-            const cot_tensor D = rows_of_piece(delta, true, b, q->row, rows);
+            const cot_tensor lse = rows_of_range(&c->a.lse, true, b, q->row, rows);
+            const cot_tensor D = rows_of_range(delta, true, b, q->row, rows);
             CHECK(cot_gpu_sum_dsink(c->base.group->gpu, sums, &lse, &D, &c->a.sink));
         }
     return COT_OK;
@@ -497,7 +497,7 @@ static cot_status sum_dsink(const attention_call *c, const cot_tensor *delta, do
         sums[h] = 0;
         for (int64_t n = 0; n < c->own.first[c->packed ? c->B : 1]; n++)
             for (int64_t b = 0; b < c->batches; b++) {
-                const piece *q = &c->own.list[n];
+                const row_range *q = &c->own.list[n];
                 const int64_t used = attention_used(c, false, c->packed ? q->b : b);
                 for (int64_t i = 0; i < q->rows && q->begin + i < used; i++) {
                     const int64_t row = q->row + i;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_pieces.c: which rows the lines hold, which of them see each other, and the core's arguments for two pieces.
+ * attention_ranges.c: which rows the lines hold, which of them see each other, and the core's arguments for two ranges.
  *
- * A piece of a packed sequence is a block of an unpacked call with one sequence. Its mask follows from the lengths in
+ * A range of a packed sequence is a block of an unpacked call with one sequence. Its mask follows from the lengths in
  * seqused, so that q_begin and q_length are free to place the rows of the dropout mask: row h * R + row of the header's
  * formula is q_begin + i if q_begin is `base` plus the row in the sequence, and seqused_q is `base` plus the length. */
 #include "attention_call.h"
@@ -37,7 +37,7 @@ static int64_t row_of(const attention_call *c, bool keys, int64_t b)
     return !c->packed ? 0 : attention_index(keys ? &c->a.cu_seqlens_k : &c->a.cu_seqlens_q, b);
 }
 
-static bool make_pieces(const attention_call *c, bool keys, const cot_segments *segments, pieces *p)
+static bool make_ranges(const attention_call *c, bool keys, const cot_segments *segments, row_ranges *p)
 {
     const int64_t sequences = c->packed ? c->B : 1;
     int64_t count = 0;
@@ -54,16 +54,16 @@ static bool make_pieces(const attention_call *c, bool keys, const cot_segments *
         for (int64_t n = segment; n < segments->count && segments->list[n].begin < end; n++) {
             const cot_segment *s = &segments->list[n];
             const int64_t first = cot_max(s->begin, begin), last = cot_min(s->begin + s->rows, end);
-            p->list[count++] = (piece){b, s->row + first - s->begin, last - first, first - begin};
+            p->list[count++] = (row_range){b, s->row + first - s->begin, last - first, first - begin};
         }
     }
     p->first[sequences] = count;
     return true;
 }
 
-/* Whether a query of one piece attends to a key of another. The visible keys of consecutive queries overlap or meet, so
+/* Whether a query of one range attends to a key of another. The visible keys of consecutive queries overlap or meet, so
  * that their union is a range. */
-static bool attends_to(const attention_call *c, const piece *q, const piece *k, int64_t b)
+static bool attends_to(const attention_call *c, const row_range *q, const row_range *k, int64_t b)
 {
     const int64_t used_q = attention_used(c, false, b), used_k = attention_used(c, true, b), off = used_k - used_q;
     const int64_t first_q = q->begin, last_q = cot_min(q->begin + q->rows, used_q) - 1;
@@ -72,7 +72,7 @@ static bool attends_to(const attention_call *c, const piece *q, const piece *k, 
            last_q + off + c->right >= first_k;
 }
 
-bool attention_attends(const attention_call *c, const piece *q, const piece *k)
+bool attention_attends(const attention_call *c, const row_range *q, const row_range *k)
 {
     if (c->packed)
         return attends_to(c, q, k, q->b);
@@ -83,7 +83,7 @@ bool attention_attends(const attention_call *c, const piece *q, const piece *k)
     return false;
 }
 
-/* ---- pairs of pieces ------------------------------------------------------------------------------------------ */
+/* ---- pairs of ranges ------------------------------------------------------------------------------------------ */
 
 static bool can_join(const attention_call *c)
 {
@@ -91,22 +91,22 @@ static bool can_join(const attention_call *c)
            !cot_is_present(&c->a.seqused_k) && !cot_is_present(&c->a.alibi_slopes) && !cot_is_present(&c->a.bias);
 }
 
-/* Whether every query of one piece attends to every key of another; without seqused. */
-static bool attends_to_all(const attention_call *c, const piece *q, const piece *k)
+/* Whether every query of one range attends to every key of another; without seqused. */
+static bool attends_to_all(const attention_call *c, const row_range *q, const row_range *k)
 {
     const int64_t off = c->Tk - c->Tq;
     return q->begin + q->rows - 1 + off - c->left <= k->begin && q->begin + off + c->right >= k->begin + k->rows - 1;
 }
 
-/* The consecutive pieces of keys that all queries of a piece attend to: first .. end. They are one range, because both bounds
- * of the mask ascend. */
-typedef struct piece_run {
+/* The consecutive ranges of keys that all queries of a range attend to: first .. end. They are one range, because both
+ * bounds of the mask ascend. */
+typedef struct range_run {
     int64_t first, end;
-} piece_run;
+} range_run;
 
-static piece_run run_of(const attention_call *c, const piece *q, const pieces *keys)
+static range_run run_of(const attention_call *c, const row_range *q, const row_ranges *keys)
 {
-    piece_run run = {0, 0};
+    range_run run = {0, 0};
     while (run.first < keys->first[1] && !attends_to_all(c, q, &keys->list[run.first]))
         run.first++;
     run.end = run.first;
@@ -115,42 +115,42 @@ static piece_run run_of(const attention_call *c, const piece *q, const pieces *k
     return run;
 }
 
-/* The rows of pieces first .. end, which follow each other in the line's tensors. */
-static piece rows_of_pieces(const pieces *p, int64_t first, int64_t end)
+/* The rows of ranges first .. end, which follow each other in the line's tensors. */
+static row_range rows_of_ranges(const row_ranges *p, int64_t first, int64_t end)
 {
-    piece joined = p->list[first];
+    row_range joined = p->list[first];
     joined.rows = p->list[end - 1].row + p->list[end - 1].rows - joined.row;
     return joined;
 }
 
-static cot_status each_single_pair(const attention_call *c, const pieces *queries, const pieces *keys, int64_t i,
-                                   int64_t first, int64_t end, pair_body *body, void *context)
+static cot_status each_single_pair(const attention_call *c, const row_ranges *queries, const row_ranges *keys,
+                                   int64_t i, int64_t first, int64_t end, pair_body *body, void *context)
 {
     for (int64_t j = first; j < end; j++) {
-        const piece_pair pair = {.q_index = i, .q_count = 1, .q = queries->list[i], .k = keys->list[j]};
+        const range_pair pair = {.q_index = i, .q_count = 1, .q = queries->list[i], .k = keys->list[j]};
         if (attention_attends(c, &pair.q, &pair.k))
             CHECK(body(c, context, &pair));
     }
     return COT_OK;
 }
 
-static cot_status each_joined_pair(const attention_call *c, const pieces *queries, const pieces *keys, pair_body *body,
-                                   void *context)
+static cot_status each_joined_pair(const attention_call *c, const row_ranges *queries, const row_ranges *keys,
+                                   pair_body *body, void *context)
 {
     const int64_t count = queries->first[1];
     int64_t next;
     for (int64_t i = 0; i < count; i = next) {
-        const piece_run run = run_of(c, &queries->list[i], keys);
+        const range_run run = run_of(c, &queries->list[i], keys);
         for (next = i + 1; next < count; next++) {
-            const piece_run other = run_of(c, &queries->list[next], keys);
+            const range_run other = run_of(c, &queries->list[next], keys);
             if (other.first != run.first || other.end != run.end)
                 break;
         }
         if (run.end > run.first) {
-            const piece_pair pair = {.q_index = i,
+            const range_pair pair = {.q_index = i,
                                      .q_count = next - i,
-                                     .q = rows_of_pieces(queries, i, next),
-                                     .k = rows_of_pieces(keys, run.first, run.end),
+                                     .q = rows_of_ranges(queries, i, next),
+                                     .k = rows_of_ranges(keys, run.first, run.end),
                                      .joined = true};
             CHECK(body(c, context, &pair));
         }
@@ -164,7 +164,7 @@ static cot_status each_joined_pair(const attention_call *c, const pieces *querie
 
 cot_status attention_each_pair(const attention_call *c, int64_t k_line, pair_body *body, void *context)
 {
-    const pieces *queries = &c->q_pieces[c->line], *keys = &c->k_pieces[k_line];
+    const row_ranges *queries = &c->q_ranges[c->line], *keys = &c->k_ranges[k_line];
     if (!can_join(c)) {
         for (int64_t b = 0; b < (c->packed ? c->B : 1); b++)
             for (int64_t i = queries->first[b]; i < queries->first[b + 1]; i++)
@@ -175,17 +175,17 @@ cot_status attention_each_pair(const attention_call *c, int64_t k_line, pair_bod
         return each_joined_pair(c, queries, keys, body, context);
     /* The rows are in ascending order: query i of this line attends to its keys 0 .. i. */
     const int64_t count = queries->first[1];
-    const piece_pair pair = {.q_count = count,
-                             .q = rows_of_pieces(queries, 0, count),
-                             .k = rows_of_pieces(keys, 0, count),
+    const range_pair pair = {.q_count = count,
+                             .q = rows_of_ranges(queries, 0, count),
+                             .k = rows_of_ranges(keys, 0, count),
                              .joined = true,
                              .causal = true};
     return body(c, context, &pair);
 }
 
-double attention_pairs(const attention_call *c, const piece_pair *pair)
+double attention_pairs(const attention_call *c, const range_pair *pair)
 {
-    const piece *q = &pair->q, *k = &pair->k;
+    const row_range *q = &pair->q, *k = &pair->k;
     const int64_t off = c->Tk - c->Tq;
     double pairs = 0;
     if (pair->joined)
@@ -195,7 +195,7 @@ double attention_pairs(const attention_call *c, const piece_pair *pair)
     return pairs;
 }
 
-static bool line_attends(const attention_call *c, const pieces *q, const pieces *k)
+static bool line_attends(const attention_call *c, const row_ranges *q, const row_ranges *k)
 {
     for (int64_t b = 0; b < (c->packed ? c->B : 1); b++)
         for (int64_t i = q->first[b]; i < q->first[b + 1]; i++)
@@ -210,17 +210,17 @@ bool attention_cut(attention_call *c)
     const int64_t size = c->base.group->size;
     c->q_lines = calloc((size_t)c->R, sizeof *c->q_lines), c->k_lines = calloc((size_t)c->R, sizeof *c->k_lines);
     c->q_ranks = calloc((size_t)c->C, sizeof *c->q_ranks), c->k_ranks = calloc((size_t)c->C, sizeof *c->k_ranks);
-    c->q_pieces = calloc((size_t)c->R, sizeof *c->q_pieces), c->k_pieces = calloc((size_t)c->R, sizeof *c->k_pieces);
+    c->q_ranges = calloc((size_t)c->R, sizeof *c->q_ranges), c->k_ranges = calloc((size_t)c->R, sizeof *c->k_ranges);
     c->needed = calloc((size_t)(c->R * c->R), sizeof *c->needed);
-    if (c->q_lines == NULL || c->k_lines == NULL || c->q_ranks == NULL || c->k_ranks == NULL || c->q_pieces == NULL ||
-        c->k_pieces == NULL || c->needed == NULL)
+    if (c->q_lines == NULL || c->k_lines == NULL || c->q_ranks == NULL || c->k_ranks == NULL || c->q_ranges == NULL ||
+        c->k_ranges == NULL || c->needed == NULL)
         return false;
     for (int64_t line = 0; line < c->R; line++) {
         c->q_lines[line] = cot_segments_of(&c->options, c->Tq, size, line * c->C, c->C);
         c->k_lines[line] = cot_segments_of(&c->options, c->Tk, size, line * c->C, c->C);
         if (c->q_lines[line].list == NULL || c->k_lines[line].list == NULL ||
-            !make_pieces(c, false, &c->q_lines[line], &c->q_pieces[line]) ||
-            !make_pieces(c, true, &c->k_lines[line], &c->k_pieces[line]))
+            !make_ranges(c, false, &c->q_lines[line], &c->q_ranges[line]) ||
+            !make_ranges(c, true, &c->k_lines[line], &c->k_ranges[line]))
             return false;
     }
     for (int64_t column = 0; column < c->C; column++) {
@@ -229,11 +229,11 @@ bool attention_cut(attention_call *c)
         if (c->q_ranks[column].list == NULL || c->k_ranks[column].list == NULL)
             return false;
     }
-    if (!make_pieces(c, false, &c->q_ranks[c->column], &c->own))
+    if (!make_ranges(c, false, &c->q_ranks[c->column], &c->own))
         return false;
     for (int64_t i = 0; i < c->R; i++)
         for (int64_t j = 0; j < c->R; j++)
-            c->needed[i * c->R + j] = line_attends(c, &c->q_pieces[i], &c->k_pieces[j]);
+            c->needed[i * c->R + j] = line_attends(c, &c->q_ranges[i], &c->k_ranges[j]);
     return true;
 }
 
@@ -248,7 +248,7 @@ cot_tensor attention_rows_of(const attention_call *c, const cot_tensor *t, bool 
     return b >= 0 && !c->packed ? cot_slice(&view, 0, b, 1) : view;
 }
 
-cot_tensor attention_bias_of(const attention_call *c, const cot_tensor *bias, const piece *q, const piece *k)
+cot_tensor attention_bias_of(const attention_call *c, const cot_tensor *bias, const row_range *q, const row_range *k)
 {
     cot_tensor view = *bias;
     if (!cot_is_present(bias))
@@ -307,9 +307,9 @@ cot_status attention_fill_used(const attention_call *c)
     return cot_group_upload(c->base.group, c->used_data, c->used, (size_t)c->used_count * sizeof *c->used);
 }
 
-void attention_place(const attention_call *c, const piece_pair *pair, int64_t b, int64_t h, attention_block *x)
+void attention_place(const attention_call *c, const range_pair *pair, int64_t b, int64_t h, attention_block *x)
 {
-    const piece *q = &pair->q, *k = &pair->k;
+    const row_range *q = &pair->q, *k = &pair->k;
     memset(x, 0, sizeof *x);
     if (pair->joined) {
         x->causal = pair->causal;
