@@ -20,8 +20,8 @@ bool pretrained_write(const model *m, const char *folder, io_error *error);
 bool pretrained_write_gradients(const model *m, const int32_t *inputs, const int32_t *targets, int64_t sequences,
                                 int64_t context, const char *path, io_error *error);
 
-/* Reads the values of all parameters, in float32, from a .safetensors file. A file may have fewer rows of the embedding and the head:
- * the other rows become 0. False if a tensor is missing or has another shape; the message names it. */
+/* Reads the values of all parameters, in float32, from a .safetensors file. A file may have fewer rows of the embedding
+ * and the head: the other rows become 0. False if a tensor is missing or has another shape; the message names it. */
 bool pretrained_read(const model *m, const char *path, io_error *error);
 
 #endif

@@ -19,9 +19,9 @@ typedef struct sample_text {
 bool sample_text_open(sample_text *s, const options *o, const corpus *text, io_error *error);
 void sample_text_close(sample_text *s);
 
-/* Prints the prompt and the sample: as text, or as two lines of numbers. In text, control characters and what is not valid UTF-8 become
- * '?', and so does every character of the sample that is not ASCII if tokens are bytes: a sample of bytes may be invalid in any
- * encoding. The prompt's bytes are printed as they are. */
+/* Prints the prompt and the sample: as text, or as two lines of numbers. In text, control characters and what is not
+ * valid UTF-8 become '?', and so does every character of the sample that is not ASCII if tokens are bytes: a sample of
+ * bytes may be invalid in any encoding. The prompt's bytes are printed as they are. */
 void sample_text_print(const sample_text *s, const options *o, const int32_t *tokens, int64_t count);
 
 #endif

@@ -14,7 +14,8 @@
  *     comment of this member names: all gradients in attention, the parameter gradients in the other ops.
  *   - An optional tensor is absent if its struct is all zero (dtype COT_DTYPE_NONE). An absent output is not computed.
  *   - Results of one build on one kind of machine have the same bits in every run: on the CPU for any number of threads,
- *     on a GPU for tensors at the same alignment (address modulo 16 bytes). The only exception is attention's backward with allow_nondeterminism.
+ *     on a GPU for tensors at the same alignment (address modulo 16 bytes). The only exception is attention's backward
+ *     with allow_nondeterminism.
  */
 #ifndef COTANGENT_CORE_H
 #define COTANGENT_CORE_H
@@ -138,8 +139,9 @@ typedef enum cot_backend {
 /* A queue runs work. Only one thread may use a queue at a time. Different queues are independent.
  *   CPU   a call is complete when it returns.
  *   CUDA  a call only enqueues work on the queue's stream. It does not wait, and it allocates memory only to grow the
- *         pool (see cot_queue_reserve and cot_queue_set_allocator). A CUDA graph can capture it. All tensor data and the workspace are device
- *         memory. The host cannot check index data: kernels clamp invalid entries, and cot_queue_check reports them.
+ *         pool (see cot_queue_reserve and cot_queue_set_allocator). A CUDA graph can capture it. All tensor data and
+ *         the workspace are device memory. The host cannot check index data: kernels clamp invalid entries, and
+ *         cot_queue_check reports them.
  *   HIP   as CUDA. A call of an op without a HIP kernel returns COT_UNSUPPORTED. */
 typedef struct cot_queue cot_queue;
 

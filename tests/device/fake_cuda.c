@@ -8,7 +8,8 @@
  *                         capability; old_ptx: the driver of a GPU of 8.9 compiles no PTX of this version
  *   FAKE_CUDA_COUNT=FILE  the file that receives the number of allocations
  *   FAKE_CUDA_MULTIPROCESSORS=N  the number of multiprocessors (132)
- *   FAKE_CUDA_DEVICES=N          the number of devices (1), at most 8. An event of one device cannot be recorded on a stream of another
+ *   FAKE_CUDA_DEVICES=N          the number of devices (1), at most 8. An event of one device cannot be recorded on a
+ *                                stream of another
  *
  * All functions are weak: tests/emulator replaces some of them. */
 #include "fake_cuda.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_train_layers.c: the trainer's kernels and products (examples/train_lm/cuda) against plain loops in double, by the error rule of
- * src/check/compare.h, for each dtype. Exit status 77, "skipped", without a GPU. */
+ * test_train_layers.c: the trainer's kernels and products (examples/train_lm/cuda) against plain loops in double, by
+ * the error rule of src/check/compare.h, for each dtype. Exit status 77, "skipped", without a GPU. */
 #include "device_queue.h"
 #include "support.h"
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_causal_conv1d_matrices.c: an independent float64 implementation of causal_conv1d as linear algebra, without convolutions. For
- * one channel of one batch row (or packed sequence), let xe be the column of its K-1 states and T inputs. Then
+ * test_causal_conv1d_matrices.c: an independent float64 implementation of causal_conv1d as linear algebra, without
+ * convolutions. For one channel of one batch row (or packed sequence), let xe be the column of its K-1 states and T
+ * inputs. Then
  *
  *     z = A xe + bias          A [T, K-1+T] holds weight[k] at (t, t+k) where position t+k counts for token t
  *     F = P xe                 P [K-1, K-1+T] picks the last K-1 columns that belong to the last token's sequence

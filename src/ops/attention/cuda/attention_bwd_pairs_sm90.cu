@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * attention_bwd_pairs_sm90.cu: the backward on Hopper for most calls with a full or causal mask, d = d_v = 64 or 128, by
- * pairs of key blocks. A cluster of two thread blocks takes 256 keys, a pair. Each block computes dK and dV of 128 of them with the consumers of
- * attention_bwd_sm90.cu, which has the formulas, the roles and the steps. The two blocks share three things:
+ * pairs of key blocks. A cluster of two thread blocks takes 256 keys, a pair. Each block computes dK and dV of 128 of
+ * them with the consumers of attention_bwd_sm90.cu, which has the formulas, the roles and the steps. The two blocks
+ * share three things:
  *
  *   dQ        Each block computes one of the two dQ tiles of a step, over the keys of both. So it sends the dS of the
  *             other dQ tile to its peer. Compared with one block, half as many dQ tiles are staged and added to memory.

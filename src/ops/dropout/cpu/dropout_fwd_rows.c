@@ -2,8 +2,8 @@
  *
  * dropout_fwd_rows.c: y = c * m * act(x + bias) + residual, and m as bytes or bits, in one pass.
  *
- * An item is a rectangle of rows and columns (dropout_items.h). The loops access contiguous rows in the tensors directly, and other rows
- * through f32 buffers. */
+ * An item is a rectangle of rows and columns (dropout_items.h). The loops access contiguous rows in the tensors
+ * directly, and other rows through f32 buffers. */
 #include "dropout_rows.h"
 
 cot_status V_NAME(dropout_fwd_rows)(cot_queue *, const void *, void *);
