@@ -157,7 +157,7 @@ abi_library "$shifted"
 "$work/tree/tools/check_abi.sh" --record "$work/library" >/dev/null
 expect fail 'not that of v0.10.0 any more' compare_abi
 
-# ---- the pages: links, lengths, sentences, the quoted example
+# ---- the pages: links, lengths, sentences, names, the quoted example
 pages=$work/pages
 mkdir -p "$pages/docs/guide" "$pages/src/ops/op" "$pages/examples"
 cp -R examples/c "$pages/examples/c"
@@ -183,7 +183,17 @@ expect fail '36 words' page README.md "Not $(repeat 34 'too ')long.\n"
 expect fail '36 words' page README.md "A colon: $(repeat 32 'and ')no end.\n"
 expect fail '36 words' page README.md "| cell | $(repeat 36 'word ')| cell |\n"
 expect pass '0 complaints' page README.md "| $(repeat 30 'word '); $(repeat 30 'word ')| cell |\n"
-expect pass '0 complaints' page README.md "Just $(repeat 33 'not ')long.\n\n    $(repeat 40 'code ')\n"
+expect pass '0 complaints' page README.md "Just $(repeat 15 'not ')\n$(repeat 18 'not ')long.\n\n    $(repeat 40 'code ')\n"
+expect fail 'README.md:3: 133 columns' page README.md "# Title\n\n$(repeat 13 'no words. ')abc\n"
+expect pass '0 complaints' "$tools/check_pages.py" --wrap "$pages"
+expect pass '0 complaints' page README.md "| $(repeat 30 'no words. ')|\n\n\`\`\`\n$(repeat 30 'no words. ')\n\`\`\`\n"
+mkdir -p "$pages/docs/kernels"
+expect fail 'no source has the name op_missing' page docs/kernels/op.md 'The function `op_missing`.\n'
+printf 'int op_missing;\n' >"$pages/op.c"
+expect pass '0 complaints' "$tools/check_pages.py" "$pages"
+printf '/* %s */\n' "$(repeat 13 'no words. ')" >"$pages/op.c"
+expect fail 'op.c:1: a comment of 136 columns' "$tools/check_pages.py" "$pages"
+rm -r "$pages/op.c" "$pages/docs/kernels"
 expect fail '151 lines, at most 150' page src/ops/op/README.md "$(repeat 75 'A line.\n\n')A line.\n"
 expect fail '36 words' page src/ops/op/README.md "Not $(repeat 34 'too ')long.\n"
 expect pass '0 complaints' page src/ops/op/README.md '# Op\n'
