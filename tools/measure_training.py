@@ -60,7 +60,7 @@ def train(arguments, folder, case, *more):
         return re.search(pattern, done.stdout).group(1)
     return row_of(case, 'cotangent', 'train_lm ' + ' '.join(options), parameters=int(find(r'(\d+) parameters')),
                   tokens_per_second=int(find(r'(\d+) tokens/s in')), hash=find(r'hash of the parameters: (\S+)'),
-                  printed_gb=round(float(find(r'([\d.]+) GB for the model')) + float(find(r'([\d.]+) of its')), 2), device=find(r'(NVIDIA [^,]+),'), commit=arguments.commit)
+                  printed_gb=float(find(r'([\d.]+) of its')), device=find(r'(NVIDIA [^,]+),'), commit=arguments.commit)
 
 
 def train_peer(folder, case):
