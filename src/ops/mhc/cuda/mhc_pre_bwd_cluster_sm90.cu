@@ -20,7 +20,7 @@
  *   full[stage]           1, the producer       x and dh_in of the tile are in shared memory
  *   partial_full          32 of each MMA warp   the warps' parts of dh_pre are in shared memory
  *   partial_empty         32, the reducer       the reducer has read them
- *   gathered_full[stage]  1, the owner          dh_pre of the owned tokens has arrived from all blocks
+ *   gathered_full[stage]  1, the first owner    dh_pre of the owned tokens has arrived from all blocks
  *   records_full[stage]   1, MMA thread 0       the records of all tokens of the tile have arrived
  *   dx_full[stage]        1 of each MMA warp    dx has replaced x in shared memory
  *   post_full[stream]     1, the dx_post warp   dx_post of the stream is in shared memory
@@ -273,6 +273,7 @@ static __device__ __forceinline__ void make_owned_records(const mhc_call &c, sha
         const float sigma = pending.h_pre - c.hc_eps, slope = sigma * (1.0f - sigma);
         cot_mbarrier_wait(&s.gathered_full[ring.stage], ring.parity);
         __syncwarp();
+        /* The second owner cannot miss this phase: the next one needs the records that it sends now. */
         if (owner == 0 && lane == 0)
             cot_mbarrier_arrive_expect(&s.gathered_full[ring.stage], sizeof s.gathered[0]);
         const float(*parts)[N] = s.gathered[ring.stage][first_k + lane / TOKEN_LANES];
