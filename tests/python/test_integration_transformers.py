@@ -341,7 +341,7 @@ def test_compiled_packed_sequences(on_cpu, name, use_cache):
     lengths, batch = packed()
     model = make(name, torch.float64, "cotangent").eval()
     ends = torch.tensor([0, 4, 11, 13], dtype=torch.int32)
-    extra = dict(cu_seq_lens_q=ends, cu_seq_lens_k=ends, max_length_q=7, max_length_k=7, use_cache=use_cache)
+    extra = dict(cu_seq_lens_q=ends, cu_seq_lens_k=ends.clone(), max_length_q=7, max_length_k=7, use_cache=use_cache)
     with torch.no_grad():
         parts = [model(input_ids=part).logits[0] for part in batch["input_ids"].split(lengths, 1)]
         compiled = torch.compile(model, backend="eager", fullgraph=True)
@@ -349,8 +349,22 @@ def test_compiled_packed_sequences(on_cpu, name, use_cache):
     torch.testing.assert_close(torch.cat(parts), logits, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_without_a_bias(on_cpu, monkeypatch, dynamic):
+    """A compiled model without attention_mask has a plain causal mask, also behind the tokens of a cache."""
+    torch.compiler.reset()
+    model, tokens = make("llama", torch.float64, "cotangent").eval(), inputs("right")["input_ids"]
+    with torch.no_grad():
+        expected = model(input_ids=tokens).logits
+        monkeypatch.setattr(integration, "_as_bias", lambda *_: pytest.fail("a mask was made"))
+        compiled = torch.compile(model, backend="eager", fullgraph=True, dynamic=dynamic)
+        first = compiled(input_ids=tokens[:, :5])
+        rest = compiled(input_ids=tokens[:, 5:], past_key_values=first.past_key_values)
+    torch.testing.assert_close(torch.cat([first.logits, rest.logits], 1), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_compiled_training_and_decoding(on_cpu):
-    """A compiled model has one graph. There the masks are biases, because their values are not known."""
+    """A compiled model has one graph. There padding and windows are biases, because their values are not known."""
     batch = inputs("left")
     expected = train(make("gemma2", torch.float32, "cotangent"), batch)
     model = make("gemma2", torch.float32, "cotangent")

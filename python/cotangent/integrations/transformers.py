@@ -213,8 +213,13 @@ def attention_mask(
     if _context() is not None:
         return _mask_in_context_parallel(mask_function, attention_mask, batch_size, q_length, kv_length, device)
     band = None
-    dynamic = not isinstance(q_offset, int) or not isinstance(kv_offset, int) or torch.compiler.is_compiling()
-    if _recognizer is not None and not use_vmap and not dynamic:
+    known = isinstance(q_offset, int) and isinstance(kv_offset, int) and not use_vmap
+    if known and torch.compiler.is_compiling():
+        # The values of tensors and the parts of composed mask functions are not known here.
+        plain = mask_function is masks.causal_mask_function and attention_mask is None and allow_is_causal_skip
+        if plain and q_offset + q_length == kv_offset + kv_length:
+            return None
+    elif known and _recognizer is not None:
         band = _recognizer.band(mask_function)
     if band is not None:
         causal = band.right == 0
@@ -412,7 +417,8 @@ def attention_forward(
     elif mask.padding is None and segments is None and Tq == Tk and Tq > 1:
         if cu_seq_lens_q is not None and cu_seq_lens_k is not None and max_length_q is not None:
             longest = max(int(max_length_q), int(max_length_q if max_length_k is None else max_length_k))
-            if cu_seq_lens_q is not cu_seq_lens_k and not torch.equal(cu_seq_lens_q, cu_seq_lens_k):
+            same = cu_seq_lens_q is cu_seq_lens_k or torch.compiler.is_compiling() or torch.equal(cu_seq_lens_q, cu_seq_lens_k)
+            if not same:
                 raise NotImplementedError("attn_implementation: cu_seq_lens_k differs from cu_seq_lens_q, which is not "
                                           "supported by cotangent")  # fmt: skip
             segments = Segments(cu_seq_lens_q.to(torch.int32), None, longest)
