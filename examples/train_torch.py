@@ -108,18 +108,9 @@ class ContextParallelOps(CotangentOps):
         return cotangent.distributed.attention(q, k, v, causal=True, cut="zigzag")
 
 
-def ops_for(name, device, context_parallel=False):
-    """The class of ops. If no kernel of the device supports attention, prints this and returns a class with PyTorch's
-    attention."""
-    if name == "torch" or context_parallel:
-        return TorchOps if name == "torch" else ContextParallelOps
-    try:
-        q = torch.zeros(1, 1, 1, 16, device=device)
-        cotangent.attention(q, q, q, causal=True)
-    except NotImplementedError as error:
-        print_rank0(f"attention is PyTorch's: {error}")
-        return type("Mixed", (CotangentOps,), {"attention": staticmethod(TorchOps.attention)})
-    return CotangentOps
+def ops_for(name, context_parallel=False):
+    """The class of ops."""
+    return TorchOps if name == "torch" else ContextParallelOps if context_parallel else CotangentOps
 
 
 # ---- the model -------------------------------------------------------------------------------------------------
@@ -254,7 +245,7 @@ def train(options, ops_name, seed, training, held_out, device):
     """Trains one model. Returns [(step, training loss, validation loss)], tokens per second, and the model. The batches
     depend only on seed and step. Each process computes its share of every batch."""
     torch.manual_seed(seed)
-    ops = ops_for(ops_name, device, options.context_parallel)
+    ops = ops_for(ops_name, options.context_parallel)
     model = Model(ops, options.width, options.layers, options.streams, options.dropout).to(device)
     torch.manual_seed(1000 * seed + rank)  # for dropout's masks
     trained = model

@@ -258,6 +258,8 @@ def init_group(group: Any = None, *, timeout: float = 30.0, device: Any = "cpu")
     """Prepares a group for tensors on `device`. All ranks must call it. Without init_group() the first call of another
     function prepares the group. Raises ValueError if the group is already prepared for this device.
 
+    device   the group is prepared for one device at a time. For CUDA tensors pass device="cuda": otherwise their timeout
+             stays 30 seconds
     timeout  seconds that a rank waits for another rank without any progress. It must be longer than the time that one
              rank computes between two calls of this module while the others wait; on a GPU also longer than the longest
              call

@@ -158,23 +158,24 @@ def attention(
                    Face is (4095, 0). With causal, right is 0 or -1; flash_attn also accepts right > 0
     scale          None = 1/sqrt(d); must not be 0
     softcap        cap(x) = softcap * tanh(x / softcap); 0: cap(x) = x
-    dropout_p      the probability of dropping an element of softmax(...); seed, offset, seed_tensor and offset_tensor
-                   are those of cotangent.dropout
+    dropout_p      the probability of dropping an element of softmax(...), also in model.eval(): pass 0.0 there. seed,
+                   offset, seed_tensor and offset_tensor are those of cotangent.dropout
     seqused_q, seqused_k   int32 [B]: how many queries and keys of each sequence are used. They take the place of Tq and
                    Tk in the masks. Queries beyond seqused_q get out = 0
     sink           [H]: an attention sink as in gpt-oss: exp(sink[h]) is added to the denominator of the softmax. Has a
                    gradient
     alibi_slopes   [H] or [B,H]: slope * |i + Tk - Tq - j| is subtracted from the scores; without a gradient
-    bias           [B or 1, H or 1, Tq or 1, Tk or 1], added to the scores (the bias of a layer is added to its
-                   projections); has a gradient. A bias at or below -65504,
-                   the lowest number of float16, masks the key as -inf does
+    bias           [B or 1, H or 1, Tq or 1, Tk or 1], added to the scores; has a gradient. float32, float16 or bfloat16,
+                   as sink and alibi_slopes, for any dtype of q. At or below -65504, the lowest number of float16, it masks
+                   the key as -inf does. (bias=True of the layer Attention is another bias: of the projections)
     deterministic  True: the same bits on every run. False: on a GPU the backward may add the parts of dq in any order,
                    in calls where that is faster. dq may then have other bits in each run
 
     Returns out [B,Tq,H,d_v] in the dtype of q. With return_lse it returns (out, lse). lse [B,H,Tq] is the logarithm of
     the sum of exp(score) over the keys, which flash_attn calls softmax_lse, in float32 (float64 if q is float64). A sink
     is part of the sum. Both have gradients. A query that attends to no key has out = 0 and lse = -inf, or
-    lse = sink if there is a sink. Dtypes: float32, float16, bfloat16, on the CPU also float64. On a GPU d and d_v are at
+    lse = sink if there is a sink. Dtypes: float32, float16, bfloat16, on the CPU also float64. Train in bfloat16: in
+    float16 dk loses bits where the scores of a query differ widely. On a GPU d and d_v are at
     most 256. Autocast casts q, k and v. Differentiable once, in q, k, v, sink and bias. Raises ValueError or TypeError,
     which name the wrong argument, or NotImplementedError (on a GPU: float64, d or d_v above 256).
 
@@ -222,7 +223,8 @@ def attention_varlen(
     cu_seqlens_q, cu_seqlens_k   int32 [B+1]: sequence b has the queries cu_seqlens_q[b] to cu_seqlens_q[b+1] - 1, and
                                  the keys and values cu_seqlens_k[b] to cu_seqlens_k[b+1] - 1. Both start at 0 and never
                                  descend
-    max_seqlen_q, max_seqlen_k   at least the length of the longest sequence
+    max_seqlen_q, max_seqlen_k   at least the length of the longest sequence. On a GPU wrong values here and in cu_seqlens
+                                 give wrong results without an error: call cotangent.check_index_data() after a batch
     bias                         [B or 1, H or 1, max_seqlen_q or 1, max_seqlen_k or 1]
 
     Returns out [total_q,H,d_v], or (out, lse) with lse [H,total_q]. The other arguments are those of attention.

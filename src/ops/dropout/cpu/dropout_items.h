@@ -10,7 +10,7 @@
 enum {
     DROPOUT_MAX_COLUMNS = 1024, /* of an item: its bias, mask bits and sums stay in the L1 cache */
     DROPOUT_MAX_ROWS = 256,     /* of an item */
-    DROPOUT_COLUMN_UNIT = 512,  /* the width of an item is a multiple of this: v_philox_keep writes up to 512 bits */
+    DROPOUT_COLUMN_UNIT = 512,  /* the width of an item is a multiple of this: v_philox_keep writes 256 bits or fewer */
     DROPOUT_ROW_BLOCK = 16      /* rows of dx that are summed before they are added to the item's sum */
 };
 
