@@ -397,8 +397,8 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     if (!FIRST) {
         cot_wgmma_wait<0>();
         __syncwarp();
-        /* If this step adds zeros, no stage of an earlier step is left to release. With GENERAL its number is in shared
-         * memory, because a register for it spills or serialises wgmma in f16. */
+        /* If this step adds zeros, no stage of an earlier step is left to release. With GENERAL the number of the
+         * first computed step is in shared memory, because a register for it spills or serialises wgmma in f16. */
         bool releases = lane == 0 && (!ADDS_ZEROS || step != first_step);
         if constexpr (ADDS_ZEROS && GENERAL)
             releases = first_computed_step(s) != step && lane == 0;
@@ -445,7 +445,8 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
         cot_mbarrier_wait(&s.ds_empty[ds_stage], parity_of<ATTENTION_DS_STAGES>(step) ^ 1);
     const uint32_t opaque_zero =
         (cot_is_f16<E> || COLUMNS == 64) && !SOFTCAP ? *(volatile uint32_t *)&s.opaque_zero : 0;
-    /* 1: see saved_p::restore. gridDim.y is 1, which the compiler does not know. */
+    /* 1: see saved_p::restore. gridDim.y is 1, which the compiler does not know. The plain versions at 128 columns need
+     * no such 1. */
     const uint32_t one = COLUMNS == 64 ? opaque_zero + 1 : GENERAL ? gridDim.y : 1;
 #pragma unroll
     for (int k = 0; k < N / 8; k++) {

@@ -74,7 +74,8 @@
 
 template <int COLUMNS> using block_memory = shared_memory<COLUMNS, false>;
 
-constexpr attention_dq_position unordered = {1, false}; /* it adds to dq_accum, and does not store dq */
+/* The position of a key block that adds without an order: `before` is 1, so it never stores dq or a first dQ tile. */
+constexpr attention_dq_position unordered = {1, false};
 
 /* The index of the thread block's next key block. A key block waits until key blocks of lower indices have added to dQ.
  * The counter gives out the indices in order, and a thread block computes its key blocks in that order. So the lowest
@@ -170,7 +171,8 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, block_m
     const bool leader = threadIdx.x == 0;
     cot_griddepcontrol_wait();
     cot_fence_proxy_async_global();
-    const int first_delta_row = (int)(c.scaled_delta - c.lse_log2) / QUERIES; /* delta follows all rows of lse_log2 */
+    /* delta follows all rows of lse_log2. With packed sequences their number is not B H tiles_per_head. */
+    const int first_delta_row = (int)(c.scaled_delta - c.lse_log2) / QUERIES;
     uint32_t uncleared_parity = 0, n = 0, stage_step = 0;
     for (;; n++) {
         if (leader) {
@@ -284,7 +286,7 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
             const attention_dq_position next = position_of(dq_tile_index + ATTENTION_DQ_STAGES);
             next_is_released = !is_final(next) || next.before == 0;
         }
-        if (next_is_released)
+        if (next_is_released) /* before release_next_block, which waits until the sums are in memory */
             cot_mbarrier_arrive(&s.dq_ready[stage]);
         if (DETERMINISTIC)
             release_next_block(c, accum_tile);

@@ -18,7 +18,7 @@ enum {
     ATTENTION_PREPROCESS_ROWS = 2, /* rows that a thread of `preprocess` handles */
     ATTENTION_CLUSTER_BLOCKS = 2,  /* above 128 columns, blocks that share the 128 keys */
     ATTENTION_WARPGROUPS = 4,      /* warpgroups of a block, 128 threads each */
-    ATTENTION_P_EXPONENT = 8,      /* up to d = 128, P in f16 is scaled by 2^8: attention_bwd_sm90.cu */
+    ATTENTION_P_EXPONENT = 8,      /* up to d = 128, P in f16 is scaled by 2^8: see dv_scale */
     ATTENTION_DQ_TILE = 4096       /* floats of 64 queries and 64 columns of dq, in the order of wgmma accumulators */
 };
 
@@ -149,15 +149,15 @@ typedef struct attention_bwd_call {
     int32_t stores_dq;                    /* the main kernel stores dq: no kernel after it does */
     int32_t out_vectorized;               /* rows of out and dout are 16-bit elements at multiples of 16 bytes */
     int32_t dq_store, dk_store, dv_store; /* attention_store */
-    float scale,
-        exponent_factor; /* exponent_factor: scale times log2(e); softcap times log2(e) if there is a softcap */
-    float p_exponent,
-        dp_scale; /* P is 2^p_exponent times as large, dP dp_scale times; 0 and 1 if they are not scaled */
+    float scale;
+    float exponent_factor; /* scale times log2(e); softcap times log2(e) if there is a softcap */
+    float p_exponent;      /* P is 2^p_exponent times as large; 0 if it is not scaled */
+    float dp_scale;        /* dP is dp_scale times as large; 1 if it is not scaled */
     attention_bwd_softcap cap;
     attention_array lse, out, dout, dlse, delta, sink, dq, dk, dv, dsink;
     /* Workspace, by sequence and head. */
-    float *
-        lse_log2; /* [tiles * queries] lse in base 2: lse log2(e) - p_exponent; inf for queries without gradient and after Tq */
+    /* [tiles * queries] lse in base 2: lse log2(e) - p_exponent; inf for queries without gradient and after Tq */
+    float *lse_log2;
     float *scaled_delta;    /* [tiles * queries] delta times dp_scale, 0 after Tq */
     float *dq_accum;        /* [tiles][queries / 64 * columns / 64][ATTENTION_DQ_TILE] */
     uint32_t *dq_semaphore; /* [tiles][queries / 64 * columns / 64] number of blocks that have added to a dQ tile */

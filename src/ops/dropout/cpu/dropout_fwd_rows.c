@@ -46,10 +46,10 @@ V_INLINE vf forward_lanes(const forward_row *row, int64_t i, int lanes, bool who
     const int64_t at = i * dropout_element_size(dtype);
     const vf x = whole ? v_load_as(row->x + at, dtype) : v_load_n_as(row->x + at, dtype, lanes);
     const vf bias = whole ? v_load(row->bias + i) : v_load_n(row->bias + i, lanes);
-    const vf y = forward_vector(x, bias, vm_bits(row->bits, i), activation), scale = v_set1(row->scale);
+    const vf kept = forward_vector(x, bias, vm_bits(row->bits, i), activation), scale = v_set1(row->scale);
     if (row->residual == NULL)
-        return v_mul(y, scale);
-    return v_fma(y, scale,
+        return v_mul(kept, scale);
+    return v_fma(kept, scale,
                  whole ? v_load_as(row->residual + at, dtype) : v_load_n_as(row->residual + at, dtype, lanes));
 }
 

@@ -163,7 +163,7 @@ static __device__ __forceinline__ uint8_t *mask_row_pointer(const dropout_call &
 
 /* ---- elements: loads and stores of raw bits --------------------------------------------------------------- */
 
-/* The range [valid_begin, valid_end) of those of the N elements from `column` on that lie in the row. */
+/* Of N elements from `column` on, those with the indices from valid_begin to valid_end - 1 lie in the row. */
 static __device__ __forceinline__ int valid_begin(int64_t column)
 {
     return column < 0 ? (int)-column : 0;
@@ -369,8 +369,8 @@ static __device__ __forceinline__ int group_columns(const dropout_call &c, const
                                               : COT_DROPOUT_GROUP;
 }
 
-/* In a SHIFTED row of mask bytes, 3 aligned words hold the 8 bytes of the lane's group. Whether all 3 lie in the
- * row. */
+/* In a SHIFTED row of mask bytes, 3 aligned words hold the 8 bytes of the lane's group. Returns whether all 3 lie
+ * in the row. */
 static __device__ __forceinline__ bool group_is_interior(const dropout_call &c, const thread_tile &t)
 {
     return c.given.column_stride == 1 && t.group > 0 && c.D - (int64_t)COT_DROPOUT_GROUP * t.group >= 12;
