@@ -25,7 +25,7 @@ NAVIGATION = [
     ("All pages", "docs/README.md"),
     ("Guide", [("Status, requirements and limits", "docs/guide/before_you_adopt.md"),
                ("Getting started", "docs/guide/getting_started.md"), ("What is supported", "docs/guide/support.md"),
-               ("Fast calls", "docs/guide/performance.md"),
+               ("Fast calls", "docs/guide/performance.md"), ("Wrong or slow without an error", "docs/guide/pitfalls.md"),
                ("C", "docs/guide/c.md"), ("Command line", "docs/guide/command_line.md"),
                ("PyTorch", "docs/guide/python.md"), ("PyTorch reference", "docs/guide/python_reference.md"),
                ("Hyper-connections", "docs/guide/hyper_connections.md"),
