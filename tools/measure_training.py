@@ -17,7 +17,6 @@ import argparse
 import datetime
 import json
 import pathlib
-import re
 import signal
 import subprocess
 import sys
@@ -45,19 +44,10 @@ def row_of(case, library, program, **figures):
             'batch': batch, 'accumulate': ACCUMULATE, 'steps': steps, **figures, 'date': datetime.date.today().isoformat()}
 
 
-def command(arguments, folder, options):
-    return [arguments.program, '--backend', 'cuda', *options, '--sample', '0', '--quiet', '--out', folder, f'{folder}/text']
-
-
 def train(arguments, folder, case, *more):
     """A row with what train_lm printed."""
     options = options_of(case) + list(more)
-    done = subprocess.run(command(arguments, folder, options), capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        sys.exit(f'train_lm {" ".join(options)}: {done.stderr}')
-
-    def find(pattern):
-        return re.search(pattern, done.stdout).group(1)
+    find = measure_training_gpus.train(arguments.program, options, folder)
     return row_of(case, 'cotangent', 'train_lm ' + ' '.join(options), parameters=int(find(r'(\d+) parameters')),
                   tokens_per_second=int(find(r'(\d+) tokens/s in')), hash=find(r'hash of the parameters: (\S+)'),
                   printed_gb=float(find(r'([\d.]+) of its')), device=find(r'(NVIDIA [^,]+),'), commit=arguments.commit)
@@ -99,7 +89,7 @@ def killed(arguments, folder, case):
     """The hash after a run that is killed and resumed."""
     checkpoint = pathlib.Path(folder) / 'checkpoint'
     options = [*options_of(case), '--checkpoint', str(checkpoint), '--every', '10', '--log', f'{folder}/log']
-    process = subprocess.Popen(command(arguments, folder, options), stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(measure_training_gpus.command(arguments.program, options, folder), stdout=subprocess.DEVNULL)
     log = pathlib.Path(folder) / 'log'
     while process.poll() is None and not (log.exists() and log.read_text().count('\n') >= KILLED_AFTER):
         time.sleep(0.01)

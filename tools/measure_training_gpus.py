@@ -28,6 +28,19 @@ def text():
     return b' '.join(generator.choices(words, weights=[1 / (n + 1) for n in range(WORDS)], k=2000000))
 
 
+def command(program, options, folder):
+    """train_lm on the GPU with the text of the folder."""
+    return [program, '--backend', 'cuda', *options, '--sample', '0', '--quiet', '--out', folder, f'{folder}/text']
+
+
+def train(program, options, folder):
+    """Runs train_lm. Returns a function that finds a pattern in what it printed."""
+    done = subprocess.run(command(program, options, folder), capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f'train_lm {" ".join(options)}: {done.stderr}')
+    return lambda pattern: re.search(pattern, done.stdout).group(1)
+
+
 def run(arguments, gpus, folder):
     """One row."""
     options = ['--preset', arguments.preset, '--batch', str(arguments.batch), '--accumulate', str(arguments.accumulate), '--steps',
@@ -36,13 +49,7 @@ def run(arguments, gpus, folder):
     if arguments.context:
         options += ['--context', str(arguments.context), '--dropout', '0', '--dense', '0']
         divided = ['--context-ranks', str(gpus)]
-    done = subprocess.run([arguments.program, '--backend', 'cuda', '--gpus', str(gpus), *divided, *options, '--sample', '0', '--quiet', '--out',
-                           folder, f'{folder}/text'], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        sys.exit(f'train_lm --gpus {gpus}: {done.stderr}')
-
-    def find(pattern):
-        return re.search(pattern, done.stdout).group(1)
+    find = train(arguments.program, ['--gpus', str(gpus), *divided, *options], folder)
     return {'op': 'training_context' if arguments.context else 'training_gpus', 'model': arguments.preset, 'program': 'train_lm ' + ' '.join(options), 'gpus': gpus,
             'tokens_per_second': int(find(r'(\d+) tokens/s')), 'training_loss': float(find(r'training loss +(\S+)')),
             'validation_loss': float(find(r'validation loss +(\S+)')), 'hash': find(r'hash of the parameters: (\S+)'),

@@ -24,22 +24,12 @@ typedef struct cot_named_tensor {
 } cot_named_tensor;
 
 /* Entries for a member of the argument struct *args. */
-#define COT_IN(args, member)                   \
-    {                                          \
-#member, &(args)->member, false, false \
-    }
-#define COT_OUT(args, member)                 \
-    {                                         \
-#member, &(args)->member, true, false \
-    }
-#define COT_IN_PLACE_INPUT(args, member)      \
-    {                                         \
-#member, &(args)->member, false, true \
-    }
-#define COT_IN_PLACE_OUTPUT(args, member)    \
-    {                                        \
-#member, &(args)->member, true, true \
-    }
+/* clang-format off */
+#define COT_IN(args, member) {#member, &(args)->member, false, false}
+#define COT_OUT(args, member) {#member, &(args)->member, true, false}
+#define COT_IN_PLACE_INPUT(args, member) {#member, &(args)->member, false, true}
+#define COT_IN_PLACE_OUTPUT(args, member) {#member, &(args)->member, true, true}
+/* clang-format on */
 
 enum { COT_MAX_TENSORS = 32 }; /* of a call */
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Tests the installed library as a user installs it. Installs into a clean prefix and builds programs with find_package,
-# pkg-config (shared and static) and FetchContent, in C99, C11 and C++17, with gcc and clang (FetchContent: gcc). The environment does not
-# refer to this tree. Then tests the manual pages, the completion, and the Debian packages, including their removal.
+# pkg-config (shared and static) and FetchContent, in C99, C11 and C++17, with gcc and clang (FetchContent: gcc). The
+# environment does not refer to this tree. Then tests the manual pages, the completion, and the Debian packages, including their removal.
 # Takes the device code from build/ if it is there: to compile it again takes 10 minutes.
 #
 #   tests/consumers/run.sh [WORK_DIR]     (default: a directory that is removed at the end)
