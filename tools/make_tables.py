@@ -904,7 +904,8 @@ def install_page(results):
 TRAINING = """Training steps of [`train_lm --backend cuda`](../../examples/train_lm/README.md), compared with PyTorch. [Its table of
 presets](../../examples/train_lm/README.md#on-a-gpu) has the sizes of each model. PyTorch uses
 torch.compile and its fastest attention ([train_gpt2.py](../../tools/peers/train_gpt2.py),
-[train_hybrid.py](../../tools/peers/train_hybrid.py)). The two programs ran one after the other on one machine.
+[train_hybrid.py](../../tools/peers/train_hybrid.py)). The two programs ran one after the other on one machine:
+[measure_training.py](../../tools/measure_training.py).
 
 - *Batch*: "2 x 32" is 2 batches of 32 sequences of T tokens in each step. Their gradients are added before the step changes the weights.
 - A step is the forward and backward of these batches, gradient clipping, and AdamW.

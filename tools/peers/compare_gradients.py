@@ -4,6 +4,7 @@
 
     train_lm --arch gpt2 --dropout 0 --lr 0 --steps 1 --export DIR --gradients FILE ...     # or --preset gpt2-124m
     tools/peers/compare_gradients.py DIR FILE [--device cuda|cpu] [--dtype bf16|f32] [--sequences N]
+                                          [--json JSON]
 
 The error of a parameter is the norm of (gradient - exact), divided by the norm of exact. `ratio` is train_lm's error divided
 by PyTorch's, whose model (train_gpt2.py) runs under autocast in --dtype, without torch.compile. --sequences: how many run at a
@@ -70,6 +71,7 @@ def main():
     parser.add_argument("--dtype", choices=("bf16", "f32"), default="bf16")
     parser.add_argument("--sequences", type=int, default=2)
     parser.add_argument("--limit", type=float, default=1.5)
+    parser.add_argument("--json", help="write a row for bench/results here")
     options = parser.parse_args()
     with open(f"{options.folder}/config.json") as file:
         config = json.load(file)
@@ -87,6 +89,14 @@ def main():
         print("%7.3f %10.3e %10.3e  %s" % row)
     above = sum(row[0] > options.limit for row in rows)
     print(f"{len(rows)} parameters, {above} with a ratio above {options.limit}; median {rows[len(rows) // 2][0]:.3f}")
+    if options.json:
+        row = {"op": "training_gradients", "dtype": options.dtype, "batch": len(inputs), "context": inputs.shape[1],
+               "parameters": len(rows), "ratio": round(rows[0][0], 3), "parameter": rows[0][3], "error": rows[0][1],
+               "peer_error": rows[0][2], "median": round(rows[len(rows) // 2][0], 3),
+               "peer": f"PyTorch {torch.__version__.split('+')[0]}"}  # fmt: skip
+        with open(options.json, "w") as file:
+            json.dump([row], file, indent=1)
+            file.write("\n")
     return above > 0
 
 
