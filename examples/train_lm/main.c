@@ -357,6 +357,8 @@ static int check_ranks(options *o, const ranks *r)
     const char *name = o->gpus > 1 ? "GPUs" : "ranks";
     if (r->size > 1 && o->gpus > 1)
         return fail(EXIT_BAD_INPUT, "--gpus: with mpirun each rank has one GPU");
+    if (o->transfers != NULL && (r->size == 1 || strcmp(o->backend, "cuda") != 0))
+        return fail(EXIT_BAD_INPUT, "--transfers needs several ranks of mpirun, and --backend cuda");
     if (size % o->context_ranks != 0)
         return fail(EXIT_BAD_INPUT, "--context-ranks is %lld, expected a divisor of the number of %s, %lld",
                     (long long)o->context_ranks, name, (long long)size);
@@ -395,7 +397,9 @@ static int run(options *o, corpus *text, ranks *r)
     int status = check_ranks(o, r);
     if (status == EXIT_SUCCESS)
         status = check_gpus(o);
-    if (status == EXIT_SUCCESS && !ranks_divide(r, (int)o->context_ranks, strcmp(o->backend, "cuda") == 0, &error))
+    const bool gpus = strcmp(o->backend, "cuda") == 0,
+               through_mpi = o->transfers != NULL && strcmp(o->transfers, "mpi") == 0;
+    if (status == EXIT_SUCCESS && !ranks_divide(r, (int)o->context_ranks, gpus, through_mpi, &error))
         status = fail(EXIT_FAILURE, "%s", error.text);
     if (status == EXIT_SUCCESS)
         status = load_text(text, o);

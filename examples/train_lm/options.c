@@ -56,6 +56,7 @@ enum {
     KEY_EVERY,
     KEY_RESUME,
     KEY_BACKEND,
+    KEY_TRANSFERS,
     KEY_DTYPE,
     KEY_PRESET,
     KEY_ACCUMULATE,
@@ -107,6 +108,8 @@ static const struct argp_option OPTIONS[] = {
     {"context-ranks", KEY_CONTEXT_RANKS, "N", 0,
      "Divide every sequence over N of the GPUs or of mpirun's ranks (context parallel); needs --dropout 0 and --dense 0",
      0},
+    {"transfers", KEY_TRANSFERS, "NAME", 0,
+     "Between the GPUs of mpirun's ranks: nccl, or mpi, which copies through host memory and needs no NCCL (nccl)", 0},
     {"dtype", KEY_DTYPE, "TYPE", 0, "On a GPU: f32, f16 or bf16, with float32 masters (bf16)", 0},
     {"accumulate", KEY_ACCUMULATE, "N", 0, "Batches whose gradients a step adds", 0},
     {"shard-optimizer", KEY_SHARD_OPTIMIZER, 0, 0,
@@ -242,8 +245,13 @@ static const char *parse_name(int key, const char *text, const char *const *name
 }
 
 static const char *const BACKENDS[] = {"cpu", "cuda", "auto", NULL}, *const DTYPES[] = {"f32", "f16", "bf16", NULL},
-                         *const PRESETS[] = {"gpt2-124m",   "gpt2-350m",       "llama-130m", "llama-350m",
-                                             "hybrid-130m", "hybrid-mhc-130m", NULL};
+                         *const TRANSFERS[] = {"nccl", "mpi", NULL}, *const PRESETS[] = {"gpt2-124m",
+                                                                                         "gpt2-350m",
+                                                                                         "llama-130m",
+                                                                                         "llama-350m",
+                                                                                         "hybrid-130m",
+                                                                                         "hybrid-mhc-130m",
+                                                                                         NULL};
 
 /* The sizes of GPT-2: its width, layers, heads and vocabulary (50257, padded). The MLP of the other models has as many
  * parameters in its products: SwiGLU has three matrices where GPT-2 has two of 4 times the width. */
@@ -322,6 +330,7 @@ static error_t parse_option(int key, char *text, struct argp_state *state)
     case KEY_JSON: o->json = parse_text(key, text); return 0;
     case KEY_ARCH: o->archs = parse_archs(text); return 0;
     case KEY_BACKEND: o->backend = parse_name(key, text, BACKENDS, "cpu, cuda or auto"); return 0;
+    case KEY_TRANSFERS: o->transfers = parse_name(key, text, TRANSFERS, "nccl or mpi"); return 0;
     case KEY_DTYPE: o->dtype = parse_name(key, text, DTYPES, "f32, f16 or bf16"); return 0;
     case KEY_PRESET:
         apply_preset(parse_name(key, text, PRESETS,

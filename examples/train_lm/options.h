@@ -18,6 +18,7 @@ extern const architecture architectures[ARCHITECTURES];
 
 typedef struct options {
     const char *backend, *dtype; /* "cpu", "cuda" or "auto"; "f32", "f16" or "bf16" */
+    const char *transfers;       /* between GPUs under mpirun: "nccl" or "mpi"; NULL: not given, nccl */
     int64_t gpus;                /* ranks, each with a GPU of its own */
     int64_t context_ranks;       /* ranks that hold parts of the same sequences */
     int64_t accumulate, vocabulary, mlp, heads, kv_heads;

@@ -65,7 +65,7 @@ bool ranks_open(ranks *r, io_error *error)
     return true;
 }
 
-static cot_status divide_cpus(ranks *r, int context_size)
+static cot_status divide_by_mpi(ranks *r, int context_size)
 {
     const cot_group_options options = group_options();
     MPI_Comm context;
@@ -80,7 +80,7 @@ static cot_status divide_cpus(ranks *r, int context_size)
 
 /* If rank 0 cannot make the id, every rank reports why: the first rank that aborts ends the others, and their messages can
    be lost. */
-static cot_status divide_gpus(ranks *r, int context_size)
+static cot_status divide_by_nccl(ranks *r, int context_size)
 {
     const cot_group_options options = group_options();
     struct {
@@ -103,12 +103,15 @@ static cot_status divide_gpus(ranks *r, int context_size)
     return part != NULL ? cot_group_create_nccl(part, &options, &r->context_group) : COT_DEVICE_ERROR;
 }
 
-bool ranks_divide(ranks *r, int context_size, bool gpus, io_error *error)
+bool ranks_divide(ranks *r, int context_size, bool gpus, bool through_mpi, io_error *error)
 {
     r->context_size = context_size;
     if (r->size == 1)
         return true;
-    const cot_status status = gpus ? divide_gpus(r, context_size) : divide_cpus(r, context_size);
+    if (gpus && through_mpi)
+        r->gpu_group = r->group;
+    const bool nccl = gpus && !through_mpi;
+    const cot_status status = nccl ? divide_by_nccl(r, context_size) : divide_by_mpi(r, context_size);
     return status == COT_OK || io_fail(error, "mpirun", "%s", cot_error_message());
 }
 
@@ -117,7 +120,8 @@ void ranks_close(ranks *r)
     if (r->group == NULL)
         return;
     cot_group_destroy(r->context_group);
-    cot_group_destroy(r->gpu_group);
+    if (r->gpu_group != r->group)
+        cot_group_destroy(r->gpu_group);
     gpu_communicator_destroy(r->communicator);
     cot_group_destroy(r->group);
     MPI_Finalize();
@@ -139,9 +143,9 @@ bool ranks_open(ranks *r, io_error *error)
            io_fail(error, "mpirun", "this build of train_lm has no MPI (Debian: libopenmpi-dev)");
 }
 
-bool ranks_divide(ranks *r, int context_size, bool gpus, io_error *error)
+bool ranks_divide(ranks *r, int context_size, bool gpus, bool through_mpi, io_error *error)
 {
-    (void)gpus, (void)error;
+    (void)gpus, (void)through_mpi, (void)error;
     r->context_size = context_size;
     return true;
 }

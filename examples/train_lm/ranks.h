@@ -15,7 +15,7 @@ typedef struct cot_group cot_group;
 /* Groups are NULL where they would have one rank. */
 typedef struct ranks {
     cot_group *group;     /* of all ranks, for host memory */
-    cot_group *gpu_group; /* of all ranks, for the memory of GPUs: over NCCL, or `group` if the ranks are threads */
+    cot_group *gpu_group; /* of all ranks, for the memory of GPUs: over NCCL, or `group` itself */
     cot_group *context_group;
     int rank, size, context_size;
     int device;                            /* the number of the rank's GPU on its machine */
@@ -25,8 +25,9 @@ typedef struct ranks {
 /* Joins the ranks that mpirun has started. Without mpirun there is one. False with a message if that fails. */
 bool ranks_open(ranks *r, io_error *error);
 
-/* After ranks_open, with several ranks: makes the other groups. context_size divides the number of ranks. */
-bool ranks_divide(ranks *r, int context_size, bool gpus, io_error *error);
+/* After ranks_open, with several ranks: makes the other groups. context_size divides the number of ranks. through_mpi:
+ * MPI transfers the memory of GPUs, and not NCCL. */
+bool ranks_divide(ranks *r, int context_size, bool gpus, bool through_mpi, io_error *error);
 
 /* Call it on all ranks, at the end of a run that has succeeded. */
 void ranks_close(ranks *r);

@@ -30,11 +30,15 @@
  * COT_PEER_ERROR at once, and the contents of the outputs are undefined. Open MPI ends the whole job if a process dies.
  *
  * CUDA queues: tensors are device memory, and a call only enqueues work on the queue's stream, after the host has
- * exchanged the options and read the index data. Transfers use a stream of the group. A group of threads supports CPU
- * queues, or CUDA queues of one or several devices, each with a stream of its own; a group of MPI processes supports CPU
- * queues; a group over NCCL supports CUDA queues. Between the devices of a group of threads, copy engines transfer the
- * data. Where the devices cannot read each other's memory, the driver copies through the host.
- * A queue that the group does not support gives COT_UNSUPPORTED. A call cannot be captured by a CUDA graph.
+ * exchanged the options and read the index data. Transfers use a stream of the group. All ranks pass queues of the same
+ * backend. A call cannot be captured by a CUDA graph.
+ *   threads      CPU queues, or CUDA queues of one or several devices, each with a stream of its own. Copy engines
+ *                transfer the data between devices. Where the devices cannot read each other's memory, the driver
+ *                copies through the host.
+ *   NCCL         CUDA queues. A CPU queue gives COT_UNSUPPORTED.
+ *   MPI, custom  CPU queues, or CUDA queues. Data of CUDA queues goes through page-locked host memory of the group, and
+ *                the call waits for the GPU before each transfer. The rank's next transfer overlaps with arithmetic that
+ *                was enqueued before.
  *
  * Errors, for all calls: COT_INVALID_ARGUMENT, COT_INVALID_SHAPE, COT_INVALID_DTYPE, COT_INVALID_LAYOUT,
  * COT_INVALID_DATA and COT_UNSUPPORTED as the op's header says, COT_OUT_OF_MEMORY, COT_PEER_ERROR.
@@ -83,7 +87,7 @@ COT_PARALLEL_API cot_status cot_group_create_mpi(const void *comm, const cot_gro
  * calls cot_error_set with a message and returns an error status. The group is broken then.
  *
  * A send of rank a to rank b matches the receive of rank b from rank a with the same tag. Of several, the first send
- * matches the first receive. Both have the same number of bytes. Tags are 0 to 2*size + 1. */
+ * matches the first receive. Both have the same number of bytes. Tags are 0 to 2*size + 1. The data is host memory. */
 typedef struct cot_group_callbacks {
     size_t struct_size;
     void *context; /* the first argument of every function */

@@ -222,9 +222,21 @@ cot_status cot_gpu_host_memory(cot_gpu *g, size_t bytes, void **memory)
 {
     if (g->host_count == MAX_HOST_BLOCKS)
         return cot_fail(COT_OUT_OF_MEMORY, "a group has no room for more page-locked memory");
-    CUDA(g, "allocating page-locked memory", cuMemHostAlloc(memory, bytes, 0));
+    CHECK(cot_gpu_host_alloc(g, bytes, memory));
     g->host[g->host_count++] = *memory;
     return COT_OK;
+}
+
+cot_status cot_gpu_host_alloc(cot_gpu *g, size_t bytes, void **memory)
+{
+    CUDA(g, "allocating page-locked memory", cuMemHostAlloc(memory, bytes, 0));
+    return COT_OK;
+}
+
+void cot_gpu_host_free(cot_gpu *g, void *memory)
+{
+    if (memory != NULL)
+        g->driver.cuMemFreeHost(memory);
 }
 
 cot_status cot_gpu_upload(cot_gpu *g, void *to, const void *host, size_t bytes)
@@ -401,6 +413,12 @@ cot_status cot_gpu_poll(cot_gpu *g, void *event, bool *happened)
     return result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_READY
                ? COT_OK
                : cot_cuda_fail(&g->driver, result, "waiting for an event");
+}
+
+cot_status cot_gpu_synchronize(cot_gpu *g, void *event)
+{
+    CUDA(g, "waiting for an event", cuEventSynchronize(event));
+    return COT_OK;
 }
 
 void cot_gpu_drop(cot_gpu *g, void **event)

@@ -37,6 +37,9 @@ cot_status cot_gpu_alloc(cot_gpu *gpu, const char *call, size_t bytes, void **me
 void cot_gpu_free(cot_gpu *gpu, void *memory);
 /* Page-locked host memory, which cot_gpu_close frees. */
 cot_status cot_gpu_host_memory(cot_gpu *gpu, size_t bytes, void **memory);
+/* Page-locked host memory of its own. */
+cot_status cot_gpu_host_alloc(cot_gpu *gpu, size_t bytes, void **memory);
+void cot_gpu_host_free(cot_gpu *gpu, void *memory);
 
 /* Enqueue on the main stream. The host memory of an upload may change when the function returns. */
 cot_status cot_gpu_upload(cot_gpu *gpu, void *to, const void *host, size_t bytes);
@@ -65,6 +68,8 @@ cot_status cot_gpu_record(cot_gpu *gpu, bool side, void **event);
 cot_status cot_gpu_await(cot_gpu *gpu, bool side, void *event);
 /* Whether the event has happened. */
 cot_status cot_gpu_poll(cot_gpu *gpu, void *event, bool *happened);
+/* The host waits for the event. */
+cot_status cot_gpu_synchronize(cot_gpu *gpu, void *event);
 /* Destroys the event, if there is one. */
 void cot_gpu_drop(cot_gpu *gpu, void **event);
 /* Enqueue a copy on the side stream: from memory of this GPU or of the peer's, which may be the same GPU; from host

@@ -27,6 +27,11 @@ void cot_gpu_drop(cot_gpu *gpu, void **event)
     (void)gpu, (void)event;
 }
 
+void cot_gpu_host_free(cot_gpu *gpu, void *memory)
+{
+    (void)gpu, (void)memory;
+}
+
 void cot_gpu_free(cot_gpu *gpu, void *memory)
 {
     (void)gpu, (void)memory;
@@ -58,6 +63,7 @@ NONE(cot_gpu_alloc, (cot_gpu *g, const char *c, size_t n, void **m), (void)g, (v
 NONE(cot_gpu_end, (cot_gpu *g), (void)g)
 NONE(cot_gpu_grow, (cot_gpu *g, const char *c, size_t n, void **m), (void)g, (void)c, (void)n, (void)m)
 NONE(cot_gpu_host_memory, (cot_gpu *g, size_t n, void **m), (void)g, (void)n, (void)m)
+NONE(cot_gpu_host_alloc, (cot_gpu *g, size_t n, void **m), (void)g, (void)n, (void)m)
 NONE(cot_gpu_upload, (cot_gpu *g, void *t, const void *f, size_t n), (void)g, (void)t, (void)f, (void)n)
 NONE(cot_gpu_move, (cot_gpu *g, void *t, const void *f, size_t n), (void)g, (void)t, (void)f, (void)n)
 NONE(cot_gpu_clear, (cot_gpu *g, void *t, size_t n), (void)g, (void)t, (void)n)
@@ -70,6 +76,7 @@ NONE(cot_gpu_clamp_offsets, (cot_gpu *g, int32_t *t, const cot_tensor *f, int64_
 NONE(cot_gpu_record, (cot_gpu *g, bool s, void **e), (void)g, (void)s, (void)e)
 NONE(cot_gpu_await, (cot_gpu *g, bool s, void *e), (void)g, (void)s, (void)e)
 NONE(cot_gpu_poll, (cot_gpu *g, void *e, bool *h), (void)g, (void)e, (void)h)
+NONE(cot_gpu_synchronize, (cot_gpu *g, void *e), (void)g, (void)e)
 NONE(cot_gpu_profile_begin, (cot_gpu *g), (void)g)
 NONE(cot_gpu_profile_end, (cot_gpu *g, double *t, double *e), (void)g, (void)t, (void)e)
 NONE(cot_gpu_mark, (cot_gpu *g, bool s, bool b), (void)g, (void)s, (void)b)

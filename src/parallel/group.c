@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "group.h"
 
+#include "staging.h"
+
 #include "core/float_state.h"
 #include "core/argument_checks.h"
 #include "core/integers.h"
@@ -59,6 +61,7 @@ cot_group *cot_group_make(const cot_engine *engine, int rank, int size, double t
 
 void cot_group_free(cot_group *group)
 {
+    cot_staging_free(group);
     cot_gpu_close(group->gpu);
     free(group->agreement);
     free(group->exchange);
@@ -357,10 +360,9 @@ static cot_status use_queue(cot_group *group, const char *call, cot_queue *queue
         return cot_fail(COT_INVALID_ARGUMENT, "%s: queue is null", call);
     if (backend == COT_BACKEND_HIP)
         return cot_fail(COT_UNSUPPORTED, "%s: queue is of HIP, which groups do not support", call);
-    if (!(backend == COT_BACKEND_CUDA ? group->engine->moves_device : group->engine->moves_host))
-        return cot_fail(COT_UNSUPPORTED, "%s: queue is of %s, expected one of %s: the group is %s", call,
-                        backend == COT_BACKEND_CUDA ? "CUDA" : "the CPU",
-                        backend == COT_BACKEND_CUDA ? "the CPU" : "CUDA", group->engine->name);
+    if (backend == COT_BACKEND_CPU && !group->engine->moves_host)
+        return cot_fail(COT_UNSUPPORTED, "%s: queue is of the CPU, expected one of CUDA: the group is %s", call,
+                        group->engine->name);
     cot_group_word(group, "the queue's backend", backend);
     if (backend == COT_BACKEND_CPU || group->dry)
         return COT_OK;
@@ -429,6 +431,13 @@ cot_status cot_group_check(cot_group *group)
 
 /* ---- transfers ------------------------------------------------------------------------------------------------ */
 
+cot_status cot_group_issue(cot_group *group, cot_transfer *transfer)
+{
+    transfer->next = group->transfers;
+    group->transfers = transfer;
+    return group->engine->start(group, transfer);
+}
+
 static cot_status start(cot_group *group, cot_transfer *transfer, const cot_transfer *values)
 {
     *transfer = *values;
@@ -439,9 +448,7 @@ static cot_status start(cot_group *group, cot_transfer *transfer, const cot_tran
         return COT_OK;
     if (!transfer->receive && transfer->tag != TAG_AGREE)
         group->sent_bytes += transfer->bytes, group->messages++;
-    transfer->next = group->transfers;
-    group->transfers = transfer;
-    return group->engine->start(group, transfer);
+    return cot_is_staged(group) ? cot_staging_start(group, transfer) : cot_group_issue(group, transfer);
 }
 
 cot_status cot_group_send(cot_group *group, cot_transfer *transfer, int peer, int tag, void *data, size_t bytes)
@@ -472,7 +479,8 @@ cot_status cot_group_flush(cot_group *group)
 
 cot_status cot_group_wait(cot_group *group, cot_transfer *transfers, int count)
 {
-    return group->engine->wait(group, transfers, count);
+    return cot_is_staged(group) ? cot_staging_wait(group, transfers, count)
+                                : group->engine->wait(group, transfers, count);
 }
 
 /* ---- collectives ---------------------------------------------------------------------------------------------- */

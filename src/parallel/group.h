@@ -5,7 +5,8 @@
  * is built on that.
  *
  * Memory: in a call on a CUDA queue (group->on_device), tensors and messages are device memory. Then a transfer is
- * complete when the queue's stream has passed the wait: the host does not wait for the GPU. */
+ * complete when the queue's stream has passed the wait. The host does not wait for the GPU, unless the engine moves
+ * host memory alone (staging.h). */
 #ifndef COT_PARALLEL_GROUP_H
 #define COT_PARALLEL_GROUP_H
 
@@ -32,11 +33,14 @@ typedef struct cot_transfer {
     void *complete; /* CUDA event: the transfer is complete */
     struct cot_transfer *next, *next_posted;
     uint64_t request[2]; /* MPI engine: the MPI_Request; custom engine: the callbacks' value */
+    void *device_data;   /* staged: the device memory, and `data` is the staging buffer */
+    struct cot_staging *staging;
 } cot_transfer;
 
 typedef struct cot_engine {
     const char *name;
-    bool moves_host, moves_device; /* the memory that transfers of calls may have */
+    bool moves_host, moves_device; /* the memory that transfers of calls may have. Device memory is staged if the engine
+                                    * moves host memory alone */
     cot_status (*start)(cot_group *group, cot_transfer *transfer);
     /* Issues all started transfers as one batch; NULL: `start` issues them. All ranks make the same batches in the same
      * order, though a batch may be empty on a rank. */
@@ -78,9 +82,11 @@ struct cot_group {
     size_t *send_bytes, *receive_bytes;
     char *host; /* the memory of a call */
     size_t host_bytes;
-    cot_gpu *gpu;   /* NULL until the first call on a CUDA queue */
-    bool on_device; /* the current call is on a CUDA queue */
-    char *device;   /* device memory of a call */
+    cot_gpu *gpu;                /* NULL until the first call on a CUDA queue */
+    struct cot_staging *staging; /* all staging buffers */
+    cot_transfer *staged;        /* sends that the engine does not have yet, the oldest first */
+    bool on_device;              /* the current call is on a CUDA queue */
+    char *device;                /* device memory of a call */
     size_t device_bytes;
     bool dry; /* explain.c: tensors have no memory, and nothing is computed */
     /* Of this rank so far: what its calls have sent, the calls of the core, merges of partial results, and pairs of a
@@ -98,6 +104,9 @@ void cot_group_free(cot_group *group);
 
 /* Reads the options of a group. */
 cot_status cot_group_read_options(const char *call, const cot_group_options *options, double *timeout);
+
+/* Gives a transfer to the engine. */
+cot_status cot_group_issue(cot_group *group, cot_transfer *transfer);
 
 /* Removes a transfer that is done from group->transfers. */
 void cot_group_finished(cot_group *group, cot_transfer *transfer);

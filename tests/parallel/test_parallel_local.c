@@ -5,8 +5,9 @@
  *
  *   test_parallel_local [--backend cuda [--devices N]] [--every N] [TEXT]
  *
- * --backend cuda: 2 and 4 ranks are streams of N GPUs (1), on which the ranks take turns. --every N: each Nth case. TEXT:
- * only cases whose description contains it. Exit status 77: there are fewer GPUs. */
+ * --backend cuda: 2 and 4 ranks are streams of N GPUs (1), on which the ranks take turns. The transfers of the test go
+ * through host memory then. --every N: each Nth case. TEXT: only cases whose description contains it. Exit status 77:
+ * there are fewer GPUs. */
 #include "support.h"
 
 #include "parallel/mailbox.h"
@@ -86,6 +87,7 @@ static bool check_ranks(const whole_case *w, cot_group **groups, int ranks, cons
 
 enum { LOCAL = 5 }; /* the first groups are local, the others custom */
 static const int sizes[] = {1, 2, 3, 4, 8, 2, 4};
+static const size_t on_gpus[] = {1, 3, 5, 6};
 static cot_group *all_groups[COUNT(sizes)][MAX_RANKS];
 static const char *only;
 static int all_calls, every = 1;
@@ -103,7 +105,7 @@ static bool visit(void *context, const cot_case *c)
     describe_case(sharded_cases(p->op), c, text, sizeof text);
     if (!p->op->admits(c) || (only != NULL && strstr(text, only) == NULL))
         return true;
-    if (sharded_backend == COT_BACKEND_CUDA && (strstr(text, "f64") != NULL || p->seen++ % every != 0))
+    if ((sharded_backend == COT_BACKEND_CUDA && strstr(text, "f64") != NULL) || p->seen++ % every != 0)
         return true;
     whole_case w;
     if (!whole_case_make(&w, p->op, c))
@@ -113,7 +115,7 @@ static bool visit(void *context, const cot_case *c)
         cot_parallel_options options;
         size_t size = (size_t)cot_draw_below(&p->state, COUNT(sizes));
         if (sharded_backend == COT_BACKEND_CUDA)
-            size = size % 2 == 0 ? 1 : 3;
+            size = on_gpus[size % COUNT(on_gpus)];
         if (!p->op->draw(c, sizes[size], &p->state, &options))
             continue;
         p->calls++;

@@ -3,6 +3,7 @@
  * collects the results and compares them with the oracle.
  *
  *   test_parallel_mpi             a part of the cases of all ops; each call runs twice with the same bytes
+ *   test_parallel_mpi cuda        a smaller part, on CUDA queues of the first GPU; exit status 77: there is none
  *   test_parallel_mpi options     the last rank passes other options: an error on every rank, then a call that works
  *   test_parallel_mpi silent      the last rank does not come: an error on every other rank
  *   test_parallel_mpi abort       the last rank aborts: an error on every other rank
@@ -21,7 +22,7 @@
 
 enum { EVERY = 5, EVERY_CONVOLUTION = 25 }; /* the first of so many cases; the convolution has more */
 
-static int rank, ranks;
+static int rank, ranks, rarer = 1; /* CUDA queues: one of so many of these cases */
 static cot_group *group;
 
 /* Sends the outputs of this rank to the first one, which collects them. */
@@ -53,12 +54,21 @@ typedef struct progress {
     uint64_t state;
 } progress;
 
+/* No kernel of a GPU supports f64. */
+static bool runs_on_backend(const sharded_op *op, const cot_case *c)
+{
+    char text[512];
+    describe_case(sharded_cases(op), c, text, sizeof text);
+    return sharded_backend == COT_BACKEND_CPU || strstr(text, "f64") == NULL;
+}
+
 static bool visit(void *context, const cot_case *c)
 {
     progress *p = context;
     cot_parallel_options options;
-    const int every = p->op == &sharded_attention ? EVERY : EVERY_CONVOLUTION;
-    if (!p->op->admits(c) || p->seen++ % every != 0 || !p->op->draw(c, ranks, &p->state, &options))
+    const int every = rarer * (p->op == &sharded_attention ? EVERY : EVERY_CONVOLUTION);
+    if (!p->op->admits(c) || !runs_on_backend(p->op, c) || p->seen++ % every != 0 ||
+        !p->op->draw(c, ranks, &p->state, &options))
         return true;
     whole_case w;
     rank_case first, second;
@@ -132,21 +142,43 @@ static bool check_fault(const char *fault)
     return sum_gives(4, COT_PEER_ERROR, "waited 1 seconds for rank");
 }
 
+static bool has_gpu(void)
+{
+    cot_queue_options options;
+    cot_queue *queue = NULL;
+    COT_INIT(&options);
+    options.backend = COT_BACKEND_CUDA;
+    if (cot_queue_create(&options, &queue) != COT_OK) {
+        printf("skipped: %s\n", cot_error_message());
+        return false;
+    }
+    cot_queue_destroy(queue);
+    return true;
+}
+
 int main(int argc, char **argv)
 {
     int failures;
+    const char *fault = argc > 1 ? argv[1] : NULL;
     MPI_Init(&argc, &argv);
+    if (fault != NULL && strcmp(fault, "cuda") == 0) {
+        fault = NULL, rarer = 8, sharded_backend = COT_BACKEND_CUDA;
+        if (!has_gpu()) {
+            MPI_Finalize();
+            return 77;
+        }
+    }
     const MPI_Comm comm = MPI_COMM_WORLD;
     cot_group_options options;
     COT_INIT(&options);
-    options.timeout = argc > 1 ? 1 : 0;
+    options.timeout = fault != NULL ? 1 : 0;
     if (cot_group_create_mpi(&comm, &options, &group) != COT_OK) {
         printf("%s\n", cot_error_message());
         MPI_Abort(comm, 1);
     }
     MPI_Barrier(comm); /* the fault comes when all have the group */
     rank = cot_group_rank(group), ranks = cot_group_size(group);
-    failures = argc > 1 ? !check_fault(argv[1]) : check_op(&sharded_attention) + check_op(&sharded_causal_conv1d);
+    failures = fault != NULL ? !check_fault(fault) : check_op(&sharded_attention) + check_op(&sharded_causal_conv1d);
     cot_group_destroy(group);
     MPI_Allreduce(MPI_IN_PLACE, &failures, 1, MPI_INT, MPI_SUM, comm);
     MPI_Finalize();
