@@ -70,3 +70,59 @@ def test_measurement(on_cpu, tmp_path):
     assert sdpa["losses"] == pytest.approx(ours["losses"], rel=1e-2)
     done = run(TOOLS / "measure_transformers.py", *small, "--models", "llama-350m", "--implementations", "none")
     assert done.returncode == 1 and "failed: " in done.stdout
+
+
+# Prints the lines of train_lm that the tools read. With --log it runs until it is killed, unless it resumes. OTHER_BITS: every
+# run has another hash.
+TRAINER = """#!{python}
+import os, sys, time
+arguments = sys.argv[1:]
+def after(name):
+    return arguments[arguments.index(name) + 1] if name in arguments else None
+if after("--log"):
+    open(after("--checkpoint"), "w").close()
+    while True:
+        with open(after("--log"), "a") as log:
+            log.write("a step\\n")
+        time.sleep(0.005)
+assert "--resume" not in arguments or os.path.exists(after("--checkpoint"))
+print("NVIDIA H100, bf16; 13.00 GB for the model, 13.55 of its 80 GB in use then, and the workspace of the ops")
+print("training loss 1.5\\nvalidation loss 1.6\\n123 parameters, 456 tokens/s in training")
+print("hash of the parameters:", os.getpid() if "OTHER_BITS" in os.environ else "abc")
+"""
+
+
+@pytest.fixture
+def trainer(on_cpu, tmp_path, monkeypatch):
+    for name, text in ("train_lm", TRAINER.format(python=sys.executable)), ("nvidia-smi", "#!/bin/sh\necho 13000\n"):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return tmp_path / "train_lm"
+
+
+def measure(tool, *arguments):
+    return subprocess.run([sys.executable, TOOLS / tool, *map(str, arguments)], capture_output=True, text=True)
+
+
+def test_measure_training(trainer, tmp_path, monkeypatch):
+    rows = tmp_path / "rows.json"
+    done = measure("measure_training.py", trainer, "--parts", "memory,bits", "--only", "gpt2", "--json", rows)
+    assert done.returncode == 0, done.stderr
+    assert "twice, and killed and resumed: abc abc abc" in done.stdout
+    found = [(row["recompute"], row["tokens_per_second"], row["printed_gb"], row["used_gb"]) for row in json.loads(rows.read_text())]
+    assert found == [(0, 456, 13.55, 13.63), (1, 456, 13.55, 13.63)]
+    monkeypatch.setenv("OTHER_BITS", "1")
+    done = measure("measure_training.py", trainer, "--parts", "bits", "--only", "gpt2")
+    assert done.returncode == 1 and "the parameters differ" in done.stderr
+
+
+def test_measure_training_gpus(trainer, monkeypatch):
+    done = measure("measure_training_gpus.py", trainer, "--gpus", "1,2", "--context", "1024")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert [(row["gpus"], row["op"], row["tokens_per_second"], row["validation_loss"]) for row in rows] == [
+        (1, "training_context", 456, 1.6), (2, "training_context", 456, 1.6)]  # fmt: skip
+    monkeypatch.setenv("OTHER_BITS", "1")
+    done = measure("measure_training_gpus.py", trainer, "--gpus", "1")
+    assert done.returncode == 1 and "two runs have other bits" in done.stderr
