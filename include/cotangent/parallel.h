@@ -41,7 +41,8 @@
  *                was enqueued before.
  *
  * Errors, for all calls: COT_INVALID_ARGUMENT, COT_INVALID_SHAPE, COT_INVALID_DTYPE, COT_INVALID_LAYOUT,
- * COT_INVALID_DATA and COT_UNSUPPORTED as the op's header says, COT_OUT_OF_MEMORY, COT_PEER_ERROR.
+ * COT_INVALID_DATA and COT_UNSUPPORTED as the op's header says, COT_OUT_OF_MEMORY, COT_PEER_ERROR. With CUDA queues also
+ * COT_NO_DEVICE and COT_DEVICE_ERROR, as in core.h.
  */
 #ifndef COTANGENT_PARALLEL_H
 #define COTANGENT_PARALLEL_H
@@ -65,8 +66,8 @@ typedef struct cot_group cot_group;
 /* Options of a group. COT_INIT sets the defaults. All ranks pass the same options. */
 typedef struct cot_group_options {
     size_t struct_size;
-    double timeout; /* seconds that a rank waits for another one without any progress; 0 = 30. More than the time that
-                     * one rank computes between two transfers */
+    double timeout; /* seconds that a rank waits for another one before a transfer ends; 0 = 30. More than the time that
+                     * one rank computes between two transfers, and than the longest transfer takes */
 } cot_group_options;
 
 /* Creates the `ranks` handles of a group whose ranks are threads of this process. groups[r] is for rank r. The caller
@@ -79,12 +80,14 @@ COT_PARALLEL_API cot_status cot_group_create_local(int32_t ranks, const cot_grou
  * initialised before this call, and finalised after cot_group_destroy. The calling thread must be allowed to call MPI.
  * The call is collective. options may be NULL.
  * Errors: COT_INVALID_ARGUMENT (comm, options, out), COT_OUT_OF_MEMORY, COT_PEER_ERROR (MPI reported an error; the
- * ranks have other options), COT_NO_DEVICE (the library was built without MPI). */
+ * ranks have other options), COT_UNSUPPORTED (more ranks than this MPI's tags allow: 2 tags a rank), COT_NO_DEVICE (the
+ * library was built without MPI). */
 COT_PARALLEL_API cot_status cot_group_create_mpi(const void *comm, const cot_group_options *options, cot_group **out);
 
 /* Transfers between ranks that the caller implements, for example on UCX, on libfabric or on a framework's process
  * group. The library calls the functions from the thread that calls the group, one at a time. A function that fails
- * calls cot_error_set with a message and returns an error status. The group is broken then.
+ * calls cot_error_set with a message and returns an error status. The group is broken then. In a call on a CUDA queue,
+ * the functions run with the queue's context current.
  *
  * A send of rank a to rank b matches the receive of rank b from rank a with the same tag. Of several, the first send
  * matches the first receive. Both have the same number of bytes. Tags are 0 to 2*size + 1. The data is host memory. */
@@ -118,7 +121,8 @@ COT_PARALLEL_API cot_status cot_group_create_custom(const cot_group_callbacks *c
  * run time and duplicates the communicator (ncclCommSplit), so that its messages do not meet those of the caller, and a
  * fault does not abort the caller's communicator. All queues of the group use the primary context of the communicator's
  * device. `timeout` must be longer than the longest call takes on the GPU: the ranks agree after the work of the call
- * before. The call is collective: ranks of one process call it in a thread each. options may be NULL.
+ * before. The call is collective: ranks of one process call it in a thread each. If a rank has no memory or no driver,
+ * the other ranks wait for it in NCCL. options may be NULL.
  * Errors: COT_INVALID_ARGUMENT (comm, options, out), COT_OUT_OF_MEMORY, COT_NO_DEVICE (no NCCL, or one that is too old;
  * no driver; a build without CUDA), COT_DEVICE_ERROR, COT_PEER_ERROR (NCCL reported an error; the ranks have other
  * options). */
@@ -142,7 +146,7 @@ COT_PARALLEL_API int32_t cot_group_size(const cot_group *group);
 COT_PARALLEL_API cot_status cot_group_check(cot_group *group);
 
 /* Breaks the group, for a caller that cannot go on. The other ranks get COT_PEER_ERROR with the reason, which may be
- * NULL. Returns COT_OK, or COT_INVALID_ARGUMENT for a null group. */
+ * NULL; over NCCL without the reason, after `timeout` seconds. Returns COT_OK, or COT_INVALID_ARGUMENT for a null group. */
 COT_PARALLEL_API cot_status cot_group_abort(cot_group *group, const char *reason);
 
 /* Replaces the tensor on every rank by the sum over all ranks: x = ((x[0] + x[1]) + x[2]) + ..., in the order of the
@@ -150,8 +154,9 @@ COT_PARALLEL_API cot_status cot_group_abort(cot_group *group, const char *reason
  * rank computes from its own rows. tensor: any float dtype and strides, the same shape on all ranks, in the memory of
  * the queue; queue = NULL: in host memory.
  * Errors: COT_INVALID_ARGUMENT, COT_INVALID_SHAPE, COT_INVALID_DTYPE, COT_INVALID_LAYOUT (misaligned data, repeated
- * elements). The group keeps memory of the tensor's bytes and 8/N bytes an element, and once more the tensor's bytes if
- * the tensor is not contiguous, not aligned to 64 bytes, or has a size that is no multiple of 64 bytes. */
+ * elements). The group keeps memory of the tensor's bytes and 8/N bytes an element. It keeps the tensor's bytes once more
+ * if the tensor is not contiguous, not aligned to 64 bytes, or has a size that is no multiple of 64 bytes, and for host
+ * memory unless the ranks are threads. */
 COT_PARALLEL_API cot_status cot_group_all_reduce(cot_group *group, cot_queue *queue, const cot_tensor *tensor);
 
 /* ---- cuts --------------------------------------------------------------------------------------------- */

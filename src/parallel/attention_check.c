@@ -18,16 +18,30 @@ static cot_status check_as_single_call(const attention_call *c, int64_t q_rows, 
 {
     cot_attention_backward_args b = c->a;
     const int rows = c->packed ? 0 : 1;
-    cot_tensor *const q_like[] = {&b.q, &b.out, &b.dout, &b.dq}, *const k_like[] = {&b.k, &b.v, &b.dk, &b.dv};
-    cot_tensor *const statistics[] = {&b.lse, &b.dlse, &b.delta}, *const biases[] = {&b.bias, &b.dbias};
+    const struct {
+        const char *name;
+        cot_tensor *tensor;
+        int axis;
+        bool of_keys;
+    } cut[] = {{"q", &b.q, rows, false},
+               {"out", &b.out, rows, false},
+               {"dout", &b.dout, rows, false},
+               {"dq", &b.dq, rows, false},
+               {"k", &b.k, rows, true},
+               {"v", &b.v, rows, true},
+               {"dk", &b.dk, rows, true},
+               {"dv", &b.dv, rows, true},
+               {"lse", &b.lse, rows + 1, false},
+               {"dlse", &b.dlse, rows + 1, false},
+               {"delta", &b.delta, rows + 1, false}};
+    cot_tensor *const biases[] = {&b.bias, &b.dbias};
     size_t bytes;
-    for (int n = 0; n < 4; n++)
-        cot_widen(q_like[n], rows, q_rows, c->Tq), cot_widen(k_like[n], rows, k_rows, c->Tk);
-    for (int n = 0; n < 3; n++)
-        cot_widen(statistics[n], rows + 1, q_rows, c->Tq);
+    for (size_t n = 0; n < sizeof cut / sizeof *cut; n++)
+        CHECK(cot_widen(c->base.name, cut[n].name, cut[n].tensor, cut[n].axis, cut[n].of_keys ? k_rows : q_rows,
+                        cut[n].of_keys ? c->Tk : c->Tq));
     for (int n = 0; n < 2 && !c->packed; n++)
         if (cot_is_present(biases[n]) && biases[n]->rank == 4 && biases[n]->shape[2] != 1)
-            cot_widen(biases[n], 2, q_rows, c->Tq);
+            CHECK(cot_widen(c->base.name, n == 0 ? "bias" : "dbias", biases[n], 2, q_rows, c->Tq));
     b.q_length = b.k_length = 0;
     if (c->backward)
         return cot_attention_backward_workspace(c->base.queue, &b, &bytes);
@@ -166,11 +180,11 @@ static cot_status check_begin(const attention_call *c)
 
 static cot_status check_columns(attention_call *c)
 {
-    const int64_t size = c->base.group->size;
-    c->C = c->options.head_ranks == 0 ? 1 : c->options.head_ranks;
-    if (c->C < 1 || c->C > size || size % c->C != 0)
+    const int64_t size = c->base.group->size, columns = c->options.head_ranks == 0 ? 1 : c->options.head_ranks;
+    if (columns < 1 || columns > size || size % columns != 0)
         return cot_fail(COT_INVALID_ARGUMENT, "%s: head_ranks is %d, expected a divisor of the group's %d ranks",
                         c->base.name, (int)c->options.head_ranks, (int)size);
+    c->C = columns;
     c->R = size / c->C;
     c->line = c->base.group->rank / c->C;
     c->column = c->base.group->rank % c->C;

@@ -9,6 +9,8 @@
  * keys 2, parts 1, keys 3, parts 2, ..., each as one batch. */
 #include "attention_call.h"
 
+#include "staging.h"
+
 #include "core/float16.h"
 #include "core/argument_checks.h"
 #include "core/integers.h"
@@ -114,6 +116,8 @@ static cot_status begin_step(const attention_call *c, ring *r, int64_t s)
     if (s == 0)
         return COT_OK;
     CHECK(cot_group_wait(c->base.group, &r->receives[s % 2], 1));
+    if (cot_is_staged(c->base.group)) /* each send has a copy of the keys */
+        CHECK(cot_group_wait(c->base.group, &r->sends[s - 1], 1));
     return exchange_step(c, r, s + 1);
 }
 
@@ -283,7 +287,7 @@ static cot_status add_sinks(const attention_call *c, const forward *f)
 }
 
 /* Takes the tensors of the exchange that both directions have. */
-static int take_inputs(attention_call *c, cot_arena *memory, head_field fields[3])
+static void take_inputs(attention_call *c, cot_arena *memory, head_field fields[3])
 {
     const int64_t q_rows = c->q_lines[c->line].rows, k_rows = c->k_lines[c->line].rows;
     const cot_attention_backward_args *a = &c->a;
@@ -293,7 +297,6 @@ static int take_inputs(attention_call *c, cot_arena *memory, head_field fields[3
     fields[0] = (head_field){.local = a->q, .gathered = c->q};
     fields[1] = (head_field){.local = a->k, .gathered = c->k, .keys = true};
     fields[2] = (head_field){.local = a->v, .gathered = c->v, .keys = true};
-    return 3;
 }
 
 static cot_status ring_forward(const attention_call *c, forward *f)

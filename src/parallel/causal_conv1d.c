@@ -690,9 +690,11 @@ static cot_status check_as_single_call(const conv_call *c)
     cot_tensor y = c->y;
     const int64_t rows = b.x.shape[2];
     size_t bytes;
-    cot_widen(&b.x, 2, rows, c->T), cot_widen(&b.dy, 2, rows, c->T), cot_widen(&b.dx, 2, rows, c->T),
-        cot_widen(&y, 2, rows, c->T);
-    cot_widen(&b.seq_idx, 1, rows, c->T);
+    CHECK(cot_widen(c->base.name, "x", &b.x, 2, rows, c->T));
+    CHECK(cot_widen(c->base.name, "y", &y, 2, rows, c->T));
+    CHECK(cot_widen(c->base.name, "dy", &b.dy, 2, rows, c->T));
+    CHECK(cot_widen(c->base.name, "dx", &b.dx, 2, rows, c->T));
+    CHECK(cot_widen(c->base.name, "seq_idx", &b.seq_idx, 1, rows, c->T));
     if (c->backward)
         return cot_causal_conv1d_backward_workspace(c->base.queue, &b, &bytes);
     cot_causal_conv1d_forward_args f;

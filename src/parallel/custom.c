@@ -88,7 +88,7 @@ cot_status cot_group_create_custom(const cot_group_callbacks *callbacks, int32_t
 {
     static const char call[] = "cot_group_create_custom";
     cot_group_callbacks copy = {0};
-    double timeout;
+    double timeout = 30;
     if (out == NULL)
         return cot_fail(COT_INVALID_ARGUMENT, "%s: out is null", call);
     *out = NULL;
@@ -105,7 +105,7 @@ cot_status cot_group_create_custom(const cot_group_callbacks *callbacks, int32_t
         return cot_fail(COT_INVALID_ARGUMENT, "%s: size is %d, expected 1 to %d", call, (int)size, MAX_RANKS);
     if (rank < 0 || rank >= size)
         return cot_fail(COT_INVALID_ARGUMENT, "%s: rank is %d, expected 0 to %d", call, (int)rank, (int)size - 1);
-    CHECK(cot_group_read_options(call, options, &timeout));
+    cot_status status = cot_group_read_options(call, options, &timeout);
     cot_group *group = cot_group_make(&engine, rank, size, timeout);
     cot_group_callbacks *state = malloc(sizeof *state);
     if (group == NULL || state == NULL) {
@@ -116,11 +116,9 @@ cot_status cot_group_create_custom(const cot_group_callbacks *callbacks, int32_t
     }
     *state = copy;
     group->state = state;
-    cot_status status = cot_group_begin(group, call);
-    if (status == COT_OK) {
-        cot_group_number(group, "options.timeout", timeout);
-        status = cot_group_agree(group, call, COT_OK);
-    }
+    cot_group_begin(group, call);
+    cot_group_number(group, "options.timeout", timeout);
+    status = cot_group_agree(group, call, status);
     if (status != COT_OK) {
         state->destroy = keep_context;
         cot_group_destroy(group);

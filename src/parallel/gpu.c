@@ -149,13 +149,13 @@ void cot_gpu_close(cot_gpu *g)
     free(g);
 }
 
-static cot_status begin(cot_gpu *g, const char *call)
+static cot_status begin_call(cot_gpu *g, const char *call)
 {
     CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
     CUDA(g, call, cuStreamIsCapturing(g->main, &capture));
     if (capture != CU_STREAM_CAPTURE_STATUS_NONE)
         return cot_fail(COT_INVALID_ARGUMENT, "%s: the queue's stream is being captured", call);
-    return g->last != NULL ? cot_gpu_await(g, false, g->last) : COT_OK;
+    return g->last != NULL ? cot_gpu_await(g, COT_MAIN_STREAM, g->last) : COT_OK;
 }
 
 cot_status cot_gpu_enter(cot_gpu *g, const char *call, void *context, void *stream)
@@ -164,7 +164,7 @@ cot_status cot_gpu_enter(cot_gpu *g, const char *call, void *context, void *stre
         return cot_fail(COT_INVALID_ARGUMENT, "%s: queue is of another CUDA context than the group", call);
     CUDA(g, call, cuCtxPushCurrent(g->context));
     g->main = stream;
-    const cot_status status = begin(g, call);
+    const cot_status status = begin_call(g, call);
     if (status != COT_OK)
         cot_gpu_leave(g);
     return status;
@@ -182,9 +182,13 @@ void cot_gpu_leave(cot_gpu *g)
     g->driver.cuCtxPopCurrent(&popped);
 }
 
-cot_status cot_gpu_end(cot_gpu *g)
+cot_status cot_gpu_end(cot_gpu *g, bool side)
 {
-    return cot_gpu_record(g, false, &g->last);
+    if (side) {
+        CHECK(cot_gpu_record(g, COT_SIDE_STREAM, &g->last));
+        CHECK(cot_gpu_await(g, COT_MAIN_STREAM, g->last));
+    }
+    return cot_gpu_record(g, COT_MAIN_STREAM, &g->last);
 }
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
@@ -376,33 +380,33 @@ cot_status cot_gpu_sum_dsink(cot_gpu *g, double *sums, const cot_tensor *lse, co
     return launch(g, SUM_DSINK, c.rows > 0 ? c.heads : 0, &c);
 }
 
-cot_status cot_gpu_clamp_offsets(cot_gpu *g, int32_t *to, const cot_tensor *from, int64_t begin_, int64_t end)
+cot_status cot_gpu_clamp_offsets(cot_gpu *g, int32_t *to, const cot_tensor *from, int64_t begin, int64_t end)
 {
     const cot_rows_clamp c = {
-        .to = to, .from = from->data, .count = from->shape[0], .stride = from->stride[0], .begin = begin_, .end = end};
+        .to = to, .from = from->data, .count = from->shape[0], .stride = from->stride[0], .begin = begin, .end = end};
     return launch(g, CLAMP_OFFSETS, cot_min(cot_ceil_div(c.count, COT_ROWS_THREADS), MAX_BLOCKS), &c);
 }
 
 /* ---- streams and events ------------------------------------------------------------------------------------------ */
 
-static CUstream stream_of(const cot_gpu *g, bool side)
+static CUstream stream_of(const cot_gpu *g, cot_stream stream)
 {
-    return side ? g->side : g->main;
+    return stream == COT_SIDE_STREAM ? g->side : g->main;
 }
 
-cot_status cot_gpu_record(cot_gpu *g, bool side, void **event)
+cot_status cot_gpu_record(cot_gpu *g, cot_stream stream, void **event)
 {
     CUevent created = *event;
     if (created == NULL)
         CUDA(g, "creating an event", cuEventCreate(&created, CU_EVENT_DISABLE_TIMING));
     *event = created;
-    CUDA(g, "recording an event", cuEventRecord(created, stream_of(g, side)));
+    CUDA(g, "recording an event", cuEventRecord(created, stream_of(g, stream)));
     return COT_OK;
 }
 
-cot_status cot_gpu_await(cot_gpu *g, bool side, void *event)
+cot_status cot_gpu_await(cot_gpu *g, cot_stream stream, void *event)
 {
-    CUDA(g, "waiting for an event", cuStreamWaitEvent(stream_of(g, side), event, 0));
+    CUDA(g, "waiting for an event", cuStreamWaitEvent(stream_of(g, stream), event, 0));
     return COT_OK;
 }
 
@@ -435,26 +439,36 @@ cot_status cot_gpu_profile_begin(cot_gpu *g)
     return g->marks != NULL ? COT_OK : cot_fail(COT_OUT_OF_MEMORY, "no memory for the events of a measurement");
 }
 
-cot_status cot_gpu_mark(cot_gpu *g, bool side, bool mark_begin)
+static cot_status mark(cot_gpu *g, cot_stream stream, bool begins)
 {
     marks *m = g->marks;
-    if (m == NULL || m->count[side] == 2 * MAX_MARKS || (m->count[side] % 2 == 0) != mark_begin)
+    if (m == NULL || m->count[stream] == 2 * MAX_MARKS || (m->count[stream] % 2 == 0) != begins)
         return COT_OK;
     CUevent created;
     CUDA(g, "creating an event", cuEventCreate(&created, CU_EVENT_DEFAULT));
-    m->events[side][m->count[side]++] = created;
-    CUDA(g, "recording an event", cuEventRecord(created, stream_of(g, side)));
+    m->events[stream][m->count[stream]++] = created;
+    CUDA(g, "recording an event", cuEventRecord(created, stream_of(g, stream)));
     return COT_OK;
 }
 
-static cot_status sum_marks(cot_gpu *g, bool side, double *seconds)
+cot_status cot_gpu_mark_begin(cot_gpu *g, cot_stream stream)
+{
+    return mark(g, stream, true);
+}
+
+cot_status cot_gpu_mark_end(cot_gpu *g, cot_stream stream)
+{
+    return mark(g, stream, false);
+}
+
+static cot_status sum_marks(cot_gpu *g, cot_stream stream, double *seconds)
 {
     const marks *m = g->marks;
     *seconds = 0;
-    for (int n = 0; n + 1 < m->count[side]; n += 2) {
+    for (int n = 0; n + 1 < m->count[stream]; n += 2) {
         float milliseconds;
-        CUDA(g, "waiting for an event", cuEventSynchronize(m->events[side][n + 1]));
-        CUDA(g, "reading a time", cuEventElapsedTime(&milliseconds, m->events[side][n], m->events[side][n + 1]));
+        CUDA(g, "waiting for an event", cuEventSynchronize(m->events[stream][n + 1]));
+        CUDA(g, "reading a time", cuEventElapsedTime(&milliseconds, m->events[stream][n], m->events[stream][n + 1]));
         *seconds += 1e-3 * (double)milliseconds;
     }
     return COT_OK;
@@ -466,9 +480,9 @@ cot_status cot_gpu_profile_end(cot_gpu *g, double *transfers, double *exposed)
     if (g->marks == NULL)
         return COT_OK;
     CHECK(cot_gpu_push(g));
-    cot_status status = sum_marks(g, true, transfers);
+    cot_status status = sum_marks(g, COT_SIDE_STREAM, transfers);
     if (status == COT_OK)
-        status = sum_marks(g, false, exposed);
+        status = sum_marks(g, COT_MAIN_STREAM, exposed);
     drop_marks(g);
     cot_gpu_leave(g);
     return status;

@@ -12,10 +12,12 @@
 
 typedef struct cot_gpu cot_gpu;
 
+typedef enum cot_stream { COT_MAIN_STREAM, COT_SIDE_STREAM } cot_stream;
+
 /* Opens the driver, creates the side stream and loads the kernels. `context` is a CUcontext; NULL: the primary context
  * of device number `device`, which the driver counts. */
 cot_status cot_gpu_open(const char *call, void *context, int device, cot_gpu **out);
-/* Waits for both streams, and frees everything. */
+/* Waits for the last call and for the side stream, and frees everything. */
 void cot_gpu_close(cot_gpu *gpu);
 
 /* Makes the context current, for a call on a queue. The queue's work waits for the previous call's: both use the
@@ -25,8 +27,8 @@ cot_status cot_gpu_enter(cot_gpu *gpu, const char *call, void *context, void *st
 cot_status cot_gpu_push(cot_gpu *gpu);
 /* Restores the previous context. */
 void cot_gpu_leave(cot_gpu *gpu);
-/* Records the end of a call's work, before leave. */
-cot_status cot_gpu_end(cot_gpu *gpu);
+/* Records the end of a call's work, before leave. side: the main stream first waits for the side stream. */
+cot_status cot_gpu_end(cot_gpu *gpu, bool side);
 
 /* ---- memory: between enter and leave --------------------------------------------------------------------------- */
 
@@ -41,7 +43,8 @@ cot_status cot_gpu_host_memory(cot_gpu *gpu, size_t bytes, void **memory);
 cot_status cot_gpu_host_alloc(cot_gpu *gpu, size_t bytes, void **memory);
 void cot_gpu_host_free(cot_gpu *gpu, void *memory);
 
-/* Enqueue on the main stream. The host memory of an upload may change when the function returns. */
+/* Enqueue on the main stream. The host memory of an upload may change when the function returns, because it is pageable:
+ * the driver copies it to a buffer of its own before that. */
 cot_status cot_gpu_upload(cot_gpu *gpu, void *to, const void *host, size_t bytes);
 cot_status cot_gpu_move(cot_gpu *gpu, void *to, const void *from, size_t bytes);
 cot_status cot_gpu_clear(cot_gpu *gpu, void *data, size_t bytes);
@@ -62,10 +65,10 @@ cot_status cot_gpu_clamp_offsets(cot_gpu *gpu, int32_t *to, const cot_tensor *fr
 
 /* ---- streams and events ----------------------------------------------------------------------------------------- */
 
-/* Creates the event unless *event has one, and records it on the main or the side stream. */
-cot_status cot_gpu_record(cot_gpu *gpu, bool side, void **event);
+/* Creates the event unless *event has one, and records it on the stream. */
+cot_status cot_gpu_record(cot_gpu *gpu, cot_stream stream, void **event);
 /* Later work of the stream waits for the event. */
-cot_status cot_gpu_await(cot_gpu *gpu, bool side, void *event);
+cot_status cot_gpu_await(cot_gpu *gpu, cot_stream stream, void *event);
 /* Whether the event has happened. */
 cot_status cot_gpu_poll(cot_gpu *gpu, void *event, bool *happened);
 /* The host waits for the event. */
@@ -83,7 +86,8 @@ cot_status cot_gpu_download_aside(cot_gpu *gpu, void *host, const void *from, si
  * does nothing. */
 cot_status cot_gpu_profile_begin(cot_gpu *gpu);
 cot_status cot_gpu_profile_end(cot_gpu *gpu, double *transfers, double *exposed);
-cot_status cot_gpu_mark(cot_gpu *gpu, bool side, bool begin);
+cot_status cot_gpu_mark_begin(cot_gpu *gpu, cot_stream stream);
+cot_status cot_gpu_mark_end(cot_gpu *gpu, cot_stream stream);
 /* The CUstream of transfers. */
 void *cot_gpu_side_stream(const cot_gpu *gpu);
 /* The event at the end of the last call; NULL before the first. */

@@ -204,7 +204,8 @@ cot_status cot_group_agree(cot_group *group, const char *call, cot_status status
     group->on_device = false; /* agreements are host memory */
     const cot_status gathered = group->engine->gather != NULL ? group->engine->gather(group) : gather(group);
     group->on_device = on_device;
-    CHECK(gathered);
+    if (gathered != COT_OK) /* the ranks no longer make the same transfers */
+        return cot_group_fail(group, call, gathered);
     return status != COT_OK ? status : compare(group, call);
 }
 
@@ -374,14 +375,17 @@ static cot_status use_queue(cot_group *group, const char *call, cot_queue *queue
     return COT_OK;
 }
 
-static cot_status leave_queue(cot_group *group)
+/* Ends a call with this status, whose message stays. */
+static cot_status leave_queue(cot_group *group, cot_status status)
 {
+    char message[512];
     if (!group->on_device)
-        return COT_OK;
-    const cot_status status = cot_gpu_end(group->gpu);
+        return status;
+    cot_error_copy(message, sizeof message);
+    const cot_status ended = cot_gpu_end(group->gpu, group->broken);
     cot_gpu_leave(group->gpu);
     group->on_device = false;
-    return status;
+    return status != COT_OK ? cot_error_set(status, message) : ended;
 }
 
 /* Checks the arguments and gets the memory, before the ranks agree. */
@@ -407,13 +411,10 @@ cot_status cot_group_run(cot_group_call *call, cot_status (*check)(void *), cot_
     if (status == COT_OK) {
         cot_arena memory = divide(group, &counted);
         status = run(call, &memory);
-        const cot_status left = leave_queue(group);
-        status = status != COT_OK ? status : left;
         if (status != COT_OK)
-            status = cot_group_fail(group, call->name, status);
-    } else {
-        leave_queue(group);
+            cot_group_fail(group, call->name, status);
     }
+    status = leave_queue(group, status);
     release(call);
     cot_restore_float_state(&host);
     return status;
@@ -514,8 +515,12 @@ cot_messages cot_messages_take(cot_arena *memory, int64_t count,
         sizes(context, i, &sent, &received);
         char *const send = cot_arena_take(memory, (int64_t)sent, 1);
         char *const receive = cot_arena_take(memory, (int64_t)received, 1);
-        if (!memory->counting)
-            x.send[i] = send, x.receive[i] = receive, x.send_bytes[i] = sent, x.receive_bytes[i] = received;
+        if (memory->counting)
+            continue;
+        x.send[i] = send;
+        x.receive[i] = receive;
+        x.send_bytes[i] = sent;
+        x.receive_bytes[i] = received;
     }
     return x;
 }
@@ -604,11 +609,12 @@ static cot_status words_of_reduced(const void *call)
     return COT_OK;
 }
 
-/* Whether the tensor is contiguous and has no end that needs padding. */
-static bool can_sum_in_place(const cot_tensor *t, int64_t count)
+/* Whether the tensor is contiguous and has no end that needs padding, and transfers may use the caller's memory. */
+static bool can_sum_in_place(const cot_group *group, const cot_tensor *t, int64_t count)
 {
     const cot_tensor contiguous = cot_tensor_contiguous(t->data, t->dtype, t->rank, t->shape);
-    bool equal = count % unit_of(t->dtype) == 0 && (uintptr_t)t->data % COT_ALIGNMENT == 0;
+    bool equal = (group->on_device || group->engine->takes_back) && count % unit_of(t->dtype) == 0 &&
+                 (uintptr_t)t->data % COT_ALIGNMENT == 0;
     for (int axis = 0; axis < t->rank; axis++)
         equal = equal && (t->shape[axis] == 1 || t->stride[axis] == contiguous.stride[axis]);
     return equal;
@@ -619,7 +625,7 @@ static cot_status reduce(void *call, cot_arena *memory)
     const reduce_call *c = call;
     cot_group *group = c->base.group;
     const cot_dtype dtype = c->tensor->dtype;
-    const bool in_place = can_sum_in_place(c->tensor, c->count);
+    const bool in_place = can_sum_in_place(group, c->tensor, c->count);
     void *values = in_place ? c->tensor->data : cot_arena_take(memory, c->count, cot_dtype_size(dtype));
     void *parts = cot_arena_take(memory, (int64_t)cot_group_sum_bytes(group, dtype, c->count), 1);
     if (memory->counting || group->size == 1)

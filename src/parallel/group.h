@@ -31,9 +31,10 @@ typedef struct cot_transfer {
     bool copying;   /* local engine: the peer reads the data */
     void *ready;    /* CUDA event: the data may be read or overwritten */
     void *complete; /* CUDA event: the transfer is complete */
-    struct cot_transfer *next, *next_posted;
-    uint64_t request[2]; /* MPI engine: the MPI_Request; custom engine: the callbacks' value */
-    void *device_data;   /* staged: the device memory, and `data` is the staging buffer */
+    struct cot_transfer *next;
+    struct cot_transfer *next_in_queue; /* local: of the posted sends; NCCL: of the batch; staged: of the sends */
+    uint64_t request[2];                /* MPI engine: the MPI_Request; custom engine: the callbacks' value */
+    void *device_data;                  /* staged: the device memory, and `data` is the staging buffer */
     struct cot_staging *staging;
 } cot_transfer;
 
@@ -41,6 +42,7 @@ typedef struct cot_engine {
     const char *name;
     bool moves_host, moves_device; /* the memory that transfers of calls may have. Device memory is staged if the engine
                                     * moves host memory alone */
+    bool takes_back; /* after an abort no transfer touches host memory. Else transfers use memory of the group alone */
     cot_status (*start)(cot_group *group, cot_transfer *transfer);
     /* Issues all started transfers as one batch; NULL: `start` issues them. All ranks make the same batches in the same
      * order, though a batch may be empty on a rank. */

@@ -34,13 +34,12 @@ typedef struct hub {
 } hub;
 
 /* The oldest send that matches a receive. Takes it out of the list. */
-static cot_transfer *take(hub *h, int receiver, const cot_transfer *receive, int *sender_of)
+static cot_transfer *take(hub *h, int receiver, const cot_transfer *receive)
 {
-    for (cot_transfer **link = &h->posted[receiver]; *link != NULL; link = &(*link)->next_posted) {
+    for (cot_transfer **link = &h->posted[receiver]; *link != NULL; link = &(*link)->next_in_queue) {
         cot_transfer *send = *link;
         if ((int)send->request[0] == receive->peer && send->tag == receive->tag) {
-            *sender_of = (int)send->request[0];
-            *link = send->next_posted;
+            *link = send->next_in_queue;
             return send;
         }
     }
@@ -50,13 +49,13 @@ static cot_transfer *take(hub *h, int receiver, const cot_transfer *receive, int
 static cot_status copy_on_device(cot_group *group, const cot_gpu *peer, cot_transfer *receive, cot_transfer *send)
 {
     cot_gpu *gpu = group->gpu;
-    CHECK(cot_gpu_await(gpu, true, send->ready));
-    CHECK(cot_gpu_await(gpu, true, receive->ready));
-    CHECK(cot_gpu_mark(gpu, true, true));
+    CHECK(cot_gpu_await(gpu, COT_SIDE_STREAM, send->ready));
+    CHECK(cot_gpu_await(gpu, COT_SIDE_STREAM, receive->ready));
+    CHECK(cot_gpu_mark_begin(gpu, COT_SIDE_STREAM));
     CHECK(cot_gpu_move_aside(gpu, peer, receive->data, send->data, receive->bytes));
-    CHECK(cot_gpu_mark(gpu, true, false));
-    CHECK(cot_gpu_record(gpu, true, &receive->complete));
-    return cot_gpu_record(gpu, true, &send->complete);
+    CHECK(cot_gpu_mark_end(gpu, COT_SIDE_STREAM));
+    CHECK(cot_gpu_record(gpu, COT_SIDE_STREAM, &receive->complete));
+    return cot_gpu_record(gpu, COT_SIDE_STREAM, &send->complete);
 }
 
 static void break_hub(hub *h, const char *reason);
@@ -65,12 +64,11 @@ static void break_hub(hub *h, const char *reason);
 static bool progress(cot_group *group, cot_transfer *receive)
 {
     hub *h = group->state;
-    int sender;
-    cot_transfer *send = take(h, group->rank, receive, &sender);
+    cot_transfer *send = take(h, group->rank, receive);
     if (send == NULL)
         return false;
     send->copying = true;
-    const cot_gpu *const peer = h->gpus[sender];
+    const cot_gpu *const peer = h->gpus[receive->peer];
     pthread_mutex_unlock(&h->mutex);
     cot_status status = COT_OK;
     if (receive->on_device)
@@ -91,6 +89,13 @@ static bool progress(cot_group *group, cot_transfer *receive)
     return true;
 }
 
+/* The host waits for a copy that is enqueued: another rank's copy may read this rank's memory. */
+static void await_copy(cot_group *group, const cot_transfer *t)
+{
+    if (t->on_device && t->complete != NULL)
+        cot_gpu_synchronize(group->gpu, t->complete);
+}
+
 static void drop_events(cot_group *group, cot_transfer *t)
 {
     if (t->on_device) {
@@ -104,13 +109,14 @@ static void take_back(cot_group *group)
 {
     hub *h = group->state;
     for (cot_transfer *t = group->transfers; t != NULL; t = t->next) {
-        for (cot_transfer **link = &h->posted[t->peer]; !t->receive && *link != NULL; link = &(*link)->next_posted)
+        for (cot_transfer **link = &h->posted[t->peer]; !t->receive && *link != NULL; link = &(*link)->next_in_queue)
             if (*link == t) {
-                *link = t->next_posted;
+                *link = t->next_in_queue;
                 break;
             }
         while (t->copying)
             pthread_cond_wait(&h->changed, &h->mutex);
+        await_copy(group, t);
         drop_events(group, t);
     }
     group->transfers = NULL;
@@ -129,7 +135,7 @@ static cot_status local_start(cot_group *group, cot_transfer *transfer)
 {
     hub *h = group->state;
     if (transfer->on_device)
-        CHECK(cot_gpu_record(group->gpu, false, &transfer->ready));
+        CHECK(cot_gpu_record(group->gpu, COT_MAIN_STREAM, &transfer->ready));
     pthread_mutex_lock(&h->mutex);
     h->gpus[group->rank] = transfer->on_device ? group->gpu : h->gpus[group->rank];
     if (transfer->receive) {
@@ -138,8 +144,8 @@ static cot_status local_start(cot_group *group, cot_transfer *transfer)
         transfer->request[0] = (uint64_t)group->rank;
         cot_transfer **link = &h->posted[transfer->peer];
         while (*link != NULL)
-            link = &(*link)->next_posted;
-        transfer->next_posted = NULL;
+            link = &(*link)->next_in_queue;
+        transfer->next_in_queue = NULL;
         *link = transfer;
         pthread_cond_broadcast(&h->changed);
     }
@@ -184,7 +190,8 @@ static void sleep_until(cot_group *group, const cot_transfer *pending, double de
 {
     hub *h = group->state;
     const struct timespec until = time_of(deadline);
-    if (pthread_cond_timedwait(&h->changed, &h->mutex, &until) != ETIMEDOUT || h->broken || pending->copying)
+    if (pthread_cond_timedwait(&h->changed, &h->mutex, &until) != ETIMEDOUT || h->broken || pending->done ||
+        pending->copying)
         return;
     char reason[COT_MAX_REASON];
     snprintf(reason, sizeof reason, "rank %d waited %g seconds for rank %d", group->rank, group->timeout,
@@ -211,6 +218,8 @@ static cot_status local_wait(cot_group *group, cot_transfer *transfers, int coun
             break_hub(h, reason);
             continue;
         }
+        if (pending->copying) /* progress */
+            deadline = cot_seconds() + group->timeout;
         sleep_until(group, pending, deadline);
     }
     const bool failed = pending != NULL;
@@ -222,15 +231,15 @@ static cot_status local_wait(cot_group *group, cot_transfer *transfers, int coun
     pthread_mutex_unlock(&h->mutex);
     if (failed)
         return cot_fail(COT_PEER_ERROR, "the group is broken: %s", group->reason);
-    cot_status status = group->on_device ? cot_gpu_mark(group->gpu, false, true) : COT_OK;
+    cot_status status = group->on_device ? cot_gpu_mark_begin(group->gpu, COT_MAIN_STREAM) : COT_OK;
     for (int i = 0; i < count; i++) {
         cot_transfer *t = &transfers[i];
         if (status == COT_OK && t->complete != NULL) /* once: no event is left after the first wait */
-            status = cot_gpu_await(group->gpu, false, t->complete);
+            status = cot_gpu_await(group->gpu, COT_MAIN_STREAM, t->complete);
         drop_events(group, t);
     }
     if (status == COT_OK && group->on_device)
-        status = cot_gpu_mark(group->gpu, false, false);
+        status = cot_gpu_mark_end(group->gpu, COT_MAIN_STREAM);
     return status;
 }
 
@@ -269,6 +278,7 @@ static void local_destroy(cot_group *group)
 static const cot_engine engine = {.name = "one of threads",
                                   .moves_host = true,
                                   .moves_device = true,
+                                  .takes_back = true,
                                   .start = local_start,
                                   .wait = local_wait,
                                   .abort = local_abort,

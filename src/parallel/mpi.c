@@ -43,9 +43,12 @@ static void take_back(cot_group *group)
 {
     for (cot_transfer *t = group->transfers; t != NULL; t = t->next) {
         MPI_Request request = request_of(t);
-        if (t->receive && request != MPI_REQUEST_NULL)
-            MPI_Cancel(&request);
         group->keep_memory = true;
+        if (request == MPI_REQUEST_NULL)
+            continue;
+        if (t->receive)
+            MPI_Cancel(&request);
+        MPI_Request_free(&request);
     }
     group->transfers = NULL;
 }
@@ -89,6 +92,7 @@ static cot_status mpi_start(cot_group *group, cot_transfer *t)
     mpi_state *s = group->state;
     MPI_Request request = MPI_REQUEST_NULL;
     const size_t units = t->bytes / COT_ALIGNMENT;
+    keep_request(t, request);
     if (units > INT32_MAX)
         return mpi_error(group, MPI_ERR_COUNT);
     const int code = t->receive
@@ -181,6 +185,9 @@ static void mpi_abort(cot_group *group)
 static void mpi_destroy(cot_group *group)
 {
     mpi_state *s = group->state;
+    bool aborted;
+    if (!group->broken)
+        take_notice(group, &aborted);
     if (group->broken)
         return;
     MPI_Type_free(&s->unit);
@@ -195,10 +202,22 @@ static const cot_engine engine = {.name = "one of MPI processes",
                                   .abort = mpi_abort,
                                   .destroy = mpi_destroy};
 
+/* The largest tag of a group is 2*size + 1; see cot_group_callbacks. */
+static cot_status check_tags(const char *call, MPI_Comm comm, int size)
+{
+    int *largest = NULL, found = 0;
+    MPI_Comm_get_attr(comm, MPI_TAG_UB, &largest, &found);
+    if (found && TAG_FIRST + 2 * (int64_t)size + 1 > *largest)
+        return cot_fail(COT_UNSUPPORTED, "%s: comm has %d ranks, too many for the tags of this MPI, up to %d", call,
+                        size, *largest);
+    return COT_OK;
+}
+
+/* A rank whose options are refused still takes part: the others would wait for it in MPI without a limit of time. */
 cot_status cot_group_create_mpi(const void *comm, const cot_group_options *options, cot_group **out)
 {
     static const char call[] = "cot_group_create_mpi";
-    double timeout;
+    double timeout = 30;
     int rank = 0, size = 0;
     MPI_Comm callers;
     if (out == NULL)
@@ -206,7 +225,6 @@ cot_status cot_group_create_mpi(const void *comm, const cot_group_options *optio
     *out = NULL;
     if (comm == NULL)
         return cot_fail(COT_INVALID_ARGUMENT, "%s: comm is null, expected a pointer to an MPI_Comm", call);
-    CHECK(cot_group_read_options(call, options, &timeout));
     memcpy(&callers, comm, sizeof callers);
     mpi_state *s = calloc(1, sizeof *s);
     if (s == NULL)
@@ -220,6 +238,9 @@ cot_status cot_group_create_mpi(const void *comm, const cot_group_options *optio
     MPI_Comm_size(s->comm, &size);
     MPI_Type_contiguous(COT_ALIGNMENT, MPI_BYTE, &s->unit);
     MPI_Type_commit(&s->unit);
+    cot_status status = check_tags(call, s->comm, size);
+    if (status == COT_OK)
+        status = cot_group_read_options(call, options, &timeout);
     cot_group *group = cot_group_make(&engine, rank, size, timeout);
     if (group == NULL) {
         MPI_Type_free(&s->unit);
@@ -228,11 +249,9 @@ cot_status cot_group_create_mpi(const void *comm, const cot_group_options *optio
         return cot_fail(COT_OUT_OF_MEMORY, "%s: no memory for a group of %d ranks", call, size);
     }
     group->state = s;
-    cot_status status = cot_group_begin(group, call);
-    if (status == COT_OK) {
-        cot_group_number(group, "options.timeout", timeout);
-        status = cot_group_agree(group, call, COT_OK);
-    }
+    cot_group_begin(group, call);
+    cot_group_number(group, "options.timeout", timeout);
+    status = cot_group_agree(group, call, status);
     if (status != COT_OK) {
         cot_group_destroy(group);
         return status;

@@ -202,8 +202,8 @@ static cot_status nccl_start(cot_group *group, cot_transfer *transfer)
     nccl_state *s = group->state;
     cot_transfer **link = &s->batch;
     while (*link != NULL)
-        link = &(*link)->next_posted;
-    transfer->next_posted = NULL;
+        link = &(*link)->next_in_queue;
+    transfer->next_in_queue = NULL;
     *link = transfer;
     return COT_OK;
 }
@@ -220,20 +220,20 @@ static cot_status nccl_flush(cot_group *group)
     void *const stream = cot_gpu_side_stream(group->gpu);
     if (s->batch == NULL)
         return COT_OK;
-    CHECK(cot_gpu_record(group->gpu, false, &s->batch->ready));
-    CHECK(cot_gpu_await(group->gpu, true, s->batch->ready));
-    CHECK(cot_gpu_mark(group->gpu, true, true));
+    CHECK(cot_gpu_record(group->gpu, COT_MAIN_STREAM, &s->batch->ready));
+    CHECK(cot_gpu_await(group->gpu, COT_SIDE_STREAM, s->batch->ready));
+    CHECK(cot_gpu_mark_begin(group->gpu, COT_SIDE_STREAM));
     nccl_result result = s->ncclGroupStart();
-    for (const cot_transfer *t = s->batch; is_good(result) && t != NULL; t = t->next_posted)
+    for (const cot_transfer *t = s->batch; is_good(result) && t != NULL; t = t->next_in_queue)
         result = issue(s, t, stream);
     const nccl_result ended = s->ncclGroupEnd();
     CHECK(settle(group, is_good(result) ? ended : result));
-    CHECK(cot_gpu_mark(group->gpu, true, false));
-    for (cot_transfer *t = s->batch; t != NULL; t = t->next_posted)
-        CHECK(cot_gpu_record(group->gpu, true, &t->complete));
+    CHECK(cot_gpu_mark_end(group->gpu, COT_SIDE_STREAM));
+    for (cot_transfer *t = s->batch; t != NULL; t = t->next_in_queue)
+        CHECK(cot_gpu_record(group->gpu, COT_SIDE_STREAM, &t->complete));
     while (s->batch != NULL) {
         cot_transfer *t = s->batch;
-        s->batch = t->next_posted;
+        s->batch = t->next_in_queue;
         cot_group_finished(group, t);
     }
     return COT_OK;
@@ -246,15 +246,15 @@ static cot_status nccl_wait(cot_group *group, cot_transfer *transfers, int count
     const nccl_result error = async_error(s);
     if (!is_good(error))
         return nccl_error(group, error);
-    CHECK(cot_gpu_mark(group->gpu, false, true));
+    CHECK(cot_gpu_mark_begin(group->gpu, COT_MAIN_STREAM));
     for (int i = 0; i < count; i++) {
         cot_transfer *t = &transfers[i];
         if (t->complete != NULL) /* once: no event is left after the first wait */
-            CHECK(cot_gpu_await(group->gpu, false, t->complete));
+            CHECK(cot_gpu_await(group->gpu, COT_MAIN_STREAM, t->complete));
         cot_gpu_drop(group->gpu, &t->ready);
         cot_gpu_drop(group->gpu, &t->complete);
     }
-    return cot_gpu_mark(group->gpu, false, false);
+    return cot_gpu_mark_end(group->gpu, COT_MAIN_STREAM);
 }
 
 static cot_status exchange_agreements(cot_group *group)
@@ -267,7 +267,7 @@ static cot_status exchange_agreements(cot_group *group)
     CHECK(settle(group, s->ncclAllGather(own_device, s->device, sizeof *own, NCCL_BYTE, s->comm,
                                          cot_gpu_side_stream(group->gpu))));
     CHECK(cot_gpu_download_aside(group->gpu, s->host, s->device, all));
-    CHECK(cot_gpu_record(group->gpu, true, &s->gathered));
+    CHECK(cot_gpu_record(group->gpu, COT_SIDE_STREAM, &s->gathered));
     CHECK(await_event(group, s->gathered));
     memcpy(group->agreement, s->host, all);
     return COT_OK;
@@ -337,39 +337,50 @@ static cot_status take_memory(cot_group *group, const char *call)
     return COT_OK;
 }
 
-/* Opens the GPU of the communicator, and duplicates the communicator. */
-static cot_status connect(cot_group *group, const char *call, nccl_comm callers)
+static cot_status duplicate(cot_group *group, nccl_comm callers)
 {
     nccl_state *s = group->state;
     nccl_config config = {sizeof config, 0xcafebeef, NCCL_OLDEST, 0, INT_MIN, INT_MIN, INT_MIN, NULL, INT_MIN};
+    const double deadline = cot_seconds() + group->timeout;
+    nccl_result result = s->ncclCommSplit(callers, 0, group->rank, &s->comm, &config);
+    for (int64_t round = 0; result == NCCL_IN_PROGRESS; round++) { /* the caller's communicator does not block */
+        if (cot_seconds() > deadline)
+            return timed_out(group);
+        pause_polling(round);
+        if (s->ncclCommGetAsyncError(callers, &result) != NCCL_SUCCESS)
+            break;
+    }
+    return result == NCCL_SUCCESS ? settle(group, async_error(s)) : nccl_error(group, result);
+}
+
+/* Opens the GPU of the communicator, and duplicates the communicator. The ranks then learn of a rank whose options were
+ * refused: `status`. */
+static cot_status connect(cot_group *group, const char *call, nccl_comm callers, cot_status status)
+{
+    const nccl_state *s = group->state;
+    char message[512];
     int device = 0;
-    nccl_result result = s->ncclCommCuDevice(callers, &device);
+    cot_error_copy(message, sizeof message);
+    const nccl_result result = s->ncclCommCuDevice(callers, &device);
     if (result != NCCL_SUCCESS)
         return nccl_error(group, result);
     CHECK(cot_gpu_open(call, NULL, device, &group->gpu));
     CHECK(cot_gpu_push(group->gpu));
-    cot_status status = take_memory(group, call);
-    if (status == COT_OK) {
-        result = s->ncclCommSplit(callers, 0, group->rank, &s->comm, &config);
-        for (int64_t round = 0; result == NCCL_IN_PROGRESS; round++) { /* the caller's communicator does not block */
-            pause_polling(round);
-            if (s->ncclCommGetAsyncError(callers, &result) != NCCL_SUCCESS)
-                break;
-        }
-        status = result == NCCL_SUCCESS ? settle(group, async_error(s)) : nccl_error(group, result);
-    }
+    cot_status connected = take_memory(group, call);
+    if (connected == COT_OK)
+        connected = duplicate(group, callers);
     cot_gpu_leave(group->gpu);
-    if (status != COT_OK)
-        return status;
+    CHECK(connected);
     CHECK(cot_group_begin(group, call));
     cot_group_number(group, "options.timeout", group->timeout);
-    return cot_group_agree(group, call, COT_OK);
+    if (status != COT_OK)
+        cot_error_set(status, message);
+    return cot_group_agree(group, call, status);
 }
 
 cot_status cot_group_create_nccl(const void *comm, const cot_group_options *options, cot_group **out)
 {
     static const char call[] = "cot_group_create_nccl";
-    double timeout;
     nccl_comm callers;
     int rank = 0, size = 0;
     if (out == NULL)
@@ -380,7 +391,6 @@ cot_status cot_group_create_nccl(const void *comm, const cot_group_options *opti
     memcpy(&callers, comm, sizeof callers);
     if (callers == NULL)
         return cot_fail(COT_INVALID_ARGUMENT, "%s: comm points to a null ncclComm_t", call);
-    CHECK(cot_group_read_options(call, options, &timeout));
     nccl_state *s = calloc(1, sizeof *s);
     if (s == NULL)
         return cot_fail(COT_OUT_OF_MEMORY, "%s: no memory for a group", call);
@@ -388,7 +398,7 @@ cot_status cot_group_create_nccl(const void *comm, const cot_group_options *opti
     if (status == COT_OK && (s->ncclCommCount(callers, &size) != NCCL_SUCCESS ||
                              s->ncclCommUserRank(callers, &rank) != NCCL_SUCCESS || size < 1))
         status = cot_fail(COT_INVALID_ARGUMENT, "%s: comm is no communicator that NCCL accepts", call);
-    cot_group *group = status == COT_OK ? cot_group_make(&engine, rank, size, timeout) : NULL;
+    cot_group *group = status == COT_OK ? cot_group_make(&engine, rank, size, 30) : NULL;
     if (group == NULL) {
         if (s->library != NULL)
             dlclose(s->library);
@@ -397,7 +407,7 @@ cot_status cot_group_create_nccl(const void *comm, const cot_group_options *opti
                                 : cot_fail(COT_OUT_OF_MEMORY, "%s: no memory for a group of %d ranks", call, size);
     }
     group->state = s;
-    status = connect(group, call, callers);
+    status = connect(group, call, callers, cot_group_read_options(call, options, &group->timeout));
     if (status != COT_OK) {
         cot_group_destroy(group);
         return status;

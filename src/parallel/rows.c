@@ -6,6 +6,8 @@
 #include "core/status.h"
 #include "core/tensor.h"
 
+#include <inttypes.h>
+
 cot_tensor cot_slice(const cot_tensor *tensor, int axis, int64_t begin, int64_t size)
 {
     cot_tensor view = *tensor;
@@ -107,10 +109,16 @@ int64_t cot_hash_tensor(const cot_tensor *tensor)
     return (int64_t)(hash | 1);
 }
 
-void cot_widen(cot_tensor *tensor, int axis, int64_t part, int64_t whole)
+cot_status cot_widen(const char *call, const char *name, cot_tensor *tensor, int axis, int64_t part, int64_t whole)
 {
-    if (cot_is_present(tensor) && axis < tensor->rank && tensor->shape[axis] == part)
-        tensor->shape[axis] = whole;
+    if (!cot_is_present(tensor) || axis >= tensor->rank)
+        return COT_OK;
+    if (tensor->shape[axis] != part)
+        return cot_fail(COT_INVALID_SHAPE,
+                        "%s: %s has %" PRId64 " on axis %d, expected %" PRId64 ", the rows of this rank", call, name,
+                        tensor->shape[axis], axis, part);
+    tensor->shape[axis] = whole;
+    return COT_OK;
 }
 
 void *cot_arena_take(cot_arena *arena, int64_t count, size_t size)

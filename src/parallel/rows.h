@@ -20,8 +20,9 @@ void cot_fill_tensor(const cot_tensor *to, double value);
 /* A hash of the shape and of the elements of a tensor, the same for every stride. 0 for an absent tensor. */
 int64_t cot_hash_tensor(const cot_tensor *tensor);
 
-/* If the axis has the rows of a part, gives it the rows of the whole. */
-void cot_widen(cot_tensor *tensor, int axis, int64_t part, int64_t whole);
+/* Requires that the axis of a tensor has the rows of a part, and gives it those of the whole. Absent tensors, and those
+ * without this axis, stay as they are. */
+cot_status cot_widen(const char *call, const char *name, cot_tensor *tensor, int axis, int64_t part, int64_t whole);
 
 /* Divides the group's memory: `base` for tensors and messages, on the queue's device, and `host` for what the host alone
  * reads. In a first pass, `counting`, both are NULL, and only the used bytes are counted. */

@@ -19,10 +19,10 @@ static void free_memory(cot_group *group, cot_staging *buffer)
 }
 
 /* Makes the buffer large enough, after the last copy that uses it. */
-static cot_status prepare(cot_group *group, cot_staging *buffer, size_t bytes)
+static cot_status make_room(cot_group *group, cot_staging *buffer, size_t bytes)
 {
-    if (buffer->event != NULL)
-        CHECK(cot_gpu_synchronize(group->gpu, buffer->event));
+    if (buffer->copied != NULL)
+        CHECK(cot_gpu_synchronize(group->gpu, buffer->copied));
     if (buffer->bytes >= bytes)
         return COT_OK;
     free_memory(group, buffer);
@@ -31,24 +31,34 @@ static cot_status prepare(cot_group *group, cot_staging *buffer, size_t bytes)
     return COT_OK;
 }
 
-static bool is_idle(cot_group *group, const cot_staging *buffer)
+/* A buffer that is large enough and that no copy uses, or NULL. */
+static cot_staging *find_ready(const cot_group *group, size_t bytes)
 {
-    bool happened = true;
-    return buffer->event == NULL || (cot_gpu_poll(group->gpu, buffer->event, &happened) == COT_OK && happened);
+    for (cot_staging *b = group->staging; b != NULL; b = b->next) {
+        bool ended = true;
+        if (b->taken || b->bytes < bytes)
+            continue;
+        if (b->copied == NULL || (cot_gpu_poll(group->gpu, b->copied, &ended) == COT_OK && ended))
+            return b;
+    }
+    return NULL;
 }
 
-/* Takes a buffer that is large enough and that no copy uses, or another one that is free, or a new one. */
+/* A buffer that is not taken, or NULL. */
+static cot_staging *find_free(const cot_group *group)
+{
+    cot_staging *b = group->staging;
+    while (b != NULL && b->taken)
+        b = b->next;
+    return b;
+}
+
 static cot_status take(cot_group *group, size_t bytes, cot_staging **out)
 {
-    cot_staging *found = NULL;
     bytes = (size_t)cot_round_up((int64_t)bytes, GRANULE);
-    for (cot_staging *b = group->staging; b != NULL; b = b->next) {
-        if (b->taken)
-            continue;
-        found = b;
-        if (b->bytes >= bytes && is_idle(group, b))
-            break;
-    }
+    cot_staging *found = find_ready(group, bytes);
+    if (found == NULL)
+        found = find_free(group);
     if (found == NULL) {
         found = calloc(1, sizeof *found);
         if (found == NULL)
@@ -56,7 +66,7 @@ static cot_status take(cot_group *group, size_t bytes, cot_staging **out)
         found->next = group->staging;
         group->staging = found;
     }
-    CHECK(prepare(group, found, bytes));
+    CHECK(make_room(group, found, bytes));
     found->taken = true;
     *out = found;
     return COT_OK;
@@ -69,9 +79,9 @@ void cot_staging_free(cot_group *group)
     while (group->staging != NULL) {
         cot_staging *b = group->staging;
         group->staging = b->next;
-        if (b->event != NULL)
-            cot_gpu_synchronize(group->gpu, b->event);
-        cot_gpu_drop(group->gpu, &b->event);
+        if (b->copied != NULL)
+            cot_gpu_synchronize(group->gpu, b->copied);
+        cot_gpu_drop(group->gpu, &b->copied);
         free_memory(group, b);
         free(b);
     }
@@ -80,31 +90,32 @@ void cot_staging_free(cot_group *group)
 
 /* ---- transfers ---------------------------------------------------------------------------------------------------- */
 
-/* Copies on the side stream, after what the buffer's event stands for, and records the event again. */
-static cot_status copy(cot_group *group, const cot_transfer *t)
+/* Copies on the side stream, when the main stream has made the device memory ready. */
+static cot_status copy(cot_group *group, cot_transfer *t)
 {
     cot_gpu *gpu = group->gpu;
-    CHECK(cot_gpu_await(gpu, true, t->staging->event));
-    CHECK(cot_gpu_mark(gpu, true, true));
+    CHECK(cot_gpu_await(gpu, COT_SIDE_STREAM, t->ready));
+    cot_gpu_drop(gpu, &t->ready);
+    CHECK(cot_gpu_mark_begin(gpu, COT_SIDE_STREAM));
     CHECK(t->receive ? cot_gpu_upload_aside(gpu, t->device_data, t->data, t->bytes)
                      : cot_gpu_download_aside(gpu, t->data, t->device_data, t->bytes));
-    CHECK(cot_gpu_mark(gpu, true, false));
-    return cot_gpu_record(gpu, true, &t->staging->event);
+    CHECK(cot_gpu_mark_end(gpu, COT_SIDE_STREAM));
+    return cot_gpu_record(gpu, COT_SIDE_STREAM, &t->staging->copied);
 }
 
 cot_status cot_staging_start(cot_group *group, cot_transfer *transfer)
 {
-    cot_transfer *t = transfer;
+    cot_transfer *const t = transfer;
     CHECK(take(group, t->bytes, &t->staging));
     t->device_data = t->data;
     t->data = t->staging->memory;
-    CHECK(cot_gpu_record(group->gpu, false, &t->staging->event));
+    CHECK(cot_gpu_record(group->gpu, COT_MAIN_STREAM, &t->ready));
     if (t->receive)
         return cot_group_issue(group, t);
     cot_transfer **link = &group->staged;
     while (*link != NULL)
-        link = &(*link)->next_posted;
-    t->next_posted = NULL;
+        link = &(*link)->next_in_queue;
+    t->next_in_queue = NULL;
     *link = t;
     return copy(group, t);
 }
@@ -114,8 +125,8 @@ static cot_status issue_sends(cot_group *group)
 {
     while (group->staged != NULL) {
         cot_transfer *t = group->staged;
-        group->staged = t->next_posted;
-        CHECK(cot_gpu_synchronize(group->gpu, t->staging->event));
+        group->staged = t->next_in_queue;
+        CHECK(cot_gpu_synchronize(group->gpu, t->staging->copied));
         CHECK(cot_group_issue(group, t));
     }
     return COT_OK;
@@ -125,17 +136,17 @@ cot_status cot_staging_wait(cot_group *group, cot_transfer *transfers, int count
 {
     CHECK(issue_sends(group));
     CHECK(group->engine->wait(group, transfers, count));
-    CHECK(cot_gpu_mark(group->gpu, false, true));
+    CHECK(cot_gpu_mark_begin(group->gpu, COT_MAIN_STREAM));
     for (int i = 0; i < count; i++) {
         cot_transfer *t = &transfers[i];
         if (t->staging == NULL) /* not started, or it was waited for before */
             continue;
         if (t->receive) {
             CHECK(copy(group, t));
-            CHECK(cot_gpu_await(group->gpu, false, t->staging->event));
+            CHECK(cot_gpu_await(group->gpu, COT_MAIN_STREAM, t->staging->copied));
         }
         t->staging->taken = false;
         t->staging = NULL;
     }
-    return cot_gpu_mark(group->gpu, false, false);
+    return cot_gpu_mark_end(group->gpu, COT_MAIN_STREAM);
 }

@@ -19,7 +19,7 @@
 typedef struct cot_staging {
     void *memory;
     size_t bytes;
-    void *event; /* the last copy from the buffer or into it; while a receive is open, when its device memory is free */
+    void *copied; /* CUDA event: the last copy from the buffer or into it has ended */
     bool taken;
     struct cot_staging *next;
 } cot_staging;

@@ -9,11 +9,16 @@
 #include <string.h>
 #include <time.h>
 
+enum { EAGER_BYTES = 1024 };
+
+/* A send that no receive has taken yet. */
 typedef struct message {
     int from, to, tag;
     size_t bytes;
+    const void *data; /* the sender's memory, or the copy */
+    bool taken;       /* only of the sender's memory: the receiver has copied it */
     struct message *next;
-    char data[];
+    char copy[];
 } message;
 
 /* What the ranks of one group share. */
@@ -37,6 +42,7 @@ typedef struct receive {
     int from, tag;
     void *data;
     size_t bytes;
+    bool done, same_length;
     struct receive *next;
 } receive;
 
@@ -55,7 +61,12 @@ static void count(int change)
     pthread_mutex_unlock(&counting);
 }
 
-static char a_send;
+static bool is_eager(const message *m)
+{
+    return m->data == m->copy;
+}
+
+static char an_eager_send;
 
 static cot_status start(void *memory, int32_t receives, int32_t peer, int32_t tag, void *data, size_t bytes,
                         void **transfer)
@@ -66,25 +77,27 @@ static cot_status start(void *memory, int32_t receives, int32_t peer, int32_t ta
         return cot_error_set(COT_PEER_ERROR, "no cable");
     if (receives) {
         receive *r = malloc(sizeof *r);
-        *r = (receive){peer, tag, data, bytes, c->receives};
+        *r = (receive){.from = peer, .tag = tag, .data = data, .bytes = bytes, .next = c->receives};
         c->receives = r;
         *transfer = r;
         return COT_OK;
     }
-    message *m = malloc(sizeof *m + bytes), **link = &o->messages;
-    *m = (message){.from = c->rank, .to = peer, .tag = tag, .bytes = bytes};
-    memcpy(m->data, data, bytes);
+    const bool eager = bytes <= EAGER_BYTES;
+    message *m = malloc(sizeof *m + (eager ? bytes : 0)), **link = &o->messages;
+    *m = (message){.from = c->rank, .to = peer, .tag = tag, .bytes = bytes, .data = eager ? m->copy : data};
+    if (eager)
+        memcpy(m->copy, data, bytes);
     pthread_mutex_lock(&o->mutex);
     while (*link != NULL)
         link = &(*link)->next;
     *link = m;
     pthread_cond_broadcast(&o->changed);
     pthread_mutex_unlock(&o->mutex);
-    *transfer = &a_send;
+    *transfer = eager ? (void *)&an_eager_send : m;
     return COT_OK;
 }
 
-/* Takes the oldest message for a receive. The mutex is held. */
+/* Takes the oldest message for a receive. The mutex is held, here and below. */
 static message *take(const context *c, const receive *r)
 {
     for (message **link = &c->shared->messages; *link != NULL; link = &(*link)->next) {
@@ -97,6 +110,25 @@ static message *take(const context *c, const receive *r)
     return NULL;
 }
 
+/* The oldest receive comes first: an earlier one with the same peer and tag takes the earlier message. */
+static void move_on(const context *c, receive *r)
+{
+    if (r == NULL)
+        return;
+    move_on(c, r->next);
+    message *m = r->done ? NULL : take(c, r);
+    if (m == NULL)
+        return;
+    r->done = true;
+    r->same_length = m->bytes == r->bytes;
+    if (r->same_length)
+        memcpy(r->data, m->data, m->bytes);
+    m->taken = true;
+    if (is_eager(m))
+        free(m);
+    pthread_cond_broadcast(&c->shared->changed);
+}
+
 static void forget(context *c, receive *r)
 {
     receive **link = &c->receives;
@@ -106,40 +138,68 @@ static void forget(context *c, receive *r)
     free(r);
 }
 
+static bool is_receive(const context *c, const void *transfer)
+{
+    const receive *r = c->receives;
+    while (r != NULL && r != transfer)
+        r = r->next;
+    return r != NULL;
+}
+
+static bool is_done(bool receives, const void *transfer)
+{
+    return receives ? ((const receive *)transfer)->done : ((const message *)transfer)->taken;
+}
+
+/* Every wait moves all receives of the rank on: their senders may wait. */
 static cot_status wait(void *memory, void *transfer, double timeout)
 {
     context *c = memory;
     office *o = c->shared;
     struct timespec deadline;
     int waited = 0;
-    message *m = NULL;
     if (++c->waits == c->fault.wait)
         return cot_error_set(COT_PEER_ERROR, "the cable broke");
-    if (transfer == &a_send)
+    if (transfer == &an_eager_send)
         return COT_OK;
+    const bool receives = is_receive(c, transfer);
     clock_gettime(CLOCK_REALTIME, &deadline);
     deadline.tv_sec += (time_t)timeout;
     pthread_mutex_lock(&o->mutex);
-    while (o->reason[0] == '\0' && (m = take(c, transfer)) == NULL && waited != ETIMEDOUT)
+    move_on(c, c->receives);
+    while (!is_done(receives, transfer) && o->reason[0] == '\0' && waited != ETIMEDOUT) {
         waited = pthread_cond_timedwait(&o->changed, &o->mutex, &deadline);
+        move_on(c, c->receives);
+    }
+    const bool done = is_done(receives, transfer);
     pthread_mutex_unlock(&o->mutex);
-    if (m == NULL)
+    if (!done)
         return cot_error_set(COT_PEER_ERROR, o->reason[0] != '\0' ? o->reason : "time is up");
-    const receive *r = transfer;
-    const bool same = m->bytes == r->bytes;
-    if (same)
-        memcpy(r->data, m->data, m->bytes);
-    free(m);
+    if (!receives) {
+        free(transfer);
+        return COT_OK;
+    }
+    const bool same = ((const receive *)transfer)->same_length;
     forget(c, transfer);
     return same ? COT_OK : cot_error_set(COT_PEER_ERROR, "the message has another length");
 }
 
+/* Takes back the messages whose data is memory of this rank. */
 static int32_t give_up(void *memory, const char *reason)
 {
     context *c = memory;
+    pthread_mutex_lock(&c->shared->mutex);
     while (c->receives != NULL)
         forget(c, c->receives);
-    pthread_mutex_lock(&c->shared->mutex);
+    for (message **link = &c->shared->messages; *link != NULL;) {
+        message *m = *link;
+        if (m->from == c->rank && !is_eager(m)) {
+            *link = m->next;
+            free(m);
+        } else {
+            link = &m->next;
+        }
+    }
     if (c->shared->reason[0] == '\0')
         snprintf(c->shared->reason, sizeof c->shared->reason, "%s", reason);
     pthread_cond_broadcast(&c->shared->changed);

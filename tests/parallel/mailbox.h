@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * mailbox.h: groups of cot_group_create_custom whose ranks are threads. A send copies its data into the mailbox of the
- * receiver. */
+ * mailbox.h: groups of cot_group_create_custom whose ranks are threads. As in MPI, a send copies small data at once. Of
+ * larger data the receiver makes the copy, in one of its waits. */
 #ifndef COT_TESTS_MAILBOX_H
 #define COT_TESTS_MAILBOX_H
 

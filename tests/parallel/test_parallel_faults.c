@@ -180,9 +180,36 @@ static void with_a_short_k(rank_call *call)
     call->args.k.shape[1]--;
 }
 
+/* Tensors with the rows of the whole instead of those of the rank. */
+static void with_the_whole_v(rank_call *call)
+{
+    call->args.v.shape[1] = 24;
+}
+
+static void with_the_whole_out(rank_call *call)
+{
+    call->args.out.shape[1] = 24;
+}
+
+static void with_the_whole_lse(rank_call *call)
+{
+    call->args.lse.shape[2] = 24;
+}
+
+static void with_the_whole_bias(rank_call *call)
+{
+    static float bias[24 * 24];
+    call->args.bias = cot_tensor_contiguous(bias, COT_F32, 4, SHAPE(1, 1, 24, 24));
+}
+
 static void with_head_ranks(rank_call *call)
 {
     call->options.head_ranks = 2;
+}
+
+static void with_many_head_ranks(rank_call *call)
+{
+    call->options.head_ranks = INT32_MAX;
 }
 
 static void with_a_workspace(rank_call *call)
@@ -215,6 +242,16 @@ static void refused_arguments_reach_all_ranks(void **state)
     } faults[] = {
         {with_a_short_k, COT_INVALID_SHAPE,
          "parallel_attention_forward: k has 7 rows, expected 8, the part of rank 1 of k_length 24"},
+        {with_the_whole_v, COT_INVALID_SHAPE,
+         "parallel_attention_forward: v has 24 on axis 1, expected 8, the rows of this rank"},
+        {with_the_whole_out, COT_INVALID_SHAPE,
+         "parallel_attention_forward: out has 24 on axis 1, expected 8, the rows of this rank"},
+        {with_the_whole_lse, COT_INVALID_SHAPE,
+         "parallel_attention_forward: lse has 24 on axis 2, expected 8, the rows of this rank"},
+        {with_the_whole_bias, COT_INVALID_SHAPE,
+         "parallel_attention_forward: bias has 24 on axis 2, expected 8, the rows of this rank"},
+        {with_many_head_ranks, COT_INVALID_ARGUMENT,
+         "parallel_attention_forward: head_ranks is 2147483647, expected a divisor of the group's 3 ranks"},
         {with_head_ranks, COT_INVALID_ARGUMENT,
          "parallel_attention_forward: head_ranks is 2, expected a divisor of the group's 3 ranks"},
         {with_a_workspace, COT_INVALID_ARGUMENT,

@@ -4,6 +4,7 @@
  *
  *   test_parallel_mpi             a part of the cases of all ops; each call runs twice with the same bytes
  *   test_parallel_mpi cuda        a smaller part, on CUDA queues of the first GPU; exit status 77: there is none
+ *   test_parallel_mpi refused     the last rank's options of the group are wrong: an error on every rank
  *   test_parallel_mpi options     the last rank passes other options: an error on every rank, then a call that works
  *   test_parallel_mpi silent      the last rank does not come: an error on every other rank
  *   test_parallel_mpi abort       the last rank aborts: an error on every other rank
@@ -142,6 +143,23 @@ static bool check_fault(const char *fault)
     return sum_gives(4, COT_PEER_ERROR, "waited 1 seconds for rank");
 }
 
+static int check_refused(void)
+{
+    const MPI_Comm comm = MPI_COMM_WORLD;
+    cot_group_options options;
+    COT_INIT(&options);
+    MPI_Comm_rank(comm, &rank);
+    MPI_Comm_size(comm, &ranks);
+    options.timeout = rank == ranks - 1 ? -1 : 1;
+    const cot_status status = cot_group_create_mpi(&comm, &options, &group),
+                     expected = rank == ranks - 1 ? COT_INVALID_ARGUMENT : COT_PEER_ERROR;
+    const bool good = status == expected && strstr(cot_error_message(), "options.timeout is -1") != NULL;
+    if (!good)
+        printf("rank %d: got %s \"%s\"\n", rank, cot_status_name(status), cot_error_message());
+    MPI_Finalize();
+    return !good;
+}
+
 static bool has_gpu(void)
 {
     cot_queue_options options;
@@ -172,6 +190,8 @@ int main(int argc, char **argv)
     cot_group_options options;
     COT_INIT(&options);
     options.timeout = fault != NULL ? 1 : 0;
+    if (fault != NULL && strcmp(fault, "refused") == 0)
+        return check_refused();
     if (cot_group_create_mpi(&comm, &options, &group) != COT_OK) {
         printf("%s\n", cot_error_message());
         MPI_Abort(comm, 1);

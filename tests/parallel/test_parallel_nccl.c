@@ -239,6 +239,7 @@ static int check_fault(const char *fault)
 /* ---- groups ------------------------------------------------------------------------------------------------------- */
 
 typedef struct creation {
+    bool refused; /* the last rank's options are wrong */
     cot_status status[MAX_RANKS];
     char message[MAX_RANKS][512];
 } creation;
@@ -248,7 +249,7 @@ static void create_group(int rank, void *context)
     creation *c = context;
     cot_group_options options;
     COT_INIT(&options);
-    options.timeout = timeout;
+    options.timeout = c->refused && rank == ranks - 1 ? -1 : timeout;
     c->status[rank] = cot_group_create_nccl(&comms[rank], &options, &groups[rank]);
     cot_error_copy(c->message[rank], sizeof c->message[rank]);
 }
@@ -288,6 +289,7 @@ static int run_all(const char *fault)
 {
     static creation c;
     int failures = 0;
+    c.refused = fault != NULL && strcmp(fault, "refused") == 0;
     each_rank(create_group, &c);
     for (int rank = 0; rank < ranks; rank++)
         if (c.status[rank] != COT_OK) {
