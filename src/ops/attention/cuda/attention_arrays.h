@@ -52,11 +52,11 @@ static inline cot_status attention_launch(cot_queue *queue, const cot_cuda_kerne
     return cot_cuda_launch(queue, kernel, &grid, call);
 }
 
-/* Arguments of attention_scheduler_sm90.cu, without the sizes of tiles and the output pointers. */
-static inline attention_scheduler attention_scheduler_of(cot_queue *queue, const attention_problem *p)
+/* The sequences of a call, without the sizes of tiles and the pointers into the workspace. */
+static inline attention_sequences attention_sequences_of(cot_queue *queue, const attention_problem *p)
 {
     const attention_sizes *z = &p->sizes;
-    return (attention_scheduler){
+    return (attention_sequences){
         .q_begin = z->q_begin,
         .q_length = z->q_length,
         .k_begin = z->k_begin,
@@ -67,7 +67,7 @@ static inline attention_scheduler attention_scheduler_of(cot_queue *queue, const
         .Tk = (int32_t)(z->packed ? z->rows_k : z->Tk),
         .max_seqlen_q = (int32_t)(z->Tq < INT32_MAX ? z->Tq : INT32_MAX),
         .max_seqlen_k = (int32_t)(z->Tk < INT32_MAX ? z->Tk : INT32_MAX),
-        .sequences = (int32_t)attention_sequence_count(p),
+        .count = (int32_t)attention_sequence_count(p),
         .max_tiles = INT32_MAX,
         .max_blocks = INT32_MAX,
         .cu_q = attention_array_of(&p->cu_seqlens_q),
@@ -78,11 +78,11 @@ static inline attention_scheduler attention_scheduler_of(cot_queue *queue, const
     };
 }
 
-static inline cot_status attention_launch_scheduler(cot_queue *queue, const attention_scheduler *scheduler)
+static inline cot_status attention_launch_prepare(cot_queue *queue, const attention_sequences *sequences)
 {
-    extern const unsigned char cot_image_attention_scheduler_sm90[];
-    static const cot_cuda_kernel kernel = {cot_image_attention_scheduler_sm90, "attention_schedule", 0};
-    return attention_launch(queue, &kernel, (cot_cuda_grid){.blocks = {1, 1, 1}, .threads = 256}, scheduler);
+    extern const unsigned char cot_image_attention_prepare_sm90[];
+    static const cot_cuda_kernel kernel = {cot_image_attention_prepare_sm90, "attention_prepare", 0};
+    return attention_launch(queue, &kernel, (cot_cuda_grid){.blocks = {1, 1, 1}, .threads = 256}, sequences);
 }
 
 /* A score is `factor` times tanh. The coefficients of the series contain powers of scale / softcap, if those are normal

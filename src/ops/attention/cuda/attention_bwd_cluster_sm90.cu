@@ -108,14 +108,14 @@ static __device__ __forceinline__ key_rows key_rows_of(const attention_bwd_call 
     if (!GENERAL)
         return {first_key, BLOCK_KEYS, true};
     return {w.k_first_row + first_key, w.used_k - first_key,
-            first_key + BLOCK_KEYS <= w.used_k || w.k_first_row + w.used_k == c.scheduler.Tk};
+            first_key + BLOCK_KEYS <= w.used_k || w.k_first_row + w.used_k == c.sequences.Tk};
 }
 
 /* The first query tile that contains rows of another sequence. */
 template <bool GENERAL>
 static __device__ __forceinline__ int first_unclean_tile_of(const attention_bwd_call &c, const attention_work &w)
 {
-    return !GENERAL || w.q_first_row + w.used_q == c.scheduler.Tq ? INT32_MAX : w.used_q / QUERIES;
+    return !GENERAL || w.q_first_row + w.used_q == c.sequences.Tq ? INT32_MAX : w.used_q / QUERIES;
 }
 
 /* Loads K and Q (Q), V and dO (DOUT), or all four. Executed by one thread, or by a warp if GENERAL, because a warp

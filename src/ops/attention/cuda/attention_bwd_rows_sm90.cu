@@ -2,7 +2,7 @@
  *
  * attention_bwd_rows_sm90.cu: row kernels of the backward for Hopper, before and after its main kernel. */
 #include "attention_bwd_store.cuh"
-#include "attention_scheduler.cuh"
+#include "attention_varlen.cuh"
 
 #include "../../../cuda/device/element.cuh"
 #include "../../../cuda/device/ptx.cuh"
@@ -34,15 +34,15 @@ static __device__ __forceinline__ bool tile_of(const attention_bwd_call &c, unsi
         t.rows = t.used = c.Tq;
         return t.b < c.B;
     }
-    if (sequence_tile >= (unsigned)c.scheduler.seqlens[c.scheduler.sequences].first_tile)
+    if (sequence_tile >= (unsigned)c.sequences.seqlens[c.sequences.count].first_tile)
         return false;
-    const int sequence = attention_sequence_at(c.scheduler, &attention_seqlen_info::first_tile, 1, sequence_tile);
-    const attention_seqlen_info s = c.scheduler.seqlens[sequence];
+    const int sequence = attention_sequence_at(c.sequences, &attention_seqlen_info::first_tile, 1, sequence_tile);
+    const attention_seqlen_info s = c.sequences.seqlens[sequence];
     t.sequence = sequence;
-    t.b = c.scheduler.packed ? 0 : sequence;
+    t.b = c.sequences.packed ? 0 : sequence;
     t.tile = (int)sequence_tile - s.first_tile;
     t.index =
-        (int64_t)s.first_tile * c.H + t.h * (c.scheduler.seqlens[sequence + 1].first_tile - s.first_tile) + t.tile;
+        (int64_t)s.first_tile * c.H + t.h * (c.sequences.seqlens[sequence + 1].first_tile - s.first_tile) + t.tile;
     t.q_first_row = s.q_first_row;
     t.rows = s.q_rows;
     t.used = s.used_q;
@@ -68,7 +68,7 @@ static __device__ __forceinline__ bool is_visited(const attention_bwd_call &c, c
     const int first_query = (int)t.tile * QUERIES;
     attention_block_range range;
     if (GENERAL) {
-        const attention_seqlen_info s = c.scheduler.seqlens[t.sequence];
+        const attention_seqlen_info s = c.sequences.seqlens[t.sequence];
         range = attention_block_range_of(first_query, QUERIES, s.used_q, s.used_k,
                                          attention_clamp(s.diagonal - c.left, -ATTENTION_FAR, ATTENTION_FAR),
                                          attention_clamp(s.diagonal + c.right, -ATTENTION_FAR, ATTENTION_FAR));
@@ -227,9 +227,9 @@ KERNEL attention_bwd_dsink(const __grid_constant__ attention_bwd_call c)
     const int64_t h = blockIdx.x;
     const float sink2 =
         fmaf(1.4426950408889634f, cot_load(c.sink.data, c.sink.dtype, h * c.sink.stride[0]), -c.p_exponent);
-    const attention_seqlen_info *seqlens = c.scheduler.seqlens;
+    const attention_seqlen_info *seqlens = c.sequences.seqlens;
     double sum = 0;
-    for (int b = 0; b < c.scheduler.sequences; b++) {
+    for (int b = 0; b < c.sequences.count; b++) {
         if (seqlens != nullptr && seqlens[b].q_rows == 0)
             continue;
         const int64_t tiles = seqlens != nullptr ? seqlens[b + 1].first_tile - seqlens[b].first_tile : c.tiles_per_head;

@@ -195,7 +195,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, block_m
             const int row = (int)statistics_row_of<true>(c, w, at.h) + tile;
             const uint32_t bytes = COLUMN_PANELS * s.Q_PANEL_BYTES + QUERIES * sizeof(float);
             /* TMA fills rows after the tensor's last row with zeros. */
-            const bool clean = w.q_first_row + w.used_q == c.scheduler.Tq || tile < w.used_q / QUERIES;
+            const bool clean = w.q_first_row + w.used_q == c.sequences.Tq || tile < w.used_q / QUERIES;
             const int query_row = w.q_first_row + tile * QUERIES, used = w.used_q - tile * QUERIES;
             uint64_t *q_barrier = clean ? &s.q_full[q_stage] : s.uncleared_full;
             uint64_t *dout_barrier = clean ? &s.dout_full[dout_stage] : s.uncleared_full;
@@ -221,7 +221,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, block_m
                     s.uncleared_full, uncleared_parity, s.dout[dout_stage], used, &s.dout_full[dout_stage]);
             if (step > 0)
                 continue;
-            const bool keys_are_clean = w.first_key + KEYS <= w.used_k || w.k_first_row + w.used_k == c.scheduler.Tk;
+            const bool keys_are_clean = w.first_key + KEYS <= w.used_k || w.k_first_row + w.used_k == c.sequences.Tk;
             if (leader) {
                 uint64_t *kv_barrier = keys_are_clean ? &s.kv_full : s.uncleared_full;
                 begin_loading_keys(s, n, kv_barrier);
@@ -418,7 +418,7 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
         if (GENERAL) {
             cot_griddepcontrol_wait(); /* for the kernel that writes seqlens */
             /* Beyond the last key block. Both blocks of a cluster take part in the reduction, or none. */
-            if (key_block >= (uint32_t)c.scheduler.seqlens[c.scheduler.sequences].first_block * (uint32_t)c.Hkv)
+            if (key_block >= (uint32_t)c.sequences.seqlens[c.sequences.count].first_block * (uint32_t)c.Hkv)
                 return;
         }
     }

@@ -11,7 +11,7 @@
 
 #include "attention_bwd_store.cuh"
 #include "attention_maps.h"
-#include "attention_scheduler.cuh"
+#include "attention_varlen.cuh"
 #include "attention_softcap.cuh"
 
 #include "../../../cuda/device/activation.cuh"
@@ -97,11 +97,11 @@ static __device__ __forceinline__ attention_work work_of(const attention_bwd_cal
 template <int QUERIES>
 static __device__ __forceinline__ bool work_of_general(const attention_bwd_call &c, unsigned number, attention_work &w)
 {
-    const attention_seqlen_info *seqlens = c.scheduler.seqlens;
+    const attention_seqlen_info *seqlens = c.sequences.seqlens;
     const unsigned heads = (unsigned)c.Hkv;
-    if (number >= (unsigned)seqlens[c.scheduler.sequences].first_block * heads)
+    if (number >= (unsigned)seqlens[c.sequences.count].first_block * heads)
         return false;
-    const int sequence = attention_sequence_at(c.scheduler, &attention_seqlen_info::first_block, heads, number);
+    const int sequence = attention_sequence_at(c.sequences, &attention_seqlen_info::first_block, heads, number);
     const attention_seqlen_info s = seqlens[sequence];
     const unsigned blocks = (unsigned)(seqlens[sequence + 1].first_block - s.first_block);
     const unsigned block_in_sequence = number - (unsigned)s.first_block * heads;
@@ -109,7 +109,7 @@ static __device__ __forceinline__ bool work_of_general(const attention_bwd_call 
                    section_head = section * (unsigned)c.heads_per_section;
     const unsigned section_heads = min((unsigned)c.heads_per_section, heads - section_head),
                    index = block_in_sequence - section_head * blocks;
-    w.b = c.scheduler.packed ? 0 : sequence;
+    w.b = c.sequences.packed ? 0 : sequence;
     w.kv_head = (int)(section_head + index % section_heads);
     w.heads = (int)(c.H / c.Hkv);
     w.first_head = w.kv_head * w.heads;

@@ -273,7 +273,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
         return COT_OK;
     attention_bwd_mapped mapped = {
         .call = {
-            .scheduler = attention_scheduler_of(queue, p),
+            .sequences = attention_sequences_of(queue, p),
             .B = z->B,
             .H = z->H,
             .Hkv = z->Hkv,
@@ -322,15 +322,15 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             .dq_semaphore = (uint32_t *)((char *)workspace + plan->dq_semaphore),
             .key_block_counter = counts_key_blocks ? (uint32_t *)((char *)workspace + plan->key_block_counter) : NULL,
         }};
-    attention_scheduler *scheduler = &mapped.call.scheduler;
-    scheduler->max_tiles = (int32_t)plan->head_tiles;
-    scheduler->max_blocks = (int32_t)attention_bwd_blocks(p);
-    scheduler->tile_queries = (int32_t)plan->queries;
-    scheduler->block_keys = ATTENTION_BWD_KEYS;
-    scheduler->seqlens = general ? (attention_seqlen_info *)((char *)workspace + plan->seqlens) : NULL;
+    attention_sequences *sequences = &mapped.call.sequences;
+    sequences->max_tiles = (int32_t)plan->head_tiles;
+    sequences->max_blocks = (int32_t)attention_bwd_blocks(p);
+    sequences->tile_queries = (int32_t)plan->queries;
+    sequences->block_keys = ATTENTION_BWD_KEYS;
+    sequences->seqlens = general ? (attention_seqlen_info *)((char *)workspace + plan->seqlens) : NULL;
     const attention_bwd_call *c = &mapped.call;
     const int64_t tiles = plan->tiles, dq_tiles = plan->dq_tiles;
-    cot_status status = general ? attention_launch_scheduler(queue, scheduler) : COT_OK;
+    cot_status status = general ? attention_launch_prepare(queue, sequences) : COT_OK;
     if (status == COT_OK && tiles > 0)
         status = attention_launch(queue, &kernels->preprocess,
                                   /* no remainder: a tile of any size takes whole blocks */

@@ -70,7 +70,7 @@ typedef struct attention_array {
     (((d) + 63) / 64 * (consumers) * (q_stages)*8192 + ((d) <= 128 ? ((d_v) + 63) / 64 * (consumers)*8192 : 0) + \
      (stages) * (((d) + 63) / 64 + ((d_v) + 63) / 64) * (keys)*128 + 1024)
 
-/* A sequence, with its lengths clamped. attention_scheduler_sm90.cu writes these entries. */
+/* A sequence, with its lengths clamped. The kernel attention_prepare writes these entries. */
 typedef struct attention_seqlen_info {
     int32_t first_tile, first_block;     /* query tiles and key blocks of earlier sequences, for one head */
     int32_t q_first_row, q_rows, used_q; /* rows of the tensors' views; used: limited by seqused */
@@ -78,21 +78,22 @@ typedef struct attention_seqlen_info {
     int64_t diagonal; /* with a causal mask, query i attends to keys up to i + diagonal */
 } attention_seqlen_info;
 
-/* Arguments of attention_scheduler_sm90.cu: where sequences are, and how tiles are scheduled. */
-typedef struct attention_scheduler {
+/* The sequences of a call: their rows, the sizes of the tiles that divide them, and the counter of tiles. These are the
+ * arguments of the kernel attention_prepare, which writes seqlens and tile_counter. The kernels after it read both. */
+typedef struct attention_sequences {
     int64_t q_begin, q_length, k_begin, k_length;
     int32_t B, packed;
     int32_t Tq, Tk;                     /* rows of q and k; packed: of all sequences */
     int32_t max_seqlen_q, max_seqlen_k; /* packed: the longest allowed sequence */
-    int32_t sequences;                  /* B; packed: one more, for the rows after the last sequence */
+    int32_t count;                      /* B; packed: one more, for the rows after the last sequence */
     int32_t max_tiles, max_blocks;    /* most tiles and key blocks of a head: cu_seqlens out of order could need more */
     int32_t tile_queries, block_keys; /* rows of a query tile, rows of a key block */
     int32_t grid_blocks;              /* first value of tile_counter */
     attention_array cu_q, cu_k, used_q, used_k;
-    attention_seqlen_info *seqlens; /* workspace: [sequences + 1]; null: no kernel of the call needs it */
+    attention_seqlen_info *seqlens; /* workspace: [count + 1]; null: no kernel of the call needs it */
     uint32_t *tile_counter;         /* workspace: the next tile; null if each block has one tile */
     unsigned long long *fault;
-} attention_scheduler;
+} attention_sequences;
 
 /* tanh(x) = x (C0 + C1 x^2 + C2 x^4 + C3 x^6) up to SERIES_MAX, relative error 2^-24. */
 #define ATTENTION_TANH_SERIES_MAX 0.375f
@@ -133,7 +134,7 @@ enum attention_store { ATTENTION_STORE_ELEMENTS, ATTENTION_STORE_16_BIT, ATTENTI
 typedef struct attention_bwd_call {
     /* If seqlens is set (..._general and ..._softcap kernels), Tq, Tk, tiles_per_head and diagonal are not valid, and
      * key_blocks is an upper bound: the kernels read them from seqlens. */
-    attention_scheduler scheduler;
+    attention_sequences sequences;
     int64_t B, H, Hkv, Tq, Tk, d_qk, d_v;
     int64_t tiles_per_head;    /* of `queries` queries */
     uint32_t blocks_per_group; /* blocks that divide the query heads of a group: 1, or the 2 blocks of a cluster */
@@ -165,7 +166,7 @@ typedef struct attention_bwd_call {
 } attention_bwd_call;
 
 typedef struct attention_fwd_call {
-    attention_scheduler scheduler;
+    attention_sequences sequences;
     int64_t left, right, diagonal; /* query i attends to keys i + diagonal - left .. i + diagonal + right */
     int32_t H, heads_per_kv_head, d_qk, d_v;
     int32_t tiles;                  /* of a sequence; packed: not valid */

@@ -6,7 +6,7 @@
 #define COT_ATTENTION_FWD_LOAD_SM90_CUH
 
 #include "attention_maps.h"
-#include "attention_scheduler.cuh"
+#include "attention_varlen.cuh"
 
 #include "../../../cuda/device/element.cuh"
 #include "../../../cuda/device/ptx.cuh"
@@ -128,22 +128,22 @@ static __device__ __forceinline__ attention_tile tile_of(const attention_fwd_cal
     attention_tile t;
     int tile;
     int64_t diagonal = c.diagonal;
-    if (c.scheduler.seqlens == nullptr) {
+    if (c.sequences.seqlens == nullptr) {
         const uint32_t sequence = tile_number / (uint32_t)(c.tiles * c.H);
         tile_position(c, tile_number - sequence * (uint32_t)(c.tiles * c.H), (uint32_t)c.tiles, t.head, tile);
         t.b = (int)sequence;
-        t.rows = c.scheduler.Tq;
+        t.rows = c.sequences.Tq;
         t.q_first_row = t.k_first_row = 0;
-        t.used = c.scheduler.Tq;
-        t.Tk = c.scheduler.Tk;
+        t.used = c.sequences.Tq;
+        t.Tk = c.sequences.Tk;
         t.tail_clean = 1;
     } else {
         const int sequence =
-            attention_sequence_at(c.scheduler, &attention_seqlen_info::first_tile, (uint32_t)c.H, tile_number);
-        const attention_seqlen_info s = c.scheduler.seqlens[sequence];
+            attention_sequence_at(c.sequences, &attention_seqlen_info::first_tile, (uint32_t)c.H, tile_number);
+        const attention_seqlen_info s = c.sequences.seqlens[sequence];
         tile_position(c, tile_number - (uint32_t)s.first_tile * (uint32_t)c.H,
-                      (uint32_t)(c.scheduler.seqlens[sequence + 1].first_tile - s.first_tile), t.head, tile);
-        t.b = c.scheduler.packed ? 0 : sequence;
+                      (uint32_t)(c.sequences.seqlens[sequence + 1].first_tile - s.first_tile), t.head, tile);
+        t.b = c.sequences.packed ? 0 : sequence;
         t.rows = s.q_rows;
         t.used = s.used_q;
         t.q_first_row = s.q_first_row;
@@ -238,10 +238,10 @@ template <class F> static __device__ __forceinline__ void load(const attention_f
 {
     const attention_fwd_call &c = m.call;
     forward_producer<F> producer = {m, s, {}, {}, 0};
-    uint32_t total = (uint32_t)(c.scheduler.sequences * c.tiles * c.H);
-    if (c.scheduler.seqlens != nullptr) {
+    uint32_t total = (uint32_t)(c.sequences.count * c.tiles * c.H);
+    if (c.sequences.seqlens != nullptr) {
         cot_griddepcontrol_wait();
-        total = (uint32_t)c.scheduler.seqlens[c.scheduler.sequences].first_tile * (uint32_t)c.H;
+        total = (uint32_t)c.sequences.seqlens[c.sequences.count].first_tile * (uint32_t)c.H;
     }
     uint32_t tile_number = blockIdx.x;
     for (uint32_t n = 0;; n++) {
@@ -256,13 +256,13 @@ template <class F> static __device__ __forceinline__ void load(const attention_f
         if (t.end > t.begin)
             producer.load_k(t, t.end - 1); /* K first: the stage of Q may not be empty yet */
         producer.publish(t, n);
-        if (c.scheduler.tile_counter == nullptr) {
+        if (c.sequences.tile_counter == nullptr) {
             tile_number = total; /* each block has one tile */
         } else {
             if (n == 0)
                 cot_griddepcontrol_wait(); /* for the kernel that sets tile_counter */
             if (producer.is_leader())
-                tile_number = atomicAdd(c.scheduler.tile_counter, 1);
+                tile_number = atomicAdd(c.sequences.tile_counter, 1);
         }
         for (int tile = t.end - 1; tile >= t.begin; tile--) {
             if (tile > t.begin)

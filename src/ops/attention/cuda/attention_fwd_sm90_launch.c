@@ -78,13 +78,13 @@ static cot_status forward(cot_queue *queue, const attention_problem *p, void *wo
     while (z->d_qk > k->d || z->d_v > k->d_v)
         k++;
     const int64_t queries = 64 * k->consumers, tiles = cot_ceil_div(z->Tq, queries);
-    const int64_t sequences = attention_sequence_count(p);
-    const int64_t total_tiles = (z->packed ? z->rows_q / queries + sequences : tiles * sequences) * z->H;
+    const int64_t sequence_count = attention_sequence_count(p);
+    const int64_t total_tiles = (z->packed ? z->rows_q / queries + sequence_count : tiles * sequence_count) * z->H;
     if (z->rows_q == 0 || total_tiles == 0 || (!cot_is_present(&p->out) && !cot_is_present(&p->lse)))
         return COT_OK;
     const int64_t blocks = total_tiles < queue->device->multiprocessors ? total_tiles : queue->device->multiprocessors;
     attention_fwd_mapped mapped = {.call = {
-                                       .scheduler = attention_scheduler_of(queue, p),
+                                       .sequences = attention_sequences_of(queue, p),
                                        .left = z->left,
                                        .right = z->right,
                                        .diagonal = z->k_length - z->q_length + z->q_begin - z->k_begin,
@@ -99,17 +99,17 @@ static cot_status forward(cot_queue *queue, const attention_problem *p, void *wo
                                        .lse = attention_array_of(&p->lse),
                                        .sink = attention_array_of(&p->sink),
                                    }};
-    attention_scheduler *scheduler = &mapped.call.scheduler;
-    scheduler->tile_queries = (int32_t)queries;
-    scheduler->block_keys = 1; /* the forward has no key blocks */
-    scheduler->max_tiles = (int32_t)(total_tiles / z->H);
-    scheduler->grid_blocks = (int32_t)blocks;
+    attention_sequences *sequences = &mapped.call.sequences;
+    sequences->tile_queries = (int32_t)queries;
+    sequences->block_keys = 1; /* the forward has no key blocks */
+    sequences->max_tiles = (int32_t)(total_tiles / z->H);
+    sequences->grid_blocks = (int32_t)blocks;
     /* If each block has one tile, there is no counter and no kernel before this one. */
-    const bool scheduled = plan->varlen || total_tiles > blocks;
-    scheduler->tile_counter = scheduled ? workspace : NULL;
-    scheduler->seqlens = plan->varlen ? (attention_seqlen_info *)((char *)workspace + plan->seqlens) : NULL;
+    const bool needs_prepare = plan->varlen || total_tiles > blocks;
+    sequences->tile_counter = needs_prepare ? workspace : NULL;
+    sequences->seqlens = plan->varlen ? (attention_seqlen_info *)((char *)workspace + plan->seqlens) : NULL;
     set_scales(&mapped.call, z);
-    cot_status status = scheduled ? attention_launch_scheduler(queue, scheduler) : COT_OK;
+    cot_status status = needs_prepare ? attention_launch_prepare(queue, sequences) : COT_OK;
     if (status == COT_OK)
         status = attention_encode_row_map(queue, &mapped.q, &p->q, (int)queries, p->q.data);
     if (status == COT_OK)
@@ -120,7 +120,7 @@ static cot_status forward(cot_queue *queue, const attention_problem *p, void *wo
         status = attention_launch(queue, &k->kernel,
                                   (cot_cuda_grid){.blocks = {(unsigned)blocks, 1, 1},
                                                   .threads = (unsigned)(k->consumers + 1) * 128,
-                                                  .dependent = scheduled},
+                                                  .dependent = needs_prepare},
                                   &mapped);
     return status;
 }

@@ -74,7 +74,7 @@ static inline double cost_fwd_sm90(const void *problem)
     return 1000.0 + (double)z->H * (double)z->rows_q * (double)z->Tk;
 }
 
-/* Whether sequences differ in length, so that attention_scheduler_sm90.cu must write seqlens. */
+/* Whether sequences differ in length, so that the kernel attention_prepare must write seqlens. */
 static inline bool attention_is_varlen(const attention_problem *p)
 {
     return p->sizes.packed || cot_is_present(&p->seqused_q) || cot_is_present(&p->seqused_k);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_scheduler_sm90.cu: the kernel before the Hopper kernels. It sets the tile counter and, if sequences differ
- * in length, writes where each sequence begins and ends (read by attention_scheduler.cuh). */
+ * attention_prepare_sm90.cu: the kernel attention_prepare, which runs before the Hopper kernels. It sets the tile counter.
+ * If sequences differ in length, it also writes where each sequence begins and ends (seqlens). */
 #include "attention_cuda.h"
 
 #include "../../../cuda/device/fault.cuh"
@@ -16,7 +16,7 @@ static __device__ __forceinline__ int64_t length_at(const attention_array &lengt
 
 /* Rows first to end - 1 of sequence b. Values out of order or range are clamped and reported. Sequence B holds the rows
  * after the last sequence. */
-static __device__ void rows_of(const attention_scheduler &c, const attention_array &cu, int b, int64_t rows,
+static __device__ void rows_of(const attention_sequences &c, const attention_array &cu, int b, int64_t rows,
                                int64_t max_seqlen, int64_t &first, int64_t &end)
 {
     const int64_t from = length_at(cu, b), to = b < c.B ? length_at(cu, b + 1) : rows;
@@ -31,7 +31,7 @@ static __device__ void rows_of(const attention_scheduler &c, const attention_arr
 }
 
 /* The number of sequence b's `rows` rows that are below seqused. */
-static __device__ int64_t used_of(const attention_scheduler &c, const attention_array &used, int b, int64_t rows)
+static __device__ int64_t used_of(const attention_sequences &c, const attention_array &used, int b, int64_t rows)
 {
     if (used.data == nullptr)
         return rows;
@@ -46,7 +46,7 @@ static __device__ int64_t used_in_block(int64_t used, int64_t begin, int64_t row
     return used < begin ? 0 : used - begin < rows ? used - begin : rows;
 }
 
-static __device__ attention_seqlen_info sequence_of(const attention_scheduler &c, int b)
+static __device__ attention_seqlen_info sequence_of(const attention_sequences &c, int b)
 {
     int64_t q = 0, q_end = c.Tq, k = 0, k_end = c.Tk;
     if (c.packed) {
@@ -64,7 +64,7 @@ static __device__ attention_seqlen_info sequence_of(const attention_scheduler &c
     return s;
 }
 
-/* Inclusive prefix sum of `value` over the block's threads. *total: the sum over all threads. */
+/* Inclusive prefix sum of `value` over the thread block's threads. *total: the sum over all threads. */
 static __device__ int64_t inclusive_scan(int32_t value, int64_t *sums, int64_t *total)
 {
     sums[threadIdx.x] = value;
@@ -81,9 +81,9 @@ static __device__ int64_t inclusive_scan(int32_t value, int64_t *sums, int64_t *
     return sum;
 }
 
-/* One block, which processes THREADS sequences at a time. cu_seqlens out of order can describe more rows than the tensors
+/* One thread block, which processes THREADS sequences at a time. cu_seqlens out of order can describe more rows than the tensors
  * have. A sequence that exceeds max_tiles or max_blocks then loses its rows. */
-extern "C" __global__ void __launch_bounds__(THREADS) attention_schedule(const __grid_constant__ attention_scheduler c)
+extern "C" __global__ void __launch_bounds__(THREADS) attention_prepare(const __grid_constant__ attention_sequences c)
 {
     __shared__ int64_t sums[THREADS];
     cot_griddepcontrol_launch_dependents();
@@ -92,10 +92,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_schedule(const _
     if (c.seqlens == nullptr)
         return;
     int64_t tiles_before = 0, blocks_before = 0;
-    for (int first = 0; first <= c.sequences; first += THREADS) {
+    for (int first = 0; first <= c.count; first += THREADS) {
         const int b = first + (int)threadIdx.x;
         attention_seqlen_info s = {};
-        if (b < c.sequences)
+        if (b < c.count)
             s = sequence_of(c, b);
         const int32_t tiles = (s.q_rows + c.tile_queries - 1) / c.tile_queries,
                       blocks = (s.k_rows + c.block_keys - 1) / c.block_keys;
@@ -108,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_schedule(const _
             s.k_rows = s.used_k = 0;
         s.first_tile = (int32_t)min(first_tile, (int64_t)c.max_tiles);
         s.first_block = (int32_t)min(first_block, (int64_t)c.max_blocks);
-        if (b <= c.sequences)
+        if (b <= c.count)
             c.seqlens[b] = s;
         tiles_before += total_tiles;
         blocks_before += total_blocks;

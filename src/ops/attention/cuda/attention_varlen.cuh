@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * attention_scheduler.cuh: for kernels whose sequences differ in length: finds the sequence of a tile or a block, and
- * clears rows of other sequences from a tile. */
+ * attention_varlen.cuh: for kernels whose sequences may differ in length: finds the sequence of a query tile or a key
+ * block, clears rows of other sequences from a tile, and finds the key blocks that a query tile attends to. */
 #ifndef COT_ATTENTION_SCHEDULER_CUH
 #define COT_ATTENTION_SCHEDULER_CUH
 
@@ -12,14 +12,14 @@ enum { ATTENTION_FAR = 1 << 30 }; /* beyond any key: rows are less than half of 
 
 /* The last sequence with first * heads <= number. `first_member` selects first_tile or first_block, which count one
  * head. */
-static __device__ __forceinline__ int attention_sequence_at(const attention_scheduler &scheduler,
+static __device__ __forceinline__ int attention_sequence_at(const attention_sequences &sequences,
                                                             int32_t attention_seqlen_info::*first_member,
                                                             uint32_t heads, uint32_t number)
 {
-    int low = 0, high = scheduler.sequences;
+    int low = 0, high = sequences.count;
     while (high - low > 1) {
         const int middle = (low + high) / 2;
-        if ((uint32_t)(scheduler.seqlens[middle].*first_member) * heads <= number)
+        if ((uint32_t)(sequences.seqlens[middle].*first_member) * heads <= number)
             low = middle;
         else
             high = middle;
