@@ -69,7 +69,7 @@ static inline attention_sequences attention_sequences_of(cot_queue *queue, const
         .max_seqlen_k = (int32_t)(z->Tk < INT32_MAX ? z->Tk : INT32_MAX),
         .count = (int32_t)attention_sequence_count(p),
         .max_tiles = INT32_MAX,
-        .max_blocks = INT32_MAX,
+        .max_key_blocks = INT32_MAX,
         .cu_q = attention_array_of(&p->cu_seqlens_q),
         .cu_k = attention_array_of(&p->cu_seqlens_k),
         .used_q = attention_array_of(&p->seqused_q),

@@ -46,7 +46,7 @@
 
 static constexpr float P_EXPONENT = 4.0f, INVERSE_P_SCALE = 0x1p-4f;
 
-enum { QUERIES = 64, BLOCK_KEYS = KEYS / ATTENTION_CLUSTER_BLOCKS };
+enum { QUERIES = 64, THREAD_BLOCK_KEYS = KEYS / ATTENTION_CLUSTER_BLOCKS };
 
 /* Shared memory of a block. COLUMNS: of Q and K. V_COLUMNS: of V and dO. */
 template <int COLUMNS, int V_COLUMNS> struct shared_memory {
@@ -104,11 +104,11 @@ struct key_rows {
 template <bool GENERAL>
 static __device__ __forceinline__ key_rows key_rows_of(const attention_bwd_call &c, const attention_work &w, int rank)
 {
-    const int first_key = w.first_key + BLOCK_KEYS * rank;
+    const int first_key = w.first_key + THREAD_BLOCK_KEYS * rank;
     if (!GENERAL)
-        return {first_key, BLOCK_KEYS, true};
+        return {first_key, THREAD_BLOCK_KEYS, true};
     return {w.k_first_row + first_key, w.used_k - first_key,
-            first_key + BLOCK_KEYS <= w.used_k || w.k_first_row + w.used_k == c.sequences.Tk};
+            first_key + THREAD_BLOCK_KEYS <= w.used_k || w.k_first_row + w.used_k == c.sequences.Tk};
 }
 
 /* The first query tile that contains rows of another sequence. */
@@ -232,12 +232,12 @@ static __device__ void write_dq(const attention_bwd_call &c, shared_memory<COLUM
         const int64_t accum_tile = (statistics_row_of<GENERAL>(c, w, at.h) + at.tile) * S::COLUMN_PANELS + dq_tile;
         const uint32_t before = DETERMINISTIC ? dq_position_of<QUERIES, GENERAL>(c, w, at.tile).before : 1;
         if (DETERMINISTIC && before > 0)
-            wait_for_earlier_blocks(c, accum_tile, before);
+            wait_for_earlier_key_blocks(c, accum_tile, before);
         cot_mbarrier_wait(&s.dq_full[writer], parity);
         add_dq_tile(c, accum_tile, s.dq[dq_tile_index % S::DQ_STAGES], before == 0);
         cot_mbarrier_arrive(&s.dq_ready[dq_tile_index % S::DQ_STAGES]);
         if (DETERMINISTIC)
-            release_next_block(c, accum_tile);
+            release_next_key_block(c, accum_tile);
     }
     cot_bulk_wait();
 }
@@ -767,7 +767,7 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
         __syncthreads();
     }
     const int warpgroup = threadIdx.x / WARPGROUP;
-    const int key_begin = w.first_key + BLOCK_KEYS * rank;
+    const int key_begin = w.first_key + THREAD_BLOCK_KEYS * rank;
     if (warpgroup == 0) {
         cot_setmaxnreg_dec<S::DQ_REGISTERS>();
         if constexpr (S::BY_TILES)

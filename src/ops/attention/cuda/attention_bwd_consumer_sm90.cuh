@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * attention_bwd_consumer_sm90.cuh: what the two backward kernels for Hopper up to 128 columns share: the shared memory of
- * a block, and the consumer warpgroups. attention_bwd_sm90.cu explains the roles, the barriers and the steps. */
+ * a thread block, and the consumer warpgroups. attention_bwd_sm90.cu explains the roles, the barriers and the steps. */
 #ifndef COT_ATTENTION_BWD_CONSUMER_SM90_CUH
 #define COT_ATTENTION_BWD_CONSUMER_SM90_CUH
 
@@ -32,7 +32,7 @@ template <int COLUMNS, bool PAIRS> struct shared_memory {
     unsigned char q[ATTENTION_BWD_Q_STAGES][COLUMN_PANELS][Q_PANEL_BYTES];
     unsigned char dout[ATTENTION_DOUT_STAGES][COLUMN_PANELS][Q_PANEL_BYTES];
     unsigned char ds[ATTENTION_DS_STAGES][2][QUERIES * 64 * 2]; /* [query][key], one tile for each consumer's keys */
-    /* Operands of dQ from the peer: its dS for the dQ tile that this block computes, and 64 columns of its K. */
+    /* Operands of dQ from the peer: its dS for the dQ tile that this thread block computes, and 64 columns of its K. */
     unsigned char peer_ds[PAIRS ? 2 : 0][SQUARE_BYTES], peer_k[PAIRS ? 2 : 0][SQUARE_BYTES];
     float dq[DQ_STAGES][ATTENTION_DQ_TILE];
     float lse_log2[ATTENTION_BWD_Q_STAGES][QUERIES], delta[ATTENTION_DOUT_STAGES][QUERIES];
@@ -54,7 +54,7 @@ template <int COLUMNS, bool PAIRS> struct shared_memory {
     uint64_t peer_ds_full[PAIRS ? 1 : 0], sent_ds_empty[PAIRS ? 1 : 0], pair_full[PAIRS ? 1 : 0],
         pair_empty[PAIRS ? 1 : 0];
     uint64_t peer_q_empty[PAIRS ? ATTENTION_BWD_Q_STAGES : 0], peer_dout_empty[PAIRS ? ATTENTION_DOUT_STAGES : 0];
-    uint4 pair[PAIRS ? 1 : 0]; /* its first word: the index of a pair, from block 0 */
+    uint4 pair[PAIRS ? 1 : 0]; /* its first word: the index of a pair, sent by thread block 0 */
 };
 
 /* Waits until no warp reads K and V of key block n - 1 any more, and then sets the expected bytes of those of n. Consumers
@@ -294,7 +294,7 @@ template <typename E> static __device__ __forceinline__ uint32_t pack_pair_volat
 }
 
 /* Whether this consumer skips a tile because all of its scores are masked. The warp vote shows ptxas that the result is
- * uniform. Without windows at most one tile of a block could be skipped, and the test of each tile would cost more. */
+ * uniform. Without windows at most one tile of a key block could be skipped, and the test of each tile would cost more. */
 template <int QUERIES, bool GENERAL>
 static __device__ __forceinline__ bool is_skipped(const attention_work &w, int tile, int key_begin)
 {
@@ -503,19 +503,20 @@ static __device__ __forceinline__ void skip_step(shared_memory<COLUMNS, PAIRS> &
     }
 }
 
-/* Adds dK and dV of the two blocks that divide the query heads of a group. Block 1 of the cluster stores its sums in
- * the shared memory of block 0, where K to dO were, and block 0 adds them. Returns whether this block has the result.
- * The other warps of both blocks take part in the two barriers when they have ended their work (await_reduction). */
+/* Adds dK and dV of the two thread blocks that divide the query heads of a group. Thread block 1 of the cluster stores its
+ * sums in the shared memory of thread block 0, in place of K, V, Q and dO. Thread block 0 adds them to its own. Returns
+ * whether this thread block has the result. The other warps of both thread blocks take part in the two cluster barriers when
+ * they have ended their work (await_reduction). */
 template <int COLUMNS>
 static __device__ __forceinline__ bool reduce_over_heads(float (&dk)[COLUMNS / 2], float (&dv)[COLUMNS / 2])
 {
     enum { FLOATS = 4 * 2 * WARPGROUP }; /* of all consumer threads, 4 each */
-    using block_memory = shared_memory<COLUMNS, false>;
-    static_assert(COLUMNS / 4 * FLOATS * sizeof(float) <= offsetof(block_memory, ds), "dK and dV do not fit");
+    using single_block_memory = shared_memory<COLUMNS, false>;
+    static_assert(COLUMNS / 4 * FLOATS * sizeof(float) <= offsetof(single_block_memory, ds), "dK and dV do not fit");
     const float *sums = (const float *)attention_memory + 4 * (threadIdx.x - 2 * WARPGROUP);
     const bool sends = cot_cluster_rank() != 0;
     cot_cluster_arrive();
-    cot_cluster_wait(); /* until both blocks have ended their steps */
+    cot_cluster_wait(); /* until both thread blocks have ended their steps */
     if (sends) {
         const uint32_t to = cot_mapa(cot_shared_address(sums), 0);
 #pragma unroll
@@ -539,7 +540,7 @@ static __device__ __forceinline__ bool reduce_over_heads(float (&dk)[COLUMNS / 2
 static __device__ __forceinline__ void await_reduction(const attention_bwd_call &c)
 {
     __syncwarp();
-    for (int i = 0; i < 2 && c.blocks_per_group > 1; i++)
+    for (int i = 0; i < 2 && c.thread_blocks_per_group > 1; i++)
         cot_cluster_arrive(), cot_cluster_wait();
 }
 
@@ -619,7 +620,7 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, shar
         __syncwarp();
         if (threadIdx.x % WARP == 0)
             cot_mbarrier_arrive(&s.kv_empty);
-        if (!PAIRS && c.blocks_per_group > 1 && !reduce_over_heads<COLUMNS>(dk, dv))
+        if (!PAIRS && c.thread_blocks_per_group > 1 && !reduce_over_heads<COLUMNS>(dk, dv))
             continue;
         asm volatile("" ::
                          : "memory"); /* the stores read `work` again: its members need no registers during the steps */

@@ -4,7 +4,7 @@
  * Thread blocks add to dq in any order. Without dq_accum, in the deterministic mode, it computes only dk and dv: four
  * products.
  *
- * A block takes keys of a key-value head and loops over the group's heads and their queries:
+ * A thread block takes keys of a key-value head and loops over the group's heads, and over the tiles of queries of each:
  *
  *   S^T = K Q^T   dP^T = V dO^T   dV += P^T dO   dK += dS^T Q   dQ = dS K, which is added to float32 sums in memory
  *
@@ -69,7 +69,7 @@ DEVICE void warp_gemm_ss(float (&c)[M][N][4], uint32_t a, int row, const char *b
     }
 }
 
-/* KEYS: keys of a block; QUERIES: queries of a tile. UNSPLIT: one warp has all queries of its keys. It keeps P and dS
+/* KEYS: keys of a thread block; QUERIES: queries of a tile. UNSPLIT: one warp has all queries of its keys. It keeps P and dS
  * in registers for dV and dK. dQ is then computed one step late, from the other half of the dS tile, so that a step
  * needs one barrier. */
 template <typename E, int HEAD_DIM, int KEYS, int QUERIES, int WARPS>
@@ -113,7 +113,7 @@ DEVICE void backward_one_pass(const attention_sm80_call &c)
     struct stored_work {
         int b, q_first_row, Tq, Tk, diagonal, first, end;
     };
-    static_assert(sizeof(stored_work) <= ATTENTION_WORK_BYTES, "it has room");
+    static_assert(sizeof(stored_work) <= ATTENTION_WORK_BYTES, "stored_work must fit");
     volatile stored_work *const stored = (volatile stored_work *)(statistics + 2 * 8 * QUERIES);
     if (threadIdx.x == 0) {
         stored->b = s.b, stored->q_first_row = s.q_first_row, stored->Tq = s.Tq, stored->Tk = s.Tk,

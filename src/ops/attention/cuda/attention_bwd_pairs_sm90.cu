@@ -148,13 +148,13 @@ static __device__ void write_dq(const attention_bwd_call &c, pair_memory<COLUMNS
             if (DETERMINISTIC) {
                 before = dq_position_of<QUERIES, false, PAIR_KEYS>(c, w, at.tile).before;
                 if (before > 0)
-                    wait_for_earlier_blocks(c, accum_tile, before);
+                    wait_for_earlier_key_blocks(c, accum_tile, before);
             }
             cot_mbarrier_wait(&s.dq_full[0], parity);
             add_dq_tile(c, accum_tile, s.dq[0], before == 0);
             cot_mbarrier_arrive(&s.dq_ready[0]);
             if (DETERMINISTIC)
-                release_next_block(c, accum_tile);
+                release_next_key_block(c, accum_tile);
         }
     }
     cot_bulk_wait();

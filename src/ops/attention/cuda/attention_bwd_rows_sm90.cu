@@ -60,22 +60,22 @@ template <typename E> static __device__ __forceinline__ float dot(const cot_word
     return sum;
 }
 
-/* Whether a block of the main kernel adds to this tile of dQ. In deterministic mode the first one stores instead, so
- * that the tile need not be cleared. */
+/* Whether a key block attends to this query tile, so that the main kernel adds to its dQ. In deterministic mode the first
+ * key block stores instead, so that the tile need not be cleared. */
 template <int QUERIES, bool GENERAL>
 static __device__ __forceinline__ bool is_visited(const attention_bwd_call &c, const attention_tile &t)
 {
     const int first_query = (int)t.tile * QUERIES;
-    attention_block_range range;
+    attention_key_block_range range;
     if (GENERAL) {
         const attention_seqlen_info s = c.sequences.seqlens[t.sequence];
-        range = attention_block_range_of(first_query, QUERIES, s.used_q, s.used_k,
-                                         attention_clamp(s.diagonal - c.left, -ATTENTION_FAR, ATTENTION_FAR),
-                                         attention_clamp(s.diagonal + c.right, -ATTENTION_FAR, ATTENTION_FAR));
+        range = attention_key_block_range_of(first_query, QUERIES, s.used_q, s.used_k,
+                                             attention_clamp(s.diagonal - c.left, -ATTENTION_FAR, ATTENTION_FAR),
+                                             attention_clamp(s.diagonal + c.right, -ATTENTION_FAR, ATTENTION_FAR));
     } else {
-        range = attention_block_range_of(first_query, QUERIES, (int)c.Tq, (int)c.Tk, -ATTENTION_FAR,
-                                         c.causal ? attention_clamp(c.diagonal, -ATTENTION_FAR, ATTENTION_FAR)
-                                                  : ATTENTION_FAR);
+        range = attention_key_block_range_of(first_query, QUERIES, (int)c.Tq, (int)c.Tk, -ATTENTION_FAR,
+                                             c.causal ? attention_clamp(c.diagonal, -ATTENTION_FAR, ATTENTION_FAR)
+                                                      : ATTENTION_FAR);
     }
     return range.last >= range.first;
 }
@@ -109,7 +109,8 @@ template <int HEAD_DIM, bool GENERAL> static __device__ __forceinline__ void pre
     cot_griddepcontrol_launch_dependents();
     if (blockIdx.x == 0 && threadIdx.x == 0 && c.key_block_counter != nullptr)
         *c.key_block_counter = 0;
-    const unsigned heads = (unsigned)c.H, tile_part = blockIdx.x / heads; /* the parts of a tile are c.H blocks apart */
+    const unsigned heads = (unsigned)c.H,
+                   tile_part = blockIdx.x / heads; /* the parts of a tile are c.H thread blocks apart */
     attention_tile t;
     if (!tile_of<GENERAL>(c, tile_part / PARTS * heads + blockIdx.x % heads, t))
         return;
@@ -219,7 +220,7 @@ static __device__ __forceinline__ void postprocess(const attention_bwd_call &c)
                            columns, c.scale, values);
 }
 
-/* dsink[h] = -sum over queries of exp(sink[h] - lse) delta, in double. A block takes a head, a thread every 256th row
+/* dsink[h] = -sum over queries of exp(sink[h] - lse) delta, in double. A thread block takes a head, a thread every 256th row
  * of a sequence. Rows beyond seqused have lse_log2 = inf. */
 KERNEL attention_bwd_dsink(const __grid_constant__ attention_bwd_call c)
 {

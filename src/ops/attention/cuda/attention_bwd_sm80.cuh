@@ -5,9 +5,11 @@
  * Two passes. Each thread block owns the sums that it computes, so the order of thread blocks does not matter. Both passes
  * read lse and delta, which a kernel before them writes.
  *
- *   dq        a block takes queries of a head and loops over keys:      S = Q K^T   dP = dO V^T   dQ += dS K
- *   dk, dv    a block takes keys of a key-value head and loops over     S^T = K Q^T   dP^T = V dO^T
- *             the group's heads and their queries, in this order:       dV += P^T dO   dK += dS^T Q
+ *   dq        a thread block takes queries of a head and loops     S = Q K^T   dP = dO V^T   dQ += dS K
+ *             over tiles of keys
+ *   dk, dv    a thread block takes keys of a key-value head and    S^T = K Q^T   dP^T = V dO^T
+ *             loops over the group's heads, and over the tiles     dV += P^T dO   dK += dS^T Q
+ *             of queries of each head
  *
  * P and dS go from one product to the next in registers. The two passes need seven products.
  * attention_bwd_one_pass_sm80.cu needs five, but adds dq in any order. */

@@ -6,7 +6,7 @@
  * loops over the tiles of queries that attend to the keys, and takes each tile for all query heads that share the
  * key-value head (the group). The first tiles of a key block are loaded while the key block before is computed. The
  * consumers store dK and dV while the dQ warpgroup works on the last tile of the key block.
- * With blocks_per_group = 2, a thread block takes one key block. The two thread blocks of a cluster divide the heads of the
+ * With thread_blocks_per_group = 2, a thread block takes one key block. The two thread blocks of a cluster divide the heads of the
  * group, and add their dK and dV at the end (reduce_over_heads). attention_bwd_pairs_sm90.cu has a kernel for most calls
  * with a full or causal mask.
  *
@@ -53,7 +53,7 @@
  * semaphore for each dQ tile counts the key blocks that have stored or added. The thread block of a key block waits
  * only for key blocks that were taken earlier.
  *
- * With STORES_DQ the last block of a tile does not add: its dq_writer loads the sums of the other blocks into the
+ * With STORES_DQ the last key block of a tile does not add: its dq_writer loads the sums of the other key blocks into the
  * stage, on the barrier `dq ready`. The dQ warpgroup adds its own dQ tile and stores dq. The kernel `postprocess`
  * is not launched.
  *
@@ -72,7 +72,7 @@
  * then arrives on the tile's full barrier. */
 #include "attention_bwd_consumer_sm90.cuh"
 
-template <int COLUMNS> using block_memory = shared_memory<COLUMNS, false>;
+template <int COLUMNS> using single_block_memory = shared_memory<COLUMNS, false>;
 
 /* The position of a key block that adds without an order: `before` is 1, so it never stores dq or a first dQ tile. */
 constexpr attention_dq_position unordered = {1, false};
@@ -82,27 +82,27 @@ constexpr attention_dq_position unordered = {1, false};
  * unfinished key block waits for none, whichever thread blocks run. A thread block that takes one key block has its index
  * in shared memory. */
 template <int COLUMNS>
-static __device__ __forceinline__ uint32_t take_key_block(const attention_bwd_call &c, block_memory<COLUMNS> &s)
+static __device__ __forceinline__ uint32_t take_key_block(const attention_bwd_call &c, single_block_memory<COLUMNS> &s)
 {
-    if (c.key_block_counter != nullptr && c.blocks_per_group == 1)
+    if (c.key_block_counter != nullptr && c.thread_blocks_per_group == 1)
         return atomicAdd(c.key_block_counter, 1);
     const uint32_t own = s.own_key_block;
     s.own_key_block = UINT32_MAX;
     return own;
 }
 
-/* With blocks_per_group = 2, a block of the cluster takes half of the group's heads. */
+/* With thread_blocks_per_group = 2, a thread block of the cluster takes half of the group's heads. */
 static __device__ __forceinline__ void take_heads(const attention_bwd_call &c, attention_work &w)
 {
-    w.heads /= (int)c.blocks_per_group;
-    w.first_head += (int)(blockIdx.x % c.blocks_per_group) * w.heads;
+    w.heads /= (int)c.thread_blocks_per_group;
+    w.first_head += (int)(blockIdx.x % c.thread_blocks_per_group) * w.heads;
 }
 
 /* The producer of the plain versions. Executed by one thread. Stages and parities are computed from stage_step in each
  * step, because the thread has too few registers to keep them. */
-template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_mapped &m, block_memory<COLUMNS> &s)
+template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_mapped &m, single_block_memory<COLUMNS> &s)
 {
-    constexpr int COLUMN_PANELS = COLUMNS / 64, QUERIES = block_memory<COLUMNS>::QUERIES;
+    constexpr int COLUMN_PANELS = COLUMNS / 64, QUERIES = single_block_memory<COLUMNS>::QUERIES;
     const attention_bwd_call &c = m.call;
     /* Waits for the call's earlier kernels, which clear the counter, and write lse_log2 and delta. */
     cot_griddepcontrol_wait();
@@ -164,9 +164,9 @@ static __device__ __forceinline__ void wait_and_clear(uint64_t *uncleared_full, 
 
 /* The producer of the GENERAL versions. A whole warp executes it, to clear rows of other sequences. */
 template <int COLUMNS>
-static __device__ void load_tiles_general(const attention_bwd_mapped &m, block_memory<COLUMNS> &s)
+static __device__ void load_tiles_general(const attention_bwd_mapped &m, single_block_memory<COLUMNS> &s)
 {
-    constexpr int COLUMN_PANELS = COLUMNS / 64, QUERIES = block_memory<COLUMNS>::QUERIES;
+    constexpr int COLUMN_PANELS = COLUMNS / 64, QUERIES = single_block_memory<COLUMNS>::QUERIES;
     const attention_bwd_call &c = m.call;
     const bool leader = threadIdx.x == 0;
     cot_griddepcontrol_wait();
@@ -207,7 +207,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, block_m
                 cot_tma_load_4d(s.lse_log2[q_stage], &m.statistics, 0, row, 0, 0, q_barrier);
             }
             if (!clean)
-                wait_and_clear<block_memory<COLUMNS>::Q_PANEL_BYTES, COLUMN_PANELS>(
+                wait_and_clear<single_block_memory<COLUMNS>::Q_PANEL_BYTES, COLUMN_PANELS>(
                     s.uncleared_full, uncleared_parity, s.q[q_stage], used, &s.q_full[q_stage]);
             cot_mbarrier_wait(&s.dout_empty[dout_stage], parity_of<ATTENTION_DOUT_STAGES>(stage_step) ^ 1);
             if (leader) {
@@ -217,7 +217,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, block_m
                 cot_tma_load_4d(s.delta[dout_stage], &m.statistics, 0, first_delta_row + row, 0, 0, dout_barrier);
             }
             if (!clean)
-                wait_and_clear<block_memory<COLUMNS>::Q_PANEL_BYTES, COLUMN_PANELS>(
+                wait_and_clear<single_block_memory<COLUMNS>::Q_PANEL_BYTES, COLUMN_PANELS>(
                     s.uncleared_full, uncleared_parity, s.dout[dout_stage], used, &s.dout_full[dout_stage]);
             if (step > 0)
                 continue;
@@ -227,7 +227,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, block_m
                 begin_loading_keys(s, n, kv_barrier);
                 load_keys(m, s, w, w.k_first_row + w.first_key, kv_barrier);
             }
-            static_assert(offsetof(block_memory<COLUMNS>, v) == sizeof s.k, "V follows K: one call clears both");
+            static_assert(offsetof(single_block_memory<COLUMNS>, v) == sizeof s.k, "V follows K: one call clears both");
             if (!keys_are_clean)
                 wait_and_clear<2 * SQUARE_BYTES, 2 * COLUMN_PANELS>(s.uncleared_full, uncleared_parity,
                                                                     (unsigned char(*)[2 * SQUARE_BYTES]) s.k,
@@ -242,23 +242,23 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, block_m
 
 /* A dq_writer: adds the dQ tiles of one dQ stage to memory. There is one writer for each stage: before a writer
  * increments the semaphore, it waits until the sums are in memory, which takes about one step. If STORES_DQ, the last
- * block of a tile does not add: its writer loads the sums of the other blocks into the stage, and the dQ warpgroup
+ * key block of a tile does not add: its writer loads the sums of the other key blocks into the stage, and the dQ warpgroup
  * stores dQ.
  *   dq_tile_index index of the dQ tile in the key block: step * DQ_TILES + its number in the step. On return: that of
  *                 the stage's first dQ tile in the next key block
  *   parity        of `dq full` for the stage's next dQ tile
  *   accum_tile    index of the dQ tile in dq_accum */
 template <int COLUMNS, bool GENERAL, bool DETERMINISTIC, bool STORES_DQ>
-static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd_mapped &m, block_memory<COLUMNS> &s,
-                                                             const attention_work &w, int stage, int &dq_tile_index,
-                                                             uint32_t &parity)
+static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd_mapped &m,
+                                                             single_block_memory<COLUMNS> &s, const attention_work &w,
+                                                             int stage, int &dq_tile_index, uint32_t &parity)
 {
-    constexpr int DQ_TILES = block_memory<COLUMNS>::DQ_TILES;
+    constexpr int DQ_TILES = single_block_memory<COLUMNS>::DQ_TILES;
     const attention_bwd_call &c = m.call;
     const int end = step_count(w) * DQ_TILES;
     const auto position_of = [&](int dq_tile_index) {
         const int tile = tile_of(c, w, dq_tile_index / DQ_TILES);
-        return DETERMINISTIC ? dq_position_of<block_memory<COLUMNS>::QUERIES, GENERAL>(c, w, tile) : unordered;
+        return DETERMINISTIC ? dq_position_of<single_block_memory<COLUMNS>::QUERIES, GENERAL>(c, w, tile) : unordered;
     };
     const auto is_final = [&](const attention_dq_position &position) { return STORES_DQ && position.last; };
     bool next_is_released = false; /* whether dq_ready has its arrival for the stage's next dQ tile */
@@ -271,7 +271,7 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
         if (!loads_sums && !next_is_released) /* before the wait: the dQ warpgroup may stage the dQ tile */
             cot_mbarrier_arrive(&s.dq_ready[stage]);
         if (DETERMINISTIC && position.before > 0)
-            wait_for_earlier_blocks(c, accum_tile, position.before);
+            wait_for_earlier_key_blocks(c, accum_tile, position.before);
         if (loads_sums) {
             cot_mbarrier_arrive_expect(&s.dq_ready[stage], sizeof s.dq[stage]);
             cot_tma_load_4d(s.dq[stage], &m.dq_accum, 0, (int)(accum_tile * (ATTENTION_DQ_TILE / 64)), 0, 0,
@@ -286,16 +286,16 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
             const attention_dq_position next = position_of(dq_tile_index + ATTENTION_DQ_STAGES);
             next_is_released = !is_final(next) || next.before == 0;
         }
-        if (next_is_released) /* before release_next_block, which waits until the sums are in memory */
+        if (next_is_released) /* before release_next_key_block, which waits until the sums are in memory */
             cot_mbarrier_arrive(&s.dq_ready[stage]);
         if (DETERMINISTIC)
-            release_next_block(c, accum_tile);
+            release_next_key_block(c, accum_tile);
     }
     dq_tile_index -= end;
 }
 
 template <int COLUMNS, bool GENERAL, bool DETERMINISTIC, bool STORES_DQ>
-static __device__ void write_dq(const attention_bwd_mapped &m, block_memory<COLUMNS> &s, int stage)
+static __device__ void write_dq(const attention_bwd_mapped &m, single_block_memory<COLUMNS> &s, int stage)
 {
     uint32_t parity = 0;
     int dq_tile_index = stage;
@@ -315,7 +315,7 @@ static __device__ void write_dq(const attention_bwd_mapped &m, block_memory<COLU
 /* Computes tile number `dq_tile` of dQ = dS K. The sum is over the keys of consumers first_consumer to last_consumer.
  * Waits on `dq ready` of the stage while the products run. */
 template <typename E, int COLUMNS>
-static __device__ __forceinline__ void compute_dq_tile(block_memory<COLUMNS> &s, float (&acc)[32], uint32_t ds,
+static __device__ __forceinline__ void compute_dq_tile(single_block_memory<COLUMNS> &s, float (&acc)[32], uint32_t ds,
                                                        int dq_tile, int first_consumer, int last_consumer,
                                                        uint64_t *ready, uint32_t parity)
 {
@@ -336,15 +336,15 @@ static __device__ __forceinline__ void compute_dq_tile(block_memory<COLUMNS> &s,
     cot_wgmma_wait<0>();
 }
 
-/* The dQ warpgroup stages dQ tiles for the dq_writers. If STORES_DQ and this block is the last of the tile, the
+/* The dQ warpgroup stages dQ tiles for the dq_writers. If STORES_DQ and this key block is the last of the tile, the
  * warpgroup adds the sums that the writer has loaded, and stores dq. */
 template <typename E, int COLUMNS, bool GENERAL, bool STORES_DQ>
-static __device__ __forceinline__ void compute_dq_of_key_block(const attention_bwd_call &c, block_memory<COLUMNS> &s,
-                                                               const attention_work &w,
+static __device__ __forceinline__ void compute_dq_of_key_block(const attention_bwd_call &c,
+                                                               single_block_memory<COLUMNS> &s, const attention_work &w,
                                                                cot_pipeline_state<ATTENTION_DS_STAGES> &ds,
                                                                cot_pipeline_state<ATTENTION_DQ_STAGES> &dq)
 {
-    constexpr int DQ_TILES = block_memory<COLUMNS>::DQ_TILES, QUERIES = block_memory<COLUMNS>::QUERIES;
+    constexpr int DQ_TILES = single_block_memory<COLUMNS>::DQ_TILES, QUERIES = single_block_memory<COLUMNS>::QUERIES;
     const int lane = threadIdx.x % WARP;
     float acc[32];
     const int steps = step_count(w);
@@ -393,7 +393,7 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
 }
 
 template <typename E, int COLUMNS, bool GENERAL, bool STORES_DQ>
-static __device__ void compute_dq(const attention_bwd_call &c, block_memory<COLUMNS> &s)
+static __device__ void compute_dq(const attention_bwd_call &c, single_block_memory<COLUMNS> &s)
 {
     cot_pipeline_state<ATTENTION_DS_STAGES> ds;
     cot_pipeline_state<ATTENTION_DQ_STAGES> dq;
@@ -409,16 +409,16 @@ static __device__ void compute_dq(const attention_bwd_call &c, block_memory<COLU
 template <typename E, int COLUMNS, bool GENERAL, bool SOFTCAP, bool STORES_DQ>
 static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
 {
-    block_memory<COLUMNS> &s = *(block_memory<COLUMNS> *)attention_memory;
+    single_block_memory<COLUMNS> &s = *(single_block_memory<COLUMNS> *)attention_memory;
     static_assert(sizeof s <= ATTENTION_BWD_SHARED_BYTES(COLUMNS), "what the host allots");
     const attention_bwd_call &c = m.call;
     uint32_t key_block = blockIdx.x;
-    if (c.blocks_per_group > 1) {
+    if (c.thread_blocks_per_group > 1) {
         key_block = take_key_block_of_cluster(c, s.ticket);
         if (GENERAL) {
             cot_griddepcontrol_wait(); /* for the kernel that writes seqlens */
-            /* Beyond the last key block. Both blocks of a cluster take part in the reduction, or none. */
-            if (key_block >= (uint32_t)c.sequences.seqlens[c.sequences.count].first_block * (uint32_t)c.Hkv)
+            /* Beyond the last key block. Both thread blocks of a cluster take part in the reduction, or none. */
+            if (key_block >= (uint32_t)c.sequences.seqlens[c.sequences.count].first_key_block * (uint32_t)c.Hkv)
                 return;
         }
     }

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
- * attention_bwd_sm90.cuh: device code that the backward kernels for Hopper share: work of a block, wgmma products of 64
- * rows, masks, and stores of dQ, dK and dV.
+ * attention_bwd_sm90.cuh: device code that the backward kernels for Hopper share: the work of a key block, wgmma products
+ * of 64 rows, masks, and stores of dQ, dK and dV.
  *
- * In this file a *block* is a key block, 128 keys of a key-value head, if it is not called a thread block.
+ * A *key block* is 128 keys of a key-value head. A *block* alone is a thread block. In the kernel by pairs a unit of work
+ * is a pair of key blocks (WORK_KEYS = 256).
  *
  * Names in these kernels: m are the arguments of the launch (attention_bwd_mapped: tensor maps and c), c is the call, w
- * the work of the block, s the shared memory. `statistics` are lse_log2 and scaled_delta, one row for each query tile. */
+ * the work of the key block, s the shared memory. `statistics` are lse_log2 and scaled_delta, one row for each query tile. */
 #ifndef COT_ATTENTION_BWD_SM90_CUH
 #define COT_ATTENTION_BWD_SM90_CUH
 
@@ -34,17 +35,17 @@ template <int STAGES> static __device__ __forceinline__ uint32_t parity_of(uint3
 
 /* The work of a key block: `tile_count` query tiles, from first_tile on by steps of tile_step, which is 1 or -1, and for
  * each tile the query heads first_head .. first_head + heads - 1. These are the heads that share the key-value head (the
- * group), or with blocks_per_group = 2 half of them. */
+ * group), or with thread_blocks_per_group = 2 half of them. */
 struct attention_work {
     int b, kv_head, first_head, heads, first_key, tile_count, first_tile, tile_step;
-    /* Only if GENERAL: the block's sequence, as rows of the tensors' views. */
+    /* Only if GENERAL: the sequence of the keys, as rows of the tensors' views. */
     int q_first_row, used_q, k_first_row, k_rows, used_k;
     int window_first, window_last;      /* offsets: query i attends to keys i + window_first .. i + window_last */
     int statistics_row, tiles_per_head; /* first row of lse_log2 for this sequence, rows of one head */
-    bool keys_ascend;                   /* only if not GENERAL: the order of blocks, see work_of */
+    bool keys_ascend;                   /* only if not GENERAL: the order of key blocks, see work_of */
 };
 
-/* Whether the key blocks of this block's section ascend, see work_of. */
+/* Whether the key blocks of this section are taken by ascending keys, see work_of. */
 template <bool GENERAL>
 static __device__ __forceinline__ bool has_ascending_keys(const attention_bwd_call &c, const attention_work &w)
 {
@@ -62,19 +63,20 @@ static __device__ __forceinline__ void set_tiles(attention_work &w, int begin, i
  * a section the key block is the slower index and the head the faster one. docs/kernels/attention_bwd_order.md has an
  * example. The order of the key blocks:
  *
- *   ascending    from section c.first_ascending_section on. Under a causal mask the longest blocks (most tiles) are first.
- *                With c.descending_tiles a block takes its tiles in descending order
- *   descending   in the sections before. Each block takes its tiles in ascending order. Under a causal mask the shortest
- *                blocks are first, and a block begins at an earlier query tile than the block that adds before it. It
- *                reaches each later tile after that block has, so it does not wait in deterministic mode */
-template <int QUERIES, int BLOCK_KEYS = KEYS>
+ *   ascending    from section c.first_ascending_section on. Under a causal mask the longest key blocks (most tiles) are
+ *                first. With c.descending_tiles the tiles of a key block are taken in descending order
+ *   descending   in the sections before. The tiles of each key block are taken in ascending order. Under a causal mask the
+ *                shortest key blocks are first. A key block then begins at an earlier query tile than the key block that
+ *                adds to dQ before it. It reaches each later tile after that key block did, so in deterministic mode it
+ *                does not wait */
+template <int QUERIES, int WORK_KEYS = KEYS>
 static __device__ __forceinline__ attention_work work_of(const attention_bwd_call &c, unsigned number)
 {
-    const unsigned kv_heads = (unsigned)(c.B * c.Hkv), blocks = (unsigned)((c.Tk + BLOCK_KEYS - 1) / BLOCK_KEYS);
-    const unsigned section = number / (blocks * (unsigned)c.heads_per_section),
+    const unsigned kv_heads = (unsigned)(c.B * c.Hkv), key_blocks = (unsigned)((c.Tk + WORK_KEYS - 1) / WORK_KEYS);
+    const unsigned section = number / (key_blocks * (unsigned)c.heads_per_section),
                    section_head = section * (unsigned)c.heads_per_section;
     const unsigned section_heads = min((unsigned)c.heads_per_section, kv_heads - section_head),
-                   index = number - section_head * blocks;
+                   index = number - section_head * key_blocks;
     const unsigned head = section_head + index % section_heads;
     attention_work w;
     w.b = (int)(head / (unsigned)c.Hkv);
@@ -83,7 +85,7 @@ static __device__ __forceinline__ attention_work work_of(const attention_bwd_cal
     w.first_head = w.kv_head * w.heads;
     w.keys_ascend = section >= (unsigned)c.first_ascending_section;
     const unsigned key_block = index / section_heads;
-    w.first_key = (int)(w.keys_ascend ? key_block : blocks - 1 - key_block) * BLOCK_KEYS;
+    w.first_key = (int)(w.keys_ascend ? key_block : key_blocks - 1 - key_block) * WORK_KEYS;
     const int64_t first_query = w.first_key - c.diagonal;
     const int64_t begin = c.causal && first_query > 0 ? first_query / QUERIES : 0;
     set_tiles(w, first_query < c.Tq || !c.causal ? (int)begin : (int)c.tiles_per_head, (int)c.tiles_per_head,
@@ -91,30 +93,30 @@ static __device__ __forceinline__ attention_work work_of(const attention_bwd_cal
     return w;
 }
 
-/* For sequences of different lengths, and for windows. Blocks are numbered sequence by sequence, and inside a sequence
- * as in work_of: with descending keys and ascending tiles in deterministic mode, else the reverse. Returns false if the
- * grid has more blocks than there is work. */
+/* For sequences of different lengths, and for windows. Key blocks are numbered sequence by sequence, and inside a sequence
+ * as in work_of: with descending keys and ascending tiles in deterministic mode, else with ascending keys and descending
+ * tiles. Returns false if `number` is not below the number of key blocks. */
 template <int QUERIES>
 static __device__ __forceinline__ bool work_of_general(const attention_bwd_call &c, unsigned number, attention_work &w)
 {
     const attention_seqlen_info *seqlens = c.sequences.seqlens;
     const unsigned heads = (unsigned)c.Hkv;
-    if (number >= (unsigned)seqlens[c.sequences.count].first_block * heads)
+    if (number >= (unsigned)seqlens[c.sequences.count].first_key_block * heads)
         return false;
-    const int sequence = attention_sequence_at(c.sequences, &attention_seqlen_info::first_block, heads, number);
+    const int sequence = attention_sequence_at(c.sequences, &attention_seqlen_info::first_key_block, heads, number);
     const attention_seqlen_info s = seqlens[sequence];
-    const unsigned blocks = (unsigned)(seqlens[sequence + 1].first_block - s.first_block);
-    const unsigned block_in_sequence = number - (unsigned)s.first_block * heads;
-    const unsigned section = block_in_sequence / (blocks * (unsigned)c.heads_per_section),
+    const unsigned key_blocks = (unsigned)(seqlens[sequence + 1].first_key_block - s.first_key_block);
+    const unsigned number_in_sequence = number - (unsigned)s.first_key_block * heads;
+    const unsigned section = number_in_sequence / (key_blocks * (unsigned)c.heads_per_section),
                    section_head = section * (unsigned)c.heads_per_section;
     const unsigned section_heads = min((unsigned)c.heads_per_section, heads - section_head),
-                   index = block_in_sequence - section_head * blocks;
+                   index = number_in_sequence - section_head * key_blocks;
     w.b = c.sequences.packed ? 0 : sequence;
     w.kv_head = (int)(section_head + index % section_heads);
     w.heads = (int)(c.H / c.Hkv);
     w.first_head = w.kv_head * w.heads;
     const unsigned key_block = index / section_heads;
-    w.first_key = (int)(c.deterministic ? blocks - 1 - key_block : key_block) * KEYS;
+    w.first_key = (int)(c.deterministic ? key_blocks - 1 - key_block : key_block) * KEYS;
     w.q_first_row = s.q_first_row;
     w.used_q = s.used_q;
     w.k_first_row = s.k_first_row;
@@ -124,7 +126,7 @@ static __device__ __forceinline__ bool work_of_general(const attention_bwd_call 
     w.window_last = attention_clamp(s.diagonal + c.right, -ATTENTION_FAR, ATTENTION_FAR);
     w.statistics_row = s.first_tile * (int)c.H;
     w.tiles_per_head = seqlens[sequence + 1].first_tile - s.first_tile;
-    /* From the first query that attends to the block's first key to the last query that attends to its last key. */
+    /* From the first query that attends to the first key to the last query that attends to the last key. */
     const int first_query = max(w.first_key - w.window_last, 0);
     const int last_query = min(min(w.first_key + KEYS, w.used_k) - 1 - w.window_first, w.used_q - 1);
     const bool empty = w.first_key >= w.used_k || last_query < first_query;
@@ -132,7 +134,7 @@ static __device__ __forceinline__ bool work_of_general(const attention_bwd_call 
     return true;
 }
 
-/* In shared memory: the index of a cluster's key block, and the barrier that tells its arrival. */
+/* In shared memory: the index of a cluster's key block, and the barrier that completes when the index has arrived. */
 struct cluster_ticket {
     uint4 key_block; /* its first word */
     uint64_t full;
@@ -145,7 +147,7 @@ static __device__ __forceinline__ uint32_t take_key_block_of_cluster(const atten
                                                                      cluster_ticket &ticket)
 {
     const bool counts = c.key_block_counter != nullptr, takes = counts && blockIdx.x % 2 == 0 && threadIdx.x == 0;
-    uint32_t block = 0;
+    uint32_t key_block = 0;
     if (counts && threadIdx.x == 0) {
         cot_mbarrier_init(&ticket.full, 1);
         cot_mbarrier_init_fence();
@@ -155,7 +157,7 @@ static __device__ __forceinline__ uint32_t take_key_block_of_cluster(const atten
     cot_cluster_arrive();
     if (takes) {
         cot_griddepcontrol_wait(); /* for the kernel that clears the counter */
-        block = atomicAdd(c.key_block_counter, 1);
+        key_block = atomicAdd(c.key_block_counter, 1);
     }
     __syncwarp();
     cot_cluster_wait(); /* the peer's barrier is initialised */
@@ -164,23 +166,23 @@ static __device__ __forceinline__ uint32_t take_key_block_of_cluster(const atten
     if (takes)
         for (uint32_t rank = 0; rank < 2; rank++)
             cot_store_async(cot_mapa(cot_shared_address(&ticket.key_block), rank),
-                            cot_mapa(cot_shared_address(&ticket.full), rank), block, 0, 0, 0);
+                            cot_mapa(cot_shared_address(&ticket.full), rank), key_block, 0, 0, 0);
     cot_mbarrier_wait(&ticket.full, 0);
     return *(volatile uint32_t *)&ticket.key_block.x;
 }
 
-/* One step of a block: query head h of the group, and a query tile. */
+/* One step of a key block: query head h of the group, and a query tile. */
 struct attention_step {
     int h, tile;
 };
 
-/* A block takes all heads of a tile before its next tile. So the blocks of a key-value head stay at the same tiles, and
- * the L2 cache holds what they read and add to. With one head after the other, blocks of a causal mask drift apart,
- * because they have different numbers of tiles. */
+/* Step `step` of a key block: all heads of a tile come before its next tile. So the key blocks of a key-value head stay at
+ * the same tiles, and the L2 cache holds what they read and add to. With one head after the other, the key blocks of a
+ * causal mask would drift apart, because they have different numbers of tiles. */
 static __device__ __forceinline__ attention_step step_of(const attention_bwd_call &c, const attention_work &w, int step)
 {
-    const int i = (int)__umulhi(2 * (uint32_t)step,
-                                c.inverse_heads); /* step / heads: exact, see the refusal in attention_sm90_launch.h */
+    const int i =
+        (int)__umulhi(2 * (uint32_t)step, c.inverse_heads); /* step / heads: exact, see attention_bwd_sm90_refusal */
     return {step - i * w.heads, w.first_tile + w.tile_step * i};
 }
 
@@ -189,7 +191,7 @@ static __device__ __forceinline__ int tile_of(const attention_bwd_call &c, const
     return step_of(c, w, step).tile;
 }
 
-/* Steps of a block: its tiles, each for all heads of the group. */
+/* Steps of a key block: its tiles, each for all heads of the group. */
 static __device__ __forceinline__ int step_count(const attention_work &w)
 {
     return w.heads * w.tile_count;
@@ -205,26 +207,27 @@ static __device__ __forceinline__ int64_t statistics_row_of(const attention_bwd_
     return ((int64_t)w.b * c.H + w.first_head + h) * c.tiles_per_head;
 }
 
-/* The position of a block in the order in which blocks add to a query tile of dQ, in deterministic mode. */
+/* The position of a key block (in the kernel by pairs: of a pair) in the order in which key blocks add to a query tile of
+ * dQ, in deterministic mode. */
 struct attention_dq_position {
-    uint32_t before; /* blocks that add before it */
+    uint32_t before; /* key blocks that add before it */
     bool last;
 };
 
-template <int QUERIES, bool GENERAL, int BLOCK_KEYS = KEYS>
+template <int QUERIES, bool GENERAL, int WORK_KEYS = KEYS>
 static __device__ __forceinline__ attention_dq_position dq_position_of(const attention_bwd_call &c,
                                                                        const attention_work &w, int tile)
 {
     const int window_last = GENERAL    ? w.window_last
                             : c.causal ? attention_clamp(c.diagonal, -ATTENTION_FAR, ATTENTION_FAR)
                                        : ATTENTION_FAR;
-    const attention_block_range range = attention_block_range_of(
+    const attention_key_block_range range = attention_key_block_range_of(
         tile * QUERIES, QUERIES, GENERAL ? w.used_q : (int)c.Tq, GENERAL ? w.used_k : (int)c.Tk,
-        GENERAL ? w.window_first : -ATTENTION_FAR, window_last, BLOCK_KEYS);
-    const int block = w.first_key / BLOCK_KEYS;
+        GENERAL ? w.window_first : -ATTENTION_FAR, window_last, WORK_KEYS);
+    const int key_block = w.first_key / WORK_KEYS;
     const bool ascending = has_ascending_keys<GENERAL>(c, w);
-    return {(uint32_t)(ascending ? block - range.first : range.last - block),
-            block == (ascending ? range.last : range.first)};
+    return {(uint32_t)(ascending ? key_block - range.first : range.last - key_block),
+            key_block == (ascending ? range.last : range.first)};
 }
 
 /* Issues acc = A B^T, for S^T = K Q^T and dP^T = V dO^T. A has 64 rows (keys) and B 2 N rows (queries): a thread has N
@@ -330,10 +333,10 @@ static __device__ __forceinline__ void stage_dq_tile(float *dq, const float (&ac
         cot_mbarrier_arrive(full);
 }
 
-/* Waits until all blocks before this one have added to the dQ tile: then its semaphore equals `before`. accum_tile:
+/* Waits until all key blocks before this one have added to the dQ tile: then its semaphore equals `before`. accum_tile:
  * index of the dQ tile in dq_accum. */
-static __device__ __forceinline__ void wait_for_earlier_blocks(const attention_bwd_call &c, int64_t accum_tile,
-                                                               uint32_t before)
+static __device__ __forceinline__ void wait_for_earlier_key_blocks(const attention_bwd_call &c, int64_t accum_tile,
+                                                                   uint32_t before)
 {
     while (cot_load_acquire(c.dq_semaphore + accum_tile) != before)
         ;
@@ -351,7 +354,7 @@ static __device__ __forceinline__ void add_staged_dq_tile(float (&acc)[32], cons
     }
 }
 
-/* Adds a staged dQ tile to dq_accum. If `store` (the first block of a tile in deterministic mode), it stores the dQ
+/* Adds a staged dQ tile to dq_accum. If `store` (the first key block of a tile in deterministic mode), it stores the dQ
  * tile instead. Waits until the stage has been read. */
 static __device__ __forceinline__ void add_dq_tile(const attention_bwd_call &c, int64_t accum_tile, const float *dq,
                                                    bool store)
@@ -365,8 +368,8 @@ static __device__ __forceinline__ void add_dq_tile(const attention_bwd_call &c, 
     cot_bulk_wait_read();
 }
 
-/* Increments the semaphore of a dQ tile when this block's sums are in memory. */
-static __device__ __forceinline__ void release_next_block(const attention_bwd_call &c, int64_t accum_tile)
+/* Increments the semaphore of a dQ tile when the sums of this key block are in memory. */
+static __device__ __forceinline__ void release_next_key_block(const attention_bwd_call &c, int64_t accum_tile)
 {
     cot_bulk_wait();
     cot_add_release(c.dq_semaphore + accum_tile, 1);
@@ -381,7 +384,7 @@ static __device__ __forceinline__ uint32_t fragment_address(const unsigned char 
     return cot_shared_address(tile) + row * 128 + (unit ^ lane % 8) * 16;
 }
 
-/* The rows of dK or dV of this block's sequence and head. */
+/* The rows of dK or dV of this key block's sequence and head. */
 template <bool GENERAL>
 static __device__ __forceinline__ attention_rows_out key_rows_out(const attention_bwd_call &c,
                                                                   const attention_array &out, const attention_work &w)

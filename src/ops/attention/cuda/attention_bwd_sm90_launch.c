@@ -28,13 +28,13 @@ typedef struct backward_kernels {
             {image, "attention_bwd_" #dtype "_sm90_" #main_size, shared_bytes},                    \
             {cot_image_attention_bwd_rows_sm90, "attention_bwd_postprocess_" #dtype "_" #size, 0}, \
     }
-#define BLOCK_KERNELS(dtype, size, main_size, columns) \
+#define SINGLE_BLOCK_KERNELS(dtype, size, main_size, columns) \
     KERNELS(dtype, size, main_size, cot_image_attention_bwd_sm90, ATTENTION_BWD_SHARED_BYTES(columns))
 #define CLUSTER_KERNELS(dtype, size, main_size, d, d_v) \
     KERNELS(dtype, size, main_size, cot_image_attention_bwd_cluster_sm90, ATTENTION_CLUSTER_SHARED_BYTES(d, d_v))
 #define VERSION_OF(dtype, first, rows_suffix, suffix)                                                         \
-    [first + SIZE_64] = BLOCK_KERNELS(dtype, d64##rows_suffix, d64##suffix, 64),                              \
-             [first + SIZE_128] = BLOCK_KERNELS(dtype, d128##rows_suffix, d128##suffix, 128),                 \
+    [first + SIZE_64] = SINGLE_BLOCK_KERNELS(dtype, d64##rows_suffix, d64##suffix, 64),                       \
+             [first + SIZE_128] = SINGLE_BLOCK_KERNELS(dtype, d128##rows_suffix, d128##suffix, 128),          \
              [first + SIZE_192_128] = CLUSTER_KERNELS(dtype, d192##rows_suffix, d192_v128##suffix, 192, 128), \
              [first + SIZE_192] = CLUSTER_KERNELS(dtype, d192##rows_suffix, d192##suffix, 192, 192),          \
              [first + SIZE_256] = CLUSTER_KERNELS(dtype, d256##rows_suffix, d256##suffix, 256, 256)
@@ -129,16 +129,16 @@ static attention_bwd_softcap backward_softcap(const attention_sizes *z)
     return cap;
 }
 
-/* The order of blocks and of their additions to dq: see work_of in attention_bwd_sm90.cuh. `descending_tiles`: the
- * blocks of sections with ascending keys take their tiles in descending order. `stores_dq`: the main kernel stores dq,
- * as 16-bit vectors. `pairs`: the main kernel is that of attention_bwd_pairs_sm90.cu. */
-typedef struct block_order {
+/* The order of key blocks and of their additions to dq: see work_of in attention_bwd_sm90.cuh. `descending_tiles`: in
+ * sections with ascending keys, the tiles of a key block are taken in descending order. `stores_dq`: the main kernel stores
+ * dq, as 16-bit vectors. `pairs`: the main kernel is that of attention_bwd_pairs_sm90.cu. */
+typedef struct key_block_order {
     bool deterministic, descending_tiles, stores_dq, pairs;
     int32_t heads_per_section, first_ascending_section;
-} block_order;
+} key_block_order;
 
-/* Whether q, dout and dq of one head exceed 24 MB, half of the L2 cache of an H100 or H200. Then the blocks of a head
- * must work on nearby tiles of queries, or the tiles leave the cache. At 64 columns the limit is 48 MB, because the
+/* Whether q, dout and dq of one head exceed 24 MB, half of the L2 cache of an H100 or H200. Then the key blocks of a
+ * head must work on nearby tiles of queries, or the tiles leave the cache. At 64 columns the limit is 48 MB, because the
  * order for long sequences costs more there. */
 static bool is_long(const attention_sizes *z, int64_t columns)
 {
@@ -147,25 +147,25 @@ static bool is_long(const attention_sizes *z, int64_t columns)
 }
 
 /* Not called for the _general and _softcap versions: their nondeterministic mode is always faster. */
-static bool is_nondeterministic_faster(const attention_sizes *z, int64_t columns, int64_t blocks)
+static bool is_nondeterministic_faster(const attention_sizes *z, int64_t columns, int64_t key_blocks)
 {
     const bool causal = z->right == 0;
     if (z->H != z->Hkv)
         return !causal || columns > 128 || z->Hkv == 1;
     if (causal)
-        return columns == 64 ? is_long(z, columns) : blocks >= 128;
-    return columns <= 128 && blocks >= (columns == 128 ? 32 : 128);
+        return columns == 64 ? is_long(z, columns) : key_blocks >= 128;
+    return columns <= 128 && key_blocks >= (columns == 128 ? 32 : 128);
 }
 
 /* Whether two thread blocks take a pair of key blocks. Under a causal mask, one of them computes masked tiles. An odd
  * number of key blocks leaves half of a pair without keys. */
-static bool takes_pairs(const attention_sizes *z, int64_t columns, int64_t blocks, bool deterministic)
+static bool takes_pairs(const attention_sizes *z, int64_t columns, int64_t key_blocks, bool deterministic)
 {
-    if (columns > 128 || z->Tq == 0 || (blocks % 2 != 0 && blocks < 64))
+    if (columns > 128 || z->Tq == 0 || (key_blocks % 2 != 0 && key_blocks < 64))
         return false;
     if (z->right == 0)
-        return z->H == z->Hkv && blocks >= (columns == 64 ? 128 : 32);
-    return blocks >= (columns == 64 ? 16 : 4) && !(deterministic && is_long(z, columns));
+        return z->H == z->Hkv && key_blocks >= (columns == 64 ? 128 : 32);
+    return key_blocks >= (columns == 64 ? 16 : 4) && !(deterministic && is_long(z, columns));
 }
 
 static int32_t store_of(const attention_problem *p, const cot_tensor *gradient)
@@ -178,27 +178,27 @@ static int32_t store_of(const attention_problem *p, const cot_tensor *gradient)
 }
 
 /* Chosen by measurements on an H200 and an H100. docs/kernels/attention_bwd_order.md has tables of these branches and
- * their reasons. docs/experiments/attention.md has the figures. A section of few heads keeps blocks that add to the
- * same rows of dq together, and their rows in the L2 cache. A section of many heads starts them at different times, so
- * that a block of a full mask need not wait for the block that adds before it. */
-static block_order block_order_of(const attention_problem *p, bool general, int64_t columns)
+ * their reasons. docs/experiments/attention.md has the figures. A section of few heads keeps key blocks that add to
+ * the same rows of dq together, and their rows in the L2 cache. A section of many heads starts them at different times, so
+ * that a key block of a full mask need not wait for the key block that adds before it. */
+static key_block_order key_block_order_of(const attention_problem *p, bool general, int64_t columns)
 {
     const attention_sizes *z = &p->sizes;
     const bool causal = z->right == 0, is_wide = columns > 128, grouped = z->H != z->Hkv;
     const bool long_heads = is_long(z, columns);
-    const int64_t blocks = cot_max(cot_ceil_div(z->Tk, ATTENTION_BWD_KEYS), 1), heads = cot_mul(z->B, z->Hkv);
+    const int64_t key_blocks = cot_max(cot_ceil_div(z->Tk, ATTENTION_BWD_KEYS), 1), heads = cot_mul(z->B, z->Hkv);
     if (general) { /* it has one order for each mode */
-        block_order order = {.deterministic = !p->allow_nondeterminism, .heads_per_section = 4};
+        key_block_order order = {.deterministic = !p->allow_nondeterminism, .heads_per_section = 4};
         if (z->softcap > 0 && !is_wide)
             order.heads_per_section = columns == 64 ? 32 : 8;
         else if (!order.deterministic && !is_wide)
             order.heads_per_section = 8;
         return order;
     }
-    if (p->allow_nondeterminism && is_nondeterministic_faster(z, columns, blocks)) {
-        block_order order = {.heads_per_section = 2,
-                             .descending_tiles = causal && grouped,
-                             .pairs = takes_pairs(z, columns, blocks, false)};
+    if (p->allow_nondeterminism && is_nondeterministic_faster(z, columns, key_blocks)) {
+        key_block_order order = {.heads_per_section = 2,
+                                 .descending_tiles = causal && grouped,
+                                 .pairs = takes_pairs(z, columns, key_blocks, false)};
         if (order.pairs)
             order.heads_per_section = causal ? 4 : 1;
         else if (grouped)
@@ -208,31 +208,31 @@ static block_order block_order_of(const attention_problem *p, bool general, int6
         return order;
     }
     const bool vector_dq = store_of(p, &p->dq) == ATTENTION_STORE_16_BIT;
-    const bool pairs = takes_pairs(z, columns, blocks, true);
-    block_order order = {.deterministic = true,
-                         .descending_tiles = causal,
-                         .stores_dq = columns == 64 && !grouped && vector_dq && !pairs,
-                         .pairs = pairs};
+    const bool pairs = takes_pairs(z, columns, key_blocks, true);
+    key_block_order order = {.deterministic = true,
+                             .descending_tiles = causal,
+                             .stores_dq = columns == 64 && !grouped && vector_dq && !pairs,
+                             .pairs = pairs};
     if (!causal) {
-        const int64_t short_heads = is_wide            ? 8
-                                    : pairs && grouped ? 2
-                                    : pairs            ? cot_clamp((columns == 64 ? 256 : 64) / blocks, 2, 8)
-                                    : columns == 64    ? cot_clamp(512 / blocks, 4, 32)
-                                    : blocks >= 128    ? cot_clamp(512 / blocks, 2, 4)
-                                                       : cot_clamp(128 / blocks, 8, 16);
+        const int64_t short_heads = is_wide             ? 8
+                                    : pairs && grouped  ? 2
+                                    : pairs             ? cot_clamp((columns == 64 ? 256 : 64) / key_blocks, 2, 8)
+                                    : columns == 64     ? cot_clamp(512 / key_blocks, 4, 32)
+                                    : key_blocks >= 128 ? cot_clamp(512 / key_blocks, 2, 4)
+                                                        : cot_clamp(128 / key_blocks, 8, 16);
         order.heads_per_section = long_heads ? 1 : (int32_t)short_heads;
         order.first_ascending_section = INT32_MAX;
     } else if (long_heads) {
         order.heads_per_section = grouped ? 2 : 4;
-    } else if (grouped && !is_wide) { /* divided over two blocks, see blocks_per_group_of */
+    } else if (grouped && !is_wide) { /* divided over two thread blocks, see thread_blocks_per_group_of */
         order.heads_per_section = 8;
     } else {
         const int64_t most = cot_clamp(heads / 2, 1, is_wide ? 8 : 32), least = cot_min(most, 2);
-        const int64_t section_blocks = is_wide || (columns == 128 && (pairs || blocks < 32)) ? 128 : 256;
-        const int64_t heads_per_section = cot_clamp(section_blocks / blocks, least, most);
+        const int64_t section_key_blocks = is_wide || (columns == 128 && (pairs || key_blocks < 32)) ? 128 : 256;
+        const int64_t heads_per_section = cot_clamp(section_key_blocks / key_blocks, least, most);
         order.heads_per_section = (int32_t)heads_per_section;
         order.first_ascending_section = (int32_t)(cot_ceil_div(heads, heads_per_section) - 1);
-        order.stores_dq |= columns == 128 && !grouped && blocks <= 16 && vector_dq;
+        order.stores_dq |= columns == 128 && !grouped && key_blocks <= 16 && vector_dq;
     }
     return order;
 }
@@ -240,7 +240,7 @@ static block_order block_order_of(const attention_problem *p, bool general, int6
 /* The number of thread blocks that divide the query heads of a group. They form a cluster, and add their dK and dV at the
  * end. Under a causal mask the longest key block has twice the average work. With GQA there are few key blocks, and half
  * of the GPU would wait for the longest ones. Two thread blocks for a group halve this time. Full masks gain nothing. */
-static int64_t blocks_per_group_of(const attention_sizes *z, int64_t columns)
+static int64_t thread_blocks_per_group_of(const attention_sizes *z, int64_t columns)
 {
     const int64_t group = z->H / cot_max(z->Hkv, 1);
     return columns <= 128 && z->right == 0 && group % 2 == 0 ? 2 : 1;
@@ -256,16 +256,16 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
     const int64_t columns = plan->columns;
     const backward_kernels *kernels = &kernel_table[kernels_index(z, general)];
     const unsigned key_split_blocks =
-        columns > 128 ? ATTENTION_CLUSTER_BLOCKS : 1;            /* that share ATTENTION_BWD_KEYS keys */
+        columns > 128 ? ATTENTION_CLUSTER_BLOCKS : 1;            /* thread blocks that share a key block */
     const int64_t row_lanes = columns == 192 ? 32 : columns / 8; /* lanes of preprocess for one row */
     const bool p_scaled = z->dtype == COT_F16 && columns <= 128;
-    const block_order order = block_order_of(p, general, columns);
-    const int64_t group = z->H / cot_max(z->Hkv, 1), blocks_per_group = blocks_per_group_of(z, columns);
-    const int64_t key_blocks =
-        order.pairs ? cot_ceil_div(z->Tk, 2 * ATTENTION_BWD_KEYS) * z->B * z->Hkv : attention_bwd_blocks(p) * z->Hkv;
-    const unsigned cluster_size = order.pairs ? 2 : key_split_blocks * (unsigned)blocks_per_group;
+    const key_block_order order = key_block_order_of(p, general, columns);
+    const int64_t group = z->H / cot_max(z->Hkv, 1), thread_blocks_per_group = thread_blocks_per_group_of(z, columns);
+    const int64_t key_blocks = order.pairs ? cot_ceil_div(z->Tk, 2 * ATTENTION_BWD_KEYS) * z->B * z->Hkv
+                                           : attention_bwd_key_blocks(p) * z->Hkv;
+    const unsigned cluster_size = order.pairs ? 2 : key_split_blocks * (unsigned)thread_blocks_per_group;
     /* Whether a thread block takes one key block after another. */
-    const bool is_persistent = columns <= 128 && blocks_per_group == 1 && plan->tiles > 0;
+    const bool is_persistent = columns <= 128 && thread_blocks_per_group == 1 && plan->tiles > 0;
     /* `preprocess` clears the counter, and is launched only if there are queries. In the nondeterministic mode key blocks do
      * not wait, and clusters take them by the index of the cluster. */
     const bool counts_key_blocks = is_persistent || (order.deterministic && plan->tiles > 0);
@@ -282,9 +282,9 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             .d_qk = z->d_qk,
             .d_v = z->d_v,
             .tiles_per_head = cot_ceil_div(z->Tq, plan->queries),
-            .blocks_per_group = (uint32_t)blocks_per_group,
+            .thread_blocks_per_group = (uint32_t)thread_blocks_per_group,
             .key_blocks = (uint32_t)key_blocks,
-            .inverse_heads = (uint32_t)cot_ceil_div(INT64_C(1) << 31, cot_max(group / blocks_per_group, 1)),
+            .inverse_heads = (uint32_t)cot_ceil_div(INT64_C(1) << 31, cot_max(group / thread_blocks_per_group, 1)),
             .queries = (int32_t)plan->queries,
             .diagonal = z->k_length - z->q_length + z->q_begin - z->k_begin,
             .left = z->left,
@@ -324,16 +324,16 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
         }};
     attention_sequences *sequences = &mapped.call.sequences;
     sequences->max_tiles = (int32_t)plan->head_tiles;
-    sequences->max_blocks = (int32_t)attention_bwd_blocks(p);
+    sequences->max_key_blocks = (int32_t)attention_bwd_key_blocks(p);
     sequences->tile_queries = (int32_t)plan->queries;
-    sequences->block_keys = ATTENTION_BWD_KEYS;
+    sequences->key_block_rows = ATTENTION_BWD_KEYS;
     sequences->seqlens = general ? (attention_seqlen_info *)((char *)workspace + plan->seqlens) : NULL;
     const attention_bwd_call *c = &mapped.call;
     const int64_t tiles = plan->tiles, dq_tiles = plan->dq_tiles;
     cot_status status = general ? attention_launch_prepare(queue, sequences) : COT_OK;
     if (status == COT_OK && tiles > 0)
         status = attention_launch(queue, &kernels->preprocess,
-                                  /* no remainder: a tile of any size takes whole blocks */
+                                  /* no remainder: a tile of any size takes whole thread blocks */
                                   (cot_cuda_grid){.blocks = {(unsigned)(tiles * plan->queries * row_lanes /
                                                                         (ROWS_THREADS * ATTENTION_PREPROCESS_ROWS)),
                                                              1, 1},

@@ -5,9 +5,9 @@
 
 #include <stdint.h>
 
-/* How the backward for Hopper divides the work: a block takes 128 keys, 64 for each of its two consumer warpgroups, and
- * loops over tiles of ATTENTION_BWD_QUERIES(columns) queries. Above 128 columns, a cluster of two blocks takes the 128
- * keys. */
+/* How the backward for Hopper divides the work: a thread block takes a key block of 128 keys, 64 for each of its two consumer
+ * warpgroups, and loops over tiles of ATTENTION_BWD_QUERIES(columns) queries. Above 128 columns, the two thread blocks of a
+ * cluster take 64 keys of a key block each. */
 #define ATTENTION_BWD_QUERIES(columns) ((columns) == 64 ? 128 : 64)
 enum {
     ATTENTION_BWD_KEYS = 128,
@@ -16,8 +16,8 @@ enum {
     ATTENTION_DS_STAGES = 2,
     ATTENTION_DQ_STAGES = 3,
     ATTENTION_PREPROCESS_ROWS = 2, /* rows that a thread of `preprocess` handles */
-    ATTENTION_CLUSTER_BLOCKS = 2,  /* above 128 columns, blocks that share the 128 keys */
-    ATTENTION_WARPGROUPS = 4,      /* warpgroups of a block, 128 threads each */
+    ATTENTION_CLUSTER_BLOCKS = 2,  /* above 128 columns, thread blocks that share a key block */
+    ATTENTION_WARPGROUPS = 4,      /* warpgroups of a thread block, 128 threads each */
     ATTENTION_P_EXPONENT = 8,      /* up to d = 128, P in f16 is scaled by 2^8: see dv_scale */
     ATTENTION_DQ_TILE = 4096       /* floats of 64 queries and 64 columns of dq, in the order of wgmma accumulators */
 };
@@ -72,7 +72,7 @@ typedef struct attention_array {
 
 /* A sequence, with its lengths clamped. The kernel attention_prepare writes these entries. */
 typedef struct attention_seqlen_info {
-    int32_t first_tile, first_block;     /* query tiles and key blocks of earlier sequences, for one head */
+    int32_t first_tile, first_key_block; /* query tiles and key blocks of earlier sequences, for one head */
     int32_t q_first_row, q_rows, used_q; /* rows of the tensors' views; used: limited by seqused */
     int32_t k_first_row, k_rows, used_k;
     int64_t diagonal; /* with a causal mask, query i attends to keys up to i + diagonal */
@@ -86,12 +86,13 @@ typedef struct attention_sequences {
     int32_t Tq, Tk;                     /* rows of q and k; packed: of all sequences */
     int32_t max_seqlen_q, max_seqlen_k; /* packed: the longest allowed sequence */
     int32_t count;                      /* B; packed: one more, for the rows after the last sequence */
-    int32_t max_tiles, max_blocks;    /* most tiles and key blocks of a head: cu_seqlens out of order could need more */
-    int32_t tile_queries, block_keys; /* rows of a query tile, rows of a key block */
-    int32_t grid_blocks;              /* first value of tile_counter */
+    int32_t max_tiles,
+        max_key_blocks; /* most tiles and key blocks of a head: cu_seqlens out of order could need more */
+    int32_t tile_queries, key_block_rows; /* rows of a query tile, rows of a key block */
+    int32_t grid_blocks;                  /* thread blocks of the next kernel: the first value of tile_counter */
     attention_array cu_q, cu_k, used_q, used_k;
     attention_seqlen_info *seqlens; /* workspace: [count + 1]; null: no kernel of the call needs it */
-    uint32_t *tile_counter;         /* workspace: the next tile; null if each block has one tile */
+    uint32_t *tile_counter;         /* workspace: the next tile; null if each thread block has one tile */
     unsigned long long *fault;
 } attention_sequences;
 
@@ -136,19 +137,19 @@ typedef struct attention_bwd_call {
      * key_blocks is an upper bound: the kernels read them from seqlens. */
     attention_sequences sequences;
     int64_t B, H, Hkv, Tq, Tk, d_qk, d_v;
-    int64_t tiles_per_head;    /* of `queries` queries */
-    uint32_t blocks_per_group; /* blocks that divide the query heads of a group: 1, or the 2 blocks of a cluster */
-    uint32_t key_blocks;       /* of the call; in the kernel by pairs: pairs of key blocks */
-    uint32_t inverse_heads;    /* 2^31 / query heads of a block, rounded up: for divisions by multiplication */
-    int64_t diagonal;          /* causal: query i attends to keys up to i + diagonal */
-    int64_t left, right;       /* query i attends to keys i + diagonal - left .. i + diagonal + right */
-    int32_t queries;           /* of a tile: ATTENTION_BWD_QUERIES */
+    int64_t tiles_per_head;           /* of `queries` queries */
+    uint32_t thread_blocks_per_group; /* that divide the query heads of a group: 1, or the 2 of a cluster */
+    uint32_t key_blocks;              /* of the call; in the kernel by pairs: pairs of key blocks */
+    uint32_t inverse_heads; /* 2^31 / query heads of a thread block, rounded up: for divisions by multiplication */
+    int64_t diagonal;       /* causal: query i attends to keys up to i + diagonal */
+    int64_t left, right;    /* query i attends to keys i + diagonal - left .. i + diagonal + right */
+    int32_t queries;        /* of a tile: ATTENTION_BWD_QUERIES */
     int32_t causal, deterministic, accumulate;
-    int32_t heads_per_section;            /* key-value heads whose blocks are interleaved */
-    int32_t first_ascending_section;      /* sections from this one on have blocks of ascending keys */
-    int32_t descending_tiles;             /* blocks of those sections take their tiles in descending order */
-    int32_t stores_dq;                    /* the main kernel stores dq: no kernel after it does */
-    int32_t out_vectorized;               /* rows of out and dout are 16-bit elements at multiples of 16 bytes */
+    int32_t heads_per_section;       /* key-value heads whose key blocks are interleaved */
+    int32_t first_ascending_section; /* from this section on, key blocks are taken by ascending keys */
+    int32_t descending_tiles;        /* in those sections, the tiles of a key block are taken in descending order */
+    int32_t stores_dq;               /* the main kernel stores dq: no kernel after it does */
+    int32_t out_vectorized;          /* rows of out and dout are 16-bit elements at multiples of 16 bytes */
     int32_t dq_store, dk_store, dv_store; /* attention_store */
     float scale;
     float exponent_factor; /* scale times log2(e); softcap times log2(e) if there is a softcap */
@@ -161,7 +162,7 @@ typedef struct attention_bwd_call {
     float *lse_log2;
     float *scaled_delta;    /* [tiles * queries] delta times dp_scale, 0 after Tq */
     float *dq_accum;        /* [tiles][queries / 64 * columns / 64][ATTENTION_DQ_TILE] */
-    uint32_t *dq_semaphore; /* [tiles][queries / 64 * columns / 64] number of blocks that have added to a dQ tile */
+    uint32_t *dq_semaphore; /* [tiles][queries / 64 * columns / 64] number of key blocks that have added to a dQ tile */
     uint32_t *key_block_counter; /* the next key block; null: a thread block or cluster takes that of its index */
 } attention_bwd_call;
 

@@ -101,7 +101,7 @@ static cot_status forward(cot_queue *queue, const attention_problem *p, void *wo
                                    }};
     attention_sequences *sequences = &mapped.call.sequences;
     sequences->tile_queries = (int32_t)queries;
-    sequences->block_keys = 1; /* the forward has no key blocks */
+    sequences->key_block_rows = 1; /* the forward has no key blocks */
     sequences->max_tiles = (int32_t)(total_tiles / z->H);
     sequences->grid_blocks = (int32_t)blocks;
     /* If each block has one tile, there is no counter and no kernel before this one. */

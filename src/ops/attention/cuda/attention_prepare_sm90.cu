@@ -41,7 +41,7 @@ static __device__ int64_t used_of(const attention_sequences &c, const attention_
     return count < 0 ? 0 : count > rows ? rows : count;
 }
 
-static __device__ int64_t used_in_block(int64_t used, int64_t begin, int64_t rows)
+static __device__ int64_t used_in_part(int64_t used, int64_t begin, int64_t rows)
 {
     return used < begin ? 0 : used - begin < rows ? used - begin : rows;
 }
@@ -58,8 +58,8 @@ static __device__ attention_seqlen_info sequence_of(const attention_sequences &c
         return s;
     const int64_t used_q = used_of(c, c.used_q, b, c.packed ? q_end - q : c.q_length);
     const int64_t used_k = used_of(c, c.used_k, b, c.packed ? k_end - k : c.k_length);
-    s.used_q = (int32_t)used_in_block(used_q, c.q_begin, q_end - q);
-    s.used_k = (int32_t)used_in_block(used_k, c.k_begin, k_end - k);
+    s.used_q = (int32_t)used_in_part(used_q, c.q_begin, q_end - q);
+    s.used_k = (int32_t)used_in_part(used_k, c.k_begin, k_end - k);
     s.diagonal = used_k - used_q + c.q_begin - c.k_begin;
     return s;
 }
@@ -82,7 +82,7 @@ static __device__ int64_t inclusive_scan(int32_t value, int64_t *sums, int64_t *
 }
 
 /* One thread block, which processes THREADS sequences at a time. cu_seqlens out of order can describe more rows than the tensors
- * have. A sequence that exceeds max_tiles or max_blocks then loses its rows. */
+ * have. A sequence that exceeds max_tiles or max_key_blocks then loses its rows. */
 extern "C" __global__ void __launch_bounds__(THREADS) attention_prepare(const __grid_constant__ attention_sequences c)
 {
     __shared__ int64_t sums[THREADS];
@@ -91,26 +91,27 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_prepare(const __
         *c.tile_counter = (uint32_t)c.grid_blocks;
     if (c.seqlens == nullptr)
         return;
-    int64_t tiles_before = 0, blocks_before = 0;
+    int64_t tiles_before = 0, key_blocks_before = 0;
     for (int first = 0; first <= c.count; first += THREADS) {
         const int b = first + (int)threadIdx.x;
         attention_seqlen_info s = {};
         if (b < c.count)
             s = sequence_of(c, b);
         const int32_t tiles = (s.q_rows + c.tile_queries - 1) / c.tile_queries,
-                      blocks = (s.k_rows + c.block_keys - 1) / c.block_keys;
-        int64_t total_tiles, total_blocks;
+                      key_blocks = (s.k_rows + c.key_block_rows - 1) / c.key_block_rows;
+        int64_t total_tiles, total_key_blocks;
         const int64_t first_tile = tiles_before + inclusive_scan(tiles, sums, &total_tiles) - tiles,
-                      first_block = blocks_before + inclusive_scan(blocks, sums, &total_blocks) - blocks;
+                      first_key_block =
+                          key_blocks_before + inclusive_scan(key_blocks, sums, &total_key_blocks) - key_blocks;
         if (first_tile > c.max_tiles - tiles)
             s.q_rows = s.used_q = 0;
-        if (first_block > c.max_blocks - blocks)
+        if (first_key_block > c.max_key_blocks - key_blocks)
             s.k_rows = s.used_k = 0;
         s.first_tile = (int32_t)min(first_tile, (int64_t)c.max_tiles);
-        s.first_block = (int32_t)min(first_block, (int64_t)c.max_blocks);
+        s.first_key_block = (int32_t)min(first_key_block, (int64_t)c.max_key_blocks);
         if (b <= c.count)
             c.seqlens[b] = s;
         tiles_before += total_tiles;
-        blocks_before += total_blocks;
+        key_blocks_before += total_key_blocks;
     }
 }

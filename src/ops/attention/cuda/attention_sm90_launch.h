@@ -122,7 +122,7 @@ static inline int64_t attention_bwd_tiles(const attention_problem *p)
 }
 
 /* Key blocks of one head, of all sequences. An upper bound if sequences differ in length. */
-static inline int64_t attention_bwd_blocks(const attention_problem *p)
+static inline int64_t attention_bwd_key_blocks(const attention_problem *p)
 {
     const attention_sizes *z = &p->sizes;
     if (z->packed)

@@ -10,7 +10,8 @@
 
 enum { ATTENTION_FAR = 1 << 30 }; /* beyond any key: rows are less than half of it */
 
-/* The last sequence with first * heads <= number. `first_member` selects first_tile or first_block, which count one
+/* The sequence of query tile or key block `number`, where a sequence has those of `heads` heads: the last sequence with
+ * first * heads <= number. `first_member` selects first_tile or first_key_block, which count the tiles or key blocks of one
  * head. */
 static __device__ __forceinline__ int attention_sequence_at(const attention_sequences &sequences,
                                                             int32_t attention_seqlen_info::*first_member,
@@ -40,23 +41,22 @@ static __device__ __forceinline__ void attention_clear_rows(unsigned char (*pane
     __syncwarp();
 }
 
-/* The key blocks (block_keys keys each) to which a query tile attends: none if last < first. */
-struct attention_block_range {
+/* The key blocks (key_block_rows keys each) to which a query tile attends: none if last < first. */
+struct attention_key_block_range {
     int first, last;
 };
 
 /* The range for the tile that begins at query first_query, of `queries` queries. Query i attends to the keys
  * i + window_first .. i + window_last that are below used_k. */
-static __device__ __forceinline__ attention_block_range attention_block_range_of(int first_query, int queries,
-                                                                                 int used_q, int used_k,
-                                                                                 int window_first, int window_last,
-                                                                                 int block_keys = ATTENTION_BWD_KEYS)
+static __device__ __forceinline__ attention_key_block_range
+attention_key_block_range_of(int first_query, int queries, int used_q, int used_k, int window_first, int window_last,
+                             int key_block_rows = ATTENTION_BWD_KEYS)
 {
     const int last_query = min(first_query + queries, used_q) - 1;
     const int first_key = max(first_query + window_first, 0), last_key = min(last_query + window_last, used_k - 1);
     if (last_query < first_query || last_key < first_key)
         return {0, -1};
-    return {first_key / block_keys, last_key / block_keys};
+    return {first_key / key_block_rows, last_key / key_block_rows};
 }
 
 static __device__ __forceinline__ int attention_clamp(int64_t value, int64_t low, int64_t high)
