@@ -7,7 +7,7 @@
 #ifndef COT_ATTENTION_BWD_DBIAS_H
 #define COT_ATTENTION_BWD_DBIAS_H
 
-#include "attention_bwd_pairs.h"
+#include "attention_bwd_score_block.h"
 
 /* k and v of SCORE_ROWS keys. */
 typedef struct key_strip {
@@ -24,20 +24,20 @@ _Static_assert(sizeof(dbias_buffers) <=
                    ATTENTION_BWD_SCRATCH(sizeof(mt), MT_SAME_FORM) + ATTENTION_DBIAS_SCRATCH(sizeof(mt)),
                "the buffers must fit the scratch slice");
 
-/* Adds dS^T of keys [first_key, first_key + SCORE_ROWS) and a block of queries to sums[SCORE_ROWS][BLOCK]. */
+/* Adds dS^T of keys [first_key, first_key + SCORE_ROWS) and a query block to sums[SCORE_ROWS][BLOCK]. */
 static void add_strip(const context *c, const score_context *a, const key_strip *keys, strip_buffers *buffers,
-                      double *sums, int64_t first_key, int64_t q_block)
+                      double *sums, int64_t first_key, int64_t query_block)
 {
     const attention_problem *p = c->p;
     const attention_axis queries = {p, false, BLOCK};
-    const int64_t qk_size = c->layout.qk_size, v_size = c->layout.v_size, first_query = q_block * BLOCK;
+    const int64_t qk_size = c->layout.qk_size, v_size = c->layout.v_size, first_query = query_block * BLOCK;
     const attention_span strips = attention_round_to_strips(
         attention_visible_queries_of_rows(&p->sizes, &a->sequence, first_key, first_key + SCORE_ROWS), first_query,
         BLOCK);
     const int64_t n = strips.end - strips.first;
     if (n == 0)
         return;
-    const int64_t q_slot = (attention_first_slot(&queries, a->sequence.b) + q_block) * p->sizes.H + a->h;
+    const int64_t q_slot = (attention_first_slot(&queries, a->sequence.b) + query_block) * p->sizes.H + a->h;
     const int64_t tile_offset = mt_offset(SCORE_ROWS, 0, strips.first);
     const query_forms q = query_forms_at(c, q_slot);
     const float *lse = c->lse + q_slot * BLOCK, *delta = c->delta + q_slot * BLOCK;
@@ -106,15 +106,15 @@ static void dbias_item(void *memory, int64_t item, void *scratch)
     mt_begin(&host_tiles);
     for (int64_t b = batch.first; b < batch.end; b++) {
         const attention_sequence s = attention_sequence_at(p, b);
-        const attention_span blocks = tile_span(shape[2], q_tile, s.Tq, BLOCK),
+        const attention_span query_blocks = tile_span(shape[2], q_tile, s.Tq, BLOCK),
                              strips = tile_span(shape[3], k_tile, s.Tk, SCORE_ROWS);
         for (int64_t h = heads.first; h < heads.end; h++) {
             const score_context a = make_score_context(p, &s, h);
             for (int64_t strip = strips.first; strip < strips.end; strip++) {
                 pack_keys(c, &s, h / (sizes->H / sizes->Hkv), strip * SCORE_ROWS, SCORE_ROWS, buffers->keys.k, NULL,
                           buffers->keys.v, buffers->strip.staging[0]);
-                for (int64_t q_block = blocks.first; q_block < blocks.end; q_block++)
-                    add_strip(c, &a, &buffers->keys, &buffers->strip, buffers->sums, strip * SCORE_ROWS, q_block);
+                for (int64_t query_block = query_blocks.first; query_block < query_blocks.end; query_block++)
+                    add_strip(c, &a, &buffers->keys, &buffers->strip, buffers->sums, strip * SCORE_ROWS, query_block);
             }
         }
     }

@@ -2,7 +2,7 @@
  * attention_bwd_overlapped.h: the backward's elementwise arithmetic overlapped with its products, for AMX products of
  * two and three bf16.
  *
- * It processes SCORE_ROWS keys of a block of queries at a time. P^T and dS^T of a result tile (32 keys x 32 queries)
+ * It processes SCORE_ROWS keys of a query block at a time. P^T and dS^T of a result tile (32 keys x 32 queries)
  * are computed two keys per k-step of the tile products. Those products are the next result tiles of S^T and dP^T, and
  * dv, dk and dq of the previous keys, which are pending until then. Products of two and three bf16 take long enough to
  * hide all of this arithmetic, which is more expensive there: P and dS are split into terms. Products of one bf16 take
@@ -10,7 +10,7 @@
 #ifndef COT_ATTENTION_BWD_OVERLAPPED_H
 #define COT_ATTENTION_BWD_OVERLAPPED_H
 
-#include "attention_bwd_pairs.h"
+#include "attention_bwd_score_block.h"
 
 enum {
     RING_SIZE = 4, /* result tiles that wait for their exponentials, plus those that the products write */
@@ -43,7 +43,7 @@ typedef struct score_queue {
     int64_t next, count;
     score_result_tile current;
     int64_t rows_left;
-    vf exp_scale, prob[2], ds[2];             /* prob: of one key; ds: dS^T of the even key of a pair */
+    vf exp_scale, prob[2], ds[2];             /* prob: of one key; ds: dS^T of the even one of two keys */
     bool step_has_rows;                       /* there was a row left when this k-step began */
     mt_prefetch_range *prefetch, *prefetch_2; /* ranges to prefetch meanwhile, one after the other */
 } score_queue;
@@ -164,9 +164,9 @@ static visible_strips visible_strips_of(const context *c, const score_context *a
     return visible;
 }
 
-/* Queues the products of rows [first_row, first_row + SCORE_ROWS) of the block of keys. dv and dk go column panel by
+/* Queues the products of rows [first_row, first_row + SCORE_ROWS) of the key block. dv and dk go column panel by
  * column panel, since the strips of keys share a panel of B. dq^T goes by two rows of result tiles. */
-static void queue_products(const context *c, const block_pair *b, const strip_buffers *buffers,
+static void queue_products(const context *c, const score_block *b, const strip_buffers *buffers,
                            const visible_strips *visible, int64_t first_row, pending_products *pending)
 {
     const int64_t qk_size = c->layout.qk_size, v_size = c->layout.v_size,
@@ -188,10 +188,10 @@ static void queue_products(const context *c, const block_pair *b, const strip_bu
                                           .n = span.end - span.first,
                                           .accumulate = b->dkv_initialized[(first_row + r) / STRIP]};
         }
-    for (int64_t row_pair = 0; row_pair < qk_size; row_pair += 2 * STRIP)
+    for (int64_t first_of_two = 0; first_of_two < qk_size; first_of_two += 2 * STRIP)
         for (int64_t i = 0; i < BLOCK; i += STRIP) {
             const attention_span span = visible->keys[i / STRIP];
-            for (int64_t row = row_pair; span.first < span.end && row < row_pair + 2 * STRIP && row < qk_size;
+            for (int64_t row = first_of_two; span.first < span.end && row < first_of_two + 2 * STRIP && row < qk_size;
                  row += STRIP)
                 pending->result_tiles[pending->count++] =
                     (pending_result_tile){.a = b->kt + mt_offset(qk_size, row, first_row + span.first),
@@ -218,12 +218,12 @@ static void apply_mask(const score_context *a, float *s, int64_t first_key, int6
     }
 }
 
-/* Computes P^T and dS^T of rows [first_row, first_row + SCORE_ROWS) of the block of keys for the block of queries,
+/* Computes P^T and dS^T of rows [first_row, first_row + SCORE_ROWS) of the key block for the query block,
  * while it runs the pending products. The products of these keys become pending. */
-static void backward_block_pair_overlapped(const context *c, const score_context *a, const block_pair *b,
-                                           strip_buffers *buffers, pending_products *pending, int64_t first_row)
+static void backward_score_block_overlapped(const context *c, const score_context *a, const score_block *b,
+                                            strip_buffers *buffers, pending_products *pending, int64_t first_row)
 {
-    /* Result tiles of S^T and dP^T lie in the buffers that backward_block_pair uses for whole score tiles. */
+    /* Result tiles of S^T and dP^T lie in the buffers that backward_score_block uses for whole score tiles. */
     float(*const s)[STRIP * STRIP] = (float(*)[STRIP * STRIP]) buffers->scores;
     float(*const dp)[STRIP * STRIP] = (float(*)[STRIP * STRIP]) buffers->dp;
     const int64_t qk_size = c->layout.qk_size, v_size = c->layout.v_size, first_key = b->first_key + first_row;

@@ -6,11 +6,11 @@
  *     S^T = K Q^T;  dP^T = V dout^T;  P^T = exp(scale S^T - lse);  dS^T = P^T (dP^T - delta)
  *     dv += P^T dout;  dk += dS^T q;  dq^T += K^T dS^T
  *
- * attention_bwd_pairs.h does this for a block of keys and a block of queries. attention_bwd_overlapped.h does it for
+ * attention_bwd_score_block.h does this for a key block and a query block. attention_bwd_overlapped.h does it for
  * AMX products of two and three bf16, with the elementwise arithmetic overlapped with the products.
  *
  * Passes:
- * (1) Every block of queries is packed once, in each operand layout that the five products read (A form, B form:
+ * (1) Every query block is packed once, in each operand layout that the five products read (A form, B form:
  * simd/matmul.h), with its lse and delta.
  * (2) An item is one chunk of the key blocks of one sequence and key-value head. It processes a few key blocks at a
  * time: it packs them, loops over the query blocks that attend to them, accumulates their dk and dv, and adds to the chunk's own
@@ -18,7 +18,7 @@
  * (3) dq is the sum over the chunks, in their order. The number of chunks depends on the shape alone.
  * (4) dbias, one tile at a time (attention_bwd_dbias.h), and dsink. */
 #include "attention_bwd_dbias.h"
-#include "attention_bwd_pairs.h"
+#include "attention_bwd_score_block.h"
 #if defined(COT_MATMUL_SPLIT)
 #include "attention_bwd_overlapped.h"
 #endif
@@ -26,12 +26,12 @@
 cot_status V_NAME(attention_bwd_tiled)(cot_queue *, const void *, void *);
 
 /* Key blocks that stay in the L2 cache, with their dk and dv, while the item reads all queries. With AMX, the other
- * operands need more of the cache: with four blocks a backward took 2.5 % to 17 % longer, most at d = 256. */
+ * operands need more of the cache: with four key blocks a backward took 2.5 % to 17 % longer, most at d = 256. */
 enum { L2_KEY_BLOCKS = MT_SAME_FORM ? ATTENTION_L2_KEY_BLOCKS : ATTENTION_L2_KEY_BLOCKS / 2 };
 
 /* ---- one item ------------------------------------------------------------------------------------------------- */
 
-/* The key blocks visible to a block of queries. */
+/* The key blocks visible to a query block. */
 static attention_span visible_key_blocks(const attention_problem *p, const attention_sequence *s, int64_t query_block)
 {
     const attention_span keys =
@@ -41,11 +41,11 @@ static attention_span visible_key_blocks(const attention_problem *p, const atten
     return (attention_span){keys.first / BLOCK, cot_ceil_div(keys.end, BLOCK)};
 }
 
-static void store_dk_dv(const context *c, const attention_sequence *s, int64_t hkv, int64_t block, float *dk, float *dv,
-                        const bool *initialized)
+static void store_dk_dv(const context *c, const attention_sequence *s, int64_t hkv, int64_t key_block, float *dk,
+                        float *dv, const bool *initialized)
 {
     const attention_problem *p = c->p;
-    const int64_t rows = cot_clamp(s->k_rows - block * BLOCK, 0, BLOCK), row = s->k_row + block * BLOCK;
+    const int64_t rows = cot_clamp(s->k_rows - key_block * BLOCK, 0, BLOCK), row = s->k_row + key_block * BLOCK;
     for (int64_t strip = 0; strip < BLOCK / STRIP; strip++) {
         if (initialized[strip])
             continue;
@@ -55,7 +55,7 @@ static void store_dk_dv(const context *c, const attention_sequence *s, int64_t h
             memset(dv + mt_offset(BLOCK, strip * STRIP, n), 0, STRIP * MT * sizeof(float));
     }
     /* Keys beyond Tk: their weights are 0, but 0 times a NaN or an infinity of dout or q is NaN. */
-    for (int64_t r = cot_clamp(s->Tk - block * BLOCK, 0, rows); r < rows; r++) {
+    for (int64_t r = cot_clamp(s->Tk - key_block * BLOCK, 0, rows); r < rows; r++) {
         for (int64_t n = 0; n < c->layout.qk_size; n += MT)
             memset(dk + mt_offset(BLOCK, r, n), 0, MT * sizeof(float));
         for (int64_t n = 0; n < c->layout.v_size; n += MT)
@@ -71,8 +71,8 @@ static void store_dk_dv(const context *c, const attention_sequence *s, int64_t h
 typedef struct item_keys {
     attention_sequence sequence;
     int64_t chunk, hkv, first, end;
-    attention_span blocks; /* all blocks of the chunk */
-    mt *k, *kt, *v;        /* each L2_KEY_BLOCKS blocks, as dk and dv */
+    attention_span key_blocks; /* all key blocks of the chunk */
+    mt *k, *kt, *v;            /* each L2_KEY_BLOCKS key blocks, as dk and dv */
     float *dk, *dv;
     bool dkv_initialized[L2_KEY_BLOCKS][BLOCK / STRIP];
 #if defined(COT_MATMUL_SPLIT)
@@ -80,15 +80,15 @@ typedef struct item_keys {
 #endif
 } item_keys;
 
-/* Differentiates a block of queries at all these key blocks: its operands and its dq are loaded once for all of
+/* Differentiates a query block at all these key blocks: its operands and its dq are loaded once for all of
  * them. */
-static void backward_query_block(const context *c, item_keys *g, const score_context *a, int64_t q_block, bool last,
+static void backward_query_block(const context *c, item_keys *g, const score_context *a, int64_t query_block, bool last,
                                  strip_buffers *buffers)
 {
     const attention_problem *p = c->p;
     const attention_axis queries = {p, false, BLOCK};
-    const int64_t q_row = ((attention_first_slot(&queries, g->sequence.b) + q_block) * p->sizes.H + a->h) * BLOCK;
-    const attention_span visible = visible_key_blocks(p, &g->sequence, q_block);
+    const int64_t q_row = ((attention_first_slot(&queries, g->sequence.b) + query_block) * p->sizes.H + a->h) * BLOCK;
+    const attention_span visible = visible_key_blocks(p, &g->sequence, query_block);
     float *dq = c->dq + (g->chunk * c->layout.q_slots * p->sizes.H * BLOCK + q_row) * c->layout.qk_size;
     mt_prefetch_range forms_prefetch = {NULL, NULL}, dq_prefetch = {NULL, NULL};
     if (!last) {
@@ -97,18 +97,18 @@ static void backward_query_block(const context *c, item_keys *g, const score_con
         dq_prefetch.next = (const char *)(dq + p->sizes.H * BLOCK * c->layout.qk_size);
         dq_prefetch.end = dq_prefetch.next + BLOCK * c->layout.qk_size * (int64_t)sizeof(float);
     }
-    const attention_span blocks = {g->first > visible.first ? g->first : visible.first,
-                                   g->end < visible.end ? g->end : visible.end};
-    if (blocks.first >= blocks.end)
+    const attention_span key_blocks = {g->first > visible.first ? g->first : visible.first,
+                                       g->end < visible.end ? g->end : visible.end};
+    if (key_blocks.first >= key_blocks.end)
         return;
     bool dq_initialized[BLOCK / STRIP];
     for (int64_t i = 0; i < BLOCK / STRIP; i++)
-        dq_initialized[i] = blocks.first > g->blocks.first && blocks.first > visible.first;
-    for (int64_t block = blocks.first; block < blocks.end; block++) {
-        const int64_t k_row = (block - g->first) * BLOCK;
-        const block_pair pair = {
-            .first_key = block * BLOCK,
-            .first_query = q_block * BLOCK,
+        dq_initialized[i] = key_blocks.first > g->key_blocks.first && key_blocks.first > visible.first;
+    for (int64_t key_block = key_blocks.first; key_block < key_blocks.end; key_block++) {
+        const int64_t k_row = (key_block - g->first) * BLOCK;
+        const score_block b = {
+            .first_key = key_block * BLOCK,
+            .first_query = query_block * BLOCK,
             .q = query_forms_at(c, q_row / BLOCK),
             .k = g->k + k_row * c->layout.qk_size,
             .kt = g->kt + k_row * c->layout.qk_size,
@@ -119,18 +119,18 @@ static void backward_query_block(const context *c, item_keys *g, const score_con
             .dk = g->dk + k_row * c->layout.qk_size,
             .dv = g->dv + k_row * c->layout.v_size,
             .dq_initialized = dq_initialized,
-            .dkv_initialized = g->dkv_initialized[block - g->first],
+            .dkv_initialized = g->dkv_initialized[key_block - g->first],
             .forms_prefetch = &forms_prefetch,
             .dq_prefetch = &dq_prefetch,
         };
 #if defined(COT_MATMUL_SPLIT)
         if (!a->modified) {
             for (int64_t first_row = 0; first_row < BLOCK; first_row += SCORE_ROWS)
-                backward_block_pair_overlapped(c, a, &pair, buffers, &g->pending, first_row);
+                backward_score_block_overlapped(c, a, &b, buffers, &g->pending, first_row);
             continue;
         }
 #endif
-        backward_block_pair(c, a, &pair, buffers);
+        backward_score_block(c, a, &b, buffers);
     }
     for (int64_t i = 0; i < BLOCK / STRIP; i++)
         if (!dq_initialized[i])
@@ -146,7 +146,7 @@ static void backward_item(void *memory, int64_t item, void *scratch)
     item_keys g = {.sequence = attention_sequence_at(p, b),
                    .chunk = item % c->layout.chunks,
                    .hkv = item / c->layout.chunks % sizes->Hkv};
-    g.blocks = attention_chunk_blocks(g.chunk, c->layout.chunks, cot_ceil_div(g.sequence.k_rows, BLOCK));
+    g.key_blocks = attention_chunk_blocks(g.chunk, c->layout.chunks, cot_ceil_div(g.sequence.k_rows, BLOCK));
     g.k = c->keys + item * c->layout.key_block_elements;
     g.kt = g.k + L2_KEY_BLOCKS * BLOCK * c->layout.qk_size;
     g.v = g.kt + L2_KEY_BLOCKS * BLOCK * c->layout.qk_size;
@@ -156,27 +156,28 @@ static void backward_item(void *memory, int64_t item, void *scratch)
     mt_state host_tiles;
     buffers->buffer = 0;
     mt_begin(&host_tiles);
-    for (g.first = g.blocks.first; g.first < g.blocks.end; g.first = g.end) {
-        g.end = g.first + L2_KEY_BLOCKS < g.blocks.end ? g.first + L2_KEY_BLOCKS : g.blocks.end;
+    for (g.first = g.key_blocks.first; g.first < g.key_blocks.end; g.first = g.end) {
+        g.end = g.first + L2_KEY_BLOCKS < g.key_blocks.end ? g.first + L2_KEY_BLOCKS : g.key_blocks.end;
         memset(g.dkv_initialized, 0, sizeof g.dkv_initialized);
-        for (int64_t block = g.first; block < g.end; block++) {
-            const int64_t row = (block - g.first) * BLOCK;
-            pack_keys(c, &g.sequence, g.hkv, block * BLOCK, BLOCK, g.k + row * c->layout.qk_size,
+        for (int64_t key_block = g.first; key_block < g.end; key_block++) {
+            const int64_t row = (key_block - g.first) * BLOCK;
+            pack_keys(c, &g.sequence, g.hkv, key_block * BLOCK, BLOCK, g.k + row * c->layout.qk_size,
                       g.kt + row * c->layout.qk_size, g.v + row * c->layout.v_size, buffers->staging[0]);
         }
         const attention_span rows =
             attention_visible_queries_of_rows(sizes, &g.sequence, g.first * BLOCK, g.end * BLOCK);
         for (int64_t h = g.hkv * group; h < (g.hkv + 1) * group; h++) {
             const score_context a = make_score_context(p, &g.sequence, h);
-            for (int64_t q_block = rows.first / BLOCK; q_block * BLOCK < rows.end; q_block++)
-                backward_query_block(c, &g, &a, q_block, (q_block + 1) * BLOCK >= rows.end, buffers);
+            for (int64_t query_block = rows.first / BLOCK; query_block * BLOCK < rows.end; query_block++)
+                backward_query_block(c, &g, &a, query_block, (query_block + 1) * BLOCK >= rows.end, buffers);
         }
 #if defined(COT_MATMUL_SPLIT)
         finish_pending(&g.pending);
 #endif
-        for (int64_t block = g.first; block < g.end; block++)
-            store_dk_dv(c, &g.sequence, g.hkv, block, g.dk + (block - g.first) * BLOCK * c->layout.qk_size,
-                        g.dv + (block - g.first) * BLOCK * c->layout.v_size, g.dkv_initialized[block - g.first]);
+        for (int64_t key_block = g.first; key_block < g.end; key_block++)
+            store_dk_dv(c, &g.sequence, g.hkv, key_block, g.dk + (key_block - g.first) * BLOCK * c->layout.qk_size,
+                        g.dv + (key_block - g.first) * BLOCK * c->layout.v_size,
+                        g.dkv_initialized[key_block - g.first]);
     }
     mt_end(&host_tiles);
 }
@@ -189,18 +190,18 @@ static void store_dq_item(void *memory, int64_t item, void *scratch)
     const attention_problem *p = c->p;
     const attention_axis axis = {p, false, BLOCK};
     const int64_t h = item % p->sizes.H, qk_size = c->layout.qk_size;
-    const attention_block block = attention_block_at(&axis, item / p->sizes.H);
-    if (block.rows == 0)
+    const attention_block query_block = attention_block_at(&axis, item / p->sizes.H);
+    if (query_block.rows == 0)
         return;
-    const attention_span visible = visible_key_blocks(p, &block.sequence, block.first / BLOCK);
-    const int64_t blocks = cot_ceil_div(block.sequence.k_rows, BLOCK);
+    const attention_span visible = visible_key_blocks(p, &query_block.sequence, query_block.first / BLOCK);
+    const int64_t key_blocks = cot_ceil_div(query_block.sequence.k_rows, BLOCK);
     float *const rows = scratch; /* [STRIP][qk_size] */
-    for (int64_t r = 0; r < block.rows; r += STRIP) {
+    for (int64_t r = 0; r < query_block.rows; r += STRIP) {
         memset(rows, 0, (size_t)(STRIP * qk_size) * sizeof *rows);
         for (int64_t chunk = 0; chunk < c->layout.chunks; chunk++) {
-            const attention_span chunk_blocks = attention_chunk_blocks(chunk, c->layout.chunks, blocks);
-            if (chunk_blocks.first >= visible.end || chunk_blocks.end <= visible.first ||
-                chunk_blocks.first == chunk_blocks.end)
+            const attention_span chunk_key_blocks = attention_chunk_blocks(chunk, c->layout.chunks, key_blocks);
+            if (chunk_key_blocks.first >= visible.end || chunk_key_blocks.end <= visible.first ||
+                chunk_key_blocks.first == chunk_key_blocks.end)
                 continue;
             const float *dq = c->dq + (chunk * c->layout.q_slots * p->sizes.H + item) * BLOCK * qk_size;
             for (int64_t n = 0; n < qk_size; n += VW) {
@@ -217,11 +218,11 @@ static void store_dq_item(void *memory, int64_t item, void *scratch)
             }
         }
         /* Queries beyond Tq, for the same reason as in store_dk_dv. */
-        for (int64_t i = cot_clamp(block.used - r, 0, STRIP); i < STRIP; i++)
+        for (int64_t i = cot_clamp(query_block.used - r, 0, STRIP); i < STRIP; i++)
             for (int64_t n = 0; n < qk_size; n += MT)
                 memset(rows + mt_offset(STRIP, i, n), 0, MT * sizeof(float));
-        store_rows(&p->dq, block.sequence.b, block.sequence.q_row + block.first + r, h,
-                   cot_clamp(block.rows - r, 0, STRIP), p->sizes.d_qk, rows, STRIP, NULL, (float)p->sizes.scale,
+        store_rows(&p->dq, query_block.sequence.b, query_block.sequence.q_row + query_block.first + r, h,
+                   cot_clamp(query_block.rows - r, 0, STRIP), p->sizes.d_qk, rows, STRIP, NULL, (float)p->sizes.scale,
                    p->accumulate);
     }
 }
@@ -238,9 +239,9 @@ static void dsink_item(void *memory, int64_t h)
     double sum = p->accumulate ? cot_load_f64(p->dsink.data, p->dsink.dtype, offset) : 0;
     const attention_axis axis = {p, false, BLOCK};
     for (int64_t slot = 0; slot < c->layout.q_slots; slot++) {
-        const attention_block block = attention_block_at(&axis, slot);
+        const attention_block query_block = attention_block_at(&axis, slot);
         const int64_t row = (slot * p->sizes.H + h) * BLOCK;
-        for (int64_t i = 0; i < block.used; i++)
+        for (int64_t i = 0; i < query_block.used; i++)
             sum -= (double)(expf(sink - (float)(c->lse[row + i] / exp_scale)) * c->delta[row + i]);
     }
     cot_store_f64(p->dsink.data, p->dsink.dtype, offset, sum);

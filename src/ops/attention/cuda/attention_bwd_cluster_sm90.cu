@@ -403,13 +403,13 @@ static __device__ __forceinline__ uint32_t encode_p(float low, float high, int i
     return __byte_perm(a << 4, b << 4, 0x7632);
 }
 
-template <typename E> static __device__ __forceinline__ float2 decode_p(uint32_t pair, int i, uint32_t low_bits)
+template <typename E> static __device__ __forceinline__ float2 decode_p(uint32_t word, int i, uint32_t low_bits)
 {
     if constexpr (!cot_is_f16<E>)
-        return cot_unpack_pair<__half>(pair);
+        return cot_unpack_pair<__half>(word);
     return make_float2(
-        __uint_as_float((pair & 0xffff) << 12 | move_bit(low_bits, 2 * i, LOW_BIT)) * (1.0f / EXPONENT_REBIAS),
-        __uint_as_float(pair >> 16 << 12 | move_bit(low_bits, 2 * i + 1, LOW_BIT)) * (1.0f / EXPONENT_REBIAS));
+        __uint_as_float((word & 0xffff) << 12 | move_bit(low_bits, 2 * i, LOW_BIT)) * (1.0f / EXPONENT_REBIAS),
+        __uint_as_float(word >> 16 << 12 | move_bit(low_bits, 2 * i + 1, LOW_BIT)) * (1.0f / EXPONENT_REBIAS));
 }
 
 /* Address of this lane's row among its warp's 32 words. stmatrix and ldmatrix pass the words on, as for the fragments.
@@ -521,11 +521,11 @@ static __device__ __forceinline__ void dv_step(
         }
 #pragma unroll
         for (int query_group = 0; query_group < 8; query_group++) {
-            const float2 pair = *(const float2 *)&lse_log2[8 * query_group];
+            const float2 lse = *(const float2 *)&lse_log2[8 * query_group];
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 scores[4 * query_group + i] = cot_ex2(fmaf(scores[4 * query_group + i], c.exponent_factor,
-                                                           i % 2 == 0 ? P_EXPONENT - pair.x : P_EXPONENT - pair.y));
+                                                           i % 2 == 0 ? P_EXPONENT - lse.x : P_EXPONENT - lse.y));
         }
         __syncwarp();
         if (lane == 0)
@@ -681,8 +681,8 @@ static __device__ __forceinline__ void dk_step(
         cot_ldmatrix_x4_trans(p, ds_address + k * 16 * 128);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const float2 pair = decode_p<E>(p[i], 4 * k + i, low_bits);
-            packed[4 * k + i] = cot_pack_pair<E>(pair.x * dp[8 * k + 2 * i], pair.y * dp[8 * k + 2 * i + 1]);
+            const float2 decoded = decode_p<E>(p[i], 4 * k + i, low_bits);
+            packed[4 * k + i] = cot_pack_pair<E>(decoded.x * dp[8 * k + 2 * i], decoded.y * dp[8 * k + 2 * i + 1]);
         }
     }
     __syncwarp();

@@ -15,13 +15,13 @@ enum {
     NO_MORE_KEY_BLOCKS = -1, /* first_key of the last entry of `work` */
 };
 
-/* The shared memory of a thread block. PAIRS: of one of the two thread blocks of a pair (attention_bwd_pairs_sm90.cu). */
+/* The shared memory of a thread block. PAIRS: in the kernel by pairs of key blocks (attention_bwd_pairs_sm90.cu). */
 template <int COLUMNS, bool PAIRS> struct shared_memory {
     enum {
         COLUMN_PANELS = COLUMNS / 64,
         DQ_STAGES = PAIRS ? 1 : ATTENTION_DQ_STAGES,
         /* The producer writes the work of one key block, while warps still read that of the two before: 3 are enough.
-         * With 4, n % WORK_STAGES is one AND. Pairs have no room for 4 at 64 columns. */
+         * With 4, n % WORK_STAGES is one AND. The kernel by pairs has no shared memory left for 4 at 64 columns. */
         WORK_STAGES = PAIRS ? 3 : 4,
         QUERIES = ATTENTION_BWD_QUERIES(COLUMNS), /* of a tile */
         Q_PANEL_BYTES = QUERIES * 64 * 2,         /* of 64 columns */
@@ -54,7 +54,7 @@ template <int COLUMNS, bool PAIRS> struct shared_memory {
     uint64_t peer_ds_full[PAIRS ? 1 : 0], sent_ds_empty[PAIRS ? 1 : 0], pair_full[PAIRS ? 1 : 0],
         pair_empty[PAIRS ? 1 : 0];
     uint64_t peer_q_empty[PAIRS ? ATTENTION_BWD_Q_STAGES : 0], peer_dout_empty[PAIRS ? ATTENTION_DOUT_STAGES : 0];
-    uint4 pair[PAIRS ? 1 : 0]; /* its first word: the index of a pair, sent by thread block 0 */
+    uint4 pair[PAIRS ? 1 : 0]; /* its first word: the index of the pair of key blocks, sent by thread block 0 */
 };
 
 /* Waits until no warp reads K and V of key block n - 1 any more, and then sets the expected bytes of those of n. Consumers
@@ -156,7 +156,7 @@ template <typename E, int N, bool BIASED_BYTES> struct saved_p {
             return __uint_as_float(joined);
         }
         constexpr int SHIFT = cot_is_f16<E> ? 3 : 0;
-        const float2 pair = cot_unpack_pair<E>(packed[i / 2] + opaque_zero);
+        const float2 unpacked = cot_unpack_pair<E>(packed[i / 2] + opaque_zero);
         const uint32_t sign = 8 | i % 4;
         /* The selector moves byte i % 4 to byte 1, its sign to bytes 2 and 3, and 0 to byte 0. __byte_perm has no sign
          * extension. */
@@ -164,7 +164,7 @@ template <typename E, int N, bool BIASED_BYTES> struct saved_p {
         asm("prmt.b32 %0, %1, 0, %2;"
             : "=r"(difference)
             : "r"(low_bytes[i / 4]), "r"(sign << 12 | sign << 8 | (i % 4) << 4 | 4));
-        const float rounded = i % 2 == 0 ? pair.x : pair.y;
+        const float rounded = i % 2 == 0 ? unpacked.x : unpacked.y;
         if (!cot_is_f16<E>)
             return __int_as_float(__float_as_int(rounded) + difference);
         /* A P that f16 rounded to 0 may have a negative byte. Then the sum is negative, and P is 0. */
@@ -198,18 +198,19 @@ enum { SHORT_SERIES, LONG_SERIES, TANH };
  * 16 are stored in the buffer of dS in shared memory. */
 template <typename E, int N, int METHOD>
 static __device__ __forceinline__ void softcapped_p_by(const attention_bwd_call &c, const attention_work &w, int tile,
-                                                       int key, const float *lse_log2, float2 pair0, float2 pair1,
-                                                       uint32_t ds_address, float (&scores)[N],
+                                                       int key, const float *lse_log2, float2 first_lse,
+                                                       float2 second_lse, uint32_t ds_address, float (&scores)[N],
                                                        saved_p<E, N, false> &saved)
 {
     const attention_bwd_softcap &cap = c.cap;
-    const float2 *lse_pairs = (const float2 *)lse_log2;
-    float2 next[2] = {pair0, pair1}; /* loaded one iteration ahead: the compiler does not move loads above stores */
+    const float2 *lse_float2 = (const float2 *)lse_log2;
+    float2 next[2] = {first_lse,
+                      second_lse}; /* loaded one iteration ahead: the compiler does not move loads above stores */
 #pragma unroll
     for (int k = 0; k < N / 8; k++) {
         const float2 now[2] = {next[0], next[1]};
         if (k < N / 8 - 1)
-            next[0] = lse_pairs[8 * k + 8], next[1] = lse_pairs[8 * k + 12];
+            next[0] = lse_float2[8 * k + 8], next[1] = lse_float2[8 * k + 12];
         float p_times_slope[8];
 #pragma unroll
         for (int i = 0; i < 8; i++) {
@@ -248,12 +249,12 @@ static __device__ __forceinline__ void softcapped_p_by(const attention_bwd_call 
 }
 
 /* Selects the method for a tile. Most tiles are not masked and have small scores. One warp vote tests both: no score is
- * masked, and the largest sum of four squares is small. key_begin: the consumer's first key. pair0, pair1: the first
+ * masked, and the largest sum of four squares is small. key_begin: the consumer's first key. first_lse, second_lse: the first
  * elements of lse_log2. */
 template <typename E, int N>
 static __device__ __forceinline__ void softcapped_p(const attention_bwd_call &c, const attention_work &w, int tile,
-                                                    int key_begin, const float *lse_log2, float2 pair0, float2 pair1,
-                                                    uint32_t ds_address, float (&scores)[N],
+                                                    int key_begin, const float *lse_log2, float2 first_lse,
+                                                    float2 second_lse, uint32_t ds_address, float (&scores)[N],
                                                     saved_p<E, N, false> &saved)
 {
     int bits = 0;
@@ -270,27 +271,27 @@ static __device__ __forceinline__ void softcapped_p(const attention_bwd_call &c,
     const float max_square_sum = __int_as_float(bits); /* NaN if a score is NaN: then both comparisons below fail */
     if (__all_sync(0xffffffffu,
                    max_square_sum <= c.cap.short_max_square && !needs_mask_general<2 * N>(w, tile, key_begin))) {
-        softcapped_p_by<E, N, SHORT_SERIES>(c, w, tile, 0, lse_log2, pair0, pair1, ds_address, scores, saved);
+        softcapped_p_by<E, N, SHORT_SERIES>(c, w, tile, 0, lse_log2, first_lse, second_lse, ds_address, scores, saved);
         return;
     }
     cot_wgmma_wait<0>(); /* dK must have read dS: the code below needs the registers of dS */
     const int key = thread_key(w);
     if (__all_sync(0xffffffffu, max_square_sum <= c.cap.long_max_square))
-        softcapped_p_by<E, N, LONG_SERIES>(c, w, tile, key, lse_log2, pair0, pair1, ds_address, scores, saved);
+        softcapped_p_by<E, N, LONG_SERIES>(c, w, tile, key, lse_log2, first_lse, second_lse, ds_address, scores, saved);
     else
-        softcapped_p_by<E, N, TANH>(c, w, tile, key, lse_log2, pair0, pair1, ds_address, scores, saved);
+        softcapped_p_by<E, N, TANH>(c, w, tile, key, lse_log2, first_lse, second_lse, ds_address, scores, saved);
 }
 
 /* dS is packed twice: here for shared memory, while the registers of P are in use, and later for dK. `volatile` keeps
  * the compiler from reusing the first result. */
-template <typename E> static __device__ __forceinline__ uint32_t pack_pair_volatile(float low, float high)
+template <typename E> static __device__ __forceinline__ uint32_t pack_two_volatile(float low, float high)
 {
-    uint32_t pair;
+    uint32_t word;
     if constexpr (cot_is_f16<E>)
-        asm volatile("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+        asm volatile("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
     else
-        asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
+        asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
 }
 
 /* Whether this consumer skips a tile because all of its scores are masked. The warp vote shows ptxas that the result is
@@ -310,14 +311,14 @@ static __device__ __forceinline__ int load_early(const int *from)
     return value;
 }
 
-static __device__ __forceinline__ float2 load_pair_early(const float *from)
+static __device__ __forceinline__ float2 load_float2_early(const float *from)
 {
-    float2 pair;
+    float2 values;
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                 : "=f"(pair.x), "=f"(pair.y)
+                 : "=f"(values.x), "=f"(values.y)
                  : "r"(cot_shared_address(from))
                  : "memory");
-    return pair;
+    return values;
 }
 
 /* At 64 columns the first step of a key block multiplies a dS of zeros with its own tile of Q. A separate first step
@@ -348,7 +349,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
 {
     constexpr int QUERIES = shared_memory<COLUMNS, PAIRS>::QUERIES, N = QUERIES / 2, QUERY_GROUPS = QUERIES / 8;
     constexpr bool ADDS_ZEROS = adds_zeros_first<COLUMNS, SOFTCAP>;
-    /* Pairs of lse_log2 and of delta that are loaded before the waits. The number of registers limits them. */
+    /* How many float2 of lse_log2 and of delta are loaded before the waits. The number of registers limits them. */
     constexpr int LSE_PRELOADS = SOFTCAP || (cot_is_f16<E> && COLUMNS > 64) ? 2 : 4,
                   DELTA_PRELOADS = SOFTCAP || COLUMNS == 64 ? 2 : LSE_PRELOADS;
     const int lane = threadIdx.x % WARP, key_begin = w.first_key + 64 * consumer;
@@ -366,7 +367,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     float2 lse_log2[QUERY_GROUPS];
 #pragma unroll
     for (int query_group = 0; query_group < LSE_PRELOADS; query_group++)
-        lse_log2[query_group] = load_pair_early(&s.lse_log2[q_stage][8 * query_group + lane_query]);
+        lse_log2[query_group] = load_float2_early(&s.lse_log2[q_stage][8 * query_group + lane_query]);
     cot_wgmma_wait<FIRST ? 0 : 1>();
     constexpr bool BIASED_BYTES = !cot_is_f16<E> && !(COLUMNS == 64 && GENERAL);
     saved_p<E, N, BIASED_BYTES && !SOFTCAP> saved;
@@ -419,7 +420,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     }
 #pragma unroll
     for (int query_group = 0; query_group < DELTA_PRELOADS; query_group++)
-        delta[query_group] = load_pair_early(&s.delta[dout_stage][8 * query_group + lane_query]);
+        delta[query_group] = load_float2_early(&s.delta[dout_stage][8 * query_group + lane_query]);
     cot_wgmma_wait<1>();
     /* At 128 columns without softcap all of delta is loaded here, above the stores: the compiler does not move loads
      * above stores. The other versions do not have enough registers for this. */
@@ -427,7 +428,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     const auto load_delta = [&](int query_group) {
         if (query_group >= DELTA_PRELOADS && query_group < QUERY_GROUPS)
             delta[query_group] = SUBTRACT_FIRST ? *(const float2 *)&s.delta[dout_stage][8 * query_group + lane_query]
-                                                : load_pair_early(&s.delta[dout_stage][8 * query_group + lane_query]);
+                                                : load_float2_early(&s.delta[dout_stage][8 * query_group + lane_query]);
     };
     const auto subtract_delta = [&](int query_group) {
 #pragma unroll
@@ -465,7 +466,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
         uint32_t words[4];
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            words[i] = pack_pair_volatile<E>(scores[8 * k + 2 * i], scores[8 * k + 2 * i + 1]);
+            words[i] = pack_two_volatile<E>(scores[8 * k + 2 * i], scores[8 * k + 2 * i + 1]);
         cot_stmatrix_x4_trans(ds_address + k * 16 * 128, words);
     }
     cot_fence_proxy_async();

@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * attention_bwd_pairs_sm90.cu: the backward on Hopper for most calls with a full or causal mask, d = d_v = 64 or 128, by
- * pairs of key blocks. A cluster of two thread blocks takes 256 keys, a pair. Each block computes dK and dV of 128 of
- * them with the consumers of attention_bwd_sm90.cu, which has the formulas, the roles and the steps. The two blocks
- * share three things:
+ * pairs of key blocks. A *pair* is two adjacent key blocks of a key-value head, 256 keys. A cluster of two thread blocks
+ * takes one pair after another. In this file *block* is a thread block: block r of the cluster computes dK and dV of key
+ * block r of the pair, with the consumers of attention_bwd_sm90.cu, which has the formulas, the roles and the steps. The
+ * *peer* is the other block of the cluster. The two blocks share three things:
  *
- *   dQ        Each block computes one of the two dQ tiles of a step, over the keys of both. So it sends the dS of the
- *             other dQ tile to its peer. Compared with one block, half as many dQ tiles are staged and added to memory.
- *   Q, dO     Each block loads half of a tile, for both (multicast).
- *   the pair  Block 0 takes it from the counter, and sends its index to block 1.
+ *   dQ        A block computes one of the two dQ tiles of a step, over the keys of the pair. The peer's dQ tile needs the
+ *             dS of this block too, so the block sends that dS to the peer. Compared with the single-block kernel
+ *             (attention_bwd_sm90.cu), a block stages half as many dQ tiles and adds half as many to memory.
+ *   Q, dO     A block loads half of a tile into the shared memory of both blocks (multicast).
+ *   the pair  Block 0 takes the pair from the counter, and sends its index to block 1.
  *
- * dQ tile r, of block r: at 64 columns queries 64 r to 64 r + 63 of the tile, at 128 columns the columns 64 r to 64 r +
- * 63. Half r of a tile of Q and dO is the same part.
+ * Block r computes dQ tile r. At 64 columns these are queries 64 r to 64 r + 63 of the tile, at 128 columns the columns
+ * 64 r to 64 r + 63. Block r loads the same part of a tile of Q and dO: half r.
  *
  *   warpgroup 0       producer: one thread loads by TMA, one adds dQ tiles to memory, one sends dS
  *   warpgroup 1       dQ
@@ -42,7 +44,7 @@ template <int COLUMNS> using pair_memory = shared_memory<COLUMNS, true>;
 enum { PAIR_KEYS = 2 * KEYS };
 
 /* Returns the index of the cluster's next pair. Block 0 takes it from the counter and sends it to block 1. n: how many
- * this block has taken before. */
+ * pairs this cluster has taken before. */
 template <int COLUMNS>
 static __device__ __forceinline__ uint32_t take_pair(const attention_bwd_call &c, pair_memory<COLUMNS> &s, int rank,
                                                      uint32_t n)
@@ -61,9 +63,9 @@ static __device__ __forceinline__ uint32_t take_pair(const attention_bwd_call &c
     return pair;
 }
 
-/* Opens a stage for both blocks' halves. Executed by their two producers, each when the stage is free in its block. Sets
- * the expected bytes of `full`, tells the peer, and waits until the peer has done the same. Both halves may then be
- * loaded. `peer_empty` is a barrier of the stage, `use` the number of its earlier uses. */
+/* Opens a stage for the halves that both blocks load. The producer of each block executes it when the stage is free in its
+ * block. It sets the expected bytes of `full`, arrives on the peer's `peer_empty`, and waits until the peer has done the
+ * same. Then both halves may be loaded. `peer_empty` is a barrier of the stage, `use` the number of its earlier uses. */
 static __device__ __forceinline__ void open_stage_in_both(uint64_t *peer_empty, int rank, uint32_t use, uint64_t *full,
                                                           uint32_t bytes)
 {
@@ -126,7 +128,7 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, pair_memory<COL
     }
 }
 
-/* Adds the dQ tiles of this block to memory. Executed by one thread. */
+/* The dq_writer: adds the dQ tiles of this block to memory. Executed by one thread. */
 template <int COLUMNS, bool DETERMINISTIC>
 static __device__ void write_dq(const attention_bwd_call &c, pair_memory<COLUMNS> &s, int rank)
 {
@@ -144,7 +146,7 @@ static __device__ void write_dq(const attention_bwd_call &c, pair_memory<COLUMNS
         for (int step = 0; step < step_count(w); step++, parity ^= 1) {
             const attention_step at = step_of(c, w, step);
             const int64_t accum_tile = (statistics_row_of<false>(c, w, at.h) + at.tile) * s.DQ_TILES + rank;
-            uint32_t before = 1; /* not ordered: another block may have added */
+            uint32_t before = 1; /* not ordered: another pair may have added */
             if (DETERMINISTIC) {
                 before = dq_position_of<QUERIES, false, PAIR_KEYS>(c, w, at.tile).before;
                 if (before > 0)
@@ -160,7 +162,7 @@ static __device__ void write_dq(const attention_bwd_call &c, pair_memory<COLUMNS
     cot_bulk_wait();
 }
 
-/* Sends the dS of the peer's dQ tile to it. Executed by one thread. */
+/* The sender: copies this block's dS of the peer's dQ tile to the peer. Executed by one thread. */
 template <int COLUMNS> static __device__ void send_ds(pair_memory<COLUMNS> &s, int rank)
 {
     const uint32_t peer_ds = cot_mapa(cot_shared_address(s.peer_ds), rank ^ 1),

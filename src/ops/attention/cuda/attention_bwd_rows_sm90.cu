@@ -198,9 +198,9 @@ static __device__ __forceinline__ void postprocess(const attention_bwd_call &c)
     if (c.dq_store == ATTENTION_STORE_16_BIT) {
 #pragma unroll
         for (int column_group = 0; column_group < 8; column_group++) {
-            uint32_t *pair = &staging[warp][lane / 4][4 * column_group + lane % 4];
-            pair[0] = cot_pack_pair<E>(c.scale * acc[column_group].x, c.scale * acc[column_group].y);
-            pair[8 * 36] = cot_pack_pair<E>(c.scale * acc[column_group].z, c.scale * acc[column_group].w);
+            uint32_t *words = &staging[warp][lane / 4][4 * column_group + lane % 4];
+            words[0] = cot_pack_pair<E>(c.scale * acc[column_group].x, c.scale * acc[column_group].y);
+            words[8 * 36] = cot_pack_pair<E>(c.scale * acc[column_group].z, c.scale * acc[column_group].w);
         }
         __syncwarp();
 #pragma unroll

@@ -157,8 +157,8 @@ static bool is_nondeterministic_faster(const attention_sizes *z, int64_t columns
     return columns <= 128 && key_blocks >= (columns == 128 ? 32 : 128);
 }
 
-/* Whether two thread blocks take a pair of key blocks. Under a causal mask, one of them computes masked tiles. An odd
- * number of key blocks leaves half of a pair without keys. */
+/* Whether a call runs by pairs of key blocks (attention_bwd_pairs_sm90.cu). Under a causal mask, one thread block of a
+ * cluster computes masked tiles. With an odd number of key blocks, the last pair has only one. */
 static bool takes_pairs(const attention_sizes *z, int64_t columns, int64_t key_blocks, bool deterministic)
 {
     if (columns > 128 || z->Tq == 0 || (key_blocks % 2 != 0 && key_blocks < 64))

@@ -122,12 +122,12 @@ KERNEL(dq_rows, attention_sm80_call)
         }
         const int64_t to = row_offset(c.dq, s.b, s.q_first_row + row, h) + column * c.dq.stride[3];
         if (c.dq.vectorized && !c.accumulate) {
-            uint32_t pair[4];
+            uint32_t words[4];
 #pragma unroll
             for (int x = 0; x < 4; x++)
-                pair[x] = c.dq.dtype == COT_F16 ? cot_pack_pair<__half>(value[2 * x], value[2 * x + 1])
-                                                : cot_pack_pair<__nv_bfloat16>(value[2 * x], value[2 * x + 1]);
-            *(uint4 *)((uint16_t *)c.dq.data + to) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+                words[x] = c.dq.dtype == COT_F16 ? cot_pack_pair<__half>(value[2 * x], value[2 * x + 1])
+                                                 : cot_pack_pair<__nv_bfloat16>(value[2 * x], value[2 * x + 1]);
+            *(uint4 *)((uint16_t *)c.dq.data + to) = make_uint4(words[0], words[1], words[2], words[3]);
             continue;
         }
 #pragma unroll

@@ -485,7 +485,7 @@ DEVICE void modify_scores(const attention_sm80_call &c, const sequence &s, const
         for (int n = 0; n < N; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const int2 pair = query_key_of<KEYS_IN_ROWS>(t, row, m, n, e);
+                const int2 query_key = query_key_of<KEYS_IN_ROWS>(t, row, m, n, e);
                 float y = c.scale * x[m][n][e];
                 if (WITH_SLOPES)
                     cap_slopes[m][n][e] = 1.0f;
@@ -497,12 +497,12 @@ DEVICE void modify_scores(const attention_sm80_call &c, const sequence &s, const
                         cap_slopes[m][n][e] = fmaf(-z, z, 1.0f);
                 }
                 if (is_present(c.alibi_slopes)) {
-                    const int distance = pair.x + s.diagonal - pair.y;
+                    const int distance = query_key.x + s.diagonal - query_key.y;
                     y -= mods.slope * (float)abs(distance);
                 }
-                if (is_present(c.bias) && pair.x < s.Tq && pair.y < s.Tk)
-                    y += load_at(c.bias,
-                                 mods.bias + (int64_t)pair.x * c.bias.stride[2] + (int64_t)pair.y * c.bias.stride[3]);
+                if (is_present(c.bias) && query_key.x < s.Tq && query_key.y < s.Tk)
+                    y += load_at(c.bias, mods.bias + (int64_t)query_key.x * c.bias.stride[2] +
+                                             (int64_t)query_key.y * c.bias.stride[3]);
                 x[m][n][e] = is_f32<E> ? y : 1.4426950408889634f * y;
             }
 }
@@ -601,11 +601,11 @@ DEVICE void dropout_mask(const attention_sm80_call &c, const score_mods &mods, c
         }
 #pragma unroll 1
         for (int x = 0; x < 4 * N; x++) {
-            const int2 pair = query_key_of<KEYS_IN_ROWS>(t, row, m, x / 4, x % 4);
-            const uint64_t key = (uint64_t)(c.k_begin + pair.y);
+            const int2 query_key = query_key_of<KEYS_IN_ROWS>(t, row, m, x / 4, x % 4);
+            const uint64_t key = (uint64_t)(c.k_begin + query_key.y);
             uint32_t words[4];
             cot_dropout_group(mods.seed, mods.offset,
-                              (mods.row + (uint64_t)pair.x) * c.groups + key / COT_DROPOUT_GROUP, words);
+                              (mods.row + (uint64_t)query_key.x) * c.groups + key / COT_DROPOUT_GROUP, words);
             const unsigned column = (unsigned)(key % COT_DROPOUT_GROUP);
             const uint32_t word = column < 4 ? (column < 2 ? words[0] : words[1]) : column < 6 ? words[2] : words[3];
             keep_bits[m] |= (uint32_t)keeps_element(word, column, c.dropped) << x;
@@ -672,11 +672,11 @@ DEVICE void store_rows(const attention_view &to, int64_t offset, bool accumulate
                     const bool in_range = r < used_rows;
 #pragma unroll
                     for (int n = 0; n < N; n++) {
-                        const uint32_t pair = cot_pack_pair<E>(factor[m][half] * x[m][n][2 * half],
+                        const uint32_t word = cot_pack_pair<E>(factor[m][half] * x[m][n][2 * half],
                                                                factor[m][half] * x[m][n][2 * half + 1]);
                         asm volatile("st.shared.u32 [%0], %1;" ::"r"(
                                          unit_address<HEAD_DIM>(base, r, first_column / 8 + n) + 4 * (lane % 4)),
-                                     "r"(in_range ? pair : 0)
+                                     "r"(in_range ? word : 0)
                                      : "memory");
                     }
                 }

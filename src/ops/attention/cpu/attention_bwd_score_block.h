@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * attention_bwd_pairs.h: the packed operands of the backward, and its five products of a block of keys and a block of
- * queries. For attention_bwd_tiled.c. */
-#ifndef COT_ATTENTION_BWD_PAIRS_H
-#define COT_ATTENTION_BWD_PAIRS_H
+ * attention_bwd_score_block.h: the packed operands of the backward, and its five products of a score block: the scores of a
+ * key block and a query block. For attention_bwd_tiled.c. */
+#ifndef COT_ATTENTION_BWD_SCORE_BLOCK_H
+#define COT_ATTENTION_BWD_SCORE_BLOCK_H
 
 #include "attention_scores.h"
 
@@ -13,7 +13,7 @@ typedef struct context {
     float *lse, *delta, *dq, *dk; /* lse: times the scale of exp_scores */
 } context;
 
-/* The packed forms of a block of queries. They are adjacent because they are prefetched together. */
+/* The packed forms of a query block. They are adjacent because they are prefetched together. */
 typedef struct query_forms {
     mt *q_t, *q, *dout_t, *dout; /* q^T [qk_size][BLOCK], q [BLOCK][qk_size]; dout^T, dout with v_size. All in B form */
 } query_forms;
@@ -73,24 +73,24 @@ static double lse_exp_scale(const attention_problem *p)
 }
 
 /* Writes lse and delta of STRIP queries. A query that passes no gradient gets lse = inf, so that its P is zero. */
-static void pack_statistics(const attention_problem *p, const attention_block *block, int64_t h, int64_t r, float *lse,
-                            float *delta)
+static void pack_statistics(const attention_problem *p, const attention_block *query_block, int64_t h, int64_t r,
+                            float *lse, float *delta)
 {
     const double exp_scale = lse_exp_scale(p);
     for (int64_t i = 0; i < STRIP; i++) {
-        const int64_t row = block->sequence.q_row + block->first + r + i;
+        const int64_t row = query_block->sequence.q_row + query_block->first + r + i;
         lse[i] = INFINITY;
-        if (r + i < block->used) {
+        if (r + i < query_block->used) {
             const float input_lse =
-                ((const float *)p->lse.data)[attention_lse_offset(&p->lse, block->sequence.b, h, row)];
+                ((const float *)p->lse.data)[attention_lse_offset(&p->lse, query_block->sequence.b, h, row)];
             lse[i] = input_lse == -INFINITY ? INFINITY : (float)(input_lse * exp_scale);
         }
         if (lse[i] == INFINITY)
             delta[i] = 0;
         else if (cot_is_present(&p->delta))
-            delta[i] = ((const float *)p->delta.data)[attention_lse_offset(&p->delta, block->sequence.b, h, row)];
+            delta[i] = ((const float *)p->delta.data)[attention_lse_offset(&p->delta, query_block->sequence.b, h, row)];
         else if (cot_is_present(&p->dlse))
-            delta[i] -= ((const float *)p->dlse.data)[attention_lse_offset(&p->dlse, block->sequence.b, h, row)];
+            delta[i] -= ((const float *)p->dlse.data)[attention_lse_offset(&p->dlse, query_block->sequence.b, h, row)];
     }
 }
 
@@ -100,33 +100,34 @@ static void pack_queries_item(void *memory, int64_t item, void *scratch)
     const attention_problem *p = c->p;
     const attention_axis axis = {p, false, BLOCK};
     const int64_t h = item % p->sizes.H, first_row = item * BLOCK;
-    const attention_block block = attention_block_at(&axis, item / p->sizes.H);
+    const attention_block query_block = attention_block_at(&axis, item / p->sizes.H);
     const query_forms to = query_forms_at(c, item);
     float *const staging = scratch, *const out = staging + STRIP * ATTENTION_MAX_D;
-    for (int64_t r = 0; block.rows > 0 && r < BLOCK; r += STRIP) {
-        const int64_t rows = cot_clamp(block.used - r, 0, STRIP), row = block.sequence.q_row + block.first + r;
-        load_rows(staging, c->layout.qk_size, &p->q, block.sequence.b, row, h, rows, p->sizes.d_qk);
+    for (int64_t r = 0; query_block.rows > 0 && r < BLOCK; r += STRIP) {
+        const int64_t rows = cot_clamp(query_block.used - r, 0, STRIP),
+                      row = query_block.sequence.q_row + query_block.first + r;
+        load_rows(staging, c->layout.qk_size, &p->q, query_block.sequence.b, row, h, rows, p->sizes.d_qk);
         pack_transposed(to.q_t, true, r, staging, c->layout.qk_size);
         pack_b(to.q, BLOCK, r, staging, c->layout.qk_size);
-        load_rows(staging, c->layout.v_size, &p->dout, block.sequence.b, row, h, rows, p->sizes.d_v);
+        load_rows(staging, c->layout.v_size, &p->dout, query_block.sequence.b, row, h, rows, p->sizes.d_v);
         pack_transposed(to.dout_t, true, r, staging, c->layout.v_size);
         pack_b(to.dout, BLOCK, r, staging, c->layout.v_size);
         if (!cot_is_present(&p->delta)) {
-            load_rows(out, c->layout.v_size, &p->out, block.sequence.b, row, h, rows, p->sizes.d_v);
+            load_rows(out, c->layout.v_size, &p->out, query_block.sequence.b, row, h, rows, p->sizes.d_v);
             sum_dout_out(c->delta + first_row + r, staging, out, c->layout.v_size);
         }
-        pack_statistics(p, &block, h, r, c->lse + first_row + r, c->delta + first_row + r);
+        pack_statistics(p, &query_block, h, r, c->lse + first_row + r, c->delta + first_row + r);
     }
 }
 
-/* ---- a block of keys and a block of queries --------------------------------------------------------------------- */
+/* ---- a score block ------------------------------------------------------------------------------------------------ */
 
-/* Tiles [SCORE_ROWS][BLOCK] of a strip of keys and a block of queries: S^T and dP^T become P^T and dS^T. dp holds the
- * whole block of keys, since the product for dq reads it at once. With AMX the products read dS^T in both forms. */
+/* Tiles [SCORE_ROWS][BLOCK] of a strip of keys and a query block: S^T and dP^T become P^T and dS^T. dp holds the
+ * whole key block, since the product for dq reads it at once. With AMX the products read dS^T in both forms. */
 typedef struct strip_buffers {
     _Alignas(64) float scores[SCORE_ROWS * BLOCK], dp[BLOCK * BLOCK];
     /* With one form P^T and dS^T overwrite scores and dp. Otherwise attention_bwd_overlapped.h uses these arrays as two
-     * buffers, alternately; backward_block_pair uses the first half of prob and ds, and all of ds_b. */
+     * buffers, alternately; backward_score_block uses the first half of prob and ds, and all of ds_b. */
     _Alignas(64) mt prob[MT_SAME_FORM ? 1 : 2 * SCORE_ROWS * BLOCK], ds[MT_SAME_FORM ? 1 : 2 * SCORE_ROWS * BLOCK];
     _Alignas(64) mt ds_b[MT_SAME_FORM ? 1 : 2 * SCORE_ROWS * BLOCK];
     int64_t buffer;
@@ -137,7 +138,7 @@ typedef struct strip_buffers {
 _Static_assert(sizeof(strip_buffers) <= ATTENTION_BWD_SCRATCH(sizeof(mt), MT_SAME_FORM),
                "the buffers must fit the scratch slice");
 
-/* Pointers to the operands: P^T and dS^T of a strip, and dS^T of the block in B form. */
+/* Pointers to the operands: P^T and dS^T of a strip, and dS^T of the score block in B form. */
 typedef struct strip_operands {
     mt *prob, *ds, *ds_b;
     int64_t ds_rows;
@@ -178,7 +179,7 @@ V_INLINE void compute_p_and_ds(const score_context *a, const strip_buffers *buff
     }
 }
 
-/* Computes P^T and dS^T of keys [first_key, first_key + rows), which begin at row first_row of the block. The queries
+/* Computes P^T and dS^T of keys [first_key, first_key + rows), which begin at row first_row of the key block. The queries
  * are first_query + strips; lse and delta begin at first_query. The stores take two keys and 2 VW queries at a time. */
 V_INLINE void compute_p_and_ds_of_strip(const score_context *a, strip_buffers *buffers, int64_t first_row, int64_t rows,
                                         int64_t first_key, int64_t first_query, attention_span strips, const float *lse,
@@ -217,8 +218,8 @@ static bool all_visible(const score_context *a, int64_t first_key, int64_t rows,
            last_queries.first < last_queries.end;
 }
 
-/* A block of keys and a block of queries: their operands and results. */
-typedef struct block_pair {
+/* The scores of a key block and a query block: the operands and results of their products. */
+typedef struct score_block {
     int64_t first_key, first_query;
     query_forms q;
     const mt *k, *kt, *v;
@@ -227,11 +228,11 @@ typedef struct block_pair {
     float *dk, *dv;
     /* Whether the accumulators hold a value, for each strip of dq and of dk and dv. */
     bool *dq_initialized, *dkv_initialized;
-    mt_prefetch_range *forms_prefetch, *dq_prefetch; /* the next block of queries */
-} block_pair;
+    mt_prefetch_range *forms_prefetch, *dq_prefetch; /* the next query block */
+} score_block;
 
-/* Differentiates rows [first_row, first_row + rows) of the block of keys with the queries `strips` of their block. */
-static void backward_key_rows(const context *c, const score_context *a, const block_pair *b, strip_buffers *buffers,
+/* Differentiates rows [first_row, first_row + rows) of the key block with the queries `strips` of their block. */
+static void backward_key_rows(const context *c, const score_context *a, const score_block *b, strip_buffers *buffers,
                               int64_t first_row, int64_t rows, attention_span strips, bool visible)
 {
     const attention_problem *p = c->p;
@@ -271,7 +272,7 @@ static void backward_key_rows(const context *c, const score_context *a, const bl
 
 /* Differentiates SCORE_ROWS keys at a time, or STRIP keys where a mask edge crosses the score tile: fewer masked scores
  * are computed. */
-static void backward_block_pair(const context *c, const score_context *a, const block_pair *b, strip_buffers *buffers)
+static void backward_score_block(const context *c, const score_context *a, const score_block *b, strip_buffers *buffers)
 {
     const attention_sizes *sizes = &c->p->sizes;
     const int64_t qk_size = c->layout.qk_size;
