@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * attention_bwd_score_block.h: the packed operands of the backward, and its five products of a score block: the scores of a
- * key block and a query block. For attention_bwd_tiled.c. */
+ * attention_bwd_score_block.h: the packed operands of the backward, and its five products of a score block: the scores
+ * of a key block and a query block. For attention_bwd_tiled.c. */
 #ifndef COT_ATTENTION_BWD_SCORE_BLOCK_H
 #define COT_ATTENTION_BWD_SCORE_BLOCK_H
 
@@ -120,7 +120,7 @@ static void pack_queries_item(void *memory, int64_t item, void *scratch)
     }
 }
 
-/* ---- a score block ------------------------------------------------------------------------------------------------ */
+/* ---- a score block ------------------------------------------------------------------------------------------- */
 
 /* Tiles [SCORE_ROWS][BLOCK] of a strip of keys and a query block: S^T and dP^T become P^T and dS^T. dp holds the
  * whole key block, since the product for dq reads it at once. With AMX the products read dS^T in both forms. */
@@ -179,8 +179,8 @@ V_INLINE void compute_p_and_ds(const score_context *a, const strip_buffers *buff
     }
 }
 
-/* Computes P^T and dS^T of keys [first_key, first_key + rows), which begin at row first_row of the key block. The queries
- * are first_query + strips; lse and delta begin at first_query. The stores take two keys and 2 VW queries at a time. */
+/* Computes P^T and dS^T of keys [first_key, first_key + rows), which begin at row first_row of the key block. The
+ * queries are first_query + strips; lse and delta begin at first_query. The stores take two keys and 2 VW queries at a time. */
 V_INLINE void compute_p_and_ds_of_strip(const score_context *a, strip_buffers *buffers, int64_t first_row, int64_t rows,
                                         int64_t first_key, int64_t first_query, attention_span strips, const float *lse,
                                         const float *delta, strip_options o)

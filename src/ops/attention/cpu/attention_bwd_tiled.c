@@ -13,8 +13,8 @@
  * (1) Every query block is packed once, in each operand layout that the five products read (A form, B form:
  * simd/matmul.h), with its lse and delta.
  * (2) An item is one chunk of the key blocks of one sequence and key-value head. It processes a few key blocks at a
- * time: it packs them, loops over the query blocks that attend to them, accumulates their dk and dv, and adds to the chunk's own
- * dq^T.
+ * time: it packs them, loops over the query blocks that attend to them, accumulates their dk and dv, and adds to the
+ * chunk's own dq^T.
  * (3) dq is the sum over the chunks, in their order. The number of chunks depends on the shape alone.
  * (4) dbias, one tile at a time (attention_bwd_dbias.h), and dsink. */
 #include "attention_bwd_dbias.h"

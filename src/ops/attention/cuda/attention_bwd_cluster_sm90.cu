@@ -1,89 +1,94 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_bwd_cluster_sm90.cu: the backward on Hopper for d or d_v above 128 (attention_bwd_sm90.cu has the formulas).
- * dK of 64 keys and dV of 64 keys each need most registers of a warpgroup. A block therefore takes 64 keys, and two
- * blocks form a cluster over 128 keys. Both blocks loop over the same tiles of 64 queries. Each tile of dQ needs the dS
- * of both blocks.
+ * attention_bwd_cluster_sm90.cu: the backward on Hopper for d or d_v above 128 (attention_bwd_sm90.cu has the
+ * formulas). dK of 64 keys and dV of 64 keys each need most registers of a warpgroup. A thread block therefore takes 64
+ * keys, and the two thread blocks of a cluster share a key block of 128 keys. In this file *block* is a thread block,
+ * and the *peer* is the other block of the cluster. Both blocks loop over the same tiles of 64 queries. The dQ of a
+ * tile needs the dS of both blocks. The blocks divide dQ by tiles or by columns:
  *
- *   warpgroup 0   dQ
- *   warpgroup 1   dV: S, P. P^T is the register operand of dV and goes through shared memory to warpgroup 2
- *   warpgroup 2   dK: dP, dS. dS^T is the register operand of dK and goes through shared memory, in P's place, to
- *                 warpgroup 0
- *   warpgroup 3   producer: one warp loads, or one loads K and Q and one V and dO; two dq_writers add finished dQ tiles
- *                 of dQ to memory; by tiles (see below), one thread sends dS to the peer
+ *   by tiles     d and d_v up to 192. In step j, block j % 2 computes all columns of dQ, and the other block sends its
+ *                dS. So a block has the time of two steps for the dQ of a tile. It holds all columns of the peer's K.
+ *   by columns   d or d_v above 192, where shared memory cannot hold all columns of the peer's K. In every step, each
+ *                block sends its dS and computes half of the columns of dQ.
+ *
+ *   warpgroup 0   dQ. By columns, it also sends dS to the peer
+ *   warpgroup 1   S, P and dV. P^T is the register operand of dV. P also goes to warpgroup 2, through the buffer of dS
+ *                 in shared memory
+ *   warpgroup 2   dP, dS and dK. dS^T is the register operand of dK. dS also goes to warpgroup 0 and to the peer,
+ *                 through shared memory, where it replaces P
+ *   warpgroup 3   warp 0: producer, loads K and Q. By tiles, it also loads V and dO
+ *                 warp 1: by tiles, the sender: sends dS to the peer. By columns, a producer: loads V and dO
+ *                 warps 2 and 3: a dq_writer each, which adds every second dQ tile (64 queries, 64 columns) to memory
  *
  *   barrier         arrivals (bytes)              phase ends when                 who waits
- *   k full          1 (K, columns of the peer's)  K is loaded                     warpgroups 0, 1: once
+ *   k full          1 (K, the peer's K)           K and the peer's K are loaded   warpgroups 0, 1: once
  *   v full          1 (V)                         V is loaded                     warpgroup 2: once
  *   q full          1 (Q, lse_log2)               a tile of Q is loaded           warpgroups 1, 2
- *   q empty         8: 4 of S, 4 of dK            no product reads it             producer
+ *   q empty         8: 4 after P, 4 after dK      Q and lse_log2 have been read   producer
  *   dout full       1 (a chunk; delta)            a chunk of dO is loaded         warpgroups 1, 2
- *   dout empty      8: 4 of dV, 4 of dP           no product reads it             producer
- *   p full          4                             P is there                      warpgroup 2: warp i reads warp i's P
- *   ds full         4                             dS is there                     warpgroup 0, sender
- *   ds empty        see the two ways below        dS has been used, and sent      warpgroup 1
- *   peer ds full    1 (dS)                        the peer's dS is there          warpgroup 0
- *   sent ds empty   4 of the peer's dQ            the peer no longer reads ours   sender, warpgroup 0
- *   dq full         4                             a dQ tile is staged             the dQ tile's dq_writer
- *   dq empty        1                             the dQ tile has been read       warpgroup 0
+ *   dout empty      8: 4 after dV, 4 after dP     the chunk has been read         producer
+ *   p full          4 of warpgroup 1              P is stored                     warpgroup 2: warp i reads P of
+ *                                                                                 warp i of warpgroup 1
+ *   ds full         4 of warpgroup 2              dS is stored                    warpgroup 0, sender
+ *   ds empty        by tiles: 4 of warpgroup 0    no product reads dS, and the    warpgroup 1
+ *                   if this block computes the    peer has its copy, if it needs
+ *                   dQ of the step, else 1 of     one
+ *                   the peer. By columns: both, 5
+ *   peer ds full    1 (dS)                        the peer's dS has arrived       warpgroup 0
+ *   sent ds empty   4 of the peer's warpgroup 0   the peer has read the dS that   sender; by columns warpgroup 0
+ *                                                 this block sent to it
+ *   dq full         4 of warpgroup 0              a dQ tile is staged             the dQ tile's dq_writer
+ *   dq ready        1, the dq_writer              the stage of dQ is free         warpgroup 0
  *   uncleared full  1 (the tile)                  a tile to clear is loaded       the warp that loads it
  *
- * The two blocks divide dQ in one of two ways:
- *
- *   by tiles      d and d_v up to 192. Blocks take turns: in step j, block j % 2 computes the whole tile of dQ, and the
- *                 other block sends its dS. A block has two steps of time for a tile. It holds all of the peer's K.
- *                 ds empty: 4 arrivals of dQ in a step of one's own, else 1 of the peer
- *   by columns    d or d_v above 192, where shared memory has no room for the peer's K. Both blocks send dS in every
- *                 step, and each computes half of the columns of dQ.
- *                 ds empty: 5 arrivals, 4 of dQ and 1 of the peer
- *
- * P reaches warpgroup 2 in 16 bits that are finer than E, so that P in dS is not rounded twice (see
- * attention_bwd_sm90.cu). The order of blocks and the deterministic mode are as in that kernel. So are the three
- * versions of each kernel, and the tiles to clear. */
+ * P reaches warpgroup 2 in 16 bits with more precision than E, so that the P in dS is not rounded twice (see
+ * attention_bwd_sm90.cu and encode_p). The order of key blocks, the deterministic mode, the tiles to clear, and the
+ * plain, _general and _softcap versions are those of attention_bwd_sm90.cu. */
 #include "attention_bwd_sm90.cuh"
 
 #include "../../../cuda/device/mma.cuh"
 
-static constexpr float P_EXPONENT = 4.0f, INVERSE_P_SCALE = 0x1p-4f;
+static constexpr float P_EXPONENT = 4.0f, INVERSE_P_SCALE = 0x1p-4f; /* P is 2^4 times as large */
 
 enum { QUERIES = 64, THREAD_BLOCK_KEYS = KEYS / ATTENTION_CLUSTER_BLOCKS };
 
-/* Shared memory of a block. COLUMNS: of Q and K. V_COLUMNS: of V and dO. */
+/* Shared memory of a thread block. COLUMNS: of Q and K. V_COLUMNS: of V and dO. */
 template <int COLUMNS, int V_COLUMNS> struct shared_memory {
     enum {
         COLUMN_PANELS = COLUMNS / 64,
         V_PANELS = V_COLUMNS / 64,
         BY_TILES = COLUMNS <= 192,
         Q_STAGES = 2,
-        DOUT_PARTS = BY_TILES ? 1 : 2, /* chunks of a tile of dO */
-        DOUT_CHUNKS = BY_TILES ? 2 : 3,
-        CHUNK_PANELS = V_PANELS / DOUT_PARTS,
-        DK_PARTS = BY_TILES ? 1 : 2, /* products that add to dK. 256 columns exceed what a product may take here */
+        TILE_CHUNKS = BY_TILES ? 1 : 2, /* a tile of dO is loaded in this many chunks of columns */
+        DOUT_STAGES = BY_TILES ? 2 : 3, /* of one chunk each */
+        CHUNK_PANELS = V_PANELS / TILE_CHUNKS,
+        DK_PARTS = BY_TILES ? 1 : 2, /* dK is computed by this many products, each for a part of the columns */
         DS_STAGES = BY_TILES ? 2 : 1,
         PEER_PANELS = BY_TILES ? COLUMN_PANELS : COLUMN_PANELS / 2,
         DQ_STAGES = BY_TILES ? 2 : 1,
         DQ_TILES = PEER_PANELS, /* dQ tiles that a block computes in a step */
         PRODUCER_REGISTERS = BY_TILES ? 40 : 32,
         DQ_REGISTERS = BY_TILES ? 104 : 64,
-        CONSUMER_REGISTERS = BY_TILES ? 184 : 208, /* DQ + 2 * CONSUMER + PRODUCER = 4 * 128, which the launch allots */
+        CONSUMER_REGISTERS = BY_TILES ? 184 : 208, /* DQ + 2 * CONSUMER + PRODUCER = 4 * 128, as at launch */
     };
     unsigned char k[COLUMN_PANELS][SQUARE_BYTES], peer_k[PEER_PANELS][SQUARE_BYTES], v[V_PANELS][SQUARE_BYTES];
     unsigned char q[Q_STAGES][COLUMN_PANELS][SQUARE_BYTES];
-    unsigned char dout[DOUT_CHUNKS][CHUNK_PANELS][SQUARE_BYTES];
-    unsigned char ds[DS_STAGES][SQUARE_BYTES], peer_ds[SQUARE_BYTES]; /* [query][key]; peer_ds: from the peer block */
+    unsigned char dout[DOUT_STAGES][CHUNK_PANELS][SQUARE_BYTES];
+    unsigned char ds[DS_STAGES][SQUARE_BYTES], peer_ds[SQUARE_BYTES]; /* [query][key]; peer_ds: sent by the peer */
     float dq[DQ_STAGES][ATTENTION_DQ_TILE];
     float lse_log2[Q_STAGES][QUERIES], delta[2][QUERIES];
-    uint32_t low_bits[DS_STAGES][WARPGROUP]; /* for E = f16, see encode_p; 16-byte aligned */
-    uint64_t k_full, v_full, q_full[Q_STAGES], q_empty[Q_STAGES], dout_full[DOUT_CHUNKS], dout_empty[DOUT_CHUNKS];
+    uint32_t low_bits[DS_STAGES][WARPGROUP]; /* if E is f16: the lowest bits of P, see encode_p; 16-byte aligned */
+    uint64_t k_full, v_full, q_full[Q_STAGES], q_empty[Q_STAGES], dout_full[DOUT_STAGES], dout_empty[DOUT_STAGES];
     uint64_t p_full[DS_STAGES], ds_full[DS_STAGES], ds_empty[DS_STAGES], peer_ds_full, sent_ds_empty;
     uint64_t dq_full[2], dq_ready[DQ_STAGES], uncleared_full[2];
     union {
-        attention_work work;   /* for the producer, which has too few registers for a copy if GENERAL */
+        attention_work work;   /* GENERAL: for warpgroup 3, which has too few registers for a copy */
         cluster_ticket ticket; /* before `work` is written */
     };
 };
 
-/* Waits for a tile, clears its rows from `row` on, and arrives at `full`. Executed by a warp. */
+/* Waits until TMA has loaded a tile, clears its rows from `row` on (those of other sequences), and arrives on `full`
+ * unless it is null. Executed by a warp. */
 template <int PANELS>
 static __device__ __forceinline__ void wait_and_clear(uint64_t *uncleared_full, uint32_t &parity,
                                                       unsigned char (*panels)[SQUARE_BYTES], int row, uint64_t *full)
@@ -95,10 +100,11 @@ static __device__ __forceinline__ void wait_and_clear(uint64_t *uncleared_full, 
         cot_mbarrier_arrive(full);
 }
 
-/* The rows of a block's K and V, and whether they need clearing. Rows after the tensor's last row are zeros by TMA. */
+/* The 64 keys of a thread block, as rows of K and V. TMA fills rows after the tensor's last row with zeros. */
 struct key_rows {
-    int row, used; /* the block's first row; rows of it that count, may be negative */
-    bool clean;
+    int row;    /* the first row */
+    int used;   /* how many of the rows belong to the sequence; may be negative */
+    bool clean; /* no row needs clearing */
 };
 
 template <bool GENERAL>
@@ -111,26 +117,26 @@ static __device__ __forceinline__ key_rows key_rows_of(const attention_bwd_call 
             first_key + THREAD_BLOCK_KEYS <= w.used_k || w.k_first_row + w.used_k == c.sequences.Tk};
 }
 
-/* The first query tile that contains rows of another sequence. */
+/* The first query tile that contains rows of another sequence; INT32_MAX if there is none. */
 template <bool GENERAL>
 static __device__ __forceinline__ int first_unclean_tile_of(const attention_bwd_call &c, const attention_work &w)
 {
     return !GENERAL || w.q_first_row + w.used_q == c.sequences.Tq ? INT32_MAX : w.used_q / QUERIES;
 }
 
-/* Loads K and Q (Q), V and dO (DOUT), or all four. Executed by one thread, or by a warp if GENERAL, because a warp
- * clears rows of other sequences. */
-template <int COLUMNS, int V_COLUMNS, bool GENERAL, bool Q, bool DOUT>
+/* A producer. LOADS_Q: loads K, the peer's K, Q and lse_log2. LOADS_DOUT: loads V, dO and delta. Executed by one
+ * thread, or if GENERAL by a warp, which clears rows of other sequences. */
+template <int COLUMNS, int V_COLUMNS, bool GENERAL, bool LOADS_Q, bool LOADS_DOUT>
 static __device__ void load_tiles(const attention_bwd_mapped &m, shared_memory<COLUMNS, V_COLUMNS> &s,
                                   const attention_work &w, int rank)
 {
     using S = shared_memory<COLUMNS, V_COLUMNS>;
     const attention_bwd_call &c = m.call;
     const bool leader = threadIdx.x % WARP == 0;
-    uint64_t *uncleared_full = &s.uncleared_full[Q ? 0 : 1];
+    uint64_t *uncleared_full = &s.uncleared_full[LOADS_Q ? 0 : 1];
     uint32_t uncleared_parity = 0;
     const key_rows keys = key_rows_of<GENERAL>(c, w, rank);
-    if (Q) {
+    if (LOADS_Q) {
         const key_rows peer_keys = key_rows_of<GENERAL>(c, w, rank ^ 1);
         const bool clean = keys.clean && peer_keys.clean;
         if (leader) {
@@ -149,7 +155,7 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, shared_memory<C
                 cot_mbarrier_arrive(&s.k_full);
         }
     }
-    if (DOUT) {
+    if (LOADS_DOUT) {
         if (leader) {
             uint64_t *full = keys.clean ? &s.v_full : uncleared_full;
             cot_mbarrier_arrive_expect(full, S::V_PANELS * SQUARE_BYTES);
@@ -159,22 +165,23 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, shared_memory<C
         if (!keys.clean)
             wait_and_clear<S::V_PANELS>(uncleared_full, uncleared_parity, s.v, keys.used, &s.v_full);
     }
-    if (!GENERAL) { /* otherwise the kernel has waited at its start */
+    if (!GENERAL) { /* GENERAL: `backward` has waited */
         cot_griddepcontrol_wait();
         cot_fence_proxy_async_global();
     }
     const int first_delta_row = (int)(c.scaled_delta - c.lse_log2) / QUERIES; /* delta follows all rows of lse_log2 */
     const int first_unclean_tile = first_unclean_tile_of<GENERAL>(c, w);
     cot_pipeline_state<S::Q_STAGES> q;
-    cot_pipeline_state<S::DOUT_CHUNKS> chunk;
+    cot_pipeline_state<S::DOUT_STAGES> chunk;
     uint32_t delta_stage = 0;
     int tile = w.first_tile;
     for (int i = 0; i < w.tile_count; i++, tile += w.tile_step) {
         const bool clean = tile < first_unclean_tile;
         for (int h = 0; h < w.heads; h++) {
-            /* Without Q, the addition of first_delta_row stands here: at its use it spills registers of 256 columns. */
-            const int row = (Q ? 0 : first_delta_row) + (int)statistics_row_of<GENERAL>(c, w, h);
-            if (Q) {
+            /* The row of lse_log2, or without LOADS_Q the row of delta. At 256 columns, an addition of first_delta_row
+             * where the row of delta is used would spill registers. */
+            const int row = (LOADS_Q ? 0 : first_delta_row) + (int)statistics_row_of<GENERAL>(c, w, h);
+            if (LOADS_Q) {
                 uint64_t *full = clean ? &s.q_full[q.stage] : uncleared_full;
                 cot_mbarrier_wait(&s.q_empty[q.stage], q.parity ^ 1);
                 if (leader) {
@@ -189,7 +196,7 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, shared_memory<C
                                                      w.used_q - tile * QUERIES, &s.q_full[q.stage]);
                 q.next();
             }
-            for (int part = 0; DOUT && part < S::DOUT_PARTS; part++, chunk.next()) {
+            for (int part = 0; LOADS_DOUT && part < S::TILE_CHUNKS; part++, chunk.next()) {
                 uint64_t *full = clean ? &s.dout_full[chunk.stage] : uncleared_full;
                 cot_mbarrier_wait(&s.dout_empty[chunk.stage], chunk.parity ^ 1);
                 if (leader) {
@@ -199,8 +206,8 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, shared_memory<C
                         cot_tma_load_4d(s.dout[chunk.stage][panel], &m.dout, (S::CHUNK_PANELS * part + panel) * 64,
                                         (GENERAL ? w.q_first_row : 0) + tile * QUERIES, w.first_head + h, w.b, full);
                     if (part == 0)
-                        cot_tma_load_4d(s.delta[delta_stage], &m.statistics, 0, (Q ? first_delta_row : 0) + row + tile,
-                                        0, 0, full);
+                        cot_tma_load_4d(s.delta[delta_stage], &m.statistics, 0,
+                                        (LOADS_Q ? first_delta_row : 0) + row + tile, 0, 0, full);
                 }
                 if (!clean)
                     wait_and_clear<S::CHUNK_PANELS>(uncleared_full, uncleared_parity, s.dout[chunk.stage],
@@ -211,16 +218,17 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, shared_memory<C
     }
 }
 
-/* A dq_writer: adds this block's dQ tiles writer, writer + 2, ... to memory.
- *   dq_tile_index number of the dQ tile among those that the block computes, over all steps
- *   dq_tile       number in its query tile
- *   accum_tile    index of the dQ tile in dq_accum */
+/* A dq_writer: adds dQ tiles writer, writer + 2, ... of this block to memory.
+ *   dq_tile_index   number of the dQ tile among those that the block computes, over all steps
+ *   dq_tile         number of the dQ tile in its query tile: its 64 columns
+ *   accum_tile      index of the dQ tile in dq_accum */
 template <int COLUMNS, int V_COLUMNS, bool GENERAL, bool DETERMINISTIC>
 static __device__ void write_dq(const attention_bwd_call &c, shared_memory<COLUMNS, V_COLUMNS> &s,
                                 const attention_work &w, int rank, int writer)
 {
     using S = shared_memory<COLUMNS, V_COLUMNS>;
     const int steps = step_count(w);
+    /* The steps in which this block computes dQ. By tiles these are steps rank, rank + 2, ... */
     const int own_steps = S::BY_TILES ? (steps + 1 - rank) / 2 : steps;
     uint32_t parity = 0;
     cot_griddepcontrol_wait(); /* for the kernel that clears dq_accum */
@@ -230,6 +238,7 @@ static __device__ void write_dq(const attention_bwd_call &c, shared_memory<COLUM
         const int dq_tile = dq_tile_index % S::DQ_TILES + (S::BY_TILES ? 0 : rank * S::DQ_TILES);
         const attention_step at = step_of(c, w, step);
         const int64_t accum_tile = (statistics_row_of<GENERAL>(c, w, at.h) + at.tile) * S::COLUMN_PANELS + dq_tile;
+        /* Not DETERMINISTIC: 1, so that the tile is added and not stored. */
         const uint32_t before = DETERMINISTIC ? dq_position_of<QUERIES, GENERAL>(c, w, at.tile).before : 1;
         if (DETERMINISTIC && before > 0)
             wait_for_earlier_key_blocks(c, accum_tile, before);
@@ -242,7 +251,8 @@ static __device__ void write_dq(const attention_bwd_call &c, shared_memory<COLUM
     cot_bulk_wait();
 }
 
-/* Issues acc = dS K, or acc += dS K, over 64 keys. dS is [query][key], K the panels of acc's columns. */
+/* Issues acc = dS K, or if `accumulate` acc += dS K, over 64 keys. ds is [query][key]. k are the panels of K with the
+ * columns of acc. */
 template <typename E, int N>
 static __device__ __forceinline__ void issue_dq(float (&acc)[N], const unsigned char *ds, const unsigned char *k,
                                                 bool accumulate)
@@ -257,7 +267,7 @@ static __device__ __forceinline__ void issue_dq(float (&acc)[N], const unsigned 
     cot_wgmma_commit();
 }
 
-/* Addresses in the peer block's shared memory. */
+/* Addresses in the peer's shared memory. ds: its buffer peer_ds, to which this block sends. */
 struct peer_addresses {
     uint32_t ds, ds_full, sent_ds_empty, ds_empty;
 };
@@ -266,14 +276,16 @@ template <int COLUMNS, int V_COLUMNS>
 static __device__ __forceinline__ peer_addresses peer_addresses_of(shared_memory<COLUMNS, V_COLUMNS> &s, int rank)
 {
     using S = shared_memory<COLUMNS, V_COLUMNS>;
-    const int own_stage = S::DS_STAGES == 1 ? 0 : rank; /* by tiles: the stage of dS that the peer sends */
+    /* The stage of dS that the peer sends to this block. By tiles, step j uses stage j % 2, so it is that of the steps
+     * in which this block computes dQ. */
+    const int own_stage = S::DS_STAGES == 1 ? 0 : rank;
     return {cot_mapa(cot_shared_address(s.peer_ds), rank ^ 1), cot_mapa(cot_shared_address(&s.peer_ds_full), rank ^ 1),
             cot_mapa(cot_shared_address(&s.sent_ds_empty), rank ^ 1),
             cot_mapa(cot_shared_address(&s.ds_empty[own_stage]), rank ^ 1)};
 }
 
-/* If blocks take turns: sends dS to the peer in the peer's steps. A thread of its own does this. If warpgroup 0 did it
- * between its own steps, each block would wait for the other's whole dQ. */
+/* The sender, by tiles: sends dS to the peer in the steps in which the peer computes dQ. Executed by one thread. If
+ * warpgroup 0 sent between its own steps, each block would wait until the other has computed the dQ of a tile. */
 template <int COLUMNS, int V_COLUMNS>
 static __device__ void send_ds(shared_memory<COLUMNS, V_COLUMNS> &s, const attention_work &w, int rank)
 {
@@ -287,18 +299,19 @@ static __device__ void send_ds(shared_memory<COLUMNS, V_COLUMNS> &s, const atten
     }
 }
 
-/* Warpgroup 0 if blocks take turns. */
+/* Warpgroup 0, by tiles. The three dQ tiles of a step are two products: one of 128 columns, whose registers are then
+ * free for one of 64. */
 template <typename E, int COLUMNS, int V_COLUMNS>
 static __device__ void compute_dq_by_tiles(shared_memory<COLUMNS, V_COLUMNS> &s, const attention_work &w, int rank)
 {
     using S = shared_memory<COLUMNS, V_COLUMNS>;
-    static_assert(COLUMNS == 192 && S::DQ_STAGES == 2 && S::DS_STAGES == 2, "the dQ tiles below");
+    static_assert(COLUMNS == 192 && S::DQ_STAGES == 2 && S::DS_STAGES == 2, "three dQ tiles, as computed below");
     const int lane = threadIdx.x % WARP;
     const bool leader = threadIdx.x % WARPGROUP == 0;
     const peer_addresses peer = peer_addresses_of(s, rank);
-    const int steps = step_count(w), stage = rank; /* of dS, in its own steps */
-    uint32_t dq_tile_index = 0, parity = 0;        /* dq_tile_index: dQ tiles so far */
-    const auto wait_empty = [&](uint32_t index) { cot_mbarrier_wait(&s.dq_ready[index % 2], index / 2 & 1 ^ 1); };
+    const int steps = step_count(w), stage = rank; /* stage: of dS, in the steps in which this block computes dQ */
+    uint32_t dq_tile_index = 0, parity = 0;        /* dq_tile_index: number of dQ tiles staged so far */
+    const auto wait_dq_ready = [&](uint32_t index) { cot_mbarrier_wait(&s.dq_ready[index % 2], index / 2 & 1 ^ 1); };
     cot_mbarrier_wait(&s.k_full, 0);
     for (int step = rank; step < steps; step += 2, parity ^= 1) {
         cot_mbarrier_wait(&s.ds_full[stage], parity);
@@ -313,7 +326,7 @@ static __device__ void compute_dq_by_tiles(shared_memory<COLUMNS, V_COLUMNS> &s,
                 cot_mbarrier_arrive_remote(peer.ds_empty);
             __syncwarp();
             issue_dq<E>(acc, s.peer_ds, s.peer_k[0], true);
-            wait_empty(dq_tile_index);
+            wait_dq_ready(dq_tile_index);
             cot_wgmma_wait<0>();
             float dq_tiles[2][32];
 #pragma unroll
@@ -321,14 +334,14 @@ static __device__ void compute_dq_by_tiles(shared_memory<COLUMNS, V_COLUMNS> &s,
                 dq_tiles[i / 32][i % 32] = acc[i];
             stage_dq_tile(s.dq[dq_tile_index % 2], dq_tiles[0], &s.dq_full[dq_tile_index % 2]);
             dq_tile_index++;
-            wait_empty(dq_tile_index);
+            wait_dq_ready(dq_tile_index);
             stage_dq_tile(s.dq[dq_tile_index % 2], dq_tiles[1], &s.dq_full[dq_tile_index % 2]);
             dq_tile_index++;
         }
         float acc[32];
         issue_dq<E>(acc, s.ds[stage], s.k[2], false);
         issue_dq<E>(acc, s.peer_ds, s.peer_k[2], true);
-        wait_empty(dq_tile_index);
+        wait_dq_ready(dq_tile_index);
         cot_wgmma_wait<0>();
         if (lane == 0) {
             cot_mbarrier_arrive(&s.ds_empty[stage]);
@@ -339,7 +352,7 @@ static __device__ void compute_dq_by_tiles(shared_memory<COLUMNS, V_COLUMNS> &s,
     }
 }
 
-/* Warpgroup 0 if each block computes half of the columns. */
+/* Warpgroup 0, by columns. It also sends dS to the peer. */
 template <typename E, int COLUMNS, int V_COLUMNS>
 static __device__ void compute_dq_by_columns(shared_memory<COLUMNS, V_COLUMNS> &s, const attention_work &w, int rank)
 {
@@ -377,14 +390,15 @@ static __device__ void compute_dq_by_columns(shared_memory<COLUMNS, V_COLUMNS> &
     }
 }
 
-/* Elements 2i and 2i + 1 of 2^4 P, as warpgroup 1 encodes and warpgroup 2 decodes them.
+/* Elements 2i and 2i + 1 of 2^4 P in one word: warpgroup 1 encodes them, warpgroup 2 decodes them.
  *   E = bf16   as f16: 8 times finer than bf16 for P >= 2^-18
  *   E = f16    17 bits without a sign, 5 of exponent and 12 of mantissa: 4 times finer than f16, also for P >= 2^-18.
- *              The lowest bits are kept in one word for each thread. (With 11 bits of mantissa the error's norm was up
- *              to 1.03 of its bound.)
- * Both hold P up to 4095, for an lse that is not the forward's. Beyond that, dV is infinite. */
-static constexpr float EXPONENT_REBIAS = 0x1p-112f; /* moves the exponent to the lowest five bits of its field */
-enum { LOW_BIT = 11 };                              /* the lowest bit that is encoded */
+ *              The lowest bits of a thread's 32 elements are one word, low_bits. (With 11 bits of mantissa the norm of the
+ *              error was up to 1.03 of its bound.)
+ * Both hold P up to 4095, in case lse is not that of the forward. Beyond that, dV is infinite. */
+/* Times this, the exponent of a float32 fits in the lowest five bits of its field. */
+static constexpr float EXPONENT_REBIAS = 0x1p-112f;
+enum { LOW_BIT = 11 }; /* the lowest bit of the float32 that is encoded */
 
 static __device__ __forceinline__ uint32_t move_bit(uint32_t word, int from, int to)
 {
@@ -412,15 +426,17 @@ template <typename E> static __device__ __forceinline__ float2 decode_p(uint32_t
         __uint_as_float(word >> 16 << 12 | move_bit(low_bits, 2 * i + 1, LOW_BIT)) * (1.0f / EXPONENT_REBIAS));
 }
 
-/* Address of this lane's row among its warp's 32 words. stmatrix and ldmatrix pass the words on, as for the fragments.
- * An ordinary store and load across the barrier is correct too, but compute-sanitizer reports it, because the warp's
- * synchronisation is optimised away. */
+/* The address of the row that this lane passes to stmatrix and ldmatrix, among the 32 words of its warp. These
+ * instructions move the words from warpgroup 1 to warpgroup 2, as they move P and dS. An ordinary store and load across
+ * the barrier would be correct too, but compute-sanitizer reports it, because the compiler removes the warp's
+ * synchronisation. */
 static __device__ __forceinline__ uint32_t low_bits_address(const uint32_t (&low_bits)[WARPGROUP])
 {
     return cot_shared_address(low_bits + threadIdx.x % WARPGROUP / 32 * 32 + threadIdx.x % 8 * 4);
 }
 
-/* P for dV, and P times the slope for dS, from scores with softcap: see attention_bwd_softcap. */
+/* With softcap: packs P for dV, and stores P times the slope for dS. Returns their low bits. TANH: tanh is computed,
+ * otherwise by the long series of attention_bwd_softcap. */
 template <typename E, bool TANH>
 static __device__ __forceinline__ uint32_t softcapped_p(const attention_bwd_softcap &cap, const attention_work &w,
                                                         int tile, int key, const float *lse_log2, uint32_t ds_address,
@@ -458,8 +474,8 @@ static __device__ __forceinline__ uint32_t softcapped_p(const attention_bwd_soft
     return low_bits;
 }
 
-/* The key of this thread's even accumulator pairs. %tid is read again here: few tiles need the key, so it should not
- * occupy a register. */
+/* The key of this thread's accumulators 4i and 4i + 1. %tid is read again here: few tiles need the key, so it should
+ * not occupy a register. */
 static __device__ __forceinline__ int thread_key(int key_begin)
 {
     int thread;
@@ -467,11 +483,11 @@ static __device__ __forceinline__ int thread_key(int key_begin)
     return key_begin + thread % WARPGROUP / WARP * 16 + thread % WARP / 4;
 }
 
-/* Issues dV += P^T dO for the block's keys, one chunk of columns at a time. */
+/* Issues dV += P^T dO for the keys of the thread block, one chunk of columns at a time. */
 template <typename E, int COLUMNS, int V_COLUMNS, int PARTS, int N>
 static __device__ __forceinline__ void issue_dv(
     shared_memory<COLUMNS, V_COLUMNS> &s, float (&dv)[PARTS][N], const uint32_t (&packed)[16],
-    cot_pipeline_state<shared_memory<COLUMNS, V_COLUMNS>::DOUT_CHUNKS> chunk)
+    cot_pipeline_state<shared_memory<COLUMNS, V_COLUMNS>::DOUT_STAGES> chunk)
 {
 #pragma unroll
     for (int part = 0; part < PARTS; part++, chunk.next()) {
@@ -480,11 +496,13 @@ static __device__ __forceinline__ void issue_dv(
     }
 }
 
-/* One step of warpgroup 1. FIRST: there is no P of a previous step. chunk: the previous step's chunk of dO. */
+/* One step of warpgroup 1: issues dV of the previous step and S of this one, and computes P. FIRST: there is no
+ * previous step. chunk: the first chunk of dO of the previous step. packed: P^T of the previous step, then of this
+ * one. */
 template <typename E, int COLUMNS, int V_COLUMNS, bool GENERAL, bool SOFTCAP, bool FIRST, int PARTS, int N>
 static __device__ __forceinline__ void dv_step(
     const attention_bwd_call &c, shared_memory<COLUMNS, V_COLUMNS> &s, const attention_work &w, uint32_t step, int tile,
-    int key_begin, cot_pipeline_state<shared_memory<COLUMNS, V_COLUMNS>::DOUT_CHUNKS> &chunk, float (&dv)[PARTS][N],
+    int key_begin, cot_pipeline_state<shared_memory<COLUMNS, V_COLUMNS>::DOUT_STAGES> &chunk, float (&dv)[PARTS][N],
     uint32_t (&packed)[16])
 {
     using S = shared_memory<COLUMNS, V_COLUMNS>;
@@ -535,7 +553,7 @@ static __device__ __forceinline__ void dv_step(
     const uint32_t ds_address = fragment_address(s.ds[ds]);
     uint32_t low_bits = 0;
     if (SOFTCAP) {
-        float square_sum = 0.0f; /* bounds every square; NaN if a score is NaN */
+        float square_sum = 0.0f; /* no square exceeds it; NaN if a score is NaN, and then tanh is computed */
 #pragma unroll
         for (int i = 0; i < 32; i++)
             square_sum = fmaf(scores[i], scores[i], square_sum);
@@ -573,11 +591,11 @@ static __device__ void compute_dv(const attention_bwd_call &c, shared_memory<COL
                                   const attention_work &w, int key_begin)
 {
     using S = shared_memory<COLUMNS, V_COLUMNS>;
-    float dv[S::DOUT_PARTS][S::CHUNK_PANELS * 32];
+    float dv[S::TILE_CHUNKS][S::CHUNK_PANELS * 32];
     uint32_t packed[16]; /* P^T */
-    cot_pipeline_state<S::DOUT_CHUNKS> chunk;
+    cot_pipeline_state<S::DOUT_STAGES> chunk;
 #pragma unroll
-    for (int part = 0; part < S::DOUT_PARTS; part++)
+    for (int part = 0; part < S::TILE_CHUNKS; part++)
 #pragma unroll
         for (int i = 0; i < S::CHUNK_PANELS * 32; i++)
             dv[part][i] = 0.0f;
@@ -594,23 +612,23 @@ static __device__ void compute_dv(const attention_bwd_call &c, shared_memory<COL
         cot_wgmma_wait<0>();
     }
 #pragma unroll
-    for (int part = 0; part < S::DOUT_PARTS; part++)
+    for (int part = 0; part < S::TILE_CHUNKS; part++)
         store_rows<E, GENERAL>(c, c.dv, c.dv_store, key_rows_out<GENERAL>(c, c.dv, w), thread_key(key_begin),
                                part * S::CHUNK_PANELS * 64, (int)c.d_v - part * S::CHUNK_PANELS * 64, INVERSE_P_SCALE,
                                dv[part]);
 }
 
-/* Issues dP^T of a tile: V from shared memory, dO in chunks. */
+/* Issues dP^T = V dO^T of a tile. chunk: the first chunk of its dO. */
 template <typename E, int COLUMNS, int V_COLUMNS>
 static __device__ __forceinline__ void issue_dp(
     shared_memory<COLUMNS, V_COLUMNS> &s, float (&dp)[32],
-    cot_pipeline_state<shared_memory<COLUMNS, V_COLUMNS>::DOUT_CHUNKS> chunk, uint32_t step)
+    cot_pipeline_state<shared_memory<COLUMNS, V_COLUMNS>::DOUT_STAGES> chunk, uint32_t step)
 {
     using S = shared_memory<COLUMNS, V_COLUMNS>;
     const uint64_t v_desc = cot_wgmma_k_major(cot_shared_address(s.v[0] + (step >> 31))); /* step >> 31: as for K */
-    uint64_t dout_desc[S::DOUT_PARTS];
+    uint64_t dout_desc[S::TILE_CHUNKS];
 #pragma unroll
-    for (int part = 0; part < S::DOUT_PARTS; part++, chunk.next()) {
+    for (int part = 0; part < S::TILE_CHUNKS; part++, chunk.next()) {
         cot_mbarrier_wait(&s.dout_full[chunk.stage], chunk.parity);
         dout_desc[part] = cot_wgmma_k_major(cot_shared_address(s.dout[chunk.stage][0]));
     }
@@ -626,7 +644,7 @@ static __device__ __forceinline__ void issue_dp(
     cot_wgmma_commit();
 }
 
-/* Issues dK += dS^T Q for the block's keys. */
+/* Issues dK += dS^T Q for the keys of the thread block. */
 template <typename E, int PARTS, int N>
 static __device__ __forceinline__ void issue_dk(float (&dk)[PARTS][N], const uint32_t (&packed)[16],
                                                 const unsigned char (*q)[SQUARE_BYTES])
@@ -636,11 +654,12 @@ static __device__ __forceinline__ void issue_dk(float (&dk)[PARTS][N], const uin
         issue_gemm_rs<E>(dk[part], packed, q[part * (N / 32)]);
 }
 
-/* One step of warpgroup 2. FIRST: there is no dS of a previous step. */
+/* One step of warpgroup 2: issues dK of the previous step and dP of this one, and computes dS. FIRST: there is no
+ * previous step. packed: dS^T of the previous step, then of this one. */
 template <typename E, int COLUMNS, int V_COLUMNS, bool FIRST, int PARTS, int N>
 static __device__ __forceinline__ void dk_step(
     shared_memory<COLUMNS, V_COLUMNS> &s, uint32_t step,
-    cot_pipeline_state<shared_memory<COLUMNS, V_COLUMNS>::DOUT_CHUNKS> &chunk, float (&dk)[PARTS][N],
+    cot_pipeline_state<shared_memory<COLUMNS, V_COLUMNS>::DOUT_STAGES> &chunk, float (&dk)[PARTS][N],
     uint32_t (&packed)[16])
 {
     using S = shared_memory<COLUMNS, V_COLUMNS>;
@@ -648,8 +667,8 @@ static __device__ __forceinline__ void dk_step(
     const uint32_t ds = step % S::DS_STAGES, previous_q = (step - 1) % S::Q_STAGES;
     float dp[32];
     if (!FIRST) {
-        cot_mbarrier_wait(&s.q_full[previous_q],
-                          parity_of<S::Q_STAGES>(step - 1)); /* p_full does not make Q visible to this warpgroup */
+        /* Completed long ago, but p_full does not make Q visible to this warpgroup. */
+        cot_mbarrier_wait(&s.q_full[previous_q], parity_of<S::Q_STAGES>(step - 1));
         issue_dk<E>(dk, packed, s.q[previous_q]);
     }
     issue_dp<E>(s, dp, chunk, step);
@@ -668,7 +687,7 @@ static __device__ __forceinline__ void dk_step(
                 fmaf(dp[4 * query_group + i], INVERSE_P_SCALE, -INVERSE_P_SCALE * (i % 2 == 0 ? delta.x : delta.y));
     }
     __syncwarp();
-    for (int part = 0; part < S::DOUT_PARTS; part++, chunk.next())
+    for (int part = 0; part < S::TILE_CHUNKS; part++, chunk.next())
         if (lane == 0)
             cot_mbarrier_arrive(&s.dout_empty[chunk.stage]);
     cot_mbarrier_wait(&s.p_full[ds], parity_of<S::DS_STAGES>(step));
@@ -703,7 +722,7 @@ static __device__ void compute_dk(const attention_bwd_call &c, shared_memory<COL
     enum { PART_COLUMNS = COLUMNS / S::DK_PARTS };
     float dk[S::DK_PARTS][PART_COLUMNS / 2];
     uint32_t packed[16]; /* dS^T */
-    cot_pipeline_state<S::DOUT_CHUNKS> chunk;
+    cot_pipeline_state<S::DOUT_STAGES> chunk;
 #pragma unroll
     for (int part = 0; part < S::DK_PARTS; part++)
 #pragma unroll
@@ -730,7 +749,7 @@ template <typename E, int COLUMNS, int V_COLUMNS, bool GENERAL, bool SOFTCAP>
 static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
 {
     using S = shared_memory<COLUMNS, V_COLUMNS>;
-    static_assert(sizeof(S) <= ATTENTION_CLUSTER_SHARED_BYTES(COLUMNS, V_COLUMNS), "what the host allots");
+    static_assert(sizeof(S) <= ATTENTION_CLUSTER_SHARED_BYTES(COLUMNS, V_COLUMNS), "must fit in what the host allots");
     S &s = *(S *)attention_memory;
     const attention_bwd_call &c = m.call;
     const int rank = (int)cot_cluster_rank();
@@ -738,7 +757,7 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
         cot_mbarrier_init(&s.k_full, 1), cot_mbarrier_init(&s.v_full, 1);
         for (int i = 0; i < S::Q_STAGES; i++)
             cot_mbarrier_init(&s.q_full[i], 1), cot_mbarrier_init(&s.q_empty[i], 8);
-        for (int i = 0; i < S::DOUT_CHUNKS; i++)
+        for (int i = 0; i < S::DOUT_STAGES; i++)
             cot_mbarrier_init(&s.dout_full[i], 1), cot_mbarrier_init(&s.dout_empty[i], 8);
         for (int i = 0; i < S::DS_STAGES; i++) {
             cot_mbarrier_init(&s.p_full[i], 4), cot_mbarrier_init(&s.ds_full[i], 4);
@@ -752,7 +771,8 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
         cot_mbarrier_init_fence();
     }
     __syncwarp();
-    const uint32_t key_block = take_key_block_of_cluster(c, s.ticket); /* its barrier publishes those above */
+    /* The cluster barrier in this call makes the initialised mbarriers visible. */
+    const uint32_t key_block = take_key_block_of_cluster(c, s.ticket);
     attention_work w;
     if (!GENERAL) {
         w = work_of<QUERIES>(c, key_block);
@@ -760,7 +780,7 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
         cot_griddepcontrol_wait();      /* for the kernel that writes seqlens */
         cot_fence_proxy_async_global(); /* orders the TMA loads below after it */
         if (!work_of_general<QUERIES>(c, key_block, w))
-            return;      /* both blocks do */
+            return;      /* so does the peer */
         __syncthreads(); /* all threads have read key_block */
         if (threadIdx.x == 0)
             s.work = w;
@@ -803,27 +823,27 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
         }
         __syncwarp();
     }
-    cot_cluster_arrive(); /* until the peer has sent its last dS and has confirmed ours */
+    cot_cluster_arrive(); /* the peer may still send dS to this block, and arrive on its barriers */
     cot_cluster_wait();
 }
 
-#define INSTANCE(name, element, columns, v_columns, general, cap)                    \
-    extern "C" __global__ void __launch_bounds__(ATTENTION_WARPGROUPS *WARPGROUP, 1) \
-        attention_bwd_##name(const __grid_constant__ attention_bwd_mapped m)         \
-    {                                                                                \
-        backward<element, columns, v_columns, general, cap>(m);                      \
+#define INSTANCE(name, element, columns, v_columns, version)                                              \
+    extern "C" __global__ void __launch_bounds__(ATTENTION_WARPGROUPS *WARPGROUP, 1)                      \
+        attention_bwd_##name(const __grid_constant__ attention_bwd_mapped m)                              \
+    {                                                                                                     \
+        backward<element, columns, v_columns, version >= VERSION_GENERAL, version == VERSION_SOFTCAP>(m); \
     }
-#define INSTANCES(size, element, columns, v_columns)          \
-    INSTANCE(size, element, columns, v_columns, false, false) \
-    INSTANCE(size##_general, element, columns, v_columns, true, false)
+#define INSTANCES(size, element, columns, v_columns)           \
+    INSTANCE(size, element, columns, v_columns, VERSION_PLAIN) \
+    INSTANCE(size##_general, element, columns, v_columns, VERSION_GENERAL)
 INSTANCES(bf16_sm90_d192_v128, __nv_bfloat16, 192, 128)
 INSTANCES(bf16_sm90_d192, __nv_bfloat16, 192, 192)
 INSTANCES(bf16_sm90_d256, __nv_bfloat16, 256, 256)
 INSTANCES(f16_sm90_d192_v128, __half, 192, 128)
 INSTANCES(f16_sm90_d192, __half, 192, 192)
 INSTANCES(f16_sm90_d256, __half, 256, 256)
-INSTANCE(bf16_sm90_d192_v128_softcap, __nv_bfloat16, 192, 128, true, true)
-INSTANCE(bf16_sm90_d192_softcap, __nv_bfloat16, 192, 192, true, true)
-INSTANCE(bf16_sm90_d256_softcap, __nv_bfloat16, 256, 256, true, true)
-INSTANCE(f16_sm90_d192_v128_softcap, __half, 192, 128, true, true)
-INSTANCE(f16_sm90_d192_softcap, __half, 192, 192, true, true)
+INSTANCE(bf16_sm90_d192_v128_softcap, __nv_bfloat16, 192, 128, VERSION_SOFTCAP)
+INSTANCE(bf16_sm90_d192_softcap, __nv_bfloat16, 192, 192, VERSION_SOFTCAP)
+INSTANCE(bf16_sm90_d256_softcap, __nv_bfloat16, 256, 256, VERSION_SOFTCAP)
+INSTANCE(f16_sm90_d192_v128_softcap, __half, 192, 128, VERSION_SOFTCAP)
+INSTANCE(f16_sm90_d192_softcap, __half, 192, 192, VERSION_SOFTCAP)

@@ -57,8 +57,8 @@ template <int COLUMNS, bool PAIRS> struct shared_memory {
     uint4 pair[PAIRS ? 1 : 0]; /* its first word: the index of the pair of key blocks, sent by thread block 0 */
 };
 
-/* Waits until no warp reads K and V of key block n - 1 any more, and then sets the expected bytes of those of n. Consumers
- * may still store dK and dV of n - 1. */
+/* Waits until no warp reads K and V of key block n - 1 any more, and then sets the expected bytes of those of n.
+ * Consumers may still store dK and dV of n - 1. */
 template <int COLUMNS, bool PAIRS>
 static __device__ __forceinline__ void begin_loading_keys(shared_memory<COLUMNS, PAIRS> &s, uint32_t n, uint64_t *full)
 {
@@ -116,10 +116,10 @@ template <typename E> constexpr float dv_scale = cot_is_f16<E> ? 1.0f / (1 << AT
  * in units of the last bit that is kept. `restore` adds the signed byte. A tie has the byte 128, whether it was rounded
  * up or down. If it was rounded down, the restored P is one unit of the 16-bit format too small.
  *
- * BIASED_BYTES: low_bytes has the byte plus 128, which is not signed. One byte permutation joins it to the rounded P, and one
- * subtraction removes the 128. In the example, 0xaa becomes 0x2a, and 0x3eab2a00 - 0x8000 = 0x3eaaaa00. This saves one
- * instruction per element. f16 has no such form, because its 8 bits are not a byte of a float32. The GENERAL versions at 64
- * columns are slower with it. */
+ * BIASED_BYTES: low_bytes has the byte plus 128, which is not signed. One byte permutation joins it to the rounded P,
+ * and one subtraction removes the 128. In the example, 0xaa becomes 0x2a, and 0x3eab2a00 - 0x8000 = 0x3eaaaa00. This
+ * saves one instruction per element. f16 has no such form, because its 8 bits are not a byte of a float32. The GENERAL
+ * versions at 64 columns are slower with it. */
 template <typename E, int N, bool BIASED_BYTES> struct saved_p {
     uint32_t low_bytes[N / 4];
 
@@ -140,8 +140,8 @@ template <typename E, int N, bool BIASED_BYTES> struct saved_p {
         }
     }
 
-    /* Element i. `one` is 1. If the compiler cannot prove that, it subtracts with an integer multiply-add, which does not
-     * use the pipe of the permutations. opaque_zero is 0, but the compiler cannot prove it. Adding it keeps the
+    /* Element i. `one` is 1. If the compiler cannot prove that, it subtracts with an integer multiply-add, which does
+     * not use the pipe of the permutations. opaque_zero is 0, but the compiler cannot prove it. Adding it keeps the
      * compiler from unpacking P before registers are free. */
     __device__ __forceinline__ float restore(const uint32_t (&packed)[N / 2], int i, uint32_t opaque_zero,
                                              uint32_t one) const
@@ -249,8 +249,8 @@ static __device__ __forceinline__ void softcapped_p_by(const attention_bwd_call 
 }
 
 /* Selects the method for a tile. Most tiles are not masked and have small scores. One warp vote tests both: no score is
- * masked, and the largest sum of four squares is small. key_begin: the consumer's first key. first_lse, second_lse: the first
- * elements of lse_log2. */
+ * masked, and the largest sum of four squares is small. key_begin: the consumer's first key. first_lse, second_lse: the
+ * first elements of lse_log2. */
 template <typename E, int N>
 static __device__ __forceinline__ void softcapped_p(const attention_bwd_call &c, const attention_work &w, int tile,
                                                     int key_begin, const float *lse_log2, float2 first_lse,
@@ -295,7 +295,8 @@ template <typename E> static __device__ __forceinline__ uint32_t pack_two_volati
 }
 
 /* Whether this consumer skips a tile because all of its scores are masked. The warp vote shows ptxas that the result is
- * uniform. Without windows at most one tile of a key block could be skipped, and the test of each tile would cost more. */
+ * uniform. Without windows at most one tile of a key block could be skipped, and the test of each tile would cost
+ * more. */
 template <int QUERIES, bool GENERAL>
 static __device__ __forceinline__ bool is_skipped(const attention_work &w, int tile, int key_begin)
 {
@@ -504,10 +505,10 @@ static __device__ __forceinline__ void skip_step(shared_memory<COLUMNS, PAIRS> &
     }
 }
 
-/* Adds dK and dV of the two thread blocks that divide the query heads of a group. Thread block 1 of the cluster stores its
- * sums in the shared memory of thread block 0, in place of K, V, Q and dO. Thread block 0 adds them to its own. Returns
- * whether this thread block has the result. The other warps of both thread blocks take part in the two cluster barriers when
- * they have ended their work (await_reduction). */
+/* Adds dK and dV of the two thread blocks that divide the query heads of a group. Thread block 1 of the cluster stores
+ * its sums in the shared memory of thread block 0, in place of K, V, Q and dO. Thread block 0 adds them to its own.
+ * Returns whether this thread block has the result. The other warps of both thread blocks take part in the two cluster
+ * barriers when they have ended their work (await_reduction). */
 template <int COLUMNS>
 static __device__ __forceinline__ bool reduce_over_heads(float (&dk)[COLUMNS / 2], float (&dv)[COLUMNS / 2])
 {
@@ -545,8 +546,8 @@ static __device__ __forceinline__ void await_reduction(const attention_bwd_call 
         cot_cluster_arrive(), cot_cluster_wait();
 }
 
-/* The members of `work` that the steps of a consumer need; the others are 0. The shuffle shows ptxas that they are uniform
- * in a warp. So it keeps them in uniform registers. */
+/* The members of `work` that the steps of a consumer need; the others are 0. The shuffle shows ptxas that they are
+ * uniform in a warp. So it keeps them in uniform registers. */
 static __device__ __forceinline__ attention_work uniform_work(const attention_work &from)
 {
     attention_work w = {};
@@ -612,9 +613,9 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, shar
             __syncwarp();
             if (threadIdx.x % WARP == 0)
                 cot_mbarrier_arrive(&s.q_empty[previous_q]);
-            /* The queries that attend to a key are consecutive, so all further steps are skipped. They may be more than the
-             * stages of Q. So the last computed tile is released first: else the producer would wait for it, and this
-             * warp for the producer. */
+            /* The queries that attend to a key are consecutive, so all further steps are skipped. They may be more than
+             * the stages of Q. So the last computed tile is released first: else the producer would wait for it, and
+             * this warp for the producer. */
             for (; GENERAL && step < end; step++)
                 skip_step(s, step);
         }

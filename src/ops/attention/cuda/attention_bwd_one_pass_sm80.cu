@@ -4,7 +4,8 @@
  * Thread blocks add to dq in any order. Without dq_accum, in the deterministic mode, it computes only dk and dv: four
  * products.
  *
- * A thread block takes keys of a key-value head and loops over the group's heads, and over the tiles of queries of each:
+ * A thread block takes keys of a key-value head and loops over the group's heads, and over the tiles of queries of
+ * each:
  *
  *   S^T = K Q^T   dP^T = V dO^T   dV += P^T dO   dK += dS^T Q   dQ = dS K, which is added to float32 sums in memory
  *
@@ -69,9 +70,9 @@ DEVICE void warp_gemm_ss(float (&c)[M][N][4], uint32_t a, int row, const char *b
     }
 }
 
-/* KEYS: keys of a thread block; QUERIES: queries of a tile. UNSPLIT: one warp has all queries of its keys. It keeps P and dS
- * in registers for dV and dK. dQ is then computed one step late, from the other half of the dS tile, so that a step
- * needs one barrier. */
+/* KEYS: keys of a thread block; QUERIES: queries of a tile. UNSPLIT: one warp has all queries of its keys. It keeps P
+ * and dS in registers for dV and dK. dQ is then computed one step late, from the other half of the dS tile, so that a
+ * step needs one barrier. */
 template <typename E, int HEAD_DIM, int KEYS, int QUERIES, int WARPS>
 DEVICE void backward_one_pass(const attention_sm80_call &c)
 {

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_bwd_pairs_sm90.cu: the backward on Hopper for most calls with a full or causal mask, d = d_v = 64 or 128, by
- * pairs of key blocks. A *pair* is two adjacent key blocks of a key-value head, 256 keys. A cluster of two thread blocks
- * takes one pair after another. In this file *block* is a thread block: block r of the cluster computes dK and dV of key
- * block r of the pair, with the consumers of attention_bwd_sm90.cu, which has the formulas, the roles and the steps. The
- * *peer* is the other block of the cluster. The two blocks share three things:
+ * attention_bwd_pairs_sm90.cu: the backward on Hopper for most calls with a full or causal mask, d = d_v = 64 or 128,
+ * by pairs of key blocks. A *pair* is two adjacent key blocks of a key-value head, 256 keys. A cluster of two thread
+ * blocks takes one pair after another. In this file *block* is a thread block: block r of the cluster computes dK and
+ * dV of key block r of the pair, with the consumers of attention_bwd_sm90.cu, which has the formulas, the roles and the
+ * steps. The *peer* is the other block of the cluster. The two blocks share three things:
  *
- *   dQ        A block computes one of the two dQ tiles of a step, over the keys of the pair. The peer's dQ tile needs the
- *             dS of this block too, so the block sends that dS to the peer. Compared with the single-block kernel
+ *   dQ        A block computes one of the two dQ tiles of a step, over the keys of the pair. The peer's dQ tile needs
+ *             the dS of this block too, so the block sends that dS to the peer. Compared with the single-block kernel
  *             (attention_bwd_sm90.cu), a block stages half as many dQ tiles and adds half as many to memory.
  *   Q, dO     A block loads half of a tile into the shared memory of both blocks (multicast).
  *   the pair  Block 0 takes the pair from the counter, and sends its index to block 1.
@@ -36,8 +36,8 @@
  *   pair full         1 (the index)             block 1 has the index of its pair        producer of block 1
  *   pair empty        1 remote: its producer    block 1 has read the index               producer of block 0
  *
- * Deterministic mode as in attention_bwd_sm90.cu, with pairs in place of key blocks. A pair waits only for pairs that were
- * taken earlier. */
+ * Deterministic mode as in attention_bwd_sm90.cu, with pairs in place of key blocks. A pair waits only for pairs that
+ * were taken earlier. */
 #include "attention_bwd_consumer_sm90.cuh"
 
 template <int COLUMNS> using pair_memory = shared_memory<COLUMNS, true>;
@@ -63,9 +63,10 @@ static __device__ __forceinline__ uint32_t take_pair(const attention_bwd_call &c
     return pair;
 }
 
-/* Opens a stage for the halves that both blocks load. The producer of each block executes it when the stage is free in its
- * block. It sets the expected bytes of `full`, arrives on the peer's `peer_empty`, and waits until the peer has done the
- * same. Then both halves may be loaded. `peer_empty` is a barrier of the stage, `use` the number of its earlier uses. */
+/* Opens a stage for the halves that both blocks load. The producer of each block executes it when the stage is free in
+ * its block. It sets the expected bytes of `full`, arrives on the peer's `peer_empty`, and waits until the peer has
+ * done the same. Then both halves may be loaded. `peer_empty` is a barrier of the stage, `use` the number of its
+ * earlier uses. */
 static __device__ __forceinline__ void open_stage_in_both(uint64_t *peer_empty, int rank, uint32_t use, uint64_t *full,
                                                           uint32_t bytes)
 {
@@ -117,6 +118,8 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, pair_memory<COL
                                     &s.dout_full[dout_stage]);
             cot_tma_load_4d(s.delta[dout_stage], &m.statistics, 0, first_delta_row + row, 0, 0,
                             &s.dout_full[dout_stage]);
+            /* K and V are loaded in the first step only, after its Q and dO: the wait for `kv empty`, until the
+             * previous pair is done, must not delay the first tile. */
             if (step > 0)
                 continue;
             begin_loading_keys(s, n, &s.kv_full);

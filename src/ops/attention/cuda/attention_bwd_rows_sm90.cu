@@ -60,8 +60,8 @@ template <typename E> static __device__ __forceinline__ float dot(const cot_word
     return sum;
 }
 
-/* Whether a key block attends to this query tile, so that the main kernel adds to its dQ. In deterministic mode the first
- * key block stores instead, so that the tile need not be cleared. */
+/* Whether a key block attends to this query tile, so that the main kernel adds to its dQ. In deterministic mode the
+ * first key block stores instead, so that the tile need not be cleared. */
 template <int QUERIES, bool GENERAL>
 static __device__ __forceinline__ bool is_visited(const attention_bwd_call &c, const attention_tile &t)
 {
@@ -220,8 +220,8 @@ static __device__ __forceinline__ void postprocess(const attention_bwd_call &c)
                            columns, c.scale, values);
 }
 
-/* dsink[h] = -sum over queries of exp(sink[h] - lse) delta, in double. A thread block takes a head, a thread every 256th row
- * of a sequence. Rows beyond seqused have lse_log2 = inf. */
+/* dsink[h] = -sum over queries of exp(sink[h] - lse) delta, in double. A thread block takes a head, a thread every
+ * 256th row of a sequence. Rows beyond seqused have lse_log2 = inf. */
 KERNEL attention_bwd_dsink(const __grid_constant__ attention_bwd_call c)
 {
     __shared__ double sums[LANES * WARPS];

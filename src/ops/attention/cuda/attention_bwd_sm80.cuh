@@ -2,8 +2,8 @@
  * attention_bwd_sm80.cuh: the backward with the instructions of compute capability 8.0, one source for 16-bit products
  * on tensor cores (attention_bwd_sm80.cu) and for float32 (attention_f32_sm80.cu).
  *
- * Two passes. Each thread block owns the sums that it computes, so the order of thread blocks does not matter. Both passes
- * read lse and delta, which a kernel before them writes.
+ * Two passes. Each thread block owns the sums that it computes, so the order of thread blocks does not matter. Both
+ * passes read lse and delta, which a kernel before them writes.
  *
  *   dq        a thread block takes queries of a head and loops     S = Q K^T   dP = dO V^T   dQ += dS K
  *             over tiles of keys

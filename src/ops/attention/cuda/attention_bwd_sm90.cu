@@ -5,10 +5,10 @@
  * memory, its dK and dV in registers. A thread block takes one key block after another (take_key_block). For each, it
  * loops over the tiles of queries that attend to the keys, and takes each tile for all query heads that share the
  * key-value head (the group). The first tiles of a key block are loaded while the key block before is computed. The
- * consumers store dK and dV while the dQ warpgroup works on the last tile of the key block.
- * With thread_blocks_per_group = 2, a thread block takes one key block. The two thread blocks of a cluster divide the heads of the
- * group, and add their dK and dV at the end (reduce_over_heads). attention_bwd_pairs_sm90.cu has a kernel for most calls
- * with a full or causal mask.
+ * consumers store dK and dV while the dQ warpgroup works on the last tile of the key block. With
+ * thread_blocks_per_group = 2, a thread block takes one key block. The two thread blocks of a cluster divide the heads
+ * of the group, and add their dK and dV at the end (reduce_over_heads). attention_bwd_pairs_sm90.cu has a kernel for
+ * most calls with a full or causal mask.
  *
  * A tile has 128 queries at 64 columns, and 64 queries at 128 columns. Formulas (f16 scales P, see dv_scale):
  *
@@ -53,8 +53,8 @@
  * semaphore for each dQ tile counts the key blocks that have stored or added. The thread block of a key block waits
  * only for key blocks that were taken earlier.
  *
- * With STORES_DQ the last key block of a tile does not add: its dq_writer loads the sums of the other key blocks into the
- * stage, on the barrier `dq ready`. The dQ warpgroup adds its own dQ tile and stores dq. The kernel `postprocess`
+ * With STORES_DQ the last key block of a tile does not add: its dq_writer loads the sums of the other key blocks into
+ * the stage, on the barrier `dq ready`. The dQ warpgroup adds its own dQ tile and stores dq. The kernel `postprocess`
  * is not launched.
  *
  * Each kernel has these versions:
@@ -79,8 +79,8 @@ constexpr attention_dq_position unordered = {1, false};
 
 /* The index of the thread block's next key block. A key block waits until key blocks of lower indices have added to dQ.
  * The counter gives out the indices in order, and a thread block computes its key blocks in that order. So the lowest
- * unfinished key block waits for none, whichever thread blocks run. A thread block that takes one key block has its index
- * in shared memory. */
+ * unfinished key block waits for none, whichever thread blocks run. A thread block that takes one key block has its
+ * index in shared memory. */
 template <int COLUMNS>
 static __device__ __forceinline__ uint32_t take_key_block(const attention_bwd_call &c, single_block_memory<COLUMNS> &s)
 {
@@ -140,6 +140,8 @@ template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_map
                                 &s.dout_full[dout_stage]);
             cot_tma_load_4d(s.delta[dout_stage], &m.statistics, 0, first_delta_row + row, 0, 0,
                             &s.dout_full[dout_stage]);
+            /* K and V are loaded in the first step only, after its Q and dO: the wait for `kv empty`, until the
+             * previous key block is done, must not delay the first tile. */
             if (step > 0)
                 continue;
             begin_loading_keys(s, n, &s.kv_full);
@@ -219,6 +221,8 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, single_
             if (!clean)
                 wait_and_clear<single_block_memory<COLUMNS>::Q_PANEL_BYTES, COLUMN_PANELS>(
                     s.uncleared_full, uncleared_parity, s.dout[dout_stage], used, &s.dout_full[dout_stage]);
+            /* K and V are loaded in the first step only, after its Q and dO: the wait for `kv empty`, until the
+             * previous key block is done, must not delay the first tile. */
             if (step > 0)
                 continue;
             const bool keys_are_clean = w.first_key + KEYS <= w.used_k || w.k_first_row + w.used_k == c.sequences.Tk;
@@ -242,8 +246,8 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, single_
 
 /* A dq_writer: adds the dQ tiles of one dQ stage to memory. There is one writer for each stage: before a writer
  * increments the semaphore, it waits until the sums are in memory, which takes about one step. If STORES_DQ, the last
- * key block of a tile does not add: its writer loads the sums of the other key blocks into the stage, and the dQ warpgroup
- * stores dQ.
+ * key block of a tile does not add: its writer loads the sums of the other key blocks into the stage, and the dQ
+ * warpgroup stores dQ.
  *   dq_tile_index index of the dQ tile in the key block: step * DQ_TILES + its number in the step. On return: that of
  *                 the stage's first dQ tile in the next key block
  *   parity        of `dq full` for the stage's next dQ tile
@@ -279,7 +283,7 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
         }
         cot_mbarrier_wait(&s.dq_full[stage], parity);
         next_is_released = false;
-        if (is_final(position))
+        if (is_final(position)) /* the dQ warpgroup stores dq, so there is nothing to add */
             continue;
         add_dq_tile(c, accum_tile, s.dq[stage], DETERMINISTIC && position.before == 0);
         if (dq_tile_index + ATTENTION_DQ_STAGES < end) {
@@ -372,16 +376,18 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
                 if (step == steps - 1)
                     cot_mbarrier_arrive(&s.kv_empty);
             }
-            if (!position.last) {
+            if (!position.last) { /* a dq_writer adds the tile to memory */
                 stage_dq_tile(s.dq[dq.stage], acc, &s.dq_full[dq.stage]);
                 continue;
             }
+            /* STORES_DQ: this is the last addition, so the warpgroup stores dq itself. */
             if (position.before > 0)
                 add_staged_dq_tile(acc, s.dq[dq.stage]);
             __syncwarp();
             if (lane == 0)
                 cot_mbarrier_arrive(&s.dq_full[dq.stage]);
-            /* STORES_DQ: one query head for each key-value head, so that a step is a tile, of head 0 of the group. */
+            /* There is one query head for each key-value head: a step is a tile, and the head is number 0 of the
+             * group. */
             const int row =
                 tile * QUERIES + dq_tile / s.COLUMN_PANELS * 64 + threadIdx.x % WARPGROUP / WARP * 16 + lane / 4;
             store_rows<E, false, false>(c, c.dq, c.dq_store, query_rows_out(c, w, 0), row,
@@ -438,12 +444,10 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
             load_tiles<COLUMNS>(m, s);
         else if (threadIdx.x % WARP == 0 && threadIdx.x <= ATTENTION_DQ_STAGES * WARP) {
             const int stage = threadIdx.x / WARP - 1;
-            if (STORES_DQ)
-                write_dq<COLUMNS, GENERAL, true, true>(m, s, stage);
-            else if (c.deterministic)
-                write_dq<COLUMNS, GENERAL, true, false>(m, s, stage);
+            if (STORES_DQ || c.deterministic)
+                write_dq<COLUMNS, GENERAL, true, STORES_DQ>(m, s, stage);
             else
-                write_dq<COLUMNS, GENERAL, false, false>(m, s, stage);
+                write_dq<COLUMNS, GENERAL, false, STORES_DQ>(m, s, stage);
         }
         await_reduction(c);
     } else if (warpgroup == 1) {
@@ -456,20 +460,21 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
     }
 }
 
-#define INSTANCE(name, element, columns, general, cap, stores)                       \
-    extern "C" __global__ void __launch_bounds__(ATTENTION_WARPGROUPS *WARPGROUP, 1) \
-        attention_bwd_##name(const __grid_constant__ attention_bwd_mapped m)         \
-    {                                                                                \
-        backward<element, columns, general, cap, stores>(m);                         \
+#define INSTANCE(name, element, columns, version)                                          \
+    extern "C" __global__ void __launch_bounds__(ATTENTION_WARPGROUPS *WARPGROUP, 1)       \
+        attention_bwd_##name(const __grid_constant__ attention_bwd_mapped m)               \
+    {                                                                                      \
+        backward<element, columns, version >= VERSION_GENERAL, version == VERSION_SOFTCAP, \
+                 version == VERSION_STORES_DQ>(m);                                         \
     }
-#define INSTANCES(dtype, element)                                           \
-    INSTANCE(dtype##_sm90_d64, element, 64, false, false, false)            \
-    INSTANCE(dtype##_sm90_d128, element, 128, false, false, false)          \
-    INSTANCE(dtype##_sm90_d64_stores_dq, element, 64, false, false, true)   \
-    INSTANCE(dtype##_sm90_d128_stores_dq, element, 128, false, false, true) \
-    INSTANCE(dtype##_sm90_d64_general, element, 64, true, false, false)     \
-    INSTANCE(dtype##_sm90_d128_general, element, 128, true, false, false)   \
-    INSTANCE(dtype##_sm90_d64_softcap, element, 64, true, true, false)      \
-    INSTANCE(dtype##_sm90_d128_softcap, element, 128, true, true, false)
+#define INSTANCES(dtype, element)                                          \
+    INSTANCE(dtype##_sm90_d64, element, 64, VERSION_PLAIN)                 \
+    INSTANCE(dtype##_sm90_d128, element, 128, VERSION_PLAIN)               \
+    INSTANCE(dtype##_sm90_d64_stores_dq, element, 64, VERSION_STORES_DQ)   \
+    INSTANCE(dtype##_sm90_d128_stores_dq, element, 128, VERSION_STORES_DQ) \
+    INSTANCE(dtype##_sm90_d64_general, element, 64, VERSION_GENERAL)       \
+    INSTANCE(dtype##_sm90_d128_general, element, 128, VERSION_GENERAL)     \
+    INSTANCE(dtype##_sm90_d64_softcap, element, 64, VERSION_SOFTCAP)       \
+    INSTANCE(dtype##_sm90_d128_softcap, element, 128, VERSION_SOFTCAP)
 INSTANCES(bf16, __nv_bfloat16)
 INSTANCES(f16, __half)

@@ -2,11 +2,12 @@
  * attention_bwd_sm90.cuh: device code that the backward kernels for Hopper share: the work of a key block, wgmma products
  * of 64 rows, masks, and stores of dQ, dK and dV.
  *
- * A *key block* is 128 keys of a key-value head. A *block* alone is a thread block. In the kernel by pairs a unit of work
- * is a pair of key blocks (WORK_KEYS = 256).
+ * A *key block* is 128 keys of a key-value head. A *block* alone is a thread block. In the kernel by pairs a unit of
+ * work is a pair of key blocks (WORK_KEYS = 256).
  *
  * Names in these kernels: m are the arguments of the launch (attention_bwd_mapped: tensor maps and c), c is the call, w
- * the work of the key block, s the shared memory. `statistics` are lse_log2 and scaled_delta, one row for each query tile. */
+ * the work of the key block, s the shared memory. `statistics` are lse_log2 and scaled_delta, one row for each query
+ * tile. */
 #ifndef COT_ATTENTION_BWD_SM90_CUH
 #define COT_ATTENTION_BWD_SM90_CUH
 
@@ -22,6 +23,9 @@
 #include "../../../cuda/device/quad.cuh"
 #include "../../../cuda/device/wgmma.cuh"
 
+/* The versions of a kernel: the top of attention_bwd_sm90.cu explains them. SOFTCAP also has what GENERAL has. */
+enum attention_bwd_version { VERSION_PLAIN, VERSION_STORES_DQ, VERSION_GENERAL, VERSION_SOFTCAP };
+
 enum { KEYS = ATTENTION_BWD_KEYS, WARPGROUP = 128, WARP = 32, SQUARE_BYTES = 64 * 64 * 2 /* of 16 bits */ };
 
 extern __shared__ __align__(1024) unsigned char attention_memory[];
@@ -33,9 +37,9 @@ template <int STAGES> static __device__ __forceinline__ uint32_t parity_of(uint3
     return step / STAGES & 1;
 }
 
-/* The work of a key block: `tile_count` query tiles, from first_tile on by steps of tile_step, which is 1 or -1, and for
- * each tile the query heads first_head .. first_head + heads - 1. These are the heads that share the key-value head (the
- * group), or with thread_blocks_per_group = 2 half of them. */
+/* The work of a key block: `tile_count` query tiles, from first_tile on by steps of tile_step, which is 1 or -1, and
+ * for each tile the query heads first_head .. first_head + heads - 1. These are the heads that share the key-value head
+ * (the group), or with thread_blocks_per_group = 2 half of them. */
 struct attention_work {
     int b, kv_head, first_head, heads, first_key, tile_count, first_tile, tile_step;
     /* Only if GENERAL: the sequence of the keys, as rows of the tensors' views. */
@@ -59,16 +63,16 @@ static __device__ __forceinline__ void set_tiles(attention_work &w, int begin, i
     w.tile_step = descending_tiles ? -1 : 1;
 }
 
-/* Key blocks are numbered section by section. A section has c.heads_per_section key-value heads, from section_head on. In
- * a section the key block is the slower index and the head the faster one. docs/kernels/attention_bwd_order.md has an
- * example. The order of the key blocks:
+/* Key blocks are numbered section by section. A section has c.heads_per_section key-value heads, from section_head on.
+ * In a section the key block is the slower index and the head the faster one. docs/kernels/attention_bwd_order.md has
+ * an example. The order of the key blocks:
  *
  *   ascending    from section c.first_ascending_section on. Under a causal mask the longest key blocks (most tiles) are
  *                first. With c.descending_tiles the tiles of a key block are taken in descending order
- *   descending   in the sections before. The tiles of each key block are taken in ascending order. Under a causal mask the
- *                shortest key blocks are first. A key block then begins at an earlier query tile than the key block that
- *                adds to dQ before it. It reaches each later tile after that key block did, so in deterministic mode it
- *                does not wait */
+ *   descending   in the sections before. The tiles of each key block are taken in ascending order. Under a causal mask
+ *                the shortest key blocks are first. A key block then begins at an earlier query tile than the key
+ *                block that adds to dQ before it. It reaches each later tile after that key block did, so in
+ *                deterministic mode it does not wait */
 template <int QUERIES, int WORK_KEYS = KEYS>
 static __device__ __forceinline__ attention_work work_of(const attention_bwd_call &c, unsigned number)
 {
@@ -93,9 +97,9 @@ static __device__ __forceinline__ attention_work work_of(const attention_bwd_cal
     return w;
 }
 
-/* For sequences of different lengths, and for windows. Key blocks are numbered sequence by sequence, and inside a sequence
- * as in work_of: with descending keys and ascending tiles in deterministic mode, else with ascending keys and descending
- * tiles. Returns false if `number` is not below the number of key blocks. */
+/* For sequences of different lengths, and for windows. Key blocks are numbered sequence by sequence, and inside a
+ * sequence as in work_of: with descending keys and ascending tiles in deterministic mode, else with ascending keys and
+ * descending tiles. Returns false if `number` is not below the number of key blocks. */
 template <int QUERIES>
 static __device__ __forceinline__ bool work_of_general(const attention_bwd_call &c, unsigned number, attention_work &w)
 {
@@ -140,9 +144,9 @@ struct cluster_ticket {
     uint64_t full;
 };
 
-/* The key block that the two thread blocks of a cluster take together. Thread block 0 takes it from the counter, so that
- * a key block waits only for key blocks taken earlier, and sends it to the tickets of both. Without a counter it is the
- * index of the cluster. Executed by all threads of the cluster, once: it contains a cluster barrier. */
+/* The key block that the two thread blocks of a cluster take together. Thread block 0 takes it from the counter, so
+ * that a key block waits only for key blocks taken earlier, and sends it to the tickets of both. Without a counter it
+ * is the index of the cluster. Executed by all threads of the cluster, once: it contains a cluster barrier. */
 static __device__ __forceinline__ uint32_t take_key_block_of_cluster(const attention_bwd_call &c,
                                                                      cluster_ticket &ticket)
 {
@@ -176,9 +180,9 @@ struct attention_step {
     int h, tile;
 };
 
-/* Step `step` of a key block: all heads of a tile come before its next tile. So the key blocks of a key-value head stay at
- * the same tiles, and the L2 cache holds what they read and add to. With one head after the other, the key blocks of a
- * causal mask would drift apart, because they have different numbers of tiles. */
+/* Step `step` of a key block: all heads of a tile come before its next tile. So the key blocks of a key-value head stay
+ * at the same tiles, and the L2 cache holds what they read and add to. With one head after the other, the key blocks of
+ * a causal mask would drift apart, because they have different numbers of tiles. */
 static __device__ __forceinline__ attention_step step_of(const attention_bwd_call &c, const attention_work &w, int step)
 {
     const int i =
@@ -207,8 +211,8 @@ static __device__ __forceinline__ int64_t statistics_row_of(const attention_bwd_
     return ((int64_t)w.b * c.H + w.first_head + h) * c.tiles_per_head;
 }
 
-/* The position of a key block (in the kernel by pairs: of a pair) in the order in which key blocks add to a query tile of
- * dQ, in deterministic mode. */
+/* The position of a key block (in the kernel by pairs: of a pair) in the order in which key blocks add to a query tile
+ * of dQ, in deterministic mode. */
 struct attention_dq_position {
     uint32_t before; /* key blocks that add before it */
     bool last;
@@ -231,8 +235,8 @@ static __device__ __forceinline__ attention_dq_position dq_position_of(const att
 }
 
 /* Issues acc = A B^T, for S^T = K Q^T and dP^T = V dO^T. A has 64 rows (keys) and B 2 N rows (queries): a thread has N
- * accumulators. Both have COLUMNS columns and are in shared memory, in panels of 64 columns. The panels of A lie a_stride
- * bytes apart. */
+ * accumulators. Both have COLUMNS columns and are in shared memory, in panels of 64 columns. The panels of A lie
+ * a_stride bytes apart. */
 template <typename E, int COLUMNS, int N>
 static __device__ __forceinline__ void issue_gemm_ss(float (&acc)[N], const unsigned char *a, uint32_t a_stride,
                                                      const unsigned char *b)

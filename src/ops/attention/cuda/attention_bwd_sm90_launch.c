@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_bwd_sm90_launch.c: host code of the backward for Hopper. It chooses the kernels of a call and their grids. */
+ * attention_bwd_sm90_launch.c: host code of the backward for Hopper. It chooses the kernels of a call and their
+ * grids. */
 #include "attention_sm90_launch.h"
 
 #include "attention_arrays.h"
@@ -130,16 +131,16 @@ static attention_bwd_softcap backward_softcap(const attention_sizes *z)
 }
 
 /* The order of key blocks and of their additions to dq: see work_of in attention_bwd_sm90.cuh. `descending_tiles`: in
- * sections with ascending keys, the tiles of a key block are taken in descending order. `stores_dq`: the main kernel stores
- * dq, as 16-bit vectors. `pairs`: the main kernel is that of attention_bwd_pairs_sm90.cu. */
+ * sections with ascending keys, the tiles of a key block are taken in descending order. `stores_dq`: the main kernel
+ * stores dq, as 16-bit vectors. `pairs`: the main kernel is that of attention_bwd_pairs_sm90.cu. */
 typedef struct key_block_order {
     bool deterministic, descending_tiles, stores_dq, pairs;
     int32_t heads_per_section, first_ascending_section;
 } key_block_order;
 
 /* Whether q, dout and dq of one head exceed 24 MB, half of the L2 cache of an H100 or H200. Then the key blocks of a
- * head must work on nearby tiles of queries, or the tiles leave the cache. At 64 columns the limit is 48 MB, because the
- * order for long sequences costs more there. */
+ * head must work on nearby tiles of queries, or the tiles leave the cache. At 64 columns the limit is 48 MB, because
+ * the order for long sequences costs more there. */
 static bool is_long(const attention_sizes *z, int64_t columns)
 {
     const int64_t row_bytes = columns * (2 * (int64_t)sizeof(uint16_t) + (int64_t)sizeof(float));
@@ -178,8 +179,8 @@ static int32_t store_of(const attention_problem *p, const cot_tensor *gradient)
 }
 
 /* Chosen by measurements on an H200 and an H100. docs/kernels/attention_bwd_order.md has tables of these branches and
- * their reasons. docs/experiments/attention.md has the figures. A section of few heads keeps key blocks that add to
- * the same rows of dq together, and their rows in the L2 cache. A section of many heads starts them at different times, so
+ * their reasons. docs/experiments/attention.md has the figures. A section of few heads keeps key blocks that add to the
+ * same rows of dq together, and their rows in the L2 cache. A section of many heads starts them at different times, so
  * that a key block of a full mask need not wait for the key block that adds before it. */
 static key_block_order key_block_order_of(const attention_problem *p, bool general, int64_t columns)
 {
@@ -237,9 +238,10 @@ static key_block_order key_block_order_of(const attention_problem *p, bool gener
     return order;
 }
 
-/* The number of thread blocks that divide the query heads of a group. They form a cluster, and add their dK and dV at the
- * end. Under a causal mask the longest key block has twice the average work. With GQA there are few key blocks, and half
- * of the GPU would wait for the longest ones. Two thread blocks for a group halve this time. Full masks gain nothing. */
+/* The number of thread blocks that divide the query heads of a group. They form a cluster, and add their dK and dV at
+ * the end. Under a causal mask the longest key block has twice the average work. With GQA there are few key blocks, and
+ * half of the GPU would wait for the longest ones. Two thread blocks for a group halve this time. Full masks gain
+ * nothing. */
 static int64_t thread_blocks_per_group_of(const attention_sizes *z, int64_t columns)
 {
     const int64_t group = z->H / cot_max(z->Hkv, 1);
@@ -266,8 +268,8 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
     const unsigned cluster_size = order.pairs ? 2 : key_split_blocks * (unsigned)thread_blocks_per_group;
     /* Whether a thread block takes one key block after another. */
     const bool is_persistent = columns <= 128 && thread_blocks_per_group == 1 && plan->tiles > 0;
-    /* `preprocess` clears the counter, and is launched only if there are queries. In the nondeterministic mode key blocks do
-     * not wait, and clusters take them by the index of the cluster. */
+    /* `preprocess` clears the counter, and is launched only if there are queries. In the nondeterministic mode key
+     * blocks do not wait, and clusters take them by the index of the cluster. */
     const bool counts_key_blocks = is_persistent || (order.deterministic && plan->tiles > 0);
     if (z->H == 0)
         return COT_OK;

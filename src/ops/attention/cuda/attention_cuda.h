@@ -5,9 +5,9 @@
 
 #include <stdint.h>
 
-/* How the backward for Hopper divides the work: a thread block takes a key block of 128 keys, 64 for each of its two consumer
- * warpgroups, and loops over tiles of ATTENTION_BWD_QUERIES(columns) queries. Above 128 columns, the two thread blocks of a
- * cluster take 64 keys of a key block each. */
+/* How the backward for Hopper divides the work: a thread block takes a key block of 128 keys, 64 for each of its two
+ * consumer warpgroups, and loops over tiles of ATTENTION_BWD_QUERIES(columns) queries. Above 128 columns, the two
+ * thread blocks of a cluster take 64 keys of a key block each. */
 #define ATTENTION_BWD_QUERIES(columns) ((columns) == 64 ? 128 : 64)
 enum {
     ATTENTION_BWD_KEYS = 128,
@@ -129,7 +129,8 @@ typedef struct attention_bwd_softcap {
     float short_max_square, short_series[2], short_slope[2], long_max_square, long_series[3], long_slope[3];
 } attention_bwd_softcap;
 
-/* How a kernel stores a gradient: element by element, or with vectors of 16-bit elements (not accumulated) or of floats. */
+/* How a kernel stores a gradient: element by element, or with vectors of 16-bit elements (not accumulated) or of
+ * floats. */
 enum attention_store { ATTENTION_STORE_ELEMENTS, ATTENTION_STORE_16_BIT, ATTENTION_STORE_FLOATS };
 
 typedef struct attention_bwd_call {

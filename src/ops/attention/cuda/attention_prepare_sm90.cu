@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_prepare_sm90.cu: the kernel attention_prepare, which runs before the Hopper kernels. It sets the tile counter.
- * If sequences differ in length, it also writes where each sequence begins and ends (seqlens). */
+ * attention_prepare_sm90.cu: the kernel attention_prepare, which runs before the Hopper kernels. It sets the tile
+ * counter. If sequences differ in length, it also writes where each sequence begins and ends (seqlens). */
 #include "attention_cuda.h"
 
 #include "../../../cuda/device/fault.cuh"
@@ -81,8 +81,8 @@ static __device__ int64_t inclusive_scan(int32_t value, int64_t *sums, int64_t *
     return sum;
 }
 
-/* One thread block, which processes THREADS sequences at a time. cu_seqlens out of order can describe more rows than the tensors
- * have. A sequence that exceeds max_tiles or max_key_blocks then loses its rows. */
+/* One thread block, which processes THREADS sequences at a time. cu_seqlens out of order can describe more rows than
+ * the tensors have. A sequence that exceeds max_tiles or max_key_blocks then loses its rows. */
 extern "C" __global__ void __launch_bounds__(THREADS) attention_prepare(const __grid_constant__ attention_sequences c)
 {
     __shared__ int64_t sums[THREADS];

@@ -11,8 +11,8 @@
 enum { ATTENTION_FAR = 1 << 30 }; /* beyond any key: rows are less than half of it */
 
 /* The sequence of query tile or key block `number`, where a sequence has those of `heads` heads: the last sequence with
- * first * heads <= number. `first_member` selects first_tile or first_key_block, which count the tiles or key blocks of one
- * head. */
+ * first * heads <= number. `first_member` selects first_tile or first_key_block, which count the tiles or key blocks of
+ * one head. */
 static __device__ __forceinline__ int attention_sequence_at(const attention_sequences &sequences,
                                                             int32_t attention_seqlen_info::*first_member,
                                                             uint32_t heads, uint32_t number)
