@@ -136,7 +136,7 @@ static inline const char *admit_rows(const void *problem, const cot_tensor *cons
     for (int i = 0; i < count; i++) {
         const int last = tensors[i]->rank - 1;
         if (cot_is_present(tensors[i]) && tensors[i]->stride[last] != 1 && tensors[i]->shape[last] != 1)
-            return "d is not contiguous";
+            return "the axis D must be contiguous";
     }
     return admit_simd(problem);
 }

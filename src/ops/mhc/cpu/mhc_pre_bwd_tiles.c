@@ -4,14 +4,15 @@
  *     dh_pre[i] = dh_in . x[i,:]            then dz, dh_mix and c of a token, Sinkhorn's gradient included
  *     dx = dh_mix' W + c x + h_pre dh_in (+ dx_post),  W = phi * gamma        Q = sum_tokens dh_mix x'
  *     dphi = Q gamma,  dgamma = sum_j phi Q,  dbias = sum dz,  dalpha = sum dz h_mix inv_rms
+ * In the code, c is `factor`, and Q over a part of the tokens is dphi_part.
  *
  * First W is packed in chunks of MHC_BWD_CHUNK columns of one stream. An item is one of at most MHC_BWD_PARTS token
- * ranges (parts) and has a separate Q in the workspace. At the end the Qs are summed in double, in the order of the
- * parts. A part processes its tokens in blocks of MHC_BWD_TOKENS. A chunk of a block's x is converted to f32 in the L1
- * cache and used twice. For dx, TILE tokens by VECTORS vectors are the sums over the rows of W. For Q, ROWS rows by
- * VECTORS vectors are the sums over the block's tokens, which are then added to the part's Q. A chunk is as narrow as
- * possible, so that its x, W and Q fit in the L1 cache together. Each of them is contiguous. Rows that are a power of
- * two apart would share a few sets of that cache.
+ * ranges (parts) and has a separate dphi_part in the workspace. At the end these are summed in double, in the order of
+ * the parts. A part processes its tokens in blocks of MHC_BWD_TOKENS. A chunk of a block's x is converted to f32 in the
+ * L1 cache and used twice. For dx, TILE tokens by VECTORS vectors are the sums over the rows of W. For dphi, ROWS rows
+ * by VECTORS vectors are the sums over the block's tokens, which are then added to dphi_part. A chunk is as narrow as
+ * possible, so that its x, W and dphi_part fit in the L1 cache together. Each of them is contiguous. Rows that are a
+ * power of two apart would share a few sets of that cache.
  *
  * In post_pre, x is y. A block can compute its y again, before all else. Its dx is g, in f32, from which it computes
  * post's backward at the end. Both stay in the thread's scratch. */
@@ -23,7 +24,7 @@ cot_status V_NAME(mhc_pre_bwd_tiles)(cot_queue *, const void *, void *);
 
 enum {
     TILE = 4,                  /* tokens */
-    ROWS = 4,                  /* rows of Q */
+    ROWS = 4,                  /* rows of dphi_part */
     VECTORS = VW == 16 ? 4 : 2 /* vectors: 4*VECTORS sums and the operands fit in 32 or 16 registers */
 };
 
@@ -35,9 +36,9 @@ typedef struct backward_context {
     mhc_parts parts;
     mhc_pre_bwd_layout layout;
     char *workspace;
-    bool stream_stores, need_Q;  /* need_Q: dphi or dgamma is an output */
-    bool need_dx;                /* dx is an output, or g is needed */
-    int64_t x_stream, dx_stream; /* elements from one stream of x to the next, and of dx */
+    bool stream_stores, need_dphi; /* need_dphi: dphi or dgamma is an output */
+    bool need_dx;                  /* dx is an output, or g is needed */
+    int64_t x_stream, dx_stream;   /* elements from one stream of x to the next, and of dx */
 } backward_context;
 
 /* The state of a part, in its thread's slice of scratch. Coefficients have tokens in lanes. */
@@ -48,8 +49,8 @@ typedef struct backward_block {
     char *dx[MHC_BWD_TOKENS];
     char *y_copy; /* post_pre: the y that is computed again [tokens][n][D] */
     float *g;     /* post_pre: the gradient of y [tokens][n][D] */
-    bool first;   /* first block of its part: Q is stored, not accumulated */
-    float *Q, *history;
+    bool first;   /* first block of its part: dphi_part is stored, not accumulated */
+    float *dphi_part, *history;
     double *sums; /* [M] for dbias, then [3] for dalpha */
     _Alignas(64) float x[MHC_BWD_TOKENS][MHC_BWD_CHUNK];
     _Alignas(64) float dh_mix[MHC_MAX_M][MHC_BWD_TOKENS]; /* the rows of pre hold dh_pre first */
@@ -57,7 +58,7 @@ typedef struct backward_block {
     _Alignas(64) float h_post[MHC_MAX_N][MHC_BWD_TOKENS], dh_post[MHC_MAX_N][MHC_BWD_TOKENS];
     _Alignas(64) float dh_res_logits[MHC_MAX_N * MHC_MAX_N][MHC_BWD_TOKENS],
         dh_res[MHC_MAX_N * MHC_MAX_N][MHC_BWD_TOKENS];
-    _Alignas(64) float inv_rms[MHC_BWD_TOKENS], c_x[MHC_BWD_TOKENS];
+    _Alignas(64) float inv_rms[MHC_BWD_TOKENS], factor[MHC_BWD_TOKENS];
 } backward_block;
 
 _Static_assert(sizeof(backward_block) <= MHC_BWD_SCRATCH, "backward_block must fit in the thread's scratch");
@@ -158,7 +159,7 @@ static void compute_coefficients(backward_block *s)
     for (int64_t g = 0; g < MHC_BWD_TOKENS / VW; g++) {
         const vf inv_rms = v_load(s->inv_rms + g * VW);
         const vf cube = v_mul(v_mul(inv_rms, inv_rms), inv_rms);
-        v_store(s->c_x + g * VW, v_sub(v_zero(), v_div(v_mul(dinv[g], cube), K)));
+        v_store(s->factor + g * VW, v_sub(v_zero(), v_div(v_mul(dinv[g], cube), K)));
     }
 }
 
@@ -224,10 +225,10 @@ V_INLINE void dx_tile(const backward_block *s, const column_chunk *chunk, int64_
         const char *dh_in = s->dh_in[t + r] + (chunk->d + k) * element_size, *dx_post = s->dx_post[t + r];
         char *out = s->dx[t + r] + (chunk->i * s->c->dx_stream + chunk->d + k) * dx_size;
         dx_post = dx_post != NULL ? dx_post + (chunk->i * a->dx_post.stride[2] + chunk->d + k) * element_size : NULL;
-        const vf c = v_set1(s->c_x[t + r]), h_pre = v_set1(s->h_pre[chunk->i][t + r]);
+        const vf factor = v_set1(s->factor[t + r]), h_pre = v_set1(s->h_pre[chunk->i][t + r]);
         V_UNROLL
         for (int v = 0; v < VECTORS; v++) {
-            vf sum = v_fma(c, v_load(s->x[t + r] + k + v * VW), dx[r][v]);
+            vf sum = v_fma(factor, v_load(s->x[t + r] + k + v * VW), dx[r][v]);
             sum = v_fma(h_pre, mhc_load_partial(dh_in + v * VW * element_size, dtype, remaining - v * VW), sum);
             if (dx_post != NULL)
                 sum = v_add(sum, mhc_load_partial(dx_post + v * VW * element_size, dtype, remaining - v * VW));
@@ -236,19 +237,19 @@ V_INLINE void dx_tile(const backward_block *s, const column_chunk *chunk, int64_
     }
 }
 
-/* ---- Q ------------------------------------------------------------------------------------------------ */
+/* ---- dphi --------------------------------------------------------------------------------------------- */
 
-/* Adds the block's tokens to ROWS rows by VECTORS vectors of Q. */
-V_INLINE void accumulate_Q_tile(const backward_block *s, const column_chunk *chunk, int64_t j, int64_t k, int rows)
+/* Adds the block's tokens to ROWS rows by VECTORS vectors of dphi_part. */
+V_INLINE void accumulate_dphi_tile(const backward_block *s, const column_chunk *chunk, int64_t j, int64_t k, int rows)
 {
-    /* Prefetch Q, which is not in the L1 cache. It arrives before the sums are complete. */
-    float *Q = s->Q + (chunk->number * s->c->problem->sizes.M + j) * MHC_BWD_CHUNK + k;
+    /* Prefetch dphi_part, which is not in the L1 cache. It arrives before the sums are complete. */
+    float *dphi_part = s->dphi_part + (chunk->number * s->c->problem->sizes.M + j) * MHC_BWD_CHUNK + k;
     vf sums[ROWS][VECTORS];
     V_UNROLL
     for (int r = 0; r < rows; r++)
         V_UNROLL
     for (int v = 0; v < VECTORS; v++)
-        v_prefetch(Q + r * MHC_BWD_CHUNK + v * VW);
+        v_prefetch(dphi_part + r * MHC_BWD_CHUNK + v * VW);
     V_UNROLL
     for (int r = 0; r < rows; r++)
         V_UNROLL
@@ -271,21 +272,21 @@ V_INLINE void accumulate_Q_tile(const backward_block *s, const column_chunk *chu
     for (int r = 0; r < rows; r++)
         V_UNROLL
     for (int v = 0; v < VECTORS; v++) {
-        float *q = Q + r * MHC_BWD_CHUNK + v * VW;
+        float *q = dphi_part + r * MHC_BWD_CHUNK + v * VW;
         v_store(q, s->first ? sums[r][v] : v_add(v_load(q), sums[r][v]));
     }
 }
 
-static void accumulate_Q_chunk(const backward_block *s, const column_chunk *chunk)
+static void accumulate_dphi_chunk(const backward_block *s, const column_chunk *chunk)
 {
     const int64_t M = s->c->problem->sizes.M;
     for (int64_t j = 0; j < M; j += ROWS)
         for (int64_t k = 0; k < chunk->columns; k += VECTORS * VW)
             switch (M - j) {
-            case 1: accumulate_Q_tile(s, chunk, j, k, 1); break;
-            case 2: accumulate_Q_tile(s, chunk, j, k, 2); break;
-            case 3: accumulate_Q_tile(s, chunk, j, k, 3); break;
-            default: accumulate_Q_tile(s, chunk, j, k, ROWS); break;
+            case 1: accumulate_dphi_tile(s, chunk, j, k, 1); break;
+            case 2: accumulate_dphi_tile(s, chunk, j, k, 2); break;
+            case 3: accumulate_dphi_tile(s, chunk, j, k, 3); break;
+            default: accumulate_dphi_tile(s, chunk, j, k, ROWS); break;
             }
 }
 
@@ -322,8 +323,8 @@ static void backward_chunks(backward_block *s)
                               .weights = (const float *)s->c->workspace + number * p->sizes.M * MHC_BWD_CHUNK};
         chunk.columns = cot_round_up(cot_clamp(p->sizes.D - chunk.d, 0, MHC_BWD_CHUNK), 4 * VW);
         dx_chunks[p->args.x.dtype - COT_F32](s, &chunk);
-        if (s->c->need_Q)
-            accumulate_Q_chunk(s, &chunk);
+        if (s->c->need_dphi)
+            accumulate_dphi_chunk(s, &chunk);
     }
 }
 
@@ -352,7 +353,7 @@ static void backward_part(void *context, int64_t part, void *scratch)
     s->c = c;
     s->y_copy = (char *)s + MHC_BWD_SCRATCH;
     s->g = (float *)(s->y_copy + (c->recomputation != NULL ? mhc_block_bytes(&p->sizes, p->sizes.dtype) : 0));
-    s->Q = (float *)(c->workspace + c->layout.Q + (size_t)part * c->layout.Q_part);
+    s->dphi_part = (float *)(c->workspace + c->layout.dphi_parts + (size_t)part * c->layout.dphi_part_bytes);
     s->sums = (double *)(c->workspace + c->layout.sums + (size_t)part * c->layout.sums_part);
     s->history = (float *)(c->workspace + c->layout.history + (size_t)part * c->layout.history_part);
     s->first = true;
@@ -366,7 +367,7 @@ static void backward_part(void *context, int64_t part, void *scratch)
         load_coefficients(s);
         dots[p->args.x.dtype - COT_F32](s);
         compute_coefficients(s);
-        if (c->need_dx || c->need_Q)
+        if (c->need_dx || c->need_dphi)
             backward_chunks(s);
         if (c->post != NULL)
             V_NAME(mhc_post_bwd_tokens)(c->post, s->token, s->token + s->count, s->g);
@@ -384,7 +385,7 @@ static void store_gradient(const cot_tensor *out, int64_t offset, bool accumulat
     *gradient = (float)(accumulate ? value + (double)*gradient : value);
 }
 
-/* Columns of one chunk of dphi and dgamma. With 0 tokens there are no Qs of parts. */
+/* Columns of one chunk of dphi and dgamma. With 0 tokens there are no parts. */
 static void reduce_chunk(const backward_context *c, int64_t number)
 {
     const mhc_pre_backward_problem *p = c->problem;
@@ -395,12 +396,13 @@ static void reduce_chunk(const backward_context *c, int64_t number)
     const int64_t parts = p->sizes.tokens > 0 ? c->parts.count : 0;
     double dgamma[MHC_BWD_CHUNK] = {0};
     for (int64_t j = 0; j < M; j++) {
-        double Q[MHC_BWD_CHUNK] = {0};
+        double dphi_sum[MHC_BWD_CHUNK] = {0};
         for (int64_t part = 0; part < parts; part++) {
-            const float *part_Q = (const float *)(c->workspace + c->layout.Q + (size_t)part * c->layout.Q_part) +
-                                  (number * M + j) * MHC_BWD_CHUNK;
+            const float *dphi_part =
+                (const float *)(c->workspace + c->layout.dphi_parts + (size_t)part * c->layout.dphi_part_bytes) +
+                (number * M + j) * MHC_BWD_CHUNK;
             for (int64_t k = 0; k < columns; k++)
-                Q[k] += (double)part_Q[k];
+                dphi_sum[k] += (double)dphi_part[k];
         }
         for (int64_t k = 0; k < columns; k++) {
             const int64_t column = i * p->sizes.D + d + k;
@@ -408,10 +410,11 @@ static void reduce_chunk(const backward_context *c, int64_t number)
                 cot_is_present(&a->gamma)
                     ? (double)((const float *)a->gamma.data)[i * a->gamma.stride[0] + (d + k) * a->gamma.stride[1]]
                     : 1;
-            dgamma[k] += (double)((const float *)a->phi.data)[j * a->phi.stride[0] + column * a->phi.stride[1]] * Q[k];
+            dgamma[k] +=
+                (double)((const float *)a->phi.data)[j * a->phi.stride[0] + column * a->phi.stride[1]] * dphi_sum[k];
             if (cot_is_present(&a->dphi))
                 store_gradient(&a->dphi, j * a->dphi.stride[0] + column * a->dphi.stride[1], a->accumulate,
-                               gamma * Q[k]);
+                               gamma * dphi_sum[k]);
         }
     }
     for (int64_t k = 0; cot_is_present(&a->dgamma) && k < columns; k++)
@@ -425,7 +428,7 @@ static void reduce_item(void *context, int64_t item)
     const cot_mhc_pre_backward_args *a = &c->problem->args;
     const int64_t M = c->problem->sizes.M;
     if (item < c->chunks.count) {
-        if (c->need_Q)
+        if (c->need_dphi)
             reduce_chunk(c, item);
         return;
     }
@@ -454,7 +457,7 @@ cot_status V_NAME(mhc_pre_bwd_blocks)(cot_queue *queue, const mhc_pre_backward_p
         .layout = *layout,
         .workspace = workspace,
         .stream_stores = post == NULL && mhc_should_stream(&a->dx, &p->sizes),
-        .need_Q = cot_is_present(&a->dphi) || cot_is_present(&a->dgamma),
+        .need_dphi = cot_is_present(&a->dphi) || cot_is_present(&a->dgamma),
         .need_dx = post != NULL || cot_is_present(&a->dx),
         .x_stream = recomputation != NULL ? p->sizes.D : a->x.stride[2],
         .dx_stream = post != NULL ? p->sizes.D : a->dx.stride[2],

@@ -450,17 +450,17 @@ static void reduce_phi_columns(const context *c, int64_t i, int64_t d, int64_t c
     const cot_mhc_pre_backward_args *a = &p->args;
     blocked_sum dgamma[COLUMNS] = {{0}};
     for (int64_t j = 0; j < p->sizes.M; j++) {
-        blocked_sum Q[COLUMNS] = {{0}};
+        blocked_sum dphi_sum[COLUMNS] = {{0}};
         for (int64_t t = 0; t < p->sizes.tokens; t++) {
             const real dh_mix = token_terms(p, c->workspace, t)[p->sizes.M + j];
             for (int64_t k = 0; k < count; k++)
-                add(&Q[k], dh_mix * load2(&a->x, t, i, d + k));
+                add(&dphi_sum[k], dh_mix * load2(&a->x, t, i, d + k));
         }
         for (int64_t k = 0; k < count; k++) {
             const int64_t column = i * p->sizes.D + d + k;
             store_gradient(&a->dphi, j * a->dphi.stride[0] + column * a->dphi.stride[1], a->accumulate,
-                           finish(&Q[k]) * load_gamma(&a->gamma, i, d + k));
-            add(&dgamma[k], load_phi(&a->phi, j, column) * finish(&Q[k]));
+                           finish(&dphi_sum[k]) * load_gamma(&a->gamma, i, d + k));
+            add(&dgamma[k], load_phi(&a->phi, j, column) * finish(&dphi_sum[k]));
         }
     }
     for (int64_t k = 0; k < count; k++)

@@ -12,7 +12,7 @@ enum {
     MHC_MAX_LANES = 16,
     MHC_CHUNK = 256,     /* columns of one stream that pre's forward keeps in the L1 cache */
     MHC_TOKENS = 16,     /* maximum in a block of pre's forward and in an item of post */
-    MHC_BWD_CHUNK = 64,  /* columns in the L1 cache in pre's backward, where W and Q are as large as x */
+    MHC_BWD_CHUNK = 64,  /* columns in the L1 cache in pre's backward, where W and dphi_part are as large as x */
     MHC_BWD_TOKENS = 32, /* tokens of a block of pre's backward; dphi sums these in one run */
     /* Pre's backward has parts of the tokens with separate sums of dphi: one part for each MHC_BWD_PART_TOKENS tokens,
      * at most MHC_BWD_PARTS parts. */
@@ -115,22 +115,22 @@ static inline mhc_sinkhorn_bwd_plan mhc_sinkhorn_bwd_plan_of(const mhc_sinkhorn_
 typedef struct mhc_pre_bwd_layout {
     mhc_chunks chunks;
     mhc_parts parts;
-    size_t weights, Q, sums, history, bytes;
-    size_t Q_part, sums_part, history_part; /* bytes of one part */
+    size_t weights, dphi_parts, sums, history, bytes;
+    size_t dphi_part_bytes, sums_part, history_part; /* bytes of one part */
 } mhc_pre_bwd_layout;
 
 static inline mhc_pre_bwd_layout mhc_layout_pre_bwd(const mhc_sizes *sizes, int32_t iterations)
 {
     const mhc_chunks chunks = mhc_split_columns(sizes, MHC_BWD_CHUNK);
     const mhc_parts parts = mhc_pre_bwd_parts(sizes->tokens);
-    mhc_pre_bwd_layout l = {.chunks = chunks,
-                            .parts = parts,
-                            .Q_part = cot_align_up(cot_bytes(mhc_weight_elements(sizes, &chunks), sizeof(float))),
-                            .sums_part = cot_align_up(cot_bytes(sizes->M + 3, sizeof(double))),
-                            .history_part =
-                                cot_align_up(cot_bytes(mhc_history_floats(sizes->n, iterations), sizeof(float)))};
-    l.weights = cot_workspace_reserve(&l.bytes, 1, l.Q_part); /* W has the size of one Q */
-    l.Q = cot_workspace_reserve(&l.bytes, parts.count, l.Q_part);
+    mhc_pre_bwd_layout l = {
+        .chunks = chunks,
+        .parts = parts,
+        .dphi_part_bytes = cot_align_up(cot_bytes(mhc_weight_elements(sizes, &chunks), sizeof(float))),
+        .sums_part = cot_align_up(cot_bytes(sizes->M + 3, sizeof(double))),
+        .history_part = cot_align_up(cot_bytes(mhc_history_floats(sizes->n, iterations), sizeof(float)))};
+    l.weights = cot_workspace_reserve(&l.bytes, 1, l.dphi_part_bytes); /* W has the size of a dphi_part */
+    l.dphi_parts = cot_workspace_reserve(&l.bytes, parts.count, l.dphi_part_bytes);
     l.sums = cot_workspace_reserve(&l.bytes, parts.count, l.sums_part);
     l.history = cot_workspace_reserve(&l.bytes, parts.count, l.history_part);
     return l;

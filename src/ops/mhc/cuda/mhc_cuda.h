@@ -13,9 +13,9 @@ enum {
     MHC_CUDA_POST_THREADS = 256,     /* maximum in a block of post; a block handles one token */
     MHC_CUDA_POST_BWD_THREADS = 128, /* the same in the backward for n > 4: three blocks on a multiprocessor overlap */
     MHC_CUDA_TOKEN_THREADS = 64,     /* in a block of Sinkhorn's kernels; a thread handles one token */
-    MHC_CUDA_MAX_PARTS = 16,         /* token ranges with a separate partial Q */
+    MHC_CUDA_MAX_PARTS = 16,         /* token ranges with a separate dphi_part, in the portable kernels */
     MHC_CUDA_TOKEN_PARTS = 256,      /* token ranges with separate sums of dz in the generic backward */
-    MHC_CUDA_SUM_COLUMNS = 32,       /* columns of Q that one block sums over the parts */
+    MHC_CUDA_SUM_COLUMNS = 32,       /* columns that one block sums over the parts */
     MHC_CUDA_RUN = 16,               /* tokens that the generic dphi sums before it adds them to the total */
     /* Tensor-core kernels of any GPU. */
     MHC_CUDA_MMA_TERMS = 3, /* bf16 terms of a float32 */
@@ -52,7 +52,7 @@ enum {
  * 16 bytes. */
 #define MHC_CUDA_SUMS(n) (((n) * ((n) + 2) + 4) / 4 * 4)
 
-/* The per-token inputs of the dx and Q products, for four streams. */
+/* The per-token inputs of the products for dx and dphi_part, for four streams. */
 typedef struct mhc_token_record {
     uint16_t terms[3][24]; /* three bf16 terms whose sum is dh_mix * MHC_CUDA_MIX_SCALE */
     float h_pre[4];
@@ -91,11 +91,12 @@ typedef struct mhc_call {
     float *sums;               /* [tokens][slices][MHC_CUDA_SUMS(n)] */
     mhc_token_record *records; /* [tokens, rounded up to whole tiles]; null = not needed */
     uint32_t *counters;        /* [MHC_SM90_RECORD_COUNTS + tiles]: progress shared by blocks, see mhc_maps.h */
-    float *partial;            /* [parts][M][n*D]: Q of each part, divided by Q_scale */
-    double *token_sums;        /* [token_parts][M][2]: sum of dz, and sum of dz * h_mix * inv_rms */
-    float *post_sums; /* [slices][tokens][n*n+n]: sums of dh_res, then of dh_post, over the columns of each slice */
+    float *partial;     /* [parts][M][n*D]: dphi_part: dphi before the multiplication by gamma, over a part of the
+                                * tokens, divided by dphi_part_scale */
+    double *token_sums; /* [token_parts][M][2]: sum of dz, and sum of dz * h_mix * inv_rms */
+    float *post_sums;   /* [slices][tokens][n*n+n]: sums of dh_res, then of dh_post, over the columns of each slice */
     int64_t parts, part_length, token_parts, slices;
-    float Q_scale;         /* 1, or 1 / MHC_CUDA_MIX_SCALE if Q was computed from the terms of dh_mix */
+    float dphi_part_scale; /* 1, or 1 / MHC_CUDA_MIX_SCALE if dphi_part was computed from the terms of dh_mix */
     int64_t term_columns;  /* D, rounded up to MHC_CUDA_MMA_COLUMNS */
     int32_t slice_columns; /* columns of one of the `slices`, in the kernels for any GPU */
 } mhc_call;

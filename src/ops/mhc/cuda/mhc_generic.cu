@@ -5,7 +5,7 @@
  * Sums are float32. A thread sums at most MAX_TERMS terms in one run. A warp adds its runs in order, then the warps'
  * sums are added.
  *   pre forward    a block handles MHC_CUDA_TOKENS tokens and ROWS rows of phi at a time, a thread columns of them
- *   pre backward   dz and dx likewise; then Q, one column a thread, over parts of the tokens; then sums of dz over
+ *   pre backward   dz and dx likewise; then dphi_part, one column a thread, for each part of the tokens; then sums of dz over
  *                  parts of the tokens; then the sums over the parts
  *   post forward   a thread handles one element d of a token
  *   post backward  a block handles one token */
@@ -326,7 +326,7 @@ template <typename E> static __device__ __forceinline__ void pre_dx(const mhc_ca
     }
 }
 
-/* Block (x, y): Q of the columns of block x over part y of the tokens. */
+/* Block (x, y): dphi_part of the columns of block x over part y of the tokens. */
 template <typename E> static __device__ __forceinline__ void pre_dphi(const mhc_call &c)
 {
     __shared__ float dh_mix[MHC_CUDA_RUN][MHC_CUDA_MAX_M];
@@ -429,9 +429,9 @@ static __device__ __forceinline__ void sum_token_parts(const mhc_call &c)
     }
 }
 
-/* dphi and dgamma from the parts' Q, added in the order of the parts. A block handles MHC_CUDA_SUM_COLUMNS columns. A
- * warp handles every GROUPS-th row of them; several rows and parts are loaded at once. The last block computes dbias
- * and dalpha. */
+/* dphi and dgamma from the dphi_part of all parts, added in the order of the parts. A block handles
+ * MHC_CUDA_SUM_COLUMNS columns. A warp handles every GROUPS-th row of them; several rows and parts are loaded at once.
+ * The last block computes dbias and dalpha. */
 KERNEL mhc_pre_sum_parts(const __grid_constant__ mhc_call c)
 {
     constexpr int COLUMNS = MHC_CUDA_SUM_COLUMNS, GROUPS = THREADS / COLUMNS, ROWS = 3;
@@ -448,7 +448,7 @@ KERNEL mhc_pre_sum_parts(const __grid_constant__ mhc_call c)
     if (k < K && (present(c.dphi) || present(c.dgamma))) {
         const float gamma = present(c.gamma) ? load_f32(c.gamma, i * c.gamma.stride[0] + d * c.gamma.stride[1]) : 1.0f;
         for (int first = group; first < M; first += ROWS * GROUPS) {
-            double Q[ROWS] = {0};
+            double dphi_sum[ROWS] = {0};
             float phi[ROWS];
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
@@ -461,14 +461,15 @@ KERNEL mhc_pre_sum_parts(const __grid_constant__ mhc_call c)
 #pragma unroll
                 for (int r = 0; r < ROWS; r++)
                     if (first + r * GROUPS < M)
-                        Q[r] += (double)source[r * GROUPS * K];
+                        dphi_sum[r] += (double)source[r * GROUPS * K];
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
                 const int row = first + r * GROUPS;
-                Q[r] *= (double)c.Q_scale;
-                dgamma += (double)phi[r] * Q[r];
+                dphi_sum[r] *= (double)c.dphi_part_scale;
+                dgamma += (double)phi[r] * dphi_sum[r];
                 if (row < M)
-                    store_gradient(c, c.dphi, row * c.dphi.stride[0] + k * c.dphi.stride[1], (float)Q[r] * gamma);
+                    store_gradient(c, c.dphi, row * c.dphi.stride[0] + k * c.dphi.stride[1],
+                                   (float)dphi_sum[r] * gamma);
             }
         }
     }

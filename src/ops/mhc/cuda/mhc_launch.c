@@ -30,7 +30,7 @@
 /* clang-format off */
 #define IMAGE(stem) extern const unsigned char cot_image_##stem[];
 IMAGE(mhc_generic)
-IMAGE(mhc_pre_fwd_cluster_sm90)
+IMAGE(mhc_pre_fwd_sm90)
 IMAGE(mhc_pre_bwd_cluster_sm90)
 IMAGE(mhc_pre_bwd_split_sm90)
 IMAGE(mhc_pre_tokens)
@@ -104,11 +104,11 @@ static const cot_cuda_kernel pre_mma_dphi[3][3] = MMA(mhc_pre_mma_dphi, DPHI_BYT
 /* By the blocks of a cluster: see cluster_index. */
 #define HOPPER_CLUSTERS(image, stem) \
     {HOPPER_BLOCKS(image, stem, 4), HOPPER_BLOCKS(image, stem, 8), HOPPER(image, stem)}
-static const cot_cuda_kernel pre_fwd_clusters[3][2] = HOPPER_CLUSTERS(mhc_pre_fwd_cluster_sm90, mhc_pre_fwd_cluster_sm90);
-static const cot_cuda_kernel pre_fwd_wide[2] = HOPPER(mhc_pre_fwd_cluster_sm90, mhc_pre_fwd_wide_sm90);
-static const cot_cuda_kernel pre_fwd_split[2] = HOPPER(mhc_pre_fwd_cluster_sm90, mhc_pre_fwd_split_sm90);
+static const cot_cuda_kernel pre_fwd_clusters[3][2] = HOPPER_CLUSTERS(mhc_pre_fwd_sm90, mhc_pre_fwd_cluster_sm90);
+static const cot_cuda_kernel pre_fwd_wide[2] = HOPPER(mhc_pre_fwd_sm90, mhc_pre_fwd_wide_sm90);
+static const cot_cuda_kernel pre_fwd_split[2] = HOPPER(mhc_pre_fwd_sm90, mhc_pre_fwd_split_sm90);
 static const cot_cuda_kernel post_pre_fwd_clusters[3][2] =
-    HOPPER_CLUSTERS(mhc_pre_fwd_cluster_sm90, mhc_post_pre_fwd_cluster_sm90);
+    HOPPER_CLUSTERS(mhc_pre_fwd_sm90, mhc_post_pre_fwd_cluster_sm90);
 static const cot_cuda_kernel post_pre_bwd[2] = HOPPER(mhc_post_pre_bwd_sm90, mhc_post_pre_bwd_sm90);
 static const cot_cuda_kernel post_pre_bwd_any[2] = HOPPER(mhc_post_pre_bwd_sm90, mhc_post_pre_bwd_any_sm90);
 static const cot_cuda_kernel post_pre_sum_slices = {cot_image_mhc_post_pre_bwd_sm90, "mhc_post_pre_sum_slices", 0};
@@ -444,7 +444,7 @@ static mhc_call pre_backward_call(const cot_queue *queue, const mhc_pre_backward
     c.history = (float *)(base + layout->history);
     c.partial = (float *)(base + layout->partial);
     c.token_sums = (double *)(base + layout->token_sums);
-    c.Q_scale = 1;
+    c.dphi_part_scale = 1;
     c.parts = layout->parts;
     c.token_parts = layout->token_parts;
     c.part_length = layout->part_length;
@@ -523,7 +523,7 @@ static cot_status backward_cluster(cot_queue *queue, const mhc_pre_backward_prob
         return mhc_pre_bwd_generic_sm80(queue, p, workspace);
     if (c->tokens == 0)
         return launch_sum_parts(queue, c);
-    c->Q_scale = 1 / (float)MHC_CUDA_MIX_SCALE;
+    c->dphi_part_scale = 1 / (float)MHC_CUDA_MIX_SCALE;
     const int cluster_blocks = mhc_sm90_cluster_blocks(&p->sizes);
     c->parts = cluster_count(c, MHC_SM90_TILE, cluster_blocks);
     if (c->dh_res.data != NULL)
@@ -570,7 +570,7 @@ cot_status mhc_pre_bwd_tiles_sm80(cot_queue *queue, const void *problem, void *w
     const mhc_cuda_layout *layout = queue->plan;
     mhc_call c = pre_backward_call(queue, p, workspace);
     c.records = NULL;
-    c.Q_scale = 1 / (float)MHC_CUDA_MIX_SCALE;
+    c.dphi_part_scale = 1 / (float)MHC_CUDA_MIX_SCALE;
     c.phi_terms = (uint16_t *)((char *)workspace + layout->phi_terms);
     c.mix_terms = (uint16_t *)((char *)workspace + layout->mix_terms);
     c.term_columns = mhc_cuda_term_columns(s);
@@ -617,7 +617,7 @@ cot_status mhc_pre_bwd_split_sm90(cot_queue *queue, const void *problem, void *w
     mhc_call *c = &mapped.call;
     if (!backward_is_aligned(a))
         return mhc_pre_bwd_generic_sm80(queue, problem, workspace);
-    c->Q_scale = 1 / (float)MHC_CUDA_MIX_SCALE;
+    c->dphi_part_scale = 1 / (float)MHC_CUDA_MIX_SCALE;
     c->parts = ((const mhc_cuda_layout *)queue->plan)->split_parts;
     if (c->tokens == 0)
         return launch_sum_parts(queue, c);
@@ -730,7 +730,7 @@ cot_status mhc_post_pre_fwd_generic_sm80(cot_queue *queue, const void *problem, 
 static cot_status launch_post_half(cot_queue *queue, const void *problem)
 {
     const mhc_post_forward_problem post = mhc_post_half_forward(problem);
-    return admit_cuda_post_fwd(&post) == NULL ? mhc_post_fwd_rows_sm80(queue, &post, NULL)
+    return admit_sm80_post_fwd(&post) == NULL ? mhc_post_fwd_rows_sm80(queue, &post, NULL)
                                               : mhc_post_fwd_generic_sm80(queue, &post, NULL);
 }
 
@@ -788,7 +788,7 @@ static cot_status find_post_pre_y(cot_queue *queue, const mhc_post_pre_backward_
         return COT_OK;
     mhc_post_forward_problem post = mhc_post_pre_recomputation(p);
     post.args.y = *y = cot_tensor_contiguous((char *)workspace + layout->y, p->sizes.dtype, 4, p->args.x.shape);
-    return admit_cuda_post_fwd(&post) == NULL ? mhc_post_fwd_rows_sm80(queue, &post, NULL)
+    return admit_sm80_post_fwd(&post) == NULL ? mhc_post_fwd_rows_sm80(queue, &post, NULL)
                                               : mhc_post_fwd_generic_sm80(queue, &post, NULL);
 }
 
@@ -806,7 +806,7 @@ static cot_status post_pre_backward(cot_queue *queue, const mhc_post_pre_backwar
         status = (tiles ? mhc_pre_bwd_tiles_sm80 : mhc_pre_bwd_generic_sm80)(queue, &pre, workspace);
     if (status != COT_OK || !mhc_post_pre_needs_g(&p->args))
         return status;
-    return admit_cuda_post_bwd(&post) == NULL ? mhc_post_bwd_rows_sm80(queue, &post, NULL)
+    return admit_sm80_post_bwd(&post) == NULL ? mhc_post_bwd_rows_sm80(queue, &post, NULL)
                                               : mhc_post_bwd_generic_sm80(queue, &post, NULL);
 }
 

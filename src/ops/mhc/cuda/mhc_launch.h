@@ -100,13 +100,13 @@ static inline mhc_cuda_layout mhc_cuda_layout_pre_bwd(const mhc_sizes *s, int32_
 
 /* ---- admission, cost and workspace ------------------------------------------------------------------- */
 
-static inline const char *admit_cuda(const void *problem)
+static inline const char *admit_sm80(const void *problem)
 {
     const mhc_sizes *sizes = problem;
     if (sizes->dtype == COT_F64)
         return "it computes in float32, the tensors are f64";
     if (sizes->tokens > INT32_MAX / 2)
-        return "it counts tokens in 32 bits";
+        return "it supports fewer than 2^30 tokens";
     return sizes->n > MHC_CUDA_MAX_N ? "it supports n up to 8" : NULL;
 }
 
@@ -115,40 +115,40 @@ static inline const char *admit_cuda(const void *problem)
 static inline const char *mhc_cuda_admit_rows(const void *problem, const cot_tensor *const tensors[], int count)
 {
     const mhc_sizes *sizes = problem;
-    if (admit_cuda(problem) != NULL)
-        return admit_cuda(problem);
+    if (admit_sm80(problem) != NULL)
+        return admit_sm80(problem);
     if (sizes->D % 8 != 0 || sizes->D > INT32_MAX / 2)
-        return "D is no multiple of 8 below 2^30";
+        return "D must be a multiple of 8, below 2^30";
     for (int i = 0; i < count; i++) {
         const int last = tensors[i]->rank - 1;
         if (!cot_is_present(tensors[i]))
             continue;
         if (tensors[i]->stride[last] != 1)
-            return "d is not contiguous";
+            return "the axis D must be contiguous";
         for (int axis = 0; axis < last; axis++)
             if (tensors[i]->shape[axis] > 1 &&
                 tensors[i]->stride[axis] * (int64_t)cot_dtype_size(sizes->dtype) % 16 != 0)
-                return "rows do not begin at multiples of 16 bytes";
+                return "rows must begin at multiples of 16 bytes";
     }
     return NULL;
 }
 
 /* Tiled kernels of pre: the column tiles are the grid's y dimension. */
-static inline const char *admit_cuda_pre_tiles(const void *problem)
+static inline const char *admit_sm80_pre_tiles(const void *problem)
 {
     const mhc_sizes *sizes = problem;
-    if (admit_cuda(problem) != NULL)
-        return admit_cuda(problem);
-    return sizes->D > 65535 / MHC_CUDA_MAX_N * MHC_CUDA_MMA_COLUMNS ? "D is too large for a grid of tiles" : NULL;
+    if (admit_sm80(problem) != NULL)
+        return admit_sm80(problem);
+    return sizes->D > 65535 / MHC_CUDA_MAX_N * MHC_CUDA_MMA_COLUMNS ? "it supports D up to 1048448" : NULL;
 }
 
-static inline const char *admit_cuda_post_fwd(const void *problem)
+static inline const char *admit_sm80_post_fwd(const void *problem)
 {
     const cot_mhc_post_forward_args *a = &((const mhc_post_forward_problem *)problem)->args;
     return mhc_cuda_admit_rows(problem, (const cot_tensor *const[]){&a->x, &a->f, &a->y}, 3);
 }
 
-static inline const char *admit_cuda_post_bwd(const void *problem)
+static inline const char *admit_sm80_post_bwd(const void *problem)
 {
     const cot_mhc_post_backward_args *a = &((const mhc_post_backward_problem *)problem)->args;
     return mhc_cuda_admit_rows(problem, (const cot_tensor *const[]){&a->x, &a->f, &a->dy, &a->dx, &a->df}, 5);
@@ -176,16 +176,16 @@ static inline const char *mhc_sm90_admit(const void *problem, const cot_tensor *
 {
     const mhc_sizes *sizes = problem;
     if (sizes->n != MHC_SM90_N || (sizes->dtype != COT_BF16 && sizes->dtype != COT_F16))
-        return "it supports 4 streams in f16 and bf16";
+        return "n must be 4, and the dtype f16 or bf16";
     if (sizes->D % MHC_SM90_CHUNK_COLUMNS != 0 || sizes->D > MHC_SM90_BLOCKS * MHC_SM90_COLUMNS)
-        return "it supports multiples of 64 up to 33792 as D";
+        return "D must be a multiple of 64, at most 33792";
     if (!mhc_cuda_has_float2_rows(phi) || !mhc_cuda_has_float2_rows(gamma))
-        return "rows of phi or gamma are not contiguous";
+        return "rows of phi and gamma must be contiguous, and begin at multiples of 8 bytes";
     for (int i = 0; i < count; i++) {
         if (!mhc_cuda_uniform_token_stride(tensors[i]))
-            return "tokens do not lie at one stride";
+            return "the stride between all tokens must be the same and positive";
         if (cot_is_present(tensors[i]) && tensors[i]->rank == 4 && tensors[i]->stride[2] <= 0)
-            return "streams do not lie in their order";
+            return "the stride between streams must be positive";
     }
     return mhc_cuda_admit_rows(problem, tensors, count);
 }
@@ -206,7 +206,7 @@ static inline const char *admit_sm90_pre_bwd_split(const void *problem)
 static inline const char *admit_sm90_pre_fwd(const void *problem)
 {
     if (((const mhc_sizes *)problem)->D > MHC_SM90_WIDE_MAX_D)
-        return "a cluster has room for a D of 7168";
+        return "it supports D up to 7168";
     return admit_sm90_pre_fwd_split(problem);
 }
 
@@ -216,18 +216,18 @@ static inline const char *admit_sm90_pre_bwd(const void *problem)
     if (sizes->dtype != COT_BF16)
         return "it supports bf16 only";
     if (sizes->D > MHC_SM90_MAX_D)
-        return "a cluster has room for a D of 4096";
+        return "it supports D up to 4096";
     return admit_sm90_pre_bwd_split(problem);
 }
 
 /* Only the order of the costs matters. */
-static inline double cost_cuda_generic(const void *problem)
+static inline double cost_sm80_generic(const void *problem)
 {
     const mhc_sizes *sizes = problem;
     return 256 + 80 * (double)sizes->D;
 }
 
-static inline double cost_cuda_tiles(const void *problem)
+static inline double cost_sm80_tiles(const void *problem)
 {
     const mhc_sizes *sizes = problem;
     return 256 + 8 * (double)sizes->D;
@@ -253,7 +253,7 @@ static inline double cost_sm90_split(const void *problem)
     return 256 + 1.6 * (double)sizes->D;
 }
 
-static inline double cost_cuda_fast(const void *problem)
+static inline double cost_sm80_fast(const void *problem)
 {
     (void)problem;
     return 1;
@@ -296,7 +296,7 @@ static inline mhc_cuda_pre_fwd_plan mhc_cuda_plan_pre_fwd_tiles(const mhc_pre_fo
     return plan;
 }
 
-COT_PLAN(plan_cuda_pre_fwd_tiles, mhc_cuda_pre_fwd_plan, mhc_cuda_plan_pre_fwd_tiles(problem))
+COT_PLAN(plan_sm80_pre_fwd_tiles, mhc_cuda_pre_fwd_plan, mhc_cuda_plan_pre_fwd_tiles(problem))
 COT_PLAN(plan_sm90_pre_fwd_split, mhc_cuda_pre_fwd_plan,
          mhc_cuda_plan_pre_fwd(problem, mhc_sm90_slices(problem), false))
 
@@ -306,7 +306,7 @@ static inline mhc_cuda_layout mhc_cuda_plan_pre_bwd(const mhc_pre_backward_probl
 }
 
 COT_PLAN(plan_cuda_pre_bwd, mhc_cuda_layout, mhc_cuda_plan_pre_bwd(problem, false))
-COT_PLAN(plan_cuda_pre_bwd_tiles, mhc_cuda_layout, mhc_cuda_plan_pre_bwd(problem, true))
+COT_PLAN(plan_sm80_pre_bwd_tiles, mhc_cuda_layout, mhc_cuda_plan_pre_bwd(problem, true))
 
 /* ---- post_pre --------------------------------------------------------------------------------------------- */
 
@@ -328,7 +328,7 @@ static inline mhc_cuda_pre_fwd_plan mhc_sm90_plan_post_pre_fwd_split(const mhc_p
     return mhc_cuda_plan_pre_fwd(&pre, mhc_sm90_slices(&p->sizes), false);
 }
 
-COT_PLAN(plan_cuda_post_pre_fwd_tiles, mhc_cuda_pre_fwd_plan, mhc_cuda_plan_post_pre_fwd_tiles(problem))
+COT_PLAN(plan_sm80_post_pre_fwd_tiles, mhc_cuda_pre_fwd_plan, mhc_cuda_plan_post_pre_fwd_tiles(problem))
 COT_PLAN(plan_sm90_post_pre_fwd_split, mhc_cuda_pre_fwd_plan, mhc_sm90_plan_post_pre_fwd_split(problem))
 
 /* Layout of the workspace of post_pre's backward: that of pre's backward, then y if it is computed again; g if one
@@ -356,8 +356,8 @@ static inline mhc_cuda_post_pre_layout mhc_cuda_layout_post_pre(const mhc_post_p
     return l;
 }
 
-COT_PLAN(plan_cuda_post_pre_bwd, mhc_cuda_post_pre_layout, mhc_cuda_layout_post_pre(problem, false, false))
-COT_PLAN(plan_cuda_post_pre_bwd_tiles, mhc_cuda_post_pre_layout, mhc_cuda_layout_post_pre(problem, true, false))
+COT_PLAN(plan_sm80_post_pre_bwd, mhc_cuda_post_pre_layout, mhc_cuda_layout_post_pre(problem, false, false))
+COT_PLAN(plan_sm80_post_pre_bwd_tiles, mhc_cuda_post_pre_layout, mhc_cuda_layout_post_pre(problem, true, false))
 COT_PLAN(plan_sm90_post_pre_bwd, mhc_cuda_post_pre_layout, mhc_cuda_layout_post_pre(problem, false, true))
 
 /* Blocks of a column slice in the kernel of post_pre's data gradients. If one block for each multiprocessor leaves many
@@ -380,9 +380,9 @@ static inline const char *admit_sm90_post_pre_bwd(const void *problem)
 {
     const mhc_sizes *sizes = problem;
     if (sizes->dtype != COT_BF16)
-        return "it supports bf16";
+        return "it supports bf16 only";
     if (sizes->D > MHC_SM90_MAX_D)
-        return "a cluster has room for a D of 4096";
+        return "it supports D up to 4096";
     return admit_sm90_post_pre_bwd_split(problem);
 }
 
@@ -397,13 +397,13 @@ static inline const char *admit_sm90_post_pre_fwd(const void *problem)
     const mhc_post_pre_forward_problem *p = problem;
     const cot_mhc_post_pre_forward_args *a = &p->args;
     if (p->sizes.D > MHC_SM90_MAX_D)
-        return "a cluster has room for a D of 4096";
+        return "it supports D up to 4096";
     if (!mhc_cuda_uniform_token_stride(&a->h_res) || !mhc_cuda_uniform_token_stride(&a->h_post))
-        return "tokens of h_res or h_post do not lie at one stride";
+        return "the stride between all tokens of h_res and h_post must be the same and positive";
     return mhc_sm90_admit(problem, (const cot_tensor *const[]){&a->x, &a->f, &a->y, &a->h_in}, 4, &a->phi, &a->gamma);
 }
 
-static inline size_t workspace_cuda_sinkhorn_bwd(const void *problem)
+static inline size_t workspace_sm80_sinkhorn_bwd(const void *problem)
 {
     const mhc_sinkhorn_backward_problem *p = problem;
     return cot_bytes(COT_PRODUCT(2, p->sizes.n, p->args.iterations, p->sizes.tokens), sizeof(float));

@@ -2,48 +2,54 @@
  *
  * mhc_pre_bwd_cluster_sm90.cu: pre backward in one pass over x and dh_in, for n = 4 and bf16.
  *
- * Tiles, blocks and owners are the same as in mhc_pre_fwd_cluster_sm90.cu: a cluster has 16 blocks, or 8 for D up to
+ * A token's *record* (mhc_token_record) has what the products of all blocks need: dh_mix as three terms, h_pre, and
+ * factor (c of the formulas). It depends on dh_pre, which is a sum over all columns. So for each tile, every block sends
+ * its part of dh_pre to the owners of the tokens, and the owners send the records to every block.
+ *
+ * Tiles, blocks and owners are the same as in mhc_pre_fwd_sm90.cu: a cluster has 16 blocks, or 8 for D up to
  * 2048, or 4 for D up to 1024, and block r owns the tokens r, r + BLOCKS, ... of each tile. With dh_res, mhc_pre_dz has
  * already stored dz in the workspace: it includes Sinkhorn's gradient. The ring has one stage for a tile. Roles:
  *
- *   producer     loads x and dh_in of the tile into shared memory; later stores dx, which replaced x there
- *   8 MMA warps  32 columns of all streams each. First compute the warp's part of dh_pre: the diagonals of dh_in x^T.
- *                Then, with the records that the owners have sent, add to Q and compute dx (mhc_pre_bwd_sm90.cuh).
- *   reducer      sums over the warps and sends each token's dh_pre to its owner
- *   owner        sends its tokens' records (dh_mix, h_pre, c) to all blocks: first the parts that do not need dh_pre,
- *                then the parts that need dh_pre, which it sums over the blocks. It also sums the terms of dbias and
- *                dalpha.
- *   dx_post      loads dx_post, if present, one stream at a time. Its buffer replaces one stage. Without dx_post, in
- *                clusters of 4 blocks, this warp is a second owner: one owner of four tokens is slower than the loads
+ *   producer     loads x and dh_in of the tile into shared memory. Later stores dx, which replaced x there
+ *   8 MMA warps  32 columns of all streams each. They first compute their part of dh_pre: the diagonals of dh_in x^T.
+ *                When the tile's records have arrived, they add to dphi_part and compute dx (mhc_pre_bwd_sm90.cuh)
+ *   reducer      sums dh_pre over the warps, and sends each token's sum to its owner
+ *   owner        makes the records of its tokens and sends them to all blocks: first what does not depend on dh_pre, then
+ *                the rest, for which it sums dh_pre over the blocks. Also sums the terms of dbias and dalpha
+ *   dx_post      loads dx_post, if present, one stream at a time. Its buffer takes the place of one stage. Without
+ *                dx_post, in clusters of 4 blocks, this warp is a second owner: one owner would take longer for the four
+ *                tokens of a block than the loads of a tile take
  *
  *   barrier               arrivals              phase ends when
  *   full[stage]           1, the producer       x and dh_in of the tile are in shared memory
  *   partial_full          32 of each MMA warp   the warps' parts of dh_pre are in shared memory
  *   partial_empty         32, the reducer       the reducer has read them
- *   gathered_full[stage]  1, the first owner    dh_pre of the owned tokens has arrived from all blocks
- *   records_full[stage]   1, MMA thread 0       the records of all tokens of the tile have arrived
+ *   gathered_full[stage]  1, the first owner    dh_pre of the owned tokens has arrived from all blocks (bytes)
+ *   records_full[stage]   1, MMA thread 0       the records of all tokens of the tile have arrived (bytes)
  *   dx_full[stage]        1 of each MMA warp    dx has replaced x in shared memory
  *   post_full[stream]     1, the dx_post warp   dx_post of the stream is in shared memory
  *   post_empty[stream]    1 of each MMA warp    dx_post of the stream has been read
  *
  * A block stores into another block's stage without waiting for that block, as in the forward. The MMA warps compute
  * dh_pre one tile ahead. The exchange of dh_pre then overlaps the products of the previous tile. Registers are the
- * scarcest resource: Q and the second terms of phi gamma take 144 registers of an MMA thread. */
+ * scarcest resource: dphi_part and the second terms of phi gamma take 144 registers of an MMA thread. */
 #include "mhc_pre_bwd_sm90.cuh"
 
 enum { RECORD_UNITS = sizeof(token_record) / 16 };
 
-/* Of dx: post_pre's backward computes the records and the gradients of the parameters only. */
+/* What a kernel computes of dx. NO_DX: for post_pre's backward, which needs only the records and the gradients of the
+ * parameters. */
 enum data_gradient { NO_DX, DX, DX_AND_POST };
 
-/* With DX_AND_POST, the buffer of dx_post replaces one stage. With NO_DX, a stage replaces the terms of phi gamma. */
+/* With DX_AND_POST, the buffer of dx_post takes the place of one stage. With NO_DX, one more stage takes the place of the terms of
+ * phi gamma. */
 template <data_gradient MODE_, int BLOCKS_> struct bwd_traits {
     static constexpr data_gradient MODE = MODE_;
     enum {
-        BLOCKS = BLOCKS_,      /* of a cluster */
-        OWNED = TILE / BLOCKS, /* tokens of a tile that a block owns */
-        OWNERS = MHC_SM90_OWNERS(BLOCKS, MODE == DX_AND_POST),
-        OWNER_TOKENS = OWNED / OWNERS, /* of each owner warp */
+        BLOCKS = BLOCKS_,                                      /* of a cluster */
+        OWNED = TILE / BLOCKS,                                 /* tokens of a tile that a block owns */
+        OWNERS = MHC_SM90_OWNERS(BLOCKS, MODE == DX_AND_POST), /* owner warps of a block */
+        OWNER_TOKENS = OWNED / OWNERS,                         /* tokens of each owner warp */
         STAGES = MODE == NO_DX ? 5
                  : MODE == DX  ? 4
                                : 3,
@@ -83,7 +89,8 @@ static __device__ __forceinline__ int64_t first_column(void)
     return cot_cluster_rank() * MHC_SM90_COLUMNS + threadIdx.x / 32 * COLUMNS;
 }
 
-/* Computes the warp's part of dh_pre. The lanes that hold the diagonals store tokens g and g+8. */
+/* Computes the warp's part of dh_pre: the diagonals of dh_in x^T, for 8 tokens at a time. The lanes that hold elements of the
+ * diagonals store dh_pre of tokens g (low) and g + 8 (high). */
 template <typename Traits>
 static __device__ __forceinline__ void compute_dh_pre(shared_memory<Traits> &s, uint32_t x, uint32_t dh_in, int warp,
                                                       uint32_t parity)
@@ -129,14 +136,14 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
     if constexpr (MODE != NO_DX)
         load_phi<GROUPS / 2, GROUPS>(c, s, first_column(), warp, phi_scale<__nv_bfloat16, MODE == DX_AND_POST>,
                                      second_terms);
-    float Q[GROUPS][OCTETS][4] = {0};
+    float dphi_part[GROUPS][OCTETS][4] = {0};
     const lane_units units = find_lane_units(s, warp);
     cot_pipeline_state<Traits::STAGES> next_ring;
     uint32_t parity = 0, post_parity = 0;
     int next_tile = (int)(blockIdx.x / Traits::BLOCKS);
     FOR_EACH_TILE(tile, ring, tiles)
     {
-        /* dh_pre is computed one tile ahead: of two tiles in the first iteration, then of one. */
+        /* dh_pre is computed one tile ahead: the first iteration computes it for two tiles, the others for one. */
         for (; next_tile < tiles && next_tile <= tile + CLUSTERS; next_tile += CLUSTERS, next_ring.next()) {
             cot_mbarrier_wait(&s.full[next_ring.stage], next_ring.parity);
             const uint32_t stage_offset = (uint32_t)(next_ring.stage * STAGE_BYTES);
@@ -147,14 +154,15 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
         if (threadIdx.x == 0)
             cot_mbarrier_arrive_expect(&s.records_full[ring.stage], sizeof s.records[0]);
         if constexpr (MODE == NO_DX)
-            accumulate_tile<__nv_bfloat16>(s, units, ring, Q);
+            accumulate_tile<__nv_bfloat16>(s, units, ring, dphi_part);
         else
-            multiply_tile<__nv_bfloat16, MODE == DX_AND_POST>(c, s, units, ring, warp, post_parity, second_terms, Q);
+            multiply_tile<__nv_bfloat16, MODE == DX_AND_POST>(c, s, units, ring, warp, post_parity, second_terms,
+                                                              dphi_part);
         post_parity ^= 1;
     }
     const int64_t d = first_column();
     if (d < c.D && (present(c.dphi) || present(c.dgamma)))
-        store_Q(c, Q, (int64_t)(blockIdx.x / Traits::BLOCKS), d);
+        store_dphi_part(c, dphi_part, (int64_t)(blockIdx.x / Traits::BLOCKS), d);
 }
 
 /* ---- other roles -------------------------------------------------------------------------------------- */
@@ -185,7 +193,8 @@ template <typename Traits> static __device__ __forceinline__ void reduce(shared_
 }
 
 /* Sends 16-byte units of an owner's records to all blocks. Units 0, 3, 6 (the first unit of each term) and 10 (factor)
- * depend on dh_pre: AFTER_DH_PRE sends these, the other call sends the rest. first_k: of the owner's first token. */
+ * depend on dh_pre: AFTER_DH_PRE sends these, the call before sends units 1, 2, 4, 5, 7, 8 and 9. k counts the tokens that
+ * the block owns: token k of the block is token rank + k * BLOCKS of the tile. first_k: the owner's first token. */
 template <bool AFTER_DH_PRE, typename Traits>
 static __device__ __forceinline__ void send_units(shared_memory<Traits> &s, int stage, int rank, int first_k)
 {
@@ -195,6 +204,7 @@ static __device__ __forceinline__ void send_units(shared_memory<Traits> &s, int 
     __syncwarp();
 #pragma unroll AFTER_DH_PRE ? 2 : 1
     for (uint32_t item = threadIdx.x % 32; item < ITEMS; item += 32) {
+        /* A copy is a record and the block that receives it. */
         const uint32_t copy = item / COUNT, index = item % COUNT;
         const uint32_t k = Traits::OWNER_TOKENS == 1 ? 0 : copy / Traits::BLOCKS,
                        block = Traits::OWNER_TOKENS == 1 ? copy : copy % Traits::BLOCKS;
@@ -217,14 +227,16 @@ static __device__ __forceinline__ void set_terms(token_record &record, int j, fl
     }
 }
 
-/* What remains of a token when dh_pre arrives, in a lane for a coefficient of h_pre. */
+/* What a lane keeps of a token until dh_pre arrives. The lane handles one coefficient of h_pre. post_res_sum: the terms of
+ * factor from the coefficients of h_post and h_res. */
 struct pending_token {
     float h_pre, h_mix, inv_rms, post_res_sum;
 };
 
-/* All blocks wait for the records sent from here. So the tokens' inputs are loaded one tile ahead, and the units that do
- * not depend on dh_pre are computed and sent before dh_pre arrives. The stage is free at that time: a block that has
- * sent dh_pre of the previous tile has finished the tile two before that one. */
+/* An owner. All blocks wait for its records. So the inputs of its tokens are loaded one tile ahead, and the units that
+ * do not depend on dh_pre are computed and sent before dh_pre arrives. The stage of the records is then free in all
+ * blocks: when the owner begins tile t of the cluster, it has dh_pre of tile t - 1 from all blocks. A block sends that
+ * only after it has finished tile t - 3, and there are at least 3 stages. */
 template <typename Traits>
 static __device__ __forceinline__ void make_owned_records(const mhc_call &c, shared_memory<Traits> &s, int owner,
                                                           int rank, int tiles)
@@ -233,8 +245,8 @@ static __device__ __forceinline__ void make_owned_records(const mhc_call &c, sha
     const int lane = threadIdx.x % 32, first_k = owner * TOKENS;
     const float alpha = lane < M ? load_f32(c.alpha, alpha_index(N, lane) * c.alpha.stride[0]) : 0.0f;
     const float alpha_pre = __shfl_sync(0xffffffffu, alpha, 0);
-    double dbias = 0, dalpha = 0;         /* of coefficient `lane`, without those of h_pre */
-    double dbias_pre = 0, dalpha_pre = 0; /* of coefficient lane % N of h_pre, of the tokens lane / TOKEN_LANES */
+    double dbias = 0, dalpha = 0;         /* of coefficient `lane` of h_post and h_res */
+    double dbias_pre = 0, dalpha_pre = 0; /* of coefficient lane % N of h_pre, over tokens lane / TOKEN_LANES */
     cot_griddepcontrol_wait();            /* waits for mhc_pre_dz, if it was launched */
     const token_element value = input_element(c, lane);
     token_inputs inputs[TOKENS];
@@ -269,17 +281,19 @@ static __device__ __forceinline__ void make_owned_records(const mhc_call &c, sha
             load_token(tile + MHC_SM90_CLUSTERS_OF(Traits::BLOCKS), k);
         }
         send_units<false>(s, ring.stage, rank, first_k);
+        /* factor is this times the sum of du h_mix over all coefficients, where du is the gradient of h_mix inv_rms. */
         const float scale = -pending.inv_rms * pending.inv_rms * pending.inv_rms / (float)(N * c.D);
         const float sigma = pending.h_pre - c.hc_eps, slope = sigma * (1.0f - sigma);
         cot_mbarrier_wait(&s.gathered_full[ring.stage], ring.parity);
         __syncwarp();
-        /* The second owner cannot miss this phase: the next one needs the records that it sends now. */
+        /* The second owner cannot miss this phase: the next one cannot complete before it has sent its records of this
+         * tile. */
         if (owner == 0 && lane == 0)
             cot_mbarrier_arrive_expect(&s.gathered_full[ring.stage], sizeof s.gathered[0]);
         const float(*parts)[N] = s.gathered[ring.stage][first_k + lane / TOKEN_LANES];
         const int block = lane % TOKEN_LANES / N;
         float dh_pre = parts[block][lane % N];
-        if (Traits::OWNERS == 1) /* the lanes of a token then read two blocks each */
+        if (Traits::OWNERS == 1) /* a token has fewer lanes than there are values: each lane adds those of two blocks */
             dh_pre += parts[block + Traits::BLOCKS / 2][lane % N];
 #pragma unroll
         for (int width = TOKEN_LANES / 2; width >= N; width /= 2)
@@ -300,7 +314,7 @@ static __device__ __forceinline__ void make_owned_records(const mhc_call &c, sha
                 if (lane < RECORD_UNITS)
                     ((uint4 *)&c.records[tile * TILE + rank + (first_k + k) * Traits::BLOCKS])[lane] =
                         ((const uint4 *)&s.owned_records[first_k + k])[lane];
-            __syncwarp(); /* the records are replaced after this */
+            __syncwarp(); /* the next tile replaces owned_records */
         }
         dbias_pre += (double)dz_pre;
         dalpha_pre += (double)dz_pre * (double)(pending.h_mix * pending.inv_rms);
@@ -401,7 +415,7 @@ template <typename Traits> static __device__ __forceinline__ void backward(const
         cot_mbarrier_init_fence();
     }
     __syncthreads();
-    cot_cluster_arrive(); /* the matching wait precedes the first store to another block */
+    cot_cluster_arrive(); /* each role waits before its first store to another block */
     if (warp < MMA_WARPS) {
         cot_setmaxnreg_inc<Traits::MMA_REGISTERS>();
         multiply(c, s, rank, tiles);

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
- * mhc_pre_bwd_sm90.cuh: the matrix products of pre's backward for Hopper: Q and dx of a warp's columns of a tile.
+ * mhc_pre_bwd_sm90.cuh: the matrix products of pre's backward for Hopper: dphi_part and dx of a warp's columns of a tile.
  *
- *   Q  += x^T dh_mix     dh_mix has three bf16 terms. Tensor cores truncate sums, so each tile's product is added to
- *                        Q by float32 additions. Q stays in registers until the end. An f16 x is multiplied as the two
- *                        bf16 terms of which it is the sum.
- *   dx = dh_mix (phi gamma) + c x + h_pre dh_in (+ dx_post)
- *                        dh_mix and phi gamma have two bf16 terms each. The product of the second terms is left out:
- *                        the error is at most 2^-15 of each product (the op's README, "Precision"). */
+ *   dphi_part += x^T dh_mix
+ *       dphi before the multiplication by gamma, over a part of the tokens. dh_mix has three bf16 terms. Tensor cores
+ *       truncate sums, so each tile's product is added to dphi_part by float32 additions. dphi_part stays in registers
+ *       until the end. An f16 x is multiplied as the two bf16 terms of which it is the sum.
+ *   dx = dh_mix (phi gamma) + factor x + h_pre dh_in (+ dx_post)
+ *       dh_mix and phi gamma have two bf16 terms each. The product of the second terms is left out: the error is at
+ *       most 2^-15 of each product (the op's README, "Precision"). factor is c of the formulas, because c is the call. */
 #ifndef COT_MHC_PRE_BWD_SM90_CUH
 #define COT_MHC_PRE_BWD_SM90_CUH
 
@@ -113,9 +114,10 @@ static __device__ __forceinline__ uint32_t unit_address(uint32_t first, int grou
     return (first ^ (uint32_t)(group % 2 * 32)) + (uint32_t)(group / 2 * STREAM_BYTES);
 }
 
-/* Q += x^T dh_mix, for groups BEGIN to END - 1. Each fragment of Q is [16 columns][8 rows of phi]. */
+/* dphi_part += x^T dh_mix, for groups BEGIN to END - 1. Each fragment of dphi_part is [16 columns][8 rows of phi]. */
 template <typename E, int BEGIN = 0, int END = GROUPS>
-static __device__ __forceinline__ void accumulate_Q(uint32_t x, uint32_t records, float (&Q)[GROUPS][OCTETS][4])
+static __device__ __forceinline__ void accumulate_dphi(uint32_t x, uint32_t records,
+                                                       float (&dphi_part)[GROUPS][OCTETS][4])
 {
     const int lane = threadIdx.x % 32;
     const uint32_t token = (uint32_t)(lane % 16);
@@ -159,7 +161,7 @@ static __device__ __forceinline__ void accumulate_Q(uint32_t x, uint32_t records
         for (int octet = 0; octet < OCTETS; octet++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                Q[group][octet][i] += product[octet][i];
+                dphi_part[group][octet][i] += product[octet][i];
     }
 }
 
@@ -301,8 +303,8 @@ static __device__ __forceinline__ token_element input_element(const mhc_call &c,
 
 /* ---- end of a tile and of the kernel ----------------------------------------------------------------- */
 
-static __device__ __forceinline__ void store_Q(const mhc_call &c, const float (&Q)[GROUPS][OCTETS][4], int64_t part,
-                                               int64_t d)
+static __device__ __forceinline__ void store_dphi_part(const mhc_call &c, const float (&dphi_part)[GROUPS][OCTETS][4],
+                                                       int64_t part, int64_t d)
 {
     const int lane = threadIdx.x % 32;
     float *to = c.partial + part * M * N * c.D + d;
@@ -313,7 +315,7 @@ static __device__ __forceinline__ void store_Q(const mhc_call &c, const float (&
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 to[((octet * 8 + lane % 4 * 2 + i % 2) * N + group / 2) * c.D + column_of(group) + lane / 4 +
-                   i / 2 * 8] = Q[group][octet][i];
+                   i / 2 * 8] = dphi_part[group][octet][i];
 }
 
 /* Addresses in the first stage of the 16-byte units that the lane passes to ldmatrix, for the warp's first group.
@@ -333,32 +335,33 @@ template <typename S> static __device__ __forceinline__ lane_units find_lane_uni
             cot_shared_address(s.dx_post[0]) - stages};
 }
 
-/* Adds the tile to Q and signals that the MMA warps have finished the stage. */
+/* Adds the tile to dphi_part and signals that the MMA warps have finished the stage. */
 template <typename E, typename S>
 static __device__ __forceinline__ void accumulate_tile(S &s, const lane_units &units,
                                                        const cot_pipeline_state<S::STAGES> &ring,
-                                                       float (&Q)[GROUPS][OCTETS][4])
+                                                       float (&dphi_part)[GROUPS][OCTETS][4])
 {
     const uint32_t x = units.by_column + (uint32_t)(ring.stage * STAGE_BYTES),
                    records = cot_shared_address(s.records[ring.stage]);
-    accumulate_Q<E, 0, GROUPS / 2>(x, records, Q);
+    accumulate_dphi<E, 0, GROUPS / 2>(x, records, dphi_part);
     cot_mbarrier_wait(&s.full[ring.stage], ring.parity); /* never blocks, see compute_dx */
-    accumulate_Q<E, GROUPS / 2, GROUPS>(x, records, Q);
+    accumulate_dphi<E, GROUPS / 2, GROUPS>(x, records, dphi_part);
     __syncwarp();
     if (threadIdx.x % 32 == 0)
         cot_mbarrier_arrive(&s.dx_full[ring.stage]);
 }
 
-/* Adds the tile to Q, computes its dx if dx is an output, and signals that the MMA warps have finished the stage. */
+/* Adds the tile to dphi_part, computes its dx if dx is an output, and signals that the MMA warps have finished the
+ * stage. */
 template <typename E, bool ADD_POST, int REGISTER_GROUPS, typename S>
 static __device__ __forceinline__ void multiply_tile(const mhc_call &c, S &s, const lane_units &units,
                                                      const cot_pipeline_state<S::STAGES> &ring, int warp,
                                                      uint32_t post_parity,
                                                      const uint32_t (&second_terms)[REGISTER_GROUPS][6],
-                                                     float (&Q)[GROUPS][OCTETS][4])
+                                                     float (&dphi_part)[GROUPS][OCTETS][4])
 {
     const uint32_t stage_offset = (uint32_t)(ring.stage * STAGE_BYTES);
-    accumulate_Q<E>(units.by_column + stage_offset, cot_shared_address(s.records[ring.stage]), Q);
+    accumulate_dphi<E>(units.by_column + stage_offset, cot_shared_address(s.records[ring.stage]), dphi_part);
     if (present(c.dx)) {
         compute_dx<E, ADD_POST>(s, units.by_token + stage_offset, units.by_token + stage_offset + X_BYTES,
                                 units.by_token + units.dx_post, ring, warp, post_parity, second_terms);

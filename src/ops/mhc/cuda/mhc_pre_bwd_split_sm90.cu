@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mhc_pre_bwd_split_sm90.cu: pre backward's dx and Q for n = 4, f16 and bf16, and any D.
+ * mhc_pre_bwd_split_sm90.cu: dx and dphi_part of pre backward for n = 4, f16 and bf16, and any D.
  *
  * A tile is 16 tokens. Slice s is columns [256 s, 256 s + 256) of all four streams. A record has the values of a token
  * that the products need: it comes from x and dh_in. No block waits for another block's products. Two forms:
@@ -37,9 +37,9 @@
  *
  * Progress does not depend on how many blocks, or which blocks, are resident at once: the resident teams take the
  * tokens in order. Take the first token without a record, in tile t. All records of earlier tiles exist, so no producer
- * waits for a tile before t. The producer of the block whose team holds the token therefore advances until this team may
- * continue. The team makes the record. Teams of spare blocks follow the producers of other blocks and wait for a limited
- * time only. */
+ * waits for a tile before t. The producer of the block whose team holds the token therefore advances until this team
+ * may continue. The team makes the record. Teams of spare blocks follow the producers of other blocks and wait for a
+ * limited time only. */
 #include "mhc_pre_bwd_sm90.cuh"
 
 #include "../../../cuda/device/bulk.cuh"
@@ -126,18 +126,18 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
     uint32_t second_terms[register_groups<ADD_POST>][6];
     load_phi<0, GROUPS / 2>(c, s, first_column<ONE_PASS>(c), warp, phi_scale<E, ADD_POST>, second_terms);
     load_phi<GROUPS / 2, GROUPS>(c, s, first_column<ONE_PASS>(c), warp, phi_scale<E, ADD_POST>, second_terms);
-    float Q[GROUPS][OCTETS][4] = {0};
+    float dphi_part[GROUPS][OCTETS][4] = {0};
     const lane_units units = find_lane_units(s, warp);
     uint32_t post_parity = 0;
     FOR_EACH_TILE(tile, ring, c, tiles)
     {
         cot_mbarrier_wait(&s.full[ring.stage], ring.parity);
-        multiply_tile<E, ADD_POST>(c, s, units, ring, warp, post_parity, second_terms, Q);
+        multiply_tile<E, ADD_POST>(c, s, units, ring, warp, post_parity, second_terms, dphi_part);
         post_parity ^= 1;
     }
     const int64_t d = first_column<ONE_PASS>(c);
     if (d < c.D && (present(c.dphi) || present(c.dgamma)))
-        store_Q(c, Q, part_of<ONE_PASS>(c), d);
+        store_dphi_part(c, dphi_part, part_of<ONE_PASS>(c), d);
 }
 
 /* Waits until all records of a tile are in global memory and visible to the copy engine (async proxy). */

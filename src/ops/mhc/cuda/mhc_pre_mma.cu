@@ -9,7 +9,7 @@
  *   split    the terms of phi gamma, once for a call: [term][row][stream][column], rows and columns padded with zeros
  *   project  a warp handles 16 tokens: sums of h_mix and of squares over a slice of a stream's columns
  *   dx       a warp handles 16 tokens and COLUMNS columns of a stream
- *   dphi     a warp handles 16 columns of a stream: Q over a part of the tokens */
+ *   dphi     a warp handles 16 columns of a stream: their dphi_part over one part of the tokens */
 #include "mhc_cuda.cuh"
 
 #include "../../../cuda/device/mma.cuh"
@@ -234,8 +234,8 @@ template <typename E, int OCTETS> static __device__ __forceinline__ void project
         cot_cp_async_commit_group();
         const stage &s = stages[chunk % STAGES];
         float run[OCTETS][4] = {0}, run_squares[2] = {0};
-        /* Columns that the tensor cores sum in one run. With more than one plane there are more products, and more would
-         * be truncated. */
+        /* Columns that the tensor cores sum in one run. With more than one plane there are more products, and more
+         * would be truncated. */
         constexpr int RUN_COLUMNS = planes_of < E >> 1 ? 16 : CHUNK;
 #pragma unroll
         for (int first = 0; first < CHUNK; first += RUN_COLUMNS) {
@@ -497,7 +497,7 @@ template <typename E, int OCTETS> static __device__ __forceinline__ void dphi(co
             load_stage(run);
         cot_cp_async_commit_group();
     }
-    float Q[OCTETS][4] = {0};
+    float dphi_part[OCTETS][4] = {0};
     for (int run = 0; run < runs; run++) {
         cot_cp_async_wait_group<STAGES - 2>();
         __syncthreads(); /* all warps have read the previous run, whose stage is loaded next */
@@ -520,7 +520,7 @@ template <typename E, int OCTETS> static __device__ __forceinline__ void dphi(co
                     load_B_trans(B, &s.dh_mix[term][k][pair * 8], mix_pitch_of<OCTETS>);
                     multiply_octets<OCTETS>(sums, A[k / 16], B, pair, term);
                 }
-        add_run<OCTETS>(Q, sums);
+        add_run<OCTETS>(dphi_part, sums);
     }
 #pragma unroll
     for (int octet = 0; octet < OCTETS; octet++)
@@ -528,7 +528,7 @@ template <typename E, int OCTETS> static __device__ __forceinline__ void dphi(co
         for (int v = 0; v < 4; v++) {
             const int j = octet * 8 + lane % 4 * 2 + v % 2, d = first_column + warp * 16 + v / 2 * 8 + lane / 4;
             if (j < M && d < c.D)
-                c.partial[(part * M + j) * K + i * c.D + d] = Q[octet][v];
+                c.partial[(part * M + j) * K + i * c.D + d] = dphi_part[octet][v];
         }
 }
 

@@ -1,11 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mhc_pre_fwd_cluster_sm90.cu: pre forward for n = 4, bf16 and f16: the cluster kernels, with one pass over x, the
- * split kernel, with two passes, and the post_pre's forward.
+ * mhc_pre_fwd_sm90.cu: pre forward and post_pre forward on Hopper, for n = 4, bf16 and f16. The kernels:
  *
- * Clusters of BLOCKS blocks process tiles of 16 tokens. BLOCKS is 16, or 8 for D up to 2048, or 4 for D up to 1024. Block r
- * of the cluster has columns [256 r, 256 r + 256) of all four streams and computes h_in of these columns. It also owns
- * the tokens r, r + BLOCKS, ... of each tile. The ring has one stage for a tile. Roles:
+ *   mhc_pre_fwd_cluster_sm90_*        one pass over x, D up to 4096
+ *   mhc_pre_fwd_wide_sm90_*           the same with wider blocks (WIDE), D up to 7168. The kernel table counts it to
+ *                                     mhc_pre_fwd_cluster_sm90
+ *   mhc_pre_fwd_split_sm90_*          no clusters (SPLIT), any D: x is read twice
+ *   mhc_post_pre_fwd_cluster_sm90_*   post_pre (POST_PRE), D up to 4096
+ *
+ * Clusters of BLOCKS blocks process tiles of 16 tokens. BLOCKS is 16, or 8 for D up to 2048, or 4 for D up to 1024.
+ * Block r of the cluster has columns [256 r, 256 r + 256) of all four streams and computes h_in of these columns. It
+ * also owns the tokens r, r + BLOCKS, ... of each tile. The ring has one stage for a tile. Roles:
  *
  *   producer     loads x of the tile into shared memory by one TMA box
  *   8 MMA warps  128 k each. phi gamma, as three bf16 terms (float32's 24 bits), is the A operand and stays in
@@ -25,10 +30,10 @@
  *   h_pre_full[stage]     1, an h_in thread          h_pre of all tokens of the tile has arrived
  *   empty[stage]          1 of each h_in warp        x of the tile has been read (SPLIT: 1 of each MMA warp)
  *
- * A block stores into a stage of another block without waiting for that block. This is safe: a block that sends for
- * the tile that it takes STAGES rounds after tile t has released its own stage of tile t. So it had received h_pre of
- * all tokens of tile t, and each owner had read the sums that were sent to it. An owner sends h_pre of the later
- * tile only when it has the sums of all blocks for it. So every block has released its stage, and has read the old h_pre.
+ * A block stores into a stage of another block without waiting for that block. This is safe: a block that sends for the
+ * tile that it takes STAGES rounds after tile t has released its own stage of tile t. So it had received h_pre of all
+ * tokens of tile t, and each owner had read the sums that were sent to it. An owner sends h_pre of the later tile only
+ * when it has the sums of all blocks for it. So every block has released its stage, and has read the old h_pre.
  *
  * WIDE, for D beyond 4096: blocks have 448 columns and tiles have 8 tokens. Tiles alternate between the two halves of
  * the cluster's blocks as owners. The terms of phi gamma that do not fit in registers are in shared memory and are
@@ -89,8 +94,8 @@ template <typename E_, int CHUNKS_, int BLOCKS_, bool POST_PRE_ = false> struct 
         /* Steps whose second terms are in shared memory: the smallest number without register spills. */
         SHARED_STEPS = WIDE && cot_is_f16<E> ? 7 : 0,
         BYTE_TERMS = WIDE && !cot_is_f16<E>,
-        /* Registers of a thread of the MMA warps, of the owner's warpgroup and of the h_in warps. An owner of several tokens
-         * of a tile needs more than an owner of one. */
+        /* Registers of a thread of the MMA warps, of the owner's warpgroup and of the h_in warps. An owner of several
+         * tokens of a tile needs more than an owner of one. */
         LOOPS_POST_PRE = OWNED > 1 && POST_PRE,
         MMA_REGISTERS = WIDE                              ? 216
                         : LOOPS_POST_PRE && cot_is_f16<E> ? 200
@@ -541,7 +546,8 @@ static __device__ __forceinline__ void compute_h_in(const mhc_call &c, const mhc
     }
 }
 
-/* The block that owns a token of a tile. Tiles of 8 tokens alternate between the two halves of a cluster of 16 blocks. */
+/* The block that owns a token of a tile. Tiles of 8 tokens alternate between the two halves of a cluster of 16
+ * blocks. */
 template <typename Traits> static __device__ __forceinline__ int owner_of(int stage, int token)
 {
     static_assert(Traits::STAGES * Traits::TILE % Traits::BLOCKS == 0,
