@@ -34,12 +34,12 @@ KERNELS = [
 ]
 # Rows of the table of registers: words, kernels. A kernel belongs to the first row that fits.
 FAMILIES = [
-    ("dropout forward, rows at multiples of 16 bytes", r"dropout_fwd_rows_\w{2,4}"),
-    ("dropout forward, other contiguous rows", r"dropout_fwd_rows_\w+_shifted"),
-    ("dropout forward, other strides", r"dropout_fwd_rows_\w+_strided"),
-    ("dropout backward, rows at multiples of 16 bytes", r"dropout_bwd_rows_(f32|f16|bf16)(_active)?"),
-    ("dropout backward, other contiguous rows", r"dropout_bwd_rows_\w+_shifted(_active)?"),
-    ("dropout backward, other strides", r"dropout_bwd_rows_\w+_strided(_active)?"),
+    ("dropout forward, rows at multiples of 16 bytes", r"dropout_fwd_rows_cdna_\w{2,4}"),
+    ("dropout forward, other contiguous rows", r"dropout_fwd_rows_cdna_\w+_shifted"),
+    ("dropout forward, other strides", r"dropout_fwd_rows_cdna_\w+_strided"),
+    ("dropout backward, rows at multiples of 16 bytes", r"dropout_bwd_rows_cdna_(f32|f16|bf16)(_active)?"),
+    ("dropout backward, other contiguous rows", r"dropout_bwd_rows_cdna_\w+_shifted(_active)?"),
+    ("dropout backward, other strides", r"dropout_bwd_rows_cdna_\w+_strided(_active)?"),
     ("causal_conv1d forward, contiguous time", r"causal_conv1d_fwd_channel_first_(f32|f16|bf16)"),
     ("causal_conv1d forward, contiguous time, general", r"causal_conv1d_fwd_channel_first_\w+_general"),
     ("causal_conv1d forward, contiguous channels", r"causal_conv1d_fwd_channel_last_(f32|f16|bf16)"),

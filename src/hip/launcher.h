@@ -12,11 +12,13 @@
 #define cot_cuda_fault_word cot_hip_fault_word
 #define COT_IMAGE(stem) cot_hip_image_##stem
 #define COT_LAUNCHER(stem) stem##_cdna
+#define COT_KERNEL_NAME(stem) #stem "_cdna"
 #else
 #include "cuda/device.h"
-/* The embedded code of stem.cu, and the function that launches the kernels `stem`. */
+/* The embedded code of stem.cu, the function that launches the kernels `stem`, and their name in the kernel table. */
 #define COT_IMAGE(stem) cot_image_##stem
 #define COT_LAUNCHER(stem) stem##_sm80
+#define COT_KERNEL_NAME(stem) #stem "_sm80"
 #endif
 
 #endif

@@ -118,7 +118,7 @@ static void names_a_kernel_that_fails(void **state)
     assert_ok(create("", 0, &queue));
     setenv("FAKE_HIP", "launch", 1);
     assert_fails(cot_dropout_forward(queue, &args), COT_DEVICE_ERROR,
-                 "dropout_fwd_rows_f32: hipErrorLaunchFailure: as the test asked");
+                 "dropout_fwd_rows_cdna_f32: hipErrorLaunchFailure: as the test asked");
     setenv("FAKE_HIP", "", 1);
     assert_ok(cot_dropout_forward(queue, &args));
     cot_queue_destroy(queue);

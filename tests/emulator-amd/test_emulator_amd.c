@@ -79,7 +79,7 @@ static int run_patched(const char *target, size_t bytes, uint32_t from, uint32_t
     }
     setenv("EMU_TARGET", target, 1);
     assert_int_equal(hipModuleLoadData(&module, bundle), COT_HIP_SUCCESS);
-    assert_int_equal(hipModuleGetFunction(&function, module, "dropout_fwd_rows_f32"), COT_HIP_SUCCESS);
+    assert_int_equal(hipModuleGetFunction(&function, module, "dropout_fwd_rows_cdna_f32"), COT_HIP_SUCCESS);
     assert_int_equal(hipMalloc(&x, bytes), COT_HIP_SUCCESS);
     assert_int_equal(hipMalloc(&y, R * D * 4), COT_HIP_SUCCESS);
     for (size_t k = 0; k < bytes / 4; k++)
@@ -118,7 +118,7 @@ static void stops_at_a_missing_wait(void **state)
     (void)state;
     for (size_t t = 0; t < sizeof targets / sizeof *targets; t++) {
         assert_int_equal(run_patched(targets[t], 128, 0xbf8c0000u, 0xffff0000u, s_nop, ANY), LAUNCH_FAILURE);
-        assert_stopped("dropout_fwd_rows_f32 stopped at 0x",
+        assert_stopped("dropout_fwd_rows_cdna_f32 stopped at 0x",
                        "is used before its load is complete: s_waitcnt is missing");
     }
 }
@@ -128,7 +128,7 @@ static void stops_outside_of_an_allocation(void **state)
     (void)state;
     for (size_t t = 0; t < sizeof targets / sizeof *targets; t++) {
         assert_int_equal(run_patched(targets[t], 124, 0, 0, 0, 0), LAUNCH_FAILURE);
-        assert_stopped("dropout_fwd_rows_f32 stopped at 0x", "are outside of every allocation");
+        assert_stopped("dropout_fwd_rows_cdna_f32 stopped at 0x", "are outside of every allocation");
         assert_stopped("block 0,0,0, wave 1, lane 33: global_load_dwordx4", "16 bytes at 0x");
     }
 }

@@ -432,12 +432,12 @@ static __device__ __forceinline__ void backward_shifted(const dropout_call &c)
 /* Calls with an activation have kernels of their own, because x takes registers. */
 /* clang-format off */
 #define KERNELS(dtype, E) \
-    DROPOUT_KERNEL(dropout_bwd_rows_##dtype, 4, (backward<E, PLAIN, false>)) \
-    DROPOUT_KERNEL(dropout_bwd_rows_##dtype##_active, 3, (backward<E, PLAIN, true>)) \
-    DROPOUT_KERNEL(dropout_bwd_rows_##dtype##_shifted, 3, (backward_shifted<E, false>)) \
-    DROPOUT_KERNEL(dropout_bwd_rows_##dtype##_shifted_active, 2, (backward_shifted<E, true>)) \
-    DROPOUT_KERNEL(dropout_bwd_rows_##dtype##_strided, 1, (backward<E, STRIDED, false>)) \
-    DROPOUT_KERNEL(dropout_bwd_rows_##dtype##_strided_active, 1, (backward<E, STRIDED, true>))
+    DROPOUT_KERNEL(dropout_bwd_rows, dtype, 4, (backward<E, PLAIN, false>)) \
+    DROPOUT_KERNEL(dropout_bwd_rows, dtype##_active, 3, (backward<E, PLAIN, true>)) \
+    DROPOUT_KERNEL(dropout_bwd_rows, dtype##_shifted, 3, (backward_shifted<E, false>)) \
+    DROPOUT_KERNEL(dropout_bwd_rows, dtype##_shifted_active, 2, (backward_shifted<E, true>)) \
+    DROPOUT_KERNEL(dropout_bwd_rows, dtype##_strided, 1, (backward<E, STRIDED, false>)) \
+    DROPOUT_KERNEL(dropout_bwd_rows, dtype##_strided_active, 1, (backward<E, STRIDED, true>))
 KERNELS(bf16, __nv_bfloat16)
 KERNELS(f16, __half)
 KERNELS(f32, float)

@@ -140,9 +140,9 @@ template <typename E, int ACCESS> static __device__ __forceinline__ void forward
 
 /* clang-format off */
 #define KERNELS(dtype, E) \
-    DROPOUT_KERNEL(dropout_fwd_rows_##dtype, 3, (forward<E, PLAIN>)) \
-    DROPOUT_KERNEL(dropout_fwd_rows_##dtype##_shifted, (sizeof(E) == 4 ? 2 : 3), (forward<E, SHIFTED>)) \
-    DROPOUT_KERNEL(dropout_fwd_rows_##dtype##_strided, 1, (forward<E, STRIDED>))
+    DROPOUT_KERNEL(dropout_fwd_rows, dtype, 3, (forward<E, PLAIN>)) \
+    DROPOUT_KERNEL(dropout_fwd_rows, dtype##_shifted, (sizeof(E) == 4 ? 2 : 3), (forward<E, SHIFTED>)) \
+    DROPOUT_KERNEL(dropout_fwd_rows, dtype##_strided, 1, (forward<E, STRIDED>))
 KERNELS(bf16, __nv_bfloat16)
 KERNELS(f16, __half)
 KERNELS(f32, float)

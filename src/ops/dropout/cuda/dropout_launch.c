@@ -22,8 +22,8 @@ typedef cot_cuda_kernel instances[3][3];
 
 /* clang-format off */
 #define KERNELS(stem, suffix) \
-    {{COT_IMAGE(stem), #stem "_f32" suffix, 0}, {COT_IMAGE(stem), #stem "_f16" suffix, 0}, \
-     {COT_IMAGE(stem), #stem "_bf16" suffix, 0}}
+    {{COT_IMAGE(stem), COT_KERNEL_NAME(stem) "_f32" suffix, 0}, {COT_IMAGE(stem), COT_KERNEL_NAME(stem) "_f16" suffix, 0}, \
+     {COT_IMAGE(stem), COT_KERNEL_NAME(stem) "_bf16" suffix, 0}}
 #define INSTANCES(stem, suffix) {KERNELS(stem, suffix), KERNELS(stem, "_shifted" suffix), KERNELS(stem, "_strided" suffix)}
 
 extern const unsigned char COT_IMAGE(dropout_fwd_rows)[], COT_IMAGE(dropout_bwd_rows)[];

@@ -42,9 +42,15 @@ enum { SOURCE_KEEP_ALL, SOURCE_GENERATED, SOURCE_DROP_ALL, SOURCE_BYTES, SOURCE_
 #else
 #define DROPOUT_ARGUMENT argument
 #endif
-#define DROPOUT_KERNEL(name, blocks, body) \
+/* The symbol of a kernel begins with the name in the kernel table. */
+#if defined(__HIP__)
+#define DROPOUT_SYMBOL(stem, instance) stem##_cdna_##instance
+#else
+#define DROPOUT_SYMBOL(stem, instance) stem##_sm80_##instance
+#endif
+#define DROPOUT_KERNEL(stem, instance, blocks, body) \
     extern "C" __global__ void __launch_bounds__(DROPOUT_THREADS, DROPOUT_BLOCKS(blocks)) \
-        name(const __grid_constant__ dropout_call argument) \
+        DROPOUT_SYMBOL(stem, instance)(const __grid_constant__ dropout_call argument) \
     { \
         (void)argument; \
         body(DROPOUT_ARGUMENT); \
