@@ -622,6 +622,7 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, shar
         __syncwarp();
         if (threadIdx.x % WARP == 0)
             cot_mbarrier_arrive(&s.kv_empty);
+        /* Only one thread block of the cluster stores the sums of both. */
         if (!PAIRS && c.thread_blocks_per_group > 1 && !reduce_over_heads<COLUMNS>(dk, dv))
             continue;
         asm volatile("" ::

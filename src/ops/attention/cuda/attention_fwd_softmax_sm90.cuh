@@ -55,6 +55,7 @@ static __device__ __forceinline__ void apply_mask(const attention_tile &t, int k
     enum { CHUNK = F::SOFTCAP ? 16 : 32 /* scores; twice as many columns */, CHUNK_BITS = (1 << CHUNK / 2) - 1 };
 #pragma unroll
     for (int from = 0; from < N; from += CHUNK) {
+        /* Every row of the warp sees all columns of the chunk: no score is masked. */
         if (__all_sync(0xffffffffu, (visible[0] & visible[1] & (uint32_t)CHUNK_BITS << from / 2) == (uint32_t)CHUNK_BITS
                                                                                                         << from / 2))
             continue;

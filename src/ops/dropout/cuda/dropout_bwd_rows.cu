@@ -342,6 +342,7 @@ static __device__ __forceinline__ void copy_row_ends(const dropout_call &c, cons
     for (int h = 0; h < chunk_count<E>; h++)
 #pragma unroll 1
         for (int i = 0; i < staged.BATCH; i++) {
+            /* Outside of the tensor, or copied as a whole by prefetch_batch: see prefetch_state. */
             if ((thread_row + i) * ROW_STEP >= t.chunk_rows[h] ||
                 (uint32_t)(thread_row + i - r.first_thread_row[h]) < (uint32_t)r.row_count[h])
                 continue;

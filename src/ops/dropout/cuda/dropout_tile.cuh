@@ -211,7 +211,7 @@ static __device__ __forceinline__ void load_rows(const dropout_call &c, const th
                                          (const E *)(cursor.data + i * cursor.row_step) + LANES * N * h);
 #pragma unroll
     for (int h = 0; h < chunk_count<E>; h++) {
-        if (ACCESS == PLAIN || !needed || t.vector_load[h] || t.chunk_rows[h] <= 0)
+        if (ACCESS == PLAIN || !needed || t.vector_load[h] || t.chunk_rows[h] <= 0) /* loaded above, or not at all */
             continue;
         const int64_t column = t.column + LANES * N * h;
         const int begin = valid_begin(column), end = valid_end<N>(c, column);
@@ -252,7 +252,7 @@ static __device__ __forceinline__ void store_partial_chunks(const dropout_call &
     constexpr int N = chunk_size<E>, ROW_STEP = DROPOUT_THREADS / LANES;
 #pragma unroll
     for (int h = 0; h < chunk_count<E>; h++) {
-        if (ACCESS == PLAIN || t.chunk_rows[h] <= t.whole_rows[h])
+        if (ACCESS == PLAIN || t.chunk_rows[h] <= t.whole_rows[h]) /* no other chunks */
             continue;
         const int64_t column = t.column + LANES * N * h;
         const uint32_t valid = (1u << valid_end<N>(c, column)) - (1u << valid_begin(column)); /* one bit per element */

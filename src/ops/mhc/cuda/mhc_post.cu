@@ -243,6 +243,7 @@ template <typename E, int N, typename G = E> static __device__ __forceinline__ v
                     cot_store_words<cot_vector<E, V>::words>(dx + i * c.dx.stride[2] + d, raw_x[i].raw);
         }
         terms += V;
+        /* The lanes' sums are added to the total after MAX_TERMS terms, and at the end of the row. */
         if (terms < MAX_TERMS && begin + (int)blockDim.x * V < D)
             continue;
         terms = 0;

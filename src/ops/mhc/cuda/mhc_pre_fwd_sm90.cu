@@ -643,7 +643,7 @@ static __device__ __forceinline__ void run_owner(const mhc_call &c, shared_memor
     FOR_EACH_TILE(tile, ring, schedule)
     {
         const int first_token = (schedule.column_block - ring.stage * Traits::TILE) & (Traits::BLOCKS - 1);
-        if (first_token >= Traits::TILE)
+        if (first_token >= Traits::TILE) /* WIDE: the other half of the blocks owns the tokens of this tile */
             continue;
         cot_mbarrier_wait(&s.gathered_full[ring.stage], ring.parity);
         __syncwarp();
