@@ -120,11 +120,17 @@ cot_status cot_cuda_add_image(cot_queue *queue, const unsigned char *image)
     return status;
 }
 
+/* The word is zero when the queue has been created: kernels may run on another stream than the one of the options. */
 static cot_status allocate_fault_word(cot_device *d)
 {
+    CUstream stream;
     CUDA(d, create_call, cuMemAlloc(&d->fault, sizeof(unsigned long long)));
-    CUDA(d, create_call, cuMemsetD8Async(d->fault, 0, sizeof(unsigned long long), d->stream));
-    return COT_OK;
+    CUDA(d, create_call, cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    CUresult result = d->driver.cuMemsetD8Async(d->fault, 0, sizeof(unsigned long long), stream);
+    if (result == CUDA_SUCCESS)
+        result = d->driver.cuStreamSynchronize(stream);
+    d->driver.cuStreamDestroy(stream);
+    return result == CUDA_SUCCESS ? COT_OK : cot_cuda_fail(&d->driver, result, create_call);
 }
 
 static void close_device(cot_device *d)
@@ -277,6 +283,7 @@ static cot_status check_fault_word(cot_device *d)
     if (word == 0)
         return COT_OK;
     CUDA(d, call, cuMemsetD8Async(d->fault, 0, sizeof word, d->stream));
+    CUDA(d, call, cuStreamSynchronize(d->stream));
     return cot_fail_with_fault(word);
 }
 

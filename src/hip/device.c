@@ -83,6 +83,7 @@ static cot_status allocate_fault_word(cot_device *d)
 {
     HIP(d, create_call, hipMalloc(&d->fault, sizeof(unsigned long long)));
     HIP(d, create_call, hipMemsetAsync(d->fault, 0, sizeof(unsigned long long), d->stream));
+    HIP(d, create_call, hipStreamSynchronize(d->stream)); /* kernels may run on another stream */
     return COT_OK;
 }
 
@@ -218,6 +219,7 @@ static cot_status check_fault_word(cot_device *d)
     if (word == 0)
         return COT_OK;
     HIP(d, call, hipMemsetAsync(d->fault, 0, sizeof word, d->stream));
+    HIP(d, call, hipStreamSynchronize(d->stream));
     return cot_fail_with_fault(word);
 }
 

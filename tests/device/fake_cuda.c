@@ -22,13 +22,22 @@
 #include <time.h>
 
 /* no_memory: allocations of at least NO_MEMORY_BYTES fail. */
-enum { LARGE_COPY_BYTES = 64, FLAKY_COPY = 12, NO_MEMORY_BYTES = 1 << 20, MAX_DEVICES = 8, MAX_PUSHED = 16 };
+enum {
+    LARGE_COPY_BYTES = 64,
+    FLAKY_COPY = 12,
+    NO_MEMORY_BYTES = 1 << 20,
+    MAX_DEVICES = 8,
+    MAX_PUSHED = 16,
+    MAX_STREAMS = 64
+};
 
 /* The handle of everything that has no device is the address of `handle`. */
 static int capturing, handle, allocations, large_copies;
 
-/* The handles of each device's primary context, and of all streams that are created on it. */
-static char contexts[MAX_DEVICES], streams[MAX_DEVICES];
+/* The handles of each device's primary context, and of the streams that are created on it. A device's handles are used
+ * again after MAX_STREAMS of them. */
+static char contexts[MAX_DEVICES], streams[MAX_DEVICES][MAX_STREAMS];
+static int streams_created[MAX_DEVICES];
 
 /* The devices of the contexts that this thread has pushed. */
 static _Thread_local int pushed[MAX_PUSHED], pushed_count;
@@ -122,11 +131,11 @@ int fake_cuda_device(void)
     return pushed_count > 0 ? pushed[pushed_count - 1] : 0;
 }
 
-/* The device of a stream. A stream that this file has not created is one of the current device. */
-static int device_of(CUstream stream)
+/* A stream that this file has not created is one of the current device. */
+int fake_cuda_device_of(CUstream stream)
 {
-    const char *const made = (const char *)stream;
-    return made >= streams && made < streams + MAX_DEVICES ? (int)(made - streams) : fake_cuda_device();
+    const char *const made = (const char *)stream, *const all = streams[0];
+    return made >= all && made < all + sizeof streams ? (int)(made - all) / MAX_STREAMS : fake_cuda_device();
 }
 
 WEAK cuCtxPushCurrent(CUcontext context)
@@ -161,11 +170,13 @@ FAKE(cuCtxEnablePeerAccess, (CUcontext context, unsigned flags), (void)context; 
 /* ---- streams, graphs, events -------------------------------------------------------------------------- */
 
 FAKE(cuStreamGetCtx, (CUstream stream, CUcontext *context),
-     *context = (uintptr_t)stream == 16 ? (CUcontext)stream : (CUcontext)&contexts[device_of(stream)])
+     *context = (uintptr_t)stream == 16 ? (CUcontext)stream : (CUcontext)&contexts[fake_cuda_device_of(stream)])
 FAKE(cuStreamIsCapturing, (CUstream stream, CUstreamCaptureStatus *status),
      (void)stream; *status = capturing ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE)
 FAKE(cuStreamSynchronize, (CUstream stream), (void)stream)
-FAKE(cuStreamCreate, (CUstream *stream, unsigned flags), (void)flags; *stream = (CUstream)&streams[fake_cuda_device()])
+FAKE(cuStreamCreate, (CUstream *stream, unsigned flags),
+     (void)flags; const int device = fake_cuda_device();
+     *stream = (CUstream)&streams[device][__atomic_fetch_add(&streams_created[device], 1, __ATOMIC_RELAXED) % MAX_STREAMS])
 FAKE(cuStreamDestroy, (CUstream stream), (void)stream)
 FAKE(cuStreamBeginCapture, (CUstream stream, CUstreamCaptureMode mode), (void)stream; (void)mode; capturing = 1)
 FAKE(cuStreamEndCapture, (CUstream stream, CUgraph *graph), (void)stream; *graph = ANY_HANDLE; capturing = 0)
@@ -193,7 +204,7 @@ WEAK cuEventCreate(CUevent *created, unsigned flags)
 WEAK cuEventRecord(CUevent recorded, CUstream stream)
 {
     fake_event *e = (fake_event *)recorded;
-    if (e->device != device_of(stream))
+    if (e->device != fake_cuda_device_of(stream))
         return CUDA_ERROR_INVALID_HANDLE;
     clock_gettime(CLOCK_MONOTONIC, &e->time);
     return CUDA_SUCCESS;

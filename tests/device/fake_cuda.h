@@ -3,7 +3,10 @@
 #ifndef COT_TESTS_FAKE_CUDA_H
 #define COT_TESTS_FAKE_CUDA_H
 
-/* The number of the device of this thread's current context. */
+#include <cuda.h>
+
+/* The number of the device of this thread's current context, and of a stream. */
 int fake_cuda_device(void);
+int fake_cuda_device_of(CUstream stream);
 
 #endif

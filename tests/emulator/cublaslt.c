@@ -215,7 +215,7 @@ int cublasLtMatmul(lt_handle handle, lt_desc desc, const void *alpha, const void
                    lt_layout b_layout, const void *beta, const void *c, lt_layout c_layout, void *d, lt_layout d_layout,
                    const lt_algorithm *algorithm, void *workspace, size_t workspace_bytes, void *stream)
 {
-    (void)handle, (void)stream;
+    (void)handle;
     const product p = {.a = {*a_layout, (uint8_t *)(uintptr_t)a},
                        .b = {*b_layout, (uint8_t *)(uintptr_t)b},
                        .c = {*c_layout, (uint8_t *)(uintptr_t)c},
@@ -234,5 +234,5 @@ int cublasLtMatmul(lt_handle handle, lt_desc desc, const void *alpha, const void
         fprintf(stderr, "cublaslt: an operand is misaligned or outside the device's memory\n");
         return LT_INVALID_VALUE;
     }
-    return emu_enqueue(multiply, &p, sizeof p) ? LT_SUCCESS : LT_EXECUTION_FAILED;
+    return emu_enqueue(stream, multiply, &p, sizeof p) ? LT_SUCCESS : LT_EXECUTION_FAILED;
 }

@@ -7,8 +7,10 @@
  *   EMU_CODE=FOLDER    the folder that holds STEM.fatbin and STEM.ptx; default: the build's folder
  *   EMU_VERBOSE=1      prints a line per launch
  *   EMU_SEED=N         another schedule, and copies that complete late
+ *   EMU_STREAMS=N      operations of streams wait in queues (streams.h)
  *   EMU_TRACE=x,y,z,t  prints every instruction of thread t of block (x, y, z), with its registers */
 #include "emulator.h"
+#include "streams.h"
 
 #include "../device/fake_cuda.h"
 
@@ -18,8 +20,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-enum { MAX_SHARED = 227 * 1024, DEFAULT_SHARED = 48 * 1024, MAX_LIBRARIES = 256, FIRST_GRAPH = 256 };
+enum { MAX_SHARED = 227 * 1024, DEFAULT_SHARED = 48 * 1024, MAX_LIBRARIES = 256, FIRST_GRAPH = 256, MAX_PINNED = 512 };
 
 typedef struct library {
     char stem[300], path[2000];
@@ -116,6 +119,7 @@ CUresult CUDAAPI cuMemAlloc(CUdeviceptr *memory, size_t bytes)
 CUresult CUDAAPI cuMemFree(CUdeviceptr memory)
 {
     LOCK_TO_END_OF_SCOPE;
+    streams_finish_all();
     if (emu_remove_memory(memory))
         free((void *)memory);
     return CUDA_SUCCESS;
@@ -262,14 +266,23 @@ static CUresult run(const launch *l)
     return done ? CUDA_SUCCESS : report(CUDA_ERROR_LAUNCH_FAILED);
 }
 
-/* Runs a launch, or adds it to the graph that is being captured. It owns its parameters. */
-static CUresult run_or_capture(launch l)
+static CUresult run_and_free(void *parameters, bool execute)
+{
+    launch *l = parameters;
+    const CUresult result = execute ? run(l) : CUDA_SUCCESS;
+    free(l->parameters);
+    free(l);
+    return result;
+}
+
+/* Enqueues a launch, or adds it to the graph that is being captured. It owns its parameters. */
+static CUresult enqueue_or_capture(CUstream stream, launch l)
 {
     l.device = fake_cuda_device();
     if (captured == NULL) {
-        const CUresult result = run(&l);
-        free(l.parameters);
-        return result;
+        launch *enqueued = malloc(sizeof *enqueued);
+        *enqueued = l;
+        return streams_enqueue(stream, run_and_free, enqueued);
     }
     if (captured->count == captured->capacity) {
         captured->capacity = captured->capacity > 0 ? 2 * captured->capacity : FIRST_GRAPH;
@@ -279,12 +292,12 @@ static CUresult run_or_capture(launch l)
     return CUDA_SUCCESS;
 }
 
-bool emu_enqueue(emu_host_function *function, const void *parameters, size_t bytes)
+bool emu_enqueue(void *stream, emu_host_function *function, const void *parameters, size_t bytes)
 {
     LOCK_TO_END_OF_SCOPE;
     launch l = {.function = function, .parameters = malloc(bytes)};
     memcpy(l.parameters, parameters, bytes);
-    return run_or_capture(l) == CUDA_SUCCESS;
+    return enqueue_or_capture(stream, l) == CUDA_SUCCESS;
 }
 
 typedef struct transfer {
@@ -306,16 +319,99 @@ static bool run_transfer(const void *parameters)
 
 CUresult CUDAAPI cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
 {
-    (void)stream;
     const transfer t = {.to = (uint8_t *)to, .from = (const uint8_t *)from, .bytes = bytes};
-    return emu_enqueue(run_transfer, &t, sizeof t) ? CUDA_SUCCESS : CUDA_ERROR_LAUNCH_FAILED;
+    return emu_enqueue(stream, run_transfer, &t, sizeof t) ? CUDA_SUCCESS : CUDA_ERROR_LAUNCH_FAILED;
 }
 
 CUresult CUDAAPI cuMemsetD8Async(CUdeviceptr to, unsigned char byte, size_t bytes, CUstream stream)
 {
-    (void)stream;
     const transfer t = {.to = (uint8_t *)to, .bytes = bytes, .byte = byte};
-    return emu_enqueue(run_transfer, &t, sizeof t) ? CUDA_SUCCESS : CUDA_ERROR_LAUNCH_FAILED;
+    return emu_enqueue(stream, run_transfer, &t, sizeof t) ? CUDA_SUCCESS : CUDA_ERROR_LAUNCH_FAILED;
+}
+
+/* Page-locked host memory: copies from it and to it are as late as others. */
+typedef struct pinned {
+    const char *memory;
+    size_t bytes;
+} pinned;
+
+static pinned pinned_blocks[MAX_PINNED];
+
+CUresult CUDAAPI cuMemHostAlloc(void **memory, size_t bytes, unsigned flags)
+{
+    LOCK_TO_END_OF_SCOPE;
+    (void)flags;
+    int n = 0;
+    while (n < MAX_PINNED && pinned_blocks[n].memory != NULL)
+        n++;
+    if (n == MAX_PINNED || (*memory = malloc(bytes)) == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    pinned_blocks[n] = (pinned){*memory, bytes};
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuMemFreeHost(void *memory)
+{
+    LOCK_TO_END_OF_SCOPE;
+    streams_finish_all();
+    for (int n = 0; n < MAX_PINNED; n++)
+        if (pinned_blocks[n].memory == memory)
+            pinned_blocks[n] = (pinned){NULL, 0};
+    free(memory);
+    return CUDA_SUCCESS;
+}
+
+static bool is_pinned(const void *memory)
+{
+    for (int n = 0; n < MAX_PINNED; n++)
+        if ((const char *)memory >= pinned_blocks[n].memory &&
+            (const char *)memory < pinned_blocks[n].memory + pinned_blocks[n].bytes)
+            return true;
+    return false;
+}
+
+typedef struct host_copy {
+    void *to;
+    const void *from;
+    size_t bytes;
+    void *staged; /* the copy of pageable memory */
+} host_copy;
+
+static CUresult run_host_copy(void *parameters, bool execute)
+{
+    host_copy *c = parameters;
+    if (execute)
+        memcpy(c->to, c->from, c->bytes);
+    free(c->staged);
+    free(c);
+    return CUDA_SUCCESS;
+}
+
+static CUresult enqueue_host_copy(CUstream stream, host_copy values)
+{
+    host_copy *c = malloc(sizeof *c);
+    *c = values;
+    return streams_enqueue(stream, run_host_copy, c);
+}
+
+/* The driver copies pageable memory to a buffer of its own before the call returns. */
+CUresult CUDAAPI cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)
+{
+    LOCK_TO_END_OF_SCOPE;
+    host_copy c = {.to = (void *)to, .from = from, .bytes = bytes};
+    if (streams_are_late() && !is_pinned(from)) {
+        c.from = c.staged = malloc(bytes + 1);
+        memcpy(c.staged, from, bytes);
+    }
+    return enqueue_host_copy(stream, c);
+}
+
+/* A copy to pageable memory has ended when the call returns. */
+CUresult CUDAAPI cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
+{
+    LOCK_TO_END_OF_SCOPE;
+    const CUresult result = enqueue_host_copy(stream, (host_copy){.to = to, .from = (void *)from, .bytes = bytes});
+    return is_pinned(to) ? result : streams_finish(stream);
 }
 
 CUresult CUDAAPI cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra)
@@ -345,7 +441,7 @@ CUresult CUDAAPI cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction funct
     for (int p = 0; p < k->param_count; p++)
         memcpy(block + k->param_offset[p], parameters[p],
                (size_t)((p + 1 < k->param_count ? k->param_offset[p + 1] : k->param_bytes) - k->param_offset[p]));
-    return run_or_capture((launch){.kernel = k, .grid = g, .parameters = block});
+    return enqueue_or_capture(config->hStream, (launch){.kernel = k, .grid = g, .parameters = block});
 }
 
 /* A capture records launches, fills and copies within the device. Copies to and from the host are executed while they
@@ -379,16 +475,102 @@ CUresult CUDAAPI cuGraphInstantiateWithFlags(CUgraphExec *made, CUgraph from, un
     return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuGraphLaunch(CUgraphExec graph_, CUstream stream)
+static CUresult run_graph(void *parameters, bool execute)
 {
-    LOCK_TO_END_OF_SCOPE;
-    (void)stream;
-    const graph *g = (const graph *)graph_;
+    const graph *g = parameters;
     CUresult result = CUDA_SUCCESS;
-    for (int l = 0; l < g->count && result == CUDA_SUCCESS; l++)
+    for (int l = 0; execute && l < g->count && result == CUDA_SUCCESS; l++)
         result = run(&g->launches[l]);
     return result;
 }
+
+CUresult CUDAAPI cuGraphLaunch(CUgraphExec graph_, CUstream stream)
+{
+    LOCK_TO_END_OF_SCOPE;
+    return streams_enqueue(stream, run_graph, graph_);
+}
+
+/* ---- streams and events ------------------------------------------------------------------------------- */
+
+typedef struct event {
+    int device;
+    struct timespec time;
+    stream_record *record; /* NULL: never recorded */
+} event;
+
+CUresult CUDAAPI cuStreamSynchronize(CUstream stream)
+{
+    LOCK_TO_END_OF_SCOPE;
+    return streams_finish(stream);
+}
+
+CUresult CUDAAPI cuStreamDestroy(CUstream stream)
+{
+    LOCK_TO_END_OF_SCOPE;
+    return streams_finish(stream);
+}
+
+CUresult CUDAAPI cuStreamWaitEvent(CUstream stream, CUevent awaited, unsigned flags)
+{
+    LOCK_TO_END_OF_SCOPE;
+    (void)flags;
+    return streams_await(stream, ((event *)awaited)->record);
+}
+
+CUresult CUDAAPI cuEventCreate(CUevent *created, unsigned flags)
+{
+    event *e = calloc(1, sizeof *e);
+    (void)flags;
+    *created = (CUevent)e;
+    if (e == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    e->device = fake_cuda_device();
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuEventDestroy(CUevent destroyed)
+{
+    LOCK_TO_END_OF_SCOPE;
+    event *e = (event *)destroyed;
+    streams_forget(e->record);
+    free(e);
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuEventRecord(CUevent recorded, CUstream stream)
+{
+    LOCK_TO_END_OF_SCOPE;
+    event *e = (event *)recorded;
+    if (e->device != fake_cuda_device_of(stream))
+        return CUDA_ERROR_INVALID_HANDLE;
+    streams_forget(e->record);
+    e->record = streams_record(stream);
+    clock_gettime(CLOCK_MONOTONIC, &e->time);
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuEventSynchronize(CUevent awaited)
+{
+    LOCK_TO_END_OF_SCOPE;
+    return streams_finish_record(((event *)awaited)->record);
+}
+
+extern _Thread_local int fake_cuda_stalled; /* of fake_cuda.c */
+
+CUresult CUDAAPI cuEventQuery(CUevent queried)
+{
+    LOCK_TO_END_OF_SCOPE;
+    return !fake_cuda_stalled && streams_poll(((event *)queried)->record) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+CUresult CUDAAPI cuEventElapsedTime(float *milliseconds, CUevent begin, CUevent end)
+{
+    const struct timespec *b = &((const event *)begin)->time, *e = &((const event *)end)->time;
+    *milliseconds = (float)(1e3 * (double)(e->tv_sec - b->tv_sec) + 1e-6 * (double)(e->tv_nsec - b->tv_nsec));
+    return CUDA_SUCCESS;
+}
+
+/* ---- tensor maps -------------------------------------------------------------------------------------- */
 
 CUresult CUDAAPI cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *data,
                                         const cuuint64_t *sizes, const cuuint64_t *strides, const cuuint32_t *box,

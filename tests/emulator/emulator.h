@@ -231,9 +231,9 @@ static inline uint64_t emu_scalar(emu_warp *w, int32_t operand, bool wide, int l
 #define SHARED_TAG ((uint64_t)0x5a << 56)
 #define LOCAL_TAG ((uint64_t)0x5b << 56)
 
-/* driver.c, for test libraries that compute on device memory: runs the function with a copy of its parameters, or adds
- * it to the graph that is being captured. False: the function failed. */
+/* driver.c, for test libraries that compute on device memory: enqueues the function with a copy of its parameters on a
+ * stream (streams.h), or adds it to the graph that is being captured. False: the function failed. */
 typedef bool emu_host_function(const void *parameters);
-bool emu_enqueue(emu_host_function *function, const void *parameters, size_t bytes);
+bool emu_enqueue(void *stream, emu_host_function *function, const void *parameters, size_t bytes);
 
 #endif
