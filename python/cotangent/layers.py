@@ -134,10 +134,10 @@ class BiasDropoutResidual(nn.Module):
 
 
 class PendingPost(NamedTuple):
-    """The arguments of a mhc_post that has not run yet: the streams x before a layer, the layer's output f, and the
-    coefficients. A HyperConnection returns it with defer_post=True, and the next one takes it as its x.
+    """The arguments of a mhc_post that has not run yet: the residual streams x before a layer, the layer's output f,
+    and the coefficients. A HyperConnection returns it with defer_post=True, and the next one takes it as its x.
 
-    >>> layer = cotangent.HyperConnection(torch.nn.Linear(32, 32), 32, streams=4)
+    >>> layer = cotangent.HyperConnection(torch.nn.Linear(32, 32), 32, num_streams=4)
     >>> pending = layer(layer.expand(torch.randn(2, 100, 32)), defer_post=True)
     >>> cotangent.mhc_post(*pending).shape
     torch.Size([2, 100, 4, 32])
@@ -149,9 +149,9 @@ class PendingPost(NamedTuple):
     h_res: Tensor
 
 
-def _expand(x: Tensor, streams: int) -> Tensor:
-    """[B,T,D] -> [B,T,n,D]: a copy of the input in every stream."""
-    return x.unsqueeze(2).repeat(1, 1, streams, 1)
+def _expand(x: Tensor, num_streams: int) -> Tensor:
+    """[B,T,D] -> [B,T,n,D]: a copy of the input in every residual stream."""
+    return x.unsqueeze(2).repeat(1, 1, num_streams, 1)
 
 
 class _Expand:
@@ -160,8 +160,8 @@ class _Expand:
     def __get__(self, instance: "Optional[HyperConnection]", owner: Any) -> "Callable[..., Tensor]":
         if instance is None:
             return _expand
-        own = instance.streams
-        return lambda x, streams=None: _expand(x, own if streams is None else streams)
+        own = instance.num_streams
+        return lambda x, num_streams=None: _expand(x, own if num_streams is None else num_streams)
 
 
 class HyperConnection(nn.Module):
@@ -183,7 +183,7 @@ class HyperConnection(nn.Module):
 
     load_state_dict(..., strict=False) also reads the checkpoint of the layer alone.
 
-    >>> first, second = (cotangent.HyperConnection(torch.nn.Linear(32, 32), 32, streams=4) for _ in range(2))
+    >>> first, second = (cotangent.HyperConnection(torch.nn.Linear(32, 32), 32, num_streams=4) for _ in range(2))
     >>> streams = first.expand(torch.randn(2, 100, 32))
     >>> streams = second(first(streams, defer_post=True))
     >>> streams.shape, first.reduce(streams).shape
@@ -191,19 +191,19 @@ class HyperConnection(nn.Module):
     """
 
     def __init__(
-        self, layer: nn.Module, dim: int, streams: int = 4, *, sinkhorn_iterations: int = 20, device: Any = None
+        self, layer: nn.Module, dim: int, num_streams: int = 4, *, sinkhorn_iterations: int = 20, device: Any = None
     ) -> None:
         super().__init__()
-        self.layer, self.dim, self.streams, self.sinkhorn_iterations = layer, dim, streams, sinkhorn_iterations
-        rows = streams * streams + 2 * streams
-        self.phi = nn.Parameter(torch.empty(rows, streams * dim, device=device, dtype=torch.float32))
+        self.layer, self.dim, self.num_streams, self.sinkhorn_iterations = layer, dim, num_streams, sinkhorn_iterations
+        rows = num_streams * num_streams + 2 * num_streams
+        self.phi = nn.Parameter(torch.empty(rows, num_streams * dim, device=device, dtype=torch.float32))
         self.alpha = nn.Parameter(torch.empty(3, device=device, dtype=torch.float32))
         self.bias = nn.Parameter(torch.empty(rows, device=device, dtype=torch.float32))
-        self.gamma = nn.Parameter(torch.empty(streams, dim, device=device, dtype=torch.float32))
+        self.gamma = nn.Parameter(torch.empty(num_streams, dim, device=device, dtype=torch.float32))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        n = self.streams
+        n = self.num_streams
         with torch.no_grad():
             nn.init.normal_(self.phi, std=(n * self.dim) ** -0.5)
             self.alpha.fill_(0.01)
@@ -230,7 +230,7 @@ class HyperConnection(nn.Module):
 
     @staticmethod
     def reduce(x: Tensor) -> Tensor:
-        """[B,T,n,D] -> [B,T,D]: the sum of the streams."""
+        """[B,T,n,D] -> [B,T,D]: the sum of the residual streams."""
         return x.sum(2)
 
     def forward(self, x: Any, *arguments: Any, defer_post: bool = False, **options: Any) -> Any:
@@ -247,7 +247,7 @@ class HyperConnection(nn.Module):
         return (y, *rest) if rest else y
 
     def extra_repr(self) -> str:
-        return f"dim={self.dim}, streams={self.streams}"
+        return f"dim={self.dim}, num_streams={self.num_streams}"
 
 
 class Attention(nn.Module):
@@ -255,12 +255,16 @@ class Attention(nn.Module):
 
     It is causal by default. The function cotangent.attention is not.
 
-    It has `heads` query heads and kv_heads (None: heads) key-value heads of size head_dim (None: D / heads). bias=True
-    adds a bias to the projections, not to the scores. sink=True adds a learned attention sink for each head. It is
-    float32, and stays float32 in model.bfloat16(), model.half() and model.to(dtype). causal, window, softcap, dropout_p
-    and deterministic are those of cotangent.attention. The other layers call the dropout probability p. In eval mode
-    nothing is dropped. The layer has no argument for padding: pack the sequences (forward), or call cotangent.attention.
-
+    num_heads        the number of query heads
+    num_kv_heads     the number of key-value heads, a divisor of num_heads (GQA); None: num_heads
+    head_dim         the size of a head; None: D / num_heads
+    causal, window, softcap, dropout_p, deterministic
+                     as in cotangent.attention. The other layers call the dropout probability p. In eval mode nothing is
+                     dropped
+    sink             True: each head has a learned attention sink. The sinks are float32, and stay float32 in
+                     model.bfloat16(), model.half() and model.to(dtype)
+    proj_bias        True: the linear projections have a bias. The argument bias of cotangent.attention is another one: it
+                     is added to the scores, and the layer does not have it
     rope_base        rotary position embeddings (RoPE) with this base, for example 10000. None: no position embeddings.
                      Scaled RoPE (linear, yarn, llama3) is not supported
     rope_dim         how many columns of a head are rotated: the first rope_dim; None: all
@@ -268,10 +272,12 @@ class Attention(nn.Module):
                      in Llama
     qk_norm_eps      the eps of an RMSNorm of each query and key head, as in Qwen3; None: no norm
 
+    The layer has no argument for padding: pack the sequences (see forward), or call cotangent.attention.
+
     load_state_dict also reads the names of other implementations: q_proj, k_proj, v_proj and o_proj; Wqkv, in_proj and
     out_proj; q_norm, k_norm and sinks.
 
-    >>> layer = cotangent.Attention(64, heads=8, kv_heads=2, rope_base=10000)
+    >>> layer = cotangent.Attention(64, num_heads=8, num_kv_heads=2, rope_base=10000)
     >>> layer(torch.randn(2, 100, 64)).shape
     torch.Size([2, 100, 64])
     """
@@ -279,16 +285,16 @@ class Attention(nn.Module):
     def __init__(
         self,
         dim: int,
-        heads: int,
+        num_heads: int,
         *,
-        kv_heads: Optional[int] = None,
+        num_kv_heads: Optional[int] = None,
         head_dim: Optional[int] = None,
         causal: bool = True,
         window: Optional[Tuple[int, int]] = None,
         softcap: float = 0.0,
         dropout_p: float = 0.0,
         sink: bool = False,
-        bias: bool = False,
+        proj_bias: bool = False,
         rope_base: Optional[float] = None,
         rope_dim: Optional[int] = None,
         rope_interleaved: bool = False,
@@ -298,17 +304,18 @@ class Attention(nn.Module):
         dtype: Optional[torch.dtype] = None,
     ) -> None:
         super().__init__()
-        if head_dim is None and dim % heads != 0:
-            raise ValueError(f"Attention: heads is {heads}, expected a divisor of dim={dim} (or head_dim)")
-        self.heads, self.kv_heads, self.head_dim = heads, kv_heads or heads, head_dim or dim // heads
-        if heads % self.kv_heads != 0:
-            raise ValueError(f"Attention: kv_heads is {kv_heads}, expected a divisor of heads={heads}")
+        if head_dim is None and dim % num_heads != 0:
+            raise ValueError(f"Attention: num_heads is {num_heads}, expected a divisor of dim={dim} (or head_dim)")
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads or num_heads
+        self.head_dim = head_dim or dim // num_heads
+        if num_heads % self.num_kv_heads != 0:
+            raise ValueError(f"Attention: num_kv_heads is {num_kv_heads}, expected a divisor of num_heads={num_heads}")
         self.causal, self.window, self.softcap, self.dropout_p = causal, window, softcap, dropout_p
         self.deterministic = deterministic
-        rows = (heads + 2 * self.kv_heads) * self.head_dim
-        self.qkv = nn.Linear(dim, rows, bias=bias, device=device, dtype=dtype)
-        self.out = nn.Linear(heads * self.head_dim, dim, bias=bias, device=device, dtype=dtype)
-        self.sink = nn.Parameter(torch.zeros(heads, device=device, dtype=torch.float32)) if sink else None
+        rows = (num_heads + 2 * self.num_kv_heads) * self.head_dim
+        self.qkv = nn.Linear(dim, rows, bias=proj_bias, device=device, dtype=dtype)
+        self.out = nn.Linear(num_heads * self.head_dim, dim, bias=proj_bias, device=device, dtype=dtype)
+        self.sink = nn.Parameter(torch.zeros(num_heads, device=device, dtype=torch.float32)) if sink else None
         self.rope_base, self.rope_interleaved = rope_base, rope_interleaved
         self.rope_dim = rope_dim or self.head_dim
         if rope_base is not None and (self.rope_dim % 2 != 0 or self.rope_dim > self.head_dim):
@@ -340,9 +347,9 @@ class Attention(nn.Module):
 
     def _project(self, x: Tensor, positions: Optional[Tensor], longest: int) -> "Tuple[Tensor, Tensor, Tensor]":
         """q, k and v [...,H,d] with their norms and rotations. positions: [...] below `longest`; None: 0, 1, 2, ..."""
-        heads = [self.heads, self.kv_heads, self.kv_heads]
-        qkv = self.qkv(x).split([h * self.head_dim for h in heads], -1)
-        q, k, v = (part.unflatten(-1, (h, self.head_dim)) for part, h in zip(qkv, heads))
+        counts = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
+        qkv = self.qkv(x).split([count * self.head_dim for count in counts], -1)
+        q, k, v = (part.unflatten(-1, (count, self.head_dim)) for part, count in zip(qkv, counts))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rope_base is not None:
@@ -382,11 +389,11 @@ class Attention(nn.Module):
 
     @torch.no_grad()
     def step(self, x: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor) -> Tensor:
-        """Decodes Tn new tokens x [B,Tn,D], or one token x [B,D]. The caches are [B,longest,kv_heads,head_dim]. For
+        """Decodes Tn new tokens x [B,Tn,D], or one token x [B,D]. The caches are [B,longest,num_kv_heads,head_dim]. For
         batch element b they hold cache_seqlens[b] tokens (int32 [B]). step writes the new keys and values after these tokens,
         and does not change cache_seqlens: add Tn to it after the call. There is no dropout and no gradient.
 
-            k_cache, v_cache = torch.zeros(2, B, longest, layer.kv_heads, layer.head_dim)
+            k_cache, v_cache = torch.zeros(2, B, longest, layer.num_kv_heads, layer.head_dim)
             cache_seqlens = torch.zeros(B, dtype=torch.int32)
             y = layer.step(prompt, k_cache, v_cache, cache_seqlens)      # prompt [B,Tn,D]
             cache_seqlens += prompt.shape[1]
@@ -399,7 +406,7 @@ class Attention(nn.Module):
         if not self.causal:
             raise ValueError("Attention.step: causal is False, expected True: old tokens do not see new ones")
         new = x.unsqueeze(1) if x.dim() == 2 else x
-        expected = (new.shape[0], k_cache.shape[1], self.kv_heads, self.head_dim)
+        expected = (new.shape[0], k_cache.shape[1], self.num_kv_heads, self.head_dim)
         for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
             if cache.shape != expected:
                 raise ValueError(f"Attention.step: {name} has shape {tuple(cache.shape)}, expected {expected}")
@@ -412,9 +419,9 @@ class Attention(nn.Module):
         return y.reshape(x.shape)
 
     def extra_repr(self) -> str:
-        return f"heads={self.heads}, kv_heads={self.kv_heads}, head_dim={self.head_dim}, causal={self.causal}" + (
-            "" if self.rope_base is None else f", rope_base={self.rope_base}"
-        )
+        rope = "" if self.rope_base is None else f", rope_base={self.rope_base}"
+        heads = f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, head_dim={self.head_dim}"
+        return f"{heads}, causal={self.causal}{rope}"
 
 
 class LinearDropoutResidual(nn.Linear):
@@ -516,25 +523,25 @@ class MambaInProjConv1d(nn.Module):
 class HyperConnectionStack(nn.Module):
     """Layers that are connected by hyper-connections: x [B,T,D] -> [B,T,D].
 
-    Each layer is any module from [B,T,D] to [B,T,D], without a residual of its own. The input is expanded to n streams,
-    each layer is wrapped in a HyperConnection, and the streams are summed at the end. At initialisation each stream is
-    about the output of a residual network of the same layers. The result is the sum of the n streams, so it is about n
-    times as large. Apply a norm to it.
+    Each layer is any module from [B,T,D] to [B,T,D], without a residual of its own. The input is copied to n
+    residual streams (num_streams), each layer is wrapped in a HyperConnection, and the streams are summed at the end. At
+    initialisation each stream is about the output of a residual network of the same layers. The result is the sum of the
+    n streams, so it is about n times as large. Apply a norm to it.
 
     load_state_dict(..., strict=False) also reads the checkpoint of a torch.nn.ModuleList of the layers.
 
-    >>> stack = cotangent.HyperConnectionStack([torch.nn.Linear(32, 32) for _ in range(6)], 32, streams=4)
+    >>> stack = cotangent.HyperConnectionStack([torch.nn.Linear(32, 32) for _ in range(6)], 32, num_streams=4)
     >>> stack(torch.randn(2, 100, 32)).shape
     torch.Size([2, 100, 32])
     """
 
     def __init__(
-        self, layers: Iterable[nn.Module], dim: int, streams: int = 4, *, sinkhorn_iterations: int = 20, device: Any = None
+        self, layers: Iterable[nn.Module], dim: int, num_streams: int = 4, *, sinkhorn_iterations: int = 20, device: Any = None
     ) -> None:
         super().__init__()
-        self.streams = streams
+        self.num_streams = num_streams
         self.layers = nn.ModuleList(
-            HyperConnection(layer, dim, streams, sinkhorn_iterations=sinkhorn_iterations, device=device) for layer in layers
+            HyperConnection(layer, dim, num_streams, sinkhorn_iterations=sinkhorn_iterations, device=device) for layer in layers
         )
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
@@ -546,7 +553,7 @@ class HyperConnectionStack(nn.Module):
 
     def forward(self, x: Tensor, *arguments: Any, **options: Any) -> Tensor:
         """Every layer gets the further arguments. If a layer returns a tuple, only its first element is used."""
-        streams: Any = _expand(x, self.streams)
+        streams: Any = _expand(x, self.num_streams)
         for index, layer in enumerate(self.layers):
             result = layer(streams, *arguments, defer_post=index + 1 < len(self.layers), **options)
             streams = result[0] if isinstance(result, tuple) and not isinstance(result, PendingPost) else result

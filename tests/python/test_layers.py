@@ -27,7 +27,7 @@ def layers(device):
     yield MambaInProjConv1d(12, 10, before=[6], after=[3], device=device), torch.randn(2, 9, 12, device=device)
     yield HyperConnectionStack([torch.nn.Linear(12, 12, device=device)] * 2, 12, 3, device=device), torch.randn(2, 5, 12, device=device)
     if has_attention(device):
-        yield Attention(32, 4, kv_heads=2, rope_base=100.0, qk_norm_eps=1e-6, device=device), torch.randn(2, 5, 32, device=device)
+        yield Attention(32, 4, num_kv_heads=2, rope_base=100.0, qk_norm_eps=1e-6, device=device), torch.randn(2, 5, 32, device=device)
 
 
 def test_state_dict_round_trip_and_compile(device):
@@ -159,7 +159,7 @@ def plain_rope(x, base, dim, interleaved):
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("qk_norm_eps", [None, 1e-5])
 def test_attention_with_rope(device, with_attention, interleaved, qk_norm_eps):
-    module = Attention(32, 4, kv_heads=2, head_dim=16, window=(5, 0), rope_base=50.0, rope_dim=12, rope_interleaved=interleaved,
+    module = Attention(32, 4, num_kv_heads=2, head_dim=16, window=(5, 0), rope_base=50.0, rope_dim=12, rope_interleaved=interleaved,
                        qk_norm_eps=qk_norm_eps, device=device)  # fmt: skip
     if qk_norm_eps:
         torch.nn.init.normal_(module.q_norm.weight)
@@ -200,7 +200,7 @@ def test_attention_deterministic(device, with_attention, monkeypatch, determinis
 @pytest.mark.parametrize("rope_base", [None, 50.0])
 def test_attention_decodes(device, with_attention, rope_base):
     """Steps of one and of several tokens, for rows with different numbers of tokens."""
-    module = Attention(32, 4, kv_heads=2, rope_base=rope_base, window=(4, 0), sink=True, device=device)
+    module = Attention(32, 4, num_kv_heads=2, rope_base=rope_base, window=(4, 0), sink=True, device=device)
     x = torch.randn(2, 9, 32, device=device)
     with torch.no_grad():
         whole = module(x)
@@ -223,13 +223,13 @@ def test_attention_decodes(device, with_attention, rope_base):
 def test_attention_reads_checkpoints(device, with_attention):
     theirs = torch.nn.MultiheadAttention(32, 4, batch_first=True, device=device)
     torch.nn.init.normal_(theirs.in_proj_bias)
-    ours = Attention(32, 4, causal=False, bias=True, device=device)
+    ours = Attention(32, 4, causal=False, proj_bias=True, device=device)
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(2, 9, 32, device=device)
     torch.testing.assert_close(ours(x), theirs(x, x, x, need_weights=False)[0], **close)
     names = ("q_proj", "k_proj", "v_proj", "o_proj")
     split = {f"{n}.{kind}": torch.randn((32, 32) if kind == "weight" else 32, device=device) for n in names for kind in ("weight", "bias")}
-    outer = torch.nn.ModuleDict(dict(attn=Attention(32, 4, sink=True, bias=True, device=device)))
+    outer = torch.nn.ModuleDict(dict(attn=Attention(32, 4, sink=True, proj_bias=True, device=device)))
     outer.load_state_dict({f"attn.{n}": t for n, t in {**split, "sinks": torch.arange(4.0)}.items()})
     attn = outer["attn"]
     assert torch.equal(attn.qkv.weight[32:64], split["k_proj.weight"]) and torch.equal(attn.out.bias, split["o_proj.bias"])
@@ -245,7 +245,7 @@ def test_attention_of_transformers(device, with_attention, name):
     model = make(name, torch.float32, "eager").to(device).eval()
     theirs, config = model.model.layers[0].self_attn, model.config
     base = getattr(config, "rope_theta", None) or config.rope_parameters["rope_theta"]
-    ours = Attention(32, 4, kv_heads=2, head_dim=theirs.head_dim, rope_base=base, qk_norm_eps=1e-6 if name == "qwen3" else None,
+    ours = Attention(32, 4, num_kv_heads=2, head_dim=theirs.head_dim, rope_base=base, qk_norm_eps=1e-6 if name == "qwen3" else None,
                      device=device)  # fmt: skip
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(2, 9, 32, device=device)

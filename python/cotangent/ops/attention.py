@@ -167,7 +167,8 @@ def attention(
     alibi_slopes   [H] or [B,H]: slope * |i + Tk - Tq - j| is subtracted from the scores; without a gradient
     bias           [B or 1, H or 1, Tq or 1, Tk or 1], added to the scores; has a gradient. float32, float16 or bfloat16,
                    as sink and alibi_slopes, for any dtype of q. At or below -65504, the lowest number of float16, it masks
-                   the key as -inf does. (bias=True of the layer Attention is another bias: of the projections)
+                   the key as -inf does. (proj_bias of the layer Attention is another bias: of its
+                   projections)
     deterministic  True: the same bits on every run. False: on a GPU the backward may add the parts of dq in any order,
                    in calls where that is faster. dq may then have other bits in each run
 

@@ -78,7 +78,7 @@ def mhc_pre(
     """Mixes the n residual streams of each token to a layer's input, and computes the layer's coefficients, as in "mHC:
     Manifold-Constrained Hyper-Connections" (DeepSeek, 2025, https://arxiv.org/abs/2512.24880).
 
-    x       [B,T,n,D], the streams, any strides; on a GPU n <= 8
+    x       [B,T,n,D], the residual streams, any strides; on a GPU n <= 8
     phi     [M, n*D], M = n*n + 2n, rows in the order pre (n), post (n), res (n*n)
     alpha   [3], of pre, post, res;    bias [M];    gamma [n,D], None = ones
             phi, alpha, bias, gamma are float32 (float64 if x is float64); other dtypes are cast
@@ -98,7 +98,7 @@ def mhc_pre(
     float32 (float64 if x is float64). Differentiable once, in all inputs. Raises ValueError or TypeError, which name
     the wrong argument, or NotImplementedError (on a GPU: float64, n > 8).
 
-    >>> x = torch.randn(1, 16, 4, 32)                                         # 4 streams of 32 columns
+    >>> x = torch.randn(1, 16, 4, 32)                                         # 4 residual streams of 32 columns
     >>> phi, alpha, bias = torch.randn(24, 128), torch.ones(3), torch.zeros(24)  # 24 = 4 * 4 + 2 * 4
     >>> h_in, h_post, h_res = cotangent.mhc_pre(x, phi, alpha, bias)
     >>> h_in.shape, h_post.shape, h_res.shape
@@ -182,15 +182,21 @@ _post_forward = define(
 
 
 def mhc_post(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, *, h_res_is_out_in: bool = False) -> Tensor:
-    """The new streams: y[o] = h_post[o] * f + sum_i h_res[i,o] * x[i].
+    """The new residual streams y, from the old streams x and the output f of the layer. For each token:
 
-    This multiplies by the transpose of h_res, as the kernels of DeepSeek and Megatron do. The paper (see mhc_pre) writes
-    h_res times x: h_res_is_out_in=True selects this.
+        y[o] = h_post[o] * f + sum_i h_res[i,o] * x[i]
 
-    x [B,T,n,D]: the streams, as in mhc_pre. f [B,T,D]: the layer's output, cast to the dtype of x. h_post [B,T,n] and
-    h_res [B,T,n,n]: from mhc_pre, float32 (float64 if x is float64). With h_res_is_out_in, h_res has the axes
-    [B,T,out,in], and the sum is over h_res[o,i] * x[i]. Returns y like x. Differentiable once, in all inputs. Raises
-    ValueError or TypeError, which name the wrong argument, or NotImplementedError (on a GPU: float64, n > 8).
+    x                [B,T,n,D], the residual streams, as in mhc_pre
+    f                [B,T,D], the output of the layer; it is cast to the dtype of x
+    h_post           [B,T,n], from mhc_pre, float32 (float64 if x is float64)
+    h_res            [B,T,n,n], from mhc_pre, in the dtype of h_post
+    h_res_is_out_in  the order of the last two axes of h_res. False: [in,out], so h_res[i,o] is the weight of the old
+                     stream i in the new stream o, and y has the transpose of h_res times x. The kernels of DeepSeek and
+                     Megatron do this. True: [out,in], so the sum is over h_res[o,i] * x[i], which is h_res times x, as
+                     in the paper (see mhc_pre). Use True for weights that were trained in this order
+
+    Returns y, with the shape and dtype of x. Differentiable once, in all inputs. Raises ValueError or TypeError, which
+    name the wrong argument, or NotImplementedError (on a GPU: float64, n > 8).
 
     >>> x, f = torch.randn(1, 16, 4, 32), torch.randn(1, 16, 32)
     >>> h_post, h_res = torch.ones(1, 16, 4), torch.eye(4).expand(1, 16, 4, 4)
