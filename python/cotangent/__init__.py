@@ -1,18 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cotangent: kernels for training sequence models, forward and backward, as PyTorch ops.
 
-Functions: attention, attention_varlen, causal_conv1d, causal_conv1d_update, causal_conv1d_dense, dropout, dropout_scale,
-mhc_pre, mhc_sinkhorn, mhc_post, mhc_post_pre. check_index_data reports invalid index data on a GPU.
+Functions: attention, attention_varlen, causal_conv1d, causal_conv1d_update, causal_conv1d_dense, dropout,
+dropout_scale, mhc_pre, mhc_sinkhorn, mhc_post, mhc_post_pre. check_index_data reports invalid index data on a GPU.
+
 Layers (torch.nn.Module): Attention, BiasDropoutResidual, CausalConv1d, HyperConnection, HyperConnectionStack,
 LinearDropoutResidual, MambaInProjConv1d. HyperConnection(..., defer_post=True) returns a PendingPost.
+
 Import these modules separately: cotangent.compat, cotangent.distributed, cotangent.integrations.transformers,
 cotangent.integrations.dtensor.
 
-Letters of shapes: B batch, T tokens or time steps, D channels, H heads, Hkv heads of keys and values, d and d_v sizes of
-a head of q and k and of v, K filter width, n residual streams, M = n*n + 2n, N packed sequences.
+The docstrings are the reference. Their examples begin with `import torch, cotangent`. docs/guide/python.md is the
+guide. The C headers in include/cotangent have all formulas, also those of the gradients. "Differentiable once" means
+that the gradients cannot be differentiated again. Letters of shapes:
 
-The docstrings are the reference. Their examples begin with `import torch, cotangent`. docs/guide/python.md of the
-repository is the guide. The C headers in include/cotangent have all formulas, also those of the gradients."""
+B, T, D   batch; tokens (time steps); channels
+H, Hkv    heads of q; heads of k and v
+d, d_v    size of a head of q and k; size of a head of v
+Tq, Tk    tokens of q; tokens of k and v
+K         filter width of a convolution
+n, M      residual streams of hyper-connections; M = n*n + 2n
+N         packed sequences; of a cache of states, its rows"""
 from typing import Any
 
 _functions: "dict[str, Any]" = {}

@@ -7,35 +7,34 @@
     out = cp.attention(q, k, v, causal=True, cut="zigzag")
     cp.all_reduce_gradients(model.parameters())
 
-The examples below also need `import torch, torch.distributed as dist` and dist.init_process_group("gloo").
+docs/guide/context_parallel_pytorch.md has whole programs. The examples of the docstrings also need
+`import torch, torch.distributed as dist` and dist.init_process_group("gloo"). Arguments that all functions share:
 
-Arguments that all functions share:
+group   a ProcessGroup, a DeviceMesh with one dimension, the name of a group, or None for the default group. CPU tensors
+        need the backend gloo. CUDA tensors need NCCL, and each rank needs a GPU of its own
+cut     which tokens of a sequence of T tokens a rank holds, always in ascending order. "contiguous": one range.
+        "zigzag": one chunk from the front, and its mirror image from the back. "striped": every Nth stripe of `stripe`
+        tokens, for N ranks. T need not be a multiple of N. include/cotangent/parallel.h has the formulas
+stripe  the tokens of a stripe with cut="striped", for example 128. Smaller stripes are slow
 
-group    a ProcessGroup, a DeviceMesh with one dimension, the name of a group, or None for the default group. CPU
-         tensors need a backend for the CPU: gloo. CUDA tensors need NCCL, each rank with a GPU of its own
-cut      which tokens of a sequence of T tokens a rank holds, in ascending order. "contiguous": one range; "zigzag": a
-         chunk from the front and its mirror image from the back; "striped": every Nth stripe of `stripe` tokens, where
-         N is the number of ranks. A striped cut needs `stripe`, for example 128; smaller stripes are slow.
-         include/cotangent/parallel.h has the formulas. T need not be a multiple of N. `cut`,
-         `stripe` and `head_ranks` have the names of cot_parallel_options in C
-
-Every rank makes the same calls in the same order, forward and backward. Before data travels, all ranks compare their
+Every rank makes the same calls in the same order, forward and backward. At the start of a call, all ranks compare their
 arguments. Three kinds of errors are possible:
 
 - The arguments of the ranks differ. Every rank gets RuntimeError with the rank and the name of the argument.
-- The arguments of one rank are refused. This rank gets the exception that the function of cotangent raises, and the
-  others get RuntimeError. In these two cases nothing has been written, and the group stays usable.
+- The arguments of one rank are invalid. This rank gets the exception of the function in cotangent with the same name.
+  The others get RuntimeError. In these two cases nothing has been written, and the group stays usable.
 - A rank fails, leaves, or does not answer within the timeout of init_group(). Every rank gets RuntimeError, and so does
   every later call: destroy the process group and create a new one.
 
-Gradients follow one rule. The loss of the whole sequence is the sum of the losses of the ranks. The gradient of a
-tensor that all ranks share is the sum of the gradients of the ranks. For the tensors of this module the ranks have
-exchanged their parts already. So rank 0 gets the whole gradient, and the others get zeros: weight, bias and initial_state
-of the convolution, sink, and a bias of attention that all queries share or of packed sequences. A bias of attention with a
-row for each query has on each rank the gradient of its own rows. all_reduce_gradients adds the gradients of the ranks.
-DDP and FSDP2 add them and divide by the number of ranks: see docs/guide/context_parallel_pytorch.md.
+Gradients. The loss of the whole sequence is the sum of the losses of the ranks. So the gradient of a tensor that all
+ranks share is the sum of the gradients of the ranks. all_reduce_gradients adds them. DDP and FSDP2 add them and divide
+by the number of ranks: see docs/guide/context_parallel_pytorch.md. Some gradients are already the sum after the
+backward of this module. Then rank 0 has the sum and the others have zeros, so that adding them is right. These are the
+gradients of weight, bias and initial_state of the convolution, and of sink. Those of the bias of attention are too, if
+all queries share it or the sequences are packed. A bias with a row for each query has the gradient of its own rows on
+each rank.
 
-CUDA tensors: a call returns when the ranks have compared their arguments and its work is enqueued on the current
+CUDA tensors. A call returns when the ranks have compared their arguments and its work is enqueued on the current
 stream. If a rank dies after that, the work of the others never ends. check_group() and the next call then raise
 RuntimeError. Call check_group() before torch.cuda.synchronize(), which would wait for ever."""
 from __future__ import annotations
@@ -198,8 +197,8 @@ def _exchange(process_group: Any, own: bytes, timeout: float) -> "list[bytes]":
 
 
 def _nccl_handle(process_group: Any, device: int, timeout: float) -> Any:
-    """A handle over a NCCL communicator of its own. The ranks exchange NCCL's id on the ProcessGroup. The communicator of
-    torch is not used: it is private, and torch creates it when it needs it."""
+    """A handle over a NCCL communicator of its own. The ranks exchange NCCL's id on the ProcessGroup. The communicator
+    of torch is not used: it is private, and torch creates it when it needs it."""
     rank, size = dist.get_rank(process_group), dist.get_world_size(process_group)
     unique, comm, why = _UniqueId(), c_void_p(), ""
     try:
@@ -255,14 +254,15 @@ def _group_of(name: str, x: Tensor) -> _Group:
 
 
 def init_group(group: Any = None, *, timeout: float = 30.0, device: Any = "cpu") -> None:
-    """Prepares a group for tensors on `device`. All ranks must call it. Without init_group() the first call of another
-    function prepares the group. Raises ValueError if the group is already prepared for this device.
+    """Prepares a group for tensors on `device`, and sets its timeout. All ranks must call it. Without init_group() the
+    first call of another function prepares the group with the default timeout. Raises ValueError if the group is
+    already prepared for this device.
 
-    device   the group is prepared for one device at a time. For CUDA tensors pass device="cuda": otherwise their timeout
-             stays 30 seconds
-    timeout  seconds that a rank waits for another rank without any progress. It must be longer than the time that one
-             rank computes between two calls of this module while the others wait; on a GPU also longer than the longest
-             call
+    device   the group is prepared for one device at a time. Call init_group(device="cuda") to set the timeout of CUDA
+             tensors
+    timeout  how many seconds a rank waits for another rank without any progress. It must be longer than the time that
+             one rank computes between two calls of this module while the others wait. On a GPU it must also be longer
+             than the longest call
 
     >>> cp.init_group(dist.new_group(backend="gloo"), timeout=600)  # a rank may compute for 10 minutes before it answers
     """
@@ -276,9 +276,9 @@ def init_group(group: Any = None, *, timeout: float = 30.0, device: Any = "cpu")
 
 
 def check_group(group: Any = None) -> None:
-    """Waits for the work of the last call with CUDA tensors, at most for the timeout of init_group(). Raises RuntimeError
-    if a rank has failed. The results of that call are undefined then, and its work on the GPU has ended. Does nothing for
-    a group without such calls. A single rank may call it.
+    """Waits for the work of the last call with CUDA tensors, at most for the timeout of init_group(). Raises
+    RuntimeError if a rank has failed. The results of that call are then undefined, and its work on the GPU has ended.
+    Does nothing for a group without such calls. The other ranks need not call it.
 
     >>> cp.check_group()  # before torch.cuda.synchronize(), and before a checkpoint is saved
     """
@@ -518,8 +518,8 @@ torch.library.register_autograd(
 def positions(
     length: int, *, group: Any = None, cut: str = "contiguous", stripe: int = 0, device: Any = None
 ) -> Tensor:
-    """The positions of this rank's tokens in the whole sequence of `length` tokens: int64 [tokens]. Pass them to rotary
-    embeddings (position_ids), or make masks from them.
+    """Returns the positions of this rank's tokens in the whole sequence of `length` tokens: int64 [tokens of this
+    rank]. Pass them to rotary embeddings (position_ids), or make masks from them.
 
     >>> cp.positions(6, cut="zigzag")        # one rank has all tokens
     tensor([0, 1, 2, 3, 4, 5])
@@ -529,8 +529,8 @@ def positions(
 
 
 def shard(x: Tensor, *, dim: int, group: Any = None, cut: str = "contiguous", stripe: int = 0) -> Tensor:
-    """A copy of this rank's tokens of a whole tensor. dim: the axis of the tokens. Any dtype. No communication.
-    Differentiable.
+    """Copies this rank's tokens from a whole tensor of any dtype. dim is the axis of the tokens. There is no
+    communication. Differentiable: the gradient has zeros for the tokens of the other ranks.
 
     >>> x = torch.randn(2, 100, 64)          # the same on every rank
     >>> part = cp.shard(x, dim=1, cut="zigzag")  # with 2 ranks: 50 tokens
@@ -542,9 +542,9 @@ def shard(x: Tensor, *, dim: int, group: Any = None, cut: str = "contiguous", st
 def unshard(
     x: Tensor, *, dim: int, length: Optional[int] = None, group: Any = None, cut: str = "contiguous", stripe: int = 0
 ) -> Tensor:
-    """The inverse of shard: every rank gets the tensor with the tokens of all ranks. length: the number of tokens of
-    the whole sequence, by default this rank's tokens times the number of ranks. Any dtype. The backward adds the
-    gradients of all ranks.
+    """The inverse of shard: every rank gets the tensor with the tokens of all ranks, of any dtype. dim is the axis of
+    the tokens. length is the number of tokens of the whole sequence, by default this rank's tokens times the number of
+    ranks. The backward adds the gradients of all ranks.
 
     >>> x = torch.randn(2, 100, 64)
     >>> part = cp.shard(x, dim=1, cut="zigzag")
@@ -570,8 +570,9 @@ def _whole_length(call: str, x: Any, axis: int, length: Optional[int], group: st
 
 
 def all_reduce(x: Tensor, *, group: Any = None) -> Tensor:
-    """Replaces x on every rank by the sum over all ranks, x = ((x[0] + x[1]) + x[2]) + ..., and returns it. Sums are
-    float64 and rounded once, so that they have the same bits in every run. x: any float dtype, without a gradient.
+    """Replaces x on every rank by the sum of the x of all ranks, and returns it. The sum is computed in float64, in the
+    order of the ranks, and rounded once. So it has the same bits in every run. x has any float dtype, and the sum has
+    no gradient.
 
     >>> loss = torch.tensor(2.5)             # of the tokens of this rank
     >>> cp.all_reduce(loss)                  # of all tokens
@@ -585,8 +586,8 @@ def all_reduce(x: Tensor, *, group: Any = None) -> Tensor:
 
 
 def all_reduce_gradients(parameters: "Iterable[Tensor]", *, group: Any = None) -> None:
-    """Replaces the gradient of every parameter by the sum over all ranks, in their order. Use it for models without DDP
-    and FSDP2. Parameters without a gradient are skipped: they must be the same parameters on every rank.
+    """Replaces the gradient of every parameter by the sum over all ranks, as all_reduce does. Use it for models without
+    DDP and FSDP2. Parameters without a gradient are skipped: they must be the same parameters on every rank.
 
     >>> model = torch.nn.Linear(64, 64)
     >>> model(torch.randn(2, 100, 64)).sum().backward()
@@ -659,12 +660,13 @@ def attention(
     """cotangent.attention of the whole sequence. q, k and v have the tokens of this rank, and so do out, lse and the
     gradients.
 
-    head_ranks          the number of neighbouring ranks that exchange heads (all-to-all), which others call the Ulysses
-                        degree. A divisor of the number of ranks N. 1: only a ring; N: no ring; between: a ring of
-                        N / head_ranks groups. See docs/guide/context_parallel_c.md
-    q_length, k_length  the number of queries and keys of the whole sequence; by default this rank's tokens times the
+    group, cut, stripe  see cotangent.distributed
+    head_ranks          how many neighbouring ranks exchange heads (all-to-all). It divides the number of ranks N. 1:
+                        ring attention. N: DeepSpeed-Ulysses, without a ring. Between: groups of head_ranks ranks
+                        exchange heads, and the groups form a ring. See docs/guide/context_parallel_c.md
+    q_length, k_length  the number of queries and keys of the whole sequence, by default this rank's tokens times the
                         number of ranks
-    bias                [B or 1, H or 1, tokens of this rank or 1, Tk or 1], with the keys of the whole sequence
+    bias                [B or 1, H or 1, tokens of this rank or 1, Tk or 1], where Tk is the keys of the whole sequence
     seqused_q, seqused_k, sink, alibi_slopes, seed, offset, seed_tensor, offset_tensor
                         those of the whole sequence, the same on every rank. Without a seed, all ranks use the seed of
                         rank 0. The dropout mask is that of cotangent.attention on the whole sequence
@@ -716,9 +718,12 @@ def attention_varlen(
     return_lse: bool = False,
 ) -> Any:
     """cotangent.attention_varlen of all packed sequences. The axis of all tokens is cut, so a sequence may have tokens
-    on several ranks. q, k and v have the tokens of this rank. cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
-    and bias are those of cotangent.attention_varlen for the whole, the same on every rank. The other arguments are
-    those of attention.
+    on several ranks. q, k and v have the tokens of this rank.
+
+    cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, bias
+        those of cotangent.attention_varlen for all sequences, the same on every rank
+
+    The other arguments are those of cotangent.distributed.attention.
 
     >>> cu_seqlens = torch.tensor([0, 30, 100], dtype=torch.int32)
     >>> q, k, v = (cp.shard(torch.randn(100, 4, 16), dim=0) for _ in range(3))
@@ -751,14 +756,16 @@ def causal_conv1d(
     cu_seqlens: Optional[Tensor] = None,
     return_final_state: bool = False,
 ) -> Any:
-    """cotangent.causal_conv1d of the whole sequence. x and seq_idx have the time steps of this rank, and so do y and dx.
+    """cotangent.causal_conv1d of the whole sequence. x and seq_idx have the time steps of this rank, and so do y and
+    dx.
 
-    length         the number of time steps of the whole sequence; by default this rank's time steps times the number of
-                   ranks
+    group, cut, stripe  see cotangent.distributed
+    length              the number of time steps of the whole sequence, by default this rank's time steps times the
+                        number of ranks
     weight, bias, initial_state, cu_seqlens
-                   those of the whole sequence, the same on every rank
-    final_state    every rank gets the final state of the whole sequence. Its gradient is the sum of the gradients of
-                   all ranks
+                        those of the whole sequence, the same on every rank
+    return_final_state  True: the result is (y, final_state). Every rank gets the final state of the whole sequence. The
+                        backward adds its gradients of all ranks
 
     The other arguments are those of cotangent.causal_conv1d.
 
@@ -801,18 +808,23 @@ def context_parallel(
     group: Any = None, *, cut: str = "contiguous", stripe: int = 0, head_ranks: int = 1, length: Optional[int] = None,
     cu_seqlens: Optional[Tensor] = None,
 ) -> "Iterator[None]":  # fmt: skip
-    """Inside this `with` block, models of transformers with attn_implementation="cotangent" attend to the tokens of all
-    ranks (cotangent.integrations.transformers.register). input_ids is a result of shard, position_ids that of positions.
-    Do not pass labels= to the model: its own loss has no access to the next token of another rank. Shift the labels
-    first, then cut them with shard, and compute the loss yourself. Run the backward inside the block, too: gradient
-    checkpointing calls the attention again.
+    """A `with` block for models of Hugging Face transformers with attn_implementation="cotangent" (see
+    cotangent.integrations.transformers.register). Inside it, their attention is cotangent.distributed.attention: the
+    tokens of this rank attend to the tokens of all ranks. The block changes nothing else. In particular,
+    cotangent.attention and PyTorch's scaled_dot_product_attention use only the tokens of this rank. (PyTorch has a
+    context manager with the same name, which cuts buffers and replaces scaled_dot_product_attention.)
 
-    The layers Attention, CausalConv1d and MambaInProjConv1d, and the convolution of cotangent.compat, use only the
-    tokens of one rank. They raise NotImplementedError inside the block.
-
-    cut, stripe, head_ranks   as in attention
-    length      the number of tokens of the whole sequence; by default this rank's tokens times the number of ranks
+    cut, stripe, head_ranks   as in cotangent.distributed.attention
+    length      the number of tokens of the whole sequence, by default this rank's tokens times the number of ranks
     cu_seqlens  int32 [N+1]: the packed sequences of the whole, for a batch of 1
+
+    Pass the result of shard to the model as input_ids, and that of positions as position_ids. Do not pass labels= to
+    the model: its own loss does not see the next token if another rank has it. Shift the labels first, then cut them
+    with shard, and compute the loss yourself. Run the backward inside the block, too: gradient checkpointing calls the
+    attention again.
+
+    The layers cotangent.Attention, CausalConv1d and MambaInProjConv1d, and the convolution of cotangent.compat, would
+    use only the tokens of this rank. They raise NotImplementedError inside the block.
 
     >>> with cp.context_parallel(length=100, cut="zigzag"):
     ...     pass  # the forward and the backward of the model

@@ -36,10 +36,11 @@ def _wide(function: "Callable[[Tensor], Tensor]") -> "Callable[[Tensor], Tensor]
 
 
 class CausalConv1d(nn.Module):
-    """cotangent.causal_conv1d with its weight [channels, width] and bias [channels]. channels is D, width is K.
+    """The function cotangent.causal_conv1d with its weight [channels, width] and bias [channels]. channels is D, and
+    width is K.
 
-    With channel_last=True input and output are [B,T,D], without a copy. Parameters are initialised as those of
-    torch.nn.Conv1d with groups=channels. load_state_dict also reads the state of such a Conv1d: a weight [D,1,K]
+    channel_last=True: input and output are [B,T,D], without a copy. False: [B,D,T]. Parameters are initialised as those
+    of torch.nn.Conv1d with groups=channels. load_state_dict also reads the state of such a Conv1d: a weight [D,1,K]
     becomes [D,K].
 
     >>> conv = cotangent.CausalConv1d(32, width=4, activation="silu", channel_last=True)
@@ -78,8 +79,8 @@ class CausalConv1d(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *others)
 
     def forward(self, x: Tensor, **options: Any) -> Any:
-        """x [B,D,T], or [B,T,D] with channel_last. options: initial_state, seq_idx, cu_seqlens and return_final_state
-        of causal_conv1d. States are [B,D,K-1], also with channel_last."""
+        """x [B,D,T], or [B,T,D] with channel_last=True. options are the arguments initial_state, seq_idx, cu_seqlens
+        and return_final_state of cotangent.causal_conv1d. States are [B,D,K-1], also with channel_last=True."""
         refuse_in_context_parallel("CausalConv1d", "causal_conv1d")
         if self.channel_last:
             need_tensors("CausalConv1d", x=x)
@@ -92,8 +93,8 @@ class CausalConv1d(nn.Module):
         return (result[0].transpose(1, 2), *result[1:]) if isinstance(result, tuple) else result.transpose(1, 2)
 
     def step(self, x: Tensor, conv_state: Tensor, **options: Any) -> Tensor:
-        """Decodes one token: x [B,D]; conv_state [N,D,S >= width-1] is updated in place. options: cache_seqlens and
-        conv_state_indices of causal_conv1d_update."""
+        """Decodes one token x [B,D], and updates conv_state [N,D,S] with S >= K-1 in place. options are the arguments
+        cache_seqlens and conv_state_indices of cotangent.causal_conv1d_update."""
         return causal_conv1d_update(x, conv_state, self.weight, self.bias, self.activation, **options)
 
     def extra_repr(self) -> str:
@@ -101,8 +102,8 @@ class CausalConv1d(nn.Module):
 
 
 class BiasDropoutResidual(nn.Module):
-    """residual + dropout(act(x + bias)) in one pass. Use it after the last nn.Linear of a layer. Create that nn.Linear
-    with bias=False. p is the dropout probability, which Attention calls dropout_p. In eval mode nothing is dropped.
+    """residual + dropout(act(x + bias)) in one pass. Use it after the last nn.Linear of a block, and create that
+    nn.Linear with bias=False. p is the dropout probability. In eval mode nothing is dropped.
 
     >>> layer = cotangent.BiasDropoutResidual(32, p=0.1, activation="gelu")
     >>> layer(torch.randn(2, 100, 32), residual=torch.randn(2, 100, 32)).shape
@@ -124,7 +125,7 @@ class BiasDropoutResidual(nn.Module):
         self.bias = nn.Parameter(torch.zeros(features, device=device, dtype=dtype)) if bias else None
 
     def forward(self, x: Tensor, residual: Optional[Tensor] = None) -> Tensor:
-        """x, residual [..., features]."""
+        """x and residual are [..., features]. None: no residual is added."""
         return dropout(
             x, self.p, self.training, bias=self.bias, activation=self.activation, residual=residual
         )
@@ -134,8 +135,9 @@ class BiasDropoutResidual(nn.Module):
 
 
 class PendingPost(NamedTuple):
-    """The arguments of a mhc_post that has not run yet: the residual streams x before a layer, the layer's output f,
-    and the coefficients. A HyperConnection returns it with defer_post=True, and the next one takes it as its x.
+    """The arguments of a call of cotangent.mhc_post that has not run yet: the residual streams x before a layer, the
+    output f of the layer, and the coefficients. HyperConnection returns it with defer_post=True. The next
+    HyperConnection takes it as its x.
 
     >>> layer = cotangent.HyperConnection(torch.nn.Linear(32, 32), 32, num_streams=4)
     >>> pending = layer(layer.expand(torch.randn(2, 100, 32)), defer_post=True)
@@ -165,21 +167,25 @@ class _Expand:
 
 
 class HyperConnection(nn.Module):
-    """Connects a layer to n residual streams: x -> post(x, layer(pre(x))), x [B,T,n,D]. pre is cotangent.mhc_pre, and
-    post is cotangent.mhc_post.
+    """Connects a layer to n residual streams x [B,T,n,D], where D is dim and n is num_streams. For the streams x it
+    returns the streams y:
 
-    layer is any module from [B,T,D] to [B,T,D]. forward passes further arguments to it. If the layer returns a tuple,
-    forward returns (streams, rest of the tuple...). Before the first layer, `expand(x)` copies the input to the n
-    streams. After the last layer, `reduce` sums the streams. HyperConnection.expand(x, n) needs no instance.
+        h_in, h_post, h_res = cotangent.mhc_pre(x, phi, alpha, bias, gamma)
+        y = cotangent.mhc_post(x, layer(h_in), h_post, h_res)
+
+    layer is any module from [B,T,D] to [B,T,D]. Further arguments of forward are passed to it. If the layer returns a
+    tuple, forward returns (y, rest of the tuple...). Before the first layer, connection.expand(x) copies an input
+    [B,T,D] to the n streams. HyperConnection.expand(x, n) does so without an instance. After the last layer, `reduce`
+    sums the streams.
 
     Parameters: phi [n*n+2n, n*D], alpha [3], bias [n*n+2n], gamma [n,D]. They are float32, and stay float32 in
-    model.bfloat16(), model.half() and model.to(dtype). At initialisation the input of the layer is about the mean of the
-    streams. The output of the layer is added to every stream with a weight of about 1.
-    Each stream gets almost nothing from the other streams.
+    model.bfloat16(), model.half() and model.to(dtype). At initialisation the input of the layer is about the mean of
+    the streams. The output of the layer is added to every stream with a weight of about 1. A stream gets almost nothing
+    from the other streams.
 
-    Between two layers, cotangent.mhc_post_pre computes post of the first and pre of the second in one call. To use it,
-    call the first HyperConnection with defer_post=True. It then returns a PendingPost instead of the streams. Pass the
-    PendingPost to the second HyperConnection as its x. HyperConnectionStack does so.
+    Between two layers, cotangent.mhc_post_pre computes the mhc_post of the first layer and the mhc_pre of the second in
+    one call. To use it, call the first HyperConnection with defer_post=True. It then returns a PendingPost instead of
+    the streams. Pass the PendingPost to the second HyperConnection as its x. HyperConnectionStack does so.
 
     load_state_dict(..., strict=False) also reads the checkpoint of the layer alone.
 
@@ -230,12 +236,12 @@ class HyperConnection(nn.Module):
 
     @staticmethod
     def reduce(x: Tensor) -> Tensor:
-        """[B,T,n,D] -> [B,T,D]: the sum of the residual streams."""
+        """Sums the residual streams: [B,T,n,D] -> [B,T,D]."""
         return x.sum(2)
 
     def forward(self, x: Any, *arguments: Any, defer_post: bool = False, **options: Any) -> Any:
-        """x [B,T,n,D], or a PendingPost from the HyperConnection before this one. With defer_post=True the result is a
-        PendingPost instead of the streams."""
+        """x is [B,T,n,D], or a PendingPost of the HyperConnection before this one. defer_post=True: the result is a
+        PendingPost instead of the streams. The layer gets all other arguments."""
         parameters, iterations = (self.phi, self.alpha, self.bias, self.gamma), self.sinkhorn_iterations
         if isinstance(x, PendingPost):
             x, h_in, h_post, h_res = mhc_post_pre(*x, *parameters, sinkhorn_iterations=iterations)
@@ -251,29 +257,27 @@ class HyperConnection(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention with its projections: x [B,T,D] -> [B,T,D]. dim is D.
+    """Self-attention with its projections: x [B,T,D] -> [B,T,D]. It is causal by default, unlike the function
+    cotangent.attention.
 
-    It is causal by default. The function cotangent.attention is not.
-
-    num_heads        the number of query heads
-    num_kv_heads     the number of key-value heads, a divisor of num_heads (GQA); None: num_heads
-    head_dim         the size of a head; None: D / num_heads
+    dim               D
+    num_heads         the number of query heads
+    num_kv_heads      the number of key-value heads, a divisor of num_heads (GQA). None: num_heads
+    head_dim          the size of a head. None: dim / num_heads
     causal, window, softcap, dropout_p, deterministic
-                     as in cotangent.attention. The other layers call the dropout probability p. In eval mode nothing is
-                     dropped
-    sink             True: each head has a learned attention sink. The sinks are float32, and stay float32 in
-                     model.bfloat16(), model.half() and model.to(dtype)
-    proj_bias        True: the linear projections have a bias. The argument bias of cotangent.attention is another one: it
-                     is added to the scores, and the layer does not have it
-    rope_base        rotary position embeddings (RoPE) with this base, for example 10000. None: no position embeddings.
-                     Scaled RoPE (linear, yarn, llama3) is not supported
-    rope_dim         how many columns of a head are rotated: the first rope_dim; None: all
-    rope_interleaved True: the columns 2i and 2i+1 are a pair, as in GPT-J. False: the columns i and i + rope_dim/2, as
-                     in Llama
-    qk_norm_eps      the eps of an RMSNorm of each query and key head, as in Qwen3; None: no norm
+                      as in cotangent.attention. In eval mode nothing is dropped
+    sink              True: each head has a learned attention sink. The sinks are float32, and stay float32 in
+                      model.bfloat16(), model.half() and model.to(dtype)
+    proj_bias         True: the linear projections have a bias. The argument bias of cotangent.attention is another one:
+                      it is added to the scores, and this layer does not have it
+    rope_base         rotary position embeddings (RoPE) with this base, for example 10000. None: no position embeddings.
+                      Scaled RoPE (linear, yarn, llama3) is not supported
+    rope_dim          how many columns of a head are rotated: the first rope_dim. None: all
+    rope_interleaved  True: the columns 2i and 2i+1 are a pair, as in GPT-J. False: the columns i and i + rope_dim/2, as
+                      in Llama
+    qk_norm_eps       the eps of an RMSNorm of each query and key head, as in Qwen3. None: no norm
 
     The layer has no argument for padding: pack the sequences (see forward), or call cotangent.attention.
-
     load_state_dict also reads the names of other implementations: q_proj, k_proj, v_proj and o_proj; Wqkv, in_proj and
     out_proj; q_norm, k_norm and sinks.
 
@@ -369,8 +373,9 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, cu_seqlens: Optional[Tensor] = None, max_seqlen: Optional[int] = None
     ) -> Tensor:
-        """x [B,T,D]; or packed sequences [total,D] with cu_seqlens (int32 [N+1]) and max_seqlen, the length of the longest
-        sequence or more. Each sequence begins at position 0."""
+        """x is [B,T,D], or [total,D] for packed (varlen) sequences. These need cu_seqlens (int32 [N+1], as in
+        cotangent.attention_varlen) and max_seqlen, the length of the longest sequence or more. Rotary positions begin
+        at 0 in each sequence."""
         if (cu_seqlens is None) != (max_seqlen is None):
             missing, given = ("max_seqlen", "cu_seqlens") if max_seqlen is None else ("cu_seqlens", "max_seqlen")
             raise ValueError(f"Attention: {missing} is None, expected a value because {given} is given")
@@ -389,19 +394,22 @@ class Attention(nn.Module):
 
     @torch.no_grad()
     def step(self, x: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor) -> Tensor:
-        """Decodes Tn new tokens x [B,Tn,D], or one token x [B,D]. The caches are [B,longest,num_kv_heads,head_dim]. For
-        batch element b they hold cache_seqlens[b] tokens (int32 [B]). step writes the new keys and values after these tokens,
-        and does not change cache_seqlens: add Tn to it after the call. There is no dropout and no gradient.
+        """Decodes Tn new tokens x [B,Tn,D], or one token x [B,D], and returns y like x.
+
+        k_cache, v_cache  [B,longest,num_kv_heads,head_dim]. step writes the new keys and values after those of the old
+                          tokens
+        cache_seqlens     int32 [B]: how many tokens of each batch element are in the caches. step does not change it:
+                          add Tn after the call
+
+        There is no dropout and no gradient. step runs the kernels of training. On a GPU they do not divide the keys of
+        a query among thread blocks, so step is slow for few sequences.
 
             k_cache, v_cache = torch.zeros(2, B, longest, layer.num_kv_heads, layer.head_dim)
             cache_seqlens = torch.zeros(B, dtype=torch.int32)
             y = layer.step(prompt, k_cache, v_cache, cache_seqlens)      # prompt [B,Tn,D]
             cache_seqlens += prompt.shape[1]
             y = layer.step(token, k_cache, v_cache, cache_seqlens)       # token [B,D]
-            cache_seqlens += 1
-
-        step runs the kernels of training. On a GPU they do not divide the keys of a query among thread blocks, so it is
-        slow for few sequences."""
+            cache_seqlens += 1"""
         need_tensors("Attention.step", x=x, k_cache=k_cache, v_cache=v_cache, cache_seqlens=cache_seqlens)
         if not self.causal:
             raise ValueError("Attention.step: causal is False, expected True: old tokens do not see new ones")
@@ -425,11 +433,11 @@ class Attention(nn.Module):
 
 
 class LinearDropoutResidual(nn.Linear):
-    """residual + dropout(act(linear(x))), the end of an attention or MLP block. One pass over the product adds the
-    bias, applies the activation and the dropout, and adds the residual.
+    """residual + dropout(act(linear(x))), the end of an attention or MLP block. After the matrix product, one pass adds
+    the bias, applies the activation and the dropout, and adds the residual.
 
-    Parameters and state_dict are those of torch.nn.Linear. p is the dropout probability, which Attention calls
-    dropout_p. In eval mode nothing is dropped.
+    Parameters and state_dict are those of torch.nn.Linear. p is the dropout probability. In eval mode nothing is
+    dropped.
 
     >>> layer = cotangent.LinearDropoutResidual(64, 32, p=0.1)
     >>> layer(torch.randn(2, 100, 64), residual=torch.randn(2, 100, 32)).shape
@@ -451,7 +459,7 @@ class LinearDropoutResidual(nn.Linear):
         self.p, self.activation = p, activation
 
     def forward(self, x: Tensor, residual: Optional[Tensor] = None) -> Tensor:
-        """x [..., in_features], residual [..., out_features]."""
+        """x is [..., in_features], and residual [..., out_features]. None: no residual is added."""
         y: Tensor = dropout(nn.functional.linear(x, self.weight), self.p, self.training, bias=self.bias,
                             activation=self.activation, residual=residual)  # fmt: skip
         return y
@@ -463,15 +471,21 @@ class LinearDropoutResidual(nn.Linear):
 class MambaInProjConv1d(nn.Module):
     """The first part of a Mamba block: its input projection, and a causal convolution over some of its columns.
 
-    x [B,T,D] -> the parts of the projection, each [B,T,size], in the order of its columns. One part, of conv_dim
-    columns, is convolved. `before` and `after` are the sizes of the parts before and after it:
+    The columns of the projection are divided into parts. One part, of conv_dim columns, is convolved. `before` and
+    `after` are the sizes of the parts before and after it. For x [B,T,D] the layer returns all parts in order, each
+    [B,T,size]:
 
-        Mamba    MambaInProjConv1d(D, inner, after=[inner])                                         -> x, z
-        Mamba-2  MambaInProjConv1d(D, inner + 2 * groups * state, before=[inner], after=[heads])    -> z, xBC, dt
+        Mamba    x, z       = MambaInProjConv1d(D, inner, after=[inner])(x)
+        Mamba-2  z, xBC, dt = MambaInProjConv1d(D, inner + 2 * groups * state, before=[inner], after=[heads])(x)
+
+    dim        D
+    width      K, the filter width of the convolution
+    bias       True: the projection has a bias. conv_bias is the same for the convolution. Both have the names of
+               mamba_ssm
 
     The convolution reads the columns of the projection without a copy. Parameters: in_proj.weight, conv1d.weight
-    [conv_dim, width] and conv1d.bias. load_state_dict reads these names from the state_dict of a Mamba layer, also with a
-    weight [conv_dim,1,width]. The layer's other parameters need strict=False.
+    [conv_dim, width] and conv1d.bias. load_state_dict reads these names from the state_dict of a Mamba layer, also with
+    a weight [conv_dim,1,width]. That state_dict has more parameters, so pass strict=False.
 
     >>> layer = cotangent.MambaInProjConv1d(32, 64, after=[64])
     >>> x, z = layer(torch.randn(2, 100, 32))
@@ -500,8 +514,9 @@ class MambaInProjConv1d(nn.Module):
                                    dtype=dtype)  # fmt: skip
 
     def forward(self, x: Tensor, *, return_final_state: bool = False, **options: Any) -> "Tuple[Tensor, ...]":
-        """x [B,T,D]. options: initial_state, seq_idx and cu_seqlens of cotangent.causal_conv1d. With return_final_state
-        the last result is the state of the convolution [B, conv_dim, width-1]. Pass it to step as conv_state:
+        """x is [B,T,D]. options are the arguments initial_state, seq_idx and cu_seqlens of cotangent.causal_conv1d.
+        With return_final_state=True the last result is the state of the convolution [B, conv_dim, width-1]. Pass it to
+        step as conv_state:
 
             *parts, state = layer(prompt, return_final_state=True)
             with torch.no_grad():
@@ -513,20 +528,21 @@ class MambaInProjConv1d(nn.Module):
         return (*parts, result[1]) if return_final_state else tuple(parts)
 
     def step(self, x: Tensor, conv_state: Tensor, **options: Any) -> "Tuple[Tensor, ...]":
-        """Decodes one token: x [B,D] -> the parts [B,size]. conv_state [N, conv_dim, S >= width-1] is updated in place.
-        options: cache_seqlens and conv_state_indices of cotangent.causal_conv1d_update."""
+        """Decodes one token x [B,D]: returns the parts [B,size], and updates conv_state [N, conv_dim, S] with S >=
+        width-1 in place. options are the arguments cache_seqlens and conv_state_indices of
+        cotangent.causal_conv1d_update."""
         parts = list(self.in_proj(x).split(self.sizes, -1))
         parts[self.convolved] = self.conv1d.step(parts[self.convolved], conv_state, **options)
         return tuple(parts)
 
 
 class HyperConnectionStack(nn.Module):
-    """Layers that are connected by hyper-connections: x [B,T,D] -> [B,T,D].
+    """A list of layers with hyper-connections between them: x [B,T,D] -> [B,T,D].
 
-    Each layer is any module from [B,T,D] to [B,T,D], without a residual of its own. The input is copied to n
-    residual streams (num_streams), each layer is wrapped in a HyperConnection, and the streams are summed at the end. At
-    initialisation each stream is about the output of a residual network of the same layers. The result is the sum of the
-    n streams, so it is about n times as large. Apply a norm to it.
+    Each layer is any module from [B,T,D] to [B,T,D], without a residual of its own. The stack copies its input to n
+    residual streams (num_streams), wraps each layer in a HyperConnection, and returns the sum of the streams. At
+    initialisation each stream is about the output of a residual network of the same layers. The sum is about n times as
+    large: apply a norm to it.
 
     load_state_dict(..., strict=False) also reads the checkpoint of a torch.nn.ModuleList of the layers.
 
@@ -552,7 +568,8 @@ class HyperConnectionStack(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *others)
 
     def forward(self, x: Tensor, *arguments: Any, **options: Any) -> Tensor:
-        """Every layer gets the further arguments. If a layer returns a tuple, only its first element is used."""
+        """x is [B,T,D]. Every layer gets all other arguments. If a layer returns a tuple, only its first element is
+        used."""
         streams: Any = _expand(x, self.num_streams)
         for index, layer in enumerate(self.layers):
             result = layer(streams, *arguments, defer_post=index + 1 < len(self.layers), **options)

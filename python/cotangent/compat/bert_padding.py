@@ -15,7 +15,7 @@ __all__ = [
 
 
 def index_first_axis(x: Tensor, indices: Tensor) -> Tensor:
-    """The rows `indices` of x.
+    """Returns the rows `indices` of x.
 
     >>> from cotangent.compat.bert_padding import index_first_axis
     >>> index_first_axis(torch.tensor([5, 6, 7]), torch.tensor([2, 0]))
@@ -25,7 +25,7 @@ def index_first_axis(x: Tensor, indices: Tensor) -> Tensor:
 
 
 def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:
-    """A tensor with first_axis_dim rows: values at the rows `indices`, zeros elsewhere.
+    """Returns a tensor with first_axis_dim rows: values at the rows `indices`, zeros elsewhere.
 
     >>> from cotangent.compat.bert_padding import index_put_first_axis
     >>> index_put_first_axis(torch.tensor([7, 5]), torch.tensor([2, 0]), 4)

@@ -29,9 +29,10 @@ def causal_conv1d_fn(
     final_states_out: Optional[Tensor] = None,
     activation: Optional[str] = None,
 ) -> Any:
-    """x [B,D,T], weight [D,K], bias [D], seq_idx [B,T], initial_states [B,D,K-1]. Returns out like x, or with
-    return_final_states (out, final_states). If final_states_out is given, the states are copied to it by a torch op. It
-    is then the returned tensor, and gradients flow through it. See cotangent.causal_conv1d.
+    """Causal convolution of x [B,D,T] with weight [D,K], bias [D], seq_idx [B,T] and initial_states [B,D,K-1], as in
+    cotangent.causal_conv1d. Returns out with the shape of x. With return_final_states=True it returns (out,
+    final_states). If final_states_out is given, the final states are copied to it and it is returned. Gradients flow
+    through it.
 
     >>> from cotangent.compat.causal_conv1d import causal_conv1d_fn
     >>> causal_conv1d_fn(torch.randn(2, 32, 100), torch.randn(32, 4), activation="silu").shape
@@ -66,8 +67,8 @@ def causal_conv1d_update(
     cache_seqlens: Optional[Tensor] = None,
     conv_state_indices: Optional[Tensor] = None,
 ) -> Tensor:
-    """x [B,D] or [B,D,T]; conv_state [N,D,S >= K-1], updated in place. Returns out like x. See
-    cotangent.causal_conv1d_update.
+    """One or more steps of decoding for x [B,D] or [B,D,T], as in cotangent.causal_conv1d_update. conv_state [N,D,S]
+    with S >= K-1 is updated in place. Returns out with the shape of x.
 
     >>> from cotangent.compat.causal_conv1d import causal_conv1d_update
     >>> causal_conv1d_update(torch.randn(2, 32), torch.zeros(2, 32, 3), torch.randn(32, 4)).shape
@@ -79,8 +80,8 @@ def causal_conv1d_update(
 
 
 def causal_conv1d_varlen_states(x: Tensor, cu_seqlens: Tensor, state_len: int) -> Tensor:
-    """The last state_len inputs of each packed sequence: x [total,D], cu_seqlens [N+1] -> [N,D,state_len], with zeros
-    before the start of a sequence. No gradient, no synchronisation.
+    """Returns the last state_len inputs of each packed sequence [N,D,state_len], with zeros before the start of a
+    sequence. x is [total,D], and cu_seqlens is [N+1]. There is no gradient. The call does not wait for the GPU.
 
     >>> from cotangent.compat.causal_conv1d import causal_conv1d_varlen_states
     >>> x, cu_seqlens = torch.tensor([[1.], [2.], [3.]]), torch.tensor([0, 1, 3])  # two sequences

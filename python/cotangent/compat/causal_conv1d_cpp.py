@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions of causal_conv1d.cpp_functions: the convolution without autograd. The fused paths of mamba_ssm call them
-from their own autograd functions."""
+"""The functions of causal_conv1d.cpp_functions: the convolution without autograd. The fused paths of mamba_ssm call
+them from their own autograd functions."""
 from __future__ import annotations
 
 from typing import Optional, Tuple
@@ -39,7 +39,7 @@ def causal_conv1d_fwd_function(
     final_states_out: Optional[Tensor],
     silu_activation: bool,
 ) -> Tensor:
-    """The output like x [B,D,T]. A given final_states_out [B,D,K-1] is overwritten.
+    """Returns the output, with the shape of x [B,D,T]. A given final_states_out [B,D,K-1] is overwritten.
 
     >>> from cotangent.compat.causal_conv1d_cpp import causal_conv1d_fwd_function
     >>> x, weight = torch.tensor([[[1., 2., 3., 4.]]]), torch.ones(1, 3)
@@ -71,7 +71,7 @@ def causal_conv1d_bwd_function(
     return_dinitial_states: bool,
     silu_activation: bool,
 ) -> "Tuple[Tensor, Tensor, Optional[Tensor], Optional[Tensor]]":
-    """(dx, dweight, dbias, dinitial_states). A given dx is overwritten. Without bias, dbias is None. Without
+    """Returns (dx, dweight, dbias, dinitial_states). A given dx is overwritten. Without bias, dbias is None. Without
     return_dinitial_states, dinitial_states is None.
 
     >>> from cotangent.compat.causal_conv1d_cpp import causal_conv1d_bwd_function
@@ -115,7 +115,7 @@ def causal_conv1d_update_function(
     cache_seqlens: Optional[Tensor],
     conv_state_indices: Optional[Tensor],
 ) -> Tensor:
-    """The output like x. conv_state is updated in place.
+    """Returns the output, with the shape of x. conv_state is updated in place.
 
     >>> from cotangent.compat.causal_conv1d_cpp import causal_conv1d_update_function
     >>> conv_state = torch.tensor([[[1., 2.]]])

@@ -2,12 +2,18 @@
 """The functions of the package flash_attn, version 2, with its signatures and semantics, for any head size (on a GPU up
 to 256).
 
-Shapes: q [B,Tq,H,d], k and v [B,Tk,Hkv,d]; packed qkv [B,T,3,H,d], kv [B,Tk,2,Hkv,d]. The varlen functions have one
-axis of all tokens instead of B and T, for example q [total_q,H,d]. With return_attn_probs the result is
-(out, softmax_lse, S_dmask). Without dropout S_dmask is None. With dropout it has the probabilities [B,H,Tq,Tk],
-negative where they were dropped. Use it only in tests, because it needs memory for every query-key pair. Dropout masks
-follow cotangent's rule, so they differ from those of flash_attn. `deterministic` is accepted and has no effect: results
-are always deterministic. A query that attends to no key has softmax_lse = -inf; in flash_attn it is +inf."""
+q               [B,Tq,H,d]; k and v are [B,Tk,Hkv,d]. A packed qkv is [B,T,3,H,d], and a packed kv is [B,Tk,2,Hkv,d]. In
+                the varlen functions one axis of all tokens replaces B and T, for example in q [total_q,H,d]
+softmax_scale   None: 1/sqrt(d)
+window_size     (left, right), as window of cotangent.attention
+deterministic   has no effect: results are always deterministic
+return_attn_probs
+                True: the result is (out, softmax_lse, S_dmask). Without dropout S_dmask is None. With dropout it has
+                the probabilities [B,H,Tq,Tk], negative where they were dropped. Use it only in tests, because it needs
+                memory for every query-key pair
+
+Two results differ from those of flash_attn. Dropout masks follow cotangent's rule. A query that attends to no key has
+softmax_lse = -inf, where flash_attn returns +inf."""
 from __future__ import annotations
 
 from typing import Any, Optional, Tuple, Union
@@ -124,7 +130,7 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """As flash_attn.flash_attn_func: q [B,Tq,H,d], k and v [B,Tk,Hkv,d]. `deterministic` has no effect.
+    """Attention of q [B,Tq,H,d] to k and v [B,Tk,Hkv,d], as flash_attn.flash_attn_func.
 
     >>> from cotangent.compat.flash_attn import flash_attn_func
     >>> q, k, v = torch.randn(3, 2, 100, 4, 64)
@@ -156,7 +162,8 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: Optional[Tensor] = None,
 ) -> Any:
-    """As flash_attn.flash_attn_varlen_func: q [total_q,H,d], k and v [total_k,Hkv,d]. `deterministic` has no effect.
+    """Attention of packed sequences q [total_q,H,d], k and v [total_k,Hkv,d], as flash_attn.flash_attn_varlen_func. See
+    cotangent.attention_varlen for cu_seqlens_q and the other lengths.
 
     >>> from cotangent.compat.flash_attn import flash_attn_varlen_func
     >>> q, k, v = torch.randn(3, 10, 4, 64)
@@ -184,7 +191,7 @@ def flash_attn_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """qkv [B,T,3,H,d], used without a copy.
+    """Attention of a packed qkv [B,T,3,H,d]. It is not copied.
 
     >>> from cotangent.compat.flash_attn import flash_attn_qkvpacked_func
     >>> flash_attn_qkvpacked_func(torch.randn(2, 100, 3, 4, 64), causal=True).shape
@@ -209,7 +216,7 @@ def flash_attn_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """q [B,Tq,H,d], kv [B,Tk,2,Hkv,d].
+    """Attention of q [B,Tq,H,d] to a packed kv [B,Tk,2,Hkv,d].
 
     >>> from cotangent.compat.flash_attn import flash_attn_kvpacked_func
     >>> flash_attn_kvpacked_func(torch.randn(2, 100, 4, 64), torch.randn(2, 100, 2, 4, 64)).shape
@@ -237,7 +244,7 @@ def flash_attn_varlen_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """qkv [total,3,H,d].
+    """Attention of packed sequences, for a packed qkv [total,3,H,d].
 
     >>> from cotangent.compat.flash_attn import flash_attn_varlen_qkvpacked_func
     >>> cu_seqlens = torch.tensor([0, 3, 10], dtype=torch.int32)
@@ -267,7 +274,7 @@ def flash_attn_varlen_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """q [total_q,H,d], kv [total_k,2,Hkv,d].
+    """Attention of packed sequences, for q [total_q,H,d] and a packed kv [total_k,2,Hkv,d].
 
     >>> from cotangent.compat.flash_attn import flash_attn_varlen_kvpacked_func
     >>> cu_seqlens = torch.tensor([0, 3, 10], dtype=torch.int32)
@@ -307,8 +314,8 @@ def flash_attn_with_kvcache(
 ) -> Any:
     """Decoding. New k and v [B,Tn,Hkv,d] are written in place to the caches [B,Tk,Hkv,d], from position cache_seqlens
     on. q then attends to the first cache_seqlens + Tn keys of the caches. Without k and v it attends to the first
-    cache_seqlens keys. cache_seqlens=None means 0 with k and v, and Tk without them. num_splits has no effect. Rotary embeddings,
-    paged caches, left padding and batch indices are not supported.
+    cache_seqlens keys. cache_seqlens=None means 0 with k and v, and Tk without them. num_splits has no effect. Rotary
+    embeddings, paged caches, left padding and batch indices are not supported.
 
     >>> from cotangent.compat.flash_attn import flash_attn_with_kvcache
     >>> q, k_cache, v_cache = torch.randn(2, 1, 4, 64), torch.zeros(2, 100, 4, 64), torch.zeros(2, 100, 4, 64)

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The functions of flash_attn.cute (FlashAttention 4), with its signatures and semantics. They return (out, lse), where
-lse is None unless return_lse is True. num_splits, pack_gqa, deterministic, min_seqlen_k and the arguments that plan the
-work are accepted and have no effect: results are always deterministic. Arguments that change results and that no kernel
-supports (qv, score_mod, mask_mod, block sparsity, page_table) raise NotImplementedError.
+lse is None unless return_lse is True. window_size is (left, right) as in cotangent.attention, and None is no limit.
 
-_flash_attn_fwd and _flash_attn_bwd are the functions that PyTorch calls after
+num_splits, pack_gqa, deterministic, min_seqlen_k and the arguments that plan the work are accepted and have no effect:
+results are always deterministic. Arguments that change results and that no kernel supports (qv, score_mod, mask_mod,
+block sparsity, page_table) raise NotImplementedError.
+
+PyTorch calls _flash_attn_fwd and _flash_attn_bwd of this module after
 torch.nn.attention.activate_flash_attention_impl("FA4")."""
 from __future__ import annotations
 
@@ -59,7 +61,8 @@ def flash_attn_func(
     block_sparse_tensors_bwd: Any = None,
     return_lse: bool = False,
 ) -> "Tuple[Tensor, Optional[Tensor]]":
-    """q [B,Tq,H,d], k [B,Tk,Hkv,d], v [B,Tk,Hkv,d_v], learnable_sink [H]. See cotangent.attention.
+    """Attention of q [B,Tq,H,d] to k [B,Tk,Hkv,d] and v [B,Tk,Hkv,d_v], as cotangent.attention. learnable_sink [H] is
+    its sink.
 
     >>> from cotangent.compat.flash_attn_cute import flash_attn_func
     >>> q, k, v = torch.randn(3, 2, 100, 4, 64)
@@ -111,8 +114,9 @@ def flash_attn_varlen_func(
     seqlen_k_per_split: Optional[int] = None,
     disable_scheduler_metadata: bool = False,
 ) -> "Tuple[Tensor, Optional[Tensor]]":
-    """q [total_q,H,d], k [total_k,Hkv,d], v [total_k,Hkv,d_v] with cu_seqlens_q and cu_seqlens_k; or batches as in
-    flash_attn_func without them. seqused_q, seqused_k int32 [B]. See cotangent.attention_varlen.
+    """Attention of packed sequences q [total_q,H,d], k [total_k,Hkv,d] and v [total_k,Hkv,d_v], as
+    cotangent.attention_varlen. Without cu_seqlens_q and cu_seqlens_k, q, k and v have the shapes of flash_attn_func.
+    seqused_q and seqused_k are int32 [B].
 
     >>> from cotangent.compat.flash_attn_cute import flash_attn_varlen_func
     >>> q, k, v = torch.randn(3, 10, 4, 64)

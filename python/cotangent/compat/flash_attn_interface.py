@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Four functions of flash_attn_interface (FlashAttention 3), with its signatures and semantics. With return_attn_probs
-the result is (out, softmax_lse). num_splits, pack_gqa, sm_margin and deterministic are accepted and have no effect:
-results are always deterministic. Arguments that change results and that no kernel supports (qv, descales,
-attention_chunk) raise NotImplementedError."""
+"""Four functions of flash_attn_interface (FlashAttention 3), with its signatures and semantics. With
+return_attn_probs=True the result is (out, softmax_lse). window_size is (left, right) as in cotangent.attention.
+
+num_splits, pack_gqa, sm_margin and deterministic are accepted and have no effect: results are always deterministic.
+Arguments that change results and that no kernel supports (qv, the descales, attention_chunk) raise
+NotImplementedError."""
 from __future__ import annotations
 
 from typing import Any, Optional, Tuple, Union
@@ -37,7 +39,7 @@ def flash_attn_func(
     sm_margin: int = 0,
     return_attn_probs: bool = False,
 ) -> Any:
-    """q [B,Tq,H,d], k [B,Tk,Hkv,d], v [B,Tk,Hkv,d_v]. See cotangent.attention.
+    """Attention of q [B,Tq,H,d] to k [B,Tk,Hkv,d] and v [B,Tk,Hkv,d_v], as cotangent.attention.
 
     >>> from cotangent.compat.flash_attn_interface import flash_attn_func
     >>> q, k, v = torch.randn(3, 2, 100, 4, 64)
@@ -77,7 +79,8 @@ def flash_attn_varlen_func(
     sm_margin: int = 0,
     return_attn_probs: bool = False,
 ) -> Any:
-    """q [total_q,H,d], k [total_k,Hkv,d], v [total_k,Hkv,d_v]. See cotangent.attention_varlen.
+    """Attention of packed sequences q [total_q,H,d], k [total_k,Hkv,d] and v [total_k,Hkv,d_v], as
+    cotangent.attention_varlen.
 
     >>> from cotangent.compat.flash_attn_interface import flash_attn_varlen_func
     >>> q, k, v = torch.randn(3, 10, 4, 64)
@@ -109,7 +112,7 @@ def flash_attn_qkvpacked_func(
     sm_margin: int = 0,
     return_attn_probs: bool = False,
 ) -> Any:
-    """qkv [B,T,3,H,d]; with num_heads_q [B,T,H+2*Hkv,d].
+    """Attention of a packed qkv [B,T,3,H,d], or of a packed qkv [B,T,H+2*Hkv,d] with num_heads_q, which is H.
 
     >>> from cotangent.compat.flash_attn_interface import flash_attn_qkvpacked_func
     >>> flash_attn_qkvpacked_func(torch.randn(2, 100, 3, 4, 64), causal=True).shape

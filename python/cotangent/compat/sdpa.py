@@ -43,9 +43,9 @@ def scaled_dot_product_attention(
     scale: Optional[float] = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """As torch.nn.functional.scaled_dot_product_attention: query [...,H,L,E], key [...,Hkv,S,E], value [...,Hkv,S,Ev].
-    With 3 axes, the first axis is the batch, and there are no heads. With 2 axes there is no batch either. The axes
-    before L and S broadcast.
+    """As torch.nn.functional.scaled_dot_product_attention: query is [...,H,L,E], key [...,Hkv,S,E] and value
+    [...,Hkv,S,Ev]. With 3 axes, the first axis is the batch, and there are no heads. With 2 axes there is no batch
+    either. The axes before L and S broadcast.
 
     attn_mask broadcasts to [...,H,L,S]. It is bool, True where a key is visible, or it is added to the scores. Numbers
     at or below -65504 mask the key, as False does. With is_causal, query i attends to the keys 0 to i (upper left

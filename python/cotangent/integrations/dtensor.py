@@ -7,14 +7,14 @@
 After register(), an op runs on the shards of its inputs without communication, if they are sharded along one of these
 axes:
 
-    attention            batch (not of packed sequences), or heads, if the number of key heads is a multiple of the
-                         number of devices
-    causal_conv1d        batch (not with cu_seqlens) or channels
-    causal_conv1d_dense  batch, or output channels if the final state has no gradient
-    mhc_pre, mhc_sinkhorn, mhc_post, mhc_post_pre
-                         batch or time
-    dropout              any axis, with p = 0 or a given mask; with mask_bits any axis but the last one. A bias is
-                         sharded if the last axis is
+attention            batch (not of packed sequences), or heads, if the number of key heads is a multiple of the number
+                     of devices
+causal_conv1d        batch (not with cu_seqlens) or channels
+causal_conv1d_dense  batch, or output channels if the final state has no gradient
+mhc_pre, mhc_sinkhorn, mhc_post, mhc_post_pre
+                     batch or time
+dropout              any axis, if p is 0 or a mask is given. With mask_bits any axis but the last one. If the last axis
+                     is sharded, the bias is sharded too
 
 Inputs with other placements are replicated first, which communicates. Attention with dropout and dropout with a
 generated mask are always replicated: the generated mask depends on the index of an element in the whole tensor. The

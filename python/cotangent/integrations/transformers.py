@@ -205,8 +205,8 @@ def attention_mask(
     device: Any = "cpu",
     **options: Any,
 ) -> Optional[Tensor]:
-    """The mask function of the attention. It returns None for a plain causal mask, a MaskTensor [B,Tk], or a bool mask
-    [B,1,Tq,Tk]."""
+    """The mask function of register(), which transformers calls. It returns None for a plain causal mask, a MaskTensor
+    [B,Tk] for a mask that a few numbers describe, or else a bool mask [B,1,Tq,Tk]."""
     from transformers import masking_utils as masks
 
     mask_function = masks.causal_mask_function if mask_function is None else mask_function
@@ -311,8 +311,8 @@ def _as_bias(mask: Tensor, q: Tensor) -> Tensor:
 
 
 def _within_sequences(mask: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, B: int, T: int) -> Tensor:
-    """A mask [B or 1,H or 1,T,T] that also masks the keys of other packed sequences. It is the same if the mask has done
-    so already. No value is read on the CPU, so a compiled model can run it."""
+    """A mask [B or 1,H or 1,T,T] that also masks the keys of other packed sequences. It is the same if the mask has
+    done so already. No value is read on the CPU, so a compiled model can run it."""
     token = torch.arange(B * T, device=mask.device)
     q, k = (torch.searchsorted(ends.long(), token, right=True).view(B, 1, T) for ends in (cu_seqlens_q, cu_seqlens_k))
     other = q[..., :, None] != k[..., None, :]
@@ -320,8 +320,8 @@ def _within_sequences(mask: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, 
 
 
 def _packed_by_positions(position_ids: Any, B: int, T: int) -> Optional[Segments]:
-    """The packed sequences of position ids [B,T] or [1,T]: a sequence ends where the next position is not one more. None
-    if every batch element is one sequence. The result is kept for the next layers."""
+    """The packed sequences of position ids [B,T] or [1,T]: a sequence ends where the next position is not one more.
+    None if every batch element is one sequence. The result is kept for the next layers."""
     if not isinstance(position_ids, Tensor) or position_ids.dim() != 2 or position_ids.shape[1] != T:
         return None
     if torch.compiler.is_compiling() or position_ids.shape[0] not in (1, B):
@@ -358,11 +358,12 @@ def attention_forward(
     output_attentions: bool = False,
     **others: Any,
 ) -> "Tuple[Tensor, None]":
-    """The attention function: query [B,H,Tq,d], key [B,Hkv,Tk,d], value [B,Hkv,Tk,d_v] -> (out [B,Tq,H,d_v], None).
+    """The attention function of register(), which transformers calls: query [B,H,Tq,d], key [B,Hkv,Tk,d], value
+    [B,Hkv,Tk,d_v] -> (out [B,Tq,H,d_v], None).
 
-    attention_mask  None, a mask of attention_mask(), or any mask [B or 1, H or 1, Tq, Tk]: bool, or numbers that are
-                    added. Numbers at or below -65504 mask the key
-    s_aux           [H]: a logit of each head without a value (sink)
+    attention_mask  None, a result of the function attention_mask, or any mask [B or 1, H or 1, Tq, Tk]. It is bool, or
+                    it has numbers that are added to the scores. A number of -65504 or less masks the key
+    s_aux           [H]: an attention sink for each head
     position_bias   [1 or B,H,Tq,Tk], added to the scores; has a gradient
     position_ids    [B,T]: packed sequences, if a batch element has several and attention_mask is None
     cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k
@@ -449,11 +450,12 @@ def attention_forward(
 
 def register(name: str = "cotangent", *, convolution: bool = True) -> None:
     """After this call attn_implementation=name selects cotangent's attention in every model that uses
-    AttentionInterface.
+    AttentionInterface. Call it before the model is built.
 
-    convolution: register() also calls compat.install("causal_conv1d"), so that models which import causal_conv1d use
-    cotangent's convolution. These models look for the package when their Python module is imported, so call register()
-    before that. For attention only, call register() before the model is built.
+    name         the name for attn_implementation
+    convolution  True: register() also calls compat.install("causal_conv1d"), so that models which import causal_conv1d
+                 use cotangent's convolution. These models look for the package when their Python module is imported:
+                 call register() before that
 
     unregister() reverts it. Raises ImportError if transformers is missing, or if its sdpa_mask has no argument
     q_length.

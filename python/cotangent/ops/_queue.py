@@ -10,9 +10,11 @@ from .. import _C
 
 
 def check_index_data(device: "Union[torch.device, str, None]" = None) -> None:
-    """Waits for a GPU, and raises ValueError with the first fault that a kernel has found in index data since the last
-    check, for example descending cu_seqlens or a state index out of range. Calls do not check index data on a GPU, and
-    kernels clamp or skip wrong values. device: by default the current GPU. For a CPU it does nothing, because each call
+    """Reports invalid index data on a GPU, for example decreasing cu_seqlens or a state index out of range. Calls do
+    not check index data on a GPU: kernels clamp or skip invalid values. check_index_data waits for the GPU. Then it
+    raises ValueError with the first fault that a kernel has found since the last check.
+
+    device is the GPU to check, by default the current one. For a CPU the function does nothing, because each call
     checks its index data.
 
     >>> cotangent.check_index_data("cpu")  # on a GPU: after a step, without an argument

@@ -24,8 +24,8 @@ _OPTIONS = (
 def _folds(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, used_q: Any, used_k: Any, sink: Any, slopes: Any, bias: Any,
            seed_tensor: Any, offset_tensor: Any, causal: Any, window: Any, left: Any, right: Any, scale: Any,
            softcap: Any, dropout_p: float, *others: Any) -> bool:  # fmt: skip
-    """Whether vmap may fold its axis into the batch. Not with dropout, because the mask depends on the index in the batch, and
-    not with slopes or a bias, which may have their own batch axis."""
+    """Whether vmap may fold its axis into the batch. Not with dropout, because the mask depends on the index in the
+    batch, and not with slopes or a bias, which may have their own batch axis."""
     return cu_q is None and cu_k is None and slopes is None and bias is None and dropout_p == 0
 
 
@@ -145,40 +145,46 @@ def attention(
     deterministic: bool = True,
     return_lse: bool = False,
 ) -> Any:
-    """out = dropout(softmax(s)) v with s = cap(scale * q k^T) - alibi + bias, and s = -inf where a key is masked. The
-    scores are never stored. A bias is copied once in each call, because finite mask values become -inf.
+    """Computes out = dropout(softmax(s)) v. The scores s are never stored:
+
+        s = cap(scale * q k^T) - alibi + bias, and s = -inf where a key is masked
 
     q              [B,Tq,H,d], any strides; fastest if the last axis is contiguous, as in k and v
-    k              [B,Tk,Hkv,d]; H is a multiple of Hkv: query head h uses the key head h // (H/Hkv)
+    k              [B,Tk,Hkv,d]. H is a multiple of Hkv: query head h uses the key head h // (H/Hkv)
     v              [B,Tk,Hkv,d_v]
-    causal         query i attends to key j if j <= i + Tk - Tq: the last query attends to all keys, as in flash_attn. False by
-                   default, but the layer cotangent.Attention is causal by default
-    window         (left, right), as in flash_attn: i + Tk - Tq - left <= j <= i + Tk - Tq + right. -1 = no limit on that
-                   side. left does not count the token itself: n tokens are (n-1, 0), so sliding_window=4096 of Hugging
-                   Face is (4095, 0). With causal, right is 0 or -1; flash_attn also accepts right > 0
-    scale          None = 1/sqrt(d); must not be 0
-    softcap        cap(x) = softcap * tanh(x / softcap); 0: cap(x) = x
-    dropout_p      the probability of dropping an element of softmax(...), also in model.eval(): pass 0.0 there. seed,
-                   offset, seed_tensor and offset_tensor are those of cotangent.dropout
-    seqused_q, seqused_k   int32 [B]: how many queries and keys of each sequence are used. They take the place of Tq and
-                   Tk in the masks. Queries beyond seqused_q get out = 0
-    sink           [H]: an attention sink as in gpt-oss: exp(sink[h]) is added to the denominator of the softmax. Has a
-                   gradient
-    alibi_slopes   [H] or [B,H]: slope * |i + Tk - Tq - j| is subtracted from the scores; without a gradient
-    bias           [B or 1, H or 1, Tq or 1, Tk or 1], added to the scores; has a gradient. float32, float16 or bfloat16,
-                   as sink and alibi_slopes, for any dtype of q. At or below -65504, the lowest number of float16, it masks
-                   the key as -inf does. (proj_bias of the layer Attention is another bias: of its
-                   projections)
+    causal         True: query i attends to key j if j <= i + Tk - Tq. So the last query attends to all keys, as in
+                   flash_attn. The default is False here, and True in the layer cotangent.Attention
+    window         (left, right), as in flash_attn: query i attends to key j if i + Tk - Tq - left <= j <= i + Tk - Tq +
+                   right. -1: no limit on that side. left does not count the token itself: a window of n tokens is (n-1,
+                   0), so sliding_window=4096 of Hugging Face is (4095, 0). With causal, right is 0 or -1; flash_attn
+                   also accepts right > 0
+    scale          None: 1/sqrt(d). 0 is an error
+    softcap        cap(x) = softcap * tanh(x / softcap). 0: cap(x) = x
+    dropout_p      the probability of dropping an element of softmax(s). The function has no training mode: pass 0.0 in
+                   model.eval()
+    seed, offset, seed_tensor, offset_tensor
+                   of the dropout mask, as in cotangent.dropout
+    seqused_q, seqused_k   int32 [B]: how many queries and keys of each batch element are used. They take the place of
+                   Tq and Tk in the masks. Queries beyond seqused_q get out = 0 and lse = -inf
+    sink           [H]: an attention sink for each head, as in gpt-oss. exp(sink[h]) is added to the denominator of the
+                   softmax. It has a gradient
+    alibi_slopes   [H] or [B,H]: alibi = slope * |i + Tk - Tq - j|, without a gradient
+    bias           [B or 1, H or 1, Tq or 1, Tk or 1]: is added to the scores, and has a gradient. A value of -65504
+                   (the lowest number of float16) or less masks the key, as -inf does. So each call copies the bias
+                   once. sink, alibi_slopes and bias are float32, float16 or bfloat16, for any dtype of q. The argument
+                   proj_bias of the layer Attention is another bias
     deterministic  True: the same bits on every run. False: on a GPU the backward may add the parts of dq in any order,
                    in calls where that is faster. dq may then have other bits in each run
+    return_lse     True: the result is (out, lse)
 
-    Returns out [B,Tq,H,d_v] in the dtype of q. With return_lse it returns (out, lse). lse [B,H,Tq] is the logarithm of
-    the sum of exp(score) over the keys, which flash_attn calls softmax_lse, in float32 (float64 if q is float64). A sink
-    is part of the sum. Both have gradients. A query that attends to no key has out = 0 and lse = -inf, or
-    lse = sink if there is a sink. Dtypes: float32, float16, bfloat16, on the CPU also float64. Train in bfloat16: in
-    float16 dk loses bits where the scores of a query differ widely. On a GPU d and d_v are at
-    most 256. Autocast casts q, k and v. Differentiable once, in q, k, v, sink and bias. Raises ValueError or TypeError,
-    which name the wrong argument, or NotImplementedError (on a GPU: float64, d or d_v above 256).
+    Returns out [B,Tq,H,d_v] in the dtype of q. lse [B,H,Tq] is the logarithm of the sum of exp(s) over the keys and the
+    sink, in float32 (float64 if q is float64). flash_attn calls it softmax_lse. Both have gradients. A query that
+    attends to no key has out = 0 and lse = -inf; with a sink it has lse = sink.
+
+    Dtypes of q, k and v: float32, float16, bfloat16, on the CPU also float64. Train in bfloat16: in float16 dk loses
+    bits where the scores of a query differ widely. On a GPU d and d_v are at most 256. Autocast casts q, k and v.
+    Differentiable once, in q, k, v, sink and bias. Raises ValueError or TypeError, which name the wrong argument, or
+    NotImplementedError (on a GPU: float64, d or d_v above 256).
 
     >>> q = torch.randn(2, 128, 8, 64, requires_grad=True)  # 8 query heads
     >>> k, v = torch.randn(2, 2, 128, 2, 64)                # 2 key-value heads
@@ -219,16 +225,19 @@ def attention_varlen(
     deterministic: bool = True,
     return_lse: bool = False,
 ) -> Any:
-    """attention for packed sequences: q [total_q,H,d], k [total_k,Hkv,d], v [total_k,Hkv,d_v].
+    """cotangent.attention for packed (varlen) sequences: q [total_q,H,d], k [total_k,Hkv,d], v [total_k,Hkv,d_v].
+    total_q and total_k are the tokens of all sequences.
 
-    cu_seqlens_q, cu_seqlens_k   int32 [B+1]: sequence b has the queries cu_seqlens_q[b] to cu_seqlens_q[b+1] - 1, and
+    cu_seqlens_q, cu_seqlens_k   int32 [N+1]: sequence b has the queries cu_seqlens_q[b] to cu_seqlens_q[b+1] - 1, and
                                  the keys and values cu_seqlens_k[b] to cu_seqlens_k[b+1] - 1. Both start at 0 and never
-                                 descend
-    max_seqlen_q, max_seqlen_k   at least the length of the longest sequence. On a GPU wrong values here and in cu_seqlens
-                                 give wrong results without an error: call cotangent.check_index_data() after a batch
-    bias                         [B or 1, H or 1, max_seqlen_q or 1, max_seqlen_k or 1]
+                                 decrease
+    max_seqlen_q, max_seqlen_k   the length of the longest sequence, or more. On a GPU wrong values here and in
+                                 cu_seqlens give wrong results without an error. cotangent.check_index_data() reports
+                                 them: call it after a batch
+    bias                         [N or 1, H or 1, max_seqlen_q or 1, max_seqlen_k or 1]
 
-    Returns out [total_q,H,d_v], or (out, lse) with lse [H,total_q]. The other arguments are those of attention.
+    The other arguments are those of cotangent.attention, with N in the place of B. Returns out [total_q,H,d_v]. With
+    return_lse=True it returns (out, lse) with lse [H,total_q].
 
     >>> cu_seqlens = torch.tensor([0, 3, 10], dtype=torch.int32)  # two sequences, of 3 and 7 tokens
     >>> q, k, v = torch.randn(3, 10, 4, 64)

@@ -102,25 +102,29 @@ def causal_conv1d(
     cu_seqlens: Optional[Tensor] = None,
     return_final_state: bool = False,
 ) -> Any:
-    """y[t] = act(bias + sum_k weight[k] * xe[t+k]). xe is x with K-1 time steps in front: initial_state, or zeros.
+    """Depthwise causal convolution:
 
-    x              [B,D,T], any strides. For a channel-last [B,T,D] array pass `x.transpose(1, 2)`; y has the same
-                   layout
-    weight         [D,K], any K >= 1; weight[:, K-1] multiplies x[t], weight[:, 0] the oldest input
-    bias           [D]
-    activation     None, "silu" or "swish" (the same)
-    initial_state  [B,D,K-1], the inputs before x; with cu_seqlens [N,D,K-1]
-    seq_idx        int32 [B,T]: x[t'] contributes to y[t] only if seq_idx[t'] == seq_idx[t]; a negative number is padding
-                   (y = 0)
-    cu_seqlens     int32 [N+1], for B = 1 and not with seq_idx: sequence n is t in [cu_seqlens[n], cu_seqlens[n+1])
+        y[t] = act(bias + sum_k weight[k] * xe[t+k])
+        xe is x with K-1 time steps in front: initial_state, or zeros
 
-    Returns y with the shape, dtype and layout of x. With return_final_state it returns (y, final_state): the last K-1
-    time steps of xe, before the convolution, in the dtype of initial_state or else of x. With seq_idx, inputs that do not
-    belong to the sequence of the last time step are 0 in it. With cu_seqlens it is [N,D,K-1], one state for each
-    sequence. Dtypes: float32, float16 and
-    bfloat16, independently for x, weight, bias and states; on the CPU also float64 for all of them. Autocast casts x.
-    Differentiable once, in x, weight, bias and initial_state, through y and final_state.
+    x                   [B,D,T], any strides. For a channel-last [B,T,D] array pass `x.transpose(1, 2)`; y has the same
+                        layout
+    weight              [D,K], any K >= 1. weight[:, K-1] multiplies x[t], and weight[:, 0] the oldest input
+    bias                [D]
+    activation          None, "silu" or "swish" (the same)
+    initial_state       [B,D,K-1], the inputs before x. With cu_seqlens it is [N,D,K-1]
+    seq_idx             int32 [B,T], the sequence of each time step. x[t'] contributes to y[t] only if both have the
+                        same number. A negative number is padding (y = 0)
+    cu_seqlens          int32 [N+1], for B = 1 and not with seq_idx: sequence n has the time steps cu_seqlens[n] to
+                        cu_seqlens[n+1] - 1
+    return_final_state  True: the result is (y, final_state)
 
+    Returns y with the shape, dtype and layout of x. final_state [B,D,K-1] has the last K-1 time steps of xe, before the
+    convolution, in the dtype of initial_state or else of x. With seq_idx, the inputs of other sequences than that of
+    the last time step are 0 in it. With cu_seqlens it is [N,D,K-1], one state for each sequence.
+
+    Dtypes: float32, float16 and bfloat16, independently for x, weight, bias and states; on the CPU also float64 for all
+    of them. Autocast casts x. Differentiable once, in x, weight, bias and initial_state, through y and final_state.
     Raises ValueError, TypeError or NotImplementedError, which name the wrong argument.
 
     >>> x, weight = torch.tensor([[[1., 2., 3., 4.]]]), torch.ones(1, 3)
@@ -150,17 +154,19 @@ def causal_conv1d_update(
 ) -> Tensor:
     """One or more steps of decoding: returns y for the new tokens x, and updates conv_state in place.
 
-    y[t] = act(bias + sum_k weight[k] * xe[t+k]). xe is x with K-1 time steps in front: the last K-1 inputs in conv_state.
+        y[t] = act(bias + sum_k weight[k] * xe[t+k])
+        xe is x with K-1 time steps in front: the last K-1 inputs in conv_state
 
-    x                   [B,D] or [B,D,T]
+    x                   [B,D] for one token, or [B,D,T]
     conv_state          [N,D,S] with S >= K-1: the last S inputs, oldest first. With cache_seqlens it is a ring buffer:
                         the input of position p is at index p mod S
     weight, bias        [D,K], [D]
+    activation          as in causal_conv1d
     cache_seqlens       int32 [B]: the new tokens of batch element b are at the positions cache_seqlens[b] + t
-    conv_state_indices  int32 [B]: the index in conv_state for each x; a negative index gives y = 0 and leaves the state
-                        unchanged; no index of 0 or more may occur twice
+    conv_state_indices  int32 [B]: the row of conv_state that belongs to each batch element. A negative number gives y =
+                        0 and leaves the state unchanged. All other numbers must differ. None: batch element b has row b
 
-    Returns y like x. Not differentiable. Dtypes and errors as in causal_conv1d.
+    Returns y with the shape, dtype and layout of x. Not differentiable. Dtypes and errors as in causal_conv1d.
 
     >>> weight, conv_state = torch.ones(1, 3), torch.zeros(1, 1, 2)
     >>> tokens = [torch.tensor([[1.]]), torch.tensor([[2.]]), torch.tensor([[3.]])]

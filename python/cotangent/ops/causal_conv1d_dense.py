@@ -78,23 +78,29 @@ def causal_conv1d_dense(
     initial_state: Optional[Tensor] = None,
     return_final_state: bool = False,
 ) -> Any:
-    """y[o,t] = act(bias[o] + sum_{i,k} weight[o,i,k] * xe[i,t+k]), where xe = [initial_state, x] along time. Without a
-    state this is torch.nn.functional.conv1d on x with K-1 zeros in front.
+    """Dense causal convolution, over time and all input channels:
 
-    x              [B,Din,T], any strides. For a channel-last [B,T,Din] array, the faster layout, pass
-                   `x.transpose(1, 2)`; y has the same layout
-    weight         [Dout,Din,K], any K >= 1; weight[:, :, K-1] multiplies x[t], weight[:, :, 0] the oldest input
-    bias           [Dout]
-    activation     None, "silu" or "swish" (the same)
-    initial_state  [B,Din,K-1], the inputs before x
+        y[o,t] = act(bias[o] + sum_i sum_k weight[o,i,k] * xe[i,t+k])
+        xe is x with K-1 time steps in front: initial_state, or zeros
 
-    Returns y [B,Dout,T] in the dtype of x. With return_final_state it returns (y, final_state): the last K-1 columns of
-    xe, before the convolution, in the dtype of initial_state or else of x. Dtypes: float32, float16 and bfloat16,
-    independently for x, weight, bias and states; on the CPU also float64 for all of them. 16-bit products need the same
-    dtype for x and weight. Autocast casts both. Differentiable once, in x, weight, bias and initial_state, through y
-    and final_state.
+    Without initial_state this is torch.nn.functional.conv1d on x with K-1 zeros in front.
 
-    Raises ValueError, TypeError or NotImplementedError, which name the wrong argument.
+    x                   [B,Din,T], any strides. For a channel-last [B,T,Din] array, the faster layout, pass
+                        `x.transpose(1, 2)`; y has the same layout
+    weight              [Dout,Din,K], any K >= 1. weight[:, :, K-1] multiplies x[t], and weight[:, :, 0] the oldest
+                        input
+    bias                [Dout]
+    activation          None, "silu" or "swish" (the same)
+    initial_state       [B,Din,K-1], the inputs before x
+    return_final_state  True: the result is (y, final_state)
+
+    Returns y [B,Dout,T] in the dtype of x. final_state [B,Din,K-1] has the last K-1 time steps of xe, before the
+    convolution, in the dtype of initial_state or else of x.
+
+    Dtypes: float32, float16 and bfloat16, independently for x, weight, bias and states; on the CPU also float64 for all
+    of them. 16-bit products need the same dtype for x and weight. Autocast casts both. Differentiable once, in x,
+    weight, bias and initial_state, through y and final_state. Raises ValueError, TypeError or NotImplementedError,
+    which name the wrong argument.
 
     >>> x, weight = torch.ones(1, 2, 4), torch.ones(1, 2, 3)  # two input channels, one output channel
     >>> cotangent.causal_conv1d_dense(x, weight)

@@ -75,28 +75,34 @@ def mhc_pre(
     hc_eps: float = 1e-6,
     post_scale: float = 2.0,
 ) -> "tuple[Tensor, Tensor, Tensor]":
-    """Mixes the n residual streams of each token to a layer's input, and computes the layer's coefficients, as in "mHC:
-    Manifold-Constrained Hyper-Connections" (DeepSeek, 2025, https://arxiv.org/abs/2512.24880).
+    """Mixes the n residual streams of each token to the input of a layer, and computes the coefficients of mhc_post, as
+    in "mHC: Manifold-Constrained Hyper-Connections" (DeepSeek, 2025, https://arxiv.org/abs/2512.24880).
 
-    x       [B,T,n,D], the residual streams, any strides; on a GPU n <= 8
-    phi     [M, n*D], M = n*n + 2n, rows in the order pre (n), post (n), res (n*n)
-    alpha   [3], of pre, post, res;    bias [M];    gamma [n,D], None = ones
-            phi, alpha, bias, gamma are float32 (float64 if x is float64); other dtypes are cast
-    norm_eps, hc_eps, post_scale            as in the formulas
-    sinkhorn_iterations, sinkhorn_eps       iterations and eps of mhc_sinkhorn
+    x         [B,T,n,D], the residual streams, any strides; on a GPU n <= 8
+    phi       [M, n*D] with M = n*n + 2n. The rows are n for pre, n for post and n*n for res, in this order
+    alpha     [3]: the factors of pre, post and res
+    bias      [M], in the order of the rows of phi
+    gamma     [n,D], the weight of the norm. None: ones
+    sinkhorn  True: the last result is h_res. False: it is h_res_logits, the input of mhc_sinkhorn
+    sinkhorn_iterations, sinkhorn_eps
+              iterations and eps of mhc_sinkhorn
+    norm_eps, hc_eps, post_scale
+              as in the formulas
 
     For each token, with flat index k = i*D + d:
 
         inv_rms = 1 / sqrt(mean_k x[k]^2 + norm_eps)
         z       = alpha[group] * (phi @ (gamma * x).flatten()) * inv_rms + bias
                   group is pre, post or res, by the row of phi
-        h_pre   = sigmoid(z_pre) + hc_eps;    h_post = post_scale * sigmoid(z_post);    h_res_logits = z_res as [n,n]
-        h_in[d] = sum_i h_pre[i] * x[i,d];    h_res = mhc_sinkhorn(h_res_logits)
+        h_pre   = sigmoid(z_pre) + hc_eps
+        h_post  = post_scale * sigmoid(z_post)
+        h_in[d] = sum_i h_pre[i] * x[i,d]
+        h_res   = mhc_sinkhorn(h_res_logits), where h_res_logits is z_res as [n,n]
 
-    Returns (h_in, h_post, h_res): h_in [B,T,D] in the dtype of x, h_post [B,T,n], and h_res [B,T,n,n], nearly doubly
-    stochastic. With sinkhorn=False it returns h_res_logits instead of h_res, for mhc_sinkhorn. Coefficients are
-    float32 (float64 if x is float64). Differentiable once, in all inputs. Raises ValueError or TypeError, which name
-    the wrong argument, or NotImplementedError (on a GPU: float64, n > 8).
+    Returns (h_in, h_post, h_res): the input of the layer h_in [B,T,D] in the dtype of x, h_post [B,T,n], and h_res
+    [B,T,n,n], whose rows and columns sum to about 1. phi, alpha, bias and gamma are cast to float32 (float64 if x is
+    float64), and h_post and h_res have this dtype. Differentiable once, in all inputs. Raises ValueError or TypeError,
+    which name the wrong argument, or NotImplementedError (on a GPU: float64, n > 8).
 
     >>> x = torch.randn(1, 16, 4, 32)                                         # 4 residual streams of 32 columns
     >>> phi, alpha, bias = torch.randn(24, 128), torch.ones(3), torch.zeros(24)  # 24 = 4 * 4 + 2 * 4
@@ -133,13 +139,16 @@ _sinkhorn_forward = define(
 
 
 def mhc_sinkhorn(h_res_logits: Tensor, iterations: int = 20, eps: float = 1e-6) -> Tensor:
-    """h_res [B,T,n,n] from the logits h_res_logits [B,T,n,n]: softmax of the rows, then alternating normalisation.
+    """Turns the logits h_res_logits [B,T,n,n] into h_res [B,T,n,n], whose rows and columns sum to about 1: a softmax of
+    each row, and then columns and rows are divided by their sums in turn.
 
-        h_res = softmax(h_res_logits, dim=-1) + eps;  h_res /= h_res.sum(-2, keepdim=True) + eps
+        h_res = softmax(h_res_logits, dim=-1) + eps
+        h_res /= h_res.sum(-2, keepdim=True) + eps
         then iterations-1 times:
-        h_res /= h_res.sum(-1, keepdim=True) + eps;      h_res /= h_res.sum(-2, keepdim=True) + eps
+            h_res /= h_res.sum(-1, keepdim=True) + eps
+            h_res /= h_res.sum(-2, keepdim=True) + eps
 
-    iterations is 1 to 4096. float32, on the CPU also float64. Differentiable once, exactly, through all iterations.
+    iterations is 1 to 4096. Dtypes: float32, on the CPU also float64. Differentiable once, through all iterations.
     Raises ValueError or TypeError, which name the wrong argument, or NotImplementedError (on a GPU: float64, n > 8).
 
     >>> h_res = cotangent.mhc_sinkhorn(torch.randn(1, 16, 4, 4))
@@ -182,18 +191,17 @@ _post_forward = define(
 
 
 def mhc_post(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, *, h_res_is_out_in: bool = False) -> Tensor:
-    """The new residual streams y, from the old streams x and the output f of the layer. For each token:
+    """Computes the new residual streams y from the old streams x and the output f of the layer. For each token:
 
         y[o] = h_post[o] * f + sum_i h_res[i,o] * x[i]
 
     x                [B,T,n,D], the residual streams, as in mhc_pre
-    f                [B,T,D], the output of the layer; it is cast to the dtype of x
+    f                [B,T,D], the output of the layer. It is cast to the dtype of x
     h_post           [B,T,n], from mhc_pre, float32 (float64 if x is float64)
     h_res            [B,T,n,n], from mhc_pre, in the dtype of h_post
-    h_res_is_out_in  the order of the last two axes of h_res. False: [in,out], so h_res[i,o] is the weight of the old
-                     stream i in the new stream o, and y has the transpose of h_res times x. The kernels of DeepSeek and
-                     Megatron do this. True: [out,in], so the sum is over h_res[o,i] * x[i], which is h_res times x, as
-                     in the paper (see mhc_pre). Use True for weights that were trained in this order
+    h_res_is_out_in  the order of the last two axes of h_res. False: [in,out], and y has the transpose of h_res times x,
+                     as in the kernels of DeepSeek and Megatron. True: [out,in], and y has h_res times x, as in the
+                     paper (see mhc_pre): the sum is over h_res[o,i] * x[i]. Use True for weights that were trained so
 
     Returns y, with the shape and dtype of x. Differentiable once, in all inputs. Raises ValueError or TypeError, which
     name the wrong argument, or NotImplementedError (on a GPU: float64, n > 8).
@@ -280,15 +288,19 @@ def mhc_post_pre(
     hc_eps: float = 1e-6,
     post_scale: float = 2.0,
 ) -> "tuple[Tensor, Tensor, Tensor, Tensor]":
-    """mhc_post of a layer and mhc_pre of the next layer in one call.
+    """mhc_post of a layer and mhc_pre of the next layer in one call, which reads and writes the residual streams once.
 
         y = mhc_post(x, f, h_post, h_res, h_res_is_out_in=h_res_is_out_in)
         h_in, next_h_post, next_h_res = mhc_pre(y, phi, alpha, bias, gamma, ...)
 
-    x, f, h_post, h_res: as in mhc_post. The other arguments are those of mhc_pre, for the next layer. Returns
-    (y, h_in, next_h_post, next_h_res), which are the results of the two calls. The backward keeps the gradient of y in
-    float32 (float64 if x is float64), where the two calls round it to the dtype of x. Differentiable once, in all
-    inputs. Raises the errors of mhc_post and mhc_pre.
+    x, f, h_post, h_res, h_res_is_out_in
+              as in mhc_post. h_res_is_out_in does not change next_h_res, which is [in,out]
+    phi, alpha, bias, gamma
+              as in mhc_pre, of the next layer
+
+    The other arguments are those of mhc_pre. Returns (y, h_in, next_h_post, next_h_res). The backward keeps the
+    gradient of y in float32 (float64 if x is float64). The two calls would round it to the dtype of x. Differentiable
+    once, in all inputs. Raises the errors of mhc_post and mhc_pre.
 
     >>> x, phi, alpha, bias = torch.randn(1, 16, 4, 32), torch.randn(24, 128), torch.ones(3), torch.zeros(24)
     >>> h_in, h_post, h_res = cotangent.mhc_pre(x, phi, alpha, bias)
