@@ -12,9 +12,9 @@
 #   make fuzz      run each fuzzer for TIME=60 seconds
 #   make faults    [NAME=text] plant faults in a copy of the tree, one at a time, and check that a test finds each
 #                  (tests/faults); NAME: only faults whose name contains text
-#   make tables    write the benchmark pages (docs/benchmarks), other tables and the charts from bench/results
-#   make docs      write the reference of the public headers to build/docs/html, and the pages with the reference of the
-#                  Python package to build/docs/guide
+#   make tables    write the benchmark pages (docs/benchmarks), other tables and the charts from bench/results, and the
+#                  reference of the Python package (docs/guide/python_reference.md) from its docstrings
+#   make docs      write the reference of the public headers to build/docs/html, and the pages to build/docs/guide
 #   make build     build the library, the program, the examples and the tests
 #   make hf_kernels  write the folder that the loader of Hugging Face kernels expects to build/kernels_layout
 #   make install   [PREFIX=/usr/local] [DESTDIR=] [GPUS="80;86;89"] install libraries, headers, program, man pages,
@@ -82,6 +82,7 @@ faults: setup
 tables: setup
 	@tools/make_tables.py
 	@tools/make_charts.py
+	@tools/make_reference.py
 
 TIME = 60
 fuzz: asan

@@ -5,17 +5,14 @@
     tools/make_guide.py DIRECTORY
 
 Copies the pages and the files that they link to into DIRECTORY.pages, with the paths of the repository, so that every link
-works, and writes the site to DIRECTORY. `tools/check_pages.py` checks the links first. Adds a page with the signatures and
-docstrings of the Python package.
+works, and writes the site to DIRECTORY. `tools/check_pages.py` checks the links first.
 """
-import ast
 import json
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
-import textwrap
 
 from check_pages import pages_of
 
@@ -47,60 +44,6 @@ NAVIGATION = [
 
 # The theme leaves no space between a table and the text below it.
 TABLES_CSS = ".rst-content table { margin-bottom: 24px } .rst-content td, .rst-content th { padding: 4px 8px }\n"
-
-# The files of the Python package with public functions and classes. Only the standard library reads them.
-OP_FILES = sorted(f"ops/{path.name}" for path in (ROOT / "python/cotangent/ops").glob("[a-z]*.py"))
-PYTHON_FILES = [("cotangent", [*OP_FILES, "ops/_queue.py", "layers.py"])]
-PYTHON_FILES += [("cotangent.distributed", ["distributed.py"])]
-PYTHON_FILES += [(f"cotangent.compat{name and '.' + name}", [f"compat/{name or '__init__'}.py"])
-                 for name in ("", "causal_conv1d", "causal_conv1d_cpp", "flash_attn", "flash_attn_cute", "flash_attn_interface",
-                              "bert_padding", "rotary", "sdpa")]
-PYTHON_FILES += [(f"cotangent.integrations.{name}", [f"integrations/{name}.py"])
-                 for name in ("transformers", "torch_attention", "flops", "dtensor")]
-
-
-def python_entry(node, prefix, level):
-    """Heading, signature and docstring of a function, or of a class and its methods."""
-    docstring = ast.get_docstring(node)
-    if docstring is None:
-        sys.exit(f"make_guide: {prefix}{node.name} has no docstring")
-    methods = [child for child in node.body if isinstance(child, ast.FunctionDef)] if isinstance(node, ast.ClassDef) else []
-    function = next((child for child in methods if child.name == "__init__"), node)
-    signature = ast.unparse(function.args) if isinstance(function, ast.FunctionDef) else ""
-    result = f" -> {ast.unparse(node.returns)}" if isinstance(node, ast.FunctionDef) and node.returns else ""
-    signature = re.sub(r"^self(, )?", "", signature).replace("'", "")
-    lines = [f"{'#' * level} {prefix}{node.name}", "", "```python",
-             textwrap.fill(f"{node.name}({signature}){result}", 110, subsequent_indent="    "), "```", "",
-             "```text", docstring, "```", ""]
-    for method in methods:
-        if not method.name.startswith("_") and ast.get_docstring(method):
-            lines += python_entry(method, f"{prefix}{node.name}.", level + 1)
-    return lines
-
-
-def public_nodes(file):
-    """The functions and classes of a file that are in __all__, or without __all__ those without a leading underscore."""
-    text = (ROOT / "python/cotangent" / file).read_text()
-    public = re.search(r"^__all__ = (\[.*?\])", text, flags=re.M | re.S)
-    return [node for node in ast.parse(text).body
-            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_")
-            and (public is None or node.name in ast.literal_eval(public[1]))]
-
-
-def public_names(file):
-    return [node.name for node in public_nodes(file)]
-
-
-def python_reference():
-    """The page of the Python package. Every public name needs a docstring."""
-    lines = ["# PyTorch reference", "", "From the docstrings of the package. [PyTorch](python.md) is the guide.", ""]
-    for module, files in PYTHON_FILES:
-        lines += [f"## {module}", ""]
-        for file in files:
-            for node in public_nodes(file):
-                lines += python_entry(node, "", 3)
-    return "\n".join(lines)
-
 
 def stage(directory, names):
     """Copies the pages, and the files that they link to."""
@@ -141,7 +84,6 @@ def main():
     shutil.rmtree(source, ignore_errors=True)
     names = [str(page.relative_to(ROOT)) for page in pages_of(ROOT)]
     stage(source, names)
-    (source / "docs/guide/python_reference.md").write_text(python_reference())
     (source / "tables.css").write_text(TABLES_CSS)
     config = source.with_suffix(".yml")
     config.write_text(json.dumps({"site_name": "Cotangent", "docs_dir": str(source), "site_dir": str(site), "theme": "readthedocs",

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every public function and class has an example in its docstring, which runs. `torch` and `cotangent` are imported. In
 the examples of cotangent.distributed also `cp` and `dist`, with a group of one rank."""
+import ast
 import doctest
 import importlib
 import inspect
@@ -16,13 +17,13 @@ import cotangent.compat
 import cotangent.distributed
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-from make_guide import PYTHON_FILES, public_names  # noqa: E402  (the names of the reference page)
+from make_reference import MODULES, entry, public_names  # noqa: E402  (they make docs/guide/python_reference.md)
 
 CALLBACKS = ("attention_mask", "attention_forward")  # transformers calls them
 
 
 def documented():
-    for _, files in PYTHON_FILES:
+    for _, _, files in MODULES:
         for file in files:
             module = "cotangent." + file[: -len(".py")].replace("/", ".").replace(".__init__", "")
             for name in public_names(file):
@@ -54,3 +55,53 @@ def test_example(on_cpu, module, name, request):
     report = []
     failed = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(test, out=report.append).failed
     assert failed == 0, "".join(report)
+
+
+SOURCE = '''
+def f(x: "Tensor", *, cut: str = "zigzag", eps: float = 1e-6) -> Tensor:
+    """Computes y[t] = sum(x) * 2 with x_scale=2.
+
+        y = 2 * x
+
+        z = y
+
+    x, cut  [B,T]; see docs/guide/python.md
+    eps
+            a small
+            number
+
+    - one
+      item
+    - another
+
+    >>> f(1)
+    """
+'''
+PAGE = """### `m.f`
+
+```python
+f(x: Tensor, *, cut: str = "zigzag", eps: float = 1e-6) -> Tensor
+```
+
+Computes `y[t]` = `sum(x)` \\* 2 with `x_scale=2`.
+
+```text
+y = 2 * x
+
+z = y
+```
+
+- `x`, `cut`: `[B,T]`; see [docs/guide/python.md](python.md)
+- `eps`: a small number
+
+- one item
+- another
+
+```pycon
+>>> f(1)
+```
+"""
+
+
+def test_entry_of_the_reference():
+    assert "\n".join(entry(ast.parse(SOURCE).body[0], "m.", 3, SOURCE)) == PAGE
