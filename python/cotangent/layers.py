@@ -226,10 +226,14 @@ class HyperConnection(nn.Module):
         return super()._apply(_wide(fn), recurse=False)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
-        if prefix + "phi" not in state_dict:  # the checkpoint of the layer alone
-            for name in [name for name in state_dict if name.startswith(prefix)]:
-                if not name.startswith(prefix + "layer."):
-                    state_dict[f"{prefix}layer.{name[len(prefix):]}"] = state_dict.pop(name)
+        names = [name[len(prefix) :] for name in state_dict if name.startswith(prefix)]
+        inner = set(self.layer.state_dict())
+        own = [name for name in ("phi", "alpha", "bias", "gamma") if name in names]
+        if len(own) < 4 and all(name in inner for name in own):  # the checkpoint of the layer alone
+            has_child = any(name in inner for name in names if name.startswith("layer."))  # a child named "layer"
+            for name in names:
+                if has_child or not name.startswith("layer."):
+                    state_dict[f"{prefix}layer.{name}"] = state_dict.pop(prefix + name)
         super()._load_from_state_dict(state_dict, prefix, *others)
 
     expand = _Expand()
@@ -308,6 +312,14 @@ class Attention(nn.Module):
         dtype: Optional[torch.dtype] = None,
     ) -> None:
         super().__init__()
+        sizes = dict(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, rope_dim=rope_dim)
+        for name, value in sizes.items():
+            if value is not None and value < 1:
+                raise ValueError(f"Attention: {name} is {value}, expected 1 or more")
+        if rope_base is not None and not rope_base > 0:
+            raise ValueError(f"Attention: rope_base is {rope_base}, expected a positive number")
+        if rope_dim is not None and rope_base is None:
+            raise ValueError(f"Attention: rope_dim is {rope_dim}, expected None without rope_base")
         if head_dim is None and dim % num_heads != 0:
             raise ValueError(f"Attention: num_heads is {num_heads}, expected a divisor of dim={dim} (or head_dim)")
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads or num_heads
@@ -358,9 +370,12 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rope_base is not None:
             table = self._table
-            if table is None or table[0].shape[0] < longest or table[0].device != x.device:
+            if torch.compiler.is_compiling():  # one graph for every length
+                table = rotary_table(longest, self.rope_dim, self.rope_base, x.device)
+            elif table is None or table[0].shape[0] < longest or table[0].device != x.device:
                 size = max(64, 1 << (longest - 1).bit_length())
-                table = self._table = rotary_table(size, self.rope_dim, self.rope_base, x.device)
+                with torch.inference_mode(False):  # training can use the table later
+                    table = self._table = rotary_table(size, self.rope_dim, self.rope_base, x.device)
             cos, sin = (t[:longest] if positions is None else t[positions] for t in table)
             cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
             q, k = rotate(q, cos, sin, self.rope_interleaved), rotate(k, cos, sin, self.rope_interleaved)
@@ -396,7 +411,7 @@ class Attention(nn.Module):
     def step(self, x: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor) -> Tensor:
         """Decodes Tn new tokens x [B,Tn,D], or one token x [B,D], and returns y like x.
 
-        k_cache, v_cache  [B,longest,num_kv_heads,head_dim]. step writes the new keys and values after those of the old
+        k_cache, v_cache  [B,longest,num_kv_heads,head_dim], in the dtype of q. step writes the new keys and values after those of the old
                           tokens
         cache_seqlens     int32 [B]: how many tokens of each batch element are in the caches. step does not change it:
                           add Tn after the call
@@ -418,13 +433,36 @@ class Attention(nn.Module):
         for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
             if cache.shape != expected:
                 raise ValueError(f"Attention.step: {name} has shape {tuple(cache.shape)}, expected {expected}")
+        self._check_cache_seqlens(cache_seqlens, new.shape[0], new.shape[1], k_cache.shape[1])
         positions = cache_seqlens[:, None].long() + torch.arange(new.shape[1], device=x.device)
         q, k, v = self._project(new, positions, k_cache.shape[1])
+        for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+            if cache.dtype != q.dtype:
+                raise TypeError(f"Attention.step: {name} has dtype {cache.dtype}, expected {q.dtype} as q")
         row = torch.arange(new.shape[0], device=x.device)[:, None]
-        k_cache[row, positions], v_cache[row, positions] = k.to(k_cache.dtype), v.to(v_cache.dtype)
+        before = k_cache[row, positions], v_cache[row, positions]
+        k_cache[row, positions], v_cache[row, positions] = k, v
         used = (cache_seqlens + new.shape[1]).to(torch.int32)
-        y: Tensor = self.out(attention(q, k_cache, v_cache, seqused_k=used, **self._options()).flatten(-2))
+        try:
+            y: Tensor = self.out(attention(q, k_cache, v_cache, seqused_k=used, **self._options()).flatten(-2))
+        except Exception:  # a call that fails has written nothing
+            k_cache[row, positions], v_cache[row, positions] = before
+            raise
         return y.reshape(x.shape)
+
+    @staticmethod
+    def _check_cache_seqlens(lengths: Tensor, B: int, Tn: int, longest: int) -> None:
+        if lengths.shape != (B,) or lengths.dtype not in (torch.int32, torch.int64):
+            found = f"{lengths.dtype} {tuple(lengths.shape)}"
+            raise ValueError(f"Attention.step: cache_seqlens is {found}, expected int32 {(B,)}")
+        if lengths.device.type != "cpu" or B == 0 or torch.compiler.is_compiling():  # no wait for a GPU
+            return
+        least, most = int(lengths.min()), int(lengths.max())
+        if least < 0 or most + Tn > longest:
+            raise ValueError(
+                f"Attention.step: cache_seqlens has {least if least < 0 else most}, expected 0 to {longest - Tn}: x has "
+                f"{Tn} tokens, k_cache has {longest} rows"
+            )
 
     def extra_repr(self) -> str:
         rope = "" if self.rope_base is None else f", rope_base={self.rope_base}"

@@ -167,3 +167,16 @@ def test_index_data_out_of_order(on_cpu):
         causal_conv1d(x, weight, bias, cu_seqlens=torch.tensor([0, 9, 3], dtype=torch.int32))
     with pytest.raises(ValueError, match="conv_state_indices"):
         causal_conv1d_update(x[:, :, 0], torch.zeros(2, 10, 3), weight, conv_state_indices=torch.tensor([2], dtype=torch.int32))
+
+
+def test_update_counts_as_a_change_in_place(device):
+    state = torch.zeros(2, 8, 3, device=device)
+    x, weight = torch.randn(2, 8, device=device), torch.randn(8, 4, device=device)
+    factor = torch.randn(2, 8, 3, device=device, requires_grad=True)
+    for update in (causal_conv1d_update, lambda *a: torch.ops.cotangent.causal_conv1d_update(*a, None, None, None, 0)):
+        y = (factor * state).sum()
+        update(x, state, weight)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.backward()
+    with pytest.raises(RuntimeError, match="a leaf that requires a gradient"):
+        causal_conv1d_update(x, state.requires_grad_(), weight)

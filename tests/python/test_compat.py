@@ -178,6 +178,8 @@ def test_what_no_kernel_serves_is_named(device):
     q = torch.zeros(1, 1, 1, 8, device=device)
     with pytest.raises(NotImplementedError, match="flash_attn_func: qv is not supported"):
         flash_attn_interface.flash_attn_func(q, q, q, qv=q)
+    with pytest.raises(ValueError, match="qkv has shape .* num_heads_q is 4"):
+        flash_attn_interface.flash_attn_qkvpacked_func(torch.zeros(1, 2, 7, 8, device=device), num_heads_q=4)
     with pytest.raises(NotImplementedError, match="flash_attn_varlen_func: block_table"):
         flash_attn_varlen_func(q, q, q, q, q, 1, 1, block_table=q)
     with pytest.raises(NotImplementedError, match="flash_attn_with_kvcache: rotary_cos"):
@@ -202,6 +204,20 @@ def test_sdpa(device, with_attention, L, S):
         for options in (dict(is_causal=True), dict(attn_mask=keep)):
             torch.testing.assert_close(scaled_dot_product_attention(q, k, v, **options),
                                        F.scaled_dot_product_attention(q, k, v, **options), **close)  # fmt: skip
+
+
+@pytest.mark.parametrize("L, S", [(0, 5), (5, 0)])
+@pytest.mark.parametrize("shape", [(2, 4), (2, 3, 4), ()])
+def test_sdpa_of_nothing(device, with_attention, shape, L, S):
+    q, k = (torch.randn(*shape, T, 8, device=device) for T in (L, S))
+    assert torch.equal(scaled_dot_product_attention(q, k, k), torch.zeros(*shape, L, 8, device=device))
+
+
+def test_window_sides_below_minus_1(device, with_attention):
+    q = torch.randn(1, 9, 2, 8, device=device)
+    for left, right in ((-2, 3), (3, -5), (-2, -3)):
+        theirs = flash_attn_func(q, q, q, window_size=(left, right))
+        assert torch.equal(theirs, flash_attn_func(q, q, q, window_size=(max(left, -1), max(right, -1))))
 
 
 def test_sdpa_refuses(device):

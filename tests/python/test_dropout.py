@@ -120,6 +120,16 @@ def test_seeds(device):
     assert abs(share - 1) < 5 * (0.25 / 0.75 / 1e6) ** 0.5
 
 
+@pytest.mark.parametrize("seed", [2**63, 2**64 - 1])
+def test_seeds_of_64_bits(device, seed):
+    """torch.initial_seed() returns such numbers. The op's schema has signed numbers."""
+    x = torch.ones(64, device=device)
+    y = dropout(x, 0.5, seed=seed)
+    assert torch.equal(y, dropout(x, 0.5, seed=seed - 2**64))
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        assert torch.equal(y, dropout(x, 0.5, seed=seed))
+
+
 def test_backward_draws_the_same_mask(device):
     x = torch.randn(33, 65, device=device, requires_grad=True)
     y = dropout(x, 0.5)

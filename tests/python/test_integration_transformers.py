@@ -390,6 +390,57 @@ def test_refusals(on_cpu):
                                       max_length_q=2, position_bias=torch.zeros(1, 2, 3, 3))  # fmt: skip
 
 
+@pytest.mark.parametrize("padding", [False, True])
+def test_models_that_compute_their_attention_themselves(on_cpu, padding):
+    """They would use None as no mask at all, and a MaskTensor as numbers."""
+    config = transformers.BloomConfig(vocab_size=61, hidden_size=32, n_layer=1, n_head=4)
+    model = transformers.BloomForCausalLM._from_config(config, attn_implementation="cotangent")
+    mask = torch.ones(2, 6, dtype=torch.int64)
+    mask[1, 4:] = 0 if padding else 1
+    with pytest.raises(NotImplementedError, match="the model of BloomConfig computes its attention itself"):
+        model(torch.ones(2, 6, dtype=torch.int64), attention_mask=mask)
+
+
+def llama_pair():
+    """The same model with PyTorch's attention and with cotangent's."""
+    model = make("llama", torch.float32, "cotangent").eval()
+    other = make("llama", torch.float32, "sdpa").eval()
+    other.load_state_dict(model.state_dict())
+    return model, other
+
+
+def test_positions_beside_an_attention_mask(on_cpu):
+    """Positions pack sequences only without attention_mask, as in the other implementations."""
+    model, other = llama_pair()
+    ids, positions = torch.randint(3, 61, (2, 8)), torch.tensor([[0, 1, 1, 1, 2, 3, 4, 5]]).expand(2, 8)
+    for mask in (None, torch.ones(2, 8, dtype=torch.int64)):
+        options = dict(position_ids=positions, attention_mask=mask, use_cache=False)
+        with torch.no_grad():
+            torch.testing.assert_close(model(ids, **options).logits, other(ids, **options).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_masks_that_change_in_place(on_cpu):
+    model, other = llama_pair()
+    ids, positions = torch.randint(3, 61, (1, 8)), torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]])
+    mask = torch.ones(1, 1, 8, 8, dtype=torch.bool).tril()
+
+    def same(**options):
+        with torch.no_grad():
+            logits = (m(ids, use_cache=False, **options).logits for m in (model, other))
+            torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-5)
+
+    with torch.inference_mode():  # what is kept here cannot be used for training
+        model(ids, attention_mask=mask, use_cache=False)
+        model(ids, position_ids=positions, use_cache=False)
+    same(attention_mask=mask)
+    same(position_ids=positions)
+    mask[..., 1:, 0] = False
+    positions.copy_(torch.tensor([[0, 1, 0, 1, 2, 3, 4, 5]]))
+    same(attention_mask=mask)
+    same(position_ids=positions)
+    model(ids, attention_mask=mask, use_cache=False).logits.sum().backward()
+
+
 def test_unregister(on_cpu):
     """The name and the convolution are gone. What compat.install() installed before register() stays."""
     import sys

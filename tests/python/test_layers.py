@@ -254,3 +254,64 @@ def test_attention_of_transformers(device, with_attention, name):
     with torch.no_grad():
         expected = theirs(x, position_embeddings=places, attention_mask=mask)[0]
         torch.testing.assert_close(ours(x), expected, rtol=1e-4, atol=1e-4)
+
+
+class NormAndLayer(torch.nn.Module):
+    """A layer with a child of the name that HyperConnection gives its layer, and with a parameter of one of its names."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.layer, self.phi = torch.nn.LayerNorm(8), torch.nn.Linear(8, 8), torch.nn.Parameter(torch.randn(3))
+
+
+def test_hyper_connection_reads_the_names_of_its_layer():
+    alone, wrapped = NormAndLayer(), HyperConnection(NormAndLayer(), 8, 2)
+    found = wrapped.load_state_dict(alone.state_dict(), strict=False)
+    assert not found.unexpected_keys and sorted(found.missing_keys) == ["alpha", "bias", "gamma", "phi"]
+    for name, value in alone.state_dict().items():
+        assert torch.equal(wrapped.layer.state_dict()[name], value), name
+    again = HyperConnection(NormAndLayer(), 8, 2)
+    again.load_state_dict(wrapped.state_dict())
+    for name, value in wrapped.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value), name
+
+
+def test_a_refused_step_writes_nothing(on_cpu):
+    layer, x = Attention(32, 4), torch.randn(2, 3, 32)
+    zeros = dict(cache_seqlens=torch.zeros(2, dtype=torch.int32), shape=(2, 8, 4, 8), dtype=torch.float32)
+    for wrong, message in (
+        (dict(cache_seqlens=torch.tensor([0, -2], dtype=torch.int32)), "cache_seqlens has -2, expected 0 to 5"),
+        (dict(cache_seqlens=torch.tensor([0, 6], dtype=torch.int32)), "cache_seqlens has 6, expected 0 to 5"),
+        (dict(cache_seqlens=torch.zeros(2)), "cache_seqlens is torch.float32"),
+        (dict(dtype=torch.bfloat16), "k_cache has dtype torch.bfloat16, expected torch.float32"),
+        (dict(), "softcap is -1"),
+    ):
+        layer.softcap = 0.0 if wrong else -1.0
+        options = {**zeros, **wrong}
+        caches = [torch.zeros(options["shape"], dtype=options["dtype"]) for _ in range(2)]
+        with pytest.raises((TypeError, ValueError), match=message):
+            layer.step(x, *caches, options["cache_seqlens"])
+        assert not caches[0].any() and not caches[1].any(), message
+
+
+def test_rotary_table_of_inference_and_of_export(on_cpu):
+    layer, x = Attention(32, 4, rope_base=100.0), torch.randn(1, 8, 32)
+    with torch.inference_mode():
+        layer(x)
+    layer(x).sum().backward()
+    layer = Attention(32, 4, rope_base=100.0)
+    length = torch.export.Dim("T", min=2, max=4096)
+    exported = torch.export.export(layer, (x,), dynamic_shapes=({1: length},)).module()
+    for T in (8, 100):
+        x = torch.randn(1, T, 32)
+        torch.testing.assert_close(exported(x), layer(x))
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [(dict(num_heads=0), "num_heads is 0"), (dict(num_kv_heads=0), "num_kv_heads is 0"), (dict(num_kv_heads=-2), "num_kv_heads is -2"),
+     (dict(rope_dim=4), "rope_dim is 4, expected None"), (dict(rope_base=0.0), "rope_base is 0.0"), (dict(head_dim=-8), "head_dim")],
+)  # fmt: skip
+def test_attention_refuses_sizes(options, message):
+    with pytest.raises(ValueError, match=message):
+        Attention(32, **{"num_heads": 4, **options})

@@ -45,7 +45,8 @@ Window = Tuple[int, int]
 
 def options(softmax_scale: Optional[float], causal: bool, window_size: Window, softcap: float) -> "dict[str, Any]":
     """The options of cotangent.attention for these options of flash_attn."""
-    left, right = pair("flash_attn", "window_size", window_size)
+    sides = pair("flash_attn", "window_size", window_size)
+    left, right = (-1 if isinstance(side, int) and side < 0 else side for side in sides)
     window = None if (left, right) == (-1, -1) else (left, 0 if causal else right)
     return dict(causal=causal, window=window, scale=softmax_scale, softcap=softcap)
 
@@ -337,7 +338,7 @@ def flash_attn_with_kvcache(
         need_tensors("flash_attn_with_kvcache", k=k, v=v)
     same_device("flash_attn_with_kvcache", q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v)
     function = "flash_attn_with_kvcache"
-    arguments: "dict[str, Any]" = dict(alibi_slopes=alibi_slopes, renames=dict(k="k_cache", v="v_cache"),
+    arguments: "dict[str, Any]" = dict(alibi_slopes=alibi_slopes, renames=dict(k="k_cache", v="v_cache", seqused_k="cache_seqlens"),
                                        **options(softmax_scale, causal, window_size, softcap))  # fmt: skip
     B, Tk = k_cache.shape[:2]
     if cache_seqlens is None:

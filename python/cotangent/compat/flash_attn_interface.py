@@ -126,12 +126,13 @@ def flash_attn_qkvpacked_func(
     elif num_heads_q is None:
         raise ValueError(f"flash_attn_qkvpacked_func: num_heads_q is needed where qkv has {qkv.dim()} axes")
     else:
-        if qkv.dim() != 4 or not isinstance(num_heads_q, int) or not 0 < num_heads_q < qkv.shape[2]:
+        rest = qkv.shape[2] - num_heads_q if qkv.dim() == 4 and isinstance(num_heads_q, int) else 0
+        if rest < 1 or rest % 2 != 0 or num_heads_q < 1:
             raise ValueError(
                 f"flash_attn_qkvpacked_func: qkv has shape {tuple(qkv.shape)}, num_heads_q is {num_heads_q!r}, expected "
                 "[B,T,H+2*Hkv,d] and H"
             )
-        heads_kv = (qkv.shape[2] - num_heads_q) // 2
+        heads_kv = rest // 2
         q, k, v = qkv.split([num_heads_q, heads_kv, heads_kv], 2)
     return flash_attn_func(
         q, k, v, softmax_scale, causal, None, q_descale, k_descale, v_descale, window_size, attention_chunk, softcap,

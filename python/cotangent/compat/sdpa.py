@@ -2,6 +2,7 @@
 """PyTorch's scaled_dot_product_attention, computed by cotangent's attention."""
 from __future__ import annotations
 
+import math
 from typing import Any, Optional, Tuple
 
 import torch
@@ -80,7 +81,7 @@ def scaled_dot_product_attention(
 
     def by_heads(x: Tensor, count: int) -> Tensor:  # to [B,T,H,d], without a copy if the leading axes allow it
         x = x.expand(*leading, count, *x.shape[-2:])
-        return x.reshape(-1, *x.shape[-3:]).transpose(1, 2)
+        return x.reshape(math.prod(leading), *x.shape[-3:]).transpose(1, 2)
 
     heads_kv = max(heads_k, heads_v) if 1 in (heads_k, heads_v) else heads_k
     q, k, v = by_heads(query, heads), by_heads(key, heads_kv), by_heads(value, heads_kv if heads_v == 1 else heads_v)
@@ -97,7 +98,7 @@ def scaled_dot_product_attention(
             )
         bias = attn_mask.unsqueeze(-3) if axes < 4 and attn_mask.dim() == 3 else attn_mask
         if len(leading) > 1 and bias.dim() > 3:
-            bias = bias.expand(*leading, *bias.shape[-3:]).reshape(-1, *bias.shape[-3:])
+            bias = bias.expand(*leading, *bias.shape[-3:]).reshape(math.prod(leading), *bias.shape[-3:])
         bias = as_bias(bias, q.dtype)
     try:
         out = attention(q, k, v, causal=causal, window=window, scale=scale, dropout_p=dropout_p, bias=bias)

@@ -13,6 +13,7 @@ Inside cotangent.distributed.context_parallel, the inputs of the model are the t
 the tokens of all ranks."""
 from __future__ import annotations
 
+import importlib
 import inspect
 import math
 import sys
@@ -47,6 +48,7 @@ class Mask(NamedTuple):
     padding: Optional[Tensor]  # bool [B,Tk], True: a token. None: no padding
     lengths: Optional[Tensor]  # int32 [B]: the tokens of each batch element, if all padding is on the right
     segments: Optional[Segments]  # packed sequences; or the tokens between left and right padding
+    one_sequence: bool = False  # an attention_mask without padding was given: the positions do not pack sequences
 
 
 class MaskTensor(Tensor):
@@ -191,6 +193,33 @@ def _with_padding(mask: Mask, tokens: Tensor, queries: int) -> Mask:
     return mask._replace(padding=tokens, segments=Segments(ends, F.pad(count, (1, 0)), int(ends.diff().max())))
 
 
+_with_interface: "dict[type, bool]" = {}
+
+
+@torch.compiler.assume_constant_result  # type: ignore
+def _uses_interface(config: type) -> bool:
+    """Whether the models of a config class call the functions of AttentionInterface. Their module then names
+    ALL_ATTENTION_FUNCTIONS, or has classes of a module that does. Models of other packages are not known: True."""
+    name = config.__module__.replace("configuration_", "modeling_")
+    if not name.startswith("transformers.models.") or ".modeling_" not in name:
+        return True
+    if config not in _with_interface:
+        model = importlib.import_module(name)
+        others = {getattr(value, "__module__", "") for value in vars(model).values() if isinstance(value, type)}
+        modules = [model, *(sys.modules.get(name) for name in others if name.startswith("transformers.models."))]
+        _with_interface[config] = any(hasattr(module, "ALL_ATTENTION_FUNCTIONS") for module in modules)
+    return _with_interface[config]
+
+
+def _need_interface(config: Any) -> None:
+    """A model that computes its attention itself would use None or a MaskTensor as a mask of its own."""
+    if config is not None and not _uses_interface(type(config)):
+        raise NotImplementedError(
+            f"attn_implementation: the model of {type(config).__name__} computes its attention itself, expected one that "
+            "uses AttentionInterface of transformers"
+        )
+
+
 def attention_mask(
     batch_size: int,
     q_length: int,
@@ -209,6 +238,7 @@ def attention_mask(
     [B,Tk] for a mask that a few numbers describe, or else a bool mask [B,1,Tq,Tk]."""
     from transformers import masking_utils as masks
 
+    _need_interface(options.get("config"))
     mask_function = masks.causal_mask_function if mask_function is None else mask_function
     if _context() is not None:
         return _mask_in_context_parallel(mask_function, attention_mask, batch_size, q_length, kv_length, device)
@@ -244,7 +274,9 @@ def attention_mask(
             raise NotImplementedError("attention_mask with padding is not supported by cotangent for packed sequences")
         packed = band.packed.expand(batch_size, -1)
         mask = mask._replace(segments=_segments(F.pad(packed.diff(dim=-1) != 0, (1, 0))))
-    if mask == (True, None, None, None, None, None):
+    elif attention_mask is not None and mask.padding is None:
+        mask = mask._replace(one_sequence=True)
+    if mask == (True, None, None, None, None, None, False):
         return None
     if mask.padding is None:
         return _with_mask(torch.ones(batch_size, kv_length, dtype=torch.bool, device=device), mask)
@@ -298,16 +330,26 @@ def _attend_to_all_ranks(context: Any, query: Tensor, key: Tensor, value: Tensor
 # ---- attention --------------------------------------------------------------------------------------------
 
 
+def _kept(tensor: Tensor, name: str, key: Any, make: Callable[[], Any]) -> Any:
+    """make(), kept as an attribute of the tensor for the next layers, until the tensor is changed in place. Results of
+    inference mode cannot be used for training, and inference tensors do not count their changes."""
+    if torch.compiler.is_compiling() or tensor.is_inference():
+        return make()
+    key = (key, tensor._version, torch.is_inference_mode_enabled())
+    kept = getattr(tensor, name, None)
+    if kept is None or kept[0] != key:
+        kept = (key, make())
+        setattr(tensor, name, kept)
+    return kept[1]
+
+
 def _as_bias(mask: Tensor, q: Tensor) -> Tensor:
     """A bias from a mask [B,1,Tq,Tk] or [B,1,1,Tk]. The bias of a bool mask is kept for the next layers."""
     if mask.dtype != torch.bool:
         return mask.to(q.dtype) if torch.float64 in (mask.dtype, q.dtype) else mask
-    kept = getattr(mask, "_cotangent_bias", None)
-    if kept is None or kept.dtype != q.dtype:
-        kept = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -math.inf)
-        if not torch.compiler.is_compiling():
-            mask._cotangent_bias = kept  # type: ignore[attr-defined]
-    return kept
+    bias: Tensor = _kept(mask, "_cotangent_bias", q.dtype,
+                         lambda: torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -math.inf))  # fmt: skip
+    return bias
 
 
 def _within_sequences(mask: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, B: int, T: int) -> Tensor:
@@ -326,12 +368,13 @@ def _packed_by_positions(position_ids: Any, B: int, T: int) -> Optional[Segments
         return None
     if torch.compiler.is_compiling() or position_ids.shape[0] not in (1, B):
         return None
-    kept = getattr(position_ids, "_cotangent_segments", None)
-    if kept is None:
+
+    def find() -> Optional[Segments]:
         starts = F.pad(position_ids.diff(dim=-1) != 1, (1, 0))
-        kept = (_segments(starts.expand(B, T)) if starts.any() else None,)
-        position_ids._cotangent_segments = kept  # type: ignore[attr-defined]
-    return kept[0]
+        return _segments(starts.expand(B, T)) if starts.any() else None
+
+    segments: Optional[Segments] = _kept(position_ids, "_cotangent_segments", (B, T), find)
+    return segments
 
 
 def attention_forward(
@@ -423,7 +466,7 @@ def attention_forward(
                 raise NotImplementedError("attn_implementation: cu_seq_lens_k differs from cu_seq_lens_q, which is not "
                                           "supported by cotangent")  # fmt: skip
             segments = Segments(cu_seq_lens_q.to(torch.int32), None, longest)
-        else:
+        elif not mask.one_sequence:
             segments = _packed_by_positions(position_ids, B, Tq)
     if mask is not None and mask.padding is not None and (position_bias is not None or (segments, lengths) == (None, None)):
         bias, segments, lengths = _as_bias(mask.padding[:, None, None, :], q), None, None

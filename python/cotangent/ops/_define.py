@@ -383,7 +383,25 @@ def _with_autograd(
             return op(*arguments)
         return runs[place](*arguments)
 
-    return autograd, call
+    written = [i for i, argument in enumerate(op._schema.arguments) if argument.alias_info is not None]
+    return (_counting(autograd, op, written), _counting(call, op, written)) if written else (autograd, call)
+
+
+def _counting(run: Callable[..., Any], op: Any, written: "Sequence[int]") -> Callable[..., Any]:
+    """run, for an op that changes the arguments `written` in place: autograd then sees that their values have changed."""
+
+    def counted(*arguments: Any) -> Any:
+        changed = [arguments[i] for i in written if isinstance(arguments[i], Tensor)]
+        if torch.is_grad_enabled() and any(x.is_leaf and x.requires_grad for x in changed):
+            raise RuntimeError(f"{op._schema.name}: a leaf that requires a gradient cannot be changed in place")
+        results = run(*arguments)
+        if not torch.compiler.is_compiling():
+            for x in changed:
+                if not x.is_inference():
+                    torch.autograd.graph.increment_version(x)
+        return results
+
+    return counted
 
 
 def _in_vmap(op: Any, batched: Sequence[str], folds: Callable[..., bool]) -> Callable[..., Any]:

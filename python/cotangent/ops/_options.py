@@ -81,6 +81,13 @@ def activation_number(call: str, name: Optional[str], supported: Sequence[str] =
     return _ACTIVATIONS[known]
 
 
+def seed_number(seed: Optional[int]) -> int:
+    """A seed as a signed number of 64 bits, which the schemas of ops need. None gives 0."""
+    if seed is None or not isinstance(seed, int) or not 2**63 <= seed < 2**64:
+        return seed or 0
+    return seed - 2**64
+
+
 def random_seed(device: torch.device) -> Tensor:
     """A seed for the library's generator, drawn from PyTorch's generator in device memory. There is no synchronisation,
     and a captured graph draws a new seed at each replay."""

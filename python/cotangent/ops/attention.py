@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ._define import _match_layout, define, gradients_like
-from ._options import flag, need_tensors, number, pair, random_seed
+from ._options import flag, need_tensors, number, pair, random_seed, seed_number
 
 _INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, "
@@ -97,7 +97,7 @@ def _run(
     left, right = (0, 0) if window is None else pair("attention", "window", window)
     out, lse = _forward(
         q, k, v, *cu_seqlens, *seqused, sink, alibi_slopes, bias, seed_tensor, offset_tensor, causal,
-        window is not None, left, right, scale or 0.0, softcap, dropout_p, seed or 0, offset, *max_seqlens,
+        window is not None, left, right, scale or 0.0, softcap, dropout_p, seed_number(seed), offset, *max_seqlens,
         not flag("attention", "deterministic", deterministic),
     )  # fmt: skip
     return (out, lse) if flag("attention", "return_lse", return_lse) else out

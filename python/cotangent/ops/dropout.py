@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import _C
 from ._define import define, gradients_like
-from ._options import activation_number, cast, flag, need_tensors, number, random_seed
+from ._options import activation_number, cast, flag, need_tensors, number, random_seed, seed_number
 
 
 def _gradients(
@@ -156,7 +156,7 @@ def dropout(
         seed_tensor = random_seed(x.device)
     y, mask_out, bits_out = _forward(
         x, bias, residual, mask, mask_bits, seed_tensor, offset_tensor, activation_number("dropout", activation), p,
-        scale or 0.0, seed or 0, offset, _EXPORTS[return_mask],
+        scale or 0.0, seed_number(seed), offset, _EXPORTS[return_mask],
     )  # fmt: skip
     return y if return_mask is None else (y, mask_out if return_mask == "bytes" else bits_out)
 
