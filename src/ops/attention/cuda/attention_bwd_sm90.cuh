@@ -138,7 +138,10 @@ static __device__ __forceinline__ bool work_of_general(const attention_bwd_call 
     return true;
 }
 
-/* In shared memory: the index of a cluster's key block, and the barrier that completes when the index has arrived. */
+/* In shared memory: the index of a cluster's key block, and the barrier that completes when the index has arrived. The
+ * kernel for up to 128 columns later overwrites the ticket with `work` (shared_memory). PTX asks for mbarrier.inval before
+ * that, which this code leaves out. It works because all threads have waited for the barrier's only phase, no operation on
+ * it is pending, and the memory is not used as an mbarrier again. */
 struct cluster_ticket {
     uint4 key_block; /* its first word */
     uint64_t full;
@@ -185,8 +188,9 @@ struct attention_step {
  * a causal mask would drift apart, because they have different numbers of tiles. */
 static __device__ __forceinline__ attention_step step_of(const attention_bwd_call &c, const attention_work &w, int step)
 {
-    const int i =
-        (int)__umulhi(2 * (uint32_t)step, c.inverse_heads); /* step / heads: exact, see attention_bwd_sm90_refusal */
+    /* step / heads. It is exact while step * heads < 2^31. A step is below heads * tiles, and one more for the step after
+     * the last: hence the limit of heads^2 * (tiles + 1) in attention_bwd_sm90_refusal. */
+    const int i = (int)__umulhi(2 * (uint32_t)step, c.inverse_heads);
     return {step - i * w.heads, w.first_tile + w.tile_step * i};
 }
 
