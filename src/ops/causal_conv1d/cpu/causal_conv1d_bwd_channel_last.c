@@ -4,11 +4,12 @@
  *     g[t]  = dy[t] * act'(z[t])                      z as in the forward
  *     dx[t] = sum_j w[K-1-j] * g[t+j]                 dw[k] = sum_t g[t] * xe[t+k]          db = sum_t g[t]
  *
+ * xe = [initial_state, x]: K-1 inputs before the first token, then x.
+ *
  * Items and tiles: see causal_conv1d_fwd_channel_last.c. One loop over the tokens of a tile, for VW channels at a time,
- * computes everything. At step i it holds
- * the last K inputs and the last K values of g. It adds to the sums, and completes dx of token i-K+1. A piece of n
- * tokens therefore takes n+K-1 steps. The dx of the first K-1 steps are stored to
- * dinitial_state at the start of a sequence. Elsewhere they are discarded, because the previous piece computes them.
+ * computes everything. At step i it holds the last K inputs and the last K values of g. It adds to the sums, and
+ * completes dx of token i-K+1. A piece of n tokens therefore takes n+K-1 steps. The dx of the first K-1 steps are stored
+ * to dinitial_state at the start of a sequence. Elsewhere they are discarded, because the previous piece computes them.
  * The halo of a piece is the next tokens, at most K-1. The dx of the piece needs their g.
  *
  * The sums of a tile are added to those of the item, in its column state. causal_conv1d_reduce.h reduces the sums of
@@ -129,7 +130,7 @@ static void tile_gradients_any(const tile_args *tile, int64_t first_channel)
     }
 }
 
-/* ---- few registers: AVX2 --------------------------------------------------------------------------------------- *
+/* ---- through buffers: AVX2 --------------------------------------------------------------------------------------- *
  * K weights, K+1 sums and two windows of K do not fit in 16 registers at once. So the columns of a tile pass through
  * buffers in the L1 cache. x and dy are loaded to buffers; g replaces dy there; then dx and the sums are
  * computed. Two columns are buffered together: they fill a cache line, which is then read once and can be stored non-temporally. */
@@ -257,10 +258,13 @@ V_INLINE int64_t tile_gradients_buffered(const tile_args *tile, int64_t K, cot_d
     return channel;
 }
 
-/* ---- enough registers ------------------------------------------------------------------------------------------ */
+/* ---- in registers: AVX-512 and plain C ------------------------------------------------------------------------- *
+ * AVX-512 has 32 registers. The copy in plain C (VW = 4) takes this path too, also where it has only the 16 registers
+ * of SSE. */
 
-/* A step computes the slope of token i, and the sums and dx of token i - DELAY. The slope takes 70 cycles. Without the
- * delay, the operations that wait for it fill the processor's scheduler, and the slope of the next token cannot start. */
+/* Iteration i computes the slope of token i, adds token i - DELAY to the sums, and completes dx of token
+ * i - DELAY - K + 1. The slope takes 70 cycles. Without the delay, the operations that wait for it fill the processor's
+ * scheduler, and the slope of the next token cannot start. */
 enum { DELAY = 1 };
 
 /* Whole vectors of channels, for steps that have tokens; x, dy and dx have one dtype. Returns the first channel that is
@@ -384,11 +388,11 @@ _Static_assert(sizeof(backward_work) <= CONV1D_BWD_CHANNEL_LAST_SCRATCH,
 typedef struct backward_steps {
     int64_t n;            /* tokens of the piece; steps below n add to its sums */
     int64_t halo_end;     /* steps from here on have no token */
-    int64_t dfinal_begin; /* the dx that steps from here on complete has a term of dfinal_state */
+    int64_t dfinal_begin; /* from this step on, the completed dx needs a term from dfinal_state */
     int64_t count;        /* of steps */
 } backward_steps;
 
-/* Whether no tensor receives the dx of the steps from i to the next change. */
+/* True if the dx that the steps from i to the next change complete has no destination. */
 static bool discards_dx(const backward_work *work, const conv1d_piece *piece, int64_t i)
 {
     const cot_causal_conv1d_backward_args *a = &work->context->problem->args;
