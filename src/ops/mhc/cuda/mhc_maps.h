@@ -8,8 +8,8 @@
 #include <cuda.h>
 
 /* n = 4, bf16 or f16. A cluster processes a tile of tokens. Each block of the cluster has some columns d of all four
- * streams and keeps its part of phi in registers. A smaller D has smaller clusters: otherwise some blocks would have no
- * columns. */
+ * streams, and holds its part of phi: in registers, in the backward the first terms in shared memory. A smaller D has
+ * smaller clusters: otherwise some blocks would have no columns. */
 enum {
     MHC_SM90_N = 4,
     MHC_SM90_M = MHC_SM90_N * (MHC_SM90_N + 2),

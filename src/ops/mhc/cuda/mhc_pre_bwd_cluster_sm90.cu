@@ -67,6 +67,7 @@ template <typename Traits> struct shared_memory {
     enum { STAGES = Traits::STAGES };
     static constexpr data_gradient MODE = Traits::MODE;
     unsigned char stages[STAGES][STAGE_BYTES]; /* x [stream][chunk][token][128 bytes, swizzled], then dh_in likewise */
+    /* Unused without dx_post: an array cannot have size 0. */
     unsigned char dx_post[MODE == DX_AND_POST ? N : 1][MODE == DX_AND_POST ? STREAM_BYTES : 1024];
     phi_fragments<MODE == NO_DX ? 1 : GROUPS> phi;
     token_record records[STAGES][TILE], owned_records[Traits::OWNED];
