@@ -52,8 +52,8 @@
  * positions in the whole sequence; Tq, Tk and L in the dropout formulas are the whole lengths. bias is the part of the
  * block. lse and out are those of the block's keys alone, without sink. cot_attention_merge combines two such results.
  * The backward of a block takes the lse and the delta of the whole sequence. It returns the block's part of the
- * gradients: dq is the sum over the key blocks, dk and dv are sums over the query blocks (use accumulate). Blocks
- * cannot be combined with cu_seqlens.
+ * gradients: the dq of a query is the sum over all blocks of keys, dk and dv of a key are sums over all blocks of
+ * queries (use accumulate). Blocks cannot be combined with cu_seqlens.
  *
  * NaN and infinities follow the formulas:
  *   - A NaN in q[i], or in a visible k[j], makes lse[i] and out[i] NaN. So does a score of +inf (inf - inf).
@@ -90,7 +90,7 @@ typedef struct cot_attention_forward_args {
     int64_t window_left;              /* visible keys to the left of the diagonal; -1 = all */
     int64_t window_right;             /* visible keys to the right of the diagonal; -1 = all; with causal: 0 or -1 */
     double scale;                     /* magnitude 1e-30 to 1e30; 0 = 1/sqrt(d) */
-    double softcap;                   /* 1e-30 to 1e30, and so is |scale / softcap|; 0 = none */
+    double softcap;                   /* softcap and |scale / softcap| in [1e-30, 1e30]; 0 = none */
     double dropout_p;                 /* the probability of dropping an element, in [0,1]; 0 = no dropout */
     uint64_t dropout_seed;            /* Philox key of the mask */
     uint64_t dropout_offset;          /* low half of the Philox counter */
