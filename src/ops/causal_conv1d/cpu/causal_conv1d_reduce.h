@@ -22,6 +22,7 @@ typedef struct conv1d_reduction {
         sums_per_item; /* of an item of the reduction. A sum: one tap or the bias, CONV1D_REDUCE_CHANNELS channels */
 } conv1d_reduction;
 
+/* Rounds twice for 16-bit gradients: to float32 and then to 16 bits. */
 static inline void conv1d_store_gradient(const cot_tensor *out, int64_t index, bool accumulate, double value)
 {
     if (accumulate)
@@ -53,9 +54,9 @@ static inline void conv1d_reduce_channels(const conv1d_reduction *reduction, int
 static void conv1d_reduce_item(void *argument, int64_t item)
 {
     const conv1d_reduction *reduction = argument;
-    const int64_t taps = reduction->problem->sizes.K + 1;
+    const int64_t sums_per_channel = reduction->problem->sizes.K + 1;
     for (int64_t i = item * reduction->sums_per_item; i < (item + 1) * reduction->sums_per_item; i++)
-        conv1d_reduce_channels(reduction, i % taps, i / taps * CONV1D_REDUCE_CHANNELS);
+        conv1d_reduce_channels(reduction, i % sums_per_channel, i / sums_per_channel * CONV1D_REDUCE_CHANNELS);
 }
 
 static inline void conv1d_reduce(cot_queue *queue, const conv1d_backward_problem *problem, const float *partials,

@@ -22,7 +22,7 @@ template <typename E> struct part_state {
 };
 
 /* Computes dx of the token 3 before the one in slot u, and stores it over dy of that token, which is no longer
- * needed. Only general instances use the argument t of compute_dx and compute_g_and_sums. */
+ * needed. Only general versions use the argument t of compute_dx and compute_g_and_sums. */
 template <typename E>
 static __device__ __forceinline__ void store_dx_shared(const conv1d_call &c, const lane_channels<V, W> &channels,
                                                        part_state<E> &p, int u)

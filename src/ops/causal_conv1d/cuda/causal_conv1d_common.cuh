@@ -10,8 +10,8 @@
 
 #define CONV1D_ALL_LANES 0xffffffffu
 
-/* The kernels of a file: body<element, width, PLAIN>. Plain kernels support K up to 4, whole aligned
- * vectors and no packing, so they need few registers. General kernels test these conditions at run time. `blocks`:
+/* The kernels of a file: body<element, width, PLAIN>. Plain versions support K up to 4, whole aligned
+ * vectors and no packing, so they need few registers. General versions test these conditions at run time. `blocks`:
  * plain blocks that must fit on a multiprocessor. */
 #define CONV1D_DEFINE_KERNELS(stem, body, blocks)                          \
     CONV1D_INSTANCE(stem##_bf16, body, blocks, __nv_bfloat16, 4, true)     \
@@ -27,7 +27,7 @@
         body<element, width, plain>(c);                                              \
     }
 
-/* Loads V elements, of which the first `count` exist. Plain kernels call this only if all V exist. */
+/* Loads V elements, of which the first `count` exist. Plain versions call this only if all V exist. */
 template <typename E, int V, bool PLAIN>
 static __device__ __forceinline__ cot_vector<E, V> load_elements(const E *from, int64_t count, bool aligned)
 {
@@ -84,7 +84,7 @@ static __device__ __forceinline__ int32_t token_id(const conv1d_call &c, int64_t
     return ((const int32_t *)c.seq_idx.data)[b * c.seq_idx.stride[0] + (t < 0 ? 0 : t) * c.seq_idx.stride[1]];
 }
 
-/* The sequence ids of N consecutive tokens. Unused in plain kernels. */
+/* The sequence ids of N consecutive tokens. Unused in plain versions. */
 template <int N, bool PLAIN> struct token_ids {
     int32_t id[PLAIN ? 1 : N];
 };

@@ -30,7 +30,7 @@ enum { THREADS = CONV1D_LANES * CONV1D_WARPS, GENERIC_BLOCKS = 132 * 16 };
 /* ---- the kernels -------------------------------------------------------------------------------------- */
 
 /* The kernel instances of a file, indexed by dtype: f32, f16 and bf16 are 1, 2 and 3 in cot_dtype. The sm80 kernels
- * have plain instances (whole aligned vectors, K up to 4, no packing) and general instances, of width 8. */
+ * have plain versions (whole aligned vectors, K up to 4, no packing) and general versions, of width 8. */
 typedef struct kernel_instances {
     cot_cuda_kernel plain[3], general[3];
 } kernel_instances;
@@ -429,7 +429,7 @@ static cot_status backward(cot_queue *queue, const conv1d_backward_problem *p, v
 
 cot_status COT_LAUNCHER(causal_conv1d_bwd_channel_first)(cot_queue *queue, const void *problem, void *workspace)
 {
-#if defined(COT_FOR_HIP) /* without general instances */
+#if defined(COT_FOR_HIP) /* without general versions */
     const conv1d_call c = make_backward_call(queue, problem, 2);
     if (!all_aligned(&c))
         return COT_LAUNCHER(causal_conv1d_bwd_generic)(queue, problem, workspace);

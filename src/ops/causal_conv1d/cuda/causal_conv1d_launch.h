@@ -295,7 +295,7 @@ static inline double cost_sm80_im2col(const void *problem)
     return 1e6 + cost_sm80_generic(problem);
 }
 
-/* Bytes of the partial sums. They are sized for the general kernels, which are compiled for the maximal width only. */
+/* Bytes of the partial sums. They are sized for the general versions, which are compiled for the maximal width only. */
 static inline size_t conv1d_cuda_partial_bytes(const conv1d_sizes *s, int64_t partial_count)
 {
     return partial_count > 1
@@ -362,7 +362,7 @@ static inline size_t workspace_sm80_bwd_generic(const void *problem)
 }
 
 /* ---- AMD GPUs ----------------------------------------------------------------------------------------- *
- * They have the portable kernels. The backward with contiguous time has no general instances there,
+ * They have the portable kernels. The backward with contiguous time has no general version there,
  * which would spill 600 registers: the generic kernel takes these calls. The alignment of the data is known in `run`
  * alone, so that its workspace suffices for both. */
 static inline const char *admit_hip_bwd_channel_first(const void *problem)
