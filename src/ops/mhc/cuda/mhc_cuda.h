@@ -91,7 +91,7 @@ typedef struct mhc_call {
     float *sums;               /* [tokens][slices][MHC_CUDA_SUMS(n)] */
     mhc_token_record *records; /* [tokens, rounded up to whole tiles]; null = not needed */
     uint32_t *counters;        /* [MHC_SM90_RECORD_COUNTS + tiles]: progress shared by blocks, see mhc_maps.h */
-    float *partial;     /* [parts][M][n*D]: dphi_part: dphi before the multiplication by gamma, over a part of the
+    float *dphi_parts;  /* [parts][M][n*D]: dphi_part: dphi before the multiplication by gamma, over a part of the
                                 * tokens, divided by dphi_part_scale */
     double *token_sums; /* [token_parts][M][2]: sum of dz, and sum of dz * h_mix * inv_rms */
     float *post_sums;   /* [slices][tokens][n*n+n]: sums of dh_res, then of dh_post, over the columns of each slice */

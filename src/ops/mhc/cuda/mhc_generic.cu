@@ -367,7 +367,7 @@ template <typename E> static __device__ __forceinline__ void pre_dphi(const mhc_
 #pragma unroll
             for (int r = 0; r < ROWS; r++)
                 if (j + r < M)
-                    c.partial[(part * M + j + r) * K + k] = sum[r];
+                    c.dphi_parts[(part * M + j + r) * K + k] = sum[r];
     }
 }
 
@@ -455,7 +455,7 @@ KERNEL mhc_pre_sum_parts(const __grid_constant__ mhc_call c)
                 const int row = first + r * GROUPS;
                 phi[r] = row < M ? load_f32(c.phi, row * c.phi.stride[0] + k * c.phi.stride[1]) : 0.0f;
             }
-            const float *source = c.partial + first * K + k;
+            const float *source = c.dphi_parts + first * K + k;
 #pragma unroll 8
             for (int part = 0; part < (int)c.parts; part++, source += M * K)
 #pragma unroll

@@ -442,7 +442,7 @@ static mhc_call pre_backward_call(const cot_queue *queue, const mhc_pre_backward
     c.records = (mhc_token_record *)(base + layout->records);
     c.counters = (uint32_t *)(base + layout->counters);
     c.history = (float *)(base + layout->history);
-    c.partial = (float *)(base + layout->partial);
+    c.dphi_parts = (float *)(base + layout->dphi_parts);
     c.token_sums = (double *)(base + layout->token_sums);
     c.dphi_part_scale = 1;
     c.parts = layout->parts;

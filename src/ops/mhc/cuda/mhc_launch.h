@@ -64,7 +64,7 @@ static inline int mhc_sm90_cluster_blocks(const mhc_sizes *s)
 typedef struct mhc_cuda_layout {
     int64_t parts, part_length, token_parts;
     int64_t split_parts; /* of the split kernel, see mhc_sm90_parts; 0 without it */
-    size_t dz, dh_mix, factor, phi_terms, mix_terms, records, counters, history, token_sums, partial, bytes;
+    size_t dz, dh_mix, factor, phi_terms, mix_terms, records, counters, history, token_sums, dphi_parts, bytes;
 } mhc_cuda_layout;
 
 static inline mhc_cuda_layout mhc_cuda_layout_pre_bwd(const mhc_sizes *s, int32_t iterations, bool mma)
@@ -94,7 +94,7 @@ static inline mhc_cuda_layout mhc_cuda_layout_pre_bwd(const mhc_sizes *s, int32_
     const int64_t max_parts = cot_max(l.split_parts, cot_max(clusters, l.parts));
     l.history = cot_workspace_reserve(&l.bytes, COT_PRODUCT(2, s->n, iterations, s->tokens), sizeof(float));
     l.token_sums = cot_workspace_reserve(&l.bytes, COT_PRODUCT(MHC_CUDA_TOKEN_PARTS, s->M, 2), sizeof(double));
-    l.partial = cot_workspace_reserve(&l.bytes, COT_PRODUCT(max_parts, s->M, s->n, s->D), sizeof(float));
+    l.dphi_parts = cot_workspace_reserve(&l.bytes, COT_PRODUCT(max_parts, s->M, s->n, s->D), sizeof(float));
     return l;
 }
 

@@ -21,8 +21,8 @@ enum {
     M = MHC_SM90_M,
     TILE = MHC_SM90_TILE,
     COLUMNS = MHC_SM90_POST_PRE_COLUMNS,
-    GROUP = 32, /* columns of a step */
-    GROUPS = COLUMNS / GROUP,
+    GROUP_COLUMNS = 32, /* columns of a step */
+    COLUMN_GROUPS = COLUMNS / GROUP_COLUMNS,
     THREADS = MHC_SM90_POST_PRE_THREADS,
     WARPS = THREADS / 32,
     TERMS = 3,
@@ -69,7 +69,7 @@ static __device__ __forceinline__ void stage_phi(const mhc_call &c, shared_memor
             }
         uint32_t terms[TERMS];
         cot_split_bf16(values[0], values[1], terms);
-        const int to = column / GROUP * GROUP + column % 8 / 2 * 8 + column % GROUP / 8 * 2;
+        const int to = column / GROUP_COLUMNS * GROUP_COLUMNS + column % 8 / 2 * 8 + column % GROUP_COLUMNS / 8 * 2;
 #pragma unroll
         for (int term = 0; term < TERMS; term++)
             *(uint32_t *)&s.phi[term][i][j][to] = terms[term];
@@ -252,7 +252,7 @@ static __device__ __forceinline__ void add_products(const shared_memory &s, cons
 #pragma unroll
         for (int term = TERMS - 1; term >= 0; term--) {
             uint32_t B[2][4], last[4];
-            const uint16_t *phi = s.phi[term][o][0] + group * GROUP;
+            const uint16_t *phi = s.phi[term][o][0] + group * GROUP_COLUMNS;
 #pragma unroll
             for (int pair = 0; pair < 2; pair++)
                 cot_ldmatrix_x4_trans(B[pair], cot_shared_address(phi + (lane / 8 % 2 * 8 + lane % 8) * PITCH +
@@ -378,7 +378,7 @@ template <typename E, bool VECTOR> static __device__ __forceinline__ void backwa
     shared_memory &s = *(shared_memory *)memory;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_column = blockIdx.x * COLUMNS;
     const int tiles = (int)((c.tokens + TILE - 1) / TILE), step = gridDim.y * WARPS;
-    const int groups = c.D - first_column < COLUMNS ? (int)(c.D - first_column) / GROUP : (int)GROUPS;
+    const int groups = c.D - first_column < COLUMNS ? (int)(c.D - first_column) / GROUP_COLUMNS : (int)COLUMN_GROUPS;
     const int lane_column = first_column + lane % 4 * 8;
     warp_memory &w = s.warps[warp];
     int tile = blockIdx.y * WARPS + warp, buffer = 0;
@@ -405,11 +405,11 @@ template <typename E, bool VECTOR> static __device__ __forceinline__ void backwa
             if (next_tile < tiles) {
                 if (last)
                     copy_tokens(c, w, buffer ^ 1, next_tile);
-                copy_inputs<E, VECTOR>(c, w, next_tile, lane_column + next_group * GROUP);
+                copy_inputs<E, VECTOR>(c, w, next_tile, lane_column + next_group * GROUP_COLUMNS);
             }
             cot_cp_async_commit_group();
             add_products(s, w, buffer, group, g);
-            finish_step<E, VECTOR>(c, w, buffer, tile, lane_column + group * GROUP, x, f, g, sums);
+            finish_step<E, VECTOR>(c, w, buffer, tile, lane_column + group * GROUP_COLUMNS, x, f, g, sums);
         }
         store_sums(c, tile, sums);
     }

@@ -4,27 +4,28 @@
  *
  * A token's *record* (mhc_token_record) has what the products of all blocks need: dh_mix as three terms, h_pre, and
  * factor (c of the formulas). It depends on dh_pre, which is a sum over all columns. So for each tile, every block sends
- * its part of dh_pre to the owners of the tokens, and the owners send the records to every block.
+ * its part of dh_pre to the owner blocks of the tokens. Their owner warps send the records to every block.
  *
- * Tiles, blocks and owners are the same as in mhc_pre_fwd_sm90.cu: a cluster has 16 blocks, or 8 for D up to
- * 2048, or 4 for D up to 1024, and block r owns the tokens r, r + BLOCKS, ... of each tile. With dh_res, mhc_pre_dz has
- * already stored dz in the workspace: it includes Sinkhorn's gradient. The ring has one stage for a tile. Roles:
+ * Tiles, blocks and owner blocks are the same as in mhc_pre_fwd_sm90.cu: a cluster has 16 blocks, or 8 for D up to
+ * 2048, or 4 for D up to 1024. Block r is the owner block of the tokens r, r + BLOCKS, ... of each tile. With dh_res,
+ * mhc_pre_dz has already stored dz in the workspace: it includes Sinkhorn's gradient. The ring has one stage for a
+ * tile. Roles:
  *
  *   producer     loads x and dh_in of the tile into shared memory. Later stores dx, which replaced x there
  *   8 MMA warps  32 columns of all streams each. They first compute their part of dh_pre: the diagonals of dh_in x^T.
  *                When the tile's records have arrived, they add to dphi_part and compute dx (mhc_pre_bwd_sm90.cuh)
- *   reducer      sums dh_pre over the warps, and sends each token's sum to its owner
- *   owner        makes the records of its tokens and sends them to all blocks: first what does not depend on dh_pre, then
+ *   reducer      sums dh_pre over the warps, and sends each token's sum to its owner block
+ *   owner warp   makes the records of its tokens and sends them to all blocks: first what does not depend on dh_pre, then
  *                the rest, for which it sums dh_pre over the blocks. Also sums the terms of dbias and dalpha
  *   dx_post      loads dx_post, if present, one stream at a time. Its buffer takes the place of one stage. Without
- *                dx_post, in clusters of 4 blocks, this warp is a second owner: one owner would take longer for the four
+ *                dx_post, in clusters of 4 blocks, this warp is a second owner warp: one would take longer for the four
  *                tokens of a block than the loads of a tile take
  *
  *   barrier               arrivals              phase ends when
  *   full[stage]           1, the producer       x and dh_in of the tile are in shared memory
- *   partial_full          32 of each MMA warp   the warps' parts of dh_pre are in shared memory
- *   partial_empty         32, the reducer       the reducer has read them
- *   gathered_full[stage]  1, the first owner    dh_pre of the owned tokens has arrived from all blocks (bytes)
+ *   warp_dh_pre_full      32 of each MMA warp   the warps' parts of dh_pre are in shared memory
+ *   warp_dh_pre_empty     32, the reducer       the reducer has read them
+ *   gathered_full[stage]  1, first owner warp   dh_pre of the owned tokens has arrived from all blocks (bytes)
  *   records_full[stage]   1, MMA thread 0       the records of all tokens of the tile have arrived (bytes)
  *   dx_full[stage]        1 of each MMA warp    dx has replaced x in shared memory
  *   post_full[stream]     1, the dx_post warp   dx_post of the stream is in shared memory
@@ -69,11 +70,12 @@ template <typename Traits> struct shared_memory {
     unsigned char stages[STAGES][STAGE_BYTES]; /* x [stream][chunk][token][128 bytes, swizzled], then dh_in likewise */
     /* Unused without dx_post: an array cannot have size 0. */
     unsigned char dx_post[MODE == DX_AND_POST ? N : 1][MODE == DX_AND_POST ? STREAM_BYTES : 1024];
-    phi_fragments<MODE == NO_DX ? 1 : GROUPS> phi;
+    phi_fragments<MODE == NO_DX ? 1 : COLUMN_GROUPS> phi;
     token_record records[STAGES][TILE], owned_records[Traits::OWNED];
     float gathered[STAGES][Traits::OWNED][Traits::BLOCKS][N];
-    float partial[MMA_WARPS][TILE][N];
-    uint64_t full[STAGES], gathered_full[STAGES], records_full[STAGES], dx_full[STAGES], partial_full, partial_empty;
+    float warp_dh_pre[MMA_WARPS][TILE][N];
+    uint64_t full[STAGES], gathered_full[STAGES], records_full[STAGES], dx_full[STAGES], warp_dh_pre_full,
+        warp_dh_pre_empty;
     uint64_t post_full[N], post_empty[N];
 };
 extern __shared__ __align__(1024) unsigned char memory[];
@@ -115,12 +117,12 @@ static __device__ __forceinline__ void compute_dh_pre(shared_memory<Traits> &s, 
         low[i] = odd ? sums[0][1] : sums[0][0];
         high[i] = odd ? sums[1][3] : sums[1][2];
     }
-    cot_mbarrier_wait(&s.partial_empty, parity ^ 1);
+    cot_mbarrier_wait(&s.warp_dh_pre_empty, parity ^ 1);
     if (lane % 4 == g / 2) {
-        *(float4 *)s.partial[warp][g] = make_float4(low[0], low[1], low[2], low[3]);
-        *(float4 *)s.partial[warp][g + 8] = make_float4(high[0], high[1], high[2], high[3]);
+        *(float4 *)s.warp_dh_pre[warp][g] = make_float4(low[0], low[1], low[2], low[3]);
+        *(float4 *)s.warp_dh_pre[warp][g + 8] = make_float4(high[0], high[1], high[2], high[3]);
     }
-    arrive_all_lanes(&s.partial_full);
+    arrive_all_lanes(&s.warp_dh_pre_full);
 }
 
 template <typename Traits>
@@ -129,15 +131,15 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
     constexpr data_gradient MODE = Traits::MODE;
     constexpr int CLUSTERS = MHC_SM90_CLUSTERS_OF(Traits::BLOCKS);
     const int warp = threadIdx.x / 32;
-    uint32_t second_terms[GROUPS][6];
+    uint32_t second_terms[COLUMN_GROUPS][6];
     if constexpr (MODE != NO_DX)
-        load_phi<0, GROUPS / 2>(c, s, first_column(), warp, phi_scale<__nv_bfloat16, MODE == DX_AND_POST>,
-                                second_terms);
+        load_phi<0, COLUMN_GROUPS / 2>(c, s, first_column(), warp, phi_scale<__nv_bfloat16, MODE == DX_AND_POST>,
+                                       second_terms);
     cot_cluster_wait();
     if constexpr (MODE != NO_DX)
-        load_phi<GROUPS / 2, GROUPS>(c, s, first_column(), warp, phi_scale<__nv_bfloat16, MODE == DX_AND_POST>,
-                                     second_terms);
-    float dphi_part[GROUPS][OCTETS][4] = {0};
+        load_phi<COLUMN_GROUPS / 2, COLUMN_GROUPS>(c, s, first_column(), warp,
+                                                   phi_scale<__nv_bfloat16, MODE == DX_AND_POST>, second_terms);
+    float dphi_part[COLUMN_GROUPS][OCTETS][4] = {0};
     const lane_units units = find_lane_units(s, warp);
     cot_pipeline_state<Traits::STAGES> next_ring;
     uint32_t parity = 0, post_parity = 0;
@@ -175,27 +177,28 @@ template <typename Traits> static __device__ __forceinline__ void reduce(shared_
     cot_cluster_wait();
     FOR_EACH_TILE(tile, ring, tiles)
     {
-        cot_mbarrier_wait(&s.partial_full, parity);
+        cot_mbarrier_wait(&s.warp_dh_pre_full, parity);
         if (token < TILE) {
-            float4 sum = *(const float4 *)s.partial[0][token];
+            float4 sum = *(const float4 *)s.warp_dh_pre[0][token];
 #pragma unroll
             for (int warp = 1; warp < MMA_WARPS; warp++) {
-                const float4 other = *(const float4 *)s.partial[warp][token];
+                const float4 other = *(const float4 *)s.warp_dh_pre[warp][token];
                 sum = {sum.x + other.x, sum.y + other.y, sum.z + other.z, sum.w + other.w};
             }
-            const int owner = token % Traits::BLOCKS, k = token / Traits::BLOCKS;
-            cot_store_async(cot_mapa(cot_shared_address(s.gathered[ring.stage][k][rank]), owner),
-                            cot_mapa(cot_shared_address(&s.gathered_full[ring.stage]), owner), __float_as_uint(sum.x),
-                            __float_as_uint(sum.y), __float_as_uint(sum.z), __float_as_uint(sum.w));
+            const int owner_rank = token % Traits::BLOCKS, k = token / Traits::BLOCKS;
+            cot_store_async(cot_mapa(cot_shared_address(s.gathered[ring.stage][k][rank]), owner_rank),
+                            cot_mapa(cot_shared_address(&s.gathered_full[ring.stage]), owner_rank),
+                            __float_as_uint(sum.x), __float_as_uint(sum.y), __float_as_uint(sum.z),
+                            __float_as_uint(sum.w));
         }
-        arrive_all_lanes(&s.partial_empty);
+        arrive_all_lanes(&s.warp_dh_pre_empty);
         parity ^= 1;
     }
 }
 
-/* Sends 16-byte units of an owner's records to all blocks. Units 0, 3, 6 (the first unit of each term) and 10 (factor)
+/* Sends 16-byte units of an owner warp's records to all blocks. Units 0, 3, 6 (the first unit of each term) and 10 (factor)
  * depend on dh_pre: AFTER_DH_PRE sends these, the call before sends units 1, 2, 4, 5, 7, 8 and 9. k counts the tokens that
- * the block owns: token k of the block is token rank + k * BLOCKS of the tile. first_k: the owner's first token. */
+ * the block owns: token k of the block is token rank + k * BLOCKS of the tile. first_k: the owner warp's first token. */
 template <bool AFTER_DH_PRE, typename Traits>
 static __device__ __forceinline__ void send_units(shared_memory<Traits> &s, int stage, int rank, int first_k)
 {
@@ -209,7 +212,8 @@ static __device__ __forceinline__ void send_units(shared_memory<Traits> &s, int 
         const uint32_t copy = item / COUNT, index = item % COUNT;
         const uint32_t k = Traits::OWNER_TOKENS == 1 ? 0 : copy / Traits::BLOCKS,
                        block = Traits::OWNER_TOKENS == 1 ? copy : copy % Traits::BLOCKS;
-        const uint32_t unit = AFTER_DH_PRE ? index * 3 + index / 3 : index * 3 / 2 + 1 - index / 6;
+        const uint32_t unit =
+            AFTER_DH_PRE ? index * 3 + index / 3 : index * 3 / 2 + 1 - index / 6; /* 0 3 6 10 : 1 2 4 5 7 8 9 */
         const uint4 words = ((const uint4 *)&s.owned_records[first_k + k])[unit];
         cot_store_async(cot_mapa(to + k * (uint32_t)(Traits::BLOCKS * sizeof(token_record)) + unit * 16, block),
                         cot_mapa(barrier, block), words.x, words.y, words.z, words.w);
@@ -234,16 +238,16 @@ struct pending_token {
     float h_pre, h_mix, inv_rms, post_res_sum;
 };
 
-/* An owner. All blocks wait for its records. So the inputs of its tokens are loaded one tile ahead, and the units that
+/* An owner warp. All blocks wait for its records. So the inputs of its tokens are loaded one tile ahead, and the units that
  * do not depend on dh_pre are computed and sent before dh_pre arrives. The stage of the records is then free in all
- * blocks: when the owner begins tile t of the cluster, it has dh_pre of tile t - 1 from all blocks. A block sends that
+ * blocks: when the owner warp begins tile t of the cluster, it has dh_pre of tile t - 1 from all blocks. A block sends that
  * only after it has finished tile t - 3, and there are at least 3 stages. */
 template <typename Traits>
-static __device__ __forceinline__ void make_owned_records(const mhc_call &c, shared_memory<Traits> &s, int owner,
+static __device__ __forceinline__ void make_owned_records(const mhc_call &c, shared_memory<Traits> &s, int owner_warp,
                                                           int rank, int tiles)
 {
     constexpr int TOKENS = Traits::OWNER_TOKENS, TOKEN_LANES = 32 / TOKENS;
-    const int lane = threadIdx.x % 32, first_k = owner * TOKENS;
+    const int lane = threadIdx.x % 32, first_k = owner_warp * TOKENS;
     const float alpha = lane < M ? load_f32(c.alpha, alpha_index(N, lane) * c.alpha.stride[0]) : 0.0f;
     const float alpha_pre = __shfl_sync(0xffffffffu, alpha, 0);
     double dbias = 0, dalpha = 0;         /* of coefficient `lane` of h_post and h_res */
@@ -287,9 +291,9 @@ static __device__ __forceinline__ void make_owned_records(const mhc_call &c, sha
         const float sigma = pending.h_pre - c.hc_eps, slope = sigma * (1.0f - sigma);
         cot_mbarrier_wait(&s.gathered_full[ring.stage], ring.parity);
         __syncwarp();
-        /* The second owner cannot miss this phase: the next one cannot complete before it has sent its records of this
+        /* The second owner warp cannot miss this phase: the next one cannot complete before it has sent its records of this
          * tile. */
-        if (owner == 0 && lane == 0)
+        if (owner_warp == 0 && lane == 0)
             cot_mbarrier_arrive_expect(&s.gathered_full[ring.stage], sizeof s.gathered[0]);
         const float(*parts)[N] = s.gathered[ring.stage][first_k + lane / TOKEN_LANES];
         const int block = lane % TOKEN_LANES / N;
@@ -327,7 +331,7 @@ static __device__ __forceinline__ void make_owned_records(const mhc_call &c, sha
         sums[1] += __shfl_down_sync(0xffffffffu, dalpha_pre, k * TOKEN_LANES);
     }
     if (lane < M) {
-        double *to = c.token_sums + (((int64_t)blockIdx.x * Traits::OWNERS + owner) * M + lane) * 2;
+        double *to = c.token_sums + (((int64_t)blockIdx.x * Traits::OWNERS + owner_warp) * M + lane) * 2;
         to[0] = lane < N ? sums[0] : dbias;
         to[1] = lane < N ? sums[1] : dalpha;
     }
@@ -407,8 +411,8 @@ template <typename Traits> static __device__ __forceinline__ void backward(const
             cot_mbarrier_arrive_expect(&s.gathered_full[stage], sizeof s.gathered[0]);
             cot_mbarrier_arrive_expect(&s.records_full[stage], sizeof s.records[0]);
         }
-        cot_mbarrier_init(&s.partial_full, 32 * MMA_WARPS);
-        cot_mbarrier_init(&s.partial_empty, 32);
+        cot_mbarrier_init(&s.warp_dh_pre_full, 32 * MMA_WARPS);
+        cot_mbarrier_init(&s.warp_dh_pre_empty, 32);
         for (int i = 0; i < N; i++) {
             cot_mbarrier_init(&s.post_full[i], 1);
             cot_mbarrier_init(&s.post_empty[i], MMA_WARPS);

@@ -23,7 +23,7 @@ enum {
     X_BYTES = N * STREAM_BYTES,
     STAGE_BYTES = X_BYTES + MHC_SM90_BLOCK_CHUNKS * CHUNK_BYTES,
     COLUMNS = 32, /* of an MMA warp, in each stream */
-    GROUPS = N * COLUMNS / 16,
+    COLUMN_GROUPS = N * COLUMNS / 16,
     MMA_WARPS = MHC_SM90_COLUMNS / COLUMNS,
     TERMS = 3
 };
@@ -97,7 +97,7 @@ static __device__ __forceinline__ void load_phi(const mhc_call &c, S &s, int64_t
             }
         }
         s.phi.store(warp, group, first);
-        if constexpr (REGISTER_GROUPS < GROUPS)
+        if constexpr (REGISTER_GROUPS < COLUMN_GROUPS)
             if (group >= REGISTER_GROUPS)
                 s.second.store(warp, group - REGISTER_GROUPS, rest);
         if (group < REGISTER_GROUPS)
@@ -115,9 +115,9 @@ static __device__ __forceinline__ uint32_t unit_address(uint32_t first, int grou
 }
 
 /* dphi_part += x^T dh_mix, for groups BEGIN to END - 1. Each fragment of dphi_part is [16 columns][8 rows of phi]. */
-template <typename E, int BEGIN = 0, int END = GROUPS>
+template <typename E, int BEGIN = 0, int END = COLUMN_GROUPS>
 static __device__ __forceinline__ void accumulate_dphi(uint32_t x, uint32_t records,
-                                                       float (&dphi_part)[GROUPS][OCTETS][4])
+                                                       float (&dphi_part)[COLUMN_GROUPS][OCTETS][4])
 {
     const int lane = threadIdx.x % 32;
     const uint32_t token = (uint32_t)(lane % 16);
@@ -188,11 +188,11 @@ static __device__ __forceinline__ void compute_dx(S &s, uint32_t x, uint32_t dh_
     if (!ADD_POST)
         cot_mbarrier_wait(&s.full[ring.stage], ring.parity);
 #pragma unroll
-    for (int group = 0; group < GROUPS; group++) {
+    for (int group = 0; group < COLUMN_GROUPS; group++) {
         uint32_t phi[6], second[6], x_words[4], post_words[4];
         float sums[2][4] = {0};
         s.phi.load(warp, group, phi);
-        if constexpr (REGISTER_GROUPS < GROUPS)
+        if constexpr (REGISTER_GROUPS < COLUMN_GROUPS)
             if (group >= REGISTER_GROUPS)
                 s.second.load(warp, group - REGISTER_GROUPS, second);
         if (group < REGISTER_GROUPS)
@@ -303,13 +303,14 @@ static __device__ __forceinline__ token_element input_element(const mhc_call &c,
 
 /* ---- end of a tile and of the kernel ----------------------------------------------------------------- */
 
-static __device__ __forceinline__ void store_dphi_part(const mhc_call &c, const float (&dphi_part)[GROUPS][OCTETS][4],
-                                                       int64_t part, int64_t d)
+static __device__ __forceinline__ void store_dphi_part(const mhc_call &c,
+                                                       const float (&dphi_part)[COLUMN_GROUPS][OCTETS][4], int64_t part,
+                                                       int64_t d)
 {
     const int lane = threadIdx.x % 32;
-    float *to = c.partial + part * M * N * c.D + d;
+    float *to = c.dphi_parts + part * M * N * c.D + d;
 #pragma unroll
-    for (int group = 0; group < GROUPS; group++)
+    for (int group = 0; group < COLUMN_GROUPS; group++)
 #pragma unroll
         for (int octet = 0; octet < OCTETS; octet++)
 #pragma unroll
@@ -339,13 +340,13 @@ template <typename S> static __device__ __forceinline__ lane_units find_lane_uni
 template <typename E, typename S>
 static __device__ __forceinline__ void accumulate_tile(S &s, const lane_units &units,
                                                        const cot_pipeline_state<S::STAGES> &ring,
-                                                       float (&dphi_part)[GROUPS][OCTETS][4])
+                                                       float (&dphi_part)[COLUMN_GROUPS][OCTETS][4])
 {
     const uint32_t x = units.by_column + (uint32_t)(ring.stage * STAGE_BYTES),
                    records = cot_shared_address(s.records[ring.stage]);
-    accumulate_dphi<E, 0, GROUPS / 2>(x, records, dphi_part);
+    accumulate_dphi<E, 0, COLUMN_GROUPS / 2>(x, records, dphi_part);
     cot_mbarrier_wait(&s.full[ring.stage], ring.parity); /* never blocks, see compute_dx */
-    accumulate_dphi<E, GROUPS / 2, GROUPS>(x, records, dphi_part);
+    accumulate_dphi<E, COLUMN_GROUPS / 2, COLUMN_GROUPS>(x, records, dphi_part);
     __syncwarp();
     if (threadIdx.x % 32 == 0)
         cot_mbarrier_arrive(&s.dx_full[ring.stage]);
@@ -358,7 +359,7 @@ static __device__ __forceinline__ void multiply_tile(const mhc_call &c, S &s, co
                                                      const cot_pipeline_state<S::STAGES> &ring, int warp,
                                                      uint32_t post_parity,
                                                      const uint32_t (&second_terms)[REGISTER_GROUPS][6],
-                                                     float (&dphi_part)[GROUPS][OCTETS][4])
+                                                     float (&dphi_part)[COLUMN_GROUPS][OCTETS][4])
 {
     const uint32_t stage_offset = (uint32_t)(ring.stage * STAGE_BYTES);
     accumulate_dphi<E>(units.by_column + stage_offset, cot_shared_address(s.records[ring.stage]), dphi_part);

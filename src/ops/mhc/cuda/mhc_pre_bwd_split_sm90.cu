@@ -79,8 +79,8 @@ template <bool ADD_POST, bool ONE_PASS> struct shared_memory {
     enum { STAGES = ADD_POST || ONE_PASS ? 3 : 4 };
     unsigned char stages[STAGES][STAGE_BYTES]; /* x [stream][chunk][token][128 bytes, swizzled], then dh_in likewise */
     unsigned char dx_post[ADD_POST ? N : 1][ADD_POST ? STREAM_BYTES : 16];
-    phi_fragments<GROUPS> phi;
-    phi_fragments<GROUPS - register_groups<ADD_POST>> second;
+    phi_fragments<COLUMN_GROUPS> phi;
+    phi_fragments<COLUMN_GROUPS - register_groups<ADD_POST>> second;
     token_record records[STAGES][TILE];
     uint64_t full[STAGES], dx_full[STAGES], post_full[N], post_empty[N];
     team_memory<ONE_PASS ? DEPTH : 0> team;
@@ -124,9 +124,10 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
 {
     const int warp = threadIdx.x / 32;
     uint32_t second_terms[register_groups<ADD_POST>][6];
-    load_phi<0, GROUPS / 2>(c, s, first_column<ONE_PASS>(c), warp, phi_scale<E, ADD_POST>, second_terms);
-    load_phi<GROUPS / 2, GROUPS>(c, s, first_column<ONE_PASS>(c), warp, phi_scale<E, ADD_POST>, second_terms);
-    float dphi_part[GROUPS][OCTETS][4] = {0};
+    load_phi<0, COLUMN_GROUPS / 2>(c, s, first_column<ONE_PASS>(c), warp, phi_scale<E, ADD_POST>, second_terms);
+    load_phi<COLUMN_GROUPS / 2, COLUMN_GROUPS>(c, s, first_column<ONE_PASS>(c), warp, phi_scale<E, ADD_POST>,
+                                               second_terms);
+    float dphi_part[COLUMN_GROUPS][OCTETS][4] = {0};
     const lane_units units = find_lane_units(s, warp);
     uint32_t post_parity = 0;
     FOR_EACH_TILE(tile, ring, c, tiles)

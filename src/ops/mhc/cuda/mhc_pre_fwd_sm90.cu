@@ -10,7 +10,7 @@
  *
  * Clusters of BLOCKS blocks process tiles of 16 tokens. BLOCKS is 16, or 8 for D up to 2048, or 4 for D up to 1024.
  * Block r of the cluster has columns [256 r, 256 r + 256) of all four streams and computes h_in of these columns. It
- * also owns the tokens r, r + BLOCKS, ... of each tile. The ring has one stage for a tile. Roles:
+ * is also the owner block of the tokens r, r + BLOCKS, ... of each tile. The ring has one stage for a tile. Roles:
  *
  *   producer     loads x of the tile into shared memory by one TMA box
  *   8 MMA warps  128 k each. phi gamma, as three bf16 terms (float32's 24 bits), is the A operand and stays in
@@ -18,25 +18,25 @@
  *                half of the fifth m-tile holds the tokens themselves: the diagonal of its product is the sums of
  *                squares. f16 has two terms: each row is scaled by a power of two that brings its largest element
  *                to 2^14 or above, the upper end of f16's range.
- *   2 reducers   sum the warps' partial sums and send each token's sums to the block that owns the token
- *   owner        sums over the blocks, stores the tokens' coefficients, sends h_pre to all blocks
+ *   2 reducers   sum the warps' partial sums and send each token's sums to its owner block
+ *   owner warp   sums over the blocks, stores the tokens' coefficients, sends h_pre to all blocks
  *   4 h_in warps compute h_in of the block's columns, then release the stage
  *
  *   barrier               arrivals                   phase ends when
  *   full[stage]           1, the producer            x of the tile is in shared memory
- *   partial_full          32 of each MMA warp        the partial sums of all warps are in shared memory
- *   partial_empty         32 of each reducer         the reducers have read them
- *   gathered_full[stage]  1, the owner               the sums of all blocks for the owned tokens have arrived
+ *   warp_sums_full        32 of each MMA warp        the partial sums of all warps are in shared memory
+ *   warp_sums_empty       32 of each reducer         the reducers have read them
+ *   gathered_full[stage]  1, the owner warp          the sums of all blocks for the owned tokens have arrived
  *   h_pre_full[stage]     1, an h_in thread          h_pre of all tokens of the tile has arrived
  *   empty[stage]          1 of each h_in warp        x of the tile has been read (SPLIT: 1 of each MMA warp)
  *
  * A block stores into a stage of another block without waiting for that block. This is safe: a block that sends for the
  * tile that it takes STAGES rounds after tile t has released its own stage of tile t. So it had received h_pre of all
- * tokens of tile t, and each owner had read the sums that were sent to it. An owner sends h_pre of the later tile only
- * when it has the sums of all blocks for it. So every block has released its stage, and has read the old h_pre.
+ * tokens of tile t, and each owner warp had read the sums that were sent to it. An owner warp sends h_pre of the later
+ * tile only when it has the sums of all blocks for it. So every block has released its stage, and has read the old h_pre.
  *
  * WIDE, for D beyond 4096: blocks have 448 columns and tiles have 8 tokens. Tiles alternate between the two halves of
- * the cluster's blocks as owners. The terms of phi gamma that do not fit in registers are in shared memory and are
+ * the cluster's blocks as owner blocks. The terms of phi gamma that do not fit in registers are in shared memory and are
  * loaded for every tile. For f16 these are second terms. For bf16 these are the third terms, of one byte each. Let p be
  * the power of two below the row's largest element in the warp's columns, and unit = 2^-23 p. The split subtracts 192
  * units from the element and takes two bf16 terms. What remains is r, at most 64 units. It is stored as the byte
@@ -88,9 +88,9 @@ template <typename E_, int CHUNKS_, int BLOCKS_, bool POST_PRE_ = false> struct 
         LOOKAHEAD = 2,                                                /* tiles from y to h_in */
         STEPS = N * CHUNKS * MHC_SM90_CHUNK_COLUMNS / 16 / MMA_WARPS, /* steps of 16 k of one MMA warp */
         PAIRS = STEPS / 2,
-        GROUPS = groups_of<E>,
+        ROW_GROUPS = groups_of<E>,
         /* Groups of a step that stay in registers, except in the last SHARED_STEPS steps. */
-        REGISTER_GROUPS = WIDE ? 2 * OCTETS : GROUPS,
+        REGISTER_GROUPS = WIDE ? 2 * OCTETS : ROW_GROUPS,
         /* Steps whose second terms are in shared memory: the smallest number without register spills. */
         SHARED_STEPS = WIDE && cot_is_f16<E> ? 7 : 0,
         BYTE_TERMS = WIDE && !cot_is_f16<E>,
@@ -129,7 +129,7 @@ template <typename Traits> struct shared_memory {
     /* One word for each step. */
     uint2 third_terms[MMA_WARPS][Traits::BYTE_TERMS ? Traits::PAIRS : 1][Traits::BYTE_TERMS ? OCTETS : 1]
                      [Traits::BYTE_TERMS ? 32 : 1];
-    float partial[MMA_WARPS][Traits::TILE][SUMS];
+    float warp_sums[MMA_WARPS][Traits::TILE][SUMS];
     /* Sums from all blocks, for each token of this block in the ring. */
     float gathered[Traits::STAGES * Traits::TILE / Traits::BLOCKS][Traits::BLOCKS][SUMS];
     float h_pre[Traits::STAGES][Traits::TILE][N];
@@ -138,7 +138,7 @@ template <typename Traits> struct shared_memory {
     /* Scales of rows r, 8 + r and 16 + r of a warp. */
     float4 row_scales[Traits::BYTE_TERMS ? MMA_WARPS : 1][Traits::BYTE_TERMS ? 8 : 1];
     uint64_t full[Traits::STAGES], empty[Traits::STAGES], gathered_full[Traits::STAGES], h_pre_full[Traits::STAGES];
-    uint64_t partial_full, partial_empty, y_full[Traits::STAGES];
+    uint64_t warp_sums_full, warp_sums_empty, y_full[Traits::STAGES];
 };
 extern __shared__ __align__(1024) unsigned char memory[];
 
@@ -269,10 +269,11 @@ static __device__ __forceinline__ void split_phi_gamma(const mhc_call &c, shared
 template <typename Traits>
 static __device__ __forceinline__ void load_step(const shared_memory<Traits> &s, int warp, int step,
                                                  const uint32_t (&phi)[Traits::STEPS][Traits::REGISTER_GROUPS][2],
-                                                 const uint2 (&third_terms)[OCTETS], uint32_t (&A)[Traits::GROUPS][2])
+                                                 const uint2 (&third_terms)[OCTETS],
+                                                 uint32_t (&A)[Traits::ROW_GROUPS][2])
 {
 #pragma unroll
-    for (int group = 0; group < Traits::GROUPS; group++) {
+    for (int group = 0; group < Traits::ROW_GROUPS; group++) {
         if (Traits::BYTE_TERMS && group >= 2 * OCTETS) {
             const uint32_t word = step % 2 == 0 ? third_terms[group % OCTETS].x : third_terms[group % OCTETS].y;
             A[group][0] = unpack_bytes(word, 0), A[group][1] = unpack_bytes(word, 1);
@@ -292,7 +293,7 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
                                                 const tile_schedule &schedule)
 {
     typedef typename Traits::E E;
-    constexpr int GROUPS = Traits::GROUPS, M_TILES = GROUPS / 2, TILE = Traits::TILE;
+    constexpr int ROW_GROUPS = Traits::ROW_GROUPS, M_TILES = ROW_GROUPS / 2, TILE = Traits::TILE;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     uint32_t phi[Traits::STEPS][Traits::REGISTER_GROUPS][2], parity = 0;
     float row_scale[OCTETS];
@@ -330,14 +331,15 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
                         third_terms[octet] = s.third_terms[warp][pair][octet][lane];
 #pragma unroll
                 for (int u = 0; u < 2; u++) {
-                    uint32_t A[GROUPS][2];
+                    uint32_t A[ROW_GROUPS][2];
                     load_step(s, warp, 2 * pair + u, phi, third_terms, A);
 #pragma unroll
                     for (int m = 0; m < M_TILES; m++)
                         mma<E>(sums[m], A[2 * m][0], A[2 * m + 1][0], A[2 * m][1], A[2 * m + 1][1], x[2 * u],
                                x[2 * u + 1]);
-                    if constexpr (GROUPS % 2 != 0)
-                        mma<E>(run, A[GROUPS - 1][0], x[2 * u], A[GROUPS - 1][1], x[2 * u + 1], x[2 * u], x[2 * u + 1]);
+                    if constexpr (ROW_GROUPS % 2 != 0)
+                        mma<E>(run, A[ROW_GROUPS - 1][0], x[2 * u], A[ROW_GROUPS - 1][1], x[2 * u + 1], x[2 * u],
+                               x[2 * u + 1]);
                     else
                         mma<E>(run, 0, x[2 * u], 0, x[2 * u + 1], x[2 * u], x[2 * u + 1]);
                 }
@@ -359,13 +361,13 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
                 row_scale[0] = row_scales.x, row_scale[1] = row_scales.y, row_scale[2] = row_scales.z;
             }
             if (t == 0)
-                cot_mbarrier_wait(&s.partial_empty, parity ^ 1);
+                cot_mbarrier_wait(&s.warp_sums_empty, parity ^ 1);
 #pragma unroll
             for (int p = 0; p < 2; p++) {
-                float *to = s.partial[warp][t * 8 + lane % 4 * 2 + p];
+                float *to = s.warp_sums[warp][t * 8 + lane % 4 * 2 + p];
 #pragma unroll
                 for (int octet = 0; octet < OCTETS; octet++) { /* add the smallest terms first */
-                    const int last_group = GROUPS - OCTETS + octet;
+                    const int last_group = ROW_GROUPS - OCTETS + octet;
                     float sum = last_group / 2 == M_TILES ? tail_sums[p] : sums[last_group / 2][last_group % 2 * 2 + p];
                     if (Traits::BYTE_TERMS)
                         sum *= row_scale[octet];
@@ -378,7 +380,7 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
                     to[M] = tail_sums[2 + p];
             }
         }
-        arrive_all_lanes(&s.partial_full);
+        arrive_all_lanes(&s.warp_sums_full);
         parity ^= 1;
     }
 }
@@ -546,16 +548,16 @@ static __device__ __forceinline__ void compute_h_in(const mhc_call &c, const mhc
     }
 }
 
-/* The block that owns a token of a tile. Tiles of 8 tokens alternate between the two halves of a cluster of 16
+/* The rank of the owner block of a token of a tile. Tiles of 8 tokens alternate between the two halves of a cluster of 16
  * blocks. */
-template <typename Traits> static __device__ __forceinline__ int owner_of(int stage, int token)
+template <typename Traits> static __device__ __forceinline__ int owner_rank_of(int stage, int token)
 {
     static_assert(Traits::STAGES * Traits::TILE % Traits::BLOCKS == 0,
-                  "a stage must have the same owners for every tile");
+                  "a stage must have the same owner blocks for every tile");
     return (stage * Traits::TILE + token) % Traits::BLOCKS;
 }
 
-/* The index of a token in `gathered` of its owner. */
+/* The index of a token in `gathered` of its owner block. */
 template <typename Traits> static __device__ __forceinline__ int owned_index(int stage, int token)
 {
     return (stage * Traits::TILE + token) / Traits::BLOCKS;
@@ -571,29 +573,29 @@ static __device__ __forceinline__ void reduce(const mhc_call &c, shared_memory<T
         cot_cluster_wait();
     FOR_EACH_TILE(tile, ring, schedule)
     {
-        cot_mbarrier_wait(&s.partial_full, parity);
+        cot_mbarrier_wait(&s.warp_sums_full, parity);
 #pragma unroll
         for (int q = thread; q < Traits::TILE * SUMS / 4; q += 64) {
-            const int token = q / (SUMS / 4), part = q % (SUMS / 4) * 4;
-            float4 sum = *(const float4 *)&s.partial[0][token][part];
+            const int token = q / (SUMS / 4), first_sum = q % (SUMS / 4) * 4;
+            float4 sum = *(const float4 *)&s.warp_sums[0][token][first_sum];
 #pragma unroll
             for (int warp = 1; warp < MMA_WARPS; warp++) {
-                const float4 other = *(const float4 *)&s.partial[warp][token][part];
+                const float4 other = *(const float4 *)&s.warp_sums[warp][token][first_sum];
                 sum = {sum.x + other.x, sum.y + other.y, sum.z + other.z, sum.w + other.w};
             }
             const int64_t global_token = (int64_t)tile * Traits::TILE + token;
-            const int owner = owner_of<Traits>(ring.stage, token);
+            const int owner_rank = owner_rank_of<Traits>(ring.stage, token);
             if (!SPLIT)
                 cot_store_async(
                     cot_mapa(cot_shared_address(
-                                 &s.gathered[owned_index<Traits>(ring.stage, token)][schedule.column_block][part]),
-                             owner),
-                    cot_mapa(cot_shared_address(&s.gathered_full[ring.stage]), owner), __float_as_uint(sum.x),
+                                 &s.gathered[owned_index<Traits>(ring.stage, token)][schedule.column_block][first_sum]),
+                             owner_rank),
+                    cot_mapa(cot_shared_address(&s.gathered_full[ring.stage]), owner_rank), __float_as_uint(sum.x),
                     __float_as_uint(sum.y), __float_as_uint(sum.z), __float_as_uint(sum.w));
             else if (global_token < c.tokens)
-                *(float4 *)(c.sums + (global_token * c.slices + schedule.column_block) * SUMS + part) = sum;
+                *(float4 *)(c.sums + (global_token * c.slices + schedule.column_block) * SUMS + first_sum) = sum;
         }
-        arrive_all_lanes(&s.partial_empty);
+        arrive_all_lanes(&s.warp_sums_empty);
         parity ^= 1;
     }
 }
@@ -625,7 +627,7 @@ static __device__ __forceinline__ float reciprocal_newton(float x)
     return fmaf(y, fmaf(-x, y, 1.0f), y);
 }
 
-/* All blocks wait for h_pre from all owners. The path from the last block's sums to h_pre is latency-critical, so it
+/* All blocks wait for h_pre from all owner warps. The path from the last block's sums to h_pre is latency-critical, so it
  * has no division. */
 template <typename Traits>
 static __device__ __forceinline__ void run_owner(const mhc_call &c, shared_memory<Traits> &s,
@@ -736,8 +738,8 @@ template <typename Traits, bool SPLIT, typename Call> static __device__ __forcei
             cot_mbarrier_arrive_expect(&s.gathered_full[stage], Traits::OWNED * sizeof s.gathered[0]);
             cot_mbarrier_arrive_expect(&s.h_pre_full[stage], sizeof s.h_pre[0]);
         }
-        cot_mbarrier_init(&s.partial_full, 32 * MMA_WARPS);
-        cot_mbarrier_init(&s.partial_empty, 2 * 32);
+        cot_mbarrier_init(&s.warp_sums_full, 32 * MMA_WARPS);
+        cot_mbarrier_init(&s.warp_sums_empty, 2 * 32);
         cot_mbarrier_init_fence();
     }
     __syncthreads();

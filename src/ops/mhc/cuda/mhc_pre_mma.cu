@@ -528,7 +528,7 @@ template <typename E, int OCTETS> static __device__ __forceinline__ void dphi(co
         for (int v = 0; v < 4; v++) {
             const int j = octet * 8 + lane % 4 * 2 + v % 2, d = first_column + warp * 16 + v / 2 * 8 + lane / 4;
             if (j < M && d < c.D)
-                c.partial[(part * M + j) * K + i * c.D + d] = dphi_part[octet][v];
+                c.dphi_parts[(part * M + j) * K + i * c.D + d] = dphi_part[octet][v];
         }
 }
 
