@@ -126,7 +126,7 @@ static __device__ __forceinline__ void compute_dh_pre(shared_memory<Traits> &s, 
 }
 
 template <typename Traits>
-static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory<Traits> &s, int rank, int tiles)
+static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory<Traits> &s, int tiles)
 {
     constexpr data_gradient MODE = Traits::MODE;
     constexpr int CLUSTERS = MHC_SM90_CLUSTERS_OF(Traits::BLOCKS);
@@ -423,7 +423,7 @@ template <typename Traits> static __device__ __forceinline__ void backward(const
     cot_cluster_arrive(); /* each role waits before its first store to another block */
     if (warp < MMA_WARPS) {
         cot_setmaxnreg_inc<Traits::MMA_REGISTERS>();
-        multiply(c, s, rank, tiles);
+        multiply(c, s, tiles);
     } else {
         cot_setmaxnreg_dec<Traits::OTHER_REGISTERS>();
         if (warp == MMA_WARPS)
