@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_bwd_cluster_sm90.cu: the backward on Hopper for d or d_v above 128 (attention_bwd_sm90.cu has the
+ * attention_bwd_cluster_sm90.cu: the wide kernel, the backward on Hopper for d or d_v above 128 (attention_bwd_sm90.cu has the
  * formulas). dK of 64 keys and dV of 64 keys each need most registers of a warpgroup. A thread block therefore takes 64
  * keys, and the two thread blocks of a cluster share a key block of 128 keys. In this file *block* is a thread block,
  * and the *peer* is the other block of the cluster. Both blocks loop over the same tiles of 64 queries. The dQ of a

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * attention_bwd_consumer_sm90.cuh: what the two backward kernels for Hopper up to 128 columns share: the shared memory of
+ * attention_bwd_consumer_sm90.cuh: what the key-block kernel and the pair kernel share: the shared memory of
  * a thread block, and the consumer warpgroups. attention_bwd_sm90.cu explains the roles, the barriers and the steps. */
 #ifndef COT_ATTENTION_BWD_CONSUMER_SM90_CUH
 #define COT_ATTENTION_BWD_CONSUMER_SM90_CUH
@@ -15,13 +15,13 @@ enum {
     NO_MORE_KEY_BLOCKS = -1, /* first_key of the last entry of `work` */
 };
 
-/* The shared memory of a thread block. PAIRS: in the kernel by pairs of key blocks (attention_bwd_pairs_sm90.cu). */
+/* The shared memory of a thread block. PAIRS: in the pair kernel (attention_bwd_pairs_sm90.cu). */
 template <int COLUMNS, bool PAIRS> struct shared_memory {
     enum {
         COLUMN_PANELS = COLUMNS / 64,
         DQ_STAGES = PAIRS ? 1 : ATTENTION_DQ_STAGES,
         /* The producer writes the work of one key block, while warps still read that of the two before: 3 are enough.
-         * With 4, n % WORK_STAGES is one AND. The kernel by pairs has no shared memory left for 4 at 64 columns. */
+         * With 4, n % WORK_STAGES is one AND. The pair kernel has no shared memory left for 4 at 64 columns. */
         WORK_STAGES = PAIRS ? 3 : 4,
         QUERIES = ATTENTION_BWD_QUERIES(COLUMNS), /* of a tile */
         Q_PANEL_BYTES = QUERIES * 64 * 2,         /* of 64 columns */
@@ -513,8 +513,8 @@ template <int COLUMNS>
 static __device__ __forceinline__ bool reduce_over_heads(float (&dk)[COLUMNS / 2], float (&dv)[COLUMNS / 2])
 {
     enum { FLOATS = 4 * 2 * WARPGROUP }; /* of all consumer threads, 4 each */
-    using single_block_memory = shared_memory<COLUMNS, false>;
-    static_assert(COLUMNS / 4 * FLOATS * sizeof(float) <= offsetof(single_block_memory, ds), "dK and dV do not fit");
+    using key_block_memory = shared_memory<COLUMNS, false>;
+    static_assert(COLUMNS / 4 * FLOATS * sizeof(float) <= offsetof(key_block_memory, ds), "dK and dV do not fit");
     const float *sums = (const float *)attention_memory + 4 * (threadIdx.x - 2 * WARPGROUP);
     const bool sends = cot_cluster_rank() != 0;
     cot_cluster_arrive();
@@ -542,7 +542,7 @@ static __device__ __forceinline__ bool reduce_over_heads(float (&dk)[COLUMNS / 2
 static __device__ __forceinline__ void await_reduction(const attention_bwd_call &c)
 {
     __syncwarp();
-    for (int i = 0; i < 2 && c.thread_blocks_per_group > 1; i++)
+    for (int i = 0; i < 2 && c.thread_blocks_per_kv_head > 1; i++)
         cot_cluster_arrive(), cot_cluster_wait();
 }
 
@@ -623,7 +623,7 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, shar
         if (threadIdx.x % WARP == 0)
             cot_mbarrier_arrive(&s.kv_empty);
         /* Only one thread block of the cluster stores the sums of both. */
-        if (!PAIRS && c.thread_blocks_per_group > 1 && !reduce_over_heads<COLUMNS>(dk, dv))
+        if (!PAIRS && c.thread_blocks_per_kv_head > 1 && !reduce_over_heads<COLUMNS>(dk, dv))
             continue;
         asm volatile("" ::
                          : "memory"); /* the stores read `work` again: its members need no registers during the steps */

@@ -93,7 +93,7 @@ DEVICE void backward_one_pass(const attention_sm80_call &c)
     const block_coord coord = block_coord_of(c, c.Hkv);
     const sequence s = sequence_at(c, coord.b);
     const int64_t hkv = coord.head;
-    const int group = (int)(c.H / c.Hkv);
+    const int gqa_group = (int)(c.H / c.Hkv);
     if (c.packed && coord.b == c.B) {
         clear_rows(c, c.dk, s.k_first_row, s.k_rows, hkv, coord.tile, c.d);
         clear_rows(c, c.dv, s.k_first_row, s.k_rows, hkv, coord.tile, c.d_v);
@@ -164,7 +164,7 @@ DEVICE void backward_one_pass(const attention_sm80_call &c)
         else
             add_dq(h - 1, stored->first + (steps - 1) * QUERIES, stage);
     };
-    int h = (int)hkv * group, i0 = first, stage = 0;
+    int h = (int)hkv * gqa_group, i0 = first, stage = 0;
     if (steps > 0) {
         load_tile<E, KEYS, HEAD_DIM, THREADS>(k_tile, c.k, row_offset(c.k, s.b, s.k_first_row + j0, hkv), s.Tk - j0,
                                               (int)c.d, 0);
@@ -173,7 +173,7 @@ DEVICE void backward_one_pass(const attention_sm80_call &c)
         load(s, h, i0, 0);
     }
 #pragma unroll 1
-    for (int step = 0; step < steps * group; step++) {
+    for (int step = 0; step < steps * gqa_group; step++) {
         const char *const q_tile = q_tiles + stage * q_bytes, *const dout_tile = dout_tiles + stage * q_bytes;
         const float *const lse = (const float *)(statistics + stage * (8 * QUERIES)) + query_split() * WARP_QUERIES,
                            *const delta = lse + QUERIES;
@@ -182,7 +182,7 @@ DEVICE void backward_one_pass(const attention_sm80_call &c)
         __syncthreads();
         const bool head_ends = i0 + QUERIES >= stored->end; /* the next tile belongs to the next head */
         const int next_h = h + head_ends, next_i0 = head_ends ? stored->first : i0 + QUERIES;
-        if (stages == 2 && step + 1 < steps * group)
+        if (stages == 2 && step + 1 < steps * gqa_group)
             load(stored_sequence(), next_h, next_i0, stage ^ 1);
         if (UNSPLIT && step > 0 && c.dq_accum != nullptr)
             add_previous_dq(h, i0, stage ^ 1);
@@ -226,7 +226,7 @@ DEVICE void backward_one_pass(const attention_sm80_call &c)
             warp_gemm_ss<E, HEAD_DIM, QUERIES, false>(acc_dk, ds, warp_key(), q_tile, query_split() * DKV_COLUMNS);
             if (stages == 1) {
                 __syncthreads();
-                if (step + 1 < steps * group)
+                if (step + 1 < steps * gqa_group)
                     load(stored_sequence(), next_h, next_i0, 0);
             }
             if (c.dq_accum != nullptr)

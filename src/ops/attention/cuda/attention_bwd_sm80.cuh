@@ -134,7 +134,7 @@ DEVICE void backward_kv(const attention_sm80_call &c)
     const block_coord coord = block_coord_of(c, c.Hkv);
     const sequence s = sequence_at(c, coord.b);
     const int64_t hkv = coord.head;
-    const int group = (int)(c.H / c.Hkv);
+    const int gqa_group = (int)(c.H / c.Hkv);
     if (c.packed && coord.b == c.B) {
         if (WITH_K)
             clear_rows(c, c.dk, s.k_first_row, s.k_rows, hkv, coord.tile, c.d);
@@ -166,7 +166,7 @@ DEVICE void backward_kv(const attention_sm80_call &c)
             cot_cp_async_zfill<4>(in_range, to + 4 * COLUMNS, c.row_delta + number);
         }
     };
-    int h = (int)hkv * group, i0 = first, stage = 0;
+    int h = (int)hkv * gqa_group, i0 = first, stage = 0;
     if (steps > 0) {
         load_tile<E, ROWS, D_QK, THREADS>(k_tile, c.k, row_offset(c.k, s.b, s.k_first_row + j0, hkv), s.Tk - j0,
                                           (int)c.d, c.pitch);
@@ -177,7 +177,7 @@ DEVICE void backward_kv(const attention_sm80_call &c)
     }
     score_mods mods = SCORE_MODS && steps > 0 ? score_mods_of(c, s, h) : score_mods{};
 #pragma unroll 1
-    for (int step = 0; step < steps * group; step++) {
+    for (int step = 0; step < steps * gqa_group; step++) {
         const score_tile t = {i0, j0};
         const char *const q_tile = q_tiles + stage * q_bytes, *const dout_tile = dout_tiles + stage * dout_bytes;
         const float *const lse = (const float *)(statistics + stage * (8 * COLUMNS)), *const delta = lse + COLUMNS;
@@ -186,7 +186,7 @@ DEVICE void backward_kv(const attention_sm80_call &c)
         __syncthreads();
         const bool head_ends = i0 + COLUMNS >= queries.end; /* the next tile belongs to the next head */
         const int next_h = h + head_ends, next_i0 = head_ends ? first : i0 + COLUMNS;
-        if (STAGES == 2 && step + 1 < steps * group)
+        if (STAGES == 2 && step + 1 < steps * gqa_group)
             load(next_h, next_i0, stage ^ 1);
         warp_gemm_abt<E, D_QK>(x, k_tile, q_tile, (int)c.d, c.pitch);
         if constexpr (SCORE_MODS && WITH_K)
@@ -241,11 +241,11 @@ DEVICE void backward_kv(const attention_sm80_call &c)
         }
         if (STAGES == 2) {
             stage ^= 1;
-        } else if (step + 1 < steps * group) {
+        } else if (step + 1 < steps * gqa_group) {
             __syncthreads();
             load(next_h, next_i0, 0);
         }
-        if (SCORE_MODS && head_ends && step + 1 < steps * group)
+        if (SCORE_MODS && head_ends && step + 1 < steps * gqa_group)
             mods = score_mods_of(c, s, next_h);
         h = next_h;
         i0 = next_i0;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_bwd_sm90.cu: the backward on Hopper for d and d_v up to 128, five products. *Columns*: the larger of d and
- * d_v, rounded up to 64 or 128. A *key block* is 128 keys of a key-value head. K and V of a key block stay in shared
+ * attention_bwd_sm90.cu: the key-block kernel, the backward on Hopper for d and d_v up to 128. *Columns*: the larger of
+ * d and d_v, rounded up to 64 or 128. A *key block* is 128 keys of a key-value head. K and V of a key block stay in shared
  * memory, its dK and dV in registers. A thread block takes one key block after another (take_key_block). For each, it
  * loops over the tiles of queries that attend to the keys, and takes each tile for all query heads that share the
  * key-value head (the group). The first tiles of a key block are loaded while the key block before is computed. The
  * consumers store dK and dV while the dQ warpgroup works on the last tile of the key block. With
- * thread_blocks_per_group = 2, a thread block takes one key block. The two thread blocks of a cluster divide the heads
+ * thread_blocks_per_kv_head = 2, a thread block takes one key block. The two thread blocks of a cluster divide the heads
  * of the group, and add their dK and dV at the end (reduce_over_heads). attention_bwd_pairs_sm90.cu has a kernel for
  * most calls with a full or causal mask.
  *
@@ -16,6 +16,7 @@
  *   dV += P^T dO   dK += dS^T Q                            dQ += dS K
  *   lse_log2 = lse log2(e)    delta = sum over columns of dO O, minus dlse
  *
+ * With softcap, dS is the dZ of attention.h: it contains the factor 1 - tanh^2.
  * The stores multiply dK and dQ by the softmax scale, and in f16 dV by dv_scale.
  *
  *   warpgroup 0       producer: one thread (GENERAL: a warp) loads by TMA, three dq_writers add finished dQ tiles to
@@ -72,7 +73,7 @@
  * then arrives on the tile's full barrier. */
 #include "attention_bwd_consumer_sm90.cuh"
 
-template <int COLUMNS> using single_block_memory = shared_memory<COLUMNS, false>;
+template <int COLUMNS> using key_block_memory = shared_memory<COLUMNS, false>;
 
 /* The position of a key block that adds without an order: `before` is 1, so it never stores dq or a first dQ tile. */
 constexpr attention_dq_position unordered = {1, false};
@@ -82,27 +83,27 @@ constexpr attention_dq_position unordered = {1, false};
  * unfinished key block waits for none, whichever thread blocks run. A thread block that takes one key block has its
  * index in shared memory. */
 template <int COLUMNS>
-static __device__ __forceinline__ uint32_t take_key_block(const attention_bwd_call &c, single_block_memory<COLUMNS> &s)
+static __device__ __forceinline__ uint32_t take_key_block(const attention_bwd_call &c, key_block_memory<COLUMNS> &s)
 {
-    if (c.key_block_counter != nullptr && c.thread_blocks_per_group == 1)
+    if (c.key_block_counter != nullptr && c.thread_blocks_per_kv_head == 1)
         return atomicAdd(c.key_block_counter, 1);
     const uint32_t own = s.own_key_block;
     s.own_key_block = UINT32_MAX;
     return own;
 }
 
-/* With thread_blocks_per_group = 2, a thread block of the cluster takes half of the group's heads. */
+/* With thread_blocks_per_kv_head = 2, a thread block of the cluster takes half of the group's heads. */
 static __device__ __forceinline__ void take_heads(const attention_bwd_call &c, attention_work &w)
 {
-    w.heads /= (int)c.thread_blocks_per_group;
-    w.first_head += (int)(blockIdx.x % c.thread_blocks_per_group) * w.heads;
+    w.heads /= (int)c.thread_blocks_per_kv_head;
+    w.first_head += (int)(blockIdx.x % c.thread_blocks_per_kv_head) * w.heads;
 }
 
 /* The producer of the plain versions. Executed by one thread. Stages and parities are computed from stage_step in each
  * step, because the thread has too few registers to keep them. */
-template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_mapped &m, single_block_memory<COLUMNS> &s)
+template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_mapped &m, key_block_memory<COLUMNS> &s)
 {
-    constexpr int COLUMN_PANELS = COLUMNS / 64, QUERIES = single_block_memory<COLUMNS>::QUERIES;
+    constexpr int COLUMN_PANELS = COLUMNS / 64, QUERIES = key_block_memory<COLUMNS>::QUERIES;
     const attention_bwd_call &c = m.call;
     /* Waits for the call's earlier kernels, which clear the counter, and write lse_log2 and delta. */
     cot_griddepcontrol_wait();
@@ -166,9 +167,9 @@ static __device__ __forceinline__ void wait_and_clear(uint64_t *uncleared_full, 
 
 /* The producer of the GENERAL versions. A whole warp executes it, to clear rows of other sequences. */
 template <int COLUMNS>
-static __device__ void load_tiles_general(const attention_bwd_mapped &m, single_block_memory<COLUMNS> &s)
+static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_block_memory<COLUMNS> &s)
 {
-    constexpr int COLUMN_PANELS = COLUMNS / 64, QUERIES = single_block_memory<COLUMNS>::QUERIES;
+    constexpr int COLUMN_PANELS = COLUMNS / 64, QUERIES = key_block_memory<COLUMNS>::QUERIES;
     const attention_bwd_call &c = m.call;
     const bool leader = threadIdx.x == 0;
     cot_griddepcontrol_wait();
@@ -181,7 +182,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, single_
             attention_work &next = s.work[n % s.WORK_STAGES];
             if (!work_of_general<QUERIES>(c, take_key_block(c, s), next))
                 next.first_key = NO_MORE_KEY_BLOCKS;
-            take_heads(c, next);
+            take_heads(c, next); /* also after the last key block, where nobody reads the heads */
         }
         __syncwarp();
         /* The threads have too few registers for a copy of w. Each step loads what it needs, all at once. */
@@ -209,7 +210,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, single_
                 cot_tma_load_4d(s.lse_log2[q_stage], &m.statistics, 0, row, 0, 0, q_barrier);
             }
             if (!clean)
-                wait_and_clear<single_block_memory<COLUMNS>::Q_PANEL_BYTES, COLUMN_PANELS>(
+                wait_and_clear<key_block_memory<COLUMNS>::Q_PANEL_BYTES, COLUMN_PANELS>(
                     s.uncleared_full, uncleared_parity, s.q[q_stage], used, &s.q_full[q_stage]);
             cot_mbarrier_wait(&s.dout_empty[dout_stage], parity_of<ATTENTION_DOUT_STAGES>(stage_step) ^ 1);
             if (leader) {
@@ -219,7 +220,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, single_
                 cot_tma_load_4d(s.delta[dout_stage], &m.statistics, 0, first_delta_row + row, 0, 0, dout_barrier);
             }
             if (!clean)
-                wait_and_clear<single_block_memory<COLUMNS>::Q_PANEL_BYTES, COLUMN_PANELS>(
+                wait_and_clear<key_block_memory<COLUMNS>::Q_PANEL_BYTES, COLUMN_PANELS>(
                     s.uncleared_full, uncleared_parity, s.dout[dout_stage], used, &s.dout_full[dout_stage]);
             /* K and V are loaded in the first step only, after its Q and dO: the wait for `kv empty`, until the
              * previous key block is done, must not delay the first tile. */
@@ -231,7 +232,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, single_
                 begin_loading_keys(s, n, kv_barrier);
                 load_keys(m, s, w, w.k_first_row + w.first_key, kv_barrier);
             }
-            static_assert(offsetof(single_block_memory<COLUMNS>, v) == sizeof s.k, "V follows K: one call clears both");
+            static_assert(offsetof(key_block_memory<COLUMNS>, v) == sizeof s.k, "V follows K: one call clears both");
             if (!keys_are_clean)
                 wait_and_clear<2 * SQUARE_BYTES, 2 * COLUMN_PANELS>(s.uncleared_full, uncleared_parity,
                                                                     (unsigned char(*)[2 * SQUARE_BYTES]) s.k,
@@ -254,15 +255,15 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, single_
  *   accum_tile    index of the dQ tile in dq_accum */
 template <int COLUMNS, bool GENERAL, bool DETERMINISTIC, bool STORES_DQ>
 static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd_mapped &m,
-                                                             single_block_memory<COLUMNS> &s, const attention_work &w,
+                                                             key_block_memory<COLUMNS> &s, const attention_work &w,
                                                              int stage, int &dq_tile_index, uint32_t &parity)
 {
-    constexpr int DQ_TILES = single_block_memory<COLUMNS>::DQ_TILES;
+    constexpr int DQ_TILES = key_block_memory<COLUMNS>::DQ_TILES;
     const attention_bwd_call &c = m.call;
     const int end = step_count(w) * DQ_TILES;
-    const auto position_of = [&](int dq_tile_index) {
-        const int tile = tile_of(c, w, dq_tile_index / DQ_TILES);
-        return DETERMINISTIC ? dq_position_of<single_block_memory<COLUMNS>::QUERIES, GENERAL>(c, w, tile) : unordered;
+    const auto position_of = [&](int index) {
+        const int tile = tile_of(c, w, index / DQ_TILES);
+        return DETERMINISTIC ? dq_position_of<key_block_memory<COLUMNS>::QUERIES, GENERAL>(c, w, tile) : unordered;
     };
     const auto is_final = [&](const attention_dq_position &position) { return STORES_DQ && position.last; };
     bool next_is_released = false; /* whether dq_ready has its arrival for the stage's next dQ tile */
@@ -299,7 +300,7 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
 }
 
 template <int COLUMNS, bool GENERAL, bool DETERMINISTIC, bool STORES_DQ>
-static __device__ void write_dq(const attention_bwd_mapped &m, single_block_memory<COLUMNS> &s, int stage)
+static __device__ void write_dq(const attention_bwd_mapped &m, key_block_memory<COLUMNS> &s, int stage)
 {
     uint32_t parity = 0;
     int dq_tile_index = stage;
@@ -319,7 +320,7 @@ static __device__ void write_dq(const attention_bwd_mapped &m, single_block_memo
 /* Computes tile number `dq_tile` of dQ = dS K. The sum is over the keys of consumers first_consumer to last_consumer.
  * Waits on `dq ready` of the stage while the products run. */
 template <typename E, int COLUMNS>
-static __device__ __forceinline__ void compute_dq_tile(single_block_memory<COLUMNS> &s, float (&acc)[32], uint32_t ds,
+static __device__ __forceinline__ void compute_dq_tile(key_block_memory<COLUMNS> &s, float (&acc)[32], uint32_t ds,
                                                        int dq_tile, int first_consumer, int last_consumer,
                                                        uint64_t *ready, uint32_t parity)
 {
@@ -344,11 +345,11 @@ static __device__ __forceinline__ void compute_dq_tile(single_block_memory<COLUM
  * warpgroup adds the sums that the writer has loaded, and stores dq. */
 template <typename E, int COLUMNS, bool GENERAL, bool STORES_DQ>
 static __device__ __forceinline__ void compute_dq_of_key_block(const attention_bwd_call &c,
-                                                               single_block_memory<COLUMNS> &s, const attention_work &w,
+                                                               key_block_memory<COLUMNS> &s, const attention_work &w,
                                                                cot_pipeline_state<ATTENTION_DS_STAGES> &ds,
                                                                cot_pipeline_state<ATTENTION_DQ_STAGES> &dq)
 {
-    constexpr int DQ_TILES = single_block_memory<COLUMNS>::DQ_TILES, QUERIES = single_block_memory<COLUMNS>::QUERIES;
+    constexpr int DQ_TILES = key_block_memory<COLUMNS>::DQ_TILES, QUERIES = key_block_memory<COLUMNS>::QUERIES;
     const int lane = threadIdx.x % WARP;
     float acc[32];
     const int steps = step_count(w);
@@ -399,7 +400,7 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
 }
 
 template <typename E, int COLUMNS, bool GENERAL, bool STORES_DQ>
-static __device__ void compute_dq(const attention_bwd_call &c, single_block_memory<COLUMNS> &s)
+static __device__ void compute_dq(const attention_bwd_call &c, key_block_memory<COLUMNS> &s)
 {
     cot_pipeline_state<ATTENTION_DS_STAGES> ds;
     cot_pipeline_state<ATTENTION_DQ_STAGES> dq;
@@ -415,11 +416,11 @@ static __device__ void compute_dq(const attention_bwd_call &c, single_block_memo
 template <typename E, int COLUMNS, bool GENERAL, bool SOFTCAP, bool STORES_DQ>
 static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
 {
-    single_block_memory<COLUMNS> &s = *(single_block_memory<COLUMNS> *)attention_memory;
+    key_block_memory<COLUMNS> &s = *(key_block_memory<COLUMNS> *)attention_memory;
     static_assert(sizeof s <= ATTENTION_BWD_SHARED_BYTES(COLUMNS), "what the host allots");
     const attention_bwd_call &c = m.call;
     uint32_t key_block = blockIdx.x;
-    if (c.thread_blocks_per_group > 1) {
+    if (c.thread_blocks_per_kv_head > 1) {
         key_block = take_key_block_of_cluster(c, s.ticket);
         if (GENERAL) {
             cot_griddepcontrol_wait(); /* for the kernel that writes seqlens */

@@ -2,7 +2,7 @@
  * attention_bwd_sm90.cuh: device code that the backward kernels for Hopper share: the work of a key block, wgmma products
  * of 64 rows, masks, and stores of dQ, dK and dV.
  *
- * A *key block* is 128 keys of a key-value head. A *block* alone is a thread block. In the kernel by pairs a unit of
+ * A *key block* is 128 keys of a key-value head. A *block* alone is a thread block. In the pair kernel a unit of
  * work is a pair of key blocks (WORK_KEYS = 256).
  *
  * Names in these kernels: m are the arguments of the launch (attention_bwd_mapped: tensor maps and c), c is the call, w
@@ -39,7 +39,7 @@ template <int STAGES> static __device__ __forceinline__ uint32_t parity_of(uint3
 
 /* The work of a key block: `tile_count` query tiles, from first_tile on by steps of tile_step, which is 1 or -1, and
  * for each tile the query heads first_head .. first_head + heads - 1. These are the heads that share the key-value head
- * (the group), or with thread_blocks_per_group = 2 half of them. */
+ * (the group), or with thread_blocks_per_kv_head = 2 half of them. */
 struct attention_work {
     int b, kv_head, first_head, heads, first_key, tile_count, first_tile, tile_step;
     /* Only if GENERAL: the sequence of the keys, as rows of the tensors' views. */
@@ -215,7 +215,7 @@ static __device__ __forceinline__ int64_t statistics_row_of(const attention_bwd_
     return ((int64_t)w.b * c.H + w.first_head + h) * c.tiles_per_head;
 }
 
-/* The position of a key block (in the kernel by pairs: of a pair) in the order in which key blocks add to a query tile
+/* The position of a key block (in the pair kernel: of a pair) in the order in which key blocks add to a query tile
  * of dQ, in deterministic mode. */
 struct attention_dq_position {
     uint32_t before; /* key blocks that add before it */

@@ -29,16 +29,16 @@ typedef struct backward_kernels {
             {image, "attention_bwd_" #dtype "_sm90_" #main_size, shared_bytes},                    \
             {cot_image_attention_bwd_rows_sm90, "attention_bwd_postprocess_" #dtype "_" #size, 0}, \
     }
-#define SINGLE_BLOCK_KERNELS(dtype, size, main_size, columns) \
+#define KEY_BLOCK_KERNELS(dtype, size, main_size, columns) \
     KERNELS(dtype, size, main_size, cot_image_attention_bwd_sm90, ATTENTION_BWD_SHARED_BYTES(columns))
-#define CLUSTER_KERNELS(dtype, size, main_size, d, d_v) \
+#define WIDE_KERNELS(dtype, size, main_size, d, d_v) \
     KERNELS(dtype, size, main_size, cot_image_attention_bwd_cluster_sm90, ATTENTION_CLUSTER_SHARED_BYTES(d, d_v))
-#define VERSION_OF(dtype, first, rows_suffix, suffix)                                                         \
-    [first + SIZE_64] = SINGLE_BLOCK_KERNELS(dtype, d64##rows_suffix, d64##suffix, 64),                       \
-             [first + SIZE_128] = SINGLE_BLOCK_KERNELS(dtype, d128##rows_suffix, d128##suffix, 128),          \
-             [first + SIZE_192_128] = CLUSTER_KERNELS(dtype, d192##rows_suffix, d192_v128##suffix, 192, 128), \
-             [first + SIZE_192] = CLUSTER_KERNELS(dtype, d192##rows_suffix, d192##suffix, 192, 192),          \
-             [first + SIZE_256] = CLUSTER_KERNELS(dtype, d256##rows_suffix, d256##suffix, 256, 256)
+#define VERSION_OF(dtype, first, rows_suffix, suffix)                                                      \
+    [first + SIZE_64] = KEY_BLOCK_KERNELS(dtype, d64##rows_suffix, d64##suffix, 64),                       \
+             [first + SIZE_128] = KEY_BLOCK_KERNELS(dtype, d128##rows_suffix, d128##suffix, 128),          \
+             [first + SIZE_192_128] = WIDE_KERNELS(dtype, d192##rows_suffix, d192_v128##suffix, 192, 128), \
+             [first + SIZE_192] = WIDE_KERNELS(dtype, d192##rows_suffix, d192##suffix, 192, 192),          \
+             [first + SIZE_256] = WIDE_KERNELS(dtype, d256##rows_suffix, d256##suffix, 256, 256)
 #define KERNELS_OF(dtype)                                                             \
     {                                                                                 \
         VERSION_OF(dtype, PLAIN, , ), VERSION_OF(dtype, GENERAL, _general, _general), \
@@ -158,7 +158,7 @@ static bool is_nondeterministic_faster(const attention_sizes *z, int64_t columns
     return columns <= 128 && key_blocks >= (columns == 128 ? 32 : 128);
 }
 
-/* Whether a call runs by pairs of key blocks (attention_bwd_pairs_sm90.cu). Under a causal mask, one thread block of a
+/* Whether a call runs on the pair kernel. Under a causal mask, one thread block of a
  * cluster computes masked tiles. With an odd number of key blocks, the last pair has only one. */
 static bool takes_pairs(const attention_sizes *z, int64_t columns, int64_t key_blocks, bool deterministic)
 {
@@ -225,7 +225,7 @@ static key_block_order key_block_order_of(const attention_problem *p, bool gener
         order.first_ascending_section = INT32_MAX;
     } else if (long_heads) {
         order.heads_per_section = grouped ? 2 : 4;
-    } else if (grouped && !is_wide) { /* divided over two thread blocks, see thread_blocks_per_group_of */
+    } else if (grouped && !is_wide) { /* divided over two thread blocks, see thread_blocks_per_kv_head_of */
         order.heads_per_section = 8;
     } else {
         const int64_t most = cot_clamp(heads / 2, 1, is_wide ? 8 : 32), least = cot_min(most, 2);
@@ -242,10 +242,10 @@ static key_block_order key_block_order_of(const attention_problem *p, bool gener
  * the end. Under a causal mask the longest key block has twice the average work. With GQA there are few key blocks, and
  * half of the GPU would wait for the longest ones. Two thread blocks for a group halve this time. Full masks gain
  * nothing. */
-static int64_t thread_blocks_per_group_of(const attention_sizes *z, int64_t columns)
+static int64_t thread_blocks_per_kv_head_of(const attention_sizes *z, int64_t columns)
 {
-    const int64_t group = z->H / cot_max(z->Hkv, 1);
-    return columns <= 128 && z->right == 0 && group % 2 == 0 ? 2 : 1;
+    const int64_t gqa_group = z->H / cot_max(z->Hkv, 1);
+    return columns <= 128 && z->right == 0 && gqa_group % 2 == 0 ? 2 : 1;
 }
 
 static cot_status backward(cot_queue *queue, const attention_problem *p, void *workspace,
@@ -262,12 +262,13 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
     const int64_t row_lanes = columns == 192 ? 32 : columns / 8; /* lanes of preprocess for one row */
     const bool p_scaled = z->dtype == COT_F16 && columns <= 128;
     const key_block_order order = key_block_order_of(p, general, columns);
-    const int64_t group = z->H / cot_max(z->Hkv, 1), thread_blocks_per_group = thread_blocks_per_group_of(z, columns);
+    const int64_t gqa_group = z->H / cot_max(z->Hkv, 1),
+                  thread_blocks_per_kv_head = thread_blocks_per_kv_head_of(z, columns);
     const int64_t key_blocks = order.pairs ? cot_ceil_div(z->Tk, 2 * ATTENTION_BWD_KEYS) * z->B * z->Hkv
                                            : attention_bwd_key_blocks(p) * z->Hkv;
-    const unsigned cluster_size = order.pairs ? 2 : key_split_blocks * (unsigned)thread_blocks_per_group;
+    const unsigned cluster_size = order.pairs ? 2 : key_split_blocks * (unsigned)thread_blocks_per_kv_head;
     /* Whether a thread block takes one key block after another. */
-    const bool is_persistent = columns <= 128 && thread_blocks_per_group == 1 && plan->tiles > 0;
+    const bool is_persistent = columns <= 128 && thread_blocks_per_kv_head == 1 && plan->tiles > 0;
     /* `preprocess` clears the counter, and is launched only if there are queries. In the nondeterministic mode key
      * blocks do not wait, and clusters take them by the index of the cluster. */
     const bool counts_key_blocks = is_persistent || (order.deterministic && plan->tiles > 0);
@@ -284,9 +285,10 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             .d_qk = z->d_qk,
             .d_v = z->d_v,
             .tiles_per_head = cot_ceil_div(z->Tq, plan->queries),
-            .thread_blocks_per_group = (uint32_t)thread_blocks_per_group,
+            .thread_blocks_per_kv_head = (uint32_t)thread_blocks_per_kv_head,
             .key_blocks = (uint32_t)key_blocks,
-            .inverse_heads = (uint32_t)cot_ceil_div(INT64_C(1) << 31, cot_max(group / thread_blocks_per_group, 1)),
+            .inverse_heads =
+                (uint32_t)cot_ceil_div(INT64_C(1) << 31, cot_max(gqa_group / thread_blocks_per_kv_head, 1)),
             .queries = (int32_t)plan->queries,
             .diagonal = z->k_length - z->q_length + z->q_begin - z->k_begin,
             .left = z->left,
@@ -325,7 +327,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             .key_block_counter = counts_key_blocks ? (uint32_t *)((char *)workspace + plan->key_block_counter) : NULL,
         }};
     attention_sequences *sequences = &mapped.call.sequences;
-    sequences->max_tiles = (int32_t)plan->head_tiles;
+    sequences->max_tiles = (int32_t)plan->batch_tiles_per_head;
     sequences->max_key_blocks = (int32_t)attention_bwd_key_blocks(p);
     sequences->tile_queries = (int32_t)plan->queries;
     sequences->key_block_rows = ATTENTION_BWD_KEYS;

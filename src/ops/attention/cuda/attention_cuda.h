@@ -138,9 +138,9 @@ typedef struct attention_bwd_call {
      * key_blocks is an upper bound: the kernels read them from seqlens. */
     attention_sequences sequences;
     int64_t B, H, Hkv, Tq, Tk, d_qk, d_v;
-    int64_t tiles_per_head;           /* of `queries` queries */
-    uint32_t thread_blocks_per_group; /* that divide the query heads of a group: 1, or the 2 of a cluster */
-    uint32_t key_blocks;              /* of the call; in the kernel by pairs: pairs of key blocks */
+    int64_t tiles_per_head;             /* query tiles of one head in one sequence */
+    uint32_t thread_blocks_per_kv_head; /* that divide the query heads of a group: 1, or the 2 of a cluster */
+    uint32_t key_blocks;                /* of the call; in the pair kernel: pairs of key blocks */
     uint32_t inverse_heads; /* 2^31 / query heads of a thread block, rounded up: for divisions by multiplication */
     int64_t diagonal;       /* causal: query i attends to keys up to i + diagonal */
     int64_t left, right;    /* query i attends to keys i + diagonal - left .. i + diagonal + right */

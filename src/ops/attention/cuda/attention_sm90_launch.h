@@ -158,8 +158,8 @@ static inline const char *attention_bwd_sm90_refusal(const attention_problem *p)
         return "it supports no dropout, ALiBi or bias";
     if (z->B > 65535 || z->Hkv > 65535 || z->q_length > INT32_MAX / 4 || z->k_length > INT32_MAX / 4)
         return "a grid has no room for B, Hkv, Tq or Tk";
-    const double group = (double)z->H / (double)cot_max(z->Hkv, 1);
-    if (group * group * (double)(z->Tq / attention_bwd_queries(z) + 1) > INT32_MAX)
+    const double gqa_group = (double)z->H / (double)cot_max(z->Hkv, 1);
+    if (gqa_group * gqa_group * (double)(z->Tq / attention_bwd_queries(z) + 1) > INT32_MAX)
         return "it counts the steps of a block in 31 bits"; /* of the product in step_of */
     if (attention_bwd_needs_general(p) && (z->rows_q > INT32_MAX / 4 || z->rows_k > INT32_MAX / 4 ||
                                            (double)attention_bwd_tiles(p) * (double)z->H > INT32_MAX / 64))
@@ -193,11 +193,11 @@ static inline double cost_bwd_sm90(const void *problem)
 
 /* The plan of a backward: the kernels' tiles, and the offsets of the workspace's parts in bytes. */
 typedef struct attention_sm90_bwd_plan {
-    bool general;             /* see attention_bwd_needs_general */
-    int64_t columns, queries; /* of a tile */
-    int64_t head_tiles;       /* query tiles of one head */
-    int64_t tiles;            /* query tiles of all heads */
-    int64_t dq_tiles;         /* of dq: 64 queries by 64 columns */
+    bool general;                 /* see attention_bwd_needs_general */
+    int64_t columns, queries;     /* of a tile */
+    int64_t batch_tiles_per_head; /* query tiles of one head, of all sequences */
+    int64_t tiles;                /* query tiles of all heads */
+    int64_t dq_tiles;             /* of dq: 64 queries by 64 columns */
     size_t lse_log2, scaled_delta, dq_accum, dq_semaphore, key_block_counter, seqlens, bytes;
 } attention_sm90_bwd_plan;
 
@@ -206,8 +206,8 @@ static inline attention_sm90_bwd_plan attention_sm90_bwd_plan_of(const attention
     attention_sm90_bwd_plan plan = {.general = attention_bwd_needs_general(p),
                                     .columns = attention_bwd_columns(&p->sizes),
                                     .queries = attention_bwd_queries(&p->sizes),
-                                    .head_tiles = attention_bwd_tiles(p)};
-    plan.tiles = cot_mul(p->sizes.H, plan.head_tiles);
+                                    .batch_tiles_per_head = attention_bwd_tiles(p)};
+    plan.tiles = cot_mul(p->sizes.H, plan.batch_tiles_per_head);
     plan.dq_tiles = cot_mul(plan.tiles, plan.queries / 64 * (plan.columns / 64));
     const int64_t rows = cot_mul(plan.tiles, plan.queries), dq_tiles = plan.dq_tiles;
     const int64_t sequences = plan.general ? attention_sequence_count(p) + 1 : 0;
