@@ -46,7 +46,7 @@ template <int COLUMNS, bool PAIRS> struct shared_memory {
         uint32_t first_computed_step[COLUMNS == 64 && !PAIRS ? 8 : 1];
     };
     uint32_t own_key_block; /* of a thread block that takes one: see take_key_block */
-    uint32_t opaque_zero;   /* 0, which the compiler does not know: see saved_p::restore */
+    uint32_t zero;          /* 0, see hidden_zero */
     uint64_t kv_full, kv_empty, q_full[ATTENTION_BWD_Q_STAGES], q_empty[ATTENTION_BWD_Q_STAGES];
     uint64_t dout_full[ATTENTION_DOUT_STAGES], dout_empty[ATTENTION_DOUT_STAGES];
     uint64_t ds_full[ATTENTION_DS_STAGES], ds_empty[ATTENTION_DS_STAGES];
@@ -140,11 +140,8 @@ template <typename E, int N, bool BIASED_BYTES> struct saved_p {
         }
     }
 
-    /* Element i. `one` is 1. If the compiler cannot prove that, it subtracts with an integer multiply-add, which does
-     * not use the pipe of the permutations. opaque_zero is 0, but the compiler cannot prove it. Adding it keeps the
-     * compiler from unpacking P before registers are free. */
-    __device__ __forceinline__ float restore(const uint32_t (&packed)[N / 2], int i, uint32_t opaque_zero,
-                                             uint32_t one) const
+    /* Element i. zero: hidden_zero(), one: hidden_one(). */
+    __device__ __forceinline__ float restore(const uint32_t (&packed)[N / 2], int i, uint32_t zero, uint32_t one) const
     {
         if constexpr (BIASED_BYTES) {
             /* The selector takes, from the lowest byte on: the sign of P, which fills a byte with 0, then the low byte,
@@ -156,7 +153,7 @@ template <typename E, int N, bool BIASED_BYTES> struct saved_p {
             return __uint_as_float(joined);
         }
         constexpr int SHIFT = cot_is_f16<E> ? 3 : 0;
-        const float2 unpacked = cot_unpack_pair<E>(packed[i / 2] + opaque_zero);
+        const float2 unpacked = cot_unpack_pair<E>(packed[i / 2] + zero);
         const uint32_t sign = 8 | i % 4;
         /* The selector moves byte i % 4 to byte 1, its sign to bytes 2 and 3, and 0 to byte 0. __byte_perm has no sign
          * extension. */
@@ -303,6 +300,23 @@ static __device__ __forceinline__ bool is_skipped(const attention_work &w, int t
     return GENERAL && __all_sync(0xffffffffu, fully_masked<QUERIES>(w, tile, key_begin));
 }
 
+/* ---- hiding constants from ptxas, and keeping loads in place ------------------------------------------------------- */
+
+/* 0, but the compiler cannot prove it. `restore` adds it to the packed P. This keeps the compiler from unpacking P before
+ * registers are free. Versions that do not need it get a constant 0. */
+template <typename E, bool SOFTCAP, int COLUMNS, bool PAIRS>
+static __device__ __forceinline__ uint32_t hidden_zero(shared_memory<COLUMNS, PAIRS> &s)
+{
+    return (cot_is_f16<E> || COLUMNS == 64) && !SOFTCAP ? *(volatile uint32_t *)&s.zero : 0;
+}
+
+/* 1, but the compiler cannot prove it: gridDim.y is 1. `restore` then subtracts with an integer multiply-add, which does
+ * not use the pipe of the permutations. The plain versions at 128 columns need no such 1. */
+template <int COLUMNS, bool GENERAL> static __device__ __forceinline__ uint32_t hidden_one(uint32_t zero)
+{
+    return COLUMNS == 64 ? zero + 1 : GENERAL ? gridDim.y : 1;
+}
+
 /* Loads that the compiler must not move: they stay between the wgmma issued before them and the next wait for wgmma.
  * Shared memory is busy with the operands of wgmma, so a load takes hundreds of cycles. */
 static __device__ __forceinline__ int load_early(const int *from)
@@ -327,6 +341,8 @@ static __device__ __forceinline__ float2 load_float2_early(const float *from)
  * step multiplies the same tile with its dS. */
 template <int COLUMNS, bool SOFTCAP> constexpr bool adds_zeros_first = COLUMNS == 64 && !SOFTCAP;
 
+/* The number of the first step of the key block that this warp computes. It is in shared memory, because a register for it
+ * spills or serialises wgmma in f16. */
 template <int COLUMNS>
 static __device__ __forceinline__ volatile uint32_t &first_computed_step(shared_memory<COLUMNS, false> &s)
 {
@@ -399,8 +415,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     if (!FIRST) {
         cot_wgmma_wait<0>();
         __syncwarp();
-        /* If this step adds zeros, no stage of an earlier step is left to release. With GENERAL the number of the
-         * first computed step is in shared memory, because a register for it spills or serialises wgmma in f16. */
+        /* If this step adds zeros, no stage of an earlier step is left to release. */
         bool releases = lane == 0 && (!ADDS_ZEROS || step != first_step);
         if constexpr (ADDS_ZEROS && GENERAL)
             releases = first_computed_step(s) != step && lane == 0;
@@ -445,11 +460,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     }
     if (!SOFTCAP)
         cot_mbarrier_wait(&s.ds_empty[ds_stage], parity_of<ATTENTION_DS_STAGES>(step) ^ 1);
-    const uint32_t opaque_zero =
-        (cot_is_f16<E> || COLUMNS == 64) && !SOFTCAP ? *(volatile uint32_t *)&s.opaque_zero : 0;
-    /* 1: see saved_p::restore. gridDim.y is 1, which the compiler does not know. The plain versions at 128 columns need
-     * no such 1. */
-    const uint32_t one = COLUMNS == 64 ? opaque_zero + 1 : GENERAL ? gridDim.y : 1;
+    const uint32_t zero = hidden_zero<E, SOFTCAP>(s), one = hidden_one<COLUMNS, GENERAL>(zero);
 #pragma unroll
     for (int k = 0; k < N / 8; k++) {
         if (SOFTCAP && k < N / 8 - 1)
@@ -463,7 +474,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
         }
 #pragma unroll
         for (int i = 8 * k; i < 8 * k + 8; i++)
-            scores[i] *= SOFTCAP ? saved.p_times_slope(upper[k % 2], i) : saved.restore(packed, i, opaque_zero, one);
+            scores[i] *= SOFTCAP ? saved.p_times_slope(upper[k % 2], i) : saved.restore(packed, i, zero, one);
         uint32_t words[4];
 #pragma unroll
         for (int i = 0; i < 4; i++)
@@ -640,7 +651,7 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, shar
 template <int COLUMNS, bool PAIRS>
 static __device__ __forceinline__ void init_barriers(shared_memory<COLUMNS, PAIRS> &s)
 {
-    s.opaque_zero = 0;
+    s.zero = 0;
     cot_mbarrier_init(&s.kv_full, 1);
     cot_mbarrier_init(&s.kv_empty, 8 + 4 + s.DQ_STAGES + (PAIRS ? 1 : 0));
     for (int i = 0; i < ATTENTION_BWD_Q_STAGES; i++)
