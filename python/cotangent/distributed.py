@@ -13,9 +13,11 @@ docs/guide/context_parallel_pytorch.md has whole programs. The examples of the d
 group   a ProcessGroup, a DeviceMesh with one dimension, the name of a group, or None for the default group. CPU tensors
         need the backend gloo. CUDA tensors need NCCL, and each rank needs a GPU of its own
 cut     which tokens of a sequence of T tokens a rank holds, always in ascending order. "contiguous": one range.
-        "zigzag": one chunk from the front, and its mirror image from the back. "striped": every Nth stripe of `stripe`
-        tokens, for N ranks. T need not be a multiple of N. include/cotangent/parallel.h has the formulas
-stripe  the tokens of a stripe with cut="striped", for example 128. Smaller stripes are slow
+        "zigzag": one chunk from the front, and its mirror image from the back. "striped": stripes of `stripe` tokens,
+        which the ranks get in turn. T need not be a multiple of the number of ranks. include/cotangent/parallel.h has
+        the formulas
+stripe  the tokens of a stripe. It is required with cut="striped": any number from 1; 128 or more is fast. With the other
+        cuts it is 0
 
 Every rank makes the same calls in the same order, forward and backward. At the start of a call, all ranks compare their
 arguments. Three kinds of errors are possible:
@@ -31,12 +33,14 @@ ranks share is the sum of the gradients of the ranks. all_reduce_gradients adds 
 by the number of ranks: see docs/guide/context_parallel_pytorch.md. Some gradients are already the sum after the
 backward of this module. Then rank 0 has the sum and the others have zeros, so that adding them is right. These are the
 gradients of weight, bias and initial_state of the convolution, and of sink. Those of the bias of attention are too, if
-all queries share it or the sequences are packed. A bias with a row for each query has the gradient of its own rows on
-each rank.
+all queries share it or the sequences are packed. A bias with a row for each query, not packed, has the gradient of its
+own rows on each rank.
 
 CUDA tensors. A call returns when the ranks have compared their arguments and its work is enqueued on the current
 stream. If a rank dies after that, the work of the others never ends. check_group() and the next call then raise
-RuntimeError. Call check_group() before torch.cuda.synchronize(), which would wait for ever."""
+RuntimeError. Call check_group() before torch.cuda.synchronize(), which would wait for ever. A CUDA graph cannot capture
+a call. Each call needs memory for its results in float32 and for the keys and values of three ranks, which the group
+keeps for the next call."""
 from __future__ import annotations
 
 import re
@@ -661,9 +665,10 @@ def attention(
     gradients.
 
     group, cut, stripe  see cotangent.distributed
-    head_ranks          how many neighbouring ranks exchange heads (all-to-all). It divides the number of ranks N. 1:
-                        ring attention. N: DeepSpeed-Ulysses, without a ring. Between: groups of head_ranks ranks
-                        exchange heads, and the groups form a ring. See docs/guide/context_parallel_c.md
+    head_ranks          how many neighbouring ranks exchange heads (the Ulysses degree), a divisor of the number of
+                        ranks. 1: ring attention. The number of ranks: DeepSpeed-Ulysses, without a ring. Between:
+                        groups of head_ranks ranks exchange heads, and the groups form a ring. See
+                        docs/guide/context_parallel_c.md
     q_length, k_length  the number of queries and keys of the whole sequence, by default this rank's tokens times the
                         number of ranks
     bias                [B or 1, H or 1, tokens of this rank or 1, Tk or 1], where Tk is the keys of the whole sequence

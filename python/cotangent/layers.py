@@ -23,8 +23,8 @@ __all__ = [
 
 
 def _wide(function: "Callable[[Tensor], Tensor]") -> "Callable[[Tensor], Tensor]":
-    """A function of nn.Module._apply for parameters that stay float32 (or float64) when a model is cast to bf16 or f16.
-    They still move to another device."""
+    """A function of nn.Module._apply for parameters that stay float32 (or float64) when a model is cast to bfloat16 or
+    float16. They still move to another device."""
 
     def apply(tensor: Tensor) -> Tensor:
         result = function(tensor)
@@ -152,18 +152,22 @@ class PendingPost(NamedTuple):
 
 
 def _expand(x: Tensor, num_streams: int) -> Tensor:
-    """[B,T,D] -> [B,T,n,D]: a copy of the input in every residual stream."""
     return x.unsqueeze(2).repeat(1, 1, num_streams, 1)
 
 
-class _Expand:
-    """_expand as a method. On an instance of HyperConnection, the default number of streams is that of the instance."""
+class _OwnStreams:
+    """Decorates a static method f(x, num_streams) of HyperConnection. On an instance, num_streams is by default that of
+    the instance."""
+
+    def __init__(self, method: Any) -> None:
+        self.function: "Callable[..., Tensor]" = method.__func__
 
     def __get__(self, instance: "Optional[HyperConnection]", owner: Any) -> "Callable[..., Tensor]":
+        function = self.function
         if instance is None:
-            return _expand
+            return function
         own = instance.num_streams
-        return lambda x, num_streams=None: _expand(x, own if num_streams is None else num_streams)
+        return lambda x, num_streams=None: function(x, own if num_streams is None else num_streams)
 
 
 class HyperConnection(nn.Module):
@@ -236,11 +240,16 @@ class HyperConnection(nn.Module):
                     state_dict[f"{prefix}layer.{name}"] = state_dict.pop(prefix + name)
         super()._load_from_state_dict(state_dict, prefix, *others)
 
-    expand = _Expand()
+    @_OwnStreams
+    @staticmethod
+    def expand(x: Tensor, num_streams: int) -> Tensor:
+        """Copies an input x [B,T,D] to n residual streams [B,T,n,D], where n is num_streams. Call it before the first
+        layer. With an instance, connection.expand(x) takes the number of streams of the connection."""
+        return _expand(x, num_streams)
 
     @staticmethod
     def reduce(x: Tensor) -> Tensor:
-        """Sums the residual streams: [B,T,n,D] -> [B,T,D]."""
+        """Sums the residual streams: [B,T,n,D] -> [B,T,D]. Call it after the last layer."""
         return x.sum(2)
 
     def forward(self, x: Any, *arguments: Any, defer_post: bool = False, **options: Any) -> Any:
@@ -283,7 +292,14 @@ class Attention(nn.Module):
 
     The layer has no argument for padding: pack the sequences (see forward), or call cotangent.attention.
     load_state_dict also reads the names of other implementations: q_proj, k_proj, v_proj and o_proj; Wqkv, in_proj and
-    out_proj; q_norm, k_norm and sinks.
+    out_proj; q_norm, k_norm and sinks. The options must fit the checkpoint:
+
+    - torch.nn.MultiheadAttention: Attention(dim, heads, causal=False, proj_bias=True), or proj_bias=False if it has
+      bias=False.
+    - Qwen2, which has a bias for q, k and v only: proj_bias=True and strict=False, then layer.out.bias.data.zero_().
+
+    In a bfloat16 model, sink=True has another dtype than the other parameters. FSDP2 needs one dtype in each group:
+    call fully_shard for each child of the layer, then for the layer.
 
     >>> layer = cotangent.Attention(64, num_heads=8, num_kv_heads=2, rope_base=10000)
     >>> layer(torch.randn(2, 100, 64)).shape
@@ -390,7 +406,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """x is [B,T,D], or [total,D] for packed (varlen) sequences. These need cu_seqlens (int32 [N+1], as in
         cotangent.attention_varlen) and max_seqlen, the length of the longest sequence or more. Rotary positions begin
-        at 0 in each sequence."""
+        at 0 in each sequence or batch element: there is no argument for other positions."""
         if (cu_seqlens is None) != (max_seqlen is None):
             missing, given = ("max_seqlen", "cu_seqlens") if max_seqlen is None else ("cu_seqlens", "max_seqlen")
             raise ValueError(f"Attention: {missing} is None, expected a value because {given} is given")
@@ -608,7 +624,7 @@ class HyperConnectionStack(nn.Module):
     def forward(self, x: Tensor, *arguments: Any, **options: Any) -> Tensor:
         """x is [B,T,D]. Every layer gets all other arguments. If a layer returns a tuple, only its first element is
         used."""
-        streams: Any = _expand(x, self.num_streams)
+        streams: Any = _expand(x, self.num_streams)  # torch.compile does not support the decorated method on the class
         for index, layer in enumerate(self.layers):
             result = layer(streams, *arguments, defer_post=index + 1 < len(self.layers), **options)
             streams = result[0] if isinstance(result, tuple) and not isinstance(result, PendingPost) else result

@@ -154,10 +154,10 @@ def attention(
     v              [B,Tk,Hkv,d_v]
     causal         True: query i attends to key j if j <= i + Tk - Tq. So the last query attends to all keys, as in
                    flash_attn. The default is False here, and True in the layer cotangent.Attention
-    window         (left, right), as in flash_attn: query i attends to key j if i + Tk - Tq - left <= j <= i + Tk - Tq +
-                   right. -1: no limit on that side. left does not count the token itself: a window of n tokens is (n-1,
-                   0), so sliding_window=4096 of Hugging Face is (4095, 0). With causal, right is 0 or -1; flash_attn
-                   also accepts right > 0
+    window         (left, right), as window_size of flash_attn: query i attends to key j if i + Tk - Tq - left <= j <=
+                   i + Tk - Tq + right. -1: no limit on that side. left does not count the token itself: a window of w
+                   tokens is (w-1, 0), so sliding_window=4096 of Hugging Face is (4095, 0). With causal, right is 0 or
+                   -1; flash_attn also accepts right > 0
     scale          None: 1/sqrt(d). 0 is an error
     softcap        cap(x) = softcap * tanh(x / softcap). 0: cap(x) = x
     dropout_p      the probability of dropping an element of softmax(s). The function has no training mode: pass 0.0 in
@@ -169,10 +169,11 @@ def attention(
     sink           [H]: an attention sink for each head, as in gpt-oss. exp(sink[h]) is added to the denominator of the
                    softmax. It has a gradient
     alibi_slopes   [H] or [B,H]: alibi = slope * |i + Tk - Tq - j|, without a gradient
-    bias           [B or 1, H or 1, Tq or 1, Tk or 1]: is added to the scores, and has a gradient. A value of -65504
-                   (the lowest number of float16) or less masks the key, as -inf does. So each call copies the bias
-                   once. sink, alibi_slopes and bias are float32, float16 or bfloat16, for any dtype of q. The argument
-                   proj_bias of the layer Attention is another bias
+    bias           [B or 1, H or 1, Tq or 1, Tk or 1]: an additive score mask (attn_mask of PyTorch). It is added to the
+                   scores, and has a gradient. A value of -65504 (the lowest number of float16) or less masks the key, as
+                   -inf does. To apply this rule, each call makes one copy of the bias. sink, alibi_slopes and bias are
+                   float32, float16 or bfloat16, for any dtype of q. The argument proj_bias of the layer Attention is
+                   another bias
     deterministic  True: the same bits on every run. False: on a GPU the backward may add the parts of dq in any order,
                    in calls where that is faster. dq may then have other bits in each run
     return_lse     True: the result is (out, lse)
@@ -231,9 +232,9 @@ def attention_varlen(
     cu_seqlens_q, cu_seqlens_k   int32 [N+1]: sequence b has the queries cu_seqlens_q[b] to cu_seqlens_q[b+1] - 1, and
                                  the keys and values cu_seqlens_k[b] to cu_seqlens_k[b+1] - 1. Both start at 0 and never
                                  decrease
-    max_seqlen_q, max_seqlen_k   the length of the longest sequence, or more. On a GPU wrong values here and in
-                                 cu_seqlens give wrong results without an error. cotangent.check_index_data() reports
-                                 them: call it after a batch
+    max_seqlen_q, max_seqlen_k   the length of the longest sequence, or more. On a GPU the call itself raises no error
+                                 for wrong values here and in cu_seqlens, and its results are wrong.
+                                 cotangent.check_index_data() raises the error later: call it after a batch
     bias                         [N or 1, H or 1, max_seqlen_q or 1, max_seqlen_k or 1]
 
     The other arguments are those of cotangent.attention, with N in the place of B. Returns out [total_q,H,d_v]. With

@@ -112,7 +112,8 @@ def causal_conv1d(
     weight              [D,K], any K >= 1. weight[:, K-1] multiplies x[t], and weight[:, 0] the oldest input
     bias                [D]
     activation          None, "silu" or "swish" (the same)
-    initial_state       [B,D,K-1], the inputs before x. With cu_seqlens it is [N,D,K-1]
+    initial_state       [B,D,K-1], the inputs before x (initial_states of the package causal_conv1d). With cu_seqlens it
+                        is [N,D,K-1]
     seq_idx             int32 [B,T], the sequence of each time step. x[t'] contributes to y[t] only if both have the
                         same number. A negative number is padding (y = 0)
     cu_seqlens          int32 [N+1], for B = 1 and not with seq_idx: sequence n has the time steps cu_seqlens[n] to
@@ -120,8 +121,8 @@ def causal_conv1d(
     return_final_state  True: the result is (y, final_state)
 
     Returns y with the shape, dtype and layout of x. final_state [B,D,K-1] has the last K-1 time steps of xe, before the
-    convolution, in the dtype of initial_state or else of x. With seq_idx, the inputs of other sequences than that of
-    the last time step are 0 in it. With cu_seqlens it is [N,D,K-1], one state for each sequence.
+    convolution. Its dtype is that of initial_state, or of x without one. With seq_idx, inputs that do not belong to the
+    last sequence are 0 in final_state. With cu_seqlens it is [N,D,K-1], one state for each sequence.
 
     Dtypes: float32, float16 and bfloat16, independently for x, weight, bias and states; on the CPU also float64 for all
     of them. Autocast casts x. Differentiable once, in x, weight, bias and initial_state, through y and final_state.
@@ -158,8 +159,8 @@ def causal_conv1d_update(
         xe is x with K-1 time steps in front: the last K-1 inputs in conv_state
 
     x                   [B,D] for one token, or [B,D,T]
-    conv_state          [N,D,S] with S >= K-1: the last S inputs, oldest first. With cache_seqlens it is a ring buffer:
-                        the input of position p is at index p mod S
+    conv_state          [N,D,S] with S >= K-1, where N is the number of states: the last S inputs, oldest first. With
+                        cache_seqlens it is a ring buffer: the input of position p is at index p mod S
     weight, bias        [D,K], [D]
     activation          as in causal_conv1d
     cache_seqlens       int32 [B]: the new tokens of batch element b are at the positions cache_seqlens[b] + t

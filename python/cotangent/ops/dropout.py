@@ -113,10 +113,10 @@ def dropout(
                    m is generated from seed and offset by the rule (Philox) in include/cotangent/dropout.h. It is not
                    stored: the backward generates it again
     scale          None: 1/(1-p) with a given mask, and dropout_scale(p) with a generated one. 0: everything is dropped
-    seed, offset   of a generated mask. Different offsets give independent masks: if you pass your own seed, use another
-                   offset in each step and layer. Without seed and seed_tensor, a seed is drawn from PyTorch's generator
-                   of the device of x. torch.manual_seed controls this seed, and each replay of a CUDA graph generates
-                   another mask
+    seed, offset   determine the generated mask. Different offsets give independent masks: if you pass your own seed,
+                   use another offset in each step and layer. Without seed and seed_tensor, a seed is drawn from
+                   PyTorch's generator of the device of x. torch.manual_seed controls this seed, and each replay of a
+                   CUDA graph generates another mask
     seed_tensor, offset_tensor     int32 [2] (low word, high word), on the device of x. They are added to seed and
                    offset when the work runs
     return_mask    "bytes" or "bits": the result is (y, m), with m as in mask or mask_bits. To get the same y from m

@@ -75,8 +75,8 @@ def mhc_pre(
     hc_eps: float = 1e-6,
     post_scale: float = 2.0,
 ) -> "tuple[Tensor, Tensor, Tensor]":
-    """Mixes the n residual streams of each token to the input of a layer, and computes the coefficients of mhc_post, as
-    in "mHC: Manifold-Constrained Hyper-Connections" (DeepSeek, 2025, https://arxiv.org/abs/2512.24880).
+    """Mixes the n residual streams of each token into the input of a layer, and computes the coefficients of mhc_post,
+    as in "mHC: Manifold-Constrained Hyper-Connections" (DeepSeek, 2025, https://arxiv.org/abs/2512.24880).
 
     x         [B,T,n,D], the residual streams, any strides; on a GPU n <= 8
     phi       [M, n*D] with M = n*n + 2n. The rows are n for pre, n for post and n*n for res, in this order
@@ -86,8 +86,10 @@ def mhc_pre(
     sinkhorn  True: the last result is h_res. False: it is h_res_logits, the input of mhc_sinkhorn
     sinkhorn_iterations, sinkhorn_eps
               iterations and eps of mhc_sinkhorn
-    norm_eps, hc_eps, post_scale
-              as in the formulas
+    norm_eps  is added to the mean square of x: the eps of the norm
+    hc_eps    is added to h_pre
+    post_scale
+              the limit of h_post, whose values are between 0 and post_scale
 
     For each token, with flat index k = i*D + d:
 
@@ -201,7 +203,8 @@ def mhc_post(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, *, h_res_is_ou
     h_res            [B,T,n,n], from mhc_pre, in the dtype of h_post
     h_res_is_out_in  the order of the last two axes of h_res. False: [in,out], and y has the transpose of h_res times x,
                      as in the kernels of DeepSeek and Megatron. True: [out,in], and y has h_res times x, as in the
-                     paper (see mhc_pre): the sum is over h_res[o,i] * x[i]. Use True for weights that were trained so
+                     paper (see mhc_pre): the sum is over h_res[o,i] * x[i]. Pass True if the weights were trained with
+                     the order of the paper
 
     Returns y, with the shape and dtype of x. Differentiable once, in all inputs. Raises ValueError or TypeError, which
     name the wrong argument, or NotImplementedError (on a GPU: float64, n > 8).
