@@ -132,13 +132,13 @@ class Convolution(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, ops, D, head=32):
+    def __init__(self, ops, D, head_dim=32):
         super().__init__()
-        self.ops, self.head = ops, head
+        self.ops, self.head_dim = ops, head_dim
         self.qkv_proj, self.out_proj = nn.Linear(D, 3 * D, bias=False), nn.Linear(D, D, bias=False)
 
     def forward(self, x):
-        q, k, v = self.qkv_proj(x).unflatten(-1, (3, -1, self.head)).unbind(2)
+        q, k, v = self.qkv_proj(x).unflatten(-1, (3, -1, self.head_dim)).unbind(2)
         return self.out_proj(self.ops.attention(q, k, v).flatten(2))
 
 
@@ -153,23 +153,24 @@ class Layer(nn.Module):
         super().__init__()
         M = n * n + 2 * n
         self.ops, self.p, self.mixer, self.norm = ops, p, mixer, nn.RMSNorm(D)
-        self.bias = nn.Parameter(torch.zeros(D))
+        self.dropout_bias = nn.Parameter(torch.zeros(D))
         self.phi = nn.Parameter(torch.randn(M, n * D) / math.sqrt(n * D))
         self.alpha = nn.Parameter(torch.full((3,), 0.1))
         start = torch.cat([torch.full((n,), -math.log(n - 1) if n > 1 else 4.0), torch.zeros(n), 4 * torch.eye(n).flatten()])
-        self.coefficients = nn.Parameter(start)
+        self.hc_bias = nn.Parameter(start)
         self.gamma = nn.Parameter(torch.ones(n, D))
 
     def forward(self, streams, *before):
         """before: f, h_post and h_res of the previous layer, whose post has not run yet: streams are then the streams
         before the previous layer. The first layer has no previous layer."""
-        parameters = self.phi, self.alpha, self.coefficients, self.gamma
+        parameters = self.phi, self.alpha, self.hc_bias, self.gamma
         if before:
-            streams, h, h_post, h_res = self.ops.post_pre(streams, *before, *parameters)
+            streams, h_in, h_post, h_res = self.ops.post_pre(streams, *before, *parameters)
         else:
-            h, h_post, h_res = self.ops.pre(streams, *parameters)
-        h = self.ops.dropout(self.mixer(self.norm(h)), self.p, self.training, self.bias)
-        return streams, h.to(streams.dtype), h_post, h_res
+            h_in, h_post, h_res = self.ops.pre(streams, *parameters)
+        mixed = self.mixer(self.norm(h_in.float()))  # the norm's weights are float32
+        f = self.ops.dropout(mixed, self.p, self.training, self.dropout_bias)
+        return streams, f.to(streams.dtype), h_post, h_res
 
 
 class Model(nn.Module):
@@ -183,10 +184,13 @@ class Model(nn.Module):
         self.norm, self.head = nn.RMSNorm(D), nn.Linear(D, 256, bias=False)
 
     def forward(self, text):
-        state = (self.embedding(text)[:, :, None].repeat(1, 1, self.n, 1),)
+        x = self.embedding(text)
+        if torch.is_autocast_enabled(x.device.type):  # autocast does not cast the streams
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        state = (x[:, :, None].repeat(1, 1, self.n, 1),)
         for layer in self.layers:
             state = layer(*state)
-        return self.head(self.norm(self.ops.post(*state).sum(2)))
+        return self.head(self.norm(self.ops.post(*state).float().sum(2)))
 
 
 # ---- text ------------------------------------------------------------------------------------------------------
