@@ -707,7 +707,7 @@ def models_summary(results):
         merged, ratio = merged_models(rows)
         others = [(row, ratio(row)) for row in merged if ratio(row) and not row["padding"]]
         names = {"sdpa": "PyTorch's sdpa", "eager": "eager attention"}
-        lines += [f"Training, {device}, {rows[0]['date']}, bf16, PyTorch {rows[0]['torch']}, transformers {rows[0]['transformers']}:", "",
+        lines += [f"Training, {device}, {rows[0]['date']}, bfloat16, PyTorch {rows[0]['torch']}, transformers {rows[0]['transformers']}:", "",
                   *markdown([("model", lambda pair: pair[0]["model"]),
                              ("batch x tokens", lambda pair: f"{pair[0]['batch']} x {pair[0]['length']}"),
                              ("compared with", lambda pair: f"the package {pair[0]['convolution']}" if pair[0]["model"].startswith("mamba")
