@@ -8,8 +8,9 @@
  * (cot_group_create_custom). Every rank makes the same calls in the same order: a call of this header is collective.
  * Only one thread may use a handle at a time.
  *
- * Cuts: rank r of N holds these rows of a sequence of T rows, in ascending order. floor(...) makes parts that differ by
- * at most one row, so that T need not be a multiple of N.
+ * Cuts: rank r of N holds these rows of a sequence of T rows, in ascending order. To *shard* a tensor is to take the
+ * rows of a rank (cot_shard). floor(...) makes parts that differ by at most one row, so that T need not be a multiple of
+ * N.
  *     contiguous   floor(T r / N) .. floor(T (r+1) / N)
  *     zigzag       chunks r and 2N-1-r of 2N chunks; chunk c is floor(T c / 2N) .. floor(T (c+1) / 2N)
  *     striped      stripes r, r+N, r+2N, ...; stripe c is c*stripe .. (c+1)*stripe, cut off at T
@@ -18,7 +19,8 @@
  *
  * Results are those of the single call on the whole sequence, within the error rule of
  * docs/guide/accuracy.md. They have the same bits in every run with the same number of ranks and the same
- * options. Sums over ranks are added in the order of the ranks, or of the steps of the ring.
+ * options, except the backward of attention with allow_nondeterminism. Sums over ranks are added in the order of the
+ * ranks, or of the steps of the ring.
  *
  * Before data travels, all ranks exchange their statuses and all options, shapes and index data. If a rank's arguments
  * are refused, that rank gets the status and message of the refusal, and all others get COT_PEER_ERROR with the same
@@ -37,12 +39,12 @@
  *                copies through the host.
  *   NCCL         CUDA queues. A CPU queue gives COT_UNSUPPORTED.
  *   MPI, custom  CPU queues, or CUDA queues. Data of CUDA queues goes through page-locked host memory of the group, and
- *                the call waits for the GPU before each transfer. The rank's next transfer overlaps with arithmetic that
- *                was enqueued before.
+ *                the call waits for the GPU before each transfer. The rank's next transfer overlaps with arithmetic
+ *                that was enqueued before.
  *
  * Errors, for all calls: COT_INVALID_ARGUMENT, COT_INVALID_SHAPE, COT_INVALID_DTYPE, COT_INVALID_LAYOUT,
- * COT_INVALID_DATA and COT_UNSUPPORTED as the op's header says, COT_OUT_OF_MEMORY, COT_PEER_ERROR. With CUDA queues also
- * COT_NO_DEVICE and COT_DEVICE_ERROR, as in core.h.
+ * COT_INVALID_DATA and COT_UNSUPPORTED as the op's header says, COT_OUT_OF_MEMORY, COT_PEER_ERROR. With CUDA queues
+ * also COT_NO_DEVICE and COT_DEVICE_ERROR, as in core.h.
  */
 #ifndef COTANGENT_PARALLEL_H
 #define COTANGENT_PARALLEL_H
@@ -66,8 +68,8 @@ typedef struct cot_group cot_group;
 /* Options of a group. COT_INIT sets the defaults. All ranks pass the same options. */
 typedef struct cot_group_options {
     size_t struct_size;
-    double timeout; /* seconds that a rank waits for another one before a transfer ends; 0 = 30. More than the time that
-                     * one rank computes between two transfers, and than the longest transfer takes */
+    double timeout; /* seconds to wait for another rank; 0 = 30. It must exceed the longest computation between two
+                     * transfers, and the longest transfer */
 } cot_group_options;
 
 /* Creates the `ranks` handles of a group whose ranks are threads of this process. groups[r] is for rank r. The caller
@@ -120,9 +122,9 @@ COT_PARALLEL_API cot_status cot_group_create_custom(const cot_group_callbacks *c
  * process or in many. comm points to the caller's ncclComm_t. The library opens libnccl.so.2 (version 2.18 or later) at
  * run time and duplicates the communicator (ncclCommSplit), so that its messages do not meet those of the caller, and a
  * fault does not abort the caller's communicator. All queues of the group use the primary context of the communicator's
- * device. `timeout` must be longer than the longest call takes on the GPU: the ranks agree after the work of the call
- * before. The call is collective: ranks of one process call it in a thread each. If a rank has no memory or no driver,
- * the other ranks wait for it in NCCL. options may be NULL.
+ * device. `timeout` must be longer than the longest call takes on the GPU: a call compares the options of the ranks
+ * only when the GPU has finished the call before. The call is collective: ranks of one process call it in a thread
+ * each. If a rank has no memory or no driver, the other ranks wait for it in NCCL. options may be NULL.
  * Errors: COT_INVALID_ARGUMENT (comm, options, out), COT_OUT_OF_MEMORY, COT_NO_DEVICE (no NCCL, or one that is too old;
  * no driver; a build without CUDA), COT_DEVICE_ERROR, COT_PEER_ERROR (NCCL reported an error; the ranks have other
  * options). */
@@ -146,7 +148,8 @@ COT_PARALLEL_API int32_t cot_group_size(const cot_group *group);
 COT_PARALLEL_API cot_status cot_group_check(cot_group *group);
 
 /* Breaks the group, for a caller that cannot go on. The other ranks get COT_PEER_ERROR with the reason, which may be
- * NULL; over NCCL without the reason, after `timeout` seconds. Returns COT_OK, or COT_INVALID_ARGUMENT for a null group. */
+ * NULL; over NCCL without the reason, after `timeout` seconds. Returns COT_OK, or COT_INVALID_ARGUMENT for a null
+ * group. */
 COT_PARALLEL_API cot_status cot_group_abort(cot_group *group, const char *reason);
 
 /* Replaces the tensor on every rank by the sum over all ranks: x = ((x[0] + x[1]) + x[2]) + ..., in the order of the
@@ -154,9 +157,9 @@ COT_PARALLEL_API cot_status cot_group_abort(cot_group *group, const char *reason
  * rank computes from its own rows. tensor: any float dtype and strides, the same shape on all ranks, in the memory of
  * the queue; queue = NULL: in host memory.
  * Errors: COT_INVALID_ARGUMENT, COT_INVALID_SHAPE, COT_INVALID_DTYPE, COT_INVALID_LAYOUT (misaligned data, repeated
- * elements). The group keeps memory of the tensor's bytes and 8/N bytes an element. It keeps the tensor's bytes once more
- * if the tensor is not contiguous, not aligned to 64 bytes, or has a size that is no multiple of 64 bytes, and for host
- * memory unless the ranks are threads. */
+ * elements). The group keeps a buffer as large as the tensor, and 8/N bytes for each element. It keeps a second buffer
+ * of this size if the tensor is not contiguous, not aligned to 64 bytes, or has a size that is no multiple of 64 bytes,
+ * and for host memory unless the ranks are threads. */
 COT_PARALLEL_API cot_status cot_group_all_reduce(cot_group *group, cot_queue *queue, const cot_tensor *tensor);
 
 /* ---- cuts --------------------------------------------------------------------------------------------- */
@@ -202,16 +205,16 @@ COT_PARALLEL_API cot_status cot_unshard(const cot_parallel_options *options, int
 
 /* Attention over all ranks. The arguments are those of the single call (attention.h), with these differences:
  *
- *   rows       q, out, lse, dout, dlse, delta and dq have the rank's rows of the whole queries; k, v, dk and dv have its
- *              rows of the whole keys. Both axes are cut in the same way.
- *   lengths    q_length and k_length are the rows of the whole: Tq and Tk of the single call, or total_q and total_k.
- *              q_begin and k_begin are 0.
- *   bias       [B or 1, H or 1, rows of the rank or 1, Tk or 1] of the whole keys. Size 1 on the third axis means that
+ *   rows       q, out, lse, dout, dlse, delta and dq have the rank's rows of all queries; k, v, dk and dv have its
+ *              rows of all keys. Both axes are cut in the same way.
+ *   lengths    q_length and k_length are the rows of the whole sequences: Tq and Tk of the single call, or total_q and
+ *              total_k. q_begin and k_begin are 0.
+ *   bias       [B or 1, H or 1, rows of the rank or 1, Tk or 1] of all keys. Size 1 on the third axis means that
  *              all queries of all ranks share the element. In packed calls every rank has the whole bias.
  *   dbias      like bias. Every rank gets the whole sum where all queries share an element, and in packed calls.
  *   dsink      every rank gets the whole sum.
- *   the rest   seqused, cu_seqlens, sink, alibi_slopes and the dropout tensors are those of the whole, with the same
- *              values on every rank. Packed sequences may lie over several ranks.
+ *   the rest   seqused, cu_seqlens, sink, alibi_slopes and the dropout tensors are those of the whole sequence, with
+ *              the same values on every rank. Packed sequences may lie over several ranks.
  *   workspace  NULL: the queue's pool serves the calls of the core, and the group keeps memory for the transfers.
  *
  * Ring (head_ranks = 1): in step s = 0 .. N-1, rank r attends to the keys of rank r-s (modulo N). Their owner sends
@@ -222,18 +225,19 @@ COT_PARALLEL_API cot_status cot_unshard(const cot_parallel_options *options, int
  *     lse = log(exp(lse_a) + exp(lse_b));    out = exp(lse_a - lse) * out_a + exp(lse_b - lse) * out_b
  *     at the end, with sink:    out = out * exp(lse - lse');    lse' = log(exp(lse) + exp(sink))
  *
- * In the backward, delta and lse are those of the whole. Rank r computes its part of dk and dv for the keys of rank
- * r-s, in float32, and sends it to their owner, which adds the parts in the order of the steps.
+ * In the backward, delta and lse are those of the whole sequence. Rank r computes its part of dk and dv for the keys of
+ * rank r-s, in float32, and sends it to their owner, which adds the parts in the order of the steps.
  *
  * Heads (head_ranks = C > 1): ranks r with the same r / C exchange all-to-all, so that each holds the rows of all C
- * ranks for H/C heads. The ring then has N/C places. C = N has no ring. N must be a multiple of C, H of C, and either
- * Hkv of C or C of Hkv. A bias needs C = 1: else COT_UNSUPPORTED. So does dropout, unless H times the rows of all
- * queries (B*q_length, or q_length in packed calls) is less than 2^31. */
+ * ranks for H/C heads. The ring then has N/C places. C = N has no ring. N and H must be multiples of C. Hkv must be
+ * a multiple of C, or C of Hkv. A bias needs C = 1: else COT_UNSUPPORTED. So does dropout, unless H times the rows of
+ * all queries (B*q_length, or q_length in packed calls) is less than 2^31. */
 COT_PARALLEL_API cot_status cot_parallel_attention_forward(cot_group *group, cot_queue *queue,
                                                            const cot_parallel_options *options,
                                                            const cot_attention_forward_args *args);
 
-/* The gradients over all ranks; see cot_parallel_attention_forward. The core's calls get allow_nondeterminism. */
+/* The gradients over all ranks; see cot_parallel_attention_forward. allow_nondeterminism is passed on to the
+ * calls of the core. */
 COT_PARALLEL_API cot_status cot_parallel_attention_backward(cot_group *group, cot_queue *queue,
                                                             const cot_parallel_options *options,
                                                             const cot_attention_backward_args *args);
@@ -243,8 +247,8 @@ COT_PARALLEL_API cot_status cot_parallel_attention_backward(cot_group *group, co
 /* The convolution over all ranks. The arguments are those of the single call (causal_conv1d.h), with these differences:
  *
  *   rows       x, y, dy, dx and seq_idx have the rank's time steps of the whole sequence of options.length.
- *   the rest   weight, bias, cu_seqlens, initial_state and dfinal_state are those of the whole, with the same values on
- *              every rank. Packed sequences may lie over several ranks.
+ *   the rest   weight, bias, cu_seqlens, initial_state and dfinal_state are those of the whole sequence, with the same
+ *              values on every rank. Packed sequences may lie over several ranks.
  *   results    every rank gets the whole final_state, dinitial_state, dweight and dbias. The parts of dweight and dbias
  *              are added in the order of the ranks, in f64.
  *   workspace  NULL, as in attention.

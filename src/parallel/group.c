@@ -613,7 +613,7 @@ static cot_status words_of_reduced(const void *call)
 static bool can_sum_in_place(const cot_group *group, const cot_tensor *t, int64_t count)
 {
     const cot_tensor contiguous = cot_tensor_contiguous(t->data, t->dtype, t->rank, t->shape);
-    bool equal = (group->on_device || group->engine->takes_back) && count % unit_of(t->dtype) == 0 &&
+    bool equal = (group->on_device || group->engine->abort_stops_transfers) && count % unit_of(t->dtype) == 0 &&
                  (uintptr_t)t->data % COT_ALIGNMENT == 0;
     for (int axis = 0; axis < t->rank; axis++)
         equal = equal && (t->shape[axis] == 1 || t->stride[axis] == contiguous.stride[axis]);

@@ -39,10 +39,11 @@ typedef struct cot_transfer {
 } cot_transfer;
 
 typedef struct cot_engine {
-    const char *name;
+    const char *name;              /* completes "the group is ..." */
     bool moves_host, moves_device; /* the memory that transfers of calls may have. Device memory is staged if the engine
                                     * moves host memory alone */
-    bool takes_back; /* after an abort no transfer touches host memory. Else transfers use memory of the group alone */
+    bool abort_stops_transfers; /* after an abort no transfer touches the caller's host memory. Else transfers of host
+                                 * memory use memory of the group alone, which is not freed after a fault */
     cot_status (*start)(cot_group *group, cot_transfer *transfer);
     /* Issues all started transfers as one batch; NULL: `start` issues them. All ranks make the same batches in the same
      * order, though a batch may be empty on a rank. */

@@ -34,7 +34,7 @@ typedef struct hub {
 } hub;
 
 /* The oldest send that matches a receive. Takes it out of the list. */
-static cot_transfer *take(hub *h, int receiver, const cot_transfer *receive)
+static cot_transfer *match_send(hub *h, int receiver, const cot_transfer *receive)
 {
     for (cot_transfer **link = &h->posted[receiver]; *link != NULL; link = &(*link)->next_in_queue) {
         cot_transfer *send = *link;
@@ -64,7 +64,7 @@ static void break_hub(hub *h, const char *reason);
 static bool progress(cot_group *group, cot_transfer *receive)
 {
     hub *h = group->state;
-    cot_transfer *send = take(h, group->rank, receive);
+    cot_transfer *send = match_send(h, group->rank, receive);
     if (send == NULL)
         return false;
     send->copying = true;
@@ -104,8 +104,8 @@ static void drop_events(cot_group *group, cot_transfer *t)
     }
 }
 
-/* Takes back the transfers of this rank, so that no other rank touches its memory. The mutex is held. */
-static void take_back(cot_group *group)
+/* Cancels the transfers of this rank, so that no other rank touches its memory. The mutex is held. */
+static void cancel_transfers(cot_group *group)
 {
     hub *h = group->state;
     for (cot_transfer *t = group->transfers; t != NULL; t = t->next) {
@@ -224,7 +224,7 @@ static cot_status local_wait(cot_group *group, cot_transfer *transfers, int coun
     }
     const bool failed = pending != NULL;
     if (failed) {
-        take_back(group);
+        cancel_transfers(group);
         group->broken = true;
         snprintf(group->reason, sizeof group->reason, "%s", h->reason);
     }
@@ -248,7 +248,7 @@ static void local_abort(cot_group *group)
     hub *h = group->state;
     pthread_mutex_lock(&h->mutex);
     break_hub(h, group->reason);
-    take_back(group);
+    cancel_transfers(group);
     pthread_mutex_unlock(&h->mutex);
 }
 
@@ -266,7 +266,7 @@ static void local_destroy(cot_group *group)
 {
     hub *h = group->state;
     pthread_mutex_lock(&h->mutex);
-    take_back(group);
+    cancel_transfers(group);
     h->left[group->rank] = true;
     const bool last = --h->handles == 0;
     pthread_cond_broadcast(&h->changed);
@@ -278,7 +278,7 @@ static void local_destroy(cot_group *group)
 static const cot_engine engine = {.name = "one of threads",
                                   .moves_host = true,
                                   .moves_device = true,
-                                  .takes_back = true,
+                                  .abort_stops_transfers = true,
                                   .start = local_start,
                                   .wait = local_wait,
                                   .abort = local_abort,

@@ -38,8 +38,8 @@ static void keep_request(cot_transfer *transfer, MPI_Request request)
     memcpy(transfer->request, &request, sizeof request);
 }
 
-/* Takes back what MPI lets a rank take back. */
-static void take_back(cot_group *group)
+/* Cancels the receives. MPI cannot cancel sends. */
+static void cancel_transfers(cot_group *group)
 {
     for (cot_transfer *t = group->transfers; t != NULL; t = t->next) {
         MPI_Request request = request_of(t);
@@ -58,7 +58,7 @@ static cot_status mark_broken(cot_group *group, const char *reason)
     if (!group->broken)
         snprintf(group->reason, sizeof group->reason, "%s", reason);
     group->broken = true;
-    take_back(group);
+    cancel_transfers(group);
     return cot_fail(COT_PEER_ERROR, "the group is broken: %s", group->reason);
 }
 
@@ -177,7 +177,7 @@ static cot_status mpi_wait(cot_group *group, cot_transfer *transfers, int count)
 
 static void mpi_abort(cot_group *group)
 {
-    take_back(group);
+    cancel_transfers(group);
     tell_all(group);
 }
 

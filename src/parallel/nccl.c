@@ -106,7 +106,7 @@ static void abort_comm(nccl_state *s)
 }
 
 /* Forgets all transfers. Their memory is not freed before the streams have passed them. */
-static void take_back(cot_group *group)
+static void cancel_transfers(cot_group *group)
 {
     nccl_state *s = group->state;
     for (cot_transfer *t = group->transfers; t != NULL; t = t->next) {
@@ -123,7 +123,7 @@ static cot_status mark_broken(cot_group *group, const char *reason)
     if (!group->broken)
         snprintf(group->reason, sizeof group->reason, "%s", reason);
     group->broken = true;
-    take_back(group);
+    cancel_transfers(group);
     abort_comm(s);
     return cot_fail(COT_PEER_ERROR, "the group is broken: %s", group->reason);
 }
@@ -295,7 +295,7 @@ static cot_status nccl_check(cot_group *group)
 
 static void nccl_abort(cot_group *group)
 {
-    take_back(group);
+    cancel_transfers(group);
     abort_comm(group->state);
 }
 

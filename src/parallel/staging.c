@@ -53,7 +53,7 @@ static cot_staging *find_free(const cot_group *group)
     return b;
 }
 
-static cot_status take(cot_group *group, size_t bytes, cot_staging **out)
+static cot_status acquire_buffer(cot_group *group, size_t bytes, cot_staging **out)
 {
     bytes = (size_t)cot_round_up((int64_t)bytes, GRANULE);
     cot_staging *found = find_ready(group, bytes);
@@ -91,7 +91,7 @@ void cot_staging_free(cot_group *group)
 /* ---- transfers ---------------------------------------------------------------------------------------------------- */
 
 /* Copies on the side stream, when the main stream has made the device memory ready. */
-static cot_status copy(cot_group *group, cot_transfer *t)
+static cot_status copy_staged(cot_group *group, cot_transfer *t)
 {
     cot_gpu *gpu = group->gpu;
     CHECK(cot_gpu_await(gpu, COT_SIDE_STREAM, t->ready));
@@ -106,7 +106,7 @@ static cot_status copy(cot_group *group, cot_transfer *t)
 cot_status cot_staging_start(cot_group *group, cot_transfer *transfer)
 {
     cot_transfer *const t = transfer;
-    CHECK(take(group, t->bytes, &t->staging));
+    CHECK(acquire_buffer(group, t->bytes, &t->staging));
     t->device_data = t->data;
     t->data = t->staging->memory;
     CHECK(cot_gpu_record(group->gpu, COT_MAIN_STREAM, &t->ready));
@@ -117,7 +117,7 @@ cot_status cot_staging_start(cot_group *group, cot_transfer *transfer)
         link = &(*link)->next_in_queue;
     t->next_in_queue = NULL;
     *link = t;
-    return copy(group, t);
+    return copy_staged(group, t);
 }
 
 /* Gives all sends to the engine, in the order in which they were started. */
@@ -142,7 +142,7 @@ cot_status cot_staging_wait(cot_group *group, cot_transfer *transfers, int count
         if (t->staging == NULL) /* not started, or it was waited for before */
             continue;
         if (t->receive) {
-            CHECK(copy(group, t));
+            CHECK(copy_staged(group, t));
             CHECK(cot_gpu_await(group->gpu, COT_MAIN_STREAM, t->staging->copied));
         }
         t->staging->taken = false;
