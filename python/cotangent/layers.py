@@ -36,11 +36,15 @@ def _wide(function: "Callable[[Tensor], Tensor]") -> "Callable[[Tensor], Tensor]
 
 
 class CausalConv1d(nn.Module):
-    """The function cotangent.causal_conv1d with its weight [channels, width] and bias [channels]. channels is D, and
-    width is K.
+    """The function cotangent.causal_conv1d with its weight [channels, width] and bias [channels].
 
-    channel_last=True: input and output are [B,T,D], without a copy. False: [B,D,T]. Parameters are initialised as those
-    of torch.nn.Conv1d with groups=channels. load_state_dict also reads the state of such a Conv1d: a weight [D,1,K]
+    channels      D
+    width         K, the filter width (kernel_size of torch.nn.Conv1d, d_conv of mamba_ssm)
+    activation    as in cotangent.causal_conv1d
+    channel_last  True: input and output are [B,T,D], without a copy. False: [B,D,T]. It is not
+                  torch.channels_last, a memory format for images
+
+    Parameters are initialised as those of torch.nn.Conv1d with groups=channels. load_state_dict also reads the state of such a Conv1d: a weight [D,1,K]
     becomes [D,K].
 
     >>> conv = cotangent.CausalConv1d(32, width=4, activation="silu", channel_last=True)
@@ -93,8 +97,9 @@ class CausalConv1d(nn.Module):
         return (result[0].transpose(1, 2), *result[1:]) if isinstance(result, tuple) else result.transpose(1, 2)
 
     def step(self, x: Tensor, conv_state: Tensor, **options: Any) -> Tensor:
-        """Decodes one token x [B,D], and updates conv_state [N,D,S] with S >= K-1 in place. options are the arguments
-        cache_seqlens and conv_state_indices of cotangent.causal_conv1d_update."""
+        """Decodes one token x [B,D], and updates conv_state [N,D,S] with S >= K-1 in place. `options` are the arguments
+        cache_seqlens and conv_state_indices of cotangent.causal_conv1d_update. Call it under torch.no_grad(): a
+        backward through it raises NotImplementedError."""
         return causal_conv1d_update(x, conv_state, self.weight, self.bias, self.activation, **options)
 
     def extra_repr(self) -> str:
@@ -185,7 +190,13 @@ class HyperConnection(nn.Module):
     Parameters: phi [n*n+2n, n*D], alpha [3], bias [n*n+2n], gamma [n,D]. They are float32, and stay float32 in
     model.bfloat16(), model.half() and model.to(dtype). At initialisation the input of the layer is about the mean of
     the streams. The output of the layer is added to every stream with a weight of about 1. A stream gets almost nothing
-    from the other streams.
+    from the other streams. Initial values:
+
+    phi    normal, with standard deviation (n*D) ** -0.5
+    alpha  0.01
+    gamma  1
+    bias   for pre log(1 / (n-1)), so that its sigmoid is 1/n (n = 1: 0.999). For post 0. For res 8 on the diagonal of
+           the matrix and 0 elsewhere, so that h_res is close to the identity
 
     Between two layers, cotangent.mhc_post_pre computes the mhc_post of the first layer and the mhc_pre of the second in
     one call. To use it, call the first HyperConnection with defer_post=True. It then returns a PendingPost instead of
@@ -283,16 +294,19 @@ class Attention(nn.Module):
                       model.bfloat16(), model.half() and model.to(dtype)
     proj_bias         True: the linear projections have a bias. The argument bias of cotangent.attention is another one:
                       it is added to the scores, and this layer does not have it
-    rope_base         rotary position embeddings (RoPE) with this base, for example 10000. None: no position embeddings.
-                      Scaled RoPE (linear, yarn, llama3) is not supported
+    rope_base         rotary position embeddings (RoPE) with this base (rope_theta of Hugging Face), for example 10000.
+                      None: no position embeddings. Scaled RoPE (linear, yarn, llama3) is not supported
     rope_dim          how many columns of a head are rotated: the first rope_dim. None: all
     rope_interleaved  True: the columns 2i and 2i+1 are a pair, as in GPT-J. False: the columns i and i + rope_dim/2, as
                       in Llama
     qk_norm_eps       the eps of an RMSNorm of each query and key head, as in Qwen3. None: no norm
 
-    The layer has no argument for padding: pack the sequences (see forward), or call cotangent.attention.
-    load_state_dict also reads the names of other implementations: q_proj, k_proj, v_proj and o_proj; Wqkv, in_proj and
-    out_proj; q_norm, k_norm and sinks. The options must fit the checkpoint:
+    Parameters: qkv.weight (the rows of q, then those of k, then those of v) and out.weight; with proj_bias=True also
+    qkv.bias and out.bias; with qk_norm_eps also q_norm.weight and k_norm.weight; with sink=True also `sink` [num_heads].
+
+    The layer has no argument for padding: pack the sequences (see `forward`), or call cotangent.attention.
+    load_state_dict also reads the names of other implementations: q_proj, k_proj, v_proj and o_proj; Wqkv;
+    in_proj_weight and in_proj_bias; out_proj; `sinks`. The options must fit the checkpoint:
 
     - torch.nn.MultiheadAttention: Attention(dim, heads, causal=False, proj_bias=True), or proj_bias=False if it has
       bias=False.
@@ -427,13 +441,13 @@ class Attention(nn.Module):
     def step(self, x: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor) -> Tensor:
         """Decodes Tn new tokens x [B,Tn,D], or one token x [B,D], and returns y like x.
 
-        k_cache, v_cache  [B,longest,num_kv_heads,head_dim], in the dtype of q. step writes the new keys and values after those of the old
-                          tokens
-        cache_seqlens     int32 [B]: how many tokens of each batch element are in the caches. step does not change it:
-                          add Tn after the call
+        k_cache, v_cache  [B,longest,num_kv_heads,head_dim], in the dtype of the weights; under autocast, in its dtype. `step`
+                          writes the new keys and values after those of the old tokens
+        cache_seqlens     int32 or int64 [B]: how many tokens of each batch element are in the caches. `step` does not
+                          change it: add Tn after the call
 
-        There is no dropout and no gradient. step runs the kernels of training. On a GPU they do not divide the keys of
-        a query among thread blocks, so step is slow for few sequences.
+        There is no dropout and no gradient. A layer with causal=False raises ValueError. `step` runs the kernels of training. On a GPU they do not divide the keys of
+        a query among thread blocks, so it is slow for few sequences.
 
             k_cache, v_cache = torch.zeros(2, B, longest, layer.num_kv_heads, layer.head_dim)
             cache_seqlens = torch.zeros(B, dtype=torch.int32)
@@ -468,9 +482,10 @@ class Attention(nn.Module):
 
     @staticmethod
     def _check_cache_seqlens(lengths: Tensor, B: int, Tn: int, longest: int) -> None:
-        if lengths.shape != (B,) or lengths.dtype not in (torch.int32, torch.int64):
-            found = f"{lengths.dtype} {tuple(lengths.shape)}"
-            raise ValueError(f"Attention.step: cache_seqlens is {found}, expected int32 {(B,)}")
+        if lengths.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"Attention.step: cache_seqlens has dtype {lengths.dtype}, expected torch.int32 or torch.int64")
+        if lengths.shape != (B,):
+            raise ValueError(f"Attention.step: cache_seqlens has shape {tuple(lengths.shape)}, expected {(B,)}")
         if lengths.device.type != "cpu" or B == 0 or torch.compiler.is_compiling():  # no wait for a GPU
             return
         least, most = int(lengths.min()), int(lengths.max())
@@ -533,7 +548,7 @@ class MambaInProjConv1d(nn.Module):
         Mamba-2  z, xBC, dt = MambaInProjConv1d(D, inner + 2 * groups * state, before=[inner], after=[heads])(x)
 
     dim        D
-    width      K, the filter width of the convolution
+    width      K, the filter width of the convolution (d_conv of mamba_ssm)
     bias       True: the projection has a bias. conv_bias is the same for the convolution. Both have the names of
                mamba_ssm
 
@@ -583,8 +598,9 @@ class MambaInProjConv1d(nn.Module):
 
     def step(self, x: Tensor, conv_state: Tensor, **options: Any) -> "Tuple[Tensor, ...]":
         """Decodes one token x [B,D]: returns the parts [B,size], and updates conv_state [N, conv_dim, S] with S >=
-        width-1 in place. options are the arguments cache_seqlens and conv_state_indices of
-        cotangent.causal_conv1d_update."""
+        width-1 in place. `options` are the arguments cache_seqlens and conv_state_indices of
+        cotangent.causal_conv1d_update. Call it under torch.no_grad(): a backward through it raises
+        NotImplementedError."""
         parts = list(self.in_proj(x).split(self.sizes, -1))
         parts[self.convolved] = self.conv1d.step(parts[self.convolved], conv_state, **options)
         return tuple(parts)

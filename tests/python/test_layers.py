@@ -279,17 +279,18 @@ def test_hyper_connection_reads_the_names_of_its_layer():
 def test_a_refused_step_writes_nothing(on_cpu):
     layer, x = Attention(32, 4), torch.randn(2, 3, 32)
     zeros = dict(cache_seqlens=torch.zeros(2, dtype=torch.int32), shape=(2, 8, 4, 8), dtype=torch.float32)
-    for wrong, message in (
-        (dict(cache_seqlens=torch.tensor([0, -2], dtype=torch.int32)), "cache_seqlens has -2, expected 0 to 5"),
-        (dict(cache_seqlens=torch.tensor([0, 6], dtype=torch.int32)), "cache_seqlens has 6, expected 0 to 5"),
-        (dict(cache_seqlens=torch.zeros(2)), "cache_seqlens is torch.float32"),
-        (dict(dtype=torch.bfloat16), "k_cache has dtype torch.bfloat16, expected torch.float32"),
-        (dict(), "softcap is -1"),
+    for wrong, error, message in (
+        (dict(cache_seqlens=torch.tensor([0, -2], dtype=torch.int32)), ValueError, "cache_seqlens has -2, expected 0 to 5"),
+        (dict(cache_seqlens=torch.tensor([0, 6], dtype=torch.int32)), ValueError, "cache_seqlens has 6, expected 0 to 5"),
+        (dict(cache_seqlens=torch.zeros(3, dtype=torch.int32)), ValueError, r"cache_seqlens has shape \(3,\), expected \(2,\)"),
+        (dict(cache_seqlens=torch.zeros(2)), TypeError, "cache_seqlens has dtype torch.float32, expected torch.int32 or torch.int64"),
+        (dict(dtype=torch.bfloat16), TypeError, "k_cache has dtype torch.bfloat16, expected torch.float32"),
+        (dict(), ValueError, "softcap is -1"),
     ):
         layer.softcap = 0.0 if wrong else -1.0
         options = {**zeros, **wrong}
         caches = [torch.zeros(options["shape"], dtype=options["dtype"]) for _ in range(2)]
-        with pytest.raises((TypeError, ValueError), match=message):
+        with pytest.raises(error, match=message):
             layer.step(x, *caches, options["cache_seqlens"])
         assert not caches[0].any() and not caches[1].any(), message
 
