@@ -6,8 +6,9 @@
 
 Only the standard library reads the package: PyTorch need not be installed. Every public function and class needs a docstring.
 A docstring has paragraphs, and blocks after an empty line: an indented block is code, `>>>` begins an example, and a line "name
-  description" begins a list of arguments, whose further lines are indented. Names with an underscore or a dot, calls and shapes
-become code. Paths of the repository become links.
+  description" begins a list of arguments, whose further lines are indented. Names with an underscore or a dot, calls, shapes, the
+names of results (RESULTS) and the names of the entry's signature become code. WORDS are names of signatures that are also words
+of prose: a docstring puts them into backticks where they are names. Paths of the repository become links.
 """
 import ast
 import pathlib
@@ -38,9 +39,15 @@ MODULES += [(f"cotangent.{name.replace('/', '.')}", f"{name}.py", [f"{name}.py"]
     "compat/causal_conv1d", "compat/causal_conv1d_cpp", "compat/flash_attn", "compat/flash_attn_cute", "compat/flash_attn_interface",
     "compat/bert_padding", "compat/rotary", "compat/sdpa",
     "integrations/transformers", "integrations/torch_attention", "integrations/flops", "integrations/dtensor")]
+next(files for module, _, files in MODULES if module == "cotangent.compat.causal_conv1d").append("compat/_causal_conv1d_ref.py")
+
+RESULTS = ("y", "out", "lse")
+WORDS = set("""activation after arguments batch before bias cache causal channels convolution cut deterministic device dropout dtype
+    features group indices interleaved iterations key layer layers length mask module name offset options packages parameters
+    positions query residual scale scaling seed sink stripe timeout training value values weight width window""".split())
 
 CALL = r"\((?:[^()]|\([^()]*\))*\)"
-TOKENS = re.compile(rf"""
+TOKENS = rf"""
     (?P<code>`[^`]+`)                                             # already code
   | (?P<url>https?://[^\s)]*[\w/])
   | (?P<path>\b(?:docs|include|examples)/\w[\w/.]*\w)             # of the repository
@@ -50,16 +57,17 @@ TOKENS = re.compile(rf"""
     | \b[A-Za-z]\w*(?:\.[A-Za-z_]\w*)+                            # a name with a dot
     | \b(?=\w*_)[A-Za-z_]\w*                                      # a name with an underscore
     | "\w+")
+  | (?P<variable>(?<![-+/*^.\w])(?:NAMES)(?![-+/*^\w]|\.\w|\ of\ range))
   | (?P<markup>[*_\\]|<(?=[A-Za-z/!?]))
-""", re.X)  # fmt: skip
+"""
 ARGUMENT = re.compile(r"(\w[\w.]*(?:, \w[\w.]*)*,?)(?: {2,}(\S.*))?$")
 
 
-def inline(text):
-    """A line of a docstring as Markdown."""
+def inline(text, names=()):
+    """A line of a docstring as Markdown. `names` become code where they are no word of prose."""
     def token(match):
         found = match[0]
-        if match["name"]:
+        if match["name"] or match["variable"]:
             return f"`{found}`"
         if match["url"]:
             return f"<{found}>"
@@ -68,26 +76,27 @@ def inline(text):
         if match["markup"]:
             return "&lt;" if found == "<" else "\\" + found
         return found
-    return TOKENS.sub(token, text)
+    variables = "|".join(sorted({*RESULTS, *names} - WORDS))
+    return re.sub(TOKENS.replace("NAMES", variables), token, text, flags=re.X)
 
 
-def arguments_of(lines):
+def arguments_of(lines, variables):
     """The list of a block of arguments: names, and descriptions whose further lines are indented."""
     items = []
     for line in lines:
         found = ARGUMENT.match(line)
         if found:
             names = ", ".join(f"`{name}`" for name in re.findall(r"[\w.]+", found[1]))
-            items.append([f"- {names}:", inline(found[2] or "")])
+            items.append([f"- {names}:", inline(found[2] or "", variables)])
         elif items and line.startswith(" "):
-            items[-1].append(inline(line.strip()))
+            items[-1].append(inline(line.strip(), variables))
         else:
             sys.exit(f"make_reference: in a list of arguments: {line}")
     return [" ".join(part for part in item if part) for item in items]
 
 
-def markdown_of(docstring):
-    """The lines of a docstring as Markdown."""
+def markdown_of(docstring, names=()):
+    """The lines of a docstring as Markdown. names: those of the signature."""
     result, code = [], False
     for block in re.split(r"\n\s*\n", docstring):
         lines, after_code = block.split("\n"), code
@@ -101,10 +110,10 @@ def markdown_of(docstring):
         elif lines[0].startswith(">>>"):
             result += ["```pycon", *lines, "```", ""]
         elif ARGUMENT.match(lines[0]) and (ARGUMENT.match(lines[0])[2] or lines[1:2] and lines[1].startswith(" ")):
-            result += [*arguments_of(lines), ""]
+            result += [*arguments_of(lines, names), ""]
         else:
             items = [" ".join(item.split()) for item in re.split(r"\n(?=- )", block)]
-            result += [*map(inline, items), ""]
+            result += [*(inline(item, names) for item in items), ""]
     return result
 
 
@@ -141,9 +150,17 @@ def parameters_of(node, source):
 def signature_of(node, name, source):
     """The signature, with line breaks between parameters only."""
     result = f" -> {annotation_of(node.returns, source)}" if isinstance(node, ast.FunctionDef) and node.returns else ""
+    result = "" if result == " -> Any" else result  # the docstring says when the result is a tuple
     text = f"{name}({', '.join(part.replace(' ', chr(0)) for part in parameters_of(node, source))}){result.replace(' ', chr(0))}"
     filled = textwrap.fill(text, SIGNATURE_COLUMNS, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
     return filled.replace("\0", " ")
+
+
+def names_of(node, source):
+    """The names of the parameters of a function, or of a class and its forward, or of the fields of a NamedTuple."""
+    forward = [child for child in getattr(node, "body", []) if isinstance(child, ast.FunctionDef) and child.name == "forward"]
+    parts = [part for found in (node, *forward) for part in parameters_of(found, source)]
+    return {re.match(r"\**(\w*)", part)[1] for part in parts} - {""}
 
 
 def heading_of(node, prefix):
@@ -158,7 +175,8 @@ def entry(node, prefix, level, source):
         sys.exit(f"make_reference: {prefix}{node.name} has no docstring")
     name = prefix + node.name
     short = ".".join(name.split(".")[-2:]) if level > 3 else node.name
-    lines = [f"{'#' * level} {heading_of(node, prefix)}", "", "```python", signature_of(node, short, source), "```", "", *markdown_of(docstring)]
+    lines = [f"{'#' * level} {heading_of(node, prefix)}", "", "```python", signature_of(node, short, source), "```", "",
+             *markdown_of(docstring, names_of(node, source))]
     for method in node.body if isinstance(node, ast.ClassDef) else []:
         if isinstance(method, ast.FunctionDef) and not method.name.startswith("_") and ast.get_docstring(method):
             lines += entry(method, f"{name}.", level + 1, source)
@@ -185,7 +203,8 @@ def reference():
         nodes = [(node, (PACKAGE / file).read_text()) for file in files for node in public_nodes(file)]
         links = [f"[{node.name}](#{anchor_of(heading_of(node, module + '.'))})" for node, _ in nodes]
         contents.append(f"| [{module}](#{anchor_of(module)}) | {', '.join(links)} |")
-        lines += [f"## `{module}`", "", *markdown_of(ast.get_docstring(ast.parse((PACKAGE / described).read_text())))]
+        names = {name for node, source in nodes for name in names_of(node, source)}
+        lines += [f"## `{module}`", "", *markdown_of(ast.get_docstring(ast.parse((PACKAGE / described).read_text())), names)]
         for node, source in nodes:
             lines += entry(node, f"{module}.", 3, source)
     return wrapped("\n".join([HEADER, *contents, "", *lines]))

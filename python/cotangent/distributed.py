@@ -32,9 +32,9 @@ Gradients. The loss of the whole sequence is the sum of the losses of the ranks.
 ranks share is the sum of the gradients of the ranks. all_reduce_gradients adds them. DDP and FSDP2 add them and divide
 by the number of ranks: see docs/guide/context_parallel_pytorch.md. Some gradients are already the sum after the
 backward of this module. Then rank 0 has the sum and the others have zeros, so that adding them is right. These are the
-gradients of weight, bias and initial_state of the convolution, and of sink. Those of the bias of attention are too, if
-all queries share it or the sequences are packed. A bias with a row for each query, not packed, has the gradient of its
-own rows on each rank.
+gradients of `weight`, `bias` and initial_state of the convolution, and of `sink`. Those of the `bias` of attention are
+too, if all queries share it or the sequences are packed. A bias with a row for each query, not packed, has the gradient
+of its own rows on each rank.
 
 CUDA tensors. A call returns when the ranks have compared their arguments and its work is enqueued on the current
 stream. If a rank dies after that, the work of the others never ends. check_group() and the next call then raise
@@ -262,13 +262,15 @@ def init_group(group: Any = None, *, timeout: float = 30.0, device: Any = "cpu")
     first call of another function prepares the group with the default timeout. Raises ValueError if the group is
     already prepared for this device.
 
-    device   the group is prepared for one device at a time. Call init_group(device="cuda") to set the timeout of CUDA
+    device   each call prepares the group for one device. Call init_group(device="cuda") to set the timeout of CUDA
              tensors
     timeout  how many seconds a rank waits for another rank without any progress. It must be longer than the time that
              one rank computes between two calls of this module while the others wait. On a GPU it must also be longer
              than the longest call
 
-    >>> cp.init_group(dist.new_group(backend="gloo"), timeout=600)  # a rank may compute for 10 minutes before it answers
+    >>> group = dist.new_group(backend="gloo")
+    >>> cp.init_group(group, timeout=600)        # a rank may compute for 10 minutes before it answers
+    >>> positions = cp.positions(100, group=group)
     """
     name, place = _name_of(group), torch.device(device)
     if place.type not in ("cpu", "cuda"):
@@ -546,9 +548,9 @@ def shard(x: Tensor, *, dim: int, group: Any = None, cut: str = "contiguous", st
 def unshard(
     x: Tensor, *, dim: int, length: Optional[int] = None, group: Any = None, cut: str = "contiguous", stripe: int = 0
 ) -> Tensor:
-    """The inverse of shard: every rank gets the tensor with the tokens of all ranks, of any dtype. dim is the axis of
-    the tokens. length is the number of tokens of the whole sequence, by default this rank's tokens times the number of
-    ranks. The backward adds the gradients of all ranks.
+    """The inverse of `shard`: every rank gets the tensor with the tokens of all ranks, of any dtype. dim is the axis of
+    the tokens. `length` is the number of tokens of the whole sequence, by default this rank's tokens times the number
+    of ranks. The backward adds the gradients of all ranks.
 
     >>> x = torch.randn(2, 100, 64)
     >>> part = cp.shard(x, dim=1, cut="zigzag")
@@ -591,7 +593,7 @@ def all_reduce(x: Tensor, *, group: Any = None) -> Tensor:
 
 def all_reduce_gradients(parameters: "Iterable[Tensor]", *, group: Any = None) -> None:
     """Replaces the gradient of every parameter by the sum over all ranks, as all_reduce does. Use it for models without
-    DDP and FSDP2. Parameters without a gradient are skipped: they must be the same parameters on every rank.
+    DDP and FSDP2. Parameters without a gradient are skipped. They must be the same ones on every rank.
 
     >>> model = torch.nn.Linear(64, 64)
     >>> model(torch.randn(2, 100, 64)).sum().backward()
@@ -762,7 +764,7 @@ def causal_conv1d(
     return_final_state: bool = False,
 ) -> Any:
     """cotangent.causal_conv1d of the whole sequence. x and seq_idx have the time steps of this rank, and so do y and
-    dx.
+    `dx`.
 
     group, cut, stripe  see cotangent.distributed
     length              the number of time steps of the whole sequence, by default this rank's time steps times the
@@ -823,10 +825,10 @@ def context_parallel(
     length      the number of tokens of the whole sequence, by default this rank's tokens times the number of ranks
     cu_seqlens  int32 [N+1]: the packed sequences of the whole, for a batch of 1
 
-    Pass the result of shard to the model as input_ids, and that of positions as position_ids. Do not pass labels= to
-    the model: its own loss does not see the next token if another rank has it. Shift the labels first, then cut them
-    with shard, and compute the loss yourself. Run the backward inside the block, too: gradient checkpointing calls the
-    attention again.
+    Pass the result of `shard` to the model as input_ids, and that of `positions` as position_ids. Do not pass labels=
+    to the model: its own loss does not see the next token if another rank has it. Shift the labels first, then cut them
+    with `shard`, and compute the loss yourself. Run the backward inside the block, too: gradient checkpointing calls
+    the attention again.
 
     The layers cotangent.Attention, CausalConv1d and MambaInProjConv1d, and the convolution of cotangent.compat, would
     use only the tokens of this rank. They raise NotImplementedError inside the block.

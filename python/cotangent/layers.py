@@ -36,16 +36,16 @@ def _wide(function: "Callable[[Tensor], Tensor]") -> "Callable[[Tensor], Tensor]
 
 
 class CausalConv1d(nn.Module):
-    """The function cotangent.causal_conv1d with its weight [channels, width] and bias [channels].
+    """The function cotangent.causal_conv1d with its parameters `weight` [channels, width] and `bias` [channels].
 
     channels      D
     width         K, the filter width (kernel_size of torch.nn.Conv1d, d_conv of mamba_ssm)
     activation    as in cotangent.causal_conv1d
-    channel_last  True: input and output are [B,T,D], without a copy. False: [B,D,T]. It is not
-                  torch.channels_last, a memory format for images
+    channel_last  True: input and output are [B,T,D], without a copy. False: [B,D,T]. It is not torch.channels_last, a
+                  memory format for images
 
-    Parameters are initialised as those of torch.nn.Conv1d with groups=channels. load_state_dict also reads the state of such a Conv1d: a weight [D,1,K]
-    becomes [D,K].
+    Parameters are initialised as those of torch.nn.Conv1d with groups=channels. load_state_dict also reads the state of
+    such a Conv1d: a weight [D,1,K] becomes [D,K].
 
     >>> conv = cotangent.CausalConv1d(32, width=4, activation="silu", channel_last=True)
     >>> conv(torch.randn(2, 100, 32)).shape
@@ -83,7 +83,7 @@ class CausalConv1d(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *others)
 
     def forward(self, x: Tensor, **options: Any) -> Any:
-        """x [B,D,T], or [B,T,D] with channel_last=True. options are the arguments initial_state, seq_idx, cu_seqlens
+        """x [B,D,T], or [B,T,D] with channel_last=True. `options` are the arguments initial_state, seq_idx, cu_seqlens
         and return_final_state of cotangent.causal_conv1d. States are [B,D,K-1], also with channel_last=True."""
         refuse_in_context_parallel("CausalConv1d", "causal_conv1d")
         if self.channel_last:
@@ -107,7 +107,7 @@ class CausalConv1d(nn.Module):
 
 
 class BiasDropoutResidual(nn.Module):
-    """residual + dropout(act(x + bias)) in one pass. Use it after the last nn.Linear of a block, and create that
+    """`residual + dropout(act(x + bias))` in one pass. Use it after the last nn.Linear of a block, and create that
     nn.Linear with bias=False. p is the dropout probability. In eval mode nothing is dropped.
 
     >>> layer = cotangent.BiasDropoutResidual(32, p=0.1, activation="gelu")
@@ -130,7 +130,7 @@ class BiasDropoutResidual(nn.Module):
         self.bias = nn.Parameter(torch.zeros(features, device=device, dtype=dtype)) if bias else None
 
     def forward(self, x: Tensor, residual: Optional[Tensor] = None) -> Tensor:
-        """x and residual are [..., features]. None: no residual is added."""
+        """x and `residual` are [..., features]. None: no residual is added."""
         return dropout(
             x, self.p, self.training, bias=self.bias, activation=self.activation, residual=residual
         )
@@ -182,17 +182,17 @@ class HyperConnection(nn.Module):
         h_in, h_post, h_res = cotangent.mhc_pre(x, phi, alpha, bias, gamma)
         y = cotangent.mhc_post(x, layer(h_in), h_post, h_res)
 
-    layer is any module from [B,T,D] to [B,T,D]. Further arguments of forward are passed to it. If the layer returns a
-    tuple, forward returns (y, rest of the tuple...). Before the first layer, connection.expand(x) copies an input
+    `layer` is any module from [B,T,D] to [B,T,D]. Further arguments of `forward` are passed to it. If the layer returns
+    a tuple, `forward` returns (y, rest of the tuple...). Before the first layer, connection.expand(x) copies an input
     [B,T,D] to the n streams. HyperConnection.expand(x, n) does so without an instance. After the last layer, `reduce`
     sums the streams.
 
-    Parameters: phi [n*n+2n, n*D], alpha [3], bias [n*n+2n], gamma [n,D]. They are float32, and stay float32 in
+    Parameters: `phi` [n*n+2n, n*D], `alpha` [3], `bias` [n*n+2n], `gamma` [n,D]. They are float32, and stay float32 in
     model.bfloat16(), model.half() and model.to(dtype). At initialisation the input of the layer is about the mean of
     the streams. The output of the layer is added to every stream with a weight of about 1. A stream gets almost nothing
     from the other streams. Initial values:
 
-    phi    normal, with standard deviation (n*D) ** -0.5
+    phi    normal, with standard deviation `(n*D) ** -0.5`
     alpha  0.01
     gamma  1
     bias   for pre log(1 / (n-1)), so that its sigmoid is 1/n (n = 1: 0.999). For post 0. For res 8 on the diagonal of
@@ -287,25 +287,26 @@ class Attention(nn.Module):
     dim               D
     num_heads         the number of query heads
     num_kv_heads      the number of key-value heads, a divisor of num_heads (GQA). None: num_heads
-    head_dim          the size of a head. None: dim / num_heads
+    head_dim          the size of a head. None: `dim / num_heads`
     causal, window, softcap, dropout_p, deterministic
                       as in cotangent.attention. In eval mode nothing is dropped
     sink              True: each head has a learned attention sink. The sinks are float32, and stay float32 in
                       model.bfloat16(), model.half() and model.to(dtype)
-    proj_bias         True: the linear projections have a bias. The argument bias of cotangent.attention is another one:
-                      it is added to the scores, and this layer does not have it
+    proj_bias         True: the linear projections have a bias. The argument `bias` of cotangent.attention is another
+                      one: it is added to the scores, and this layer does not have it
     rope_base         rotary position embeddings (RoPE) with this base (rope_theta of Hugging Face), for example 10000.
                       None: no position embeddings. Scaled RoPE (linear, yarn, llama3) is not supported
     rope_dim          how many columns of a head are rotated: the first rope_dim. None: all
-    rope_interleaved  True: the columns 2i and 2i+1 are a pair, as in GPT-J. False: the columns i and i + rope_dim/2, as
-                      in Llama
+    rope_interleaved  True: the columns 2i and 2i+1 are a pair, as in GPT-J. False: the columns i and `i + rope_dim/2`,
+                      as in Llama
     qk_norm_eps       the eps of an RMSNorm of each query and key head, as in Qwen3. None: no norm
 
     Parameters: qkv.weight (the rows of q, then those of k, then those of v) and out.weight; with proj_bias=True also
-    qkv.bias and out.bias; with qk_norm_eps also q_norm.weight and k_norm.weight; with sink=True also `sink` [num_heads].
+    qkv.bias and out.bias; with qk_norm_eps also q_norm.weight and k_norm.weight; with sink=True also `sink`
+    [num_heads].
 
     The layer has no argument for padding: pack the sequences (see `forward`), or call cotangent.attention.
-    load_state_dict also reads the names of other implementations: q_proj, k_proj, v_proj and o_proj; Wqkv;
+    load_state_dict also reads the names of other implementations: q_proj, k_proj, v_proj and o_proj; `Wqkv`;
     in_proj_weight and in_proj_bias; out_proj; `sinks`. The options must fit the checkpoint:
 
     - torch.nn.MultiheadAttention: Attention(dim, heads, causal=False, proj_bias=True), or proj_bias=False if it has
@@ -441,13 +442,13 @@ class Attention(nn.Module):
     def step(self, x: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor) -> Tensor:
         """Decodes Tn new tokens x [B,Tn,D], or one token x [B,D], and returns y like x.
 
-        k_cache, v_cache  [B,longest,num_kv_heads,head_dim], in the dtype of the weights; under autocast, in its dtype. `step`
-                          writes the new keys and values after those of the old tokens
+        k_cache, v_cache  [B,longest,num_kv_heads,head_dim], in the dtype of the weights; under autocast, in its dtype.
+                          `step` writes the new keys and values after those of the old tokens
         cache_seqlens     int32 or int64 [B]: how many tokens of each batch element are in the caches. `step` does not
                           change it: add Tn after the call
 
-        There is no dropout and no gradient. A layer with causal=False raises ValueError. `step` runs the kernels of training. On a GPU they do not divide the keys of
-        a query among thread blocks, so it is slow for few sequences.
+        There is no dropout and no gradient. With causal=False the call raises ValueError. `step` runs the kernels of
+        training. On a GPU they do not divide the keys of a query among thread blocks, so it is slow for few sequences.
 
             k_cache, v_cache = torch.zeros(2, B, longest, layer.num_kv_heads, layer.head_dim)
             cache_seqlens = torch.zeros(B, dtype=torch.int32)
@@ -502,8 +503,8 @@ class Attention(nn.Module):
 
 
 class LinearDropoutResidual(nn.Linear):
-    """residual + dropout(act(linear(x))), the end of an attention or MLP block. After the matrix product, one pass adds
-    the bias, applies the activation and the dropout, and adds the residual.
+    """`residual + dropout(act(linear(x)))`, the end of an attention or MLP block. After the matrix product, one pass
+    adds the bias, applies the activation and the dropout, and adds the residual.
 
     Parameters and state_dict are those of torch.nn.Linear. p is the dropout probability. In eval mode nothing is
     dropped.
@@ -528,7 +529,7 @@ class LinearDropoutResidual(nn.Linear):
         self.p, self.activation = p, activation
 
     def forward(self, x: Tensor, residual: Optional[Tensor] = None) -> Tensor:
-        """x is [..., in_features], and residual [..., out_features]. None: no residual is added."""
+        """x is [..., in_features], and `residual` [..., out_features]. None: no residual is added."""
         y: Tensor = dropout(nn.functional.linear(x, self.weight), self.p, self.training, bias=self.bias,
                             activation=self.activation, residual=residual)  # fmt: skip
         return y
@@ -583,9 +584,9 @@ class MambaInProjConv1d(nn.Module):
                                    dtype=dtype)  # fmt: skip
 
     def forward(self, x: Tensor, *, return_final_state: bool = False, **options: Any) -> "Tuple[Tensor, ...]":
-        """x is [B,T,D]. options are the arguments initial_state, seq_idx and cu_seqlens of cotangent.causal_conv1d.
+        """x is [B,T,D]. `options` are the arguments initial_state, seq_idx and cu_seqlens of cotangent.causal_conv1d.
         With return_final_state=True the last result is the state of the convolution [B, conv_dim, width-1]. Pass it to
-        step as conv_state:
+        `step` as conv_state:
 
             *parts, state = layer(prompt, return_final_state=True)
             with torch.no_grad():

@@ -117,9 +117,9 @@ def _check_packages(call: str, packages: Sequence[str]) -> None:
 
 def install(*packages: str) -> None:
     """After this call `import causal_conv1d`, `import flash_attn` and `import flash_attn_interface` import the modules
-    of cotangent.compat, even if the real packages are installed. packages are the names of the packages to replace;
-    without names, all three. Python modules that have already imported a real package keep it. Submodules that
-    cotangent.compat does not have, for example flash_attn.ops, cannot be imported.
+    of cotangent.compat, even if the real packages are installed. `packages` are the names of the packages to replace.
+    Without names, it replaces all three. Python modules that have already imported a real package keep it. Submodules
+    that cotangent.compat does not have, for example flash_attn.ops, cannot be imported.
 
     The `__version__` of each module is that of the package whose signatures it has: causal_conv1d 1.6.1, flash_attn
     2.8.4, flash_attn.cute 4.0.0, flash_attn_interface 3.0.0. importlib.metadata reports the same versions for the
@@ -153,8 +153,8 @@ def install(*packages: str) -> None:
 
 
 def uninstall(*packages: str) -> None:
-    """Reverts install(). packages are the names of the packages to restore; without names, all. Python modules that
-    have imported cotangent's functions keep them.
+    """Reverts install(). `packages` are the names of the packages to restore. Without names, it restores all. Python
+    modules that have imported cotangent's functions keep them.
 
     >>> cotangent.compat.install()
     >>> cotangent.compat.uninstall()

@@ -30,7 +30,12 @@ def causal_conv1d_ref(
     final_states_out: Optional[Tensor] = None,
     activation: Optional[str] = None,
 ) -> Any:
-    """As causal_conv1d_fn, without seq_idx."""
+    """As causal_conv1d_fn, without seq_idx.
+
+    >>> from cotangent.compat.causal_conv1d import causal_conv1d_fn, causal_conv1d_ref
+    >>> x, weight = torch.randn(2, 32, 100), torch.randn(32, 4)
+    >>> torch.testing.assert_close(causal_conv1d_fn(x, weight), causal_conv1d_ref(x, weight))
+    """
     width = weight.shape[1]
     given = x.to(weight.dtype)
     xe = F.pad(given, (width - 1, 0)) if initial_states is None else torch.cat([initial_states.to(given.dtype), given], -1)
@@ -49,7 +54,12 @@ def causal_conv1d_update_ref(
     activation: Optional[str] = None,
     cache_seqlens: Optional[Tensor] = None,
 ) -> Tensor:
-    """As causal_conv1d_update, without conv_state_indices."""
+    """As causal_conv1d_update, without conv_state_indices.
+
+    >>> from cotangent.compat.causal_conv1d import causal_conv1d_update_ref
+    >>> causal_conv1d_update_ref(torch.randn(2, 32), torch.zeros(2, 32, 3), torch.randn(32, 4)).shape
+    torch.Size([2, 32])
+    """
     new = x.unsqueeze(-1) if x.dim() == 2 else x
     T, size, width = new.shape[-1], conv_state.shape[-1], weight.shape[1]
     given = new.to(weight.dtype)
@@ -67,7 +77,15 @@ def causal_conv1d_update_ref(
 
 
 def causal_conv1d_varlen_states_ref(x: Tensor, cu_seqlens: Tensor, state_len: int) -> Tensor:
-    """As causal_conv1d_varlen_states. It waits for the device to read cu_seqlens."""
+    """As causal_conv1d_varlen_states. It waits for the device to read cu_seqlens.
+
+    >>> from cotangent.compat.causal_conv1d import causal_conv1d_varlen_states_ref
+    >>> x, cu_seqlens = torch.tensor([[1.], [2.], [3.]]), torch.tensor([0, 1, 3])  # two sequences
+    >>> causal_conv1d_varlen_states_ref(x, cu_seqlens, 2)
+    tensor([[[0., 1.]],
+    <BLANKLINE>
+            [[2., 3.]]])
+    """
     ends = cu_seqlens.tolist()
     last = [x[max(start, end - state_len) : end].t() for start, end in zip(ends, ends[1:])]
     return torch.stack([F.pad(part, (state_len - part.shape[1], 0)) for part in last])

@@ -25,7 +25,7 @@ def index_first_axis(x: Tensor, indices: Tensor) -> Tensor:
 
 
 def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:
-    """Returns a tensor with first_axis_dim rows: values at the rows `indices`, zeros elsewhere.
+    """Returns a tensor with first_axis_dim rows: `values` at the rows `indices`, zeros elsewhere.
 
     >>> from cotangent.compat.bert_padding import index_put_first_axis
     >>> index_put_first_axis(torch.tensor([7, 5]), torch.tensor([2, 0]), 4)
@@ -38,7 +38,7 @@ def unpad_input(
     hidden_states: Tensor, attention_mask: Tensor, unused_mask: Optional[Tensor] = None
 ) -> "Tuple[Tensor, Tensor, Tensor, int, Tensor]":
     """Packs the tokens of [B,T,...] where attention_mask [B,T] or unused_mask is 1. Returns (tokens [total,...], their
-    indices in B*T, cu_seqlens int32 [B+1], the longest length, used int32 [B]). used counts the tokens of
+    indices in B*T, cu_seqlens int32 [B+1], the longest length, `used` int32 [B]). `used` counts the tokens of
     attention_mask in each sequence.
 
     >>> from cotangent.compat.bert_padding import unpad_input

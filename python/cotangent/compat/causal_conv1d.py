@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions of the package causal_conv1d, with its signatures and semantics, for any width, layout and dtype."""
+"""The functions of the package causal_conv1d, with its signatures and semantics, for any width, layout and dtype. Those
+whose names end in _ref are references in plain PyTorch: they compute in the dtype of the weight and return the dtype of
+x."""
 from __future__ import annotations
 
 from typing import Any, Optional
@@ -29,8 +31,8 @@ def causal_conv1d_fn(
     final_states_out: Optional[Tensor] = None,
     activation: Optional[str] = None,
 ) -> Any:
-    """Causal convolution of x [B,D,T] with weight [D,K], bias [D], seq_idx [B,T] and initial_states [B,D,K-1], as in
-    cotangent.causal_conv1d. Returns out with the shape of x. With return_final_states=True it returns (out,
+    """Causal convolution of x [B,D,T] with `weight` [D,K], `bias` [D], seq_idx [B,T] and initial_states [B,D,K-1], as
+    in cotangent.causal_conv1d. Returns out with the shape of x. With return_final_states=True it returns (out,
     final_states). If final_states_out is given, the final states are copied to it and it is returned. Gradients flow
     through it.
 

@@ -71,8 +71,8 @@ def causal_conv1d_bwd_function(
     return_dinitial_states: bool,
     silu_activation: bool,
 ) -> "Tuple[Tensor, Tensor, Optional[Tensor], Optional[Tensor]]":
-    """Returns (dx, dweight, dbias, dinitial_states). A given dx is overwritten. Without bias, dbias is None. Without
-    return_dinitial_states, dinitial_states is None.
+    """Returns (dx, `dweight`, `dbias`, dinitial_states). A given dx is overwritten. Without `bias`, `dbias` is None.
+    Without return_dinitial_states, dinitial_states is None.
 
     >>> from cotangent.compat.causal_conv1d_cpp import causal_conv1d_bwd_function
     >>> x, weight, dout = torch.tensor([[[1., 2., 3., 4.]]]), torch.ones(1, 3), torch.ones(1, 1, 4)

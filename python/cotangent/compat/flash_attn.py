@@ -5,7 +5,7 @@ to 256).
 q               [B,Tq,H,d]; k and v are [B,Tk,Hkv,d]. A packed qkv is [B,T,3,H,d], and a packed kv is [B,Tk,2,Hkv,d]. In
                 the varlen functions one axis of all tokens replaces B and T, for example in q [total_q,H,d]
 softmax_scale   None: 1/sqrt(d)
-window_size     (left, right), as window of cotangent.attention
+window_size     (left, right), as `window` of cotangent.attention
 deterministic   has no effect: results are always deterministic
 return_attn_probs
                 True: the result is (out, softmax_lse, S_dmask). Without dropout S_dmask is None. With dropout it has

@@ -2,9 +2,9 @@
 """The functions of flash_attn.cute (FlashAttention 4), with its signatures and semantics. They return (out, lse), where
 lse is None unless return_lse is True. window_size is (left, right) as in cotangent.attention, and None is no limit.
 
-num_splits, pack_gqa, deterministic, min_seqlen_k and the arguments that plan the work are accepted and have no effect:
-results are always deterministic. Arguments that change results and that no kernel supports (qv, score_mod, mask_mod,
-block sparsity, page_table) raise NotImplementedError.
+num_splits, pack_gqa, `deterministic`, min_seqlen_k and the arguments that plan the work are accepted and have no
+effect: results are always deterministic. Arguments that change results and that no kernel supports (qv, score_mod,
+mask_mod, block sparsity, page_table) raise NotImplementedError.
 
 PyTorch calls _flash_attn_fwd and _flash_attn_bwd of this module after
 torch.nn.attention.activate_flash_attention_impl("FA4")."""

@@ -2,7 +2,7 @@
 """Four functions of flash_attn_interface (FlashAttention 3), with its signatures and semantics. With
 return_attn_probs=True the result is (out, softmax_lse). window_size is (left, right) as in cotangent.attention.
 
-num_splits, pack_gqa, sm_margin and deterministic are accepted and have no effect: results are always deterministic.
+num_splits, pack_gqa, sm_margin and `deterministic` are accepted and have no effect: results are always deterministic.
 Arguments that change results and that no kernel supports (qv, the descales, attention_chunk) raise
 NotImplementedError."""
 from __future__ import annotations

@@ -23,8 +23,8 @@ def apply_rotary_emb(
     max_seqlen: Optional[int] = None,
 ) -> Tensor:
     """Rotates the first r columns of x [B,T,H,d], or of packed x [total,H,d] with cu_seqlens. cos and sin are
-    [longest,r/2]. Token t of a sequence has position t + seqlen_offsets (a number, or a tensor [B]). With inplace, x is
-    overwritten and returned. max_seqlen is not needed.
+    [longest,r/2]. Token t of a sequence has position t + seqlen_offsets (a number, or a tensor [B]). With inplace=True,
+    x is overwritten and returned. max_seqlen is not needed.
 
     >>> from cotangent.compat.rotary import apply_rotary_emb
     >>> angles = torch.arange(100)[:, None] * 10000 ** (-torch.arange(32) / 32)

@@ -44,7 +44,7 @@ def scaled_dot_product_attention(
     scale: Optional[float] = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """As torch.nn.functional.scaled_dot_product_attention: query is [...,H,L,E], key [...,Hkv,S,E] and value
+    """As torch.nn.functional.scaled_dot_product_attention: `query` is [...,H,L,E], `key` [...,Hkv,S,E] and `value`
     [...,Hkv,S,Ev]. With 3 axes, the first axis is the batch, and there are no heads. With 2 axes there is no batch
     either. The axes before L and S broadcast.
 

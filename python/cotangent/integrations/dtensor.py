@@ -13,8 +13,8 @@ causal_conv1d        batch (not with cu_seqlens) or channels
 causal_conv1d_dense  batch, or output channels if the final state has no gradient
 mhc_pre, mhc_sinkhorn, mhc_post, mhc_post_pre
                      batch or time
-dropout              any axis, if p is 0 or a mask is given. With mask_bits any axis but the last one. If the last axis
-                     is sharded, the bias is sharded too
+dropout              any axis, if `p` is 0 or a mask is given. With mask_bits any axis but the last one. If the last
+                     axis is sharded, the bias is sharded too
 
 Inputs with other placements are replicated first, which communicates. Attention with dropout and dropout with a
 generated mask are always replicated: the generated mask depends on the index of an element in the whole tensor. The

@@ -401,7 +401,7 @@ def attention_forward(
     output_attentions: bool = False,
     **others: Any,
 ) -> "Tuple[Tensor, None]":
-    """The attention function of register(), which transformers calls: query [B,H,Tq,d], key [B,Hkv,Tk,d], value
+    """The attention function of register(), which transformers calls: `query` [B,H,Tq,d], `key` [B,Hkv,Tk,d], `value`
     [B,Hkv,Tk,d_v] -> (out [B,Tq,H,d_v], None).
 
     attention_mask  None, a result of the function attention_mask, or any mask [B or 1, H or 1, Tq, Tk]. It is bool, or

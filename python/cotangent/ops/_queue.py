@@ -14,7 +14,7 @@ def check_index_data(device: "Union[torch.device, str, None]" = None) -> None:
     not check index data on a GPU: kernels clamp or skip invalid values. check_index_data waits for the GPU. Then it
     raises ValueError with the first fault that a kernel has found since the last check.
 
-    device is the GPU to check, by default the current one. For a CPU the function does nothing, because each call
+    `device` is the GPU to check, by default the current one. For a CPU the function does nothing, because each call
     checks its index data.
 
     >>> cotangent.check_index_data("cpu")  # on a GPU: after a step, without an argument

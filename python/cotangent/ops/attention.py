@@ -145,7 +145,7 @@ def attention(
     deterministic: bool = True,
     return_lse: bool = False,
 ) -> Any:
-    """Computes out = dropout(softmax(s)) v. The scores s are never stored:
+    """Computes `out = dropout(softmax(s)) v`. The scores s are never stored:
 
         s = cap(scale * q k^T) - alibi + bias, and s = -inf where a key is masked
 
@@ -156,36 +156,36 @@ def attention(
                    flash_attn. The default is False here, and True in the layer cotangent.Attention
     window         (left, right), as window_size of flash_attn: query i attends to key j if i + Tk - Tq - left <= j <=
                    i + Tk - Tq + right. -1: no limit on that side. left does not count the token itself: a window of w
-                   tokens is (w-1, 0), so sliding_window=4096 of Hugging Face is (4095, 0). With causal, right is 0 or
-                   -1; flash_attn also accepts right > 0
+                   tokens is (w-1, 0), so sliding_window=4096 of Hugging Face is (4095, 0). With causal=True, right is 0
+                   or -1; flash_attn also accepts right > 0
     scale          None: 1/sqrt(d). 0 is an error
-    softcap        cap(x) = softcap * tanh(x / softcap). 0: cap(x) = x
+    softcap        `cap(x) = softcap * tanh(x / softcap)`. 0: `cap(x) = x`
     dropout_p      the probability of dropping an element of softmax(s). The function has no training mode: pass 0.0 in
                    model.eval()
     seed, offset, seed_tensor, offset_tensor
-                   of the dropout mask, as in cotangent.dropout
+                   they determine the dropout mask, as in cotangent.dropout
     seqused_q, seqused_k   int32 [B]: how many queries and keys of each batch element are used. They take the place of
                    Tq and Tk in the masks. Queries beyond seqused_q get out = 0 and lse = -inf
     sink           [H]: an attention sink for each head, as in gpt-oss. exp(sink[h]) is added to the denominator of the
                    softmax. It has a gradient
     alibi_slopes   [H] or [B,H]: alibi = slope * |i + Tk - Tq - j|, without a gradient
     bias           [B or 1, H or 1, Tq or 1, Tk or 1]: an additive score mask (attn_mask of PyTorch). It is added to the
-                   scores, and has a gradient. A value of -65504 (the lowest number of float16) or less masks the key, as
-                   -inf does. To apply this rule, each call makes one copy of the bias. sink, alibi_slopes and bias are
-                   float32, float16 or bfloat16, for any dtype of q. The argument proj_bias of the layer Attention is
-                   another bias
+                   scores, and has a gradient. A value of -65504 (the lowest number of float16) or less masks the key,
+                   as -inf does. To apply this rule, each call makes one copy of the bias. The argument proj_bias of the
+                   layer Attention is another bias
     deterministic  True: the same bits on every run. False: on a GPU the backward may add the parts of dq in any order,
                    in calls where that is faster. dq may then have other bits in each run
     return_lse     True: the result is (out, lse)
 
     Returns out [B,Tq,H,d_v] in the dtype of q. lse [B,H,Tq] is the logarithm of the sum of exp(s) over the keys and the
     sink, in float32 (float64 if q is float64). flash_attn calls it softmax_lse. Both have gradients. A query that
-    attends to no key has out = 0 and lse = -inf; with a sink it has lse = sink.
+    attends to no key has out = 0 and lse = -inf; with a sink it has lse equal to `sink`.
 
-    Dtypes of q, k and v: float32, float16, bfloat16, on the CPU also float64. Train in bfloat16: in float16 dk loses
-    bits where the scores of a query differ widely. On a GPU d and d_v are at most 256. Autocast casts q, k and v.
-    Differentiable once, in q, k, v, sink and bias. Raises ValueError or TypeError, which name the wrong argument, or
-    NotImplementedError (on a GPU: float64, d or d_v above 256).
+    Dtypes of q, k and v: float32, float16, bfloat16, on the CPU also float64. Those of `sink`, alibi_slopes and `bias`:
+    float32, float16 or bfloat16, for any dtype of q. Train in bfloat16: in float16 dk loses bits where the scores of a
+    query differ widely. On a GPU d and d_v are at most 256. Autocast casts q, k and v. Differentiable once, in q, k, v,
+    `sink` and `bias`. Raises ValueError or TypeError, which name the wrong argument, or NotImplementedError (on a GPU:
+    float64, d or d_v above 256).
 
     >>> q = torch.randn(2, 128, 8, 64, requires_grad=True)  # 8 query heads
     >>> k, v = torch.randn(2, 2, 128, 2, 64)                # 2 key-value heads

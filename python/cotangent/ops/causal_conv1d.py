@@ -107,8 +107,9 @@ def causal_conv1d(
         y[t] = act(bias + sum_k weight[k] * xe[t+k])
         xe is x with K-1 time steps in front: initial_state, or zeros
 
-    x                   [B,D,T], any strides. For a channel-last [B,T,D] array pass `x.transpose(1, 2)`; y has the same
-                        layout
+    x                   [B,D,T], any strides. For a channel-last [B,T,D] tensor pass `x.transpose(1, 2)`. y is then also
+                        [B,D,T], with the channels contiguous in memory: y.transpose(1, 2) is a contiguous [B,T,D]
+                        tensor
     weight              [D,K], any K >= 1. weight[:, K-1] multiplies x[t], and weight[:, 0] the oldest input
     bias                [D]
     activation          None, "silu" or "swish" (the same)
@@ -124,9 +125,9 @@ def causal_conv1d(
     convolution. Its dtype is that of initial_state, or of x without one. With seq_idx, inputs that do not belong to the
     last sequence are 0 in final_state. With cu_seqlens it is [N,D,K-1], one state for each sequence.
 
-    Dtypes: float32, float16 and bfloat16, independently for x, weight, bias and states; on the CPU also float64 for all
-    of them. Autocast casts x. Differentiable once, in x, weight, bias and initial_state, through y and final_state.
-    Raises ValueError, TypeError or NotImplementedError, which name the wrong argument.
+    Dtypes: float32, float16 and bfloat16, independently for x, `weight`, `bias` and states; on the CPU also float64 for
+    all of them. Autocast casts x. Differentiable once, in x, `weight`, `bias` and initial_state, through y and
+    final_state. Raises ValueError, TypeError or NotImplementedError, which name the wrong argument.
 
     >>> x, weight = torch.tensor([[[1., 2., 3., 4.]]]), torch.ones(1, 3)
     >>> cotangent.causal_conv1d(x, weight)

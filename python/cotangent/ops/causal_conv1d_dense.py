@@ -85,8 +85,8 @@ def causal_conv1d_dense(
 
     Without initial_state this is torch.nn.functional.conv1d on x with K-1 zeros in front.
 
-    x                   [B,Din,T], any strides. For a channel-last [B,T,Din] array, the faster layout, pass
-                        `x.transpose(1, 2)`; y has the same layout
+    x                   [B,Din,T], any strides. For a channel-last [B,T,Din] tensor, the faster layout, pass
+                        `x.transpose(1, 2)`. y is then also [B,Dout,T], with the channels contiguous in memory
     weight              [Dout,Din,K], any K >= 1. weight[:, :, K-1] multiplies x[t], and weight[:, :, 0] the oldest
                         input
     bias                [Dout]
@@ -97,10 +97,10 @@ def causal_conv1d_dense(
     Returns y [B,Dout,T] in the dtype of x. final_state [B,Din,K-1] has the last K-1 time steps of xe, before the
     convolution, in the dtype of initial_state or else of x.
 
-    Dtypes: float32, float16 and bfloat16, independently for x, weight, bias and states; on the CPU also float64 for all
-    of them. 16-bit products need the same dtype for x and weight. Autocast casts both. Differentiable once, in x,
-    weight, bias and initial_state, through y and final_state. Raises ValueError, TypeError or NotImplementedError,
-    which name the wrong argument.
+    Dtypes: float32, float16 and bfloat16, independently for x, `weight`, `bias` and states; on the CPU also float64 for
+    all of them. Different dtypes for x and `weight` are allowed, but slow on a GPU: the tensor-core kernels need one
+    16-bit dtype for both. Autocast casts both. Differentiable once, in x, `weight`, `bias` and initial_state, through y
+    and final_state. Raises ValueError, TypeError or NotImplementedError, which name the wrong argument.
 
     >>> x, weight = torch.ones(1, 2, 4), torch.ones(1, 2, 3)  # two input channels, one output channel
     >>> cotangent.causal_conv1d_dense(x, weight)

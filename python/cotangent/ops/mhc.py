@@ -102,7 +102,7 @@ def mhc_pre(
         h_res   = mhc_sinkhorn(h_res_logits), where h_res_logits is z_res as [n,n]
 
     Returns (h_in, h_post, h_res): the input of the layer h_in [B,T,D] in the dtype of x, h_post [B,T,n], and h_res
-    [B,T,n,n], whose rows and columns sum to about 1. phi, alpha, bias and gamma are cast to float32 (float64 if x is
+    [B,T,n,n], whose rows and columns sum to about 1. phi, alpha, `bias` and gamma are cast to float32 (float64 if x is
     float64), and h_post and h_res have this dtype. Differentiable once, in all inputs. Raises ValueError or TypeError,
     which name the wrong argument, or NotImplementedError (on a GPU: float64, n > 8).
 
@@ -150,7 +150,7 @@ def mhc_sinkhorn(h_res_logits: Tensor, iterations: int = 20, eps: float = 1e-6) 
             h_res /= h_res.sum(-1, keepdim=True) + eps
             h_res /= h_res.sum(-2, keepdim=True) + eps
 
-    iterations is 1 to 4096. Dtypes: float32, on the CPU also float64. Differentiable once, through all iterations.
+    `iterations` is 1 to 4096. Dtypes: float32, on the CPU also float64. Differentiable once, through all iterations.
     Raises ValueError or TypeError, which name the wrong argument, or NotImplementedError (on a GPU: float64, n > 8).
 
     >>> h_res = cotangent.mhc_sinkhorn(torch.randn(1, 16, 4, 4))
