@@ -147,7 +147,8 @@ class Layer(nn.Module):
 
     Post of a layer and pre of the next are one op, post_pre. So a layer returns the arguments of its post, and begins with
     the post of the layer before. cotangent.HyperConnection would always run cotangent's ops. This layer takes the ops as
-    an argument, so that both kinds of ops run the same model."""
+    an argument, so that both kinds of ops run the same model. alpha starts at 0.1 and the diagonal of res at 4, where
+    cotangent.HyperConnection has 0.01 and 8: the curves in docs/plots were measured with these values."""
 
     def __init__(self, ops, mixer, D, n, p):
         super().__init__()

@@ -30,11 +30,7 @@ arguments. Three kinds of errors are possible:
 
 Gradients. The loss of the whole sequence is the sum of the losses of the ranks. So the gradient of a tensor that all
 ranks share is the sum of the gradients of the ranks. all_reduce_gradients adds them. DDP and FSDP2 add them and divide
-by the number of ranks: see docs/guide/context_parallel_pytorch.md. Some gradients are already the sum after the
-backward of this module. Then rank 0 has the sum and the others have zeros, so that adding them is right. These are the
-gradients of `weight`, `bias` and initial_state of the convolution, and of `sink`. Those of the `bias` of attention are
-too, if all queries share it or the sequences are packed. A bias with a row for each query, not packed, has the gradient
-of its own rows on each rank.
+by the number of ranks. docs/guide/context_parallel_pytorch.md lists what each rank has before the addition.
 
 CUDA tensors. A call returns when the ranks have compared their arguments and its work is enqueued on the current
 stream. If a rank dies after that, the work of the others never ends. check_group() and the next call then raise
