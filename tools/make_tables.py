@@ -476,8 +476,8 @@ PAGES = {
 TFLOP/s count as the FlashAttention papers do: forward 4 B H T² d operations, backward 2.5 times that. A causal mask halves both.
 All kernels of a call are timed. Every GPU case has 16384 tokens, H d = 2048 and bf16, except under "Other shapes and options".
 
-- **T >= 4096** is timed under a sustained load, and shorter cases in rounds of 8 ms. The clock falls under load: compare
-  times only inside a group. Ratios of both groups may be averaged.
+- **T >= 4096** is timed under a sustained load, and shorter cases in rounds of 8 ms. The clock falls under load: do
+  not compare times of T < 4096 with times of T >= 4096. Ratios are comparable.
 - **The backward has two modes.** *cotangent* is deterministic, its default: it adds the parts of dQ in a fixed order. *cotangent,
   nondeterministic* adds them in the order in which the blocks finish (`deterministic=False`). *FlashAttention-4* is
   nondeterministic, its default. Compare it with *FlashAttention-4 deterministic* as well.
@@ -909,10 +909,11 @@ torch.compile and its fastest attention ([train_gpt2.py](../../tools/peers/train
 [train_hybrid.py](../../tools/peers/train_hybrid.py)). The two programs ran one after the other on one machine:
 [measure_training.py](../../tools/measure_training.py).
 
-- *Batch*: "2 x 32" is 2 batches of 32 sequences of T tokens in each step. Their gradients are added before the step changes the weights.
+- *Batch*: "2 x 32" is gradient accumulation over 2 batches of 32 sequences of T tokens in each step.
 - A step is the forward and backward of these batches, gradient clipping, and AdamW.
-- *MFU* is the model's operations per second divided by 989 TFLOP/s. For each token, a weight of a matrix counts 6 operations, and
-  a layer of causal attention counts 6 T times its width.
+- *MFU* is the model's operations per second divided by 989 TFLOP/s. Operations per token: 6 for each
+  matrix weight, and 6 T width for each layer of causal attention.
+- hybrid-mhc-130m is hybrid-130m with hyper-connections of 4 residual streams.
 - PyTorch compiles the whole model of gpt2-124m and of hybrid-130m. In hybrid-mhc-130m it compiles each kind of block separately, together
   with the mhc_post of the block before it."""
 RECOMPUTE = """Separate runs, with and without `--recompute`. With it, train_lm keeps only the input of each block for the backward, and computes the other activations again.
@@ -1254,7 +1255,7 @@ def front(results, peers):
     beta = f"; FlashAttention-4 is {version} (beta)" if re.search(r"\db\d", version) else ""
     return "\n".join([f"On an {device.removeprefix('NVIDIA ')}, {span}, bf16 unless noted. Attention: batch x tokens = 16384, "
                       f"heads x d = 2048{beta}; FlashAttention-3 is not measured yet. *0.98 of copy*: 98 % of a copy's bandwidth. *1.8x torch.compile taps*: "
-                      "1.8 times as fast as K shifted products, compiled.", "", *lines, "", *lowest_ratios(device, results, peers)]) + "\n"
+                      "1.8 times as fast as a sum of K shifted products of x, compiled.", "", *lines, "", *lowest_ratios(device, results, peers)]) + "\n"
 
 
 def table(name, results, peers, directory):
