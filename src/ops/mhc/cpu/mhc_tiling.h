@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * mhc_tiling.h: how the CPU vector kernels divide a problem into items. The division depends only on the sizes. So
- * neither the instruction set nor the number of threads changes the order of a sum. For mhc.c and the kernels. */
+ * mhc_tiling.h: how the CPU vector kernels divide a problem into blocks, parts and items. The number of threads does not
+ * change the order of a sum. The vector width does: lanes are columns, and a run is 32 vectors (MHC_RUN). For mhc.c and
+ * the kernels. */
 #ifndef COT_MHC_TILING_H
 #define COT_MHC_TILING_H
 
