@@ -21,7 +21,7 @@ static uint32_t saved_registers(void)
     return a;
 }
 
-/* Requests permission to use the AMX tiles. Linux saves their 8 KB at a context switch only for processes that have
+/* Requests permission to use the AMX tiles. Linux saves their 8 KiB at a context switch only for processes that have
  * requested it. The permission holds for all threads. */
 static bool tiles_granted(void)
 {

@@ -30,7 +30,7 @@ struct cot_queue {
  * floating-point state, as cot_op_run does. */
 void cot_run_items(const cot_queue *queue, int64_t items, void (*body)(void *context, int64_t item), void *context);
 
-/* The same for items that need more memory than a stack should hold (threads of musl have 128 KB of stack). body gets
+/* The same for items that need more memory than a stack should hold (threads of musl have 128 KiB of stack). body gets
  * the scratch memory of its thread: cot_kernel.scratch bytes, aligned to COT_ALIGNMENT, with undefined contents. */
 void cot_run_items_scratch(const cot_queue *queue, int64_t items,
                            void (*body)(void *context, int64_t item, void *scratch), void *context);

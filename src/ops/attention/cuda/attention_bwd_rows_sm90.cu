@@ -169,8 +169,8 @@ template <int HEAD_DIM, bool GENERAL> static __device__ __forceinline__ void pre
     }
 }
 
-/* dq from dq_accum, which is in the order of wgmma accumulators: 16 queries of 64 columns are 4 KB. A float4 holds two
- * adjacent columns of row r and two of row r + 8. A warp transposes the 4 KB to rows through shared memory. Rows of 144
+/* dq from dq_accum, which is in the order of wgmma accumulators: 16 queries of 64 columns are 4 KiB. A float4 holds two
+ * adjacent columns of row r and two of row r + 8. A warp transposes the 4 KiB to rows through shared memory. Rows of 144
  * bytes there avoid bank conflicts, both for stores in the accumulators' order and for loads of 16 bytes per lane. */
 template <typename E, int HEAD_DIM, bool GENERAL>
 static __device__ __forceinline__ void postprocess(const attention_bwd_call &c)

@@ -138,8 +138,8 @@ typedef struct key_block_order {
     int32_t heads_per_section, first_ascending_section;
 } key_block_order;
 
-/* Whether q, dout and dq of one head exceed 24 MB, half of the L2 cache of an H100 or H200. Then the key blocks of a
- * head must work on nearby tiles of queries, or the tiles leave the cache. At 64 columns the limit is 48 MB, because
+/* Whether q, dout and dq of one head exceed 24 MiB, half of the L2 cache of an H100 or H200. Then the key blocks of a
+ * head must work on nearby tiles of queries, or the tiles leave the cache. At 64 columns the limit is 48 MiB, because
  * the order for long sequences costs more there. */
 static bool is_long(const attention_sizes *z, int64_t columns)
 {

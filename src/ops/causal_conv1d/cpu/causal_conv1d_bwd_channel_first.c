@@ -15,7 +15,7 @@
  * keeps g in registers (one_pass_registers). AVX2 has too few: there it computes g of 256 tokens into a buffer in the L1
  * cache, then their dx and sums (one_pass_buffered).
  * For tensors larger than the caches, short runs of reads and writes are faster. A loop that only reads and writes in
- * runs of 64 bytes is as fast as a copy. With runs of 8 KB it has 75 % of that speed.
+ * runs of 64 bytes is as fast as a copy. With runs of 8 KiB it has 75 % of that speed.
  *
  * dw and db are summed in three levels: `sums` per lane over a row, `totals` per channel over the pieces of an item,
  * `partials` (the totals of all items) in the workspace. causal_conv1d_reduce.h adds the partials.
@@ -153,7 +153,7 @@ static void (*const g_functions[CONV1D_INSTANCES][3])(const row_args *, int64_t,
  *     g, g_prev       g of vectors j-1, j-2 */
 
 /* Prefetch distances in bytes into the L1 cache, in addition to CONV1D_L1_DISTANCE for rows that are read in place.
- * Together with it, x is prefetched 2 KB ahead and dy 3 KB. Totals of 1 to 4 KB were tried. With these the kernel was
+ * Together with it, x is prefetched 2 KiB ahead and dy 3 KiB. Totals of 1 to 4 KiB were tried. With these the kernel was
  * fastest: 0.85 of a copy's speed. The same distance for both was slower. A prefetch into the L2 cache in addition was
  * slower too. */
 enum { ONE_PASS_DISTANCE_X = 1024, ONE_PASS_DISTANCE_DY = 2048 };

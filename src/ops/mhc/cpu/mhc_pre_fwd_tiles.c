@@ -10,7 +10,7 @@
  * 4*TILE sums, with lanes along the columns, for 4+TILE loads.
  *
  * After each run of a chunk the lanes are reduced by 4, and the result is added to the sums of the earlier runs. So no
- * lane sums more than 32 terms in one run. Unreduced sums would take 25 KB and leave the L1 cache.
+ * lane sums more than 32 terms in one run. Unreduced sums of n = 4 would take 24 KiB on AVX-512 and leave the L1 cache.
  *
  * During the product the next chunk is prefetched; after the last chunk it is the first chunk of the next block.
  * Coefficients are computed with tokens in lanes. h_in reads x again, from the L2 cache. In post_pre, x is y: a block
