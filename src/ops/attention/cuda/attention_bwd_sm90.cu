@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * attention_bwd_sm90.cu: the key-block kernel, the backward on Hopper for d and d_v up to 128. *Columns*: the larger of
- * d and d_v, rounded up to 64 or 128. attention_bwd_sm90.cuh defines *key block*. K and V of a key block stay in shared
+ * d and d_v, rounded up to 64 or 128. docs/kernels/glossary.md defines *key block*. K and V of a key block stay in shared
  * memory, its dK and dV in registers. A thread block takes one key block after another (take_key_block). For each, it
  * loops over the tiles of queries that attend to the keys, and takes each tile for all query heads that share the
  * key-value head (the group). The first tiles of a key block are loaded while the key block before is computed. The

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * attention_varlen.cuh: for kernels whose sequences may differ in length: finds the sequence of a query tile or a key
  * block, clears rows of other sequences from a tile, and finds the key blocks that a query tile attends to. */
-#ifndef COT_ATTENTION_SCHEDULER_CUH
-#define COT_ATTENTION_SCHEDULER_CUH
+#ifndef COT_ATTENTION_VARLEN_CUH
+#define COT_ATTENTION_VARLEN_CUH
 
 #include "attention_cuda.h"
 
