@@ -6,8 +6,8 @@
  * and the outputs that depend on z (cotangent/mhc.h), Sinkhorn included.
  *
  * First W is packed in chunks of MHC_CHUNK columns of one stream. A block is up to MHC_TOKENS tokens. For each chunk, a
- * block converts its x to f32 in the L1 cache and multiplies it by 4 rows of W at a time. TILE tokens by 4 rows are
- * 4*TILE sums, with lanes along the columns, for 4+TILE loads.
+ * block converts its x to f32 in the L1 cache and multiplies it by 4 rows of W at a time. A step loads 4+TILE vectors
+ * along the columns and does 4*TILE FMAs, one per (token, row of W).
  *
  * After each run of a chunk the lanes are reduced by 4, and the result is added to the sums of the earlier runs. So no
  * lane sums more than 32 terms in one run. Unreduced sums of n = 4 would take 24 KiB on AVX-512 and leave the L1 cache.

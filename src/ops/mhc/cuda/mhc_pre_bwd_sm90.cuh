@@ -6,8 +6,9 @@
  *       truncate sums, so each tile's product is added to dphi_part by float32 additions. dphi_part stays in registers
  *       until the end. An f16 x is multiplied as the two bf16 terms of which it is the sum.
  *   dx = dh_mix (phi gamma) + factor x + h_pre dh_in (+ dx_post)
- *       dh_mix and phi gamma have two bf16 terms each. The product of the second terms is left out: the error is at
- *       most 2^-15 of each product (the op's README, "Precision"). factor is c of the formulas, because c is the call. */
+ *       Uses the first two terms of dh_mix, and the two of phi gamma. The product of the second terms is left out: the
+ *       error is at most 2^-15 of each product (the op's README, "Precision"). factor is c of the formulas, because c
+ *       is the call. */
 #ifndef COT_MHC_PRE_BWD_SM90_CUH
 #define COT_MHC_PRE_BWD_SM90_CUH
 
