@@ -60,9 +60,9 @@
  *   - A NaN in a visible v[j,c] makes out[i,c] NaN.
  *   - In the backward such a row makes its dq, and the dk and dv of every key that is visible to it, NaN.
  *   - Rows beyond the sequence, or beyond seqused, have no effect. Keys outside the mask have no effect on lse.
- *   - Fast kernels multiply tiles of up to 256 queries and 256 keys, in which a pair outside the mask has the weight 0. If
- *     such a tile contains a visible pair, a NaN or an infinity of v (forward), or of q, k, v, dout, lse or delta
- *     (backward), may make out, dq, dk and dv of other rows of that tile NaN (0 * NaN). It affects no other rows.
+ *   - Fast kernels multiply whole tiles (up to 256 queries by 256 keys) and give masked pairs the weight 0. If such a
+ *     tile contains a visible pair, a NaN or an infinity of v (forward), or of q, k, v, dout, lse or delta (backward),
+ *     may make out, dq, dk and dv of other rows of that tile NaN (0 * NaN). It affects no other rows.
  *
  * Outputs may not overlap each other or any input, except where cot_attention_merge_args allows it.
  *

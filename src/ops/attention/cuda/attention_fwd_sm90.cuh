@@ -26,8 +26,9 @@
  *
  * A row's row_max is a maximum of its scores, times exponent_factor, but it may be stale. It is raised to the true maximum
  * only when P would exceed 2^MAX_P_LOG2. O is therefore rarely rescaled, and the threads of a row rarely exchange
- * maxima. The relative precision is the same, and row_sum and O stay consistent. Because a raise is rare, P is computed
- * first and tested afterwards. A warp that finds P too large recomputes its scores.
+ * maxima. The relative precision is the same, and row_sum and O stay consistent. Because a raise is rare, unmasked tiles
+ * after the first compute P at once and test it afterwards. A warp that finds P too large recomputes its scores. Other
+ * tiles find their maximum first.
  *
  * A counter hands out the tiles. Under a causal mask the long tiles of a sequence come first, so that the last tiles
  * are short. The order of each sum does not depend on the block that computes it. */
