@@ -5,10 +5,11 @@
  * sum has a fixed order. */
 #include "dropout_tile.cuh"
 
-template <int ACCESS> constexpr int row_lanes = ACCESS == SHIFTED ? DROPOUT_BWD_SHIFTED_LANES : DROPOUT_BWD_LANES;
-template <int ACCESS> constexpr int row_step = DROPOUT_THREADS / row_lanes<ACCESS>; /* between two rows of a thread */
+template <int ACCESS> constexpr int lanes_per_row = ACCESS == SHIFTED ? DROPOUT_BWD_SHIFTED_LANES : DROPOUT_BWD_LANES;
 template <int ACCESS>
-constexpr int tile_columns = COT_DROPOUT_GROUP *row_lanes<ACCESS>; /* including the idle group of a SHIFTED tile */
+constexpr int row_step = DROPOUT_THREADS / lanes_per_row<ACCESS>; /* between two rows of a thread */
+template <int ACCESS>
+constexpr int tile_columns = COT_DROPOUT_GROUP *lanes_per_row<ACCESS>; /* including the idle group of a SHIFTED tile */
 static_assert(tile_columns<SHIFTED> <= DROPOUT_THREADS, "needs at least one thread per column");
 
 template <typename E, int ACTIVATION> static __device__ __forceinline__ float activation_slope(float z)
@@ -60,14 +61,14 @@ static __device__ __forceinline__ void compute_dx(const dropout_call &c, const t
         }
         pack(dy[i], g);
         if (ACCESS == SHIFTED || c.dx.data != nullptr) /* SHIFTED without dx: whole_rows is 0 */
-            store_whole_chunks<E, ACCESS, row_lanes<ACCESS>>(t, dx, first_row, i, dy[i]);
+            store_whole_chunks<E, ACCESS, lanes_per_row<ACCESS>>(t, dx, first_row, i, dy[i]);
 #pragma unroll
         for (int j = 0; j < COT_DROPOUT_GROUP; j++)
             column_sums[j] += g[j];
     }
 }
 
-/* The block's sums, one row per row_lane. Columns count from the first one of lane 0's group. */
+/* The block's sums, one row for each row that the block processes at once. Columns count from the first one of lane 0's group. */
 template <int ACCESS> using block_sums = float4[row_step<ACCESS>][tile_columns<ACCESS> / 4];
 
 template <typename E, int ACCESS>
@@ -83,17 +84,17 @@ static __device__ __forceinline__ void sum_block(const dropout_call &c, const th
     }
 #pragma unroll
     for (int h = 0; h < chunk_count<E>; h++) {
-        const int first_column = t.column_in_tile + row_lanes<ACCESS> * N * h;
+        const int first_column = t.column_in_tile + lanes_per_row<ACCESS> * N * h;
         if (ACCESS == SHIFTED) {
 #pragma unroll
             for (int j = 0; j < N; j++)
                 if (has_chunk(t, h))
-                    ((float *)block[t.row_lane])[first_column + j] = column_sums[N * h + j];
+                    ((float *)block[t.row_in_pass])[first_column + j] = column_sums[N * h + j];
         } else {
 #pragma unroll
             for (int j = 0; j < N; j += 4)
-                block[t.row_lane][(first_column + j) / 4] = {column_sums[N * h + j], column_sums[N * h + j + 1],
-                                                             column_sums[N * h + j + 2], column_sums[N * h + j + 3]};
+                block[t.row_in_pass][(first_column + j) / 4] = {column_sums[N * h + j], column_sums[N * h + j + 1],
+                                                                column_sums[N * h + j + 2], column_sums[N * h + j + 3]};
         }
     }
     __syncthreads();
@@ -101,8 +102,8 @@ static __device__ __forceinline__ void sum_block(const dropout_call &c, const th
     if (threadIdx.x < tile_columns<ACCESS>) {
         float sum = 0.0f;
 #pragma unroll
-        for (int row_lane = 0; row_lane < row_step<ACCESS>; row_lane++)
-            sum += ((const float *)block[row_lane])[threadIdx.x];
+        for (int row_in_pass = 0; row_in_pass < row_step<ACCESS>; row_in_pass++)
+            sum += ((const float *)block[row_in_pass])[threadIdx.x];
         out[threadIdx.x] = sum;
     }
 }
@@ -124,7 +125,7 @@ static __device__ __forceinline__ void prepare_bias(const dropout_call &c, const
                                                     float (&bias)[COT_DROPOUT_GROUP])
 {
     if (HAS_ACTIVATION)
-        load_bias<E, ACCESS, row_lanes<ACCESS>>(c, t, bias);
+        load_bias<E, ACCESS, lanes_per_row<ACCESS>>(c, t, bias);
     if (scaled_slope<E, COT_ACTIVATION_GELU_ERF> && c.activation == COT_ACTIVATION_GELU_ERF) {
 #pragma unroll
         for (int j = 0; j < COT_DROPOUT_GROUP; j++)
@@ -152,7 +153,7 @@ static __device__ __forceinline__ void dispatch_activation(const dropout_call &c
     else
         compute_dx<ACCESS, COT_ACTIVATION_GELU_ERF>(c, t, dx, first_row, dy, x, bias, keep, column_sums);
     if (c.dx.data != nullptr)
-        store_partial_chunks<E, ACCESS, row_lanes<ACCESS>>(c, t, c.dx, dx, first_row, dy);
+        store_partial_chunks<E, ACCESS, lanes_per_row<ACCESS>>(c, t, c.dx, dx, first_row, dy);
 }
 
 /* The backward for PLAIN and STRIDED rows. */
@@ -160,26 +161,26 @@ template <typename E, int ACCESS, bool HAS_ACTIVATION>
 static __device__ __forceinline__ void backward(const dropout_call &c)
 {
     constexpr int BATCH = batch_rows<E, ACCESS, HAS_ACTIVATION>;
-    const thread_tile t = make_thread_tile<E, ACCESS, row_lanes<ACCESS>>(c, c.dy, DROPOUT_BWD_THREAD_ROWS);
+    const thread_tile t = make_thread_tile<E, ACCESS, lanes_per_row<ACCESS>>(c, c.dy, DROPOUT_BWD_THREAD_ROWS);
     float bias[COT_DROPOUT_GROUP], column_sums[COT_DROPOUT_GROUP] = {0};
     cot_griddepcontrol_launch_dependents();
     prepare_bias<E, ACCESS, HAS_ACTIVATION>(c, t, bias);
     const philox_state philox = load_philox(c);
-    row_cursors cursors = {make_cursor<ACCESS, row_lanes<ACCESS>>(t, c.dy, sizeof(E)),
-                           make_cursor<ACCESS, row_lanes<ACCESS>>(t, c.x, sizeof(E)),
-                           make_cursor<ACCESS, row_lanes<ACCESS>>(t, c.dx, sizeof(E))};
+    row_cursors cursors = {make_cursor<ACCESS, lanes_per_row<ACCESS>>(t, c.dy, sizeof(E)),
+                           make_cursor<ACCESS, lanes_per_row<ACCESS>>(t, c.x, sizeof(E)),
+                           make_cursor<ACCESS, lanes_per_row<ACCESS>>(t, c.dx, sizeof(E))};
 #pragma unroll 1
     for (int i = 0; i < DROPOUT_BWD_THREAD_ROWS; i += BATCH, cursors.advance(BATCH)) {
         const int first_row = i * row_step<ACCESS>;
         fragment<E> dy[BATCH], x[BATCH];
         uint32_t keep[BATCH];
-        load_rows<E, ACCESS, row_lanes<ACCESS>>(c, t, c.dy, cursors.dy, first_row, true, dy);
+        load_rows<E, ACCESS, lanes_per_row<ACCESS>>(c, t, c.dy, cursors.dy, first_row, true, dy);
         if (HAS_ACTIVATION)
-            load_rows<E, ACCESS, row_lanes<ACCESS>>(c, t, c.x, cursors.x, first_row, true, x);
-        group_keep_bits<ACCESS, row_lanes<ACCESS>, false>(c, t, philox, first_row, keep);
+            load_rows<E, ACCESS, lanes_per_row<ACCESS>>(c, t, c.x, cursors.x, first_row, true, x);
+        group_keep_bits<ACCESS, lanes_per_row<ACCESS>, false>(c, t, philox, first_row, keep);
 #pragma unroll
         for (int row = 0; row < BATCH; row++)
-            keep[row] = element_keep_bits<E, ACCESS, row_lanes<ACCESS>>(c, t, first_row, row, keep[row]);
+            keep[row] = element_keep_bits<E, ACCESS, lanes_per_row<ACCESS>>(c, t, first_row, row, keep[row]);
         dispatch_activation<ACCESS, HAS_ACTIVATION>(c, t, cursors.dx, first_row, dy, x, bias, keep, column_sums);
     }
     if (c.partial_sums != nullptr) {
@@ -190,7 +191,7 @@ static __device__ __forceinline__ void backward(const dropout_call &c)
 
 /* ---- SHIFTED rows ------------------------------------------------------------------------------------- *
  * SHIFTED rows are loaded through shared memory in two stages: while a thread computes on a batch, cp.async copies the
- * next one, and its mask bytes if they are aligned (given_aligned). A thread reads only what it copied itself. */
+ * next one, and its mask bytes if they are aligned (mask_bytes_aligned). A thread reads only what it copied itself. */
 
 /* Hides from the compiler how `value` was computed. The compiler then keeps `value` in a register. Otherwise it would
  * compute `value` again when registers are scarce. */
@@ -204,14 +205,14 @@ template <typename E, bool HAS_ACTIVATION> struct staged_batch {
     static constexpr int BATCH = batch_rows<E, SHIFTED, HAS_ACTIVATION>, CHUNKS = chunk_count<E>, N = chunk_size<E>,
                          TENSORS = HAS_ACTIVATION ? 2 : 1;
     uint4 chunk[TENSORS][BATCH][CHUNKS][DROPOUT_THREADS];
-    unsigned char given[BATCH][CHUNKS][DROPOUT_THREADS][N];
+    unsigned char mask_bytes[BATCH][CHUNKS][DROPOUT_THREADS][N];
 
     /* Offsets in bytes from the thread's first chunk, and from the thread's first mask bytes. */
     static __device__ __forceinline__ uint32_t chunk_offset(int tensor, int i, int h)
     {
         return ((tensor * BATCH + i) * CHUNKS + h) * DROPOUT_THREADS * 16;
     }
-    static __device__ __forceinline__ uint32_t given_offset(int i, int h)
+    static __device__ __forceinline__ uint32_t mask_bytes_offset(int i, int h)
     {
         return (i * CHUNKS + h) * DROPOUT_THREADS * N;
     }
@@ -221,7 +222,7 @@ template <typename E, bool HAS_ACTIVATION> struct staged_batch {
  * first_thread_row on. */
 struct prefetch_state {
     int first_thread_row[2], row_count[2];
-    uint32_t chunk, given;      /* shared memory addresses of the thread's chunks and mask bytes in the first stage */
+    uint32_t chunk, mask_bytes; /* shared memory addresses of the thread's chunks and mask bytes in the first stage */
     const char *dy, *x, *bytes; /* the thread's elements and mask bytes in the next row to copy */
 };
 
@@ -232,7 +233,7 @@ static __device__ __forceinline__ void prefetch_batch(const dropout_call &c, pre
                                                       uint32_t stage_offset)
 {
     typedef staged_batch<E, HAS_ACTIVATION> staged;
-    constexpr int LANES = row_lanes<SHIFTED>;
+    constexpr int LANES = lanes_per_row<SHIFTED>;
 #pragma unroll
     for (int i = 0; i < staged::BATCH; i++) {
 #pragma unroll
@@ -241,13 +242,13 @@ static __device__ __forceinline__ void prefetch_batch(const dropout_call &c, pre
             cot_cp_async_zfill(valid, r.chunk + stage_offset + staged::chunk_offset(0, i, h), r.dy + LANES * h * 16);
             if (HAS_ACTIVATION)
                 cot_cp_async_zfill(valid, r.chunk + stage_offset + staged::chunk_offset(1, i, h), r.x + LANES * h * 16);
-            if (c.given_aligned)
-                cot_cp_async_zfill<staged::N>(valid, r.given + stage_offset + staged::given_offset(i, h),
+            if (c.mask_bytes_aligned)
+                cot_cp_async_zfill<staged::N>(valid, r.mask_bytes + stage_offset + staged::mask_bytes_offset(i, h),
                                               r.bytes + LANES * h * staged::N);
         }
         r.dy += c.dy_row_step;
         r.x += c.x_row_step;
-        r.bytes += c.given_row_step;
+        r.bytes += c.given_mask_row_step;
     }
     cot_cp_async_commit_group();
 }
@@ -258,7 +259,7 @@ template <typename E, int BATCH>
 static __device__ __forceinline__ void element_keep_from_groups(int column_in_tile, uint32_t groups,
                                                                 uint32_t (&keep)[BATCH])
 {
-    constexpr int N = chunk_size<E>, LANES = row_lanes<SHIFTED>;
+    constexpr int N = chunk_size<E>, LANES = lanes_per_row<SHIFTED>;
 #pragma unroll
     for (int h = 0; h < chunk_count<E>; h++) {
         const int group = (column_in_tile + LANES * N * h) >> 3;
@@ -278,17 +279,17 @@ static __device__ __forceinline__ void element_keep_from_groups(int column_in_ti
 
 /* The keep bits of the thread's elements, from mask bytes in shared memory. */
 template <typename E, bool HAS_ACTIVATION, int BATCH>
-static __device__ __forceinline__ void element_keep_from_bytes(uint32_t given, uint32_t (&keep)[BATCH])
+static __device__ __forceinline__ void element_keep_from_bytes(uint32_t mask_bytes, uint32_t (&keep)[BATCH])
 {
     typedef staged_batch<E, HAS_ACTIVATION> staged;
 #pragma unroll
     for (int i = 0; i < BATCH; i++) {
         cot_words<2> bytes;
         if (staged::CHUNKS == 1) {
-            bytes = cot_load_shared<2>(given + staged::given_offset(i, 0));
+            bytes = cot_load_shared<2>(mask_bytes + staged::mask_bytes_offset(i, 0));
         } else {
-            bytes.word[0] = cot_load_shared<1>(given + staged::given_offset(i, 0)).word[0];
-            bytes.word[1] = cot_load_shared<1>(given + staged::given_offset(i, 1)).word[0];
+            bytes.word[0] = cot_load_shared<1>(mask_bytes + staged::mask_bytes_offset(i, 0)).word[0];
+            bytes.word[1] = cot_load_shared<1>(mask_bytes + staged::mask_bytes_offset(i, 1)).word[0];
         }
         keep[i] = bytes_to_bits({bytes.word[0], bytes.word[1]});
     }
@@ -299,10 +300,10 @@ static __device__ __forceinline__ void element_keep_from_bytes(uint32_t given, u
 template <typename E, bool HAS_ACTIVATION, int BATCH>
 static __device__ __forceinline__ void shifted_element_keep(const dropout_call &c, const thread_tile &t,
                                                             const philox_state &philox, uint64_t group, int thread_row,
-                                                            uint32_t given, uint32_t (&keep)[BATCH])
+                                                            uint32_t mask_bytes, uint32_t (&keep)[BATCH])
 {
-    if (c.given_aligned) {
-        element_keep_from_bytes<E, HAS_ACTIVATION>(given, keep);
+    if (c.mask_bytes_aligned) {
+        element_keep_from_bytes<E, HAS_ACTIVATION>(mask_bytes, keep);
         return;
     }
     uint32_t groups = 0;
@@ -311,7 +312,7 @@ static __device__ __forceinline__ void shifted_element_keep(const dropout_call &
         for (int i = BATCH - 1; i >= 0; i--)
             groups = generate_keep_bits(philox, group + (uint64_t)(i * c.group_row_step), c.threshold, groups);
     } else {
-        group_keep_bits<SHIFTED, row_lanes<SHIFTED>, false>(c, t, philox, thread_row * row_step<SHIFTED>, keep);
+        group_keep_bits<SHIFTED, lanes_per_row<SHIFTED>, false>(c, t, philox, thread_row * row_step<SHIFTED>, keep);
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
             groups |= keep[i] << (8 * i);
@@ -346,16 +347,17 @@ static __device__ __forceinline__ void copy_row_ends(const dropout_call &c, cons
             if ((thread_row + i) * ROW_STEP >= t.chunk_rows[h] ||
                 (uint32_t)(thread_row + i - r.first_thread_row[h]) < (uint32_t)r.row_count[h])
                 continue;
-            const int64_t row = t.row + (thread_row + i) * ROW_STEP, column = t.column + row_lanes<SHIFTED> * N * h;
+            const int64_t row = t.row + (thread_row + i) * ROW_STEP, column = t.column + lanes_per_row<SHIFTED> * N * h;
             const int begin = valid_begin(column), end = valid_end<N>(c, column);
             copy_elements<bits>(&staged.chunk[0][i][h][threadIdx.x],
                                 (const bits *)c.dy.data + row * c.dy.stride[0] + column, begin, end);
             if (HAS_ACTIVATION)
                 copy_elements<bits>(&staged.chunk[staged.TENSORS - 1][i][h][threadIdx.x],
                                     (const bits *)c.x.data + row * c.x.stride[0] + column, begin, end);
-            if (c.given_aligned)
-                copy_elements<uint8_t>(staged.given[i][h][threadIdx.x],
-                                       (const uint8_t *)c.given.data + row * c.given.stride[0] + column, begin, end);
+            if (c.mask_bytes_aligned)
+                copy_elements<uint8_t>(staged.mask_bytes[i][h][threadIdx.x],
+                                       (const uint8_t *)c.given_mask.data + row * c.given_mask.stride[0] + column,
+                                       begin, end);
         }
 }
 
@@ -363,7 +365,7 @@ template <typename E, bool HAS_ACTIVATION>
 static __device__ __forceinline__ void backward_shifted(const dropout_call &c)
 {
     typedef staged_batch<E, HAS_ACTIVATION> staged;
-    constexpr int BATCH = staged::BATCH, N = staged::N, LANES = row_lanes<SHIFTED>, ROW_STEP = row_step<SHIFTED>;
+    constexpr int BATCH = staged::BATCH, N = staged::N, LANES = lanes_per_row<SHIFTED>, ROW_STEP = row_step<SHIFTED>;
     static_assert(LANES == 32, "the lanes of a warp are in one row");
     __shared__ union {
         staged batches[2];
@@ -377,11 +379,11 @@ static __device__ __forceinline__ void backward_shifted(const dropout_call &c)
     const uint32_t shared = cot_shared_address(&memory);
     prefetch_state r;
     r.chunk = opaque<uint32_t>(shared + 16 * threadIdx.x);
-    r.given = opaque<uint32_t>(shared + sizeof memory.batches[0].chunk + N * threadIdx.x);
+    r.mask_bytes = opaque<uint32_t>(shared + sizeof memory.batches[0].chunk + N * threadIdx.x);
     r.dy = make_cursor<SHIFTED, LANES>(t, c.dy, sizeof(E)).data;
     r.x = make_cursor<SHIFTED, LANES>(t, c.x, sizeof(E)).data;
-    r.bytes = make_cursor<SHIFTED, LANES>(t, c.given, 1).data;
-    int has_row_ends = 0; /* the thread has chunks for copy_row_ends */
+    r.bytes = make_cursor<SHIFTED, LANES>(t, c.given_mask, 1).data;
+    int copies_row_ends = 0; /* the thread has chunks for copy_row_ends */
     t.column_in_tile = opaque<int>(t.column_in_tile);
 #pragma unroll
     for (int h = 0; h < staged::CHUNKS; h++) {
@@ -391,7 +393,7 @@ static __device__ __forceinline__ void backward_shifted(const dropout_call &c)
                    in_last_row = at_row_end && t.row + (rows - 1) * ROW_STEP == c.R - 1;
         r.first_thread_row[h] = opaque<int>(in_first_row);
         r.row_count[h] = opaque<int>(rows > in_first_row + in_last_row ? rows - in_first_row - in_last_row : 0);
-        has_row_ends |= opaque<int>(in_first_row || in_last_row);
+        copies_row_ends |= opaque<int>(in_first_row || in_last_row);
         t.chunk_rows[h] = opaque<int>(t.chunk_rows[h]);
         t.whole_rows[h] = opaque<int>(c.dx.data == nullptr ? 0 : t.whole_rows[h]);
     }
@@ -403,11 +405,11 @@ static __device__ __forceinline__ void backward_shifted(const dropout_call &c)
     for (int thread_row = 0; thread_row < DROPOUT_BWD_SHIFTED_THREAD_ROWS; thread_row += BATCH) {
         prefetch_batch<E, HAS_ACTIVATION>(c, r, thread_row + BATCH, (uint32_t)sizeof(staged) - stage_offset);
         cot_cp_async_wait_group<1>();
-        if (has_row_ends)
+        if (copies_row_ends)
             copy_row_ends(c, t, r, thread_row, memory.batches[stage_offset != 0]);
         fragment<E> dy[BATCH], x[BATCH];
         uint32_t keep[BATCH];
-        shifted_element_keep<E, HAS_ACTIVATION>(c, t, philox, group, thread_row, r.given + stage_offset, keep);
+        shifted_element_keep<E, HAS_ACTIVATION>(c, t, philox, group, thread_row, r.mask_bytes + stage_offset, keep);
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
 #pragma unroll

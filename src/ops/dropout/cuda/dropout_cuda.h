@@ -42,7 +42,7 @@ typedef struct dropout_call {
     float scale;
     float slope_denominator[COT_GELU_SLOPE_DENOMINATOR_TERMS]; /* COT_GELU_SLOPE_DENOMINATOR divided by the scale */
     uint64_t seed, offset;                                     /* seed_tensor and offset_tensor are added to them */
-    dropout_array seed_tensor, offset_tensor, given;           /* given: mask or mask_bits */
+    dropout_array seed_tensor, offset_tensor, given_mask;      /* given_mask: mask or mask_bits */
     dropout_array x, bias, residual, y, mask_out, mask_bits_out;
     dropout_array dy, dx, dbias;
     float *partial_sums; /* [row_tiles][column_tiles][8 * lanes] sums of dx; null: no dbias */
@@ -50,8 +50,8 @@ typedef struct dropout_call {
     int32_t pitch_at_least_16; /* in all tensors of x's dtype, rows begin at least 16 bytes apart */
     int32_t shifted;           /* the tiles are SHIFTED: see dropout_tile.cuh */
     /* For the backward with SHIFTED rows: the distance from a thread's row to its next row, in groups and in bytes. */
-    int64_t group_row_step, dy_row_step, x_row_step, dx_row_step, given_row_step;
-    int32_t given_aligned; /* the N mask bytes of a chunk of N elements begin at a multiple of N bytes */
+    int64_t group_row_step, dy_row_step, x_row_step, dx_row_step, given_mask_row_step;
+    int32_t mask_bytes_aligned; /* the N mask bytes of a chunk of N elements begin at a multiple of N bytes */
 } dropout_call;
 
 #endif

@@ -90,7 +90,7 @@ static int find_access(dropout_call *c, const dropout_array *const tensors[3])
 {
     bool plain = c->D % COT_DROPOUT_GROUP == 0 && rows_aligned(&c->bias, 1, 16) &&
                  rows_aligned(&c->mask_out, c->R, COT_DROPOUT_GROUP) && rows_aligned(&c->mask_bits_out, c->R, 1) &&
-                 rows_aligned(&c->given, c->R, c->source == DROPOUT_BYTES ? COT_DROPOUT_GROUP : 1);
+                 rows_aligned(&c->given_mask, c->R, c->source == DROPOUT_BYTES ? COT_DROPOUT_GROUP : 1);
     bool shifted = true;
     c->pitch_at_least_16 = 1;
     for (int i = 0; i < 3; i++) {
@@ -116,7 +116,7 @@ static dropout_call make_call(const dropout_sizes *sizes, const dropout_mask *ma
                       .offset = mask->offset,
                       .seed_tensor = make_vector(&mask->seed_tensor),
                       .offset_tensor = make_vector(&mask->offset_tensor),
-                      .given = make_array(&mask->given),
+                      .given_mask = make_array(&mask->given),
                       .bias = make_array(bias)};
     static const float denominator[COT_GELU_SLOPE_DENOMINATOR_TERMS] = COT_GELU_SLOPE_DENOMINATOR;
     for (int k = 0; k < COT_GELU_SLOPE_DENOMINATOR_TERMS; k++)
@@ -178,7 +178,7 @@ cot_status COT_LAUNCHER(dropout_bwd_rows)(cot_queue *queue, const void *problem,
     c.partial_sums = c.dbias.data != NULL ? workspace : NULL;
     if (c.scale == 0) { /* the mask has no effect then */
         c.source = DROPOUT_DROP_ALL;
-        c.given = (dropout_array){0};
+        c.given_mask = (dropout_array){0};
     }
     int access = find_access(&c, (const dropout_array *const[]){&c.dy, &c.x, &c.dx});
     if (access == SHIFTED &&
@@ -195,8 +195,8 @@ cot_status COT_LAUNCHER(dropout_bwd_rows)(cot_queue *queue, const void *problem,
     c.dy_row_step = row_step * c.dy.stride[0] * size;
     c.x_row_step = row_step * c.x.stride[0] * size;
     c.dx_row_step = row_step * c.dx.stride[0] * size;
-    c.given_row_step = row_step * c.given.stride[0];
-    c.given_aligned = c.source == DROPOUT_BYTES && mask_aligned(&c.dy, &c.given, c.R);
+    c.given_mask_row_step = row_step * c.given_mask.stride[0];
+    c.mask_bytes_aligned = c.source == DROPOUT_BYTES && mask_aligned(&c.dy, &c.given_mask, c.R);
     cot_status status = COT_OK;
     if (c.R * c.D > 0 && (c.dx.data != NULL || c.partial_sums != NULL))
         status = launch_tiles(queue, &backward[c.x.data != NULL][access][p->sizes.dtype - COT_F32], &tiling, &c);

@@ -2,16 +2,9 @@
  *
  * dropout_tile.cuh: the parts that both directions share: the elements of a thread, their loads and stores, the mask.
  *
- * A thread has 8 columns of several rows, in chunks of 16 bytes. A 16-bit dtype has one chunk. float32 has two, LANES
- * chunks apart, so that neighbouring threads still access neighbouring chunks. The mask consists of groups of 8 columns
- * with one Philox call each. Lane l computes the keep bits of group l of the tile. Three ways to access a chunk:
- *
- *   PLAIN    Rows begin at multiples of 16 bytes and D is a multiple of 8. A 16-bit chunk is a group.
- *   SHIFTED  Rows of contiguous elements begin anywhere. All tensors have the same distance `shift` from a multiple of
- *            16 bytes. Chunks are aligned in memory, so the first and last chunk of a row may hold elements of other
- *            rows. The mask is shifted instead: a chunk takes its bits from two groups, which two lanes compute. Lane 0
- *            computes the bits of the group before the tile and has no elements, so tiles are one group narrower.
- *   STRIDED  Any strides. Elements are accessed one by one. */
+ * docs/kernels/dropout_gpu.md explains chunks, groups and the three variants PLAIN, SHIFTED and STRIDED. float32 has two
+ * chunks of a row, LANES chunks apart. Lane l computes the keep bits of group l of the tile. In SHIFTED rows all
+ * tensors have the same distance `shift` from a multiple of 16 bytes. */
 #ifndef COT_DROPOUT_TILE_CUH
 #define COT_DROPOUT_TILE_CUH
 
@@ -73,8 +66,8 @@ struct thread_tile {
     bool vector_load[2]; /* vector loads; elements of other rows are ignored. Else loaded by elements */
     int group;           /* the group whose bits this lane computes; may lie outside the row */
     int64_t column;      /* of the first element of chunk 0; may be negative, or beyond the row */
-    int lane, row_lane;  /* row_lane: number among the rows that the block processes at once */
-    int column_in_tile;  /* column minus the first column of lane 0's group */
+    int lane, row_in_pass; /* row_in_pass: number among the rows that the block processes at once */
+    int column_in_tile;    /* column minus the first column of lane 0's group */
 };
 
 /* The offset of row `row` in a tensor of any strides, in elements. */
@@ -96,9 +89,9 @@ static __device__ __forceinline__ thread_tile make_thread_tile(const dropout_cal
     thread_tile t;
     const int row_step = DROPOUT_THREADS / LANES;
     t.lane = threadIdx.x % LANES;
-    t.row_lane = threadIdx.x / LANES;
+    t.row_in_pass = threadIdx.x / LANES;
     t.row_tile = blockIdx.y + (int64_t)blockIdx.z * gridDim.y;
-    t.row = t.row_tile * (row_step * rows) + t.row_lane;
+    t.row = t.row_tile * (row_step * rows) + t.row_in_pass;
     const int64_t rows_left = c.R - t.row;
     t.rows_left = rows_left < row_step * rows ? (int)rows_left : row_step * rows;
     const int first_group = ACCESS == SHIFTED ? (int)blockIdx.x * (LANES - 1) - 1 : (int)blockIdx.x * LANES;
@@ -120,7 +113,7 @@ static __device__ __forceinline__ thread_tile make_thread_tile(const dropout_cal
         /* All rows of the tile have a row before and after them. An aligned chunk at a row's end then reads only bytes
          * that belong to these rows. */
         const bool interior =
-            ACCESS == SHIFTED && c.pitch_at_least_16 && t.row_tile > 0 && t.row - t.row_lane + row_step * rows < c.R;
+            ACCESS == SHIFTED && c.pitch_at_least_16 && t.row_tile > 0 && t.row - t.row_in_pass + row_step * rows < c.R;
         t.chunk_rows[h] = has_elements ? t.rows_left : 0;
         t.whole_rows[h] = whole ? t.chunk_rows[h] : 0;
         t.vector_load[h] = whole || interior;
@@ -379,7 +372,7 @@ static __device__ __forceinline__ int group_columns(const dropout_call &c, const
  * in the row. */
 static __device__ __forceinline__ bool group_is_interior(const dropout_call &c, const thread_tile &t)
 {
-    return c.given.column_stride == 1 && t.group > 0 && c.D - (int64_t)COT_DROPOUT_GROUP * t.group >= 12;
+    return c.given_mask.column_stride == 1 && t.group > 0 && c.D - (int64_t)COT_DROPOUT_GROUP * t.group >= 12;
 }
 
 /* Loads the given mask of the lane's group in one row: 8 bytes, or the bits in the first byte. */
@@ -389,19 +382,19 @@ static __device__ __forceinline__ uint2 load_mask_group(const dropout_call &c, c
 {
     uint2 raw = {0, 0};
     const int columns = group_columns(c, t);
-    const uint8_t *from = mask_row_pointer<ACCESS, LANES>(c, t, c.given, first_row, i);
+    const uint8_t *from = mask_row_pointer<ACCESS, LANES>(c, t, c.given_mask, first_row, i);
     if (c.source == SOURCE_BITS) {
         if (columns > 0)
-            raw.x = from[ACCESS == PLAIN ? t.group : t.group * c.given.column_stride];
+            raw.x = from[ACCESS == PLAIN ? t.group : t.group * c.given_mask.column_stride];
     } else if (ACCESS == PLAIN) {
         const cot_words<2> words = cot_load_words_if<2>(columns > 0, from + (int64_t)COT_DROPOUT_GROUP * t.group);
         raw = {words.word[0], words.word[1]};
     } else {
-        from += (int64_t)COT_DROPOUT_GROUP * t.group * c.given.column_stride;
+        from += (int64_t)COT_DROPOUT_GROUP * t.group * c.given_mask.column_stride;
         uint64_t bytes = 0;
 #pragma unroll 1
         for (int j = 0; j < columns; j++)
-            bytes |= (uint64_t)from[j * c.given.column_stride] << (8 * j);
+            bytes |= (uint64_t)from[j * c.given_mask.column_stride] << (8 * j);
         raw = {(uint32_t)bytes, (uint32_t)(bytes >> 32)};
     }
     return raw;
@@ -421,13 +414,13 @@ static __device__ __forceinline__ void load_keep_shifted(const dropout_call &c, 
 {
     constexpr int ROW_STEP = DROPOUT_THREADS / LANES;
     const bool inside = group_is_interior(c, t);
-    const uint8_t *from = mask_row_pointer<SHIFTED, LANES>(c, t, c.given, first_row, 0) +
-                          (int64_t)COT_DROPOUT_GROUP * t.group * c.given.column_stride;
+    const uint8_t *from = mask_row_pointer<SHIFTED, LANES>(c, t, c.given_mask, first_row, 0) +
+                          (int64_t)COT_DROPOUT_GROUP * t.group * c.given_mask.column_stride;
     const int misalignment = (int)((uintptr_t)from % 4);
     uint32_t words[BATCH][3];
     from -= misalignment;
 #pragma unroll
-    for (int i = 0; i < BATCH; i++, from += ROW_STEP * c.given.stride[0])
+    for (int i = 0; i < BATCH; i++, from += ROW_STEP * c.given_mask.stride[0])
 #pragma unroll
         for (int j = 0; j < 3; j++)
             words[i][j] = cot_load_words_if<1>(inside && first_row + i * ROW_STEP < t.rows_left, from + 4 * j).word[0];
@@ -451,10 +444,10 @@ static __device__ __forceinline__ void load_keep_plain(const dropout_call &c, co
 {
     constexpr int ROW_STEP = DROPOUT_THREADS / LANES;
     const bool has_columns = group_columns(c, t) > 0;
-    const uint8_t *from = mask_row_pointer<ACCESS, LANES>(c, t, c.given, first_row, 0);
-    const int64_t pitch = ROW_STEP * c.given.stride[0];
+    const uint8_t *from = mask_row_pointer<ACCESS, LANES>(c, t, c.given_mask, first_row, 0);
+    const int64_t pitch = ROW_STEP * c.given_mask.stride[0];
     if (c.source == SOURCE_BITS) {
-        from += t.group * c.given.column_stride;
+        from += t.group * c.given_mask.column_stride;
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
             keep[i] = has_columns && first_row + i * ROW_STEP < t.rows_left ? from[i * pitch] : 0u;
@@ -509,7 +502,7 @@ static __device__ __forceinline__ void group_keep_bits(const dropout_call &c, co
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
             keep[i] = generate_keep_bits(philox, group + (uint64_t)(i * (ROW_STEP * c.groups)), c.threshold);
-    } else if (c.given.data == nullptr) {
+    } else if (c.given_mask.data == nullptr) {
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
             keep[i] = c.source == SOURCE_KEEP_ALL ? 0xffu : 0u;
