@@ -108,15 +108,15 @@ static __device__ __forceinline__ int2 key_span(const attention_tile &t, int fro
 }
 
 template <class F>
-static __device__ __forceinline__ attention_key_range key_range_of(const attention_tile &t, int group)
+static __device__ __forceinline__ attention_key_range key_range_of(const attention_tile &t, int consumer_index)
 {
     attention_key_range range;
-    const int2 keys = key_span(t, group * 64, min(group * 64 + 64, t.used));
+    const int2 keys = key_span(t, consumer_index * 64, min(consumer_index * 64 + 64, t.used));
     const bool any = keys.y > keys.x;
     range.begin = any ? keys.x / F::KEYS : t.begin;
     range.end = any ? (keys.y + F::KEYS - 1) / F::KEYS : t.begin;
-    range.unmasked[0] = (max(t.window_first + group * 64 + 63, 0) + F::KEYS - 1) / F::KEYS;
-    range.unmasked[1] = max(min(t.window_last + group * 64 + 1, t.Tk), 0) / F::KEYS;
+    range.unmasked[0] = (max(t.window_first + consumer_index * 64 + 63, 0) + F::KEYS - 1) / F::KEYS;
+    range.unmasked[1] = max(min(t.window_last + consumer_index * 64 + 1, t.Tk), 0) / F::KEYS;
     range.half_first_step = F::HALF_TILES && keys.y <= range.end * F::KEYS - 64;
     range.half_last_step = F::HALF_TILES && range.end - 1 > range.begin && keys.x >= range.begin * F::KEYS + 64;
     return range;
@@ -165,8 +165,8 @@ static __device__ __forceinline__ attention_tile tile_of(const attention_fwd_cal
     t.end = keys.y > keys.x ? (keys.y + F::KEYS - 1) / F::KEYS : t.begin;
     t.tail_clean |= t.end * F::KEYS <= t.Tk;
     if (F::PUBLISH_RANGES)
-        for (int group = 0; group < F::CONSUMERS; group++)
-            t.key_ranges[group] = key_range_of<F>(t, group);
+        for (int consumer_index = 0; consumer_index < F::CONSUMERS; consumer_index++)
+            t.key_ranges[consumer_index] = key_range_of<F>(t, consumer_index);
     return t;
 }
 

@@ -147,12 +147,12 @@ static __device__ __forceinline__ void store_global(void *to, const uint4 &x)
 /* Stores rows of O divided by their sums, or zeros where the sum is 0, whatever O holds. A warp's rows go through
  * `staging`, where they become whole rows. */
 template <class F>
-static __device__ __forceinline__ void store_output(const attention_fwd_call &c, const attention_tile &t, int group,
-                                                    unsigned char *staging, const float (&inverse_sum)[2],
-                                                    const float (&acc)[F::DV / 2])
+static __device__ __forceinline__ void store_output(const attention_fwd_call &c, const attention_tile &t,
+                                                    int consumer_index, unsigned char *staging,
+                                                    const float (&inverse_sum)[2], const float (&acc)[F::DV / 2])
 {
     enum { UNITS = F::DV / 8 /* of a row, 16 bytes each */ };
-    const int lane = threadIdx.x % WARP, warp_row = group * 64 + threadIdx.x % WARPGROUP / WARP * 16;
+    const int lane = threadIdx.x % WARP, warp_row = consumer_index * 64 + threadIdx.x % WARPGROUP / WARP * 16;
     uint16_t *const out = (uint16_t *)c.out.data + t.b * c.out.stride[0] + t.head * c.out.stride[2] +
                           (int64_t)(t.q_first_row + warp_row) * c.out.stride[1];
     const auto output_pair = [&](int half, int unit) {
@@ -164,7 +164,7 @@ static __device__ __forceinline__ void store_output(const attention_fwd_call &c,
             LANES_PER_ROW = UNITS == 12 ? 4 : UNITS,
             ROWS_PER_STEP = WARP / LANES_PER_ROW /* units of a row, and rows, that a warp stores at a time */
         };
-        unsigned char *const warp_staging = staging + (warp_row - group * 64) * ROW_BYTES;
+        unsigned char *const warp_staging = staging + (warp_row - consumer_index * 64) * ROW_BYTES;
         const uint32_t address = cot_shared_address(warp_staging) + lane % 16 * ROW_BYTES,
                        unit_offset = (lane / 16 ^ lane % 8) * 16;
         const auto write_staging = [&](auto zeros) __attribute__((always_inline))
@@ -248,9 +248,9 @@ static __device__ __forceinline__ void store_output(const attention_fwd_call &c,
 /* Stores out and lse of this warpgroup's rows. No other work of the warpgroup overlaps with it, so it is kept short: a
  * thread processes its two rows side by side, and of the four lanes of two rows, two compute one logarithm each. */
 template <class F>
-static __device__ __forceinline__ void epilogue(const attention_fwd_call &c, const attention_tile &t, int group,
-                                                int row, unsigned char *staging, const softmax_state &state,
-                                                const float (&acc)[F::DV / 2])
+static __device__ __forceinline__ void epilogue(const attention_fwd_call &c, const attention_tile &t,
+                                                int consumer_index, int row, unsigned char *staging,
+                                                const softmax_state &state, const float (&acc)[F::DV / 2])
 {
     const float minus_infinity = __int_as_float(0xff800000);
     float sum[2], inverse_sum[2], lse[2];
@@ -281,7 +281,7 @@ static __device__ __forceinline__ void epilogue(const attention_fwd_call &c, con
         value = odd_lane ? lse[1] : lse[0];
     }
     if (c.out.data != nullptr)
-        store_output<F>(c, t, group, staging, inverse_sum, acc);
+        store_output<F>(c, t, consumer_index, staging, inverse_sum, acc);
     const int tile_row = row + 8 * odd_lane;
     if (c.lse.data != nullptr && threadIdx.x % 4 < 2 && tile_row < t.rows)
         ((float *)c.lse.data)[t.b * c.lse.stride[0] + t.head * c.lse.stride[1] +
@@ -289,21 +289,23 @@ static __device__ __forceinline__ void epilogue(const attention_fwd_call &c, con
 }
 
 template <class F>
-static __device__ __forceinline__ void consume(const attention_fwd_call &c, shared_memory<F> &s, const int group)
+static __device__ __forceinline__ void consume(const attention_fwd_call &c, shared_memory<F> &s,
+                                               const int consumer_index)
 {
     forward_consumer<F> consumer = {s, {}, {}};
     /* The first of the thread's two rows of the tile. The second is 8 rows below. */
-    const int row = group * 64 + threadIdx.x % WARPGROUP / WARP * 16 + threadIdx.x % WARP / 4;
+    const int row = consumer_index * 64 + threadIdx.x % WARPGROUP / WARP * 16 + threadIdx.x % WARP / 4;
     float scores[F::KEYS / 2], acc[F::DV / 2], factor[2];
     uint32_t p[F::KEYS / 4];
     softmax_state state;
     for (uint32_t n = 0;; n++) {
         const attention_tile &t = s.tiles[n % TILE_STAGES];
         cot_mbarrier_wait(&s.q_full[n % F::Q_STAGES], n / F::Q_STAGES & 1);
-        const unsigned char *const q = s.q[n % F::Q_STAGES][0] + group * 64 * ROW_BYTES;
+        const unsigned char *const q = s.q[n % F::Q_STAGES][0] + consumer_index * 64 * ROW_BYTES;
         if (t.rows < 0)
             break;
-        const attention_key_range range = F::PUBLISH_RANGES ? t.key_ranges[group] : key_range_of<F>(t, group);
+        const attention_key_range range =
+            F::PUBLISH_RANGES ? t.key_ranges[consumer_index] : key_range_of<F>(t, consumer_index);
         const int begin = range.begin, end = range.end, unmasked_begin = range.unmasked[0],
                   unmasked_end = range.unmasked[1];
         const int tiles_begin = t.begin;
@@ -400,7 +402,7 @@ static __device__ __forceinline__ void consume(const attention_fwd_call &c, shar
             state.row_sum[0] = state.row_sum[1] = 0.0f;
         }
         consumer.skip_tiles(begin - tiles_begin);
-        epilogue<F>(c, t, group, row, s.out[0] + group * 64 * ROW_BYTES, state, acc);
+        epilogue<F>(c, t, consumer_index, row, s.out[0] + consumer_index * 64 * ROW_BYTES, state, acc);
     }
 }
 
@@ -421,15 +423,15 @@ template <class F> static __device__ __forceinline__ void forward(const attentio
         cot_mbarrier_init_fence();
     }
     __syncthreads();
-    /* The shuffle shows the compiler that `group` is uniform. */
-    const int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / WARPGROUP, 0) - 1;
-    if (group < 0) {
+    /* The shuffle shows the compiler that `consumer_index` is uniform. */
+    const int consumer_index = __shfl_sync(0xffffffffu, (int)threadIdx.x / WARPGROUP, 0) - 1;
+    if (consumer_index < 0) {
         cot_setmaxnreg_dec<F::PRODUCER_REGISTERS>();
         if (threadIdx.x < WARP)
             load<F>(m, s);
     } else {
         cot_setmaxnreg_inc<F::CONSUMER_REGISTERS>();
-        consume<F>(m.call, s, group);
+        consume<F>(m.call, s, consumer_index);
     }
 }
 
