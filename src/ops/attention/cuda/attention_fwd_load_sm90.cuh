@@ -83,6 +83,10 @@ template <class F> struct shared_memory {
 
 extern __shared__ __align__(1024) unsigned char attention_memory[];
 
+/* The 128-byte swizzle: the byte offset in row `row` of a panel at which its 16-byte unit `unit` is. A macro, because
+ * nvcc compiles a function to other instructions. */
+#define SWIZZLED_OFFSET(row, unit) (((unit) ^ ((row) % 8)) * 16)
+
 /* ---- tiles ----------------------------------------------------------------------------------------------- */
 
 /* Head and query tile of tile number `tile_number` among the tiles of all heads, `tiles` for each head. Tiles are

@@ -161,12 +161,12 @@ static __device__ __forceinline__ void store_output(const attention_fwd_call &c,
     };
     if (F::STAGE_O && c.out_vectorized) {
         enum {
-            LANES_PER_ROW = UNITS == 12 ? 4 : UNITS,
-            ROWS_PER_STEP = WARP / LANES_PER_ROW /* units of a row, and rows, that a warp stores at a time */
+            LANES_PER_ROW = UNITS == 12 ? 4 : UNITS, /* 96 columns: 12 units do not divide a warp */
+            ROWS_PER_STEP = WARP / LANES_PER_ROW     /* units of a row, and rows, that a warp stores at a time */
         };
         unsigned char *const warp_staging = staging + (warp_row - consumer_index * 64) * ROW_BYTES;
         const uint32_t address = cot_shared_address(warp_staging) + lane % 16 * ROW_BYTES,
-                       unit_offset = (lane / 16 ^ lane % 8) * 16;
+                       unit_offset = SWIZZLED_OFFSET(lane, lane / 16);
         const auto write_staging = [&](auto zeros) __attribute__((always_inline))
         {
 #pragma unroll
@@ -176,7 +176,7 @@ static __device__ __forceinline__ void store_output(const attention_fwd_call &c,
                 for (int i = 0; i < 4; i++)
                     words[i] =
                         decltype(zeros)::value && inverse_sum[i % 2] == 0.0f ? 0 : output_pair(i % 2, unit + i / 2);
-                cot_stmatrix_x4(address + unit / 8 * (F::QUERIES * ROW_BYTES) + (unit_offset ^ unit % 8 * 16), words);
+                cot_stmatrix_x4(address + unit / 8 * (F::QUERIES * ROW_BYTES) + (unit_offset ^ (unit % 8 * 16)), words);
             }
         };
         __syncwarp(); /* all lanes have read the previous contents */
@@ -193,7 +193,7 @@ static __device__ __forceinline__ void store_output(const attention_fwd_call &c,
             const int unit = i * LANES_PER_ROW % UNITS + lane % LANES_PER_ROW,
                       r = i * LANES_PER_ROW / UNITS * ROWS_PER_STEP + lane_row;
             values[i] = load_shared(warp_staging + unit / 8 * (F::QUERIES * ROW_BYTES) + r * ROW_BYTES +
-                                    (unit % 8 ^ r % 8) * 16);
+                                    SWIZZLED_OFFSET(r, unit % 8));
         }
 #pragma unroll
         for (int i = 0; i < UNITS / 2; i++) {
@@ -345,7 +345,8 @@ static __device__ __forceinline__ void consume(const attention_fwd_call &c, shar
                 cot_mbarrier_wait(&s.k_full[consumer.k.stage], consumer.k.parity);
                 issue_scores<F>(scores, q, s.k[consumer.k.stage][0]);
                 cot_mbarrier_wait(&s.v_full[consumer.v.stage], consumer.v.parity);
-                issue_output<F, 0, decltype(p_chunks)::value>(acc, p, s.v[consumer.v.stage][0], tile < end - 2);
+                const bool accumulate = tile < end - 2; /* not in the second step, whose P V is the first */
+                issue_output<F, 0, decltype(p_chunks)::value>(acc, p, s.v[consumer.v.stage][0], accumulate);
                 cot_wgmma_wait<1>();
                 const bool unmasked = tile < unmasked_end && tile >= unmasked_begin;
                 bool rescale = false;
@@ -358,6 +359,7 @@ static __device__ __forceinline__ void consume(const attention_fwd_call &c, shar
                 consumer.release_k();
                 if (tile == begin)
                     consumer.release(&s.q_empty[n % F::Q_STAGES]);
+                /* never stored: see wgmma.cuh */
                 cot_wgmma_wait_after(state.row_sum[0] + state.row_sum[1], &s.tiles);
                 consumer.release_v();
                 if (rescale)
@@ -374,12 +376,14 @@ static __device__ __forceinline__ void consume(const attention_fwd_call &c, shar
                 cot_mbarrier_wait(&s.k_full[consumer.k.stage], consumer.k.parity);
                 issue_scores<F>(half_scores, q, s.k[consumer.k.stage][0] + 64 * ROW_BYTES);
                 cot_mbarrier_wait(&s.v_full[consumer.v.stage], consumer.v.parity);
-                issue_output<F>(acc, p, s.v[consumer.v.stage][0], begin < end - 2);
+                const bool accumulate = begin < end - 2;
+                issue_output<F>(acc, p, s.v[consumer.v.stage][0], accumulate);
                 cot_wgmma_wait<1>();
                 consumer.release_k();
                 consumer.release(&s.q_empty[n % F::Q_STAGES]);
                 const bool rescale =
                     softmax_step<F, false>(c, t, begin * F::KEYS + 64, row, true, half_scores, state, factor);
+                /* never stored: see wgmma.cuh */
                 cot_wgmma_wait_after(state.row_sum[0] + state.row_sum[1], &s.tiles);
                 consumer.release_v();
                 if (rescale)

@@ -55,9 +55,9 @@ static __device__ __forceinline__ void apply_mask(const attention_tile &t, int k
     enum { CHUNK = F::SOFTCAP ? 16 : 32 /* scores; twice as many columns */, CHUNK_BITS = (1 << CHUNK / 2) - 1 };
 #pragma unroll
     for (int from = 0; from < N; from += CHUNK) {
+        const uint32_t chunk_bits = (uint32_t)CHUNK_BITS << (from / 2);
         /* Every row of the warp sees all columns of the chunk: no score is masked. */
-        if (__all_sync(0xffffffffu, (visible[0] & visible[1] & (uint32_t)CHUNK_BITS << from / 2) == (uint32_t)CHUNK_BITS
-                                                                                                        << from / 2))
+        if (__all_sync(0xffffffffu, (visible[0] & visible[1] & chunk_bits) == chunk_bits))
             continue;
 #pragma unroll
         for (int i = from; i < N && i < from + CHUNK; i++)
@@ -195,18 +195,18 @@ static __device__ __forceinline__ void recompute_scores(float (&scores)[F::KEYS 
 {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x % WARPGROUP / WARP;
     const uint32_t q_address = cot_shared_address(q) + (warp * 16 + lane % 16) * ROW_BYTES,
-                   q_unit = (lane / 16 ^ lane % 8) * 16;
+                   q_unit = SWIZZLED_OFFSET(lane, lane / 16);
     const uint32_t k_address = cot_shared_address(k) + (lane % 8 + lane / 16 * 8) * ROW_BYTES,
-                   k_unit = (lane / 8 % 2 ^ lane % 8) * 16;
+                   k_unit = SWIZZLED_OFFSET(lane, lane / 8 % 2);
 #pragma unroll
     for (int n = 0; n < F::KEYS / 16; n++) {
         float acc[2][4] = {};
 #pragma unroll 1
         for (int i = 0; i < F::D / 16; i++) {
             uint32_t q_fragment[4], k_fragment[4];
-            cot_ldmatrix_x4(q_fragment, q_address + i / 4 * (F::QUERIES * ROW_BYTES) + (q_unit ^ i % 4 * 32));
+            cot_ldmatrix_x4(q_fragment, q_address + i / 4 * (F::QUERIES * ROW_BYTES) + (q_unit ^ (i % 4 * 32)));
             cot_ldmatrix_x4(k_fragment,
-                            k_address + n * (16 * ROW_BYTES) + i / 4 * (F::KEYS * ROW_BYTES) + (k_unit ^ i % 4 * 32));
+                            k_address + n * (16 * ROW_BYTES) + i / 4 * (F::KEYS * ROW_BYTES) + (k_unit ^ (i % 4 * 32)));
 #pragma unroll
             for (int j = 0; j < 2; j++)
                 if constexpr (cot_is_f16<typename F::E>)
