@@ -144,83 +144,105 @@ static __device__ __forceinline__ void store_global(void *to, const uint4 &x)
                  : "memory");
 }
 
-/* Stores rows of O divided by their sums, or zeros where the sum is 0, whatever O holds. A warp's rows go through
- * `staging`, where they become whole rows. */
+/* Two adjacent columns of O divided by the row's sum, in 16 bits. half: which of the thread's two rows. unit: 8 columns. */
 template <class F>
-static __device__ __forceinline__ void store_output(const attention_fwd_call &c, const attention_tile &t,
-                                                    int consumer_index, unsigned char *staging,
+static __device__ __forceinline__ uint32_t output_pair(const float (&inverse_sum)[2], const float (&acc)[F::DV / 2],
+                                                       int half, int unit)
+{
+    const int e = 4 * unit + 2 * half;
+    return cot_pack_pair<typename F::E>(inverse_sum[half] * acc[e], inverse_sum[half] * acc[e + 1]);
+}
+
+/* The same, or 0 where the sum is 0. */
+template <class F>
+static __device__ __forceinline__ uint32_t output_or_zero(const float (&inverse_sum)[2], const float (&acc)[F::DV / 2],
+                                                          int half, int unit)
+{
+    return inverse_sum[half] == 0.0f ? 0 : output_pair<F>(inverse_sum, acc, half, unit);
+}
+
+/* Passes a warp's rows of O through `staging`, where they become whole rows. `out`: the first of these rows. */
+template <class F>
+static __device__ __forceinline__ void store_staged(const attention_fwd_call &c, const attention_tile &t, uint16_t *out,
+                                                    unsigned char *staging, int consumer_index, int warp_row,
                                                     const float (&inverse_sum)[2], const float (&acc)[F::DV / 2])
 {
+    const int lane = threadIdx.x % WARP;
+    enum {
+        UNITS = F::DV / 8,                       /* of a row, 16 bytes each */
+        LANES_PER_ROW = UNITS == 12 ? 4 : UNITS, /* 96 columns: 12 units do not divide a warp */
+        ROWS_PER_STEP = WARP / LANES_PER_ROW     /* units of a row, and rows, that a warp stores at a time */
+    };
+    unsigned char *const warp_staging = staging + (warp_row - consumer_index * 64) * ROW_BYTES;
+    const uint32_t address = cot_shared_address(warp_staging) + lane % 16 * ROW_BYTES,
+                   unit_offset = SWIZZLED_OFFSET(lane, lane / 16);
+    const auto write_staging = [&](auto zeros) __attribute__((always_inline))
+    {
+#pragma unroll
+        for (int unit = 0; unit < UNITS; unit += 2) {
+            uint32_t words[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                words[i] = decltype(zeros)::value && inverse_sum[i % 2] == 0.0f
+                               ? 0
+                               : output_pair<F>(inverse_sum, acc, i % 2, unit + i / 2);
+            cot_stmatrix_x4(address + unit / 8 * (F::QUERIES * ROW_BYTES) + (unit_offset ^ (unit % 8 * 16)), words);
+        }
+    };
+    __syncwarp(); /* all lanes have read the previous contents */
+    if (__any_sync(0xffffffffu, inverse_sum[0] == 0.0f || inverse_sum[1] == 0.0f))
+        write_staging(int_constant<1>{});
+    else
+        write_staging(int_constant<0>{});
+    __syncwarp();
+    const int lane_row = lane / LANES_PER_ROW, rows = t.rows - warp_row - lane_row;
+    uint16_t *const out_row = out + lane_row * c.out.stride[1] + lane % LANES_PER_ROW * 8;
+    uint4 values[UNITS / 2];
+#pragma unroll
+    for (int i = 0; i < UNITS / 2; i++) {
+        const int unit = i * LANES_PER_ROW % UNITS + lane % LANES_PER_ROW,
+                  r = i * LANES_PER_ROW / UNITS * ROWS_PER_STEP + lane_row;
+        values[i] = load_shared(warp_staging + unit / 8 * (F::QUERIES * ROW_BYTES) + r * ROW_BYTES +
+                                SWIZZLED_OFFSET(r, unit % 8));
+    }
+#pragma unroll
+    for (int i = 0; i < UNITS / 2; i++) {
+        const int column = i * LANES_PER_ROW % UNITS * 8, r = i * LANES_PER_ROW / UNITS * ROWS_PER_STEP;
+        if (r < rows && column + lane % LANES_PER_ROW * 8 < c.d_v)
+            store_global(out_row + r * c.out.stride[1] + column, values[i]);
+    }
+}
+
+/* Four lanes transpose their pairs to 16-byte units of O. */
+template <class F>
+static __device__ __forceinline__ void store_transposed(const attention_fwd_call &c, const attention_tile &t,
+                                                        uint16_t *out, int warp_row, const float (&inverse_sum)[2],
+                                                        const float (&acc)[F::DV / 2])
+{
     enum { UNITS = F::DV / 8 /* of a row, 16 bytes each */ };
-    const int lane = threadIdx.x % WARP, warp_row = consumer_index * 64 + threadIdx.x % WARPGROUP / WARP * 16;
-    uint16_t *const out = (uint16_t *)c.out.data + t.b * c.out.stride[0] + t.head * c.out.stride[2] +
-                          (int64_t)(t.q_first_row + warp_row) * c.out.stride[1];
-    const auto output_pair = [&](int half, int unit) {
-        const int e = 4 * unit + 2 * half;
-        return cot_pack_pair<typename F::E>(inverse_sum[half] * acc[e], inverse_sum[half] * acc[e + 1]);
-    };
-    if (F::STAGE_O && c.out_vectorized) {
-        enum {
-            LANES_PER_ROW = UNITS == 12 ? 4 : UNITS, /* 96 columns: 12 units do not divide a warp */
-            ROWS_PER_STEP = WARP / LANES_PER_ROW     /* units of a row, and rows, that a warp stores at a time */
-        };
-        unsigned char *const warp_staging = staging + (warp_row - consumer_index * 64) * ROW_BYTES;
-        const uint32_t address = cot_shared_address(warp_staging) + lane % 16 * ROW_BYTES,
-                       unit_offset = SWIZZLED_OFFSET(lane, lane / 16);
-        const auto write_staging = [&](auto zeros) __attribute__((always_inline))
-        {
+    const int lane = threadIdx.x % WARP, row = warp_row + lane / 4;
 #pragma unroll
-            for (int unit = 0; unit < UNITS; unit += 2) {
-                uint32_t words[4];
+    for (int unit = 0; unit < UNITS; unit += 4) {
+        const int column = 8 * (unit + lane % 4);
 #pragma unroll
-                for (int i = 0; i < 4; i++)
-                    words[i] =
-                        decltype(zeros)::value && inverse_sum[i % 2] == 0.0f ? 0 : output_pair(i % 2, unit + i / 2);
-                cot_stmatrix_x4(address + unit / 8 * (F::QUERIES * ROW_BYTES) + (unit_offset ^ (unit % 8 * 16)), words);
-            }
-        };
-        __syncwarp(); /* all lanes have read the previous contents */
-        if (__any_sync(0xffffffffu, inverse_sum[0] == 0.0f || inverse_sum[1] == 0.0f))
-            write_staging(int_constant<1>{});
-        else
-            write_staging(int_constant<0>{});
-        __syncwarp();
-        const int lane_row = lane / LANES_PER_ROW, rows = t.rows - warp_row - lane_row;
-        uint16_t *const out_row = out + lane_row * c.out.stride[1] + lane % LANES_PER_ROW * 8;
-        uint4 values[UNITS / 2];
-#pragma unroll
-        for (int i = 0; i < UNITS / 2; i++) {
-            const int unit = i * LANES_PER_ROW % UNITS + lane % LANES_PER_ROW,
-                      r = i * LANES_PER_ROW / UNITS * ROWS_PER_STEP + lane_row;
-            values[i] = load_shared(warp_staging + unit / 8 * (F::QUERIES * ROW_BYTES) + r * ROW_BYTES +
-                                    SWIZZLED_OFFSET(r, unit % 8));
+        for (int half = 0; half < 2; half++) {
+            const uint4 values = cot_quad_transpose(output_or_zero<F>(inverse_sum, acc, half, unit),
+                                                    output_or_zero<F>(inverse_sum, acc, half, unit + 1),
+                                                    output_or_zero<F>(inverse_sum, acc, half, unit + 2),
+                                                    output_or_zero<F>(inverse_sum, acc, half, unit + 3));
+            if (row + 8 * half < t.rows && column < c.d_v)
+                *(uint4 *)(out + (row - warp_row + 8 * half) * c.out.stride[1] + column) = values;
         }
-#pragma unroll
-        for (int i = 0; i < UNITS / 2; i++) {
-            const int column = i * LANES_PER_ROW % UNITS * 8, r = i * LANES_PER_ROW / UNITS * ROWS_PER_STEP;
-            if (r < rows && column + lane % LANES_PER_ROW * 8 < c.d_v)
-                store_global(out_row + r * c.out.stride[1] + column, values[i]);
-        }
-        return;
     }
-    const int row = warp_row + lane / 4;
-    const auto output_or_zero = [&](int half, int unit) {
-        return inverse_sum[half] == 0.0f ? 0 : output_pair(half, unit);
-    };
-    if (!F::STAGE_O && c.out_vectorized) { /* one test outside of the loops: the transposes overlap */
-#pragma unroll
-        for (int unit = 0; unit < UNITS; unit += 4) {
-            const int column = 8 * (unit + lane % 4);
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const uint4 values = cot_quad_transpose(output_or_zero(half, unit), output_or_zero(half, unit + 1),
-                                                        output_or_zero(half, unit + 2), output_or_zero(half, unit + 3));
-                if (row + 8 * half < t.rows && column < c.d_v)
-                    *(uint4 *)(out + (row - warp_row + 8 * half) * c.out.stride[1] + column) = values;
-            }
-        }
-        return;
-    }
+}
+
+/* Element by element, for rows that are not aligned, and for float32. */
+template <class F>
+static __device__ __forceinline__ void store_elements(const attention_fwd_call &c, const attention_tile &t,
+                                                      uint16_t *out, int warp_row, const float (&inverse_sum)[2],
+                                                      const float (&acc)[F::DV / 2])
+{
+    const int lane = threadIdx.x % WARP, row = warp_row + lane / 4;
     if (c.out.dtype == COT_F32) { /* of a block of keys, to be merged */
         float *const out_f32 = (float *)c.out.data + (out - (uint16_t *)c.out.data);
 #pragma unroll
@@ -241,8 +263,25 @@ static __device__ __forceinline__ void store_output(const attention_fwd_call &c,
             const int column = 8 * (i / 2) + 2 * (lane % 4) + i % 2;
             if (row + 8 * half < t.rows && column < c.d_v)
                 out[(row - warp_row + 8 * half) * c.out.stride[1] + column] =
-                    (uint16_t)(output_or_zero(half, i / 2) >> 16 * (i % 2));
+                    (uint16_t)(output_or_zero<F>(inverse_sum, acc, half, i / 2) >> 16 * (i % 2));
         }
+}
+
+/* Stores rows of O divided by their sums, or zeros where the sum is 0, whatever O holds. */
+template <class F>
+static __device__ __forceinline__ void store_output(const attention_fwd_call &c, const attention_tile &t,
+                                                    int consumer_index, unsigned char *staging,
+                                                    const float (&inverse_sum)[2], const float (&acc)[F::DV / 2])
+{
+    const int warp_row = consumer_index * 64 + threadIdx.x % WARPGROUP / WARP * 16;
+    uint16_t *const out = (uint16_t *)c.out.data + t.b * c.out.stride[0] + t.head * c.out.stride[2] +
+                          (int64_t)(t.q_first_row + warp_row) * c.out.stride[1];
+    if (F::STAGE_O && c.out_vectorized)
+        store_staged<F>(c, t, out, staging, consumer_index, warp_row, inverse_sum, acc);
+    else if (!F::STAGE_O && c.out_vectorized) /* one test outside of the loops: the transposes overlap */
+        store_transposed<F>(c, t, out, warp_row, inverse_sum, acc);
+    else
+        store_elements<F>(c, t, out, warp_row, inverse_sum, acc);
 }
 
 /* Stores out and lse of this warpgroup's rows. No other work of the warpgroup overlaps with it, so it is kept short: a
