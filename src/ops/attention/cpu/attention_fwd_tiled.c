@@ -9,7 +9,7 @@
  *
  * The keys of a sequence and key-value head are packed once for all query heads that read them: K^T [qk_size][KEYS] and
  * V [KEYS][v_size] of every block, both in B form. Then an item is a block of queries of one head. Its state is in its
- * thread's slice of scratch. Key blocks outside the mask of all of a tile's queries are skipped, and so are strips of
+ * thread's scratch. Key blocks outside the mask of all of a tile's queries are skipped, and so are strips of
  * keys within a block. docs/kernels/attention_cpu.md has a table of these sizes (tile, result tile, strip, block,
  * panel).
  *

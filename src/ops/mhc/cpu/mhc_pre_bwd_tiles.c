@@ -41,7 +41,7 @@ typedef struct backward_context {
     int64_t x_stream, dx_stream;   /* elements from one stream of x to the next, and of dx */
 } backward_context;
 
-/* The state of a part, in its thread's slice of scratch. Coefficients have tokens in lanes. */
+/* The state of a part, in its thread's scratch. Coefficients have tokens in lanes. */
 typedef struct backward_block {
     const backward_context *c;
     int64_t token, count;

@@ -40,7 +40,7 @@ typedef struct forward_context {
     bool stream_stores;
 } forward_context;
 
-/* The state of an item, in its thread's slice of scratch. */
+/* The state of an item, in its thread's scratch. */
 typedef struct forward_block {
     const forward_context *c;
     int64_t token, count;
@@ -48,7 +48,7 @@ typedef struct forward_block {
     _Alignas(64) float x[MHC_TOKENS][MHC_CHUNK];
     vf sums[MHC_TOKENS][MHC_MAX_M / ROWS], squares[MHC_TOKENS];
     /* First h_mix, then z. At the end h_pre, h_post, and h_res if it is an output. */
-    _Alignas(64) float z[MHC_MAX_M][MHC_TOKENS];
+    _Alignas(64) float coefficients[MHC_MAX_M][MHC_TOKENS];
     _Alignas(64) float inv_rms[MHC_TOKENS];
 } forward_block;
 
@@ -176,7 +176,7 @@ V_INLINE void convert_chunk(forward_block *s, int64_t chunk, int64_t columns, co
     }
 MHC_FOR_EACH_DTYPE(CONVERT)
 
-/* Adds the sums to z and clears them. */
+/* Adds the sums to the coefficients and clears them. v_sums4: lane k has sums of row k % 4. */
 static void flush_sums(forward_block *s)
 {
     for (int64_t t = 0; t < s->count; t++)
@@ -184,18 +184,19 @@ static void flush_sums(forward_block *s)
             float lanes[VW];
             v_store(lanes, s->sums[t][j / ROWS]);
             for (int k = 0; k < VW; k++)
-                s->z[j + k % ROWS][t] += lanes[k];
+                s->coefficients[j + k % ROWS][t] += lanes[k];
             s->sums[t][j / ROWS] = v_zero();
         }
 }
 
 static void project_block(forward_block *s)
 {
-    static void (*const converters[])(forward_block *, int64_t, int64_t) = {convert_chunk_F32, convert_chunk_F16,
-                                                                            convert_chunk_BF16};
+    static void (*const converters[])(forward_block *, int64_t, int64_t) = {[COT_F32 - COT_F32] = convert_chunk_F32,
+                                                                            [COT_F16 - COT_F32] = convert_chunk_F16,
+                                                                            [COT_BF16 - COT_F32] = convert_chunk_BF16};
     const forward_context *c = s->c;
     const int64_t M = c->problem->sizes.M;
-    memset(s->z, 0, (size_t)cot_round_up(M, ROWS) * sizeof *s->z);
+    memset(s->coefficients, 0, (size_t)cot_round_up(M, ROWS) * sizeof *s->coefficients);
     for (int64_t t = 0; t < s->count; t++) {
         s->squares[t] = v_zero();
         for (int64_t j = 0; j < M; j += ROWS)
@@ -218,7 +219,7 @@ static void project_block(forward_block *s)
 /* ---- coefficients ------------------------------------------------------------------------------------- */
 
 /* Computes z and the coefficients from it, for tokens [t, t+VW) of the block. */
-static void coefficients(forward_block *s, int64_t t)
+static void compute_coefficients(forward_block *s, int64_t t)
 {
     const cot_mhc_pre_forward_args *a = &s->c->problem->args;
     const int64_t n = s->c->problem->sizes.n, M = s->c->problem->sizes.M;
@@ -226,12 +227,12 @@ static void coefficients(forward_block *s, int64_t t)
     for (int64_t j = 0; j < M; j++) {
         const vf alpha = v_set1(mhc_parameter(&a->alpha, mhc_alpha_index(n, j))),
                  bias = v_set1(mhc_parameter(&a->bias, j));
-        vf z = v_fma(alpha, v_mul(v_load(s->z[j] + t), inv_rms), bias);
+        vf z = v_fma(alpha, v_mul(v_load(s->coefficients[j] + t), inv_rms), bias);
         if (j < n)
             z = v_add(mhc_sigmoid(z), v_set1((float)a->hc_eps));
         else if (j < 2 * n)
             z = v_mul(mhc_sigmoid(z), post_scale);
-        v_store(s->z[j] + t, z);
+        v_store(s->coefficients[j] + t, z);
     }
 }
 
@@ -241,10 +242,10 @@ static void sinkhorn(forward_block *s, int64_t t)
     const int64_t n = s->c->problem->sizes.n;
     vf h_res[MHC_MAX_N * MHC_MAX_N];
     for (int64_t ij = 0; ij < n * n; ij++)
-        h_res[ij] = v_load(s->z[2 * n + ij] + t);
+        h_res[ij] = v_load(s->coefficients[2 * n + ij] + t);
     mhc_sinkhorn(n, a->sinkhorn_iterations, a->sinkhorn_eps, h_res);
     for (int64_t ij = 0; ij < n * n; ij++)
-        v_store(s->z[2 * n + ij] + t, h_res[ij]);
+        v_store(s->coefficients[2 * n + ij] + t, h_res[ij]);
 }
 
 /* ---- h_in --------------------------------------------------------------------------------------------- */
@@ -261,7 +262,7 @@ V_INLINE void compute_h_in_columns(const forward_block *s, int64_t t, char *h_in
     for (int v = 0; v < vectors; v++)
         sums[v] = v_zero();
     for (int64_t i = 0; i < p->sizes.n; i++) {
-        const vf h_pre = v_set1(s->z[i][t]);
+        const vf h_pre = v_set1(s->coefficients[i][t]);
         const char *row = x + i * stream_stride(s->c) * size;
         V_UNROLL
         for (int v = 0; v < vectors; v++)
@@ -294,23 +295,24 @@ MHC_FOR_EACH_DTYPE(COMPUTE_H_IN)
 
 static void forward_tokens(forward_block *s)
 {
-    static void (*const h_in_functions[])(const forward_block *) = {compute_h_in_F32, compute_h_in_F16,
-                                                                    compute_h_in_BF16};
+    static void (*const h_in_functions[])(const forward_block *) = {[COT_F32 - COT_F32] = compute_h_in_F32,
+                                                                    [COT_F16 - COT_F32] = compute_h_in_F16,
+                                                                    [COT_BF16 - COT_F32] = compute_h_in_BF16};
     const cot_mhc_pre_forward_args *a = &s->c->problem->args;
     const int64_t n = s->c->problem->sizes.n, M = s->c->problem->sizes.M;
     project_block(s);
     mhc_store_tile(s->inv_rms, MHC_TOKENS, &a->inv_rms, s->token, s->count, 1);
-    mhc_store_tile(s->z[0], MHC_TOKENS, &a->h_mix, s->token, s->count, M);
+    mhc_store_tile(s->coefficients[0], MHC_TOKENS, &a->h_mix, s->token, s->count, M);
     for (int64_t t = 0; t < MHC_TOKENS; t += VW)
-        coefficients(s, t);
-    mhc_store_tile(s->z[0], MHC_TOKENS, &a->h_pre, s->token, s->count, n);
-    mhc_store_tile(s->z[n], MHC_TOKENS, &a->h_post, s->token, s->count, n);
-    mhc_store_tile(s->z[2 * n], MHC_TOKENS, &a->h_res_logits, s->token, s->count, n * n);
+        compute_coefficients(s, t);
+    mhc_store_tile(s->coefficients[0], MHC_TOKENS, &a->h_pre, s->token, s->count, n);
+    mhc_store_tile(s->coefficients[n], MHC_TOKENS, &a->h_post, s->token, s->count, n);
+    mhc_store_tile(s->coefficients[2 * n], MHC_TOKENS, &a->h_res_logits, s->token, s->count, n * n);
     if (cot_is_present(&a->h_in))
         h_in_functions[a->x.dtype - COT_F32](s);
     for (int64_t t = 0; cot_is_present(&a->h_res) && t < s->count; t += VW)
         sinkhorn(s, t);
-    mhc_store_tile(s->z[2 * n], MHC_TOKENS, &a->h_res, s->token, s->count, n * n);
+    mhc_store_tile(s->coefficients[2 * n], MHC_TOKENS, &a->h_res, s->token, s->count, n * n);
 }
 
 /* Sets the rows of x of the block's tokens. */
@@ -351,7 +353,7 @@ cot_status V_NAME(mhc_pre_fwd_blocks)(cot_queue *queue, const mhc_pre_forward_pr
                                .post = post,
                                .chunks = ((const mhc_pre_fwd_plan *)queue->plan)->chunks,
                                .weights = workspace,
-                               .block_tokens = mhc_item_tokens(p->sizes.tokens),
+                               .block_tokens = mhc_block_tokens(p->sizes.tokens),
                                .stream_stores = mhc_should_stream(&p->args.h_in, &p->sizes)};
     /* No sum crosses tokens, so the number of tokens in an item may depend on the number of threads. */
     const int64_t items = ITEMS_PER_THREAD * cot_queue_threads(queue);

@@ -22,7 +22,7 @@ enum {
     MHC_SINKHORN_PARTS = 64
 };
 
-/* Bytes of the state of pre's forward and backward in a thread's slice of scratch. */
+/* Bytes of the state of pre's forward and backward in a thread's scratch. */
 enum {
     MHC_FWD_SCRATCH = MHC_TOKENS * (4 * MHC_CHUNK + 4 * MHC_MAX_M + 16 * MHC_MAX_M + 256),
     /* For each token. */
@@ -36,8 +36,9 @@ static inline size_t mhc_block_bytes(const mhc_sizes *sizes, cot_dtype dtype)
     return cot_align_up(cot_bytes(COT_PRODUCT(MHC_BWD_TOKENS, sizes->n, sizes->D), cot_dtype_size(dtype)));
 }
 
-/* Tokens of an item. With few tokens the items are smaller, so that more threads have work. No sum crosses tokens. */
-static inline int64_t mhc_item_tokens(int64_t tokens)
+/* Tokens of a block of pre's forward, and of an item of post. With few tokens there are fewer, so that more threads have
+ * work. No sum crosses tokens. */
+static inline int64_t mhc_block_tokens(int64_t tokens)
 {
     return cot_clamp(cot_round_up(cot_ceil_div(tokens, 8), 4), 4, MHC_TOKENS);
 }
