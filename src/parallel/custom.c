@@ -88,7 +88,7 @@ cot_status cot_group_create_custom(const cot_group_callbacks *callbacks, int32_t
 {
     static const char call[] = "cot_group_create_custom";
     cot_group_callbacks copy = {0};
-    double timeout = 30;
+    double timeout;
     if (out == NULL)
         return cot_fail(COT_INVALID_ARGUMENT, "%s: out is null", call);
     *out = NULL;
@@ -116,9 +116,7 @@ cot_status cot_group_create_custom(const cot_group_callbacks *callbacks, int32_t
     }
     *state = copy;
     group->state = state;
-    cot_group_begin(group, call);
-    cot_group_number(group, "options.timeout", timeout);
-    status = cot_group_agree(group, call, status);
+    status = cot_group_agree_on_options(group, call, status);
     if (status != COT_OK) {
         state->destroy = keep_context;
         cot_group_destroy(group);

@@ -16,7 +16,7 @@
 
 _Static_assert(sizeof(cot_agreement) % COT_ALIGNMENT == 0, "a transfer has a multiple of COT_ALIGNMENT bytes");
 
-enum { TAG_AGREE, TAG_ALL_TO_ALL };
+enum { TAG_AGREE, TAG_ALL_TO_ALL, DEFAULT_TIMEOUT = 30 };
 
 double cot_seconds(void)
 {
@@ -31,12 +31,14 @@ cot_status cot_group_read_options(const char *call, const cot_group_options *opt
 {
     cot_group_options copy;
     COT_INIT(&copy);
+    *timeout = DEFAULT_TIMEOUT;
     if (options != NULL)
         CHECK(cot_copy_args(call, "options.struct_size", options, sizeof copy, &copy));
     if (!(copy.timeout >= 0 && copy.timeout <= 1e9))
         return cot_fail(COT_INVALID_ARGUMENT, "%s: options.timeout is %g, expected 0 (30 seconds) to 1e9", call,
                         copy.timeout);
-    *timeout = copy.timeout > 0 ? copy.timeout : 30;
+    if (copy.timeout > 0)
+        *timeout = copy.timeout;
     return COT_OK;
 }
 
@@ -207,6 +209,13 @@ cot_status cot_group_agree(cot_group *group, const char *call, cot_status status
     if (gathered != COT_OK) /* the ranks no longer make the same transfers */
         return cot_group_fail(group, call, gathered);
     return status != COT_OK ? status : compare(group, call);
+}
+
+cot_status cot_group_agree_on_options(cot_group *group, const char *call, cot_status status)
+{
+    cot_group_begin(group, call);
+    cot_group_number(group, "options.timeout", group->timeout);
+    return cot_group_agree(group, call, status);
 }
 
 /* ---- memory of a call ------------------------------------------------------------------------------------------ */

@@ -105,7 +105,7 @@ struct cot_group {
 cot_group *cot_group_make(const cot_engine *engine, int rank, int size, double timeout);
 void cot_group_free(cot_group *group);
 
-/* Reads the options of a group. */
+/* Reads the options of a group. If they are refused, *timeout is the default. */
 cot_status cot_group_read_options(const char *call, const cot_group_options *options, double *timeout);
 
 /* Gives a transfer to the engine. */
@@ -143,6 +143,10 @@ void cot_group_number(cot_group *group, const char *name, double number);
 /* The dtype, rank and sizes of a tensor, and its values in host memory; one word. Values on a GPU are not compared: to
  * read them, the host would wait for the GPU in every call. */
 void cot_group_values(cot_group *group, const char *name, const cot_tensor *tensor);
+
+/* The first agreement of a new group, on its options. `status` is what cot_group_read_options returned. A rank whose
+ * options were refused takes part too, so that the others do not wait for it. */
+cot_status cot_group_agree_on_options(cot_group *group, const char *call, cot_status status);
 
 /* Exchanges the statuses and words of all ranks. Returns `status` if it is an error, and COT_PEER_ERROR if another rank
  * has one, or if words differ. */

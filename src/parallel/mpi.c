@@ -217,7 +217,7 @@ static cot_status check_tags(const char *call, MPI_Comm comm, int size)
 cot_status cot_group_create_mpi(const void *comm, const cot_group_options *options, cot_group **out)
 {
     static const char call[] = "cot_group_create_mpi";
-    double timeout = 30;
+    double timeout;
     int rank = 0, size = 0;
     MPI_Comm callers;
     if (out == NULL)
@@ -238,9 +238,9 @@ cot_status cot_group_create_mpi(const void *comm, const cot_group_options *optio
     MPI_Comm_size(s->comm, &size);
     MPI_Type_contiguous(COT_ALIGNMENT, MPI_BYTE, &s->unit);
     MPI_Type_commit(&s->unit);
-    cot_status status = check_tags(call, s->comm, size);
+    cot_status status = cot_group_read_options(call, options, &timeout);
     if (status == COT_OK)
-        status = cot_group_read_options(call, options, &timeout);
+        status = check_tags(call, s->comm, size);
     cot_group *group = cot_group_make(&engine, rank, size, timeout);
     if (group == NULL) {
         MPI_Type_free(&s->unit);
@@ -249,9 +249,7 @@ cot_status cot_group_create_mpi(const void *comm, const cot_group_options *optio
         return cot_fail(COT_OUT_OF_MEMORY, "%s: no memory for a group of %d ranks", call, size);
     }
     group->state = s;
-    cot_group_begin(group, call);
-    cot_group_number(group, "options.timeout", timeout);
-    status = cot_group_agree(group, call, status);
+    status = cot_group_agree_on_options(group, call, status);
     if (status != COT_OK) {
         cot_group_destroy(group);
         return status;

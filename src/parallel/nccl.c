@@ -371,11 +371,9 @@ static cot_status connect(cot_group *group, const char *call, nccl_comm callers,
         connected = duplicate(group, callers);
     cot_gpu_leave(group->gpu);
     CHECK(connected);
-    CHECK(cot_group_begin(group, call));
-    cot_group_number(group, "options.timeout", group->timeout);
     if (status != COT_OK)
         cot_error_set(status, message);
-    return cot_group_agree(group, call, status);
+    return cot_group_agree_on_options(group, call, status);
 }
 
 cot_status cot_group_create_nccl(const void *comm, const cot_group_options *options, cot_group **out)
@@ -398,7 +396,7 @@ cot_status cot_group_create_nccl(const void *comm, const cot_group_options *opti
     if (status == COT_OK && (s->ncclCommCount(callers, &size) != NCCL_SUCCESS ||
                              s->ncclCommUserRank(callers, &rank) != NCCL_SUCCESS || size < 1))
         status = cot_fail(COT_INVALID_ARGUMENT, "%s: comm is no communicator that NCCL accepts", call);
-    cot_group *group = status == COT_OK ? cot_group_make(&engine, rank, size, 30) : NULL;
+    cot_group *group = status == COT_OK ? cot_group_make(&engine, rank, size, 0) : NULL;
     if (group == NULL) {
         if (s->library != NULL)
             dlclose(s->library);

@@ -42,11 +42,6 @@ static int streams_created[MAX_DEVICES];
 /* The devices of the contexts that this thread has pushed. */
 static _Thread_local int pushed[MAX_PUSHED], pushed_count;
 
-typedef struct fake_event {
-    struct timespec time;
-    int device;
-} fake_event;
-
 __attribute__((destructor)) static void write_count(void)
 {
     const char *path = getenv("FAKE_CUDA_COUNT");
@@ -201,16 +196,19 @@ WEAK cuEventCreate(CUevent *created, unsigned flags)
     return CUDA_SUCCESS;
 }
 
-WEAK cuEventRecord(CUevent recorded, CUstream stream)
+CUresult fake_cuda_record(fake_event *event, CUstream stream)
 {
-    fake_event *e = (fake_event *)recorded;
-    if (e->device != fake_cuda_device_of(stream))
+    if (event->device != fake_cuda_device_of(stream))
         return CUDA_ERROR_INVALID_HANDLE;
-    clock_gettime(CLOCK_MONOTONIC, &e->time);
+    clock_gettime(CLOCK_MONOTONIC, &event->time);
     return CUDA_SUCCESS;
 }
 
-/* tests/parallel/fake_nccl.c sets it in a thread whose stream waits for another rank for ever. */
+WEAK cuEventRecord(CUevent recorded, CUstream stream)
+{
+    return fake_cuda_record((fake_event *)recorded, stream);
+}
+
 __attribute__((visibility("default"))) _Thread_local int fake_cuda_stalled;
 
 WEAK cuEventQuery(CUevent event)

@@ -20,7 +20,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { MAX_SHARED = 227 * 1024, DEFAULT_SHARED = 48 * 1024, MAX_LIBRARIES = 256, FIRST_GRAPH = 256, MAX_PINNED = 512 };
 
@@ -492,12 +491,6 @@ CUresult CUDAAPI cuGraphLaunch(CUgraphExec graph_, CUstream stream)
 
 /* ---- streams and events ------------------------------------------------------------------------------- */
 
-typedef struct event {
-    int device;
-    struct timespec time;
-    stream_record *record; /* NULL: never recorded */
-} event;
-
 CUresult CUDAAPI cuStreamSynchronize(CUstream stream)
 {
     LOCK_TO_END_OF_SCOPE;
@@ -514,24 +507,13 @@ CUresult CUDAAPI cuStreamWaitEvent(CUstream stream, CUevent awaited, unsigned fl
 {
     LOCK_TO_END_OF_SCOPE;
     (void)flags;
-    return streams_await(stream, ((event *)awaited)->record);
-}
-
-CUresult CUDAAPI cuEventCreate(CUevent *created, unsigned flags)
-{
-    event *e = calloc(1, sizeof *e);
-    (void)flags;
-    *created = (CUevent)e;
-    if (e == NULL)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    e->device = fake_cuda_device();
-    return CUDA_SUCCESS;
+    return streams_await(stream, ((fake_event *)awaited)->record);
 }
 
 CUresult CUDAAPI cuEventDestroy(CUevent destroyed)
 {
     LOCK_TO_END_OF_SCOPE;
-    event *e = (event *)destroyed;
+    fake_event *e = (fake_event *)destroyed;
     streams_forget(e->record);
     free(e);
     return CUDA_SUCCESS;
@@ -540,34 +522,25 @@ CUresult CUDAAPI cuEventDestroy(CUevent destroyed)
 CUresult CUDAAPI cuEventRecord(CUevent recorded, CUstream stream)
 {
     LOCK_TO_END_OF_SCOPE;
-    event *e = (event *)recorded;
-    if (e->device != fake_cuda_device_of(stream))
-        return CUDA_ERROR_INVALID_HANDLE;
+    fake_event *e = (fake_event *)recorded;
+    const CUresult result = fake_cuda_record(e, stream);
+    if (result != CUDA_SUCCESS)
+        return result;
     streams_forget(e->record);
     e->record = streams_record(stream);
-    clock_gettime(CLOCK_MONOTONIC, &e->time);
     return CUDA_SUCCESS;
 }
 
 CUresult CUDAAPI cuEventSynchronize(CUevent awaited)
 {
     LOCK_TO_END_OF_SCOPE;
-    return streams_finish_record(((event *)awaited)->record);
+    return streams_finish_record(((fake_event *)awaited)->record);
 }
-
-extern _Thread_local int fake_cuda_stalled; /* of fake_cuda.c */
 
 CUresult CUDAAPI cuEventQuery(CUevent queried)
 {
     LOCK_TO_END_OF_SCOPE;
-    return !fake_cuda_stalled && streams_poll(((event *)queried)->record) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
-}
-
-CUresult CUDAAPI cuEventElapsedTime(float *milliseconds, CUevent begin, CUevent end)
-{
-    const struct timespec *b = &((const event *)begin)->time, *e = &((const event *)end)->time;
-    *milliseconds = (float)(1e3 * (double)(e->tv_sec - b->tv_sec) + 1e-6 * (double)(e->tv_nsec - b->tv_nsec));
-    return CUDA_SUCCESS;
+    return !fake_cuda_stalled && streams_poll(((fake_event *)queried)->record) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 /* ---- tensor maps -------------------------------------------------------------------------------------- */
