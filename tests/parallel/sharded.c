@@ -129,6 +129,13 @@ void rank_case_free(rank_case *r, const whole_case *w)
 
 cot_backend sharded_backend = COT_BACKEND_CPU;
 
+bool sharded_admits(const sharded_op *op, const cot_case *c)
+{
+    char text[512];
+    describe_case(sharded_cases(op), c, text, sizeof text);
+    return op->admits(c) && (sharded_backend == COT_BACKEND_CPU || strstr(text, "f64") == NULL);
+}
+
 /* Copies the tensors to the device, and lets args point to the copies. */
 static cot_status to_device(const rank_case *r, const whole_case *w, cot_queue *queue, char *args,
                             void *memory[COT_MAX_FIELDS])

@@ -58,6 +58,9 @@ void rank_case_free(rank_case *r, const whole_case *w);
  * the first call. */
 extern cot_backend sharded_backend;
 
+/* Whether the test runs the case there: no kernel of a GPU supports f64. */
+bool sharded_admits(const sharded_op *op, const cot_case *c);
+
 /* Runs the rank's call. device: the number of the GPU. */
 void rank_case_run(rank_case *r, const whole_case *w, cot_group *group, int device);
 

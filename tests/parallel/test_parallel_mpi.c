@@ -55,21 +55,12 @@ typedef struct progress {
     uint64_t state;
 } progress;
 
-/* No kernel of a GPU supports f64. */
-static bool runs_on_backend(const sharded_op *op, const cot_case *c)
-{
-    char text[512];
-    describe_case(sharded_cases(op), c, text, sizeof text);
-    return sharded_backend == COT_BACKEND_CPU || strstr(text, "f64") == NULL;
-}
-
 static bool visit(void *context, const cot_case *c)
 {
     progress *p = context;
     cot_parallel_options options;
     const int every = rarer * (p->op == &sharded_attention ? EVERY : EVERY_CONVOLUTION);
-    if (!p->op->admits(c) || !runs_on_backend(p->op, c) || p->seen++ % every != 0 ||
-        !p->op->draw(c, ranks, &p->state, &options))
+    if (!sharded_admits(p->op, c) || p->seen++ % every != 0 || !p->op->draw(c, ranks, &p->state, &options))
         return true;
     whole_case w;
     rank_case first, second;

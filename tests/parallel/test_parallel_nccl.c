@@ -119,8 +119,8 @@ static bool visit(void *context, const cot_case *c)
     cot_parallel_options options;
     whole_case w;
     describe_case(sharded_cases(p->op), c, text, sizeof text);
-    if (!p->op->admits(c) || strstr(text, "f64") != NULL || (only != NULL && strstr(text, only) == NULL) ||
-        p->seen++ % every != 0 || !p->op->draw(c, ranks, &p->state, &options))
+    if (!sharded_admits(p->op, c) || (only != NULL && strstr(text, only) == NULL) || p->seen++ % every != 0 ||
+        !p->op->draw(c, ranks, &p->state, &options))
         return true;
     if (!whole_case_make(&w, p->op, c))
         abort();
