@@ -363,11 +363,13 @@ static void sweep_skips_cuda(cot_case_visitor *v)
 static void sweep_pairs_cuda(cot_case_visitor *v)
 {
     static const hopper_shape shapes[] = {
-        {128, 4, 2, 200, 512, COT_BF16, false, false, 0, 0}, {128, 3, 3, 1, 500, COT_F16, false, false, 0, 0},
-        {128, 2, 2, 130, 4096, COT_BF16, false, true, 0, 0}, {128, 1, 1, 70, 8200, COT_BF16, false, false, 0, 0},
-        {128, 2, 2, 300, 4096, COT_BF16, true, false, 0, 0}, {128, 1, 1, 100, 16384, COT_F16, true, true, 0, 0},
-        {64, 3, 3, 300, 2048, COT_BF16, false, false, 0, 0}, {64, 4, 2, 129, 2000, COT_F16, false, false, 0, 0},
-        {64, 1, 1, 140, 16384, COT_BF16, false, true, 0, 0}, {64, 2, 2, 300, 16384, COT_BF16, true, false, 0, 0},
+        {128, 4, 2, 200, 512, COT_BF16, false, false, 0, 0},  {128, 3, 3, 1, 500, COT_F16, false, false, 0, 0},
+        {128, 2, 2, 130, 4096, COT_BF16, false, true, 0, 0},  {128, 1, 1, 70, 8200, COT_BF16, false, false, 0, 0},
+        {128, 2, 2, 300, 4096, COT_BF16, true, false, 0, 0},  {128, 1, 1, 100, 16384, COT_F16, true, true, 0, 0},
+        {64, 3, 3, 300, 2048, COT_BF16, false, false, 0, 0},  {64, 4, 2, 129, 2000, COT_F16, false, false, 0, 0},
+        {64, 1, 1, 140, 16384, COT_BF16, false, true, 0, 0},  {64, 2, 2, 300, 16384, COT_BF16, true, false, 0, 0},
+        {128, 2, 2, 200, 1000, COT_BF16, false, false, 0, 0}, {128, 2, 2, 130, 600, COT_BF16, false, false, 0, 0},
+        {128, 3, 3, 65, 512, COT_F16, false, false, 0, 0},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         emit_shapes(v, &shapes[i], 1,

@@ -37,7 +37,8 @@
  *   pair empty        1 remote: its producer    block 1 has read the index               producer of block 0
  *
  * Deterministic mode as in attention_bwd_sm90.cu, with pairs in place of key blocks. A pair waits only for pairs that
- * were taken earlier. */
+ * were taken earlier. The versions that store dq are for deterministic calls without GQA and without a causal mask: the
+ * last pair of a head does not add to dq_accum. Its dQ warpgroup adds the sums of the other pairs, and stores dq. */
 #include "attention_bwd_consumer_sm90.cuh"
 
 template <int COLUMNS> using pair_memory = shared_memory<COLUMNS, true>;
@@ -131,14 +132,24 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, pair_memory<COL
     }
 }
 
-/* The dq_writer: adds the dQ tiles of this block to memory. Executed by one thread. */
-template <int COLUMNS, bool DETERMINISTIC>
-static __device__ void write_dq(const attention_bwd_call &c, pair_memory<COLUMNS> &s, int rank)
+/* The position of a pair in the order in which pairs add to dQ. It is the same for all tiles, because STORES_DQ is only
+ * for calls without a causal mask. */
+static __device__ __forceinline__ attention_dq_position position_of_pair(const attention_bwd_call &c,
+                                                                         const attention_work &w)
+{
+    return dq_position_of<64, false, PAIR_KEYS>(c, w, 0);
+}
+
+/* The dq_writer: adds the dQ tiles of this block to memory. If STORES_DQ, the last pair of a head does not add: the
+ * dq_writer loads the sums of the other pairs into the stage, and the dQ warpgroup stores dq. Executed by one
+ * thread. */
+template <int COLUMNS, bool DETERMINISTIC, bool STORES_DQ>
+static __device__ void write_dq(const attention_bwd_mapped &m, pair_memory<COLUMNS> &s, int rank)
 {
     constexpr int QUERIES = pair_memory<COLUMNS>::QUERIES;
+    const attention_bwd_call &c = m.call;
     cot_griddepcontrol_wait(); /* for the kernel that clears dq_accum and the semaphores */
     cot_fence_proxy_async_global();
-    cot_mbarrier_arrive(&s.dq_ready[0]);
     uint32_t parity = 0;
     for (uint32_t n = 0;; n++) {
         cot_mbarrier_wait(&s.kv_full, n & 1);
@@ -146,18 +157,30 @@ static __device__ void write_dq(const attention_bwd_call &c, pair_memory<COLUMNS
         cot_mbarrier_arrive(&s.kv_empty);
         if (w.first_key == NO_MORE_KEY_BLOCKS)
             break;
-        for (int step = 0; step < step_count(w); step++, parity ^= 1) {
+        const bool is_final = STORES_DQ && position_of_pair(c, w).last;
+        const int steps = step_count(w);
+        for (int step = 0; step < steps; step++, parity ^= 1) {
             const attention_step at = step_of(c, w, step);
             const int64_t accum_tile = (statistics_row_of<false>(c, w, at.h) + at.tile) * s.DQ_TILES + rank;
             uint32_t before = 1; /* not ordered: another pair may have added */
-            if (DETERMINISTIC) {
+            if (DETERMINISTIC)
                 before = dq_position_of<QUERIES, false, PAIR_KEYS>(c, w, at.tile).before;
-                if (before > 0)
-                    wait_for_earlier_key_blocks(c, accum_tile, before);
+            const bool loads_sums = is_final && before > 0;
+            if (!loads_sums && (step == 0 || is_final)) /* after other steps it has arrived already */
+                cot_mbarrier_arrive(&s.dq_ready[0]);
+            if (DETERMINISTIC && before > 0)
+                wait_for_earlier_key_blocks(c, accum_tile, before);
+            if (loads_sums) {
+                cot_mbarrier_arrive_expect(&s.dq_ready[0], sizeof s.dq[0]);
+                cot_tma_load_4d(s.dq[0], &m.dq_accum, 0, (int)(accum_tile * (ATTENTION_DQ_TILE / 64)), 0, 0,
+                                &s.dq_ready[0]);
             }
             cot_mbarrier_wait(&s.dq_full[0], parity);
+            if (is_final) /* the dQ warpgroup stores dq, so there is nothing to add */
+                continue;
             add_dq_tile(c, accum_tile, s.dq[0], before == 0);
-            cot_mbarrier_arrive(&s.dq_ready[0]);
+            if (step + 1 < steps) /* before release_next_key_block, which waits until the sums are in memory */
+                cot_mbarrier_arrive(&s.dq_ready[0]);
             if (DETERMINISTIC)
                 release_next_key_block(c, accum_tile);
         }
@@ -207,9 +230,12 @@ static __device__ __forceinline__ void issue_dq(float (&acc)[32], const unsigned
     cot_wgmma_commit();
 }
 
-/* The dQ warpgroup. */
-template <typename E, int COLUMNS> static __device__ void compute_dq(pair_memory<COLUMNS> &s, int rank)
+/* The dQ warpgroup stages dQ tiles for the dq_writer. If STORES_DQ and this pair adds last, the warpgroup adds the sums
+ * that the dq_writer has loaded, and stores dq. */
+template <typename E, int COLUMNS, bool STORES_DQ>
+static __device__ void compute_dq(const attention_bwd_call &c, pair_memory<COLUMNS> &s, int rank)
 {
+    constexpr int QUERIES = pair_memory<COLUMNS>::QUERIES;
     const int lane = threadIdx.x % WARP;
     const bool leader = threadIdx.x % WARPGROUP == 0;
     const uint32_t peer_ds_empty = cot_mapa(cot_shared_address(s.ds_empty), rank ^ 1),
@@ -222,6 +248,14 @@ template <typename E, int COLUMNS> static __device__ void compute_dq(pair_memory
         if (w.first_key == NO_MORE_KEY_BLOCKS)
             return;
         float acc[32];
+        /* STORES_DQ: the rows of dq, and the row of this thread. Read before the arrival on `kv empty`, which allows the
+         * producer to overwrite `work`. There is one query head for each key-value head, so a step is a tile, and the
+         * head is number 0 of the group. */
+        const attention_dq_position position = STORES_DQ ? position_of_pair(c, w) : unordered;
+        const attention_rows_out rows = query_rows_out(c, w, 0);
+        const int row_step = w.tile_step * QUERIES;
+        int row =
+            w.first_tile * QUERIES + (COLUMNS == 64 ? 64 * rank : 0) + threadIdx.x % WARPGROUP / WARP * 16 + lane / 4;
         for (int steps = step_count(w); steps > 0; steps--, ds.next(), parity ^= 1) {
             cot_mbarrier_wait(&s.ds_full[ds.stage], ds.parity);
             if (leader)
@@ -244,14 +278,26 @@ template <typename E, int COLUMNS> static __device__ void compute_dq(pair_memory
                 if (steps == 1)
                     cot_mbarrier_arrive(&s.kv_empty);
             }
-            stage_dq_tile(s.dq[0], acc, &s.dq_full[0]);
+            if (!position.last) { /* the dq_writer adds the tile to memory */
+                stage_dq_tile(s.dq[0], acc, &s.dq_full[0]);
+                continue;
+            }
+            if (position.before > 0)
+                add_staged_dq_tile(acc, s.dq[0]);
+            __syncwarp();
+            if (lane == 0)
+                cot_mbarrier_arrive(&s.dq_full[0]);
+            store_rows_16<E, false>((E *)c.dq.data + rows.offset + (COLUMNS == 64 ? 0 : 64 * rank), c.dq.stride[1],
+                                    rows, row, 64, c.scale, acc);
+            row += row_step;
         }
         if (step_count(w) == 0 && lane == 0)
             cot_mbarrier_arrive(&s.kv_empty);
     }
 }
 
-template <typename E, int COLUMNS> static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
+template <typename E, int COLUMNS, bool STORES_DQ>
+static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
 {
     pair_memory<COLUMNS> &s = *(pair_memory<COLUMNS> *)attention_memory;
     static_assert(sizeof s <= ATTENTION_PAIRS_SHARED_BYTES(COLUMNS), "shared memory");
@@ -275,16 +321,16 @@ template <typename E, int COLUMNS> static __device__ __forceinline__ void backwa
         if (threadIdx.x == 0) {
             load_tiles<COLUMNS>(m, s, rank);
         } else if (threadIdx.x == WARP) {
-            if (c.deterministic)
-                write_dq<COLUMNS, true>(c, s, rank);
+            if (STORES_DQ || c.deterministic)
+                write_dq<COLUMNS, true, STORES_DQ>(m, s, rank);
             else
-                write_dq<COLUMNS, false>(c, s, rank);
+                write_dq<COLUMNS, false, false>(m, s, rank);
         } else if (threadIdx.x == 2 * WARP) {
             send_ds<COLUMNS>(s, rank);
         }
     } else if (warpgroup == 1) {
         cot_setmaxnreg_dec<DQ_REGISTERS>();
-        compute_dq<E, COLUMNS>(s, rank);
+        compute_dq<E, COLUMNS, STORES_DQ>(c, s, rank);
     } else {
         cot_setmaxnreg_inc<CONSUMER_REGISTERS>();
         consume<E, COLUMNS, false, false>(c, s);
@@ -294,13 +340,16 @@ template <typename E, int COLUMNS> static __device__ __forceinline__ void backwa
     cot_cluster_wait();
 }
 
-#define INSTANCE(name, element, columns)                                             \
+#define INSTANCE(name, element, columns, stores_dq)                                  \
     extern "C" __global__ void __launch_bounds__(ATTENTION_WARPGROUPS *WARPGROUP, 1) \
         attention_bwd_##name(const __grid_constant__ attention_bwd_mapped m)         \
     {                                                                                \
-        backward<element, columns>(m);                                               \
+        backward<element, columns, stores_dq>(m);                                    \
     }
-INSTANCE(bf16_sm90_d64_pairs, __nv_bfloat16, 64)
-INSTANCE(bf16_sm90_d128_pairs, __nv_bfloat16, 128)
-INSTANCE(f16_sm90_d64_pairs, __half, 64)
-INSTANCE(f16_sm90_d128_pairs, __half, 128)
+#define INSTANCES(dtype, element)                          \
+    INSTANCE(dtype##_sm90_d64_pairs, element, 64, false)   \
+    INSTANCE(dtype##_sm90_d128_pairs, element, 128, false) \
+    INSTANCE(dtype##_sm90_d128_pairs_stores_dq, element, 128, true)
+INSTANCES(bf16, __nv_bfloat16)
+INSTANCES(f16, __half)
+INSTANCE(bf16_sm90_d64_pairs_stores_dq, __nv_bfloat16, 64, true) /* in f16 ptxas 13.0 spills a register */

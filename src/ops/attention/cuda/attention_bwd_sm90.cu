@@ -75,9 +75,6 @@
 
 template <int COLUMNS> using key_block_memory = shared_memory<COLUMNS, false>;
 
-/* The position of a key block that adds without an order: `before` is 1, so it never stores dq or a first dQ tile. */
-constexpr attention_dq_position unordered = {1, false};
-
 /* The index of the thread block's next key block. A key block waits until key blocks of lower indices have added to dQ.
  * The counter gives out the indices in order, and a thread block computes its key blocks in that order. So the lowest
  * unfinished key block waits for none, whichever thread blocks run. A thread block that takes one key block has its

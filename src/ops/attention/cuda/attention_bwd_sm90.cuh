@@ -222,6 +222,9 @@ struct attention_dq_position {
     bool last;
 };
 
+/* The position of a key block that adds without an order: `before` is 1, so it never stores dq or a first dQ tile. */
+constexpr attention_dq_position unordered = {1, false};
+
 template <int QUERIES, bool GENERAL, int WORK_KEYS = KEYS>
 static __device__ __forceinline__ attention_dq_position dq_position_of(const attention_bwd_call &c,
                                                                        const attention_work &w, int tile)

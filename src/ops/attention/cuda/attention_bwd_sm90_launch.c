@@ -48,23 +48,26 @@ typedef struct backward_kernels {
 enum { SIZE_64, SIZE_128, SIZE_192_128, SIZE_192, SIZE_256, SIZES };
 enum { PLAIN, GENERAL = SIZES, SOFTCAP = 2 * SIZES };
 static const backward_kernels bf16_kernels[] = KERNELS_OF(bf16), f16_kernels[] = KERNELS_OF(f16);
-/* The main kernels that store dq, at 64 and 128 columns. */
-#define STORES_DQ_KERNELS(dtype)                                                                                       \
-    {                                                                                                                  \
-        {cot_image_attention_bwd_sm90, "attention_bwd_" #dtype "_sm90_d64_stores_dq", ATTENTION_BWD_SHARED_BYTES(64)}, \
-            {cot_image_attention_bwd_sm90, "attention_bwd_" #dtype "_sm90_d128_stores_dq",                             \
-             ATTENTION_BWD_SHARED_BYTES(128)},                                                                         \
+/* Further main kernels of the plain version, at 64 and 128 columns. */
+typedef struct plain_kernels {
+    cot_cuda_kernel stores_dq[2], pairs[2], pairs_stores_dq[2];
+} plain_kernels;
+
+#define PLAIN_KERNEL(dtype, columns, image, suffix, shared_bytes)                            \
+    {                                                                                        \
+        image, "attention_bwd_" #dtype "_sm90_d" #columns "_" #suffix, shared_bytes(columns) \
     }
-static const cot_cuda_kernel bf16_stores_dq_kernels[] = STORES_DQ_KERNELS(bf16),
-                             f16_stores_dq_kernels[] = STORES_DQ_KERNELS(f16);
-/* The main kernels for pairs of key blocks, at 64 and 128 columns. */
-#define PAIRS_KERNEL(dtype, columns)                                                             \
-    {                                                                                            \
-        cot_image_attention_bwd_pairs_sm90, "attention_bwd_" #dtype "_sm90_d" #columns "_pairs", \
-            ATTENTION_PAIRS_SHARED_BYTES(columns)                                                \
+#define BOTH_SIZES(dtype, image, suffix, shared_bytes)                                                              \
+    {                                                                                                               \
+        PLAIN_KERNEL(dtype, 64, image, suffix, shared_bytes), PLAIN_KERNEL(dtype, 128, image, suffix, shared_bytes) \
     }
-static const cot_cuda_kernel bf16_pairs_kernels[] = {PAIRS_KERNEL(bf16, 64), PAIRS_KERNEL(bf16, 128)},
-                             f16_pairs_kernels[] = {PAIRS_KERNEL(f16, 64), PAIRS_KERNEL(f16, 128)};
+#define PLAIN_KERNELS_OF(dtype)                                                                                   \
+    {                                                                                                             \
+        BOTH_SIZES(dtype, cot_image_attention_bwd_sm90, stores_dq, ATTENTION_BWD_SHARED_BYTES),                   \
+            BOTH_SIZES(dtype, cot_image_attention_bwd_pairs_sm90, pairs, ATTENTION_PAIRS_SHARED_BYTES),           \
+            BOTH_SIZES(dtype, cot_image_attention_bwd_pairs_sm90, pairs_stores_dq, ATTENTION_PAIRS_SHARED_BYTES), \
+    }
+static const plain_kernels bf16_plain_kernels = PLAIN_KERNELS_OF(bf16), f16_plain_kernels = PLAIN_KERNELS_OF(f16);
 static const cot_cuda_kernel dsink = {cot_image_attention_bwd_rows_sm90, "attention_bwd_dsink", 0};
 
 static int kernels_index(const attention_sizes *z, bool general)
@@ -158,17 +161,6 @@ static bool is_nondeterministic_faster(const attention_sizes *z, int64_t columns
     return columns <= 128 && key_blocks >= (columns == 128 ? 32 : 128);
 }
 
-/* Whether a call runs on the pair kernel. Under a causal mask, one thread block of a
- * cluster computes masked tiles. With an odd number of key blocks, the last pair has only one. */
-static bool takes_pairs(const attention_sizes *z, int64_t columns, int64_t key_blocks, bool deterministic)
-{
-    if (columns > 128 || z->Tq == 0 || (key_blocks % 2 != 0 && key_blocks < 64))
-        return false;
-    if (z->right == 0)
-        return z->H == z->Hkv && key_blocks >= (columns == 64 ? 128 : 32);
-    return key_blocks >= (columns == 64 ? 16 : 4) && !(deterministic && is_long(z, columns));
-}
-
 static int32_t store_of(const attention_problem *p, const cot_tensor *gradient)
 {
     if (!attention_has_aligned_rows(gradient) || gradient->shape[gradient->rank - 1] % 8 != 0)
@@ -176,6 +168,27 @@ static int32_t store_of(const attention_problem *p, const cot_tensor *gradient)
     if (gradient->dtype == COT_F32)
         return ATTENTION_STORE_FLOATS;
     return p->accumulate ? ATTENTION_STORE_ELEMENTS : ATTENTION_STORE_16_BIT;
+}
+
+/* Whether the pair kernel stores dq, in deterministic mode: at most 4096 keys, and not in f16 at 64 columns, where
+ * ptxas 13.0 spills a register. */
+static bool pairs_store_dq(const attention_problem *p, int64_t columns, int64_t key_blocks)
+{
+    const attention_sizes *z = &p->sizes;
+    return z->right != 0 && z->H == z->Hkv && key_blocks <= 32 && store_of(p, &p->dq) == ATTENTION_STORE_16_BIT &&
+           (columns == 128 || z->dtype == COT_BF16);
+}
+
+/* Whether a call runs on the pair kernel. Under a causal mask, one thread block of a
+ * cluster computes masked tiles. With an odd number of key blocks, the last pair has only one. */
+static bool takes_pairs(const attention_sizes *z, int64_t columns, int64_t key_blocks, bool deterministic,
+                        bool stores_dq)
+{
+    if (columns > 128 || z->Tq == 0 || (key_blocks % 2 != 0 && key_blocks < 64))
+        return false;
+    if (z->right == 0)
+        return z->H == z->Hkv && key_blocks >= (columns == 64 ? 128 : 32);
+    return key_blocks >= (columns == 64 && !stores_dq ? 16 : 4) && !(deterministic && is_long(z, columns));
 }
 
 /* Chosen by measurements on an H200 and an H100. docs/kernels/attention_bwd_order.md has tables of these branches and
@@ -199,7 +212,7 @@ static key_block_order key_block_order_of(const attention_problem *p, bool gener
     if (p->allow_nondeterminism && is_nondeterministic_faster(z, columns, key_blocks)) {
         key_block_order order = {.heads_per_section = 2,
                                  .descending_tiles = causal && grouped,
-                                 .pairs = takes_pairs(z, columns, key_blocks, false)};
+                                 .pairs = takes_pairs(z, columns, key_blocks, false, false)};
         if (order.pairs)
             order.heads_per_section = causal ? 4 : 1;
         else if (grouped)
@@ -209,14 +222,16 @@ static key_block_order key_block_order_of(const attention_problem *p, bool gener
         return order;
     }
     const bool vector_dq = store_of(p, &p->dq) == ATTENTION_STORE_16_BIT;
-    const bool pairs = takes_pairs(z, columns, key_blocks, true);
+    const bool pairs_store = pairs_store_dq(p, columns, key_blocks);
+    const bool pairs = takes_pairs(z, columns, key_blocks, true, pairs_store);
     key_block_order order = {.deterministic = true,
                              .descending_tiles = causal,
-                             .stores_dq = columns == 64 && !grouped && vector_dq && !pairs,
+                             .stores_dq = pairs ? pairs_store : columns == 64 && !grouped && vector_dq,
                              .pairs = pairs};
     if (!causal) {
         const int64_t short_heads = is_wide             ? 8
                                     : pairs && grouped  ? 2
+                                    : pairs_store       ? cot_clamp(128 / key_blocks, 8, columns == 64 ? 32 : 8)
                                     : pairs             ? cot_clamp((columns == 64 ? 256 : 64) / key_blocks, 2, 8)
                                     : columns == 64     ? cot_clamp(512 / key_blocks, 4, 32)
                                     : key_blocks >= 128 ? cot_clamp(512 / key_blocks, 2, 4)
@@ -249,8 +264,7 @@ static int64_t thread_blocks_per_kv_head_of(const attention_sizes *z, int64_t co
 }
 
 static cot_status backward(cot_queue *queue, const attention_problem *p, void *workspace,
-                           const backward_kernels *kernel_table, const cot_cuda_kernel *stores_dq_kernels,
-                           const cot_cuda_kernel *pairs_kernels)
+                           const backward_kernels *kernel_table, const plain_kernels *plain)
 {
     const attention_sizes *z = &p->sizes;
     const attention_sm90_bwd_plan *plan = queue->plan;
@@ -359,9 +373,11 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
                                               p->k.data);
         if (status == COT_OK)
             status = attention_encode_row_map(queue, &mapped.dout, &p->dout, tile_rows, p->k.data);
-        const cot_cuda_kernel *main = order.pairs       ? &pairs_kernels[columns == 128]
-                                      : order.stores_dq ? &stores_dq_kernels[columns == 128]
-                                                        : &kernels->main;
+        const int size = columns == 128;
+        const cot_cuda_kernel *main = order.pairs && order.stores_dq ? &plain->pairs_stores_dq[size]
+                                      : order.pairs                  ? &plain->pairs[size]
+                                      : order.stores_dq              ? &plain->stores_dq[size]
+                                                                     : &kernels->main;
         const int64_t cluster_count =
             is_persistent ? cot_clamp(queue->device->multiprocessors / cluster_size, 1, key_blocks) : key_blocks;
         if (status == COT_OK)
@@ -387,10 +403,10 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
 
 cot_status attention_bwd_bf16_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
-    return backward(queue, problem, workspace, bf16_kernels, bf16_stores_dq_kernels, bf16_pairs_kernels);
+    return backward(queue, problem, workspace, bf16_kernels, &bf16_plain_kernels);
 }
 
 cot_status attention_bwd_f16_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
-    return backward(queue, problem, workspace, f16_kernels, f16_stores_dq_kernels, f16_pairs_kernels);
+    return backward(queue, problem, workspace, f16_kernels, &f16_plain_kernels);
 }
