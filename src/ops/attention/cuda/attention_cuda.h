@@ -172,7 +172,7 @@ typedef struct attention_fwd_call {
     int64_t left, right, diagonal; /* query i attends to keys i + diagonal - left .. i + diagonal + right */
     int32_t H, heads_per_kv_head, d_qk, d_v;
     int32_t tiles;                  /* of a sequence; packed: not valid */
-    int32_t heads_per_section;      /* heads whose tiles are interleaved: their K and V fit in the L2 cache together */
+    int32_t heads_per_section;      /* heads whose tiles are interleaved */
     int32_t out_vectorized;         /* rows of out are at multiples of 16 bytes */
     attention_softcap cap;          /* its scores are exponents */
     float exponent_factor;          /* of scores, positive: |scale| times log2(e); 1 with softcap */

@@ -89,15 +89,15 @@ extern __shared__ __align__(1024) unsigned char attention_memory[];
 
 /* ---- tiles ----------------------------------------------------------------------------------------------- */
 
-/* Head and query tile of tile number `tile_number` among the tiles of all heads, `tiles` for each head. Tiles are
+/* Head and query tile of tile number `tile_number` among the tiles of `heads` heads, `tiles` for each head. Tiles are
  * numbered section by section. A section has c.heads_per_section heads, from section_head on. In a section the tile is
  * the slower index and the head the faster one. Tiles count down: under a causal mask the last queries attend to the most keys. */
 static __device__ __forceinline__ void tile_position(const attention_fwd_call &c, uint32_t tile_number, uint32_t tiles,
-                                                     int &head, int &tile)
+                                                     uint32_t heads, int &head, int &tile)
 {
     const uint32_t heads_per_section = (uint32_t)c.heads_per_section,
                    section_head = tile_number / (tiles * heads_per_section) * heads_per_section;
-    const uint32_t section_heads = min(heads_per_section, (uint32_t)c.H - section_head),
+    const uint32_t section_heads = min(heads_per_section, heads - section_head),
                    position = tile_number - section_head * tiles;
     head = (int)(section_head + position % section_heads);
     tile = (int)(tiles - 1 - position / section_heads);
@@ -133,9 +133,10 @@ static __device__ __forceinline__ attention_tile tile_of(const attention_fwd_cal
     int tile;
     int64_t diagonal = c.diagonal;
     if (c.sequences.seqlens == nullptr) {
-        const uint32_t sequence = tile_number / (uint32_t)(c.tiles * c.H);
-        tile_position(c, tile_number - sequence * (uint32_t)(c.tiles * c.H), (uint32_t)c.tiles, t.head, tile);
-        t.b = (int)sequence;
+        int head; /* among those of all sequences */
+        tile_position(c, tile_number, (uint32_t)c.tiles, (uint32_t)(c.sequences.count * c.H), head, tile);
+        t.b = head / c.H;
+        t.head = head - t.b * c.H;
         t.rows = c.sequences.Tq;
         t.q_first_row = t.k_first_row = 0;
         t.used = c.sequences.Tq;
@@ -146,7 +147,8 @@ static __device__ __forceinline__ attention_tile tile_of(const attention_fwd_cal
             attention_sequence_at(c.sequences, &attention_seqlen_info::first_tile, (uint32_t)c.H, tile_number);
         const attention_seqlen_info s = c.sequences.seqlens[sequence];
         tile_position(c, tile_number - (uint32_t)s.first_tile * (uint32_t)c.H,
-                      (uint32_t)(c.sequences.seqlens[sequence + 1].first_tile - s.first_tile), t.head, tile);
+                      (uint32_t)(c.sequences.seqlens[sequence + 1].first_tile - s.first_tile), (uint32_t)c.H, t.head,
+                      tile);
         t.b = c.sequences.packed ? 0 : sequence;
         t.rows = s.q_rows;
         t.used = s.used_q;

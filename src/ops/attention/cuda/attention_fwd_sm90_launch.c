@@ -12,8 +12,6 @@
 
 extern const unsigned char cot_image_attention_fwd_sm90[], cot_image_attention_fwd_large_sm90[];
 
-enum { CACHE_BYTES = 32 << 20 /* of the L2 cache, for K and V of a section */ };
-
 typedef struct forward_kernel {
     int d, d_v, keys, consumers; /* columns of the tiles; see ATTENTION_FWD_SMALL */
     cot_cuda_kernel kernel;
@@ -47,14 +45,21 @@ static int64_t max_i64(int64_t a, int64_t b)
     return a < b ? b : a;
 }
 
-/* Query heads whose K and V fit in the L2 cache together: whole groups of query heads. With a window, only its keys
- * count. */
-static int32_t heads_per_section(const attention_sizes *z)
+/* Query heads of a section: whole groups. Sections divide the heads of a call evenly. If sequences may differ in length,
+ * they divide the heads of each sequence. K and V of a section take at most section_bytes. Without a causal mask they
+ * should fit in the L2 cache. Under a causal mask, the long tiles of the last section start late, and the call waits for
+ * them: fewer and larger sections lose less. Heads with few keys are the exception: in a large section, their K and V
+ * would be read from memory several times. Measured on an H200: docs/experiments/attention.md. */
+static int32_t heads_per_section(const attention_sizes *z, bool sequences_differ)
 {
-    const int64_t keys = z->left < z->Tk && z->right < z->Tk - z->left ? z->left + z->right + 1 : z->Tk;
-    const int64_t bytes = max_i64(keys * (z->d_qk + z->d_v) * (int64_t)cot_dtype_size(z->dtype), 1);
-    const int64_t heads = max_i64(CACHE_BYTES / bytes, 1);
-    return (int32_t)(z->H / z->Hkv * (heads < z->Hkv ? heads : z->Hkv));
+    const bool is_window = z->left < z->Tk && z->right < z->Tk - z->left;
+    const int64_t keys = is_window ? z->left + z->right + 1 : z->Tk;
+    const int64_t head_bytes = max_i64(keys * (z->d_qk + z->d_v) * (int64_t)cot_dtype_size(z->dtype), 1);
+    const bool has_large_sections = z->right < z->Tk && (head_bytes >= 2 << 20 || z->d_qk <= 64);
+    const int64_t section_bytes = (has_large_sections ? 96 : 32) << 20;
+    const int64_t heads = sequences_differ ? z->Hkv : z->B * z->Hkv,
+                  sections = cot_ceil_div(heads, max_i64(section_bytes / head_bytes, 1));
+    return (int32_t)(z->H / z->Hkv * cot_ceil_div(heads, max_i64(sections, 1)));
 }
 
 /* Sets the factors that turn scores into exponents, and exponents into lse. */
@@ -93,7 +98,7 @@ static cot_status forward(cot_queue *queue, const attention_problem *p, void *wo
                                        .d_qk = (int32_t)z->d_qk,
                                        .d_v = (int32_t)z->d_v,
                                        .tiles = (int32_t)tiles,
-                                       .heads_per_section = heads_per_section(z),
+                                       .heads_per_section = heads_per_section(z, plan->varlen),
                                        .out_vectorized = attention_is_vectorizable(&p->out) && z->d_v % 8 == 0,
                                        .out = attention_array_of(&p->out),
                                        .lse = attention_array_of(&p->lse),
