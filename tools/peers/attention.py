@@ -3,16 +3,18 @@
 """Times attention's peers on the shapes of `cotangent bench attention` that they have.
 
     tools/peers/attention.py [--device cpu|cuda] [--threads N] [--only TEXT] [--peer TEXT] [--json FILE] [--library FILE]
-                             [--seconds N] [--load N]
+                             [--seconds N] [--load N] [--flash-attention-3 FILE]
 
 Needs torch (pip install torch), which nothing else in this repository does. Prints JSON rows with keys of
 `cotangent bench --json`, timed as protocol.py describes. On the CPU the peer is F.scaled_dot_product_attention on
 contiguous [B,H,T,d], and its autograd; our library is not timed there. On a GPU the peers are cuDNN, FlashAttention-4
-(flash_attn.cute) and FlashAttention-3 (flash_attn_interface), those that can be imported, on [B,T,H,d], in the setting of
-FlashAttention-3's paper: 16k tokens with H d = 2048. Our rows have "ours". turn_ms is a call's time in the rounds. From 4k
+(flash_attn.cute), those that can be imported, and the backward of FlashAttention-3 in the library FILE that
+build_flash_attention_3.sh builds. Tensors are [B,T,H,d], in the setting of FlashAttention-3's paper: 16k tokens with
+H d = 2048. Our rows have "ours". turn_ms is a call's time in the rounds. From 4k
 tokens on each kernel also works for --load seconds alone: ms is then its time in the second half, with the clock and the
 energy of that time; burst_ms is one call before it, after idleness.
 """
+import ctypes
 import functools
 import statistics
 import sys
@@ -63,8 +65,9 @@ def measure(direction, shape, options):
 class Case:
     """Inputs and results of one shape on the GPU, and the calls of all that support it: {name: function}."""
 
-    def __init__(self, direction, shape, ours):
-        B, H, T, d, name, self.causal = shape
+    def __init__(self, direction, shape, ours, flash_attention_3_library):
+        B, H, T, d, name, self.causal = self.shape = shape
+        self.flash_attention_3_library = flash_attention_3_library
         self.tensors = {key: protocol.normal((B, T, H, d), name, "cuda") for key in ("q", "k", "v", "dout")}
         self.out, self.lse = torch.empty_like(self.tensors["q"]), torch.empty((B, H, T), device="cuda")
         self.direction, self.ours, self.errors, self.calls = direction, ours, {}, {}
@@ -127,14 +130,26 @@ class Case:
         return {name: backward(False), f"{name} deterministic": backward(True)}
 
     def flash_attention_3(self):
-        import flash_attn_interface
-        q, k, v, dout = self.tensors.values()
+        B, H, T, d, *_ = self.shape
         if self.direction == "forward":
-            return {"FlashAttention-3": lambda: flash_attn_interface.flash_attn_func(q, k, v, causal=self.causal)}
-        inputs = [x.detach().requires_grad_(True) for x in (q, k, v)]
-        out = flash_attn_interface.flash_attn_func(*inputs, causal=self.causal)
-        out = out[0] if isinstance(out, tuple) else out
-        return {"FlashAttention-3": lambda: torch.autograd.grad(out, inputs, dout, retain_graph=True)}
+            raise LookupError("only its backward is built (build_flash_attention_3.sh)")
+        if self.flash_attention_3_library is None:
+            raise LookupError("no --flash-attention-3 FILE")
+        backward_of, bytes_of = (getattr(self.flash_attention_3_library, f"peer_flash_attention_3_{name}_{d}")
+                                 for name in ("backward", "workspace"))
+        bytes_of.restype = ctypes.c_int64
+        q, k, v, dout = self.tensors.values()
+
+        def backward(deterministic):
+            gradients = self.gradients()
+            workspace = torch.empty(bytes_of(B, H, T), dtype=torch.uint8, device="cuda")
+            pointers = [ctypes.c_void_p(x.data_ptr()) for x in (q, k, v, self.out, dout, self.lse, *gradients, workspace)]
+            keep = (gradients, workspace)
+            return lambda keep=keep: backward_of(B, H, T, int(self.causal), deterministic, *pointers,
+                                                 ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))
+        if d == 256:  # no deterministic mode
+            return {"FlashAttention-3": backward(0)}
+        return {"FlashAttention-3": backward(0), "FlashAttention-3 deterministic": backward(1)}
 
 
 def under_load(call, seconds, power):
@@ -155,9 +170,9 @@ def under_load(call, seconds, power):
     return statistics.median(bursts), median, library.use_since(readings, middle)
 
 
-def measure_cuda(direction, shape, ours, power, options):
+def measure_cuda(direction, shape, ours, flash_attention_3_library, power, options):
     """All that support the shape, in turns; from LOAD_TOKENS on under load besides."""
-    case = Case(direction, shape, ours)
+    case = Case(direction, shape, ours, flash_attention_3_library)
     for peer, error in case.errors.items():
         print(f"{peer} does not take {direction} {shape}: {error}", file=sys.stderr)
     timings = protocol.interleave({name: [call] for name, call in case.calls.items() if options.peer in name}, "cuda")
@@ -179,17 +194,19 @@ def measure_cuda(direction, shape, ours, power, options):
 
 def cases(options, ours):
     power = library.Power() if options.device == "cuda" else None
+    flash_attention_3_library = ctypes.CDLL(options.flash_attention_3) if options.flash_attention_3 else None
     for direction in ("forward", "backward"):
         for shape in SHAPES if options.device == "cpu" else SHAPES_CUDA:
             B, H, T, d, name, causal = shape
             text = f"{direction} {name} B{B} H{H} T{T} d{d} {'causal' if causal else 'full'}"
             yield text, (functools.partial(measure, direction, shape, options) if options.device == "cpu" else
-                         functools.partial(measure_cuda, direction, shape, ours, power, options))
+                         functools.partial(measure_cuda, direction, shape, ours, flash_attention_3_library, power, options))
 
 
 def main():
     parser = protocol.parser_of(__doc__)
     parser.add_argument("--load", type=float, default=3, help="seconds of load a kernel, on a GPU; 0: rounds alone")
+    parser.add_argument("--flash-attention-3", help="a library that build_flash_attention_3.sh built")
     options, ours = protocol.begin(parser)
     if options.device == "cuda" and ours is None:
         sys.exit("attention.py: a GPU run needs our library (--library FILE)")
