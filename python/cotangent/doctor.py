@@ -26,7 +26,8 @@ def _code_of(capability: "tuple[int, int]") -> str:
         return "no kernels, they support 8.0 and later"
     if capability == (9, 0):
         return "machine code, with the kernels for Hopper"
-    return "PTX of the kernels for every GPU, which the driver compiles at the first use"
+    return ("the portable GPU kernels, as machine code if COT_GPUS named this GPU at build time, else as PTX, which the "
+            "driver compiles at the first use")  # fmt: skip
 
 
 def _try_ops(device: str) -> None:

@@ -444,8 +444,11 @@ class Attention(nn.Module):
 
         k_cache, v_cache  [B,longest,num_kv_heads,head_dim], in the dtype of the weights; under autocast, in its dtype.
                           `step` writes the new keys and values after those of the old tokens
-        cache_seqlens     int32 or int64 [B]: how many tokens of each batch element are in the caches. `step` does not
-                          change it: add Tn after the call
+        cache_seqlens     int32 or int64 [B]: how many tokens of each batch element are in the caches, from 0 to
+                          `longest - Tn`. `step` does not change it: add Tn after the call. On a CPU other values raise
+                          ValueError. On a GPU, and in compiled code, they are not checked. A value that is too large
+                          then fails PyTorch's index assertion, and on a GPU the process must be restarted. A negative
+                          value overwrites the end of the cache, without an error
 
         There is no dropout and no gradient. With causal=False the call raises ValueError. `step` runs the kernels of
         training. On a GPU they do not divide the keys of a query among thread blocks, so it is slow for few sequences.
@@ -592,6 +595,10 @@ class MambaInProjConv1d(nn.Module):
             with torch.no_grad():
                 parts = layer.step(token, state)    # token [B,D]; updates state
         """
+        refuse_in_context_parallel("MambaInProjConv1d", "causal_conv1d")
+        need_tensors("MambaInProjConv1d", x=x)
+        if x.dim() != 3:
+            raise ValueError(f"MambaInProjConv1d: x has {x.dim()} axes, expected 3: [B,T,D]")
         parts = list(self.in_proj(x).split(self.sizes, -1))
         result = self.conv1d(parts[self.convolved], return_final_state=return_final_state, **options)
         parts[self.convolved] = result[0] if return_final_state else result

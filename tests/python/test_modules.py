@@ -12,7 +12,8 @@ from test_mhc import plain_post, plain_pre
 from test_torch import has_attention
 
 import cotangent
-from cotangent import Attention, BiasDropoutResidual, CausalConv1d, HyperConnection
+from cotangent import Attention, BiasDropoutResidual, CausalConv1d, HyperConnection, MambaInProjConv1d
+from cotangent._context import contexts
 
 
 def modules(device):
@@ -61,6 +62,20 @@ def test_conv_names_a_wrong_x(device):
             module([1.0])
         with pytest.raises(ValueError, match="x has 1 ax(is|es)"):
             module(torch.zeros(10, device=device))
+
+
+def test_mamba_names_a_wrong_x_and_a_context(device):
+    module = MambaInProjConv1d(10, 10, device=device)
+    with pytest.raises(TypeError, match="^MambaInProjConv1d: x is a list"):
+        module([1.0])
+    with pytest.raises(ValueError, match=r"^MambaInProjConv1d: x has 2 axes, expected 3: \[B,T,D\]"):
+        module(torch.zeros(4, 10, device=device))
+    contexts.append(None)  # an active block of cotangent.distributed.context_parallel
+    try:
+        with pytest.raises(NotImplementedError, match="^MambaInProjConv1d: not supported inside context_parallel"):
+            module(torch.zeros(1, 4, 10, device=device))
+    finally:
+        contexts.pop()
 
 
 def test_bias_dropout_residual(device):
@@ -141,7 +156,7 @@ def test_doctor_says_what_a_gpu_gets():
     from cotangent.doctor import _code_of
 
     assert _code_of((9, 0)) == "machine code, with the kernels for Hopper"
-    assert all("PTX" in _code_of(capability) for capability in ((8, 0), (8, 9), (10, 0), (12, 0)))
+    assert all("COT_GPUS" in _code_of(c) and "PTX" in _code_of(c) for c in ((8, 0), (8, 9), (10, 0), (12, 0)))
     assert "8.0 and later" in _code_of((7, 5))
 
 
