@@ -623,11 +623,15 @@ def _run_attention(
         need_tensors(call, q=q)
         seed_tensor = _seed_op(q, name)
     q_length, k_length = (_whole_length(call, x, axis, length, name) for x, length in zip((q, k), lengths))
-    out, lse = _attention_forward(
-        q, k, v, *cu_seqlens, *seqused, sink, alibi_slopes, bias, seed_tensor, offset_tensor, causal,
-        window is not None, left, right, scale or 0.0, softcap, dropout_p, seed or 0, offset, *max_seqlens,
-        not flag(call, "deterministic", deterministic), q_length, k_length, name, cut_number, stripe, head_ranks,
-    )  # fmt: skip
+    nondeterministic = not flag(call, "deterministic", deterministic)
+    try:
+        out, lse = _attention_forward(
+            q, k, v, *cu_seqlens, *seqused, sink, alibi_slopes, bias, seed_tensor, offset_tensor, causal,
+            window is not None, left, right, scale or 0.0, softcap, dropout_p, seed or 0, offset, *max_seqlens,
+            nondeterministic, q_length, k_length, name, cut_number, stripe, head_ranks,
+        )  # fmt: skip
+    except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        raise _attention._with_python_names(error) from None
     return (out, lse) if return_lse else out
 
 

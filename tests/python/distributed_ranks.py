@@ -375,6 +375,7 @@ def models(ranks):
     local = {
         "Attention": (cotangent.Attention(8, 1, device=DEVICE), x),
         "CausalConv1d": (cotangent.CausalConv1d(8, channel_last=True, device=DEVICE), x),
+        "MambaInProjConv1d": (cotangent.MambaInProjConv1d(8, 8, device=DEVICE), x),
         "causal_conv1d_fn": (causal_conv1d_fn, x.transpose(1, 2), weight),
         "causal_conv1d_fwd_function": (causal_conv1d_fwd_function, x.transpose(1, 2), weight, *[None] * 4, False),
     }
@@ -462,8 +463,11 @@ def faults(ranks):
     expect(RuntimeError, name, lambda: run(None, causal=last))
     if last:
         expect(ValueError, "softcap is -1", lambda: run(None, softcap=-1.0))
+        expect(ValueError, "window[1] is 5", lambda: run(None, causal=True, window=(3, 5)))
     else:
-        expect(RuntimeError, f"rank {ranks - 1} refuses its arguments: attention_forward: softcap is -1", lambda: run(None))
+        refused = f"rank {ranks - 1} refuses its arguments: attention_forward: "
+        expect(RuntimeError, f"{refused}softcap is -1", lambda: run(None))
+        expect(RuntimeError, f"{refused}window[1] is 5", lambda: run(None, causal=True, window=(3, 0)))
     expect(RuntimeError, "tensor's shape or dtype", lambda: cp.all_reduce(torch.ones(2 + last, device=DEVICE)))
     run(None)
 

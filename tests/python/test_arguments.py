@@ -151,10 +151,8 @@ def refusal(function, arguments, name, value):
 
 
 def is_named(names, said):
-    """Whether one of the names is in the message. attention's op has window_left for window and dropout_seed for
-    seed."""
-    own = "|".join(names)
-    return re.search(rf"\b(dropout_)?({own})(_left|_right)?\b", said) is not None and "not a refusal" not in said
+    """Whether one of the names is in the message."""
+    return re.search(rf"\b({'|'.join(names)})\b", said) is not None and "not a refusal" not in said
 
 
 def test_wrong_tensors_are_refused_by_name(device):
@@ -254,6 +252,57 @@ def test_integers_of_64_bits_are_refused_as_indices(device):
     x, weight = randn(device, 2, 6, 9), randn(device, 6, 4)
     with pytest.raises(TypeError, match="seq_idx has dtype torch.int64, expected .* for index data and masks, int32"):
         cotangent.causal_conv1d(x, weight, seq_idx=torch.zeros(2, 9, dtype=torch.int64, device=device))
+
+
+@pytest.mark.parametrize("error, message, options", [
+    (ValueError, "window[1] is 5, expected 0 or -1 with causal", dict(window=(3, 5), causal=True)),
+    (ValueError, "window[0] is -2, expected -1 (all) or more", dict(window=(-2, 0))),
+    (ValueError, "window[1] is -2, expected -1 (all) or more", dict(window=(0, -2))),
+    (TypeError, "seed is a str, expected an integer", dict(seed="x", dropout_p=0.5)),
+    (TypeError, "offset is a str, expected an integer", dict(offset="x", seed=1, dropout_p=0.5)),
+    (ValueError, "seed_tensor has 3 words, expected 2 (low, high)",
+     dict(seed_tensor=torch.zeros(3, dtype=torch.int32), dropout_p=0.5)),
+    (ValueError, "offset_tensor has 3 words, expected 2 (low, high)",
+     dict(offset_tensor=torch.zeros(3, dtype=torch.int32), seed=1, dropout_p=0.5)),
+    (ValueError, "scale is 1e-31, expected None or a magnitude from 1e-30 to 1e30", dict(scale=1e-31)),
+    (ValueError, "softcap is -1, expected 0 (none) or 1e-30 to 1e30", dict(softcap=-1.0)),
+])  # fmt: skip
+def test_attention_names_the_arguments_of_python(device, error, message, options):
+    """The op has other names: window_left, window_right, dropout_seed, dropout_offset, and a scale of 0 for None."""
+    if not has_attention(device):
+        pytest.skip("no kernel of this device supports attention yet")
+    q, cu = randn(device, 1, 3, 2, 8), torch.tensor([0, 3], dtype=torch.int32, device=device)
+    options = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in options.items()}
+    for call in (lambda: cotangent.attention(q, q, q, **options),
+                 lambda: cotangent.attention_varlen(q[0], q[0], q[0], cu, cu, 3, 3, **options)):  # fmt: skip
+        with pytest.raises(error, match=f"^{re.escape('attention_forward: ' + message)}$"):
+            call()
+
+
+@pytest.mark.parametrize("message, options", [
+    ("scale is 0", dict(scale=0.0)),
+    ("window is 4", dict(window=4)),
+    ("dropout_p is a str", dict(dropout_p="x")),
+    ("deterministic is None", dict(deterministic=None)),
+    ("return_lse is None", dict(return_lse=None)),
+])  # fmt: skip
+def test_attention_varlen_begins_with_its_own_name(device, message, options):
+    if not has_attention(device):
+        pytest.skip("no kernel of this device supports attention yet")
+    q, cu = randn(device, 3, 2, 8), torch.tensor([0, 3], dtype=torch.int32, device=device)
+    with pytest.raises((TypeError, ValueError), match=f"^attention_varlen: {message}"):
+        cotangent.attention_varlen(q, q, q, cu, cu, 3, 3, **options)
+    with pytest.raises((TypeError, ValueError), match=f"^attention: {message}"):
+        cotangent.attention(q[None], q[None], q[None], **options)
+
+
+def test_flash_attn_names_the_sides_of_a_window(device):
+    if not has_attention(device):
+        pytest.skip("no kernel of this device supports attention yet")
+    q = randn(device, 1, 3, 2, 8)
+    for side, window in ((0, (2**70, 0)), (1, (0, 2**70))):
+        with pytest.raises(ValueError, match=rf"^flash_attn_func: window_size\[{side}\] is "):
+            flash_attn.flash_attn_func(q, q, q, window_size=window)
 
 
 def test_scale_0_of_attention_is_refused(device):

@@ -6,7 +6,7 @@ from typing import Any, Tuple
 
 from torch import Tensor
 
-from ..ops._options import need_tensors
+from ..ops._options import need_tensors, rename_arguments
 
 
 def refuse(function: str, **arguments: Any) -> None:
@@ -21,8 +21,7 @@ def renamed(function: str, error: Exception, **names: str) -> Exception:
     """The error with the argument names of `function` instead of those of the op. names: {the op's name: its own
     name}."""
     text = re.sub(r"^\w+: ", "", str(error))
-    text = re.sub(rf"\b({'|'.join(names)})\b", lambda found: names[found[0]], text)
-    return type(error)(f"{function}: {text}")
+    return type(error)(f"{function}: {rename_arguments(text, names)}")
 
 
 def same_device(function: str, **tensors: Any) -> None:

@@ -63,8 +63,8 @@ def run(function: str, attend: Any, *tensors: Any, renames: "Optional[dict[str, 
     try:
         return attend(*tensors, **arguments)
     except (NotImplementedError, TypeError, ValueError) as error:
-        names = dict(scale="softmax_scale", window="window_size", window_left="window_size", window_right="window_size",
-                     return_lse="return_attn_probs")  # fmt: skip
+        names = dict(scale="softmax_scale", window="window_size", window_left="window_size[0]",
+                     window_right="window_size[1]", return_lse="return_attn_probs")  # fmt: skip
         raise renamed(function, error, **{**names, **(renames or {})}) from None
 
 

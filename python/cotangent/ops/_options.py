@@ -2,7 +2,8 @@
 """Checks and conversions of arguments that several functions share."""
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence
+import re
+from typing import Any, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -51,6 +52,11 @@ def pair(call: str, name: str, value: Any) -> Any:
     except (TypeError, ValueError):
         raise TypeError(f"{call}: {name} is {value!r}, expected a pair (left, right)") from None
     return first, second
+
+
+def rename_arguments(message: str, names: "Mapping[str, str]") -> str:
+    """The message with other names of arguments. names: {the name in the message: the name of the caller's argument}."""
+    return re.sub(rf"\b({'|'.join(names)})\b", lambda found: names[found[0]], message)
 
 
 def cast(call: str, name: str, value: Any, dtype: torch.dtype) -> Tensor:

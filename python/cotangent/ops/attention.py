@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any, Callable, Optional, Tuple
 
 import torch
 from torch import Tensor
 
 from ._define import _match_layout, define, gradients_like
-from ._options import flag, need_tensors, number, pair, random_seed, seed_number
+from ._options import flag, need_tensors, number, pair, random_seed, rename_arguments, seed_number
 
 _INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, "
@@ -84,23 +85,45 @@ _forward = define(
 )
 
 
+# The names of the op's arguments in the Python functions.
+_PYTHON_NAMES = {
+    "window_left": "window[0]",
+    "window_right": "window[1]",
+    "dropout_seed": "seed",
+    "dropout_offset": "offset",
+    "dropout_seed_tensor": "seed_tensor",
+    "dropout_offset_tensor": "offset_tensor",
+}
+
+
+def _with_python_names(error: Exception) -> Exception:
+    """An error of the op with the argument names of the Python functions, where scale=None is the op's scale of 0."""
+    text = rename_arguments(str(error), _PYTHON_NAMES)
+    text = re.sub(r"(: scale is .*, expected) 0 or ", r"\1 None or ", text)
+    return error if text == str(error) else type(error)(text)
+
+
 def _run(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Any, max_seqlens: Any, causal: bool, window: Any, scale: Any,
+    call: str, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Any, max_seqlens: Any, causal: bool, window: Any, scale: Any,
     softcap: float, dropout_p: float, seed: Any, offset: int, seed_tensor: Any, offset_tensor: Any, seqused: Any,
     sink: Any, alibi_slopes: Any, bias: Any, deterministic: bool, return_lse: bool,
 ) -> Any:  # fmt: skip
-    if number("attention", "dropout_p", dropout_p) > 0 and seed is None and seed_tensor is None:
-        need_tensors("attention", q=q)
+    if number(call, "dropout_p", dropout_p) > 0 and seed is None and seed_tensor is None:
+        need_tensors(call, q=q)
         seed_tensor = random_seed(q.device)
     if scale == 0:
-        raise ValueError("attention: scale is 0, expected None (1/sqrt(d)) or another number")
-    left, right = (0, 0) if window is None else pair("attention", "window", window)
-    out, lse = _forward(
-        q, k, v, *cu_seqlens, *seqused, sink, alibi_slopes, bias, seed_tensor, offset_tensor, causal,
-        window is not None, left, right, scale or 0.0, softcap, dropout_p, seed_number(seed), offset, *max_seqlens,
-        not flag("attention", "deterministic", deterministic),
-    )  # fmt: skip
-    return (out, lse) if flag("attention", "return_lse", return_lse) else out
+        raise ValueError(f"{call}: scale is 0, expected None (1/sqrt(d)) or another number")
+    left, right = (0, 0) if window is None else pair(call, "window", window)
+    nondeterministic, with_lse = not flag(call, "deterministic", deterministic), flag(call, "return_lse", return_lse)
+    try:
+        out, lse = _forward(
+            q, k, v, *cu_seqlens, *seqused, sink, alibi_slopes, bias, seed_tensor, offset_tensor, causal,
+            window is not None, left, right, scale or 0.0, softcap, dropout_p, seed_number(seed), offset, *max_seqlens,
+            nondeterministic,
+        )  # fmt: skip
+    except (NotImplementedError, TypeError, ValueError) as error:
+        raise _with_python_names(error) from None
+    return (out, lse) if with_lse else out
 
 
 def _run_backward(
@@ -195,7 +218,7 @@ def attention(
     >>> out.sum().backward()                                # q.grad has the gradient
     """
     return _run(
-        q, k, v, (None, None), (0, 0), causal, window, scale, softcap, dropout_p, seed, offset, seed_tensor,
+        "attention", q, k, v, (None, None), (0, 0), causal, window, scale, softcap, dropout_p, seed, offset, seed_tensor,
         offset_tensor, (seqused_q, seqused_k), sink, alibi_slopes, bias, deterministic, return_lse,
     )  # fmt: skip
 
@@ -247,9 +270,9 @@ def attention_varlen(
     True
     """
     return _run(
-        q, k, v, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), causal, window, scale, softcap, dropout_p,
-        seed, offset, seed_tensor, offset_tensor, (seqused_q, seqused_k), sink, alibi_slopes, bias, deterministic,
-        return_lse,
+        "attention_varlen", q, k, v, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), causal, window, scale,
+        softcap, dropout_p, seed, offset, seed_tensor, offset_tensor, (seqused_q, seqused_k), sink, alibi_slopes, bias,
+        deterministic, return_lse,
     )  # fmt: skip
 
 
