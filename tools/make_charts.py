@@ -11,8 +11,8 @@ import pathlib
 import subprocess
 import sys
 
-from make_tables import (PAGES, PRODUCT_BOUND, ROOT, attention_cells, attention_entries, devices, from_peers_run, library_of,
-                         newest_results, picture, product_rates, same_work)
+from make_tables import (PAGES, PRODUCT_BOUND, ROOT, attention_cells, attention_entries, attention_place, devices, from_peers_run,
+                         library_of, newest_results, picture, product_rates, same_work)
 
 # A hue a library; the lighter tone is its other mode.
 COLOURS = {"cotangent": "#1f4e9c", "cotangent, nondeterministic": "#7fb2ea", "FlashAttention-4": "#d9541e",
@@ -104,6 +104,12 @@ def library_order(cells):
     """Every library of the panels, in the order of COLOURS."""
     names = list(dict.fromkeys(name for libraries in cells.values() for name in libraries))
     return [name for name in COLOURS if name in names] + [name for name in names if name not in COLOURS]
+
+
+def span_of(rows):
+    """When these rows were measured: a date, or the first and the last one."""
+    dates = sorted({row["date"] for row in rows})
+    return " to ".join(dict.fromkeys((dates[0], dates[-1])))
 
 
 def attention_picture(path, device, date, cells, products, only=None):
@@ -227,24 +233,25 @@ def main():
             if name is None:
                 continue
             found = [(op, results[op, device][1], peers.get((op, device), ("", []))[1]) for op in ops if (op, device) in results]
-            date = max(row["date"] for _, rows, peer_rows in found for row in rows + peer_rows)
             rows, peer_rows = found[0][1:]
             if page == "attention" and rows[0]["backend"] == "cuda":
                 entries = attention_entries(rows, peer_rows)
                 cells, products = attention_cells(entries), product_rates(entries) or product_rates(rows)
-                attention_picture(directory / name, device, date, cells, products)
+                attention_picture(directory / name, device, span_of(entries), cells, products)
                 if "H200" in device and not front:
                     front = True
                     groups = [(direction, 128, "causal") for direction in ("forward", "backward")]
                     # Each library in its default mode. For these cases, ours runs the same kernel in both modes.
                     cells = {group: {library: rates for library, rates in cells[group].items() if "deterministic" not in library}
                              for group in groups}
-                    attention_picture(directory / "attention-front.svg", device, date, cells, products, groups)
+                    shown = [row for row in entries if attention_place(row)[0] in groups and "deterministic" not in library_of(row)]
+                    attention_picture(directory / "attention-front.svg", device, span_of(shown), cells, products, groups)
                     drawn.append("attention-front.svg")
             else:
                 panels = [(f"{op}, {direction}" if len(ops) > 1 else direction, unit, cases)
                           for op, rows, peer_rows in found if op != "mhc_sinkhorn"
                           for direction, unit, cases in panels_of(op, rows, peer_rows)]
+                date = span_of([row for _, rows, peer_rows in found for row in rows + peer_rows])
                 ceiling = "matrix products" if ops[0] in PRODUCT_BOUND else "memory copy"
                 cases_picture(directory / name, f"{title.replace(' mhc_sinkhorn,', '')} on {device}, {date}", ceiling, panels)
             drawn.append(name)
