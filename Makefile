@@ -13,7 +13,7 @@
 #   make faults    [NAME=text] plant faults in a copy of the tree, one at a time, and check that a test finds each
 #                  (tests/faults); NAME: only faults whose name contains text
 #   make tables    write the benchmark pages (docs/benchmarks), other tables and the charts from bench/results, and the
-#                  reference of the Python package (docs/guide/python_reference.md) from its docstrings
+#                  reference of the Python package (docs/guide/python_reference*.md) from its docstrings
 #   make docs      write the reference of the public headers to build/docs/html, and the pages to build/docs/guide
 #   make build     build the library, the program, the examples and the tests
 #   make hf_kernels  write the folder that the loader of Hugging Face kernels expects to build/kernels_layout

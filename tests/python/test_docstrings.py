@@ -17,7 +17,7 @@ import cotangent.compat
 import cotangent.distributed
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-from make_reference import MODULES, entry, public_names  # noqa: E402  (they make docs/guide/python_reference.md)
+from make_reference import MODULES, entry, public_names  # noqa: E402  (they make docs/guide/python_reference*.md)
 
 CALLBACKS = ("attention_mask", "attention_forward")  # transformers calls them
 
