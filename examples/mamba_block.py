@@ -13,23 +13,23 @@ import cotangent
 class MambaBlock(nn.Module):
     def __init__(self, dim, inner, width=4):
         super().__init__()
-        self.in_proj = nn.Linear(dim, 2 * inner, bias=False)
-        self.conv = cotangent.CausalConv1d(inner, width, activation="silu", channel_last=True)
+        self.in_conv = cotangent.MambaInProjConv1d(dim, inner, after=[inner], width=width)
         self.out_proj = nn.Linear(inner, dim, bias=False)
 
     def forward(self, x):
         """x [B,T,dim] -> [B,T,dim]"""
-        u, gate = self.in_proj(x).chunk(2, -1)  # views: the convolution reads them without a copy
-        return self.out_proj(self.conv(u) * F.silu(gate))
+        u, gate = self.in_conv(x)  # u is convolved
+        return self.out_proj(u * F.silu(gate))
 
     def new_state(self, batch):
         """The last width-1 inputs of the convolution, here zeros."""
-        return self.conv.weight.new_zeros(batch, self.conv.channels, self.conv.width - 1)
+        conv = self.in_conv.conv1d
+        return conv.weight.new_zeros(batch, conv.channels, conv.width - 1)
 
     def step(self, x, conv_state):
         """One token: x [B,dim] -> [B,dim]. Updates conv_state."""
-        u, gate = self.in_proj(x).chunk(2, -1)
-        return self.out_proj(self.conv.step(u, conv_state) * F.silu(gate))
+        u, gate = self.in_conv.step(x, conv_state)
+        return self.out_proj(u * F.silu(gate))
 
 
 def main():
