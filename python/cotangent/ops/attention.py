@@ -205,8 +205,8 @@ def attention(
     attends to no key has out = 0 and lse = -inf; with a sink it has lse equal to `sink`.
 
     Dtypes of q, k and v: float32, float16, bfloat16, on the CPU also float64. Those of `sink`, alibi_slopes and `bias`:
-    float32, float16 or bfloat16, for any dtype of q. Train in bfloat16: in float16 dk loses bits where the scores of a
-    query differ widely. On a GPU d and d_v are at most 256. Autocast casts q, k and v. Differentiable once, in q, k, v,
+    float32, float16 or bfloat16, for any dtype of q. Train in bfloat16: in float16 dk can lose bits
+    (docs/guide/accuracy.md). On a GPU d and d_v are at most 256. Autocast casts q, k and v. Differentiable once, in q, k, v,
     `sink` and `bias`. Raises ValueError or TypeError, which name the wrong argument, or NotImplementedError (on a GPU:
     float64, d or d_v above 256).
 
