@@ -44,7 +44,7 @@ COT_API const char *cot_version(void);
 
 /* ---- status ------------------------------------------------------------------------------------------- */
 
-/* The result of a call. docs/guide/errors.md describes them, with examples. */
+/* The result of a call. docs/guide/errors_c.md describes them, with examples. */
 typedef enum cot_status {
     COT_OK = 0,                  /* success */
     COT_INVALID_ARGUMENT = 1,    /* a null pointer, an option or flag out of its range, conflicting arguments */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * test_errors.c: checks docs/guide/errors.md. The page has a section for each status and no others. The library
+ * test_errors.c: checks docs/guide/errors_c.md. The page has a section for each status and no others. The library
  * produces each message of the page, and the page has each message that this test produces. */
 #include "support.h"
 
@@ -30,7 +30,7 @@ static int read_page(void **state)
 {
     (void)state;
     char line[512];
-    FILE *page = fopen("docs/guide/errors.md", "r");
+    FILE *page = fopen("docs/guide/errors_c.md", "r");
     if (page == NULL)
         return -1;
     while (fgets(line, sizeof line, page) != NULL) {
@@ -58,7 +58,7 @@ static void assert_documented(cot_status expected, cot_status status)
             return;
         }
     }
-    fail_msg("docs/guide/errors.md does not have under %s: %s", cot_status_name(status), cot_error_message());
+    fail_msg("docs/guide/errors_c.md does not have under %s: %s", cot_status_name(status), cot_error_message());
 }
 
 static void every_status_has_a_section(void **state)
@@ -67,7 +67,7 @@ static void every_status_has_a_section(void **state)
     int status = 0;
     for (; strcmp(cot_status_name((cot_status)status), "COT_?") != 0; status++) {
         if ((size_t)status >= section_count || strcmp(sections[status].name, cot_status_name((cot_status)status)) != 0)
-            fail_msg("docs/guide/errors.md has no section %s at its place", cot_status_name((cot_status)status));
+            fail_msg("docs/guide/errors_c.md has no section %s at its place", cot_status_name((cot_status)status));
     }
     assert_int_equal(section_count, status);
 }
@@ -171,11 +171,11 @@ static void every_message_was_provoked(void **state)
     assert_true(message_count > 0);
     for (size_t i = 0; i < message_count; i++)
         if (!messages[i].produced)
-            fail_msg("docs/guide/errors.md: nothing gives the message: %s", messages[i].text);
+            fail_msg("docs/guide/errors_c.md: nothing gives the message: %s", messages[i].text);
     for (size_t s = COT_INVALID_ARGUMENT; s < section_count; s++)
         if (sections[s].messages == 0 && s != COT_WOULD_ALLOCATE && s != COT_NO_DEVICE && s != COT_DEVICE_ERROR &&
             s != COT_PEER_ERROR)
-            fail_msg("docs/guide/errors.md: %s has no example", sections[s].name);
+            fail_msg("docs/guide/errors_c.md: %s has no example", sections[s].name);
 }
 
 int main(void)
