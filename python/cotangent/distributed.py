@@ -258,8 +258,8 @@ def init_group(group: Any = None, *, timeout: float = 30.0, device: Any = "cpu")
     first call of another function prepares the group with the default timeout. Raises ValueError if the group is
     already prepared for this device.
 
-    device   each call prepares the group for one device. Call init_group(device="cuda") to set the timeout of CUDA
-             tensors
+    device   each call prepares the group for one device. Without device="cuda" a call sets only the timeout of CPU
+             tensors: those on a GPU keep 30 seconds
     timeout  how many seconds a rank waits for another rank without any progress. It must be longer than the time that
              one rank computes between two calls of this module while the others wait. On a GPU it must also be longer
              than the longest call
