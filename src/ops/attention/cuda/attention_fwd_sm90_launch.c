@@ -56,9 +56,10 @@ static int32_t heads_per_section(const attention_sizes *z, bool sequences_differ
     const int64_t keys = is_window ? z->left + z->right + 1 : z->Tk;
     const int64_t head_bytes = max_i64(keys * (z->d_qk + z->d_v) * (int64_t)cot_dtype_size(z->dtype), 1);
     const bool has_large_sections = z->right < z->Tk && (head_bytes >= 2 << 20 || z->d_qk <= 64);
-    const int64_t section_bytes = (has_large_sections ? 96 : 32) << 20;
-    const int64_t heads = sequences_differ ? z->Hkv : z->B * z->Hkv,
-                  sections = cot_ceil_div(heads, max_i64(section_bytes / head_bytes, 1));
+    const int64_t section_bytes = (has_large_sections ? 96 : 32) << 20,
+                  most_heads = z->d_qk <= 64 || has_large_sections ? INT64_MAX : 64,
+                  section_heads = cot_clamp(section_bytes / head_bytes, 1, most_heads);
+    const int64_t heads = sequences_differ ? z->Hkv : z->B * z->Hkv, sections = cot_ceil_div(heads, section_heads);
     return (int32_t)(z->H / z->Hkv * cot_ceil_div(heads, max_i64(sections, 1)));
 }
 
