@@ -100,9 +100,9 @@ typedef struct cot_attention_forward_args {
     int64_t q_length;                 /* block of queries: rows of the whole sequence; 0 = no block */
     int64_t k_begin;                  /* block of keys: index of its first row in the whole sequence */
     int64_t k_length;                 /* block of keys: rows of the whole sequence; 0 = no block */
-    cot_tensor q;                     /* [B,Tq,H,d]   packed [total_q,H,d] */
-    cot_tensor k;                     /* [B,Tk,Hkv,d]        [total_k,Hkv,d] */
-    cot_tensor v;                     /* [B,Tk,Hkv,d_v]       [total_k,Hkv,d_v] */
+    cot_tensor q;                     /* [B,Tq,H,d], packed [total_q,H,d] */
+    cot_tensor k;                     /* [B,Tk,Hkv,d], packed [total_k,Hkv,d] */
+    cot_tensor v;                     /* [B,Tk,Hkv,d_v], packed [total_k,Hkv,d_v] */
     cot_tensor cu_seqlens_q;          /* i32 [B+1]; with cu_seqlens_k */
     cot_tensor cu_seqlens_k;          /* i32 [B+1]; with cu_seqlens_q */
     cot_tensor seqused_q;             /* i32 [B], optional */
@@ -112,8 +112,8 @@ typedef struct cot_attention_forward_args {
     cot_tensor bias;                  /* [B or 1, H or 1, Tq or 1, Tk or 1], packed with the max lengths; optional */
     cot_tensor dropout_seed_tensor;   /* i32 [2], optional: added to dropout_seed */
     cot_tensor dropout_offset_tensor; /* i32 [2], optional: added to dropout_offset */
-    cot_tensor out;                   /* out [B,Tq,H,d_v]     [total_q,H,d_v]; optional */
-    cot_tensor lse;                   /* out [B,H,Tq]        [H,total_q]; optional */
+    cot_tensor out;                   /* out [B,Tq,H,d_v], packed [total_q,H,d_v]; optional */
+    cot_tensor lse;                   /* out [B,H,Tq], packed [H,total_q]; optional */
     void *workspace;                  /* NULL = memory of the queue; else workspace_bytes bytes, 64-byte aligned */
     size_t workspace_bytes;           /* size of workspace; 0 with NULL */
 } cot_attention_forward_args;
@@ -168,8 +168,8 @@ typedef struct cot_attention_backward_args {
     cot_tensor bias;                /* as in the forward */
     cot_tensor dropout_seed_tensor; /* as in the forward */
     cot_tensor dropout_offset_tensor; /* as in the forward */
-    cot_tensor lse;                   /* [B,H,Tq]      packed [H,total_q]; the forward's output */
-    cot_tensor out;                   /* [B,Tq,H,d_v]   [total_q,H,d_v]; the forward's output; absent with delta */
+    cot_tensor lse;                   /* [B,H,Tq], packed [H,total_q]; the forward's */
+    cot_tensor out;                   /* [B,Tq,H,d_v], packed [total_q,H,d_v]; the forward's; absent with delta */
     cot_tensor dout;                  /* like out, q's dtype */
     cot_tensor dlse;                  /* like lse; optional (absent = zero); absent with delta */
     cot_tensor delta;                 /* like lse: from cot_attention_delta; replaces out and dlse */
@@ -193,10 +193,10 @@ COT_API cot_status cot_attention_backward_workspace(cot_queue *queue, const cot_
  * use the same delta in their backward. */
 typedef struct cot_attention_delta_args {
     size_t struct_size;
-    cot_tensor out;   /* [B,Tq,H,d_v]   or [total_q,H,d_v] */
+    cot_tensor out;   /* [B,Tq,H,d_v], packed [total_q,H,d_v] */
     cot_tensor dout;  /* like out; out and dout may have different dtypes */
-    cot_tensor dlse;  /* [B,H,Tq]      or [H,total_q]; optional (absent = zero) */
-    cot_tensor delta; /* out [B,H,Tq]  or [H,total_q] */
+    cot_tensor dlse;  /* [B,H,Tq], packed [H,total_q]; optional (absent = zero) */
+    cot_tensor delta; /* out [B,H,Tq], packed [H,total_q] */
     void *workspace;
     size_t workspace_bytes;
 } cot_attention_delta_args;
@@ -215,9 +215,9 @@ COT_API cot_status cot_attention_delta_workspace(cot_queue *queue, const cot_att
  * A row with lse = -inf gets out = 0. out may be the same view as out_a, and lse the same view as lse_a. */
 typedef struct cot_attention_merge_args {
     size_t struct_size;
-    cot_tensor out_a; /* [B,Tq,H,d_v]   or [total_q,H,d_v]; any of the float dtypes */
+    cot_tensor out_a; /* [B,Tq,H,d_v], packed [total_q,H,d_v]; any of the float dtypes */
     cot_tensor out_b; /* like out_a; any of the float dtypes */
-    cot_tensor lse_a; /* [B,H,Tq]      or [H,total_q] */
+    cot_tensor lse_a; /* [B,H,Tq], packed [H,total_q] */
     cot_tensor lse_b; /* like lse_a */
     cot_tensor sink;  /* [H], optional */
     cot_tensor out;   /* out, like out_a but for the dtype; optional */

@@ -22,7 +22,7 @@ struct attention_tile {
 /* Finds tile number tile_index. The head is the fastest index, because the heads of a row are adjacent in memory.
  * Returns false if there are fewer tiles. */
 template <bool GENERAL>
-static __device__ __forceinline__ bool tile_of(const attention_bwd_call &c, unsigned tile_index, attention_tile &t)
+static __device__ __forceinline__ bool find_tile(const attention_bwd_call &c, unsigned tile_index, attention_tile &t)
 {
     const unsigned sequence_tile = tile_index / (unsigned)c.H;
     t.h = tile_index % (unsigned)c.H;
@@ -80,56 +80,62 @@ static __device__ __forceinline__ bool is_visited(const attention_bwd_call &c, c
     return range.last >= range.first;
 }
 
-/* Clears a thread's part of a tile of dQ: in dq_accum, or in dq itself if the main kernel stores dq (stores_dq). */
-template <int HEAD_DIM, bool GENERAL>
+/* Clears a thread's elements of a tile of dQ: in dq_accum, or in dq itself if the main kernel stores dq (stores_dq).
+ *   lane               of the ROW_LANES lanes of a row
+ *   row                the query's row in the tensor
+ *   i                  the query's row in its sequence
+ *   statistics_index   the query's index in lse_log2 */
+template <int COLUMNS, bool GENERAL>
 static __device__ __forceinline__ void clear_dq(const attention_bwd_call &c, const attention_tile &t, int lane,
                                                 int64_t row, int64_t i, int64_t statistics_index)
 {
-    constexpr int ROW = HEAD_DIM == 192 ? 32 : HEAD_DIM / 8, ROWS = LANES * WARPS / ROW;
+    constexpr int ROW_LANES = COLUMNS == 192 ? 32 : COLUMNS / 8, PASS_ROWS = LANES * WARPS / ROW_LANES;
     if (c.stores_dq) {
         uint16_t *const dq = (uint16_t *)c.dq.data + t.b * c.dq.stride[0] + row * c.dq.stride[1] + t.h * c.dq.stride[2];
         if (i < t.rows && 8 * lane < c.d_qk)
             *(uint4 *)(dq + 8 * lane) = make_uint4(0, 0, 0, 0);
         return;
     }
-    float4 *accum = (float4 *)(c.dq_accum + (statistics_index - threadIdx.x / ROW) * HEAD_DIM) + threadIdx.x;
+    float4 *accum = (float4 *)(c.dq_accum + (statistics_index - threadIdx.x / ROW_LANES) * COLUMNS) + threadIdx.x;
 #pragma unroll
-    for (int at = 0; at < ROWS * HEAD_DIM / 4; at += LANES * WARPS)
-        if (HEAD_DIM != 192 || at + (int)threadIdx.x < ROWS * HEAD_DIM / 4)
+    for (int at = 0; at < PASS_ROWS * COLUMNS / 4; at += LANES * WARPS)
+        if (COLUMNS != 192 || at + (int)threadIdx.x < PASS_ROWS * COLUMNS / 4)
             __stcs(accum + at, make_float4(0.0f, 0.0f, 0.0f, 0.0f));
 }
 
 /* Writes lse_log2 and scaled_delta, where delta = rowsum(dout * out) - dlse. Clears dq_accum and dq_semaphore.
- * HEAD_DIM / 8 lanes process one query. At 192 columns 32 lanes do, 8 of them without columns, because the sum of a row
- * needs a power of two. */
-template <int HEAD_DIM, bool GENERAL> static __device__ __forceinline__ void preprocess(const attention_bwd_call &c)
+ * ROW_LANES = COLUMNS / 8 lanes process one query. At 192 columns 32 lanes do, 8 of them without columns, because the sum
+ * of a row needs a power of two. A thread block takes a strip of a tile: ATTENTION_PREPROCESS_ROWS times PASS_ROWS
+ * rows. */
+template <int COLUMNS, bool GENERAL> static __device__ __forceinline__ void preprocess(const attention_bwd_call &c)
 {
-    constexpr int ROW = HEAD_DIM == 192 ? 32 : HEAD_DIM / 8, ROWS = LANES * WARPS / ROW,
-                  QUERIES = ATTENTION_BWD_QUERIES(HEAD_DIM), PARTS = QUERIES / (ROWS * ATTENTION_PREPROCESS_ROWS);
+    constexpr int ROW_LANES = COLUMNS == 192 ? 32 : COLUMNS / 8, PASS_ROWS = LANES * WARPS / ROW_LANES,
+                  QUERIES = ATTENTION_BWD_QUERIES(COLUMNS), STRIPS = QUERIES / (PASS_ROWS * ATTENTION_PREPROCESS_ROWS);
     cot_griddepcontrol_launch_dependents();
     if (blockIdx.x == 0 && threadIdx.x == 0 && c.key_block_counter != nullptr)
         *c.key_block_counter = 0;
     const unsigned heads = (unsigned)c.H,
-                   tile_part = blockIdx.x / heads; /* the parts of a tile are c.H thread blocks apart */
+                   tile_strip = blockIdx.x / heads; /* the strips of a tile are c.H thread blocks apart */
     attention_tile t;
-    if (!tile_of<GENERAL>(c, tile_part / PARTS * heads + blockIdx.x % heads, t))
+    if (!find_tile<GENERAL>(c, tile_strip / STRIPS * heads + blockIdx.x % heads, t))
         return;
-    const int lane = threadIdx.x % ROW, part = (int)(tile_part % PARTS);
-    const int first_row = part * ROWS * ATTENTION_PREPROCESS_ROWS + (int)threadIdx.x / ROW; /* of the tile */
-    constexpr int DQ_TILES = QUERIES * HEAD_DIM / ATTENTION_DQ_TILE;                        /* of a tile */
-    if (part == 0 && threadIdx.x < DQ_TILES)
+    const int lane = threadIdx.x % ROW_LANES, strip = (int)(tile_strip % STRIPS);
+    const int first_row =
+        strip * PASS_ROWS * ATTENTION_PREPROCESS_ROWS + (int)threadIdx.x / ROW_LANES; /* of the tile */
+    constexpr int DQ_TILES = QUERIES * COLUMNS / ATTENTION_DQ_TILE;                   /* of a tile */
+    if (strip == 0 && threadIdx.x < DQ_TILES)
         c.dq_semaphore[t.index * DQ_TILES + threadIdx.x] = 0;
     float delta[ATTENTION_PREPROCESS_ROWS], lse_log2[ATTENTION_PREPROCESS_ROWS];
 #pragma unroll
     for (int n = 0; n < ATTENTION_PREPROCESS_ROWS; n++) { /* without stores, so that the loads of all rows come first */
-        const int64_t i = t.tile * QUERIES + first_row + n * ROWS, row = t.q_first_row + i;
+        const int64_t i = t.tile * QUERIES + first_row + n * PASS_ROWS, row = t.q_first_row + i;
         delta[n] = 0.0f, lse_log2[n] = INFINITY;
         if (i >= t.used)
             continue;
         if (c.delta.data != nullptr) {
             delta[n] = cot_load(c.delta.data, c.delta.dtype,
                                 t.b * c.delta.stride[0] + t.h * c.delta.stride[1] + row * c.delta.stride[2]);
-        } else if ((!GENERAL && HEAD_DIM != 192) || 8 * lane < c.d_v) { /* at 192 columns d_v may be 128 */
+        } else if ((!GENERAL && COLUMNS != 192) || 8 * lane < c.d_v) { /* at 192 columns d_v may be 128 */
             const int64_t out = t.b * c.out.stride[0] + row * c.out.stride[1] + t.h * c.out.stride[2] + 8 * lane;
             const int64_t dout = t.b * c.dout.stride[0] + row * c.dout.stride[1] + t.h * c.dout.stride[2] + 8 * lane;
             if (c.out_vectorized) {
@@ -150,13 +156,13 @@ template <int HEAD_DIM, bool GENERAL> static __device__ __forceinline__ void pre
     const bool clear = !c.deterministic || !is_visited<QUERIES, GENERAL>(c, t);
 #pragma unroll
     for (int n = 0; n < ATTENTION_PREPROCESS_ROWS; n++) {
-        const int64_t i = t.tile * QUERIES + first_row + n * ROWS, row = t.q_first_row + i;
-        const int64_t statistics_index = t.index * QUERIES + first_row + n * ROWS;
+        const int64_t i = t.tile * QUERIES + first_row + n * PASS_ROWS, row = t.q_first_row + i;
+        const int64_t statistics_index = t.index * QUERIES + first_row + n * PASS_ROWS;
         if (clear)
-            clear_dq<HEAD_DIM, GENERAL>(c, t, lane, row, i, statistics_index);
+            clear_dq<COLUMNS, GENERAL>(c, t, lane, row, i, statistics_index);
         if (c.delta.data == nullptr) {
 #pragma unroll
-            for (int distance = ROW / 2; distance > 0; distance /= 2)
+            for (int distance = ROW_LANES / 2; distance > 0; distance /= 2)
                 delta[n] += __shfl_xor_sync(0xffffffffu, delta[n], distance);
             if (c.dlse.data != nullptr && i < t.used)
                 delta[n] -= cot_load(c.dlse.data, c.dlse.dtype,
@@ -169,31 +175,31 @@ template <int HEAD_DIM, bool GENERAL> static __device__ __forceinline__ void pre
     }
 }
 
-/* dq from dq_accum, which is in the order of wgmma accumulators: 16 queries of 64 columns are 4 KiB. A float4 holds two
+/* dq from dq_accum, which is in the order of wgmma accumulators. A strip, 16 queries of 64 columns, is 4 KiB. A float4 holds two
  * adjacent columns of row r and two of row r + 8. A warp transposes the 4 KiB to rows through shared memory. Rows of 144
  * bytes there avoid bank conflicts, both for stores in the accumulators' order and for loads of 16 bytes per lane. */
-template <typename E, int HEAD_DIM, bool GENERAL>
+template <typename E, int COLUMNS, bool GENERAL>
 static __device__ __forceinline__ void postprocess(const attention_bwd_call &c)
 {
-    constexpr unsigned PANELS = HEAD_DIM / 64, PARTS = ATTENTION_BWD_QUERIES(HEAD_DIM) / 16;
+    constexpr unsigned PANELS = COLUMNS / 64, STRIPS = ATTENTION_BWD_QUERIES(COLUMNS) / 16;
     __shared__ __align__(16) uint32_t staging[WARPS][16][36];
     cot_griddepcontrol_wait();
     const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
-    const unsigned warp_index = blockIdx.x * WARPS + warp, part = warp_index % PARTS,
-                   panel = warp_index / PARTS % PANELS;
+    const unsigned warp_index = blockIdx.x * WARPS + warp, strip = warp_index % STRIPS,
+                   panel = warp_index / STRIPS % PANELS;
     attention_tile t;
-    if (!tile_of<GENERAL>(c, warp_index / PARTS / PANELS, t))
+    if (!find_tile<GENERAL>(c, warp_index / STRIPS / PANELS, t))
         return;
-    const int64_t first_row = t.tile * ATTENTION_BWD_QUERIES(HEAD_DIM) + part * 16;
+    const int64_t first_row = t.tile * ATTENTION_BWD_QUERIES(COLUMNS) + strip * 16;
     const int columns = GENERAL ? (int)c.d_qk - (int)panel * 64 : 64; /* columns of this panel that exist */
     if (first_row >= t.rows || columns <= 0)
         return;
-    const float4 *accum = (const float4 *)(c.dq_accum + t.index * (ATTENTION_BWD_QUERIES(HEAD_DIM) * HEAD_DIM) +
-                                           panel * ATTENTION_DQ_TILE);
+    const float4 *accum =
+        (const float4 *)(c.dq_accum + t.index * (ATTENTION_BWD_QUERIES(COLUMNS) * COLUMNS) + panel * ATTENTION_DQ_TILE);
     float4 acc[8];
 #pragma unroll
     for (int column_group = 0; column_group < 8; column_group++)
-        acc[column_group] = __ldcs(accum + part * 256 + column_group * LANES + lane);
+        acc[column_group] = __ldcs(accum + strip * 256 + column_group * LANES + lane);
     const int64_t offset = t.b * c.dq.stride[0] + t.q_first_row * c.dq.stride[1] + t.h * c.dq.stride[2] + panel * 64;
     if (c.dq_store == ATTENTION_STORE_16_BIT) {
 #pragma unroll

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * causal_conv1d_bwd_channel_last.c: the backward for tensors with contiguous channels, or with few tokens:
- *     g[t]  = dy[t] * act'(z[t])                      z as in the forward
+ *     g[t]  = dy[t] * act'(z[t])                      z[t]  = bias + sum_k w[k] * xe[t+k]
  *     dx[t] = sum_j w[K-1-j] * g[t+j]                 dw[k] = sum_t g[t] * xe[t+k]          db = sum_t g[t]
  *
  * xe = [initial_state, x]: K-1 inputs before the first token, then x.
@@ -392,7 +392,7 @@ typedef struct backward_steps {
     int64_t count;        /* of steps */
 } backward_steps;
 
-/* True if the dx that the steps from i to the next change complete has no destination. */
+/* Whether no output takes the dx that the steps from i until next_change complete. */
 static bool discards_dx(const backward_work *work, const conv1d_piece *piece, int64_t i)
 {
     const cot_causal_conv1d_backward_args *a = &work->context->problem->args;
@@ -407,11 +407,11 @@ static void store_dx(backward_work *work, const conv1d_piece *piece, int64_t i, 
 {
     const cot_causal_conv1d_backward_args *a = &work->context->problem->args;
     const int64_t K = work->context->problem->sizes.K;
-    for (int64_t step = 0; step < n; step++) {
-        const int64_t position = piece->begin + i + step - (K - 1),
+    for (int64_t offset = 0; offset < n; offset++) {
+        const int64_t position = piece->begin + i + offset - (K - 1),
                       state_position = position - piece->valid_end + K - 1;
         const bool is_token = position >= piece->begin;
-        float *values = work->dx + step * work->pitch;
+        float *values = work->dx + offset * work->pitch;
         if (cot_is_present(&a->dfinal_state) && piece->state >= 0 && state_position >= 0 &&
             conv1d_piece_same_sequence(piece, K, position, piece->valid_end - 1))
             for (int64_t channel = 0; channel < work->channels; channel++)
