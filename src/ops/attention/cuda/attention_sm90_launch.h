@@ -156,11 +156,12 @@ static inline const char *attention_bwd_sm90_refusal(const attention_problem *p)
         return "f16 with softcap and d or d_v above 192 needs more registers than there are";
     if (z->dropped > 0 || cot_is_present(&p->alibi_slopes) || cot_is_present(&p->bias))
         return "it supports no dropout, ALiBi or bias";
-    if (z->B > 65535 || z->Hkv > 65535 || z->q_length > INT32_MAX / 4 || z->k_length > INT32_MAX / 4)
-        return "a grid has no room for B, Hkv, Tq or Tk";
+    if (z->B > INT32_MAX / 64 || z->H > INT32_MAX / 64 || z->q_length > INT32_MAX / 4 || z->k_length > INT32_MAX / 4 ||
+        (double)attention_bwd_key_blocks(p) * (double)z->Hkv > INT32_MAX / 4)
+        return "it counts sequences, heads, queries, keys and key blocks in 32 bits";
     const double gqa_group = (double)z->H / (double)cot_max(z->Hkv, 1);
     if (gqa_group * gqa_group * (double)(z->Tq / attention_bwd_queries(z) + 1) > INT32_MAX)
-        return "it counts the steps of a block in 31 bits"; /* of the product in step_of */
+        return "it counts the steps of a key block in 31 bits"; /* see step_of */
     if (attention_bwd_needs_general(p) && (z->rows_q > INT32_MAX / 4 || z->rows_k > INT32_MAX / 4 ||
                                            (double)attention_bwd_tiles(p) * (double)z->H > INT32_MAX / 64))
         return "it counts rows and tiles in 32 bits";
