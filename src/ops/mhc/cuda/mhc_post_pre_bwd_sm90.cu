@@ -3,17 +3,19 @@
  * mhc_post_pre_bwd_sm90.cu: the second half of post_pre's backward for n = 4, f16 and bf16: g and the gradients of
  * post, from the records that pre's backward has stored. g stays in registers.
  *
- *   g = dh_mix (phi gamma) + c y + h_pre dh_in + dy     y is computed again from x and f, and rounded
+ *   g = dh_mix (phi gamma) + factor y + h_pre dh_in + dy
  *   df = h_post g,  dx = h_res g       stored
  *   dh_post = f g,  dh_res = x g      summed over the block's columns; mhc_post_pre_sum_slices adds the slices
+ *
+ * factor is c of mhc.h. y is computed again from x and f, and rounded.
  *
  * Block (x, y) has 128 columns of all four streams. Its warps have every (8 gridDim.y)-th tile of 16 tokens and never
  * wait for each other after the terms of phi gamma are in shared memory. A step of a warp is 32 columns of its tile. A
  * lane handles 8 columns of two tokens. cp.async copies the inputs of the next step while a step is multiplied. Each
  * lane copies what it reads itself; only records and coefficients are read by other lanes of the warp.
  *
- * dh_mix and phi gamma have three bf16 terms each. Products of fourth and higher order are left out: g has float32
- * precision. */
+ * dh_mix and phi gamma have three bf16 terms each. The products of terms i and j (from 0) with i + j > 2 are left out: g has
+ * float32 precision. */
 #include "mhc_mma.cuh"
 
 enum {
@@ -116,19 +118,19 @@ static __device__ __forceinline__ void copy_inputs(const mhc_call &c, warp_memor
 {
     const int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const uint32_t token = lane_token(tile) + h * 8;
+    for (int half = 0; half < 2; half++) {
+        const uint32_t token = lane_token(tile) + half * 8;
         const bool valid = token < c.tokens;
 #pragma unroll
         for (int i = 0; i < N; i++)
-            copy_piece<E, VECTOR>(&s.pieces[h][X + i][lane], c.x, row_offset(c.x, token) + i * c.x.stride[2] + d,
+            copy_piece<E, VECTOR>(&s.pieces[half][X + i][lane], c.x, row_offset(c.x, token) + i * c.x.stride[2] + d,
                                   valid);
-        copy_piece<E, VECTOR>(&s.pieces[h][F][lane], c.f, row_offset(c.f, token) + d, valid);
-        copy_piece<E, VECTOR>(&s.pieces[h][DH_IN][lane], c.dh_in, row_offset(c.dh_in, token) + d, valid);
+        copy_piece<E, VECTOR>(&s.pieces[half][F][lane], c.f, row_offset(c.f, token) + d, valid);
+        copy_piece<E, VECTOR>(&s.pieces[half][DH_IN][lane], c.dh_in, row_offset(c.dh_in, token) + d, valid);
         if (present(c.dy))
 #pragma unroll
             for (int i = 0; i < N; i++)
-                copy_piece<E, VECTOR>(&s.pieces[h][DY + i][lane], c.dy,
+                copy_piece<E, VECTOR>(&s.pieces[half][DY + i][lane], c.dy,
                                       row_offset(c.dy, token) + i * c.dy.stride[2] + d, valid);
     }
 }
@@ -195,23 +197,23 @@ static __device__ __forceinline__ void begin_g(const warp_memory &s, int buffer,
 {
     const int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const token_coefficients k(s, buffer, lane / 4 + h * 8);
-        const uint4 dh_in = s.pieces[h][DH_IN][lane];
+    for (int half = 0; half < 2; half++) {
+        const token_coefficients k(s, buffer, lane / 4 + half * 8);
+        const uint4 dh_in = s.pieces[half][DH_IN][lane];
         uint4 dy[N];
-        f[h] = s.pieces[h][F][lane];
+        f[half] = s.pieces[half][F][lane];
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            x[h][i] = s.pieces[h][X + i][lane];
-            dy[i] = s.pieces[h][DY + i][lane];
+            x[half][i] = s.pieces[half][X + i][lane];
+            dy[i] = s.pieces[half][DY + i][lane];
         }
 #pragma unroll
         for (int w = 0; w < 4; w++) {
-            const float2 f_pair = cot_unpack_pair<E>(word_of(f[h], w)), dh = cot_unpack_pair<E>(word_of(dh_in, w));
+            const float2 f_pair = cot_unpack_pair<E>(word_of(f[half], w)), dh = cot_unpack_pair<E>(word_of(dh_in, w));
             float2 x_pairs[N];
 #pragma unroll
             for (int i = 0; i < N; i++)
-                x_pairs[i] = cot_unpack_pair<E>(word_of(x[h][i], w));
+                x_pairs[i] = cot_unpack_pair<E>(word_of(x[half][i], w));
 #pragma unroll
             for (int o = 0; o < N; o++) {
                 float low = k.h_post[o] * f_pair.x, high = k.h_post[o] * f_pair.y;
@@ -222,8 +224,8 @@ static __device__ __forceinline__ void begin_g(const warp_memory &s, int buffer,
                 }
                 const float2 y = cot_unpack_pair<E>(cot_pack_pair<E>(low, high)),
                              from_dy = cot_unpack_pair<E>(word_of(dy[o], w));
-                g[o][w][2 * h] = fmaf(k.h_pre[o], dh.x, fmaf(k.factor, y.x, from_dy.x));
-                g[o][w][2 * h + 1] = fmaf(k.h_pre[o], dh.y, fmaf(k.factor, y.y, from_dy.y));
+                g[o][w][2 * half] = fmaf(k.h_pre[o], dh.x, fmaf(k.factor, y.x, from_dy.x));
+                g[o][w][2 * half + 1] = fmaf(k.h_pre[o], dh.y, fmaf(k.factor, y.y, from_dy.y));
             }
         }
     }
@@ -289,16 +291,17 @@ static __device__ __forceinline__ void store_piece(const mhc_array &a, int64_t o
 static __device__ __forceinline__ void add_lane_sums(const float (&values)[SUMS], float (&sums)[LANE_SUMS])
 {
     const bool upper = threadIdx.x & 2, odd = threadIdx.x & 1;
-    float half[2 * LANE_SUMS];
+    float lane_pair_sums[2 * LANE_SUMS];
 #pragma unroll
     for (int k = 0; k < 2 * LANE_SUMS; k++) {
         const float kept = upper ? values[k + 2 * LANE_SUMS] : values[k],
                     sent = upper ? values[k] : values[k + 2 * LANE_SUMS];
-        half[k] = kept + __shfl_xor_sync(0xffffffffu, sent, 2);
+        lane_pair_sums[k] = kept + __shfl_xor_sync(0xffffffffu, sent, 2);
     }
 #pragma unroll
     for (int k = 0; k < LANE_SUMS; k++) {
-        const float kept = odd ? half[k + LANE_SUMS] : half[k], sent = odd ? half[k] : half[k + LANE_SUMS];
+        const float kept = odd ? lane_pair_sums[k + LANE_SUMS] : lane_pair_sums[k],
+                    sent = odd ? lane_pair_sums[k] : lane_pair_sums[k + LANE_SUMS];
         sums[k] += kept + __shfl_xor_sync(0xffffffffu, sent, 1);
     }
 }
@@ -310,25 +313,25 @@ static __device__ __forceinline__ void finish_step(const mhc_call &c, const warp
                                                    const float (&g)[N][4][4], float (&sums)[2][LANE_SUMS])
 {
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const token_coefficients k(s, buffer, (int)threadIdx.x % 32 / 4 + h * 8);
-        const uint4 f_words = hide(c, f[h]);
+    for (int half = 0; half < 2; half++) {
+        const token_coefficients k(s, buffer, (int)threadIdx.x % 32 / 4 + half * 8);
+        const uint4 f_words = hide(c, f[half]);
         uint4 x_words[N];
         uint32_t df[4], dx[N][4];
         float step_sums[SUMS] = {0};
 #pragma unroll
         for (int i = 0; i < N; i++)
-            x_words[i] = hide(c, x[h][i]);
+            x_words[i] = hide(c, x[half][i]);
 #pragma unroll
         for (int w = 0; w < 4; w++) {
             const float2 f_pair = cot_unpack_pair<E>(word_of(f_words, w));
             float low = 0.0f, high = 0.0f;
 #pragma unroll
             for (int o = 0; o < N; o++) {
-                low = fmaf(k.h_post[o], g[o][w][2 * h], low);
-                high = fmaf(k.h_post[o], g[o][w][2 * h + 1], high);
-                step_sums[N * N + o] = fmaf(f_pair.x, g[o][w][2 * h], step_sums[N * N + o]);
-                step_sums[N * N + o] = fmaf(f_pair.y, g[o][w][2 * h + 1], step_sums[N * N + o]);
+                low = fmaf(k.h_post[o], g[o][w][2 * half], low);
+                high = fmaf(k.h_post[o], g[o][w][2 * half + 1], high);
+                step_sums[N * N + o] = fmaf(f_pair.x, g[o][w][2 * half], step_sums[N * N + o]);
+                step_sums[N * N + o] = fmaf(f_pair.y, g[o][w][2 * half + 1], step_sums[N * N + o]);
             }
             df[w] = cot_pack_pair<E>(low, high);
 #pragma unroll
@@ -337,16 +340,16 @@ static __device__ __forceinline__ void finish_step(const mhc_call &c, const warp
                 low = high = 0.0f;
 #pragma unroll
                 for (int o = 0; o < N; o++) {
-                    low = fmaf(k.h_res[i][o], g[o][w][2 * h], low);
-                    high = fmaf(k.h_res[i][o], g[o][w][2 * h + 1], high);
-                    step_sums[i * N + o] = fmaf(x_pair.x, g[o][w][2 * h], step_sums[i * N + o]);
-                    step_sums[i * N + o] = fmaf(x_pair.y, g[o][w][2 * h + 1], step_sums[i * N + o]);
+                    low = fmaf(k.h_res[i][o], g[o][w][2 * half], low);
+                    high = fmaf(k.h_res[i][o], g[o][w][2 * half + 1], high);
+                    step_sums[i * N + o] = fmaf(x_pair.x, g[o][w][2 * half], step_sums[i * N + o]);
+                    step_sums[i * N + o] = fmaf(x_pair.y, g[o][w][2 * half + 1], step_sums[i * N + o]);
                 }
                 dx[i][w] = cot_pack_pair<E>(low, high);
             }
         }
-        add_lane_sums(step_sums, sums[h]);
-        const uint32_t token = lane_token(tile) + h * 8;
+        add_lane_sums(step_sums, sums[half]);
+        const uint32_t token = lane_token(tile) + half * 8;
         if (token >= c.tokens)
             continue;
         if (present(c.df))
@@ -362,14 +365,14 @@ static __device__ __forceinline__ void store_sums(const mhc_call &c, int64_t til
 {
     const int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const int64_t token = tile * TILE + lane / 4 + h * 8;
+    for (int half = 0; half < 2; half++) {
+        const int64_t token = tile * TILE + lane / 4 + half * 8;
         if (token >= c.tokens || c.post_sums == nullptr)
             continue;
         float *to = c.post_sums + (blockIdx.x * c.tokens + token) * SUMS + lane % 4 * LANE_SUMS;
 #pragma unroll
         for (int k = 0; k < LANE_SUMS; k++)
-            to[k] = sums[h][k];
+            to[k] = sums[half][k];
     }
 }
 
@@ -377,7 +380,7 @@ template <typename E, bool VECTOR> static __device__ __forceinline__ void backwa
 {
     shared_memory &s = *(shared_memory *)memory;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_column = blockIdx.x * COLUMNS;
-    const int tiles = (int)((c.tokens + TILE - 1) / TILE), step = gridDim.y * WARPS;
+    const int tiles = (int)((c.tokens + TILE - 1) / TILE), tile_stride = gridDim.y * WARPS;
     const int groups = c.D - first_column < COLUMNS ? (int)(c.D - first_column) / GROUP_COLUMNS : (int)COLUMN_GROUPS;
     const int lane_column = first_column + lane % 4 * 8;
     warp_memory &w = s.warps[warp];
@@ -390,12 +393,12 @@ template <typename E, bool VECTOR> static __device__ __forceinline__ void backwa
     }
     cot_cp_async_commit_group();
     stage_phi(c, s, first_column);
-    for (; tile < tiles; tile += step, buffer ^= 1) {
+    for (; tile < tiles; tile += tile_stride, buffer ^= 1) {
         float sums[2][LANE_SUMS] = {0};
 #pragma unroll 1
         for (int group = 0; group < groups; group++) {
             const bool last = group + 1 == groups;
-            const int next_tile = last ? tile + step : tile, next_group = last ? 0 : group + 1;
+            const int next_tile = last ? tile + tile_stride : tile, next_group = last ? 0 : group + 1;
             uint4 x[2][N], f[2];
             float g[N][4][4];
             cot_cp_async_wait_group<0>();
