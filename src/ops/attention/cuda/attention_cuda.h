@@ -18,32 +18,61 @@ enum {
     ATTENTION_PREPROCESS_ROWS = 2, /* rows that a thread of `preprocess` handles */
     ATTENTION_CLUSTER_BLOCKS = 2,  /* above 128 columns, thread blocks that share a key block */
     ATTENTION_WARPGROUPS = 4,      /* warpgroups of a thread block, 128 threads each */
-    ATTENTION_P_EXPONENT = 8,      /* up to d = 128, P in f16 is scaled by 2^8: see dv_scale */
+    ATTENTION_P_EXPONENT = 8,      /* d and d_v up to 128: P in f16 is scaled by 2^8, see dv_scale */
     ATTENTION_DQ_TILE = 4096       /* floats of 64 queries and 64 columns of dq, in the order of wgmma accumulators */
 };
 
-/* attention_bwd_cluster_sm90.cu: bytes of shared memory. In panels of 64 columns: K, the peer's K, V, stages of Q and
- * dO. Also stages of dS and dQ; statistics, low bits of P, barriers. */
-#define ATTENTION_CLUSTER_SHARED_BYTES(d, d_v)                                                                 \
-    (8192 * ((d) <= 192 ? 4 * ((d) / 64) + 3 * ((d_v) / 64) + 3 + 2 * 2 : 4 + 2 + 4 + 2 * 4 + 3 * 2 + 2 + 2) + \
-     256 * 4 + 512 * ((d) <= 192 ? 2 : 1) + 512)
+/* Bytes of shared memory, in the order of the members of shared_memory in each kernel. A square is 64 rows of 64 16-bit
+ * columns. */
+/* clang-format off */
+enum { ATTENTION_SQUARE_BYTES = 64 * 64 * 2 };
 
-/* attention_bwd_sm90.cu: bytes of shared memory. For each 64 columns: K, V, stages of Q and of dO. Also stages of dS
- * and dQ, statistics, barriers. */
-#define ATTENTION_BWD_SHARED_BYTES(columns)                                                    \
-    ((columns) / 64 * 128 *                                                                    \
-         (2 * ATTENTION_BWD_KEYS +                                                             \
-          (ATTENTION_BWD_Q_STAGES + ATTENTION_DOUT_STAGES) * ATTENTION_BWD_QUERIES(columns)) + \
-     2 * ATTENTION_BWD_KEYS * ATTENTION_BWD_QUERIES(columns) * ATTENTION_DS_STAGES +           \
-     ATTENTION_DQ_TILE * 4 * ATTENTION_DQ_STAGES +                                             \
-     4 * ATTENTION_BWD_QUERIES(columns) * (ATTENTION_BWD_Q_STAGES + ATTENTION_DOUT_STAGES) + 512)
+/* attention_bwd_cluster_sm90.cu, d and d_v up to 192: dQ by tiles. */
+#define ATTENTION_CLUSTER_BY_TILES_SQUARES(d, d_v) \
+    ((d) / 64           /* K of 64 keys */         \
+     + (d) / 64         /* the peer's K */         \
+     + (d_v) / 64       /* V of 64 keys */         \
+     + 2 * ((d) / 64)   /* 2 stages of Q */        \
+     + 2 * ((d_v) / 64) /* 2 stages of dO */       \
+     + 2                /* 2 stages of dS */       \
+     + 1                /* the peer's dS */        \
+     + 2 * 2)           /* 2 stages of a dQ tile */
+/* d or d_v above 192: dQ by columns. */
+#define ATTENTION_CLUSTER_BY_COLUMNS_SQUARES             \
+    (4       /* K of 64 keys */                          \
+     + 2     /* half of the columns of the peer's K */   \
+     + 4     /* V of 64 keys */                          \
+     + 2 * 4 /* 2 stages of Q */                         \
+     + 3 * 2 /* 3 stages of half of the columns of dO */ \
+     + 1     /* dS */                                    \
+     + 1     /* the peer's dS */                         \
+     + 2)    /* a dQ tile */
+#define ATTENTION_CLUSTER_SHARED_BYTES(d, d_v)                                                                   \
+    (ATTENTION_SQUARE_BYTES *                                                                                    \
+         ((d) <= 192 ? ATTENTION_CLUSTER_BY_TILES_SQUARES(d, d_v) : ATTENTION_CLUSTER_BY_COLUMNS_SQUARES)        \
+     + 2 * 2 * 64 * 4                 /* 2 stages of lse_log2 and of delta, 64 queries each */                   \
+     + ((d) <= 192 ? 2 : 1) * 128 * 4 /* low bits of P: a word for each thread of a warpgroup and stage of dS */ \
+     + 512)                           /* barriers, work */
 
-/* attention_bwd_pairs_sm90.cu: bytes of shared memory. It holds K, V, a panel of the peer's K, the peer's dS, stages of
- * Q, dO, dS and dQ, statistics, barriers. */
-#define ATTENTION_PAIRS_SHARED_BYTES(columns)                                           \
-    (16384 * ((columns) / 64 * 2 + 2 + ATTENTION_BWD_Q_STAGES + ATTENTION_DOUT_STAGES + \
-              (columns == 64 ? 2 : 1) * ATTENTION_DS_STAGES + 1) +                      \
-     4 * ATTENTION_BWD_QUERIES(columns) * (ATTENTION_BWD_Q_STAGES + ATTENTION_DOUT_STAGES) + 512)
+/* attention_bwd_sm90.cu. */
+#define ATTENTION_BWD_SHARED_BYTES(columns)                                                         \
+    (ATTENTION_BWD_KEYS * (columns) * 2                                              /* K */        \
+     + ATTENTION_BWD_KEYS * (columns) * 2                                            /* V */        \
+     + ATTENTION_BWD_Q_STAGES * ATTENTION_BWD_QUERIES(columns) * (columns) * 2       /* Q */        \
+     + ATTENTION_DOUT_STAGES * ATTENTION_BWD_QUERIES(columns) * (columns) * 2        /* dO */       \
+     + ATTENTION_DS_STAGES * ATTENTION_BWD_QUERIES(columns) * ATTENTION_BWD_KEYS * 2 /* dS */       \
+     + ATTENTION_DQ_STAGES * ATTENTION_DQ_TILE * 4                                   /* dQ tiles */ \
+     + ATTENTION_BWD_Q_STAGES * ATTENTION_BWD_QUERIES(columns) * 4                   /* lse_log2 */ \
+     + ATTENTION_DOUT_STAGES * ATTENTION_BWD_QUERIES(columns) * 4                    /* delta */    \
+     + 512)                                                                          /* barriers, work */
+
+/* attention_bwd_pairs_sm90.cu. */
+#define ATTENTION_PAIRS_SHARED_BYTES(columns)                                                          \
+    (ATTENTION_BWD_SHARED_BYTES(columns)                                                               \
+     + 2 * ATTENTION_SQUARE_BYTES                         /* the peer's dS, 128 keys and 64 queries */ \
+     + 2 * ATTENTION_SQUARE_BYTES                         /* the peer's K, 128 keys and 64 columns */  \
+     - (ATTENTION_DQ_STAGES - 1) * ATTENTION_DQ_TILE * 4) /* one stage of dQ tiles */
+/* clang-format on */
 
 #define ATTENTION_DP_SCALE 0x1p-8f /* scale of dP and delta in f16, which removes the scale of P from dS */
 
