@@ -63,7 +63,7 @@ template <int COLUMNS, bool PAIRS>
 static __device__ __forceinline__ void begin_loading_keys(shared_memory<COLUMNS, PAIRS> &s, uint32_t n, uint64_t *full)
 {
     cot_mbarrier_wait(&s.kv_empty, (n & 1) ^ 1);
-    cot_mbarrier_arrive_expect(full, (4 * (COLUMNS / 64) + (PAIRS ? 2 : 0)) * SQUARE_BYTES);
+    cot_mbarrier_arrive_expect(full, sizeof s.k + sizeof s.v + sizeof s.peer_k);
 }
 
 /* Loads the panels of K and V from key `row` of the tensors on. */
@@ -349,34 +349,49 @@ static __device__ __forceinline__ volatile uint32_t &first_computed_step(shared_
     return s.first_computed_step[threadIdx.x / WARP % 8];
 }
 
+/* What a consumer is compiled for. */
+template <typename E_, int COLUMNS_, bool GENERAL_, bool SOFTCAP_, bool PAIRS_> struct consumer_traits {
+    using E = E_;
+    using memory = shared_memory<COLUMNS_, PAIRS_>;
+    static constexpr int COLUMNS = COLUMNS_, QUERIES = memory::QUERIES;
+    static constexpr bool GENERAL = GENERAL_, SOFTCAP = SOFTCAP_;
+};
+
+/* The registers that a thread of a consumer keeps from step to step. They are variables of `consume`. */
+template <typename T> struct consumer_registers {
+    float (&dk)[T::COLUMNS / 2], (&dv)[T::COLUMNS / 2]; /* sums of the key block */
+    uint32_t (&packed)[T::QUERIES / 4];                 /* P^T, then dS^T, in 16 bits */
+    uint32_t &previous_q;                               /* the stage of the Q whose dS^T Q is not yet in dK */
+    int &consumer;                                      /* 0 or 1: which of the two consumers this is */
+    int &lane_query;        /* the first query of this thread's accumulators in each group of 8 queries of a tile */
+    uint32_t &ds_fragments; /* shared address of this thread's fragment in stage 0 of dS */
+};
+
 /* One step of a consumer: see the header of attention_bwd_sm90.cu. Returns whether to skip the next tile.
  *   FIRST        there is no dS of a previous step
  *   first_step   of the key block: steps are numbered through all key blocks
- *   previous_q   stage of Q of the previous step
- *   consumer     0 or 1: which of the two consumers this is
  * With SOFTCAP, the upper two bytes of P times the slope are in the dS buffer of this stage, until dS overwrites them.
  * The step therefore waits for ds_empty before it computes P. */
-template <typename E, int COLUMNS, bool GENERAL, bool SOFTCAP, bool FIRST, bool PAIRS>
-static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c, shared_memory<COLUMNS, PAIRS> &s,
+template <typename T, bool FIRST>
+static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c, typename T::memory &s,
                                                      const attention_work &w, uint32_t first_step, uint32_t step,
-                                                     uint32_t &previous_q, int &consumer, int lane_query,
-                                                     uint32_t ds_fragments, float (&dk)[COLUMNS / 2],
-                                                     float (&dv)[COLUMNS / 2],
-                                                     uint32_t (&packed)[ATTENTION_BWD_QUERIES(COLUMNS) / 4])
+                                                     const consumer_registers<T> &r)
 {
-    constexpr int QUERIES = shared_memory<COLUMNS, PAIRS>::QUERIES, N = QUERIES / 2, QUERY_GROUPS = QUERIES / 8;
+    using E = typename T::E;
+    constexpr int COLUMNS = T::COLUMNS, QUERIES = T::QUERIES, N = QUERIES / 2, QUERY_GROUPS = QUERIES / 8;
+    constexpr bool GENERAL = T::GENERAL, SOFTCAP = T::SOFTCAP;
     constexpr bool ADDS_ZEROS = adds_zeros_first<COLUMNS, SOFTCAP>;
     /* How many float2 of lse_log2 and of delta are loaded before the waits. The number of registers limits them. */
     constexpr int LSE_PRELOADS = SOFTCAP || (cot_is_f16<E> && COLUMNS > 64) ? 2 : 4,
                   DELTA_PRELOADS = SOFTCAP || COLUMNS == 64 ? 2 : LSE_PRELOADS;
-    const int lane = threadIdx.x % WARP, key_begin = w.first_key + 64 * consumer;
+    const int lane = threadIdx.x % WARP, key_begin = w.first_key + 64 * r.consumer;
     const uint32_t q_stage = step % ATTENTION_BWD_Q_STAGES, dout_stage = step % ATTENTION_DOUT_STAGES,
                    ds_stage = step % ATTENTION_DS_STAGES;
     float scores[N];
     cot_mbarrier_wait(&s.q_full[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(step));
-    issue_gemm_ss<E, COLUMNS>(scores, s.k[0][consumer], 2 * SQUARE_BYTES, s.q[q_stage][0]);
+    issue_gemm_ss<E, COLUMNS>(scores, s.k[0][r.consumer], sizeof s.k[0], s.q[q_stage][0]);
     if (!FIRST)
-        issue_gemm_rs<E>(dk, packed, s.q[previous_q][0]);
+        issue_gemm_rs<E>(r.dk, r.packed, s.q[r.previous_q][0]);
     if (SOFTCAP)
         cot_mbarrier_wait(&s.ds_empty[ds_stage], parity_of<ATTENTION_DS_STAGES>(step) ^ 1);
     const int tile =
@@ -384,13 +399,13 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     float2 lse_log2[QUERY_GROUPS];
 #pragma unroll
     for (int query_group = 0; query_group < LSE_PRELOADS; query_group++)
-        lse_log2[query_group] = load_float2_early(&s.lse_log2[q_stage][8 * query_group + lane_query]);
+        lse_log2[query_group] = load_float2_early(&s.lse_log2[q_stage][8 * query_group + r.lane_query]);
     cot_wgmma_wait<FIRST ? 0 : 1>();
     constexpr bool BIASED_BYTES = !cot_is_f16<E> && !(COLUMNS == 64 && GENERAL);
     saved_p<E, N, BIASED_BYTES && !SOFTCAP> saved;
-    const uint32_t ds_address = ds_fragments + ds_stage * (2 * 128 * QUERIES);
+    const uint32_t ds_address = r.ds_fragments + ds_stage * (uint32_t)sizeof s.ds[0];
     if constexpr (SOFTCAP) {
-        softcapped_p(c, w, tile, key_begin, s.lse_log2[q_stage] + lane_query, lse_log2[0], lse_log2[1], ds_address,
+        softcapped_p(c, w, tile, key_begin, s.lse_log2[q_stage] + r.lane_query, lse_log2[0], lse_log2[1], ds_address,
                      scores, saved);
     } else {
         if (GENERAL ? needs_mask_general<QUERIES>(w, tile, key_begin) : needs_mask<QUERIES>(c, tile, key_begin)) {
@@ -403,7 +418,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
 #pragma unroll
         for (int query_group = 0; query_group < QUERY_GROUPS; query_group++) {
             if (query_group >= LSE_PRELOADS)
-                lse_log2[query_group] = *(const float2 *)&s.lse_log2[q_stage][8 * query_group + lane_query];
+                lse_log2[query_group] = *(const float2 *)&s.lse_log2[q_stage][8 * query_group + r.lane_query];
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 scores[4 * query_group + i] =
@@ -420,14 +435,14 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
         if constexpr (ADDS_ZEROS && GENERAL)
             releases = first_computed_step(s) != step && lane == 0;
         if (releases)
-            cot_mbarrier_arrive(&s.q_empty[previous_q]);
+            cot_mbarrier_arrive(&s.q_empty[r.previous_q]);
     }
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
-        packed[i] = cot_pack_pair<E>(scores[2 * i], scores[2 * i + 1]);
+        r.packed[i] = cot_pack_pair<E>(scores[2 * i], scores[2 * i + 1]);
     cot_mbarrier_wait(&s.dout_full[dout_stage], parity_of<ATTENTION_DOUT_STAGES>(step));
-    issue_gemm_ss<E, COLUMNS>(scores, s.v[0][consumer], 2 * SQUARE_BYTES, s.dout[dout_stage][0]);
-    issue_gemm_rs<E>(dv, packed, s.dout[dout_stage][0]);
+    issue_gemm_ss<E, COLUMNS>(scores, s.v[0][r.consumer], sizeof s.v[0], s.dout[dout_stage][0]);
+    issue_gemm_rs<E>(r.dv, r.packed, s.dout[dout_stage][0]);
     float2 delta[QUERY_GROUPS];
     uint32_t upper[2][4];
     if (SOFTCAP) {
@@ -436,15 +451,16 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     }
 #pragma unroll
     for (int query_group = 0; query_group < DELTA_PRELOADS; query_group++)
-        delta[query_group] = load_float2_early(&s.delta[dout_stage][8 * query_group + lane_query]);
+        delta[query_group] = load_float2_early(&s.delta[dout_stage][8 * query_group + r.lane_query]);
     cot_wgmma_wait<1>();
     /* At 128 columns without softcap all of delta is loaded here, above the stores: the compiler does not move loads
      * above stores. The other versions do not have enough registers for this. */
     constexpr bool SUBTRACT_FIRST = COLUMNS == 128 && !SOFTCAP;
     const auto load_delta = [&](int query_group) {
         if (query_group >= DELTA_PRELOADS && query_group < QUERY_GROUPS)
-            delta[query_group] = SUBTRACT_FIRST ? *(const float2 *)&s.delta[dout_stage][8 * query_group + lane_query]
-                                                : load_float2_early(&s.delta[dout_stage][8 * query_group + lane_query]);
+            delta[query_group] = SUBTRACT_FIRST
+                                     ? *(const float2 *)&s.delta[dout_stage][8 * query_group + r.lane_query]
+                                     : load_float2_early(&s.delta[dout_stage][8 * query_group + r.lane_query]);
     };
     const auto subtract_delta = [&](int query_group) {
 #pragma unroll
@@ -474,7 +490,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
         }
 #pragma unroll
         for (int i = 8 * k; i < 8 * k + 8; i++)
-            scores[i] *= SOFTCAP ? saved.p_times_slope(upper[k % 2], i) : saved.restore(packed, i, zero, one);
+            scores[i] *= SOFTCAP ? saved.p_times_slope(upper[k % 2], i) : saved.restore(r.packed, i, zero, one);
         uint32_t words[4];
 #pragma unroll
         for (int i = 0; i < 4; i++)
@@ -485,7 +501,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     __syncwarp();
     if (lane == 0)
         cot_mbarrier_arrive(&s.ds_full[ds_stage]);
-    consumer = __shfl_sync(0xffffffffu, consumer, 0); /* see `consume` */
+    r.consumer = __shfl_sync(0xffffffffu, r.consumer, 0); /* see `consume` */
     const bool skip = is_skipped<QUERIES, GENERAL>(w, tile_of(c, w, (int)(step - first_step) + 1), key_begin);
     cot_wgmma_wait<0>();
     __syncwarp();
@@ -493,8 +509,8 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
         cot_mbarrier_arrive(&s.dout_empty[dout_stage]);
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
-        packed[i] = cot_pack_pair<E>(scores[2 * i], scores[2 * i + 1]);
-    previous_q = q_stage;
+        r.packed[i] = cot_pack_pair<E>(scores[2 * i], scores[2 * i + 1]);
+    r.previous_q = q_stage;
     return skip;
 }
 
@@ -575,9 +591,11 @@ static __device__ __forceinline__ attention_work uniform_work(const attention_wo
 template <typename E, int COLUMNS, bool GENERAL, bool SOFTCAP, bool PAIRS>
 static __device__ __forceinline__ void consume(const attention_bwd_call &c, shared_memory<COLUMNS, PAIRS> &s)
 {
-    constexpr int QUERIES = shared_memory<COLUMNS, PAIRS>::QUERIES;
+    using traits = consumer_traits<E, COLUMNS, GENERAL, SOFTCAP, PAIRS>;
+    constexpr int QUERIES = traits::QUERIES;
+    constexpr bool ADDS_ZEROS = adds_zeros_first<COLUMNS, SOFTCAP>;
     float dk[COLUMNS / 2], dv[COLUMNS / 2];
-    uint32_t packed[QUERIES / 4]; /* P^T, then dS^T */
+    uint32_t packed[QUERIES / 4];
     /* Uniform in a warp. The shuffle shows this to ptxas 13.0, which then computes descriptors on the uniform datapath.
      * Each step shuffles `consumer` again. Otherwise ptxas keeps all values derived from it, and there are not enough
      * registers. */
@@ -587,7 +605,8 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, shar
     asm("" : "+r"(ds_fragments));         /* keeps the compiler from computing it again in each step */
     if (COLUMNS == 128 || !cot_is_f16<E>) /* the same. f16 has no register for it at 64 columns */
         asm("" : "+r"(lane_query));
-    uint32_t step = 0, previous_q = 0; /* previous_q: the stage of Q whose dS^T Q is not yet in dK */
+    uint32_t step = 0, previous_q = 0;
+    const consumer_registers<traits> registers = {dk, dv, packed, previous_q, consumer, lane_query, ds_fragments};
     for (uint32_t n = 0;; n++) {
         cot_mbarrier_wait(&s.kv_full, n & 1);
         const attention_work w = uniform_work(s.work[n % s.WORK_STAGES]);
@@ -604,21 +623,19 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, shar
         };
         for (; step < end && is_step_skipped(); step++)
             skip_step(s, step);
-        if constexpr (GENERAL && adds_zeros_first<COLUMNS, SOFTCAP>)
+        if constexpr (GENERAL && ADDS_ZEROS)
             if (threadIdx.x % WARP == 0)
                 first_computed_step(s) = step;
         if (step < end) {
-            if (adds_zeros_first<COLUMNS, SOFTCAP>) {
+            if (ADDS_ZEROS) {
                 previous_q = step % ATTENTION_BWD_Q_STAGES;
 #pragma unroll
                 for (int i = 0; i < QUERIES / 4; i++)
                     packed[i] = 0;
             }
-            bool skip = consumer_step<E, COLUMNS, GENERAL, SOFTCAP, !adds_zeros_first<COLUMNS, SOFTCAP>>(
-                c, s, w, first_step, step, previous_q, consumer, lane_query, ds_fragments, dk, dv, packed);
+            bool skip = consumer_step<traits, !ADDS_ZEROS>(c, s, w, first_step, step, registers);
             for (step++; step < end && !skip; step++)
-                skip = consumer_step<E, COLUMNS, GENERAL, SOFTCAP, false>(
-                    c, s, w, first_step, step, previous_q, consumer, lane_query, ds_fragments, dk, dv, packed);
+                skip = consumer_step<traits, false>(c, s, w, first_step, step, registers);
             issue_gemm_rs<E>(dk, packed, s.q[previous_q][0]);
             cot_wgmma_wait<0>();
             __syncwarp();
