@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_bwd_pairs_sm90.cu: the pair kernel, the backward on Hopper for most calls with a full or causal mask,
- * d = d_v = 64 or 128, by pairs of key blocks. A *pair* is two adjacent key blocks of a key-value head, 256 keys. A cluster
- * of two thread blocks takes one pair after another. In this file *block* is a thread block: block r of the cluster
- * computes dK and dV of key block r of the pair, with the consumers of attention_bwd_sm90.cu, which has the formulas,
- * the roles and the steps. The *peer* is the other block of the cluster. The two blocks share three things:
+ * attention_bwd_pairs_sm90.cu: the pair kernel, the backward on Hopper by pairs of key blocks, d = d_v = 64 or 128. It
+ * runs most full masks from 512 keys on, and long causal masks without GQA. A *pair* is two adjacent key blocks of a
+ * key-value head, 256 keys. A cluster of two thread blocks takes one pair after another. In this file *block* is a thread
+ * block: block r of the cluster computes dK and dV of key block r of the pair, with the consumers of
+ * attention_bwd_sm90.cu, which has the formulas, the roles and the steps. The *peer* is the other block of the cluster.
+ * The two blocks share three things:
  *
  *   dQ        A block computes one of the two dQ tiles of a step, over the keys of the pair. The peer's dQ tile needs
  *             the dS of this block too, so the block sends that dS to the peer. Compared with the key-block kernel
@@ -333,7 +334,7 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
         compute_dq<E, COLUMNS, STORES_DQ>(c, s, rank);
     } else {
         cot_setmaxnreg_inc<CONSUMER_REGISTERS>();
-        consume<E, COLUMNS, false, false>(c, s);
+        consume<E, COLUMNS, /*GENERAL=*/false, /*SOFTCAP=*/false>(c, s);
     }
     __syncwarp();
     cot_cluster_arrive(); /* until the peer no longer accesses this block's shared memory */

@@ -7,8 +7,8 @@
  * key-value head (the group). The first tiles of a key block are loaded while the key block before is computed. The
  * consumers store dK and dV while the dQ warpgroup works on the last tile of the key block. With
  * thread_blocks_per_kv_head = 2, a thread block takes one key block. The two thread blocks of a cluster divide the heads
- * of the group, and add their dK and dV at the end (reduce_over_heads). attention_bwd_pairs_sm90.cu has a kernel for
- * most calls with a full or causal mask.
+ * of the group, and add their dK and dV at the end (reduce_over_heads). Most full masks from 512 keys on,
+ * and long causal masks without GQA, run on the kernel of attention_bwd_pairs_sm90.cu.
  *
  * A tile has 128 queries at 64 columns, and 64 queries at 128 columns. Formulas (f16 scales P, see dv_scale):
  *
@@ -388,8 +388,8 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
              * group. */
             const int row =
                 tile * QUERIES + dq_tile / s.COLUMN_PANELS * 64 + threadIdx.x % WARPGROUP / WARP * 16 + lane / 4;
-            store_rows<E, false, false>(c, c.dq, c.dq_store, query_rows_out(c, w, 0), row,
-                                        dq_tile % s.COLUMN_PANELS * 64, 64, c.scale, acc);
+            store_rows<E, /*GENERAL=*/false, /*FLOATS=*/false>(c, c.dq, c.dq_store, query_rows_out(c, w, 0), row,
+                                                               dq_tile % s.COLUMN_PANELS * 64, 64, c.scale, acc);
         }
     }
     if (steps == 0 && lane == 0)

@@ -106,9 +106,14 @@ static attention_bwd_softcap backward_softcap(const attention_sizes *z)
         const double scale = z->scale / z->softcap, square = scale * scale, max_scale = 16384;
         const double factor = z->softcap * 1.4426950408889634, linear = scale * factor;
         const bool normal = fabs(scale) > 1 / max_scale && fabs(scale) < max_scale;
-        /* tolerance: relative error that P and slope may have. A series' error is its first omitted power, less the
-         * part that lower powers can take over (Chebyshev polynomials). The longer series counts its second omitted
-         * power, too. */
+        /* tolerance: relative error that P and slope may have.
+         *   tanh x = x - x^3 / 3 + 2/15 x^5 - 17/315 x^7 + 62/2835 x^9 - ...
+         *   slope  = 1 - x^2 + 2/3 x^4 - 17/45 x^6 + 62/315 x^8 - ...
+         * Lower powers replace the first omitted power x^n, except for 1 / 2^(n-1) of it (Chebyshev polynomials). The long
+         * series also counts the second omitted power.
+         *   short series    slope: 2/3 x^4 / 8 = x^4 / 12         tanh: 2/15 x^5 / 16 = x^5 / 120
+         *   long series     slope: 17/45 x^6 / 32 = x^6 / 84      tanh: 17/315 x^7 / 64 = x^7 / 1185
+         *   second power    slope: 62/315 x^8 = x^8 / 5           tanh: 62/2835 x^9 = x^9 / 45 */
         const double tolerance = z->dtype == COT_F16 ? 0x1p-16 : 0x1p-13, tanh_tolerance = tolerance / z->softcap;
         const double short_max = fmin(pow(12 * tolerance, 1.0 / 4), pow(120 * tanh_tolerance, 1.0 / 5)),
                      short2 = short_max * short_max, short4 = short2 * short2;
