@@ -175,7 +175,7 @@ static int32_t store_of(const attention_problem *p, const cot_tensor *gradient)
     return p->accumulate ? ATTENTION_STORE_ELEMENTS : ATTENTION_STORE_16_BIT;
 }
 
-/* Whether the pair kernel stores dq, in deterministic mode: at most 4096 keys, and not in f16 at 64 columns, where
+/* Whether the pair kernel, if it runs the call, stores dq, in deterministic mode: at most 4096 keys, and not in f16 at 64 columns, where
  * ptxas 13.0 spills a register. */
 static bool pairs_store_dq(const attention_problem *p, int64_t columns, int64_t key_blocks)
 {
@@ -227,8 +227,8 @@ static key_block_order key_block_order_of(const attention_problem *p, bool gener
         return order;
     }
     const bool vector_dq = store_of(p, &p->dq) == ATTENTION_STORE_16_BIT;
-    const bool pairs_store = pairs_store_dq(p, columns, key_blocks);
-    const bool pairs = takes_pairs(z, columns, key_blocks, true, pairs_store);
+    const bool pairs = takes_pairs(z, columns, key_blocks, true, pairs_store_dq(p, columns, key_blocks)),
+               pairs_store = pairs && pairs_store_dq(p, columns, key_blocks);
     key_block_order order = {.deterministic = true,
                              .descending_tiles = causal,
                              .stores_dq = pairs ? pairs_store : columns == 64 && !grouped && vector_dq,
