@@ -33,12 +33,6 @@ static inline cot_status attention_encode_row_map(cot_queue *queue, CUtensorMap 
                                  (const int[]){64, rows, 1, 1});
 }
 
-/* Whether rows begin at multiples of 16 bytes. */
-static inline bool attention_has_aligned_rows(const cot_tensor *t)
-{
-    return cot_is_present(t) && (uintptr_t)t->data % 16 == 0 && attention_tma_aligned(t);
-}
-
 /* Whether rows are also of 16-bit elements. */
 static inline bool attention_is_vectorizable(const cot_tensor *t)
 {

@@ -26,6 +26,12 @@ static inline bool attention_tma_aligned(const cot_tensor *tensor)
     return tensor->stride[3] == 1;
 }
 
+/* Whether rows begin at multiples of 16 bytes. */
+static inline bool attention_has_aligned_rows(const cot_tensor *t)
+{
+    return cot_is_present(t) && (uintptr_t)t->data % 16 == 0 && attention_tma_aligned(t);
+}
+
 static inline bool attention_rows_contiguous(const cot_tensor *tensor)
 {
     return !cot_is_present(tensor) || tensor->stride[3] == 1;

@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * test_attention_order.c: the tables of docs/kernels/attention_bwd_order.md compared with key_block_order_of, and the
+ * sizes that the backward for Hopper supports.
+ *
+ * A row of a table applies to a call if all phrases of its cells "mode" and "call" do. The first row that applies counts.
+ * A phrase that is not in `applies` fails the test. */
+#include "ops/attention/cuda/attention_bwd_order.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define PAGE "docs/kernels/attention_bwd_order.md"
+
+enum { MAX_ROWS = 40, CELLS = 6, CELL_BYTES = 128 };
+
+/* The rows of a table, without its two header lines. */
+typedef struct table {
+    char cell[MAX_ROWS][CELLS][CELL_BYTES];
+    int rows;
+} table;
+
+/* A call, and the order that the code chooses for it. */
+typedef struct call {
+    const attention_problem *problem;
+    int64_t columns, key_blocks;
+    bool general;
+    key_block_order order;
+} call;
+
+/* ---- the page ---------------------------------------------------------------------------------------------- */
+
+static void read_row(char *line, char cells[CELLS][CELL_BYTES])
+{
+    int i = 0;
+    for (char *text = strchr(line, '|') + 1, *end; i < CELLS && (end = strchr(text, '|')) != NULL; text = end + 1) {
+        while (*text == ' ')
+            text++;
+        int length = (int)(end - text);
+        while (length > 0 && text[length - 1] == ' ')
+            length--;
+        snprintf(cells[i++], CELL_BYTES, "%.*s", length, text);
+    }
+}
+
+/* The table whose header line begins with `header`. */
+static table read_table(const char *header)
+{
+    table t = {.rows = -2};
+    char line[1024];
+    FILE *page = fopen(PAGE, "r");
+    assert_non_null(page);
+    bool inside = false;
+    while (fgets(line, sizeof line, page) != NULL) {
+        inside = inside ? line[0] == '|' : strncmp(line, header, strlen(header)) == 0;
+        if (!inside)
+            continue;
+        assert_true(t.rows < MAX_ROWS);
+        if (t.rows >= 0)
+            read_row(line, t.cell[t.rows]);
+        t.rows++;
+    }
+    fclose(page);
+    assert_true(t.rows > 0);
+    return t;
+}
+
+/* ---- conditions -------------------------------------------------------------------------------------------- */
+
+static bool applies(const call *c, const char *phrase)
+{
+    const attention_sizes *z = &c->problem->sizes;
+    const bool causal = z->right == 0, grouped = z->H != z->Hkv, is_long_call = is_long(z, c->columns);
+    const struct {
+        const char *phrase;
+        bool applies;
+    } phrases[] = {
+        {"both", true},
+        {"deterministic", c->order.deterministic},
+        {"nondeterministic", !c->order.deterministic},
+        {"`_general`", c->general && z->softcap == 0},
+        {"`_softcap`", z->softcap > 0},
+        {"`_general` or `_softcap`", c->general},
+        {"pair kernel", c->order.pairs},
+        {"pair kernel that stores dq", c->order.pairs && c->order.stores_dq},
+        {"pair kernel or K < 32", c->order.pairs || c->key_blocks < 32},
+        {"full mask", !causal},
+        {"causal", causal},
+        {"GQA", grouped},
+        {"long", is_long_call},
+        {"K >= 128", c->key_blocks >= 128},
+        {"64 columns", c->columns == 64},
+        {"128 columns", c->columns == 128},
+        {"128 columns and above", c->columns >= 128},
+        {"up to 128 columns", c->columns <= 128},
+        {"above 128 columns", c->columns > 128},
+        {"above 128 columns or with one key-value head", c->columns > 128 || z->Hkv == 1},
+        {"all others", true},
+    };
+    for (int i = 0; i < COUNT(phrases); i++)
+        if (strcmp(phrase, phrases[i].phrase) == 0)
+            return phrases[i].applies;
+    print_error("%s: the test has no condition '%s'\n", PAGE, phrase);
+    fail();
+    return false;
+}
+
+static bool all_apply(const call *c, const char *cell)
+{
+    char text[CELL_BYTES], *rest = text;
+    snprintf(text, sizeof text, "%s", cell);
+    for (char *next; rest != NULL; rest = next) {
+        next = strstr(rest, ", ");
+        if (next != NULL)
+            *next = '\0', next += 2;
+        if (!applies(c, rest))
+            return false;
+    }
+    return true;
+}
+
+/* The first row whose cells 0 to conditions - 1 apply. */
+static int row_of(const table *t, const call *c, int conditions)
+{
+    for (int row = 0; row < t->rows; row++) {
+        bool matches = true;
+        for (int i = 0; i < conditions; i++)
+            matches = matches && all_apply(c, t->cell[row][i]);
+        if (matches)
+            return row;
+    }
+    fail_msg("no row of a table applies to a call");
+    return -1;
+}
+
+/* ---- values ------------------------------------------------------------------------------------------------- */
+
+/* "8", "clamp(256 / K, 2, 32)", or "min(half, ...)" of the latter. */
+static int64_t heads_of(const call *c, const char *cell)
+{
+    const attention_sizes *z = &c->problem->sizes;
+    long dividend, low, high, heads;
+    const bool capped = strncmp(cell, "min(half, ", 10) == 0;
+    const char *value = capped ? cell + 10 : cell;
+    if (sscanf(value, "clamp(%ld / K, %ld, %ld)", &dividend, &low, &high) == 3)
+        heads = (long)cot_clamp(dividend / c->key_blocks, low, high);
+    else
+        assert_int_equal(sscanf(value, "%ld", &heads), 1);
+    return capped ? cot_min(heads, cot_max(z->B * z->Hkv / 2, 1)) : heads;
+}
+
+/* Whether a cell means "descending" for a section: "ascending", "descending", or "one; last section: other". */
+static bool is_descending(const char *cell, bool last_section)
+{
+    const char *last = strstr(cell, "last section: ");
+    const char *value = last != NULL && last_section ? last + 14 : cell;
+    const bool descending = strncmp(value, "descending", 10) == 0;
+    assert_true(descending || strncmp(value, "ascending", 9) == 0);
+    return descending;
+}
+
+static void compare(const call *c, const table *modes, const table *directions, const table *heads)
+{
+    const key_block_order *order = &c->order;
+    const attention_sizes *z = &c->problem->sizes;
+    bool deterministic = true;
+    if (c->problem->allow_nondeterminism) {
+        const char *mode = modes->cell[row_of(modes, c, 1)][1], *condition = strstr(mode, " if ");
+        deterministic = mode[0] == 'd';
+        if (condition != NULL && !strncmp(condition, " if K >= ", 9))
+            deterministic = c->key_blocks < strtol(condition + 9, NULL, 10);
+        else if (condition != NULL)
+            deterministic = !applies(c, condition + 4);
+    }
+    assert_int_equal(order->deterministic, deterministic);
+    const int column = c->columns == 64 ? 2 : c->columns == 128 ? 3 : 4;
+    assert_int_equal(order->heads_per_section, heads_of(c, heads->cell[row_of(heads, c, 2)][column]));
+    const char(*direction)[CELL_BYTES] = directions->cell[row_of(directions, c, 2)];
+    const int64_t sections = cot_ceil_div(z->B * z->Hkv, order->heads_per_section);
+    for (int64_t section = 0; section < sections; section += cot_max(sections - 1, 1)) {
+        /* As work_of and work_of_general do. */
+        const bool ascending = c->general ? !order->deterministic : section >= order->first_ascending_section;
+        const bool descending_tiles = ascending && (c->general || order->descending_tiles);
+        assert_int_equal(!ascending, is_descending(direction[2], section == sections - 1));
+        assert_int_equal(descending_tiles, is_descending(direction[3], section == sections - 1));
+    }
+}
+
+static void test_tables(void **state)
+{
+    (void)state;
+    const table modes = read_table("| call with `allow_nondeterminism` |");
+    const table directions = read_table("| mode | call | key blocks by keys |");
+    const table heads = read_table("| mode | call | 64 |");
+    static const int64_t columns[] = {64, 128, 192, 256}, queries[] = {1, 24576, 24577, 98304, 98305},
+                         key_blocks[] = {1,  2,  3,  4,  5,  7,   8,   15,  16,  17,  31,  32,  33,  43,
+                                         63, 64, 65, 96, 99, 127, 128, 129, 180, 255, 256, 257, 300, 600},
+                         kv_heads[] = {1, 2, 3, 8, 64};
+    int calls = 0;
+    for (int bits = 0; bits < 32; bits++)
+        for (int n = 0; n < COUNT(columns) * COUNT(queries) * COUNT(key_blocks) * COUNT(kv_heads) * 2; n++) {
+            int rest = n;
+#define NEXT(values) values[rest % COUNT(values)], rest /= COUNT(values)
+            attention_problem p = {.allow_nondeterminism = bits & 1};
+            call c = {.problem = &p, .general = (bits & 4) != 0};
+            c.columns = NEXT(columns);
+            p.sizes.Tq = NEXT(queries);
+            c.key_blocks = NEXT(key_blocks);
+            p.sizes.Hkv = NEXT(kv_heads);
+#undef NEXT
+            p.sizes.Tk = ATTENTION_BWD_KEYS * c.key_blocks - n % ATTENTION_BWD_KEYS;
+            p.sizes.B = rest == 0 ? 1 : 3;
+            p.sizes.H = p.sizes.Hkv * (bits & 8 ? 4 : 1);
+            p.sizes.right = bits & 2 ? 0 : INT64_MAX;
+            p.sizes.softcap = c.general && n % 3 == 0 ? 30 : 0;
+            p.sizes.dtype = n % 5 == 0 ? COT_F16 : COT_BF16;
+            p.dq = (cot_tensor){.dtype = bits & 16 ? COT_F32 : p.sizes.dtype,
+                                .rank = 4,
+                                .shape = {1, 1, 1, c.columns},
+                                .stride = {c.columns, c.columns, c.columns, 1}};
+            c.order = key_block_order_of(&p, c.general, c.columns);
+            compare(&c, &modes, &directions, &heads);
+            calls++;
+        }
+    assert_true(calls > 10000);
+}
+
+/* Many batch elements: no grid dimension is the number of batch elements or heads. */
+static void test_supported_sizes(void **state)
+{
+    (void)state;
+    attention_problem p = {.sizes = {.B = 70000,
+                                     .H = 70000,
+                                     .Hkv = 70000,
+                                     .Tq = 1,
+                                     .Tk = 1,
+                                     .q_length = 1,
+                                     .k_length = 1,
+                                     .d_qk = 64,
+                                     .d_v = 64,
+                                     .dtype = COT_BF16,
+                                     .left = INT64_MAX,
+                                     .right = INT64_MAX}};
+    assert_string_equal(attention_bwd_sm90_refusal(&p),
+                        "it counts sequences, heads, queries, keys and key blocks in 32 bits");
+    p.sizes.H = p.sizes.Hkv = 1;
+    assert_null(attention_bwd_sm90_refusal(&p));
+    p.sizes.H = 2 * 46341;
+    p.sizes.Hkv = 2;
+    assert_string_equal(attention_bwd_sm90_refusal(&p), "it counts the steps of a key block in 31 bits");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_tables), cmocka_unit_test(test_supported_sizes)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
