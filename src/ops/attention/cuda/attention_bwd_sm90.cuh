@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * attention_bwd_sm90.cuh: device code that the backward kernels for Hopper share: the work of a key block, wgmma products
- * of 64 rows, masks, and stores of dQ, dK and dV.
+ * of 64 rows, masks, and stores of dQ, dK and dV. The layout of accumulators is in wgmma.cuh and, with a picture, in
+ * docs/kernels/gpu_basics.md.
  *
  * A *key block* is 128 keys of a key-value head. A *block* alone is a thread block. In the pair kernel a unit of
  * work is a pair of key blocks (WORK_KEYS = 256).
@@ -138,10 +139,10 @@ static __device__ __forceinline__ bool work_of_general(const attention_bwd_call 
     return true;
 }
 
-/* In shared memory: the index of a cluster's key block, and the barrier that completes when the index has arrived. The
- * kernel for up to 128 columns later overwrites the ticket with `work` (shared_memory). PTX asks for mbarrier.inval before
- * that, which this code leaves out. It works because all threads have waited for the barrier's only phase, no operation on
- * it is pending, and the memory is not used as an mbarrier again. */
+/* In shared memory: where a cluster receives the index of its key block, and the barrier that completes when the index
+ * has arrived. `work` later takes the same memory: at 64 columns no other is free. PTX asks for mbarrier.inval before
+ * that. With it, ptxas 13.0 spills registers in 7 of the 16 key-block kernels. Without it, the memory is used only after
+ * all threads have waited for the barrier's only phase, and never as an mbarrier again. */
 struct cluster_ticket {
     uint4 key_block; /* its first word */
     uint64_t full;
@@ -188,8 +189,8 @@ struct attention_step {
  * a causal mask would drift apart, because they have different numbers of tiles. */
 static __device__ __forceinline__ attention_step step_of(const attention_bwd_call &c, const attention_work &w, int step)
 {
-    /* step / heads. It is exact while step * heads < 2^31. A step is below heads * tiles, and one more for the step after
-     * the last: hence the limit of heads^2 * (tiles + 1) in attention_bwd_sm90_refusal. */
+    /* step / heads. It is exact while step * heads < 2^31. The largest step is heads * tiles, the one after the last.
+     * attention_bwd_sm90_refusal therefore limits heads^2 * (floor(Tq / QUERIES) + 1), where the sum is at least tiles. */
     const int i = (int)__umulhi(2 * (uint32_t)step, c.inverse_heads);
     return {step - i * w.heads, w.first_tile + w.tile_step * i};
 }
