@@ -19,7 +19,7 @@ enum {
 template <int COLUMNS, bool PAIRS> struct shared_memory {
     enum {
         COLUMN_PANELS = COLUMNS / 64,
-        DQ_STAGES = PAIRS ? 1 : ATTENTION_DQ_STAGES,
+        DQ_STAGES = PAIRS ? 1 : ATTENTION_BWD_DQ_STAGES,
         /* The producer writes the work of one key block, while warps still read that of the two before: 3 are enough.
          * With 4, n % WORK_STAGES is one AND. The pair kernel has no shared memory left for 4 at 64 columns. */
         WORK_STAGES = PAIRS ? 3 : 4,
@@ -30,12 +30,13 @@ template <int COLUMNS, bool PAIRS> struct shared_memory {
     /* 128 keys: 64 for each consumer. */
     unsigned char k[COLUMN_PANELS][2][SQUARE_BYTES], v[COLUMN_PANELS][2][SQUARE_BYTES];
     unsigned char q[ATTENTION_BWD_Q_STAGES][COLUMN_PANELS][Q_PANEL_BYTES];
-    unsigned char dout[ATTENTION_DOUT_STAGES][COLUMN_PANELS][Q_PANEL_BYTES];
-    unsigned char ds[ATTENTION_DS_STAGES][2][QUERIES * 64 * 2]; /* [query][key], one tile for each consumer's keys */
+    unsigned char dout[ATTENTION_BWD_DOUT_STAGES][COLUMN_PANELS][Q_PANEL_BYTES];
+    unsigned char ds[ATTENTION_BWD_DS_STAGES][2]
+                    [QUERIES * 64 * 2]; /* [query][key], one tile for each consumer's keys */
     /* Operands of dQ from the peer: its dS for the dQ tile that this thread block computes, and 64 columns of its K. */
     unsigned char peer_ds[PAIRS ? 2 : 0][SQUARE_BYTES], peer_k[PAIRS ? 2 : 0][SQUARE_BYTES];
-    float dq[DQ_STAGES][ATTENTION_DQ_TILE];
-    float lse_log2[ATTENTION_BWD_Q_STAGES][QUERIES], delta[ATTENTION_DOUT_STAGES][QUERIES];
+    float dq[DQ_STAGES][ATTENTION_BWD_DQ_TILE];
+    float lse_log2[ATTENTION_BWD_Q_STAGES][QUERIES], delta[ATTENTION_BWD_DOUT_STAGES][QUERIES];
     union {
         attention_work work[WORK_STAGES]; /* of the key blocks, in turn */
         cluster_ticket ticket;            /* before the producer writes `work` */
@@ -48,12 +49,12 @@ template <int COLUMNS, bool PAIRS> struct shared_memory {
     uint32_t own_key_block; /* of a thread block that takes one: see take_key_block */
     uint32_t zero;          /* 0, see hidden_zero */
     uint64_t kv_full, kv_empty, q_full[ATTENTION_BWD_Q_STAGES], q_empty[ATTENTION_BWD_Q_STAGES];
-    uint64_t dout_full[ATTENTION_DOUT_STAGES], dout_empty[ATTENTION_DOUT_STAGES];
-    uint64_t ds_full[ATTENTION_DS_STAGES], ds_empty[ATTENTION_DS_STAGES];
+    uint64_t dout_full[ATTENTION_BWD_DOUT_STAGES], dout_empty[ATTENTION_BWD_DOUT_STAGES];
+    uint64_t ds_full[ATTENTION_BWD_DS_STAGES], ds_empty[ATTENTION_BWD_DS_STAGES];
     uint64_t dq_full[DQ_STAGES], dq_ready[DQ_STAGES], uncleared_full[PAIRS ? 0 : 1];
     uint64_t peer_ds_full[PAIRS ? 1 : 0], sent_ds_empty[PAIRS ? 1 : 0], pair_full[PAIRS ? 1 : 0],
         pair_empty[PAIRS ? 1 : 0];
-    uint64_t peer_q_empty[PAIRS ? ATTENTION_BWD_Q_STAGES : 0], peer_dout_empty[PAIRS ? ATTENTION_DOUT_STAGES : 0];
+    uint64_t peer_q_empty[PAIRS ? ATTENTION_BWD_Q_STAGES : 0], peer_dout_empty[PAIRS ? ATTENTION_BWD_DOUT_STAGES : 0];
     uint4 pair[PAIRS ? 1 : 0]; /* its first word: the index of the pair of key blocks, sent by thread block 0 */
 };
 
@@ -96,12 +97,12 @@ static __device__ __forceinline__ void publish_work_only(shared_memory<COLUMNS, 
     cot_mbarrier_arrive(&s.kv_full);
 }
 
-/* Scales in f16. lse_log2 is smaller by ATTENTION_P_EXPONENT = 8, so P is 2^8 times as large. Without a scale, f16
+/* Scales in f16. lse_log2 is smaller by ATTENTION_BWD_P_EXPONENT = 8, so P is 2^8 times as large. Without a scale, f16
  * loses bits of P below 2^-14, the average P at 16384 keys, and all bits below 2^-25. P stays finite up to 255. Apart
  * from rounding, P exceeds 1 only if the caller's lse is not that of the forward. dv_scale removes the scale from dV.
  *
- * dP and delta are multiplied by ATTENTION_DP_SCALE = 2^-8. dS therefore has no scale. */
-template <typename E> constexpr float dv_scale = cot_is_f16<E> ? 1.0f / (1 << ATTENTION_P_EXPONENT) : 1.0f;
+ * dP and delta are multiplied by ATTENTION_BWD_DP_SCALE = 2^-8. dS therefore has no scale. */
+template <typename E> constexpr float dv_scale = cot_is_f16<E> ? 1.0f / (1 << ATTENTION_BWD_P_EXPONENT) : 1.0f;
 
 /* P for dS, with 8 more bits than the 16-bit P that dV reads. For example P = 1/3 in bf16:
  *   P in float32                   0x3eaaaaab
@@ -385,15 +386,15 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     constexpr int LSE_PRELOADS = SOFTCAP || (cot_is_f16<E> && COLUMNS > 64) ? 2 : 4,
                   DELTA_PRELOADS = SOFTCAP || COLUMNS == 64 ? 2 : LSE_PRELOADS;
     const int lane = threadIdx.x % WARP, key_begin = w.first_key + 64 * r.consumer;
-    const uint32_t q_stage = step % ATTENTION_BWD_Q_STAGES, dout_stage = step % ATTENTION_DOUT_STAGES,
-                   ds_stage = step % ATTENTION_DS_STAGES;
+    const uint32_t q_stage = step % ATTENTION_BWD_Q_STAGES, dout_stage = step % ATTENTION_BWD_DOUT_STAGES,
+                   ds_stage = step % ATTENTION_BWD_DS_STAGES;
     float scores[N];
     cot_mbarrier_wait(&s.q_full[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(step));
     issue_gemm_ss<E, COLUMNS>(scores, s.k[0][r.consumer], sizeof s.k[0], s.q[q_stage][0]);
     if (!FIRST)
         issue_gemm_rs<E>(r.dk, r.packed, s.q[r.previous_q][0]);
     if (SOFTCAP)
-        cot_mbarrier_wait(&s.ds_empty[ds_stage], parity_of<ATTENTION_DS_STAGES>(step) ^ 1);
+        cot_mbarrier_wait(&s.ds_empty[ds_stage], parity_of<ATTENTION_BWD_DS_STAGES>(step) ^ 1);
     const int tile =
         GENERAL || COLUMNS == 128 ? tile_of(c, w, (int)(step - first_step)) : load_early(&s.tile_index[q_stage]);
     float2 lse_log2[QUERY_GROUPS];
@@ -440,7 +441,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
         r.packed[i] = cot_pack_pair<E>(scores[2 * i], scores[2 * i + 1]);
-    cot_mbarrier_wait(&s.dout_full[dout_stage], parity_of<ATTENTION_DOUT_STAGES>(step));
+    cot_mbarrier_wait(&s.dout_full[dout_stage], parity_of<ATTENTION_BWD_DOUT_STAGES>(step));
     issue_gemm_ss<E, COLUMNS>(scores, s.v[0][r.consumer], sizeof s.v[0], s.dout[dout_stage][0]);
     issue_gemm_rs<E>(r.dv, r.packed, s.dout[dout_stage][0]);
     float2 delta[QUERY_GROUPS];
@@ -466,7 +467,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
 #pragma unroll
         for (int i = 4 * query_group; i < 4 * query_group + 4; i++) {
             const float delta_i = i % 2 == 0 ? delta[query_group].x : delta[query_group].y;
-            scores[i] = cot_is_f16<E> ? fmaf(scores[i], ATTENTION_DP_SCALE, -delta_i) : scores[i] - delta_i;
+            scores[i] = cot_is_f16<E> ? fmaf(scores[i], ATTENTION_BWD_DP_SCALE, -delta_i) : scores[i] - delta_i;
         }
     };
     if (SUBTRACT_FIRST) {
@@ -475,7 +476,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
             load_delta(query_group), subtract_delta(query_group);
     }
     if (!SOFTCAP)
-        cot_mbarrier_wait(&s.ds_empty[ds_stage], parity_of<ATTENTION_DS_STAGES>(step) ^ 1);
+        cot_mbarrier_wait(&s.ds_empty[ds_stage], parity_of<ATTENTION_BWD_DS_STAGES>(step) ^ 1);
     const uint32_t zero = hidden_zero<E, SOFTCAP>(s), one = hidden_one<COLUMNS, GENERAL>(zero);
 #pragma unroll
     for (int k = 0; k < N / 8; k++) {
@@ -519,11 +520,11 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
 template <int COLUMNS, bool PAIRS>
 static __device__ __forceinline__ void skip_step(shared_memory<COLUMNS, PAIRS> &s, uint32_t step)
 {
-    const uint32_t q_stage = step % ATTENTION_BWD_Q_STAGES, dout_stage = step % ATTENTION_DOUT_STAGES,
-                   ds_stage = step % ATTENTION_DS_STAGES;
+    const uint32_t q_stage = step % ATTENTION_BWD_Q_STAGES, dout_stage = step % ATTENTION_BWD_DOUT_STAGES,
+                   ds_stage = step % ATTENTION_BWD_DS_STAGES;
     cot_mbarrier_wait(&s.q_full[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(step));
-    cot_mbarrier_wait(&s.dout_full[dout_stage], parity_of<ATTENTION_DOUT_STAGES>(step));
-    cot_mbarrier_wait(&s.ds_empty[ds_stage], parity_of<ATTENTION_DS_STAGES>(step) ^ 1);
+    cot_mbarrier_wait(&s.dout_full[dout_stage], parity_of<ATTENTION_BWD_DOUT_STAGES>(step));
+    cot_mbarrier_wait(&s.ds_empty[ds_stage], parity_of<ATTENTION_BWD_DS_STAGES>(step) ^ 1);
     __syncwarp();
     if (threadIdx.x % WARP == 0) {
         cot_mbarrier_arrive(&s.q_empty[q_stage]);
@@ -569,7 +570,7 @@ static __device__ __forceinline__ bool reduce_over_heads(float (&dk)[COLUMNS / 2
 static __device__ __forceinline__ void await_reduction(const attention_bwd_call &c)
 {
     __syncwarp();
-    for (int i = 0; i < 2 && c.thread_blocks_per_kv_head > 1; i++)
+    for (int i = 0; i < 2 && c.head_split > 1; i++)
         cot_cluster_arrive(), cot_cluster_wait();
 }
 
@@ -651,7 +652,7 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, shar
         if (threadIdx.x % WARP == 0)
             cot_mbarrier_arrive(&s.kv_empty);
         /* Only one thread block of the cluster stores the sums of both. */
-        if (!PAIRS && c.thread_blocks_per_kv_head > 1 && !reduce_over_heads<COLUMNS>(dk, dv))
+        if (!PAIRS && c.head_split > 1 && !reduce_over_heads<COLUMNS>(dk, dv))
             continue;
         asm volatile("" ::
                          : "memory"); /* the stores read `work` again: its members need no registers during the steps */
@@ -673,9 +674,9 @@ static __device__ __forceinline__ void init_barriers(shared_memory<COLUMNS, PAIR
     cot_mbarrier_init(&s.kv_empty, 8 + 4 + s.DQ_STAGES + (PAIRS ? 1 : 0));
     for (int i = 0; i < ATTENTION_BWD_Q_STAGES; i++)
         cot_mbarrier_init(&s.q_full[i], 1), cot_mbarrier_init(&s.q_empty[i], 8);
-    for (int i = 0; i < ATTENTION_DOUT_STAGES; i++)
+    for (int i = 0; i < ATTENTION_BWD_DOUT_STAGES; i++)
         cot_mbarrier_init(&s.dout_full[i], 1), cot_mbarrier_init(&s.dout_empty[i], 8);
-    for (int i = 0; i < ATTENTION_DS_STAGES; i++)
+    for (int i = 0; i < ATTENTION_BWD_DS_STAGES; i++)
         cot_mbarrier_init(&s.ds_full[i], 8), cot_mbarrier_init(&s.ds_empty[i], PAIRS ? 5 : 4);
     for (int i = 0; i < s.DQ_STAGES; i++)
         cot_mbarrier_init(&s.dq_full[i], 4), cot_mbarrier_init(&s.dq_ready[i], 1);

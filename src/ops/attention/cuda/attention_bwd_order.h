@@ -113,7 +113,7 @@ static inline key_block_order key_block_order_of(const attention_problem *p, boo
         order.first_ascending_section = INT32_MAX;
     } else if (long_heads) {
         order.heads_per_section = grouped ? 2 : 4;
-    } else if (grouped && !is_wide) { /* divided over two thread blocks, see thread_blocks_per_kv_head_of */
+    } else if (grouped && !is_wide) { /* divided over two thread blocks, see head_split_of */
         order.heads_per_section = 8;
     } else {
         const int64_t most = cot_clamp(heads / 2, 1, is_wide ? 8 : 32), least = cot_min(most, 2);

@@ -92,7 +92,7 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, pair_memory<COL
     for (uint32_t n = 0;; n++) {
         const uint32_t pair = take_pair(c, s, rank, n);
         attention_work &w = s.work[n % s.WORK_STAGES];
-        if (pair >= c.key_blocks) {
+        if (pair >= c.work_items) {
             w.first_key = NO_MORE_KEY_BLOCKS;
             publish_work_only(s, n);
             return;
@@ -102,12 +102,13 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, pair_memory<COL
         prefetch_keys<COLUMNS>(m, w, w.first_key);
         for (int step = 0; step < step_count(w); step++, stage_step++) {
             const uint32_t q_stage = stage_step % ATTENTION_BWD_Q_STAGES,
-                           dout_stage = stage_step % ATTENTION_DOUT_STAGES;
+                           dout_stage = stage_step % ATTENTION_BWD_DOUT_STAGES;
             const attention_step at = step_of(c, w, step);
             const int tile = at.tile, head = w.first_head + at.h, b = w.b;
             const int row = (int)statistics_row_of<false>(c, w, at.h) + tile, query = tile * QUERIES + row_in_tile;
             const uint32_t bytes = COLUMN_PANELS * s.Q_PANEL_BYTES + QUERIES * sizeof(float);
-            const uint32_t q_use = stage_step / ATTENTION_BWD_Q_STAGES, dout_use = stage_step / ATTENTION_DOUT_STAGES;
+            const uint32_t q_use = stage_step / ATTENTION_BWD_Q_STAGES,
+                           dout_use = stage_step / ATTENTION_BWD_DOUT_STAGES;
             cot_mbarrier_wait(&s.q_empty[q_stage], (q_use & 1) ^ 1);
             s.tile_index[q_stage] = tile; /* before the arrival on q_full, behind which the consumers read it */
             open_stage_in_both(&s.peer_q_empty[q_stage], rank, q_use, &s.q_full[q_stage], bytes);
@@ -173,7 +174,7 @@ static __device__ void write_dq(const attention_bwd_mapped &m, pair_memory<COLUM
                 wait_for_earlier_key_blocks(c, accum_tile, before);
             if (loads_sums) {
                 cot_mbarrier_arrive_expect(&s.dq_ready[0], sizeof s.dq[0]);
-                cot_tma_load_4d(s.dq[0], &m.dq_accum, 0, (int)(accum_tile * (ATTENTION_DQ_TILE / 64)), 0, 0,
+                cot_tma_load_4d(s.dq[0], &m.dq_accum, 0, (int)(accum_tile * (ATTENTION_BWD_DQ_TILE / 64)), 0, 0,
                                 &s.dq_ready[0]);
             }
             cot_mbarrier_wait(&s.dq_full[0], parity);
@@ -194,7 +195,7 @@ template <int COLUMNS> static __device__ void send_ds(pair_memory<COLUMNS> &s, i
 {
     const uint32_t peer_ds = cot_mapa(cot_shared_address(s.peer_ds), rank ^ 1),
                    peer_ds_full = cot_mapa(cot_shared_address(s.peer_ds_full), rank ^ 1);
-    cot_pipeline_state<ATTENTION_DS_STAGES> ds;
+    cot_pipeline_state<ATTENTION_BWD_DS_STAGES> ds;
     uint32_t parity = 0;
     for (uint32_t n = 0;; n++) {
         cot_mbarrier_wait(&s.kv_full, n & 1);
@@ -241,7 +242,7 @@ static __device__ void compute_dq(const attention_bwd_call &c, pair_memory<COLUM
     const bool leader = threadIdx.x % WARPGROUP == 0;
     const uint32_t peer_ds_empty = cot_mapa(cot_shared_address(s.ds_empty), rank ^ 1),
                    peer_sent_ds_empty = cot_mapa(cot_shared_address(s.sent_ds_empty), rank ^ 1);
-    cot_pipeline_state<ATTENTION_DS_STAGES> ds;
+    cot_pipeline_state<ATTENTION_BWD_DS_STAGES> ds;
     uint32_t parity = 0;
     for (uint32_t n = 0;; n++) {
         cot_mbarrier_wait(&s.kv_full, n & 1);
@@ -301,7 +302,7 @@ template <typename E, int COLUMNS, bool STORES_DQ>
 static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
 {
     pair_memory<COLUMNS> &s = *(pair_memory<COLUMNS> *)attention_memory;
-    static_assert(sizeof s <= ATTENTION_PAIRS_SHARED_BYTES(COLUMNS), "shared memory");
+    static_assert(sizeof s <= ATTENTION_BWD_PAIRS_SHARED_BYTES(COLUMNS), "shared memory");
     const attention_bwd_call &c = m.call;
     const int rank = (int)cot_cluster_rank();
     if (threadIdx.x == 0) {
@@ -310,7 +311,7 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
         cot_mbarrier_init(s.pair_full, 1), cot_mbarrier_init(s.pair_empty, 1);
         for (int i = 0; i < ATTENTION_BWD_Q_STAGES; i++)
             cot_mbarrier_init(&s.peer_q_empty[i], 1);
-        for (int i = 0; i < ATTENTION_DOUT_STAGES; i++)
+        for (int i = 0; i < ATTENTION_BWD_DOUT_STAGES; i++)
             cot_mbarrier_init(&s.peer_dout_empty[i], 1);
         cot_mbarrier_init_fence();
     }
@@ -341,11 +342,11 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
     cot_cluster_wait();
 }
 
-#define INSTANCE(name, element, columns, stores_dq)                                  \
-    extern "C" __global__ void __launch_bounds__(ATTENTION_WARPGROUPS *WARPGROUP, 1) \
-        attention_bwd_##name(const __grid_constant__ attention_bwd_mapped m)         \
-    {                                                                                \
-        backward<element, columns, stores_dq>(m);                                    \
+#define INSTANCE(name, element, columns, stores_dq)                                      \
+    extern "C" __global__ void __launch_bounds__(ATTENTION_BWD_WARPGROUPS *WARPGROUP, 1) \
+        attention_bwd_##name(const __grid_constant__ attention_bwd_mapped m)             \
+    {                                                                                    \
+        backward<element, columns, stores_dq>(m);                                        \
     }
 #define INSTANCES(dtype, element)                          \
     INSTANCE(dtype##_sm90_d64_pairs, element, 64, false)   \

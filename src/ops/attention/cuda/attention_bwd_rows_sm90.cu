@@ -105,12 +105,13 @@ static __device__ __forceinline__ void clear_dq(const attention_bwd_call &c, con
 
 /* Writes lse_log2 and scaled_delta, where delta = rowsum(dout * out) - dlse. Clears dq_accum and dq_semaphore.
  * ROW_LANES = COLUMNS / 8 lanes process one query. At 192 columns 32 lanes do, 8 of them without columns, because the sum
- * of a row needs a power of two. A thread block takes a strip of a tile: ATTENTION_PREPROCESS_ROWS times PASS_ROWS
+ * of a row needs a power of two. A thread block takes a strip of a tile: ATTENTION_BWD_PREPROCESS_ROWS times PASS_ROWS
  * rows. */
 template <int COLUMNS, bool GENERAL> static __device__ __forceinline__ void preprocess(const attention_bwd_call &c)
 {
     constexpr int ROW_LANES = COLUMNS == 192 ? 32 : COLUMNS / 8, PASS_ROWS = LANES * WARPS / ROW_LANES,
-                  QUERIES = ATTENTION_BWD_QUERIES(COLUMNS), STRIPS = QUERIES / (PASS_ROWS * ATTENTION_PREPROCESS_ROWS);
+                  QUERIES = ATTENTION_BWD_QUERIES(COLUMNS),
+                  STRIPS = QUERIES / (PASS_ROWS * ATTENTION_BWD_PREPROCESS_ROWS);
     cot_griddepcontrol_launch_dependents();
     if (blockIdx.x == 0 && threadIdx.x == 0 && c.key_block_counter != nullptr)
         *c.key_block_counter = 0;
@@ -121,13 +122,14 @@ template <int COLUMNS, bool GENERAL> static __device__ __forceinline__ void prep
         return;
     const int lane = threadIdx.x % ROW_LANES, strip = (int)(tile_strip % STRIPS);
     const int first_row =
-        strip * PASS_ROWS * ATTENTION_PREPROCESS_ROWS + (int)threadIdx.x / ROW_LANES; /* of the tile */
-    constexpr int DQ_TILES = QUERIES * COLUMNS / ATTENTION_DQ_TILE;                   /* of a tile */
+        strip * PASS_ROWS * ATTENTION_BWD_PREPROCESS_ROWS + (int)threadIdx.x / ROW_LANES; /* of the tile */
+    constexpr int DQ_TILES = QUERIES * COLUMNS / ATTENTION_BWD_DQ_TILE;                   /* of a tile */
     if (strip == 0 && threadIdx.x < DQ_TILES)
         c.dq_semaphore[t.index * DQ_TILES + threadIdx.x] = 0;
-    float delta[ATTENTION_PREPROCESS_ROWS], lse_log2[ATTENTION_PREPROCESS_ROWS];
+    float delta[ATTENTION_BWD_PREPROCESS_ROWS], lse_log2[ATTENTION_BWD_PREPROCESS_ROWS];
 #pragma unroll
-    for (int n = 0; n < ATTENTION_PREPROCESS_ROWS; n++) { /* without stores, so that the loads of all rows come first */
+    for (int n = 0; n < ATTENTION_BWD_PREPROCESS_ROWS;
+         n++) { /* without stores, so that the loads of all rows come first */
         const int64_t i = t.tile * QUERIES + first_row + n * PASS_ROWS, row = t.q_first_row + i;
         delta[n] = 0.0f, lse_log2[n] = INFINITY;
         if (i >= t.used)
@@ -155,7 +157,7 @@ template <int COLUMNS, bool GENERAL> static __device__ __forceinline__ void prep
     }
     const bool clear = !c.deterministic || !is_visited<QUERIES, GENERAL>(c, t);
 #pragma unroll
-    for (int n = 0; n < ATTENTION_PREPROCESS_ROWS; n++) {
+    for (int n = 0; n < ATTENTION_BWD_PREPROCESS_ROWS; n++) {
         const int64_t i = t.tile * QUERIES + first_row + n * PASS_ROWS, row = t.q_first_row + i;
         const int64_t statistics_index = t.index * QUERIES + first_row + n * PASS_ROWS;
         if (clear)
@@ -194,8 +196,8 @@ static __device__ __forceinline__ void postprocess(const attention_bwd_call &c)
     const int columns = GENERAL ? (int)c.d_qk - (int)panel * 64 : 64; /* columns of this panel that exist */
     if (first_row >= t.rows || columns <= 0)
         return;
-    const float4 *accum =
-        (const float4 *)(c.dq_accum + t.index * (ATTENTION_BWD_QUERIES(COLUMNS) * COLUMNS) + panel * ATTENTION_DQ_TILE);
+    const float4 *accum = (const float4 *)(c.dq_accum + t.index * (ATTENTION_BWD_QUERIES(COLUMNS) * COLUMNS) +
+                                           panel * ATTENTION_BWD_DQ_TILE);
     float4 acc[8];
 #pragma unroll
     for (int column_group = 0; column_group < 8; column_group++)

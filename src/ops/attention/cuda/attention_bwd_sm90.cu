@@ -6,7 +6,7 @@
  * loops over the tiles of queries that attend to the keys, and takes each tile for all query heads that share the
  * key-value head (the group). The first tiles of a key block are loaded while the key block before is computed. The
  * consumers store dK and dV while the dQ warpgroup works on the last tile of the key block. With
- * thread_blocks_per_kv_head = 2, a thread block takes one key block. The two thread blocks of a cluster divide the heads
+ * head_split = 2, a thread block takes one key block. The two thread blocks of a cluster divide the heads
  * of the group, and add their dK and dV at the end (reduce_over_heads). Most full masks from 512 keys on,
  * and long causal masks without GQA, run on the kernel of attention_bwd_pairs_sm90.cu.
  *
@@ -82,18 +82,18 @@ template <int COLUMNS> using key_block_memory = shared_memory<COLUMNS, false>;
 template <int COLUMNS>
 static __device__ __forceinline__ uint32_t take_key_block(const attention_bwd_call &c, key_block_memory<COLUMNS> &s)
 {
-    if (c.key_block_counter != nullptr && c.thread_blocks_per_kv_head == 1)
+    if (c.key_block_counter != nullptr && c.head_split == 1)
         return atomicAdd(c.key_block_counter, 1);
     const uint32_t own = s.own_key_block;
     s.own_key_block = UINT32_MAX;
     return own;
 }
 
-/* With thread_blocks_per_kv_head = 2, a thread block of the cluster takes half of the group's heads. */
+/* With head_split = 2, a thread block of the cluster takes half of the group's heads. */
 static __device__ __forceinline__ void take_heads(const attention_bwd_call &c, attention_work &w)
 {
-    w.heads /= (int)c.thread_blocks_per_kv_head;
-    w.first_head += (int)(blockIdx.x % c.thread_blocks_per_kv_head) * w.heads;
+    w.heads /= (int)c.head_split;
+    w.first_head += (int)(blockIdx.x % c.head_split) * w.heads;
 }
 
 /* The producer of the plain versions. Executed by one thread. Stages and parities are computed from stage_step in each
@@ -109,7 +109,7 @@ template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_map
     uint32_t n = 0, stage_step = 0;                                  /* numbers of the key block and of the step */
     for (;; n++) {
         const uint32_t key_block = take_key_block(c, s);
-        if (key_block >= c.key_blocks) {
+        if (key_block >= c.work_items) {
             s.work[n % s.WORK_STAGES].first_key = NO_MORE_KEY_BLOCKS;
             publish_work_only(s, n);
             return;
@@ -120,7 +120,7 @@ template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_map
         prefetch_keys<COLUMNS>(m, w, w.first_key);
         for (int step = 0; step < step_count(w); step++, stage_step++) {
             const uint32_t q_stage = stage_step % ATTENTION_BWD_Q_STAGES,
-                           dout_stage = stage_step % ATTENTION_DOUT_STAGES;
+                           dout_stage = stage_step % ATTENTION_BWD_DOUT_STAGES;
             const attention_step at = step_of(c, w, step);
             const int tile = at.tile, head = w.first_head + at.h;
             const int row = (int)statistics_row_of<false>(c, w, at.h) + tile;
@@ -131,7 +131,7 @@ template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_map
             for (int panel = 0; panel < COLUMN_PANELS; panel++)
                 cot_tma_load_4d(s.q[q_stage][panel], &m.q, panel * 64, tile * QUERIES, head, w.b, &s.q_full[q_stage]);
             cot_tma_load_4d(s.lse_log2[q_stage], &m.statistics, 0, row, 0, 0, &s.q_full[q_stage]);
-            cot_mbarrier_wait(&s.dout_empty[dout_stage], parity_of<ATTENTION_DOUT_STAGES>(stage_step) ^ 1);
+            cot_mbarrier_wait(&s.dout_empty[dout_stage], parity_of<ATTENTION_BWD_DOUT_STAGES>(stage_step) ^ 1);
             cot_mbarrier_arrive_expect(&s.dout_full[dout_stage], bytes);
             for (int panel = 0; panel < COLUMN_PANELS; panel++)
                 cot_tma_load_4d(s.dout[dout_stage][panel], &m.dout, panel * 64, tile * QUERIES, head, w.b,
@@ -189,7 +189,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_blo
         const int steps = step_count(w);
         for (int step = 0; step < steps; step++, stage_step++) {
             const uint32_t q_stage = stage_step % ATTENTION_BWD_Q_STAGES,
-                           dout_stage = stage_step % ATTENTION_DOUT_STAGES;
+                           dout_stage = stage_step % ATTENTION_BWD_DOUT_STAGES;
             const attention_step at = step_of(c, w, step);
             const int tile = at.tile, head = w.first_head + at.h, b = w.b;
             const int row = (int)statistics_row_of<true>(c, w, at.h) + tile;
@@ -209,7 +209,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_blo
             if (!clean)
                 wait_and_clear<key_block_memory<COLUMNS>::Q_PANEL_BYTES, COLUMN_PANELS>(
                     s.uncleared_full, uncleared_parity, s.q[q_stage], used, &s.q_full[q_stage]);
-            cot_mbarrier_wait(&s.dout_empty[dout_stage], parity_of<ATTENTION_DOUT_STAGES>(stage_step) ^ 1);
+            cot_mbarrier_wait(&s.dout_empty[dout_stage], parity_of<ATTENTION_BWD_DOUT_STAGES>(stage_step) ^ 1);
             if (leader) {
                 cot_mbarrier_arrive_expect(dout_barrier, bytes);
                 for (int panel = 0; panel < COLUMN_PANELS; panel++)
@@ -264,7 +264,7 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
     };
     const auto is_final = [&](const attention_dq_position &position) { return STORES_DQ && position.last; };
     bool next_is_released = false; /* whether dq_ready has its arrival for the stage's next dQ tile */
-    for (; dq_tile_index < end; dq_tile_index += ATTENTION_DQ_STAGES, parity ^= 1) {
+    for (; dq_tile_index < end; dq_tile_index += ATTENTION_BWD_DQ_STAGES, parity ^= 1) {
         const attention_step at = step_of(c, w, dq_tile_index / DQ_TILES);
         const int64_t accum_tile =
             (statistics_row_of<GENERAL>(c, w, at.h) + at.tile) * DQ_TILES + dq_tile_index % DQ_TILES;
@@ -276,7 +276,7 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
             wait_for_earlier_key_blocks(c, accum_tile, position.before);
         if (loads_sums) {
             cot_mbarrier_arrive_expect(&s.dq_ready[stage], sizeof s.dq[stage]);
-            cot_tma_load_4d(s.dq[stage], &m.dq_accum, 0, (int)(accum_tile * (ATTENTION_DQ_TILE / 64)), 0, 0,
+            cot_tma_load_4d(s.dq[stage], &m.dq_accum, 0, (int)(accum_tile * (ATTENTION_BWD_DQ_TILE / 64)), 0, 0,
                             &s.dq_ready[stage]);
         }
         cot_mbarrier_wait(&s.dq_full[stage], parity);
@@ -284,8 +284,8 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
         if (is_final(position)) /* the dQ warpgroup stores dq, so there is nothing to add */
             continue;
         add_dq_tile(c, accum_tile, s.dq[stage], DETERMINISTIC && position.before == 0);
-        if (dq_tile_index + ATTENTION_DQ_STAGES < end) {
-            const attention_dq_position next = position_of(dq_tile_index + ATTENTION_DQ_STAGES);
+        if (dq_tile_index + ATTENTION_BWD_DQ_STAGES < end) {
+            const attention_dq_position next = position_of(dq_tile_index + ATTENTION_BWD_DQ_STAGES);
             next_is_released = !is_final(next) || next.before == 0;
         }
         if (next_is_released) /* before release_next_key_block, which waits until the sums are in memory */
@@ -343,8 +343,8 @@ static __device__ __forceinline__ void compute_dq_tile(key_block_memory<COLUMNS>
 template <typename E, int COLUMNS, bool GENERAL, bool STORES_DQ>
 static __device__ __forceinline__ void compute_dq_of_key_block(const attention_bwd_call &c,
                                                                key_block_memory<COLUMNS> &s, const attention_work &w,
-                                                               cot_pipeline_state<ATTENTION_DS_STAGES> &ds,
-                                                               cot_pipeline_state<ATTENTION_DQ_STAGES> &dq)
+                                                               cot_pipeline_state<ATTENTION_BWD_DS_STAGES> &ds,
+                                                               cot_pipeline_state<ATTENTION_BWD_DQ_STAGES> &dq)
 {
     constexpr int DQ_TILES = key_block_memory<COLUMNS>::DQ_TILES, QUERIES = key_block_memory<COLUMNS>::QUERIES;
     const int lane = threadIdx.x % WARP;
@@ -399,8 +399,8 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
 template <typename E, int COLUMNS, bool GENERAL, bool STORES_DQ>
 static __device__ void compute_dq(const attention_bwd_call &c, key_block_memory<COLUMNS> &s)
 {
-    cot_pipeline_state<ATTENTION_DS_STAGES> ds;
-    cot_pipeline_state<ATTENTION_DQ_STAGES> dq;
+    cot_pipeline_state<ATTENTION_BWD_DS_STAGES> ds;
+    cot_pipeline_state<ATTENTION_BWD_DQ_STAGES> dq;
     for (uint32_t n = 0;; n++) {
         cot_mbarrier_wait(&s.kv_full, n & 1);
         const attention_work w = s.work[n % s.WORK_STAGES];
@@ -417,7 +417,7 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
     static_assert(sizeof s <= ATTENTION_BWD_SHARED_BYTES(COLUMNS), "what the host allots");
     const attention_bwd_call &c = m.call;
     uint32_t key_block = blockIdx.x;
-    if (c.thread_blocks_per_kv_head > 1) {
+    if (c.head_split > 1) {
         key_block = take_key_block_of_cluster(c, s.ticket);
         if (GENERAL) {
             cot_griddepcontrol_wait(); /* for the kernel that writes seqlens */
@@ -440,7 +440,7 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
             load_tiles_general<COLUMNS>(m, s);
         else if (!GENERAL && threadIdx.x == 0)
             load_tiles<COLUMNS>(m, s);
-        else if (threadIdx.x % WARP == 0 && threadIdx.x <= ATTENTION_DQ_STAGES * WARP) {
+        else if (threadIdx.x % WARP == 0 && threadIdx.x <= ATTENTION_BWD_DQ_STAGES * WARP) {
             const int stage = threadIdx.x / WARP - 1;
             if (STORES_DQ || c.deterministic)
                 write_dq<COLUMNS, GENERAL, true, STORES_DQ>(m, s, stage);
@@ -459,7 +459,7 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
 }
 
 #define INSTANCE(name, element, columns, version)                                          \
-    extern "C" __global__ void __launch_bounds__(ATTENTION_WARPGROUPS *WARPGROUP, 1)       \
+    extern "C" __global__ void __launch_bounds__(ATTENTION_BWD_WARPGROUPS *WARPGROUP, 1)   \
         attention_bwd_##name(const __grid_constant__ attention_bwd_mapped m)               \
     {                                                                                      \
         backward<element, columns, version >= VERSION_GENERAL, version == VERSION_SOFTCAP, \

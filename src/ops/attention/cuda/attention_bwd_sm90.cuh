@@ -40,7 +40,7 @@ template <int STAGES> static __device__ __forceinline__ uint32_t parity_of(uint3
 
 /* The work of a key block: `tile_count` query tiles, from first_tile on by steps of tile_step, which is 1 or -1, and
  * for each tile the query heads first_head .. first_head + heads - 1. These are the heads that share the key-value head
- * (the group), or with thread_blocks_per_kv_head = 2 half of them. */
+ * (the group), or with head_split = 2 half of them. */
 struct attention_work {
     int b, kv_head, first_head, heads, first_key, tile_count, first_tile, tile_step;
     /* Only if GENERAL: the sequence of the keys, as rows of the tensors' views. */
@@ -236,10 +236,10 @@ static __device__ __forceinline__ attention_dq_position dq_position_of(const att
     const attention_key_block_range range = attention_key_block_range_of(
         tile * QUERIES, QUERIES, GENERAL ? w.used_q : (int)c.Tq, GENERAL ? w.used_k : (int)c.Tk,
         GENERAL ? w.window_first : -ATTENTION_FAR, window_last, WORK_KEYS);
-    const int key_block = w.first_key / WORK_KEYS;
+    const int work_item = w.first_key / WORK_KEYS;
     const bool ascending = has_ascending_keys<GENERAL>(c, w);
-    return {(uint32_t)(ascending ? key_block - range.first : range.last - key_block),
-            key_block == (ascending ? range.last : range.first)};
+    return {(uint32_t)(ascending ? work_item - range.first : range.last - work_item),
+            work_item == (ascending ? range.last : range.first)};
 }
 
 /* Issues acc = A B^T, for S^T = K Q^T and dP^T = V dO^T. A has 64 rows (keys) and B 2 N rows (queries): a thread has N
@@ -371,11 +371,11 @@ static __device__ __forceinline__ void add_staged_dq_tile(float (&acc)[32], cons
 static __device__ __forceinline__ void add_dq_tile(const attention_bwd_call &c, int64_t accum_tile, const float *dq,
                                                    bool store)
 {
-    float *accum = c.dq_accum + accum_tile * ATTENTION_DQ_TILE;
+    float *accum = c.dq_accum + accum_tile * ATTENTION_BWD_DQ_TILE;
     if (store)
-        cot_bulk_store(accum, dq, ATTENTION_DQ_TILE * sizeof(float));
+        cot_bulk_store(accum, dq, ATTENTION_BWD_DQ_TILE * sizeof(float));
     else
-        cot_bulk_add_f32(accum, dq, ATTENTION_DQ_TILE * sizeof(float));
+        cot_bulk_add_f32(accum, dq, ATTENTION_BWD_DQ_TILE * sizeof(float));
     cot_bulk_commit();
     cot_bulk_wait_read();
 }

@@ -15,7 +15,7 @@
 #undef COT_KERNEL_ENTRY
 
 extern const unsigned char cot_image_attention_bwd_rows_sm90[], cot_image_attention_bwd_sm90[],
-    cot_image_attention_bwd_pairs_sm90[], cot_image_attention_bwd_cluster_sm90[];
+    cot_image_attention_bwd_pairs_sm90[], cot_image_attention_bwd_wide_sm90[];
 
 enum { ROWS_THREADS = 256, ROWS_WARPS = ROWS_THREADS / 32, DQ_TILE_WARPS = 4 /* of postprocess, for a dQ tile */ };
 
@@ -33,7 +33,7 @@ typedef struct backward_kernels {
 #define KEY_BLOCK_KERNELS(dtype, size, main_size, columns) \
     KERNELS(dtype, size, main_size, cot_image_attention_bwd_sm90, ATTENTION_BWD_SHARED_BYTES(columns))
 #define WIDE_KERNELS(dtype, size, main_size, d, d_v) \
-    KERNELS(dtype, size, main_size, cot_image_attention_bwd_cluster_sm90, ATTENTION_CLUSTER_SHARED_BYTES(d, d_v))
+    KERNELS(dtype, size, main_size, cot_image_attention_bwd_wide_sm90, ATTENTION_BWD_WIDE_SHARED_BYTES(d, d_v))
 #define VERSION_OF(dtype, first, rows_suffix, suffix)                                                      \
     [first + SIZE_64] = KEY_BLOCK_KERNELS(dtype, d64##rows_suffix, d64##suffix, 64),                       \
              [first + SIZE_128] = KEY_BLOCK_KERNELS(dtype, d128##rows_suffix, d128##suffix, 128),          \
@@ -62,11 +62,11 @@ typedef struct plain_kernels {
     {                                                                                                               \
         PLAIN_KERNEL(dtype, 64, image, suffix, shared_bytes), PLAIN_KERNEL(dtype, 128, image, suffix, shared_bytes) \
     }
-#define PLAIN_KERNELS_OF(dtype)                                                                                   \
-    {                                                                                                             \
-        BOTH_SIZES(dtype, cot_image_attention_bwd_sm90, stores_dq, ATTENTION_BWD_SHARED_BYTES),                   \
-            BOTH_SIZES(dtype, cot_image_attention_bwd_pairs_sm90, pairs, ATTENTION_PAIRS_SHARED_BYTES),           \
-            BOTH_SIZES(dtype, cot_image_attention_bwd_pairs_sm90, pairs_stores_dq, ATTENTION_PAIRS_SHARED_BYTES), \
+#define PLAIN_KERNELS_OF(dtype)                                                                                       \
+    {                                                                                                                 \
+        BOTH_SIZES(dtype, cot_image_attention_bwd_sm90, stores_dq, ATTENTION_BWD_SHARED_BYTES),                       \
+            BOTH_SIZES(dtype, cot_image_attention_bwd_pairs_sm90, pairs, ATTENTION_BWD_PAIRS_SHARED_BYTES),           \
+            BOTH_SIZES(dtype, cot_image_attention_bwd_pairs_sm90, pairs_stores_dq, ATTENTION_BWD_PAIRS_SHARED_BYTES), \
     }
 static const plain_kernels bf16_plain_kernels = PLAIN_KERNELS_OF(bf16), f16_plain_kernels = PLAIN_KERNELS_OF(f16);
 static const cot_cuda_kernel dsink = {cot_image_attention_bwd_rows_sm90, "attention_bwd_dsink", 0};
@@ -93,7 +93,7 @@ static cot_status map_statistics(cot_queue *queue, CUtensorMap *map, const atten
 /* Encodes the map of dq_accum: a dQ tile is 64 rows of 64 floats. */
 static cot_status map_dq_accum(cot_queue *queue, CUtensorMap *map, const attention_bwd_call *c, int64_t dq_tiles)
 {
-    const int64_t rows = dq_tiles * (ATTENTION_DQ_TILE / 64), row = 64 * (int64_t)sizeof(float);
+    const int64_t rows = dq_tiles * (ATTENTION_BWD_DQ_TILE / 64), row = 64 * (int64_t)sizeof(float);
     return cot_cuda_tensor_map(queue, map, COT_F32, 4, c->dq_accum, (const int64_t[]){64, rows, 1, 1},
                                (const int64_t[]){row, rows * row, rows * row}, (const int[]){64, 64, 1, 1});
 }
@@ -139,11 +139,11 @@ static attention_bwd_softcap backward_softcap(const attention_sizes *z)
     return cap;
 }
 
-/* The number of thread blocks that divide the query heads of a group. They form a cluster, and add their dK and dV at
+/* The number of thread blocks that divide the query heads of a key block. They form a cluster, and add their dK and dV at
  * the end. Under a causal mask the longest key block has twice the average work. With GQA there are few key blocks, and
  * half of the GPU would wait for the longest ones. Two thread blocks for a group halve this time. Full masks gain
  * nothing. */
-static int64_t thread_blocks_per_kv_head_of(const attention_sizes *z, int64_t columns)
+static int64_t head_split_of(const attention_sizes *z, int64_t columns)
 {
     const int64_t gqa_group = z->H / cot_max(z->Hkv, 1);
     return columns <= 128 && z->right == 0 && gqa_group % 2 == 0 ? 2 : 1;
@@ -157,18 +157,17 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
     const bool general = plan->general;
     const int64_t columns = plan->columns;
     const backward_kernels *kernels = &kernel_table[kernels_index(z, general)];
-    const unsigned key_split_blocks =
-        columns > 128 ? ATTENTION_CLUSTER_BLOCKS : 1;            /* thread blocks that share a key block */
+    const unsigned key_split =
+        columns > 128 ? ATTENTION_BWD_WIDE_KEY_SPLIT : 1;        /* thread blocks that divide the keys of a key block */
     const int64_t row_lanes = columns == 192 ? 32 : columns / 8; /* lanes of preprocess for one row */
     const bool p_scaled = z->dtype == COT_F16 && columns <= 128;
     const key_block_order order = key_block_order_of(p, general, columns);
-    const int64_t gqa_group = z->H / cot_max(z->Hkv, 1),
-                  thread_blocks_per_kv_head = thread_blocks_per_kv_head_of(z, columns);
-    const int64_t key_blocks = order.pairs ? cot_ceil_div(z->Tk, 2 * ATTENTION_BWD_KEYS) * z->B * z->Hkv
-                                           : attention_bwd_key_blocks(p) * z->Hkv;
-    const unsigned cluster_size = order.pairs ? 2 : key_split_blocks * (unsigned)thread_blocks_per_kv_head;
+    const int64_t gqa_group = z->H / cot_max(z->Hkv, 1), head_split = head_split_of(z, columns);
+    const int64_t work_items = order.pairs ? cot_ceil_div(z->Tk, 2 * ATTENTION_BWD_KEYS) * z->B * z->Hkv
+                                           : attention_bwd_key_blocks_per_head(p) * z->Hkv;
+    const unsigned cluster_size = order.pairs ? 2 : key_split * (unsigned)head_split;
     /* Whether a thread block takes one key block after another. */
-    const bool is_persistent = columns <= 128 && thread_blocks_per_kv_head == 1 && plan->tiles > 0;
+    const bool is_persistent = columns <= 128 && head_split == 1 && plan->tiles > 0;
     /* `preprocess` clears the counter, and is launched only if there are queries. In the nondeterministic mode key
      * blocks do not wait, and clusters take them by the index of the cluster. */
     const bool counts_key_blocks = is_persistent || (order.deterministic && plan->tiles > 0);
@@ -185,10 +184,9 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             .d_qk = z->d_qk,
             .d_v = z->d_v,
             .tiles_per_head = cot_ceil_div(z->Tq, plan->queries),
-            .thread_blocks_per_kv_head = (uint32_t)thread_blocks_per_kv_head,
-            .key_blocks = (uint32_t)key_blocks,
-            .inverse_heads =
-                (uint32_t)cot_ceil_div(INT64_C(1) << 31, cot_max(gqa_group / thread_blocks_per_kv_head, 1)),
+            .head_split = (uint32_t)head_split,
+            .work_items = (uint32_t)work_items,
+            .inverse_heads = (uint32_t)cot_ceil_div(INT64_C(1) << 31, cot_max(gqa_group / head_split, 1)),
             .queries = (int32_t)plan->queries,
             .diagonal = z->k_length - z->q_length + z->q_begin - z->k_begin,
             .left = z->left,
@@ -207,8 +205,8 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             .dv_store = store_of(p, &p->dv),
             .scale = (float)z->scale,
             .exponent_factor = (float)((z->softcap > 0 ? z->softcap : z->scale) * 1.4426950408889634),
-            .p_exponent = p_scaled ? ATTENTION_P_EXPONENT : 0,
-            .dp_scale = p_scaled ? ATTENTION_DP_SCALE : 1,
+            .p_exponent = p_scaled ? ATTENTION_BWD_P_EXPONENT : 0,
+            .dp_scale = p_scaled ? ATTENTION_BWD_DP_SCALE : 1,
             .cap = backward_softcap(z),
             .lse = attention_array_of(&p->lse),
             .out = attention_array_of(&p->out),
@@ -228,7 +226,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
         }};
     attention_sequences *sequences = &mapped.call.sequences;
     sequences->max_tiles = (int32_t)plan->batch_tiles_per_head;
-    sequences->max_key_blocks = (int32_t)attention_bwd_key_blocks(p);
+    sequences->max_key_blocks = (int32_t)attention_bwd_key_blocks_per_head(p);
     sequences->tile_queries = (int32_t)plan->queries;
     sequences->key_block_rows = ATTENTION_BWD_KEYS;
     sequences->seqlens = general ? (attention_seqlen_info *)((char *)workspace + plan->seqlens) : NULL;
@@ -239,7 +237,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
         status = attention_launch(queue, &kernels->preprocess,
                                   /* no remainder: a tile of any size takes whole thread blocks */
                                   (cot_cuda_grid){.blocks = {(unsigned)(tiles * plan->queries * row_lanes /
-                                                                        (ROWS_THREADS * ATTENTION_PREPROCESS_ROWS)),
+                                                                        (ROWS_THREADS * ATTENTION_BWD_PREPROCESS_ROWS)),
                                                              1, 1},
                                                   .threads = ROWS_THREADS},
                                   c);
@@ -252,11 +250,11 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
         if (status == COT_OK)
             status = attention_encode_row_map(queue, &mapped.q, &p->q, tile_rows, p->k.data);
         if (status == COT_OK)
-            status = attention_encode_row_map(queue, &mapped.k, &p->k, (int)(ATTENTION_BWD_KEYS / key_split_blocks),
-                                              p->k.data);
+            status =
+                attention_encode_row_map(queue, &mapped.k, &p->k, (int)(ATTENTION_BWD_KEYS / key_split), p->k.data);
         if (status == COT_OK)
-            status = attention_encode_row_map(queue, &mapped.v, &p->v, (int)(ATTENTION_BWD_KEYS / key_split_blocks),
-                                              p->k.data);
+            status =
+                attention_encode_row_map(queue, &mapped.v, &p->v, (int)(ATTENTION_BWD_KEYS / key_split), p->k.data);
         if (status == COT_OK)
             status = attention_encode_row_map(queue, &mapped.dout, &p->dout, tile_rows, p->k.data);
         const int size = columns == 128;
@@ -265,11 +263,11 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
                                       : order.stores_dq              ? &plain->stores_dq[size]
                                                                      : &kernels->main;
         const int64_t cluster_count =
-            is_persistent ? cot_clamp(queue->device->multiprocessors / cluster_size, 1, key_blocks) : key_blocks;
+            is_persistent ? cot_clamp(queue->device->multiprocessors / cluster_size, 1, work_items) : work_items;
         if (status == COT_OK)
             status = attention_launch(queue, main,
                                       (cot_cuda_grid){.blocks = {(unsigned)cluster_count * cluster_size, 1, 1},
-                                                      .threads = ATTENTION_WARPGROUPS * 128,
+                                                      .threads = ATTENTION_BWD_WARPGROUPS * 128,
                                                       .cluster = cluster_size > 1 ? cluster_size : 0,
                                                       .dependent = true},
                                       &mapped);

@@ -12,33 +12,33 @@
 enum {
     ATTENTION_BWD_KEYS = 128,
     ATTENTION_BWD_Q_STAGES = 3,
-    ATTENTION_DOUT_STAGES = 2,
-    ATTENTION_DS_STAGES = 2,
-    ATTENTION_DQ_STAGES = 3,
-    ATTENTION_PREPROCESS_ROWS = 2, /* rows that a thread of `preprocess` handles */
-    ATTENTION_CLUSTER_BLOCKS = 2,  /* above 128 columns, thread blocks that share a key block */
-    ATTENTION_WARPGROUPS = 4,      /* warpgroups of a thread block, 128 threads each */
-    ATTENTION_P_EXPONENT = 8,      /* d and d_v up to 128: P in f16 is scaled by 2^8, see dv_scale */
-    ATTENTION_DQ_TILE = 4096       /* floats of 64 queries and 64 columns of dq, in the order of wgmma accumulators */
+    ATTENTION_BWD_DOUT_STAGES = 2,
+    ATTENTION_BWD_DS_STAGES = 2,
+    ATTENTION_BWD_DQ_STAGES = 3,
+    ATTENTION_BWD_PREPROCESS_ROWS = 2, /* rows that a thread of `preprocess` handles */
+    ATTENTION_BWD_WIDE_KEY_SPLIT = 2,  /* above 128 columns, thread blocks that divide the keys of a key block */
+    ATTENTION_BWD_WARPGROUPS = 4,      /* warpgroups of a thread block, 128 threads each */
+    ATTENTION_BWD_P_EXPONENT = 8,      /* d and d_v up to 128: P in f16 is scaled by 2^8, see dv_scale */
+    ATTENTION_BWD_DQ_TILE = 4096 /* floats of 64 queries and 64 columns of dq, in the order of wgmma accumulators */
 };
 
 /* Bytes of shared memory, in the order of the members of shared_memory in each kernel. A square is 64 rows of 64 16-bit
  * columns. */
 /* clang-format off */
-enum { ATTENTION_SQUARE_BYTES = 64 * 64 * 2 };
+enum { ATTENTION_BWD_SQUARE_BYTES = 64 * 64 * 2 };
 
-/* attention_bwd_cluster_sm90.cu, d and d_v up to 192: dQ by tiles. */
-#define ATTENTION_CLUSTER_BY_TILES_SQUARES(d, d_v) \
-    ((d) / 64           /* K of 64 keys */         \
-     + (d) / 64         /* the peer's K */         \
-     + (d_v) / 64       /* V of 64 keys */         \
-     + 2 * ((d) / 64)   /* 2 stages of Q */        \
-     + 2 * ((d_v) / 64) /* 2 stages of dO */       \
-     + 2                /* 2 stages of dS */       \
-     + 1                /* the peer's dS */        \
+/* attention_bwd_wide_sm90.cu, d and d_v up to 192: dQ by tiles. */
+#define ATTENTION_BWD_WIDE_BY_TILES_SQUARES(d, d_v) \
+    ((d) / 64           /* K of 64 keys */          \
+     + (d) / 64         /* the peer's K */          \
+     + (d_v) / 64       /* V of 64 keys */          \
+     + 2 * ((d) / 64)   /* 2 stages of Q */         \
+     + 2 * ((d_v) / 64) /* 2 stages of dO */        \
+     + 2                /* 2 stages of dS */        \
+     + 1                /* the peer's dS */         \
      + 2 * 2)           /* 2 stages of a dQ tile */
 /* d or d_v above 192: dQ by columns. */
-#define ATTENTION_CLUSTER_BY_COLUMNS_SQUARES             \
+#define ATTENTION_BWD_WIDE_BY_COLUMNS_SQUARES            \
     (4       /* K of 64 keys */                          \
      + 2     /* half of the columns of the peer's K */   \
      + 4     /* V of 64 keys */                          \
@@ -47,34 +47,34 @@ enum { ATTENTION_SQUARE_BYTES = 64 * 64 * 2 };
      + 1     /* dS */                                    \
      + 1     /* the peer's dS */                         \
      + 2)    /* a dQ tile */
-#define ATTENTION_CLUSTER_SHARED_BYTES(d, d_v)                                                                   \
-    (ATTENTION_SQUARE_BYTES *                                                                                    \
-         ((d) <= 192 ? ATTENTION_CLUSTER_BY_TILES_SQUARES(d, d_v) : ATTENTION_CLUSTER_BY_COLUMNS_SQUARES)        \
+#define ATTENTION_BWD_WIDE_SHARED_BYTES(d, d_v)                                                                  \
+    (ATTENTION_BWD_SQUARE_BYTES *                                                                                \
+         ((d) <= 192 ? ATTENTION_BWD_WIDE_BY_TILES_SQUARES(d, d_v) : ATTENTION_BWD_WIDE_BY_COLUMNS_SQUARES)      \
      + 2 * 2 * 64 * 4                 /* 2 stages of lse_log2 and of delta, 64 queries each */                   \
      + ((d) <= 192 ? 2 : 1) * 128 * 4 /* low bits of P: a word for each thread of a warpgroup and stage of dS */ \
      + 512)                           /* barriers, work */
 
 /* attention_bwd_sm90.cu. */
-#define ATTENTION_BWD_SHARED_BYTES(columns)                                                         \
-    (ATTENTION_BWD_KEYS * (columns) * 2                                              /* K */        \
-     + ATTENTION_BWD_KEYS * (columns) * 2                                            /* V */        \
-     + ATTENTION_BWD_Q_STAGES * ATTENTION_BWD_QUERIES(columns) * (columns) * 2       /* Q */        \
-     + ATTENTION_DOUT_STAGES * ATTENTION_BWD_QUERIES(columns) * (columns) * 2        /* dO */       \
-     + ATTENTION_DS_STAGES * ATTENTION_BWD_QUERIES(columns) * ATTENTION_BWD_KEYS * 2 /* dS */       \
-     + ATTENTION_DQ_STAGES * ATTENTION_DQ_TILE * 4                                   /* dQ tiles */ \
-     + ATTENTION_BWD_Q_STAGES * ATTENTION_BWD_QUERIES(columns) * 4                   /* lse_log2 */ \
-     + ATTENTION_DOUT_STAGES * ATTENTION_BWD_QUERIES(columns) * 4                    /* delta */    \
-     + 512)                                                                          /* barriers, work */
+#define ATTENTION_BWD_SHARED_BYTES(columns)                                                             \
+    (ATTENTION_BWD_KEYS * (columns) * 2                                                  /* K */        \
+     + ATTENTION_BWD_KEYS * (columns) * 2                                                /* V */        \
+     + ATTENTION_BWD_Q_STAGES * ATTENTION_BWD_QUERIES(columns) * (columns) * 2           /* Q */        \
+     + ATTENTION_BWD_DOUT_STAGES * ATTENTION_BWD_QUERIES(columns) * (columns) * 2        /* dO */       \
+     + ATTENTION_BWD_DS_STAGES * ATTENTION_BWD_QUERIES(columns) * ATTENTION_BWD_KEYS * 2 /* dS */       \
+     + ATTENTION_BWD_DQ_STAGES * ATTENTION_BWD_DQ_TILE * 4                               /* dQ tiles */ \
+     + ATTENTION_BWD_Q_STAGES * ATTENTION_BWD_QUERIES(columns) * 4                       /* lse_log2 */ \
+     + ATTENTION_BWD_DOUT_STAGES * ATTENTION_BWD_QUERIES(columns) * 4                    /* delta */    \
+     + 512)                                                                              /* barriers, work */
 
 /* attention_bwd_pairs_sm90.cu. */
-#define ATTENTION_PAIRS_SHARED_BYTES(columns)                                                          \
-    (ATTENTION_BWD_SHARED_BYTES(columns)                                                               \
-     + 2 * ATTENTION_SQUARE_BYTES                         /* the peer's dS, 128 keys and 64 queries */ \
-     + 2 * ATTENTION_SQUARE_BYTES                         /* the peer's K, 128 keys and 64 columns */  \
-     - (ATTENTION_DQ_STAGES - 1) * ATTENTION_DQ_TILE * 4) /* one stage of dQ tiles */
+#define ATTENTION_BWD_PAIRS_SHARED_BYTES(columns)                                                              \
+    (ATTENTION_BWD_SHARED_BYTES(columns)                                                                       \
+     + 2 * ATTENTION_BWD_SQUARE_BYTES                             /* the peer's dS, 128 keys and 64 queries */ \
+     + 2 * ATTENTION_BWD_SQUARE_BYTES                             /* the peer's K, 128 keys and 64 columns */  \
+     - (ATTENTION_BWD_DQ_STAGES - 1) * ATTENTION_BWD_DQ_TILE * 4) /* one stage of dQ tiles */
 /* clang-format on */
 
-#define ATTENTION_DP_SCALE 0x1p-8f /* scale of dP and delta in f16, which removes the scale of P from dS */
+#define ATTENTION_BWD_DP_SCALE 0x1p-8f /* scale of dP and delta in f16, which removes the scale of P from dS */
 
 /* A tensor on the device; null = absent. Strides in elements: b, t, h for tensors like q; b, h, t for tensors like
  * lse. */
@@ -116,7 +116,7 @@ typedef struct attention_sequences {
     int32_t max_seqlen_q, max_seqlen_k; /* packed: the longest allowed sequence */
     int32_t count;                      /* B; packed: one more, for the rows after the last sequence */
     int32_t max_tiles,
-        max_key_blocks; /* most tiles and key blocks of a head: cu_seqlens out of order could need more */
+        max_key_blocks; /* most tiles and key blocks of one head in all sequences: cu_seqlens out of order could need more */
     int32_t tile_queries, key_block_rows; /* rows of a query tile, rows of a key block */
     int32_t grid_blocks;                  /* thread blocks of the next kernel: the first value of tile_counter */
     attention_array cu_q, cu_k, used_q, used_k;
@@ -164,12 +164,12 @@ enum attention_store { ATTENTION_STORE_ELEMENTS, ATTENTION_STORE_16_BIT, ATTENTI
 
 typedef struct attention_bwd_call {
     /* If seqlens is set (..._general and ..._softcap kernels), Tq, Tk, tiles_per_head and diagonal are not valid, and
-     * key_blocks is an upper bound: the kernels read them from seqlens. */
+     * work_items is an upper bound: the kernels read them from seqlens. */
     attention_sequences sequences;
     int64_t B, H, Hkv, Tq, Tk, d_qk, d_v;
-    int64_t tiles_per_head;             /* query tiles of one head in one sequence */
-    uint32_t thread_blocks_per_kv_head; /* that divide the query heads of a group: 1, or the 2 of a cluster */
-    uint32_t key_blocks;                /* of the call; in the pair kernel: pairs of key blocks */
+    int64_t tiles_per_head; /* query tiles of one head in one sequence */
+    uint32_t head_split;    /* thread blocks that divide the query heads of a key block: 1, or the 2 of a cluster */
+    uint32_t work_items;    /* of the call: key blocks; in the pair kernel, pairs of them */
     uint32_t inverse_heads; /* 2^31 / query heads of a thread block, rounded up: for divisions by multiplication */
     int64_t diagonal;       /* causal: query i attends to keys up to i + diagonal */
     int64_t left, right;    /* query i attends to keys i + diagonal - left .. i + diagonal + right */
@@ -191,7 +191,7 @@ typedef struct attention_bwd_call {
     /* [tiles * queries] lse in base 2: lse log2(e) - p_exponent; inf for queries without gradient and after Tq */
     float *lse_log2;
     float *scaled_delta;    /* [tiles * queries] delta times dp_scale, 0 after Tq */
-    float *dq_accum;        /* [tiles][queries / 64 * columns / 64][ATTENTION_DQ_TILE] */
+    float *dq_accum;        /* [tiles][queries / 64 * columns / 64][ATTENTION_BWD_DQ_TILE] */
     uint32_t *dq_semaphore; /* [tiles][queries / 64 * columns / 64] number of key blocks that have added to a dQ tile */
     uint32_t *key_block_counter; /* the next key block; null: a thread block or cluster takes that of its index */
 } attention_bwd_call;

@@ -128,7 +128,7 @@ static inline int64_t attention_bwd_tiles(const attention_problem *p)
 }
 
 /* Key blocks of one head, of all sequences. An upper bound if sequences differ in length. */
-static inline int64_t attention_bwd_key_blocks(const attention_problem *p)
+static inline int64_t attention_bwd_key_blocks_per_head(const attention_problem *p)
 {
     const attention_sizes *z = &p->sizes;
     if (z->packed)
@@ -163,7 +163,7 @@ static inline const char *attention_bwd_sm90_refusal(const attention_problem *p)
     if (z->dropped > 0 || cot_is_present(&p->alibi_slopes) || cot_is_present(&p->bias))
         return "it supports no dropout, ALiBi or bias";
     if (z->B > INT32_MAX / 64 || z->H > INT32_MAX / 64 || z->q_length > INT32_MAX / 4 || z->k_length > INT32_MAX / 4 ||
-        (double)attention_bwd_key_blocks(p) * (double)z->Hkv > INT32_MAX / 4)
+        (double)attention_bwd_key_blocks_per_head(p) * (double)z->Hkv > INT32_MAX / 4)
         return "it counts sequences, heads, queries, keys and key blocks in 32 bits";
     const double gqa_group = (double)z->H / (double)cot_max(z->Hkv, 1);
     if (gqa_group * gqa_group * (double)(z->Tq / attention_bwd_queries(z) + 1) > INT32_MAX)
@@ -220,7 +220,7 @@ static inline attention_sm90_bwd_plan attention_sm90_bwd_plan_of(const attention
     const int64_t sequences = plan.general ? attention_sequence_count(p) + 1 : 0;
     plan.lse_log2 = cot_workspace_reserve(&plan.bytes, rows, sizeof(float));
     plan.scaled_delta = cot_workspace_reserve(&plan.bytes, rows, sizeof(float));
-    plan.dq_accum = cot_workspace_reserve(&plan.bytes, cot_mul(dq_tiles, ATTENTION_DQ_TILE), sizeof(float));
+    plan.dq_accum = cot_workspace_reserve(&plan.bytes, cot_mul(dq_tiles, ATTENTION_BWD_DQ_TILE), sizeof(float));
     plan.dq_semaphore = cot_workspace_reserve(&plan.bytes, dq_tiles, sizeof(uint32_t));
     plan.key_block_counter = cot_workspace_reserve(&plan.bytes, 1, sizeof(uint32_t));
     plan.seqlens = cot_workspace_reserve(&plan.bytes, sequences, sizeof(attention_seqlen_info));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_bwd_cluster_sm90.cu: the wide kernel, the backward on Hopper for d or d_v above 128 (attention_bwd_sm90.cu has the
+ * attention_bwd_wide_sm90.cu: the wide kernel, the backward on Hopper for d or d_v above 128 (attention_bwd_sm90.cu has the
  * formulas). dK of 64 keys and dV of 64 keys each need most registers of a warpgroup. A thread block therefore takes 64
  * keys, and the two thread blocks of a cluster share a key block of 128 keys. In this file *block* is a thread block,
  * and the *peer* is the other block of the cluster. Both blocks loop over the same tiles of 64 queries. The dQ of a
@@ -50,7 +50,7 @@
 
 static constexpr float P_EXPONENT = 4.0f, INVERSE_P_SCALE = 0x1p-4f; /* P is 2^4 times as large */
 
-enum { QUERIES = 64, THREAD_BLOCK_KEYS = KEYS / ATTENTION_CLUSTER_BLOCKS };
+enum { QUERIES = 64, THREAD_BLOCK_KEYS = KEYS / ATTENTION_BWD_WIDE_KEY_SPLIT };
 
 /* Shared memory of a thread block. COLUMNS: of Q and K. V_COLUMNS: of V and dO. */
 template <int COLUMNS, int V_COLUMNS> struct shared_memory {
@@ -75,7 +75,7 @@ template <int COLUMNS, int V_COLUMNS> struct shared_memory {
     unsigned char q[Q_STAGES][COLUMN_PANELS][SQUARE_BYTES];
     unsigned char dout[DOUT_STAGES][CHUNK_PANELS][SQUARE_BYTES];
     unsigned char ds[DS_STAGES][SQUARE_BYTES], peer_ds[SQUARE_BYTES]; /* [query][key]; peer_ds: sent by the peer */
-    float dq[DQ_STAGES][ATTENTION_DQ_TILE];
+    float dq[DQ_STAGES][ATTENTION_BWD_DQ_TILE];
     float lse_log2[Q_STAGES][QUERIES], delta[2][QUERIES];
     uint32_t low_bits[DS_STAGES][WARPGROUP]; /* if E is f16: the lowest bits of P, see encode_p; 16-byte aligned */
     uint64_t k_full, v_full, q_full[Q_STAGES], q_empty[Q_STAGES], dout_full[DOUT_STAGES], dout_empty[DOUT_STAGES];
@@ -749,7 +749,7 @@ template <typename E, int COLUMNS, int V_COLUMNS, bool GENERAL, bool SOFTCAP>
 static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
 {
     using S = shared_memory<COLUMNS, V_COLUMNS>;
-    static_assert(sizeof(S) <= ATTENTION_CLUSTER_SHARED_BYTES(COLUMNS, V_COLUMNS), "must fit in what the host allots");
+    static_assert(sizeof(S) <= ATTENTION_BWD_WIDE_SHARED_BYTES(COLUMNS, V_COLUMNS), "must fit in what the host allots");
     S &s = *(S *)attention_memory;
     const attention_bwd_call &c = m.call;
     const int rank = (int)cot_cluster_rank();
@@ -828,7 +828,7 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
 }
 
 #define INSTANCE(name, element, columns, v_columns, version)                                              \
-    extern "C" __global__ void __launch_bounds__(ATTENTION_WARPGROUPS *WARPGROUP, 1)                      \
+    extern "C" __global__ void __launch_bounds__(ATTENTION_BWD_WARPGROUPS *WARPGROUP, 1)                  \
         attention_bwd_##name(const __grid_constant__ attention_bwd_mapped m)                              \
     {                                                                                                     \
         backward<element, columns, v_columns, version >= VERSION_GENERAL, version == VERSION_SOFTCAP>(m); \
