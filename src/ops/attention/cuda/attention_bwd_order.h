@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * attention_bwd_order.h: which kernel of the backward for Hopper runs a call, and in which order it takes the key blocks.
- * For the host code, and for tests/unit/test_attention_order.c. */
+ * For the host code, and for tests/unit/test_attention_order.c. In this file key_blocks are those of one head. */
 #ifndef COT_ATTENTION_BWD_ORDER_H
 #define COT_ATTENTION_BWD_ORDER_H
 
