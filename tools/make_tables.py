@@ -255,8 +255,11 @@ def case_columns(rows):
 def measured_note(rows):
     """When the rows of a table were measured, and of which commit or by which process."""
     dates = " and ".join(sorted({row["date"] for row in rows}))
-    commits = ", ".join(sorted({row["commit"][:7] for row in rows if "commit" in row}))
-    return f"{dates}, {f'commit {commits}' if commits else 'in the process of the peers (tools/peers)'}."
+    ours = [row for row in rows if row.get("ours") or "commit" in row]
+    commits = sorted({row["commit"][:7] for row in ours if "commit" in row})
+    commits = ", ".join(commits + ["of other rows not recorded" if commits else "not recorded"] * any("commit" not in row for row in ours))
+    process = " in the process of the peers (tools/peers)," if any(row.get("ours") for row in rows) else ""
+    return f"{dates},{process} commit {commits or 'not recorded'}."
 
 
 MS = ("ms", lambda row: figure(row["ms"]))
@@ -448,18 +451,16 @@ def attention_gpu(rows, peer_rows):
     return lines
 
 
-def profiled(op, device, newest, directory):
+def profiled(op, device, directory):
     """What Nsight Compute read of an op's kernels."""
     source, rows = newest_with(directory, "ncu", lambda row: row["case"].startswith(op + " ")).get(device, ("", []))
     if not rows:
         return []
-    older = " The profile is older than the times above, and kernels have changed since." if rows[0]["date"] < newest else ""
-
     def share(title, key):
         return title, lambda row: f"{row[key]:.0f} %"
-    return ["### Nsight Compute", "", f"{record_link(source)}, {rows[0]['date']}, commit {rows[0]['commit'][:7]}.{older} The symbols are those of that commit. Utilisation of each unit. A value above 100 % is an artefact of a kernel "
-            "of about 2 us. *Registers* are those at launch: Hopper kernels move registers between warpgroups later.", "",
-            *markdown([("case", lambda row: row["case"].removeprefix(op + " ")), ("kernel", lambda row: row["ncu"]),
+    return ["### Nsight Compute", "", f"{record_link(source)}. The newest rows are last. The symbols are those of a row's commit. Utilisation of each unit. A value above 100 % "
+            "is an artefact of a kernel of about 2 us. *Registers* are those at launch: Hopper kernels move registers between warpgroups later.", "",
+            *markdown([("date", lambda row: row["date"]), ("commit", lambda row: row["commit"][:7]), ("case", lambda row: row["case"].removeprefix(op + " ")), ("kernel", lambda row: row["ncu"]),
                        ("us", lambda row: f"{row['us']:.1f}"), share("busiest pipe", "busiest_pipe"),
                        share("issue slots", "issue_slots"), share("L1 and shared memory", "l1"), share("L2", "l2"),
                        share("L2 hits", "l2_hits"), share("DRAM", "dram"), column("registers", "registers", ".0f"),
@@ -579,13 +580,15 @@ A commit that ends in *+* had uncommitted changes.
 
 ## Attention
 
-- Sustained times of `cotangent bench` are the second half of a load of 3 seconds, those of the peers' process of 1.2 to 2.5 seconds.
+- Sustained times of `cotangent bench` are the second half of a load of 3 seconds, those of the peers' process of 0.8 to 2.5 seconds.
 - Since commit 513ef73 (2026-11-25), the library takes the nondeterministic mode only where it is faster. Elsewhere both rows are the
   same kernel. Records of earlier commits show a slower deterministic mode.
-- The peers' process does not record the commit of cotangent.
+- A run of tools/peers records the commit of cotangent only if it is given (`--commit`).
 - On CPUs, and under "Other shapes and options", TFLOP/s count only the query-key pairs inside the mask.
 - FlashAttention-4 is a beta. The records have its version.
-- FlashAttention-3 is not measured yet. `tools/peers/attention.py` also times it if `flash_attn_interface` can be imported.
+- FlashAttention-3 is commit 0251105 of Dao-AILab/flash-attention with the CUTLASS commit that it names, compiled by nvcc 13.0:
+  [build_flash_attention_3.sh](../../tools/peers/build_flash_attention_3.sh). Only its backward is measured, for d = 128, and for
+  d = 64 up to T = 2048.
 
 ## How to reproduce
 
@@ -646,7 +649,7 @@ def op_section(op, device, results, peers, directory, level):
     lines = [f"Commit {commits}, {dates}{host}: {record_link(source)}."
              + (f" Peers, {peer_dates}: {record_link(peer_source)} ({names})." if peer_rows else ""), "", *older_note(op, device, results)]
     if op == "attention" and not cpu:
-        return lines + attention_gpu(rows, peer_rows) + profiled(op, device, max(row["date"] for row in rows), directory)
+        return lines + attention_gpu(rows, peer_rows) + profiled(op, device, directory)
     for direction in dict.fromkeys(row["direction"] for row in chosen):
         about = [DIRECTIONS[direction], ""] if direction in DIRECTIONS else []
         lines += [f"{level} {direction.capitalize()}", "", *about, *case_table([row for row in chosen if row["direction"] == direction])]
@@ -655,7 +658,7 @@ def op_section(op, device, results, peers, directory, level):
         together = any(row.get("ours") for row in peer_rows)
         lines += [f"{level} Comparison with other libraries", "",
                   "Interleaved in one process." if together else "Peers ran in a process of their own.", "", *peers_table(cases)]
-    return lines + profiled(op, device, max(row["date"] for row in rows), directory)
+    return lines + profiled(op, device, directory)
 
 
 def accuracy(results):
@@ -1244,7 +1247,7 @@ def front(results, peers):
     version = kernels[0].split()[1] if kernels else ""
     beta = f"; FlashAttention-4 is {version} (beta)" if re.search(r"\db\d", version) else ""
     return "\n".join([f"On an {device.removeprefix('NVIDIA ')}, {span}, bf16 unless noted. Attention: batch x tokens = 16384, "
-                      f"heads x d = 2048{beta}; FlashAttention-3 is not measured yet. *0.98 of copy*: 98 % of a copy's bandwidth. *1.8x torch.compile taps*: "
+                      f"heads x d = 2048{beta}. *0.98 of copy*: 98 % of a copy's bandwidth. *1.8x torch.compile taps*: "
                       "1.8 times as fast as a sum of K shifted products of x, compiled; the package causal_conv1d is not measured alone "
                       "yet. cotangent is deterministic.", "", *lines, "", *lowest_ratios(device, results, peers)]) + "\n"
 

@@ -240,6 +240,7 @@ def parser_of(description):
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, help="CPU threads (all)")
     parser.add_argument("--only", default="", help="only cases whose description contains each of these words")
+    parser.add_argument("--commit", help="the commit of --library, for the record")
     parser.add_argument("--peer", default="", help="only kernels whose name contains this")
     parser.add_argument("--json", help="write the rows here instead of printing them")
     parser.add_argument("--library", help=f"of our own kernels (on a GPU {LIBRARY}, on the CPU none)")
@@ -279,6 +280,9 @@ def run(cases, options, rows=()):
         except Exception as error:
             leave_out(text, error)
             failed = True
+        for row in rows:
+            if row.get("ours") and options.commit:
+                row["commit"] = options.commit
         if options.json:
             write(rows, options.json)
         gc.collect()
