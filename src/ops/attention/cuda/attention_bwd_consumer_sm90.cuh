@@ -43,8 +43,9 @@ template <int COLUMNS, bool PAIRS> struct shared_memory {
     };
     union {                                     /* values for which the consumers have no registers at 64 columns */
         int tile_index[ATTENTION_BWD_Q_STAGES]; /* not GENERAL: of the tile in each stage */
-        /* GENERAL without softcap: of each consumer warp, the first step of the key block that it does not skip. */
-        uint32_t first_computed_step[COLUMNS == 64 && !PAIRS ? 8 : 1];
+        /* GENERAL without softcap: of each consumer warp, the stage_step of the key block's first step that it does not
+         * skip. */
+        uint32_t first_computed_stage_step[COLUMNS == 64 && !PAIRS ? 8 : 1];
     };
     uint32_t own_key_block; /* of a thread block that takes one: see take_key_block */
     uint32_t zero;          /* 0, see hidden_zero */
@@ -342,12 +343,12 @@ static __device__ __forceinline__ float2 load_float2_early(const float *from)
  * step multiplies the same tile with its dS. */
 template <int COLUMNS, bool SOFTCAP> constexpr bool adds_zeros_first = COLUMNS == 64 && !SOFTCAP;
 
-/* The number of the first step of the key block that this warp computes. It is in shared memory, because a register for it
- * spills or serialises wgmma in f16. */
+/* The stage_step of the first step of the key block that this warp computes. It is in shared memory, because a register for
+ * it spills or serialises wgmma in f16. */
 template <int COLUMNS>
-static __device__ __forceinline__ volatile uint32_t &first_computed_step(shared_memory<COLUMNS, false> &s)
+static __device__ __forceinline__ volatile uint32_t &first_computed_stage_step(shared_memory<COLUMNS, false> &s)
 {
-    return s.first_computed_step[threadIdx.x / WARP % 8];
+    return s.first_computed_stage_step[threadIdx.x / WARP % 8];
 }
 
 /* What a consumer is compiled for. */
@@ -369,14 +370,14 @@ template <typename T> struct consumer_registers {
 };
 
 /* One step of a consumer: see the header of attention_bwd_sm90.cu. Returns whether to skip the next tile.
- *   FIRST        there is no dS of a previous step
- *   first_step   of the key block: steps are numbered through all key blocks
+ *   FIRST              there is no dS of a previous step
+ *   first_stage_step   the stage_step of the key block's step 0: `step` is stage_step - first_stage_step
  * With SOFTCAP, the upper two bytes of P times the slope are in the dS buffer of this stage, until dS overwrites them.
  * The step therefore waits for ds_empty before it computes P. */
 template <typename T, bool FIRST>
 static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c, typename T::memory &s,
-                                                     const attention_work &w, uint32_t first_step, uint32_t step,
-                                                     const consumer_registers<T> &r)
+                                                     const attention_work &w, uint32_t first_stage_step,
+                                                     uint32_t stage_step, const consumer_registers<T> &r)
 {
     using E = typename T::E;
     constexpr int COLUMNS = T::COLUMNS, QUERIES = T::QUERIES, N = QUERIES / 2, QUERY_GROUPS = QUERIES / 8;
@@ -386,17 +387,17 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     constexpr int LSE_PRELOADS = SOFTCAP || (cot_is_f16<E> && COLUMNS > 64) ? 2 : 4,
                   DELTA_PRELOADS = SOFTCAP || COLUMNS == 64 ? 2 : LSE_PRELOADS;
     const int lane = threadIdx.x % WARP, key_begin = w.first_key + 64 * r.consumer;
-    const uint32_t q_stage = step % ATTENTION_BWD_Q_STAGES, dout_stage = step % ATTENTION_BWD_DOUT_STAGES,
-                   ds_stage = step % ATTENTION_BWD_DS_STAGES;
+    const uint32_t q_stage = stage_step % ATTENTION_BWD_Q_STAGES, dout_stage = stage_step % ATTENTION_BWD_DOUT_STAGES,
+                   ds_stage = stage_step % ATTENTION_BWD_DS_STAGES;
     float scores[N];
-    cot_mbarrier_wait(&s.q_full[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(step));
+    cot_mbarrier_wait(&s.q_full[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(stage_step));
     issue_gemm_ss<E, COLUMNS>(scores, s.k[0][r.consumer], sizeof s.k[0], s.q[q_stage][0]);
     if (!FIRST)
         issue_gemm_rs<E>(r.dk, r.packed, s.q[r.previous_q][0]);
     if (SOFTCAP)
-        cot_mbarrier_wait(&s.ds_empty[ds_stage], parity_of<ATTENTION_BWD_DS_STAGES>(step) ^ 1);
-    const int tile =
-        GENERAL || COLUMNS == 128 ? tile_of(c, w, (int)(step - first_step)) : load_early(&s.tile_index[q_stage]);
+        cot_mbarrier_wait(&s.ds_empty[ds_stage], parity_of<ATTENTION_BWD_DS_STAGES>(stage_step) ^ 1);
+    const int tile = GENERAL || COLUMNS == 128 ? tile_of(c, w, (int)(stage_step - first_stage_step))
+                                               : load_early(&s.tile_index[q_stage]);
     float2 lse_log2[QUERY_GROUPS];
 #pragma unroll
     for (int query_group = 0; query_group < LSE_PRELOADS; query_group++)
@@ -432,16 +433,16 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
         cot_wgmma_wait<0>();
         __syncwarp();
         /* If this step adds zeros, no stage of an earlier step is left to release. */
-        bool releases = lane == 0 && (!ADDS_ZEROS || step != first_step);
+        bool releases = lane == 0 && (!ADDS_ZEROS || stage_step != first_stage_step);
         if constexpr (ADDS_ZEROS && GENERAL)
-            releases = first_computed_step(s) != step && lane == 0;
+            releases = first_computed_stage_step(s) != stage_step && lane == 0;
         if (releases)
             cot_mbarrier_arrive(&s.q_empty[r.previous_q]);
     }
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
         r.packed[i] = cot_pack_pair<E>(scores[2 * i], scores[2 * i + 1]);
-    cot_mbarrier_wait(&s.dout_full[dout_stage], parity_of<ATTENTION_BWD_DOUT_STAGES>(step));
+    cot_mbarrier_wait(&s.dout_full[dout_stage], parity_of<ATTENTION_BWD_DOUT_STAGES>(stage_step));
     issue_gemm_ss<E, COLUMNS>(scores, s.v[0][r.consumer], sizeof s.v[0], s.dout[dout_stage][0]);
     issue_gemm_rs<E>(r.dv, r.packed, s.dout[dout_stage][0]);
     float2 delta[QUERY_GROUPS];
@@ -476,7 +477,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
             load_delta(query_group), subtract_delta(query_group);
     }
     if (!SOFTCAP)
-        cot_mbarrier_wait(&s.ds_empty[ds_stage], parity_of<ATTENTION_BWD_DS_STAGES>(step) ^ 1);
+        cot_mbarrier_wait(&s.ds_empty[ds_stage], parity_of<ATTENTION_BWD_DS_STAGES>(stage_step) ^ 1);
     const uint32_t zero = hidden_zero<E, SOFTCAP>(s), one = hidden_one<COLUMNS, GENERAL>(zero);
 #pragma unroll
     for (int k = 0; k < N / 8; k++) {
@@ -503,7 +504,8 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     if (lane == 0)
         cot_mbarrier_arrive(&s.ds_full[ds_stage]);
     r.consumer = __shfl_sync(0xffffffffu, r.consumer, 0); /* see `consume` */
-    const bool skip = is_skipped<QUERIES, GENERAL>(w, tile_of(c, w, (int)(step - first_step) + 1), key_begin);
+    const bool skip =
+        is_skipped<QUERIES, GENERAL>(w, tile_of(c, w, (int)(stage_step - first_stage_step) + 1), key_begin);
     cot_wgmma_wait<0>();
     __syncwarp();
     if (lane == 0)
@@ -518,13 +520,13 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
 /* One step of a consumer that skips the tile: it only waits and arrives on the barriers. The dQ warpgroup evaluates
  * fully_masked itself, and so leaves out this consumer's keys. */
 template <int COLUMNS, bool PAIRS>
-static __device__ __forceinline__ void skip_step(shared_memory<COLUMNS, PAIRS> &s, uint32_t step)
+static __device__ __forceinline__ void skip_step(shared_memory<COLUMNS, PAIRS> &s, uint32_t stage_step)
 {
-    const uint32_t q_stage = step % ATTENTION_BWD_Q_STAGES, dout_stage = step % ATTENTION_BWD_DOUT_STAGES,
-                   ds_stage = step % ATTENTION_BWD_DS_STAGES;
-    cot_mbarrier_wait(&s.q_full[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(step));
-    cot_mbarrier_wait(&s.dout_full[dout_stage], parity_of<ATTENTION_BWD_DOUT_STAGES>(step));
-    cot_mbarrier_wait(&s.ds_empty[ds_stage], parity_of<ATTENTION_BWD_DS_STAGES>(step) ^ 1);
+    const uint32_t q_stage = stage_step % ATTENTION_BWD_Q_STAGES, dout_stage = stage_step % ATTENTION_BWD_DOUT_STAGES,
+                   ds_stage = stage_step % ATTENTION_BWD_DS_STAGES;
+    cot_mbarrier_wait(&s.q_full[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(stage_step));
+    cot_mbarrier_wait(&s.dout_full[dout_stage], parity_of<ATTENTION_BWD_DOUT_STAGES>(stage_step));
+    cot_mbarrier_wait(&s.ds_empty[ds_stage], parity_of<ATTENTION_BWD_DS_STAGES>(stage_step) ^ 1);
     __syncwarp();
     if (threadIdx.x % WARP == 0) {
         cot_mbarrier_arrive(&s.q_empty[q_stage]);
@@ -606,7 +608,7 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, shar
     asm("" : "+r"(ds_fragments));         /* keeps the compiler from computing it again in each step */
     if (COLUMNS == 128 || !cot_is_f16<E>) /* the same. f16 has no register for it at 64 columns */
         asm("" : "+r"(lane_query));
-    uint32_t step = 0, previous_q = 0;
+    uint32_t stage_step = 0, previous_q = 0;
     const consumer_registers<traits> registers = {dk, dv, packed, previous_q, consumer, lane_query, ds_fragments};
     for (uint32_t n = 0;; n++) {
         cot_mbarrier_wait(&s.kv_full, n & 1);
@@ -616,27 +618,28 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, shar
 #pragma unroll
         for (int i = 0; i < COLUMNS / 2; i++)
             dk[i] = dv[i] = 0.0f;
-        const uint32_t first_step = step;
-        const uint32_t end = step + (uint32_t)__shfl_sync(0xffffffffu, step_count(s.work[n % s.WORK_STAGES]), 0);
+        const uint32_t first_stage_step = stage_step;
+        const uint32_t end_stage_step =
+            stage_step + (uint32_t)__shfl_sync(0xffffffffu, step_count(s.work[n % s.WORK_STAGES]), 0);
         const auto is_step_skipped = [&] {
-            return is_skipped<QUERIES, GENERAL>(w, tile_of(c, w, (int)(step - first_step)),
+            return is_skipped<QUERIES, GENERAL>(w, tile_of(c, w, (int)(stage_step - first_stage_step)),
                                                 w.first_key + 64 * consumer);
         };
-        for (; step < end && is_step_skipped(); step++)
-            skip_step(s, step);
+        for (; stage_step < end_stage_step && is_step_skipped(); stage_step++)
+            skip_step(s, stage_step);
         if constexpr (GENERAL && ADDS_ZEROS)
             if (threadIdx.x % WARP == 0)
-                first_computed_step(s) = step;
-        if (step < end) {
+                first_computed_stage_step(s) = stage_step;
+        if (stage_step < end_stage_step) {
             if (ADDS_ZEROS) {
-                previous_q = step % ATTENTION_BWD_Q_STAGES;
+                previous_q = stage_step % ATTENTION_BWD_Q_STAGES;
 #pragma unroll
                 for (int i = 0; i < QUERIES / 4; i++)
                     packed[i] = 0;
             }
-            bool skip = consumer_step<traits, !ADDS_ZEROS>(c, s, w, first_step, step, registers);
-            for (step++; step < end && !skip; step++)
-                skip = consumer_step<traits, false>(c, s, w, first_step, step, registers);
+            bool skip = consumer_step<traits, !ADDS_ZEROS>(c, s, w, first_stage_step, stage_step, registers);
+            for (stage_step++; stage_step < end_stage_step && !skip; stage_step++)
+                skip = consumer_step<traits, false>(c, s, w, first_stage_step, stage_step, registers);
             issue_gemm_rs<E>(dk, packed, s.q[previous_q][0]);
             cot_wgmma_wait<0>();
             __syncwarp();
@@ -645,8 +648,8 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, shar
             /* The queries that attend to a key are consecutive, so all further steps are skipped. They may be more than
              * the stages of Q. So the last computed tile is released first: else the producer would wait for it, and
              * this warp for the producer. */
-            for (; GENERAL && step < end; step++)
-                skip_step(s, step);
+            for (; GENERAL && stage_step < end_stage_step; stage_step++)
+                skip_step(s, stage_step);
         }
         __syncwarp();
         if (threadIdx.x % WARP == 0)

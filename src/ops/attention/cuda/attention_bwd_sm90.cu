@@ -106,7 +106,7 @@ template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_map
     cot_griddepcontrol_wait();
     cot_fence_proxy_async_global();
     const int first_delta_row = (int)(c.B * c.H * c.tiles_per_head); /* delta follows all rows of lse_log2 */
-    uint32_t n = 0, stage_step = 0;                                  /* numbers of the key block and of the step */
+    uint32_t n = 0, stage_step = 0;                                  /* n: number of the key block */
     for (;; n++) {
         const uint32_t key_block = take_key_block(c, s);
         if (key_block >= c.work_items) {

@@ -31,11 +31,16 @@ enum { KEYS = ATTENTION_BWD_KEYS, WARPGROUP = 128, WARP = 32, SQUARE_BYTES = 64 
 
 extern __shared__ __align__(1024) unsigned char attention_memory[];
 
-/* Step i uses stage i % STAGES of a ring. It waits for the stage's `full` barrier with this parity. With the opposite
- * parity, it waits on `empty` for the end of the stage's previous use. */
-template <int STAGES> static __device__ __forceinline__ uint32_t parity_of(uint32_t step)
+/* Two numbers of a step:
+ *   step         within its key block: step_of gives its query head and tile
+ *   stage_step   through all key blocks of the thread block: selects stages and parities. In the wide kernel, whose thread
+ *                blocks compute one key block, it equals `step`
+ *
+ * A step uses stage stage_step % STAGES of a ring. It waits for the stage's `full` barrier with this parity. With the
+ * opposite parity, it waits on `empty` for the end of the stage's previous use. */
+template <int STAGES> static __device__ __forceinline__ uint32_t parity_of(uint32_t stage_step)
 {
-    return step / STAGES & 1;
+    return stage_step / STAGES & 1;
 }
 
 /* The work of a key block: `tile_count` query tiles, from first_tile on by steps of tile_step, which is 1 or -1, and
