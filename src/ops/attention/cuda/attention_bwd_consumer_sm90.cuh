@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * attention_bwd_consumer_sm90.cuh: what the key-block kernel and the pair kernel share: the shared memory of
- * a thread block, and the consumer warpgroups. attention_bwd_sm90.cu explains the roles, the barriers and the steps. */
+ * attention_bwd_consumer_sm90.cuh: what the key-block kernel and the pair kernel share: the shared memory of a thread
+ * block, and the consumer warpgroups. attention_bwd_key_blocks_sm90.cu explains the roles, the barriers and the steps. */
 #ifndef COT_ATTENTION_BWD_CONSUMER_SM90_CUH
 #define COT_ATTENTION_BWD_CONSUMER_SM90_CUH
 
-#include "attention_bwd_sm90.cuh"
+#include "attention_bwd_common_sm90.cuh"
 
 #include "../../../cuda/device/mma.cuh"
 
@@ -369,7 +369,7 @@ template <typename T> struct consumer_registers {
     uint32_t &ds_fragments; /* shared address of this thread's fragment in stage 0 of dS */
 };
 
-/* One step of a consumer: see the header of attention_bwd_sm90.cu. Returns whether to skip the next tile.
+/* One step of a consumer: see the header of attention_bwd_key_blocks_sm90.cu. Returns whether to skip the next tile.
  *   FIRST              there is no dS of a previous step
  *   first_stage_step   the stage_step of the key block's step 0: `step` is stage_step - first_stage_step
  * With SOFTCAP, the upper two bytes of P times the slope are in the dS buffer of this stage, until dS overwrites them.

@@ -6,7 +6,7 @@
 
 #include "attention_sm90_launch.h"
 
-/* The order of key blocks and of their additions to dq: see work_of in attention_bwd_sm90.cuh. `descending_tiles`: in
+/* The order of key blocks and of their additions to dq: see work_of in attention_bwd_common_sm90.cuh. `descending_tiles`: in
  * sections with ascending keys, the tiles of a key block are taken in descending order. `stores_dq`: the main kernel
  * stores dq, as 16-bit vectors. `pairs`: the main kernel is that of attention_bwd_pairs_sm90.cu. */
 typedef struct key_block_order {

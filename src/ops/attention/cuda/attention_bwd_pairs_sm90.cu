@@ -4,12 +4,12 @@
  * runs most full masks from 512 keys on, and long causal masks without GQA. A *pair* is two adjacent key blocks of a
  * key-value head, 256 keys. A cluster of two thread blocks takes one pair after another. In this file *block* is a thread
  * block: block r of the cluster computes dK and dV of key block r of the pair, with the consumers of
- * attention_bwd_sm90.cu, which has the formulas, the roles and the steps. The *peer* is the other block of the cluster.
- * The two blocks share three things:
+ * attention_bwd_key_blocks_sm90.cu, which has the formulas, the roles and the steps. The *peer* is the other block of the
+ * cluster. The two blocks share three things:
  *
  *   dQ        A block computes one of the two dQ tiles of a step, over the keys of the pair. The peer's dQ tile needs
- *             the dS of this block too, so the block sends that dS to the peer. Compared with the key-block kernel
- *             (attention_bwd_sm90.cu), a block stages half as many dQ tiles and adds half as many to memory.
+ *             the dS of this block too, so the block sends that dS to the peer. Compared with the key-block kernel, a
+ *             block stages half as many dQ tiles and adds half as many to memory.
  *   Q, dO     A block loads half of a tile into the shared memory of both blocks (multicast).
  *   the pair  Block 0 takes the pair from the counter, and sends its index to block 1.
  *
@@ -20,7 +20,7 @@
  *   warpgroup 1       dQ
  *   warpgroups 2, 3   consumers: 64 keys each
  *
- * Barriers in addition to those of attention_bwd_sm90.cu. "Remote": the peer arrives.
+ * Barriers in addition to those of attention_bwd_key_blocks_sm90.cu. "Remote": the peer arrives.
  *
  *   barrier           arrivals (bytes)          phase ends when                          who waits
  *   kv full           1 (K, V, part of peer K)  also the columns of the peer's K that    as there, and sender
@@ -37,9 +37,10 @@
  *   pair full         1 (the index)             block 1 has the index of its pair        producer of block 1
  *   pair empty        1 remote: its producer    block 1 has read the index               producer of block 0
  *
- * Deterministic mode as in attention_bwd_sm90.cu, with pairs in place of key blocks. A pair waits only for pairs that
- * were taken earlier. The versions that store dq are for deterministic calls without GQA and without a causal mask: the
- * last pair of a head does not add to dq_accum. Its dQ warpgroup adds the sums of the other pairs, and stores dq. */
+ * Deterministic mode as in attention_bwd_key_blocks_sm90.cu, with pairs in place of key blocks. A pair waits only for
+ * pairs that were taken earlier. The versions that store dq are for deterministic calls without GQA and without a causal
+ * mask: the last pair of a head does not add to dq_accum. Its dQ warpgroup adds the sums of the other pairs, and stores
+ * dq. */
 #include "attention_bwd_consumer_sm90.cuh"
 
 template <int COLUMNS> using pair_memory = shared_memory<COLUMNS, true>;

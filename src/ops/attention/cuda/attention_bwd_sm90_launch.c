@@ -14,7 +14,7 @@
 #include "../attention_kernels.def"
 #undef COT_KERNEL_ENTRY
 
-extern const unsigned char cot_image_attention_bwd_rows_sm90[], cot_image_attention_bwd_sm90[],
+extern const unsigned char cot_image_attention_bwd_rows_sm90[], cot_image_attention_bwd_key_blocks_sm90[],
     cot_image_attention_bwd_pairs_sm90[], cot_image_attention_bwd_wide_sm90[];
 
 enum { ROWS_THREADS = 256, ROWS_WARPS = ROWS_THREADS / 32, DQ_TILE_WARPS = 4 /* of postprocess, for a dQ tile */ };
@@ -31,7 +31,7 @@ typedef struct backward_kernels {
             {cot_image_attention_bwd_rows_sm90, "attention_bwd_postprocess_" #dtype "_" #size, 0}, \
     }
 #define KEY_BLOCK_KERNELS(dtype, size, main_size, columns) \
-    KERNELS(dtype, size, main_size, cot_image_attention_bwd_sm90, ATTENTION_BWD_SHARED_BYTES(columns))
+    KERNELS(dtype, size, main_size, cot_image_attention_bwd_key_blocks_sm90, ATTENTION_BWD_SHARED_BYTES(columns))
 #define WIDE_KERNELS(dtype, size, main_size, d, d_v) \
     KERNELS(dtype, size, main_size, cot_image_attention_bwd_wide_sm90, ATTENTION_BWD_WIDE_SHARED_BYTES(d, d_v))
 #define VERSION_OF(dtype, first, rows_suffix, suffix)                                                      \
@@ -64,7 +64,7 @@ typedef struct plain_kernels {
     }
 #define PLAIN_KERNELS_OF(dtype)                                                                                       \
     {                                                                                                                 \
-        BOTH_SIZES(dtype, cot_image_attention_bwd_sm90, stores_dq, ATTENTION_BWD_SHARED_BYTES),                       \
+        BOTH_SIZES(dtype, cot_image_attention_bwd_key_blocks_sm90, stores_dq, ATTENTION_BWD_SHARED_BYTES),            \
             BOTH_SIZES(dtype, cot_image_attention_bwd_pairs_sm90, pairs, ATTENTION_BWD_PAIRS_SHARED_BYTES),           \
             BOTH_SIZES(dtype, cot_image_attention_bwd_pairs_sm90, pairs_stores_dq, ATTENTION_BWD_PAIRS_SHARED_BYTES), \
     }

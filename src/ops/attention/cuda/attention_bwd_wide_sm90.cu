@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_bwd_wide_sm90.cu: the wide kernel, the backward on Hopper for d or d_v above 128 (attention_bwd_sm90.cu has the
- * formulas). dK of 64 keys and dV of 64 keys each need most registers of a warpgroup. A thread block therefore takes 64
- * keys, and the two thread blocks of a cluster share a key block of 128 keys. In this file *block* is a thread block,
- * and the *peer* is the other block of the cluster. Both blocks loop over the same tiles of 64 queries. The dQ of a
- * tile needs the dS of both blocks. The blocks divide dQ by tiles or by columns:
+ * attention_bwd_wide_sm90.cu: the wide kernel, the backward on Hopper for d or d_v above 128. The formulas are in
+ * attention_bwd_key_blocks_sm90.cu. dK of 64 keys and dV of 64 keys each need most registers of a warpgroup. A thread
+ * block therefore takes 64 keys, and the two thread blocks of a cluster share a key block of 128 keys. In this file
+ * *block* is a thread block, and the *peer* is the other block of the cluster. Both blocks loop over the same tiles of 64
+ * queries. The dQ of a tile needs the dS of both blocks. The blocks divide dQ by tiles or by columns:
  *
  *   by tiles     d and d_v up to 192. In step j, block j % 2 computes all columns of dQ, and the other block sends its
  *                dS. So a block has the time of two steps for the dQ of a tile. It holds all columns of the peer's K.
@@ -41,10 +41,10 @@
  *   dq ready        1, the dq_writer              the stage of dQ is free         warpgroup 0
  *   uncleared full  1 (the tile)                  a tile to clear is loaded       the warp that loads it
  *
- * P reaches warpgroup 2 in 16 bits with more precision than E, so that the P in dS is not rounded twice (see
- * attention_bwd_sm90.cu and encode_p). The order of key blocks, the deterministic mode, the tiles to clear, and the
- * plain, _general and _softcap versions are those of attention_bwd_sm90.cu. */
-#include "attention_bwd_sm90.cuh"
+ * P reaches warpgroup 2 in 16 bits with more precision than E, so that the P in dS is not rounded twice (see saved_p in
+ * attention_bwd_consumer_sm90.cuh, and encode_p). The order of key blocks, the deterministic mode, the tiles to clear, and
+ * the plain, _general and _softcap versions are those of attention_bwd_key_blocks_sm90.cu. */
+#include "attention_bwd_common_sm90.cuh"
 
 #include "../../../cuda/device/mma.cuh"
 

@@ -54,7 +54,7 @@ enum { ATTENTION_BWD_SQUARE_BYTES = 64 * 64 * 2 };
      + ((d) <= 192 ? 2 : 1) * 128 * 4 /* low bits of P: a word for each thread of a warpgroup and stage of dS */ \
      + 512)                           /* barriers, work */
 
-/* attention_bwd_sm90.cu. */
+/* attention_bwd_key_blocks_sm90.cu. */
 #define ATTENTION_BWD_SHARED_BYTES(columns)                                                             \
     (ATTENTION_BWD_KEYS * (columns) * 2                                                  /* K */        \
      + ATTENTION_BWD_KEYS * (columns) * 2                                                /* V */        \

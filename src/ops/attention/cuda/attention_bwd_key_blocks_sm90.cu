@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_bwd_sm90.cu: the key-block kernel, the backward on Hopper for d and d_v up to 128. *Columns*: the larger of
- * d and d_v, rounded up to 64 or 128. docs/kernels/glossary.md defines *key block*. K and V of a key block stay in shared
- * memory, its dK and dV in registers. A thread block takes one key block after another (take_key_block). For each, it
- * loops over the tiles of queries that attend to the keys, and takes each tile for all query heads that share the
- * key-value head (the group). The first tiles of a key block are loaded while the key block before is computed. The
- * consumers store dK and dV while the dQ warpgroup works on the last tile of the key block. With
- * head_split = 2, a thread block takes one key block. The two thread blocks of a cluster divide the heads
- * of the group, and add their dK and dV at the end (reduce_over_heads). Most full masks from 512 keys on,
- * and long causal masks without GQA, run on the kernel of attention_bwd_pairs_sm90.cu.
+ * attention_bwd_key_blocks_sm90.cu: the key-block kernel, the backward on Hopper for d and d_v up to 128. *Columns*: the
+ * larger of d and d_v, rounded up to 64 or 128. docs/kernels/glossary.md defines *key block*. K and V of a key block stay
+ * in shared memory, its dK and dV in registers. A thread block takes one key block after another (take_key_block). For
+ * each, it loops over the tiles of queries that attend to the keys, and takes each tile for all query heads that share
+ * the key-value head (the group). The first tiles of a key block are loaded while the key block before is computed. The
+ * consumers store dK and dV while the dQ warpgroup works on the last tile of the key block. With head_split = 2, a thread
+ * block takes one key block. The two thread blocks of a cluster divide the heads of the group, and add their dK and dV at
+ * the end (reduce_over_heads). Most full masks from 512 keys on, and long causal masks without GQA, run on the kernel of
+ * attention_bwd_pairs_sm90.cu.
  *
  * A tile has 128 queries at 64 columns, and 64 queries at 128 columns. Formulas (f16 scales P, see dv_scale):
  *

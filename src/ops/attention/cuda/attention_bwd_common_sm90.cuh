@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
- * attention_bwd_sm90.cuh: device code that the backward kernels for Hopper share: the work of a key block, wgmma products
- * of 64 rows, masks, and stores of dQ, dK and dV. The layout of accumulators is in wgmma.cuh and, with a picture, in
- * docs/kernels/gpu_basics.md.
+ * attention_bwd_common_sm90.cuh: device code that the three main kernels of the backward for Hopper share: the work of a
+ * key block, wgmma products of 64 rows, masks, and additions to dQ. attention_bwd_store.cuh has the stores of dQ, dK and
+ * dV. The layout of accumulators is in wgmma.cuh and, with a picture, in docs/kernels/gpu_basics.md.
  *
- * A *key block* is 128 keys of a key-value head. A *block* alone is a thread block. In the pair kernel a unit of
- * work is a pair of key blocks (WORK_KEYS = 256).
+ * A *key block* is 128 keys of a key-value head. A *block* alone is a thread block. In the pair kernel a unit of work is
+ * a pair of key blocks (WORK_KEYS = 256).
  *
  * Names in these kernels: m are the arguments of the launch (attention_bwd_mapped: tensor maps and c), c is the call, w
  * the work of the key block, s the shared memory. `statistics` are lse_log2 and scaled_delta, one row for each query
  * tile. */
-#ifndef COT_ATTENTION_BWD_SM90_CUH
-#define COT_ATTENTION_BWD_SM90_CUH
+#ifndef COT_ATTENTION_BWD_COMMON_SM90_CUH
+#define COT_ATTENTION_BWD_COMMON_SM90_CUH
 
 #include "attention_bwd_store.cuh"
 #include "attention_maps.h"
@@ -24,7 +24,8 @@
 #include "../../../cuda/device/quad.cuh"
 #include "../../../cuda/device/wgmma.cuh"
 
-/* The versions of a kernel: the top of attention_bwd_sm90.cu explains them. SOFTCAP also has what GENERAL has. */
+/* The versions of a kernel: the top of attention_bwd_key_blocks_sm90.cu explains them. SOFTCAP also has what GENERAL
+ * has. */
 enum attention_bwd_version { VERSION_PLAIN, VERSION_STORES_DQ, VERSION_GENERAL, VERSION_SOFTCAP };
 
 enum { KEYS = ATTENTION_BWD_KEYS, WARPGROUP = 128, WARP = 32, SQUARE_BYTES = 64 * 64 * 2 /* of 16 bits */ };
