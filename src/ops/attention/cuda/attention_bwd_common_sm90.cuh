@@ -8,7 +8,8 @@
  *
  * Names in these kernels: m are the arguments of the launch (attention_bwd_mapped: tensor maps and c), c is the call, w
  * the work of the key block, s the shared memory. `statistics` are lse_log2 and scaled_delta, one row for each query
- * tile. */
+ * tile. `head` alone is a query head. `kv_head` is a key-value head of one batch element, `batch_kv_head` one of all
+ * batch elements: b Hkv + kv_head. */
 #ifndef COT_ATTENTION_BWD_COMMON_SM90_CUH
 #define COT_ATTENTION_BWD_COMMON_SM90_CUH
 
@@ -45,10 +46,10 @@ template <int STAGES> static __device__ __forceinline__ uint32_t parity_of(uint3
 }
 
 /* The work of a key block: `tile_count` query tiles, from first_tile on by steps of tile_step, which is 1 or -1, and
- * for each tile the query heads first_head .. first_head + heads - 1. These are the heads that share the key-value head
- * (the group), or with head_split = 2 half of them. */
+ * for each tile the query heads first_head .. first_head + query_heads - 1. These are the heads that share key-value
+ * head kv_head of batch element b (the group), or with head_split = 2 half of them. */
 struct attention_work {
-    int b, kv_head, first_head, heads, first_key, tile_count, first_tile, tile_step;
+    int b, kv_head, first_head, query_heads, first_key, tile_count, first_tile, tile_step;
     /* Only if GENERAL: the sequence of the keys, as rows of the tensors' views. */
     int q_first_row, used_q, k_first_row, k_rows, used_k;
     int window_first, window_last;      /* offsets: query i attends to keys i + window_first .. i + window_last */
@@ -70,7 +71,7 @@ static __device__ __forceinline__ void set_tiles(attention_work &w, int begin, i
     w.tile_step = descending_tiles ? -1 : 1;
 }
 
-/* Key blocks are numbered section by section. A section has c.heads_per_section key-value heads, from section_head on.
+/* Key blocks are numbered section by section. A section has c.heads_per_section key-value heads, from first_kv_head on.
  * In a section the key block is the slower index and the head the faster one. docs/kernels/attention_bwd_order.md has
  * an example. The order of the key blocks:
  *
@@ -83,19 +84,20 @@ static __device__ __forceinline__ void set_tiles(attention_work &w, int begin, i
 template <int QUERIES, int WORK_KEYS = KEYS>
 static __device__ __forceinline__ attention_work work_of(const attention_bwd_call &c, unsigned number)
 {
-    const unsigned kv_heads = (unsigned)(c.B * c.Hkv), key_blocks = (unsigned)((c.Tk + WORK_KEYS - 1) / WORK_KEYS);
+    const unsigned batch_kv_heads = (unsigned)(c.B * c.Hkv),
+                   key_blocks = (unsigned)((c.Tk + WORK_KEYS - 1) / WORK_KEYS);
     const unsigned section = number / (key_blocks * (unsigned)c.heads_per_section),
-                   section_head = section * (unsigned)c.heads_per_section;
-    const unsigned section_heads = min((unsigned)c.heads_per_section, kv_heads - section_head),
-                   index = number - section_head * key_blocks;
-    const unsigned head = section_head + index % section_heads;
+                   first_kv_head = section * (unsigned)c.heads_per_section;
+    const unsigned section_kv_heads = min((unsigned)c.heads_per_section, batch_kv_heads - first_kv_head),
+                   index = number - first_kv_head * key_blocks;
+    const unsigned batch_kv_head = first_kv_head + index % section_kv_heads;
     attention_work w;
-    w.b = (int)(head / (unsigned)c.Hkv);
-    w.kv_head = (int)(head % (unsigned)c.Hkv);
-    w.heads = (int)(c.H / c.Hkv);
-    w.first_head = w.kv_head * w.heads;
+    w.b = (int)(batch_kv_head / (unsigned)c.Hkv);
+    w.kv_head = (int)(batch_kv_head % (unsigned)c.Hkv);
+    w.query_heads = (int)(c.H / c.Hkv);
+    w.first_head = w.kv_head * w.query_heads;
     w.keys_ascend = section >= (unsigned)c.first_ascending_section;
-    const unsigned key_block = index / section_heads;
+    const unsigned key_block = index / section_kv_heads;
     w.first_key = (int)(w.keys_ascend ? key_block : key_blocks - 1 - key_block) * WORK_KEYS;
     const int64_t first_query = w.first_key - c.diagonal;
     const int64_t begin = c.causal && first_query > 0 ? first_query / QUERIES : 0;
@@ -111,22 +113,22 @@ template <int QUERIES>
 static __device__ __forceinline__ bool work_of_general(const attention_bwd_call &c, unsigned number, attention_work &w)
 {
     const attention_seqlen_info *seqlens = c.sequences.seqlens;
-    const unsigned heads = (unsigned)c.Hkv;
-    if (number >= (unsigned)seqlens[c.sequences.count].first_key_block * heads)
+    const unsigned kv_heads = (unsigned)c.Hkv;
+    if (number >= (unsigned)seqlens[c.sequences.count].first_key_block * kv_heads)
         return false;
-    const int sequence = attention_sequence_at(c.sequences, &attention_seqlen_info::first_key_block, heads, number);
+    const int sequence = attention_sequence_at(c.sequences, &attention_seqlen_info::first_key_block, kv_heads, number);
     const attention_seqlen_info s = seqlens[sequence];
     const unsigned key_blocks = (unsigned)(seqlens[sequence + 1].first_key_block - s.first_key_block);
-    const unsigned number_in_sequence = number - (unsigned)s.first_key_block * heads;
+    const unsigned number_in_sequence = number - (unsigned)s.first_key_block * kv_heads;
     const unsigned section = number_in_sequence / (key_blocks * (unsigned)c.heads_per_section),
-                   section_head = section * (unsigned)c.heads_per_section;
-    const unsigned section_heads = min((unsigned)c.heads_per_section, heads - section_head),
-                   index = number_in_sequence - section_head * key_blocks;
+                   first_kv_head = section * (unsigned)c.heads_per_section;
+    const unsigned section_kv_heads = min((unsigned)c.heads_per_section, kv_heads - first_kv_head),
+                   index = number_in_sequence - first_kv_head * key_blocks;
     w.b = c.sequences.packed ? 0 : sequence;
-    w.kv_head = (int)(section_head + index % section_heads);
-    w.heads = (int)(c.H / c.Hkv);
-    w.first_head = w.kv_head * w.heads;
-    const unsigned key_block = index / section_heads;
+    w.kv_head = (int)(first_kv_head + index % section_kv_heads);
+    w.query_heads = (int)(c.H / c.Hkv);
+    w.first_head = w.kv_head * w.query_heads;
+    const unsigned key_block = index / section_kv_heads;
     w.first_key = (int)(c.deterministic ? key_blocks - 1 - key_block : key_block) * KEYS;
     w.q_first_row = s.q_first_row;
     w.used_q = s.used_q;
@@ -195,10 +197,11 @@ struct attention_step {
  * a causal mask would drift apart, because they have different numbers of tiles. */
 static __device__ __forceinline__ attention_step step_of(const attention_bwd_call &c, const attention_work &w, int step)
 {
-    /* step / heads. It is exact while step * heads < 2^31. The largest step is heads * tiles, the one after the last.
-     * attention_bwd_sm90_refusal therefore limits heads^2 * (floor(Tq / QUERIES) + 1), where the sum is at least tiles. */
-    const int i = (int)__umulhi(2 * (uint32_t)step, c.inverse_heads);
-    return {step - i * w.heads, w.first_tile + w.tile_step * i};
+    /* step / query_heads. It is exact while step * query_heads < 2^31. The largest step is query_heads * tiles, the one
+     * after the last. attention_bwd_sm90_refusal therefore limits query_heads^2 * (floor(Tq / QUERIES) + 1), where the
+     * sum is at least tiles. */
+    const int i = (int)__umulhi(2 * (uint32_t)step, c.inverse_query_heads);
+    return {step - i * w.query_heads, w.first_tile + w.tile_step * i};
 }
 
 static __device__ __forceinline__ int tile_of(const attention_bwd_call &c, const attention_work &w, int step)
@@ -209,7 +212,7 @@ static __device__ __forceinline__ int tile_of(const attention_bwd_call &c, const
 /* Steps of a key block: its tiles, each for all heads of the group. */
 static __device__ __forceinline__ int step_count(const attention_work &w)
 {
-    return w.heads * w.tile_count;
+    return w.query_heads * w.tile_count;
 }
 
 /* The row of lse_log2 that holds tile 0 of query head h of the group. dQ tile i of a query tile is tile (row + tile) *

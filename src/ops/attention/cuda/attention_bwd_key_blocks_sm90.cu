@@ -92,8 +92,8 @@ static __device__ __forceinline__ uint32_t take_key_block(const attention_bwd_ca
 /* With head_split = 2, a thread block of the cluster takes half of the group's heads. */
 static __device__ __forceinline__ void take_heads(const attention_bwd_call &c, attention_work &w)
 {
-    w.heads /= (int)c.head_split;
-    w.first_head += (int)(blockIdx.x % c.head_split) * w.heads;
+    w.query_heads /= (int)c.head_split;
+    w.first_head += (int)(blockIdx.x % c.head_split) * w.query_heads;
 }
 
 /* The producer of the plain versions. Executed by one thread. Stages and parities are computed from stage_step in each

@@ -73,7 +73,8 @@ static inline key_block_order key_block_order_of(const attention_problem *p, boo
     const attention_sizes *z = &p->sizes;
     const bool causal = z->right == 0, is_wide = columns > 128, grouped = z->H != z->Hkv;
     const bool long_heads = is_long(z, columns);
-    const int64_t key_blocks = cot_max(cot_ceil_div(z->Tk, ATTENTION_BWD_KEYS), 1), heads = cot_mul(z->B, z->Hkv);
+    const int64_t key_blocks = cot_max(cot_ceil_div(z->Tk, ATTENTION_BWD_KEYS), 1),
+                  batch_kv_heads = cot_mul(z->B, z->Hkv);
     if (general) { /* it has one order for each mode */
         key_block_order order = {.deterministic = !p->allow_nondeterminism, .heads_per_section = 4};
         if (z->softcap > 0 && !is_wide)
@@ -116,11 +117,11 @@ static inline key_block_order key_block_order_of(const attention_problem *p, boo
     } else if (grouped && !is_wide) { /* divided over two thread blocks, see head_split_of */
         order.heads_per_section = 8;
     } else {
-        const int64_t most = cot_clamp(heads / 2, 1, is_wide ? 8 : 32), least = cot_min(most, 2);
+        const int64_t most = cot_clamp(batch_kv_heads / 2, 1, is_wide ? 8 : 32), least = cot_min(most, 2);
         const int64_t section_key_blocks = is_wide || (columns == 128 && (pairs || key_blocks < 32)) ? 128 : 256;
         const int64_t heads_per_section = cot_clamp(section_key_blocks / key_blocks, least, most);
         order.heads_per_section = (int32_t)heads_per_section;
-        order.first_ascending_section = (int32_t)(cot_ceil_div(heads, heads_per_section) - 1);
+        order.first_ascending_section = (int32_t)(cot_ceil_div(batch_kv_heads, heads_per_section) - 1);
         order.stores_dq |= columns == 128 && !grouped && key_blocks <= 16 && vector_dq;
     }
     return order;

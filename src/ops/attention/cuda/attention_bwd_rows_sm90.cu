@@ -115,10 +115,10 @@ template <int COLUMNS, bool GENERAL> static __device__ __forceinline__ void prep
     cot_griddepcontrol_launch_dependents();
     if (blockIdx.x == 0 && threadIdx.x == 0 && c.key_block_counter != nullptr)
         *c.key_block_counter = 0;
-    const unsigned heads = (unsigned)c.H,
-                   tile_strip = blockIdx.x / heads; /* the strips of a tile are c.H thread blocks apart */
+    /* The strips of a tile are c.H thread blocks apart. */
+    const unsigned query_heads = (unsigned)c.H, tile_strip = blockIdx.x / query_heads;
     attention_tile t;
-    if (!find_tile<GENERAL>(c, tile_strip / STRIPS * heads + blockIdx.x % heads, t))
+    if (!find_tile<GENERAL>(c, tile_strip / STRIPS * query_heads + blockIdx.x % query_heads, t))
         return;
     const int lane = threadIdx.x % ROW_LANES, strip = (int)(tile_strip % STRIPS);
     const int first_row =

@@ -186,7 +186,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             .tiles_per_head = cot_ceil_div(z->Tq, plan->queries),
             .head_split = (uint32_t)head_split,
             .work_items = (uint32_t)work_items,
-            .inverse_heads = (uint32_t)cot_ceil_div(INT64_C(1) << 31, cot_max(gqa_group / head_split, 1)),
+            .inverse_query_heads = (uint32_t)cot_ceil_div(INT64_C(1) << 31, cot_max(gqa_group / head_split, 1)),
             .queries = (int32_t)plan->queries,
             .diagonal = z->k_length - z->q_length + z->q_begin - z->k_begin,
             .left = z->left,

@@ -177,7 +177,7 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, shared_memory<C
     int tile = w.first_tile;
     for (int i = 0; i < w.tile_count; i++, tile += w.tile_step) {
         const bool clean = tile < first_unclean_tile;
-        for (int h = 0; h < w.heads; h++) {
+        for (int h = 0; h < w.query_heads; h++) {
             /* The row of lse_log2, or without LOADS_Q the row of delta. At 256 columns, an addition of first_delta_row
              * where the row of delta is used would spill registers. */
             const int row = (LOADS_Q ? 0 : first_delta_row) + (int)statistics_row_of<GENERAL>(c, w, h);

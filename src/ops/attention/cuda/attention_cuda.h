@@ -170,10 +170,11 @@ typedef struct attention_bwd_call {
     int64_t tiles_per_head; /* query tiles of one head in one sequence */
     uint32_t head_split;    /* thread blocks that divide the query heads of a key block: 1, or the 2 of a cluster */
     uint32_t work_items;    /* of the call: key blocks; in the pair kernel, pairs of them */
-    uint32_t inverse_heads; /* 2^31 / query heads of a thread block, rounded up: for divisions by multiplication */
-    int64_t diagonal;       /* causal: query i attends to keys up to i + diagonal */
-    int64_t left, right;    /* query i attends to keys i + diagonal - left .. i + diagonal + right */
-    int32_t queries;        /* of a tile: ATTENTION_BWD_QUERIES */
+    /* 2^31 / query heads of a thread block, rounded up: for divisions by multiplication */
+    uint32_t inverse_query_heads;
+    int64_t diagonal;    /* causal: query i attends to keys up to i + diagonal */
+    int64_t left, right; /* query i attends to keys i + diagonal - left .. i + diagonal + right */
+    int32_t queries;     /* of a tile: ATTENTION_BWD_QUERIES */
     int32_t causal, deterministic, accumulate;
     int32_t heads_per_section;       /* key-value heads whose key blocks are interleaved */
     int32_t first_ascending_section; /* from this section on, key blocks are taken by ascending keys */
