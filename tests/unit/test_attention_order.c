@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * test_attention_order.c: the tables of docs/kernels/attention_bwd_order.md compared with key_block_order_of, and the
- * sizes that the backward for Hopper supports.
+ * test_attention_order.c: the tables of docs/kernels/attention_bwd_order.md compared with choose_backward, and the sizes
+ * that the backward for Hopper supports.
  *
  * A row of a table applies to a call if all phrases of its cells "mode" and "call" do. The first row that applies counts.
  * A phrase that is not in `applies` fails the test. */
@@ -24,12 +24,12 @@ typedef struct table {
     int rows;
 } table;
 
-/* A call, and the order that the code chooses for it. */
+/* A call, and what the code chooses for it. */
 typedef struct call {
     const attention_problem *problem;
     int64_t columns, key_blocks;
     bool general;
-    key_block_order order;
+    backward_choice choice;
 } call;
 
 /* ---- the page ---------------------------------------------------------------------------------------------- */
@@ -80,14 +80,14 @@ static bool applies(const call *c, const char *phrase)
         bool applies;
     } phrases[] = {
         {"both", true},
-        {"deterministic", c->order.deterministic},
-        {"nondeterministic", !c->order.deterministic},
+        {"deterministic", c->choice.deterministic},
+        {"nondeterministic", !c->choice.deterministic},
         {"`_general`", c->general && z->softcap == 0},
         {"`_softcap`", z->softcap > 0},
         {"`_general` or `_softcap`", c->general},
-        {"pair kernel", c->order.pairs},
-        {"pair kernel that stores dq", c->order.pairs && c->order.stores_dq},
-        {"pair kernel or K < 32", c->order.pairs || c->key_blocks < 32},
+        {"pair kernel", c->choice.pairs},
+        {"pair kernel that stores dq", c->choice.pairs && c->choice.stores_dq},
+        {"pair kernel or K < 32", c->choice.pairs || c->key_blocks < 32},
         {"full mask", !causal},
         {"causal", causal},
         {"GQA", grouped},
@@ -165,7 +165,7 @@ static bool is_descending(const char *cell, bool last_section)
 
 static void compare(const call *c, const table *modes, const table *directions, const table *heads)
 {
-    const key_block_order *order = &c->order;
+    const backward_choice *choice = &c->choice;
     const attention_sizes *z = &c->problem->sizes;
     bool deterministic = true;
     if (c->problem->allow_nondeterminism) {
@@ -176,15 +176,15 @@ static void compare(const call *c, const table *modes, const table *directions, 
         else if (condition != NULL)
             deterministic = !applies(c, condition + 4);
     }
-    assert_int_equal(order->deterministic, deterministic);
+    assert_int_equal(choice->deterministic, deterministic);
     const int column = c->columns == 64 ? 2 : c->columns == 128 ? 3 : 4;
-    assert_int_equal(order->heads_per_section, heads_of(c, heads->cell[row_of(heads, c, 2)][column]));
+    assert_int_equal(choice->heads_per_section, heads_of(c, heads->cell[row_of(heads, c, 2)][column]));
     const char(*direction)[CELL_BYTES] = directions->cell[row_of(directions, c, 2)];
-    const int64_t sections = cot_ceil_div(z->B * z->Hkv, order->heads_per_section);
+    const int64_t sections = cot_ceil_div(z->B * z->Hkv, choice->heads_per_section);
     for (int64_t section = 0; section < sections; section += cot_max(sections - 1, 1)) {
         /* As work_of and work_of_general do. */
-        const bool ascending = c->general ? !order->deterministic : section >= order->first_ascending_section;
-        const bool descending_tiles = ascending && (c->general || order->descending_tiles);
+        const bool ascending = c->general ? !choice->deterministic : section >= choice->first_ascending_section;
+        const bool descending_tiles = ascending && (c->general || choice->descending_tiles);
         assert_int_equal(!ascending, is_descending(direction[2], section == sections - 1));
         assert_int_equal(descending_tiles, is_descending(direction[3], section == sections - 1));
     }
@@ -222,7 +222,7 @@ static void test_tables(void **state)
                                 .rank = 4,
                                 .shape = {1, 1, 1, c.columns},
                                 .stride = {c.columns, c.columns, c.columns, 1}};
-            c.order = key_block_order_of(&p, c.general, c.columns);
+            c.choice = choose_backward(&p, c.general, c.columns);
             compare(&c, &modes, &directions, &heads);
             calls++;
         }

@@ -33,8 +33,8 @@ static inline cot_status attention_encode_row_map(cot_queue *queue, CUtensorMap 
                                  (const int[]){64, rows, 1, 1});
 }
 
-/* Whether rows are also of 16-bit elements. */
-static inline bool attention_is_vectorizable(const cot_tensor *t)
+/* Whether attention_has_aligned_rows holds and elements have 16 bits. */
+static inline bool attention_has_vectors_16(const cot_tensor *t)
 {
     return attention_has_aligned_rows(t) && cot_dtype_size(t->dtype) == 2;
 }

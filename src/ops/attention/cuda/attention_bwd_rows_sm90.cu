@@ -140,7 +140,7 @@ template <int COLUMNS, bool GENERAL> static __device__ __forceinline__ void prep
         } else if ((!GENERAL && COLUMNS != 192) || 8 * lane < c.d_v) { /* at 192 columns d_v may be 128 */
             const int64_t out = t.b * c.out.stride[0] + row * c.out.stride[1] + t.h * c.out.stride[2] + 8 * lane;
             const int64_t dout = t.b * c.dout.stride[0] + row * c.dout.stride[1] + t.h * c.dout.stride[2] + 8 * lane;
-            if (c.out_vectorized) {
+            if (c.loads_out_vectors) {
                 const cot_words<4> a = cot_load_words<4>((const uint16_t *)c.out.data + out);
                 const cot_words<4> b = cot_load_words<4>((const uint16_t *)c.dout.data + dout);
                 delta[n] = c.out.dtype == COT_F16 ? dot<__half>(a, b) : dot<__nv_bfloat16>(a, b);
@@ -203,7 +203,7 @@ static __device__ __forceinline__ void postprocess(const attention_bwd_call &c)
     for (int column_group = 0; column_group < 8; column_group++)
         acc[column_group] = __ldcs(accum + strip * 256 + column_group * LANES + lane);
     const int64_t offset = t.b * c.dq.stride[0] + t.q_first_row * c.dq.stride[1] + t.h * c.dq.stride[2] + panel * 64;
-    if (c.dq_store == ATTENTION_STORE_16_BIT) {
+    if (c.dq_store == ATTENTION_STORE_VECTORS_16) {
 #pragma unroll
         for (int column_group = 0; column_group < 8; column_group++) {
             uint32_t *words = &staging[warp][lane / 4][4 * column_group + lane % 4];

@@ -161,16 +161,16 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
         columns > 128 ? ATTENTION_BWD_WIDE_KEY_SPLIT : 1;        /* thread blocks that divide the keys of a key block */
     const int64_t row_lanes = columns == 192 ? 32 : columns / 8; /* lanes of preprocess for one row */
     const bool p_scaled = z->dtype == COT_F16 && columns <= 128;
-    const key_block_order order = key_block_order_of(p, general, columns);
+    const backward_choice choice = choose_backward(p, general, columns);
     const int64_t gqa_group = z->H / cot_max(z->Hkv, 1), head_split = head_split_of(z, columns);
-    const int64_t work_items = order.pairs ? cot_ceil_div(z->Tk, 2 * ATTENTION_BWD_KEYS) * z->B * z->Hkv
-                                           : attention_bwd_key_blocks_per_head(p) * z->Hkv;
-    const unsigned cluster_size = order.pairs ? 2 : key_split * (unsigned)head_split;
+    const int64_t work_items = choice.pairs ? cot_ceil_div(z->Tk, 2 * ATTENTION_BWD_KEYS) * z->B * z->Hkv
+                                            : attention_bwd_key_blocks_per_head(p) * z->Hkv;
+    const unsigned cluster_size = choice.pairs ? 2 : key_split * (unsigned)head_split;
     /* Whether a thread block takes one key block after another. */
     const bool is_persistent = columns <= 128 && head_split == 1 && plan->tiles > 0;
     /* `preprocess` clears the counter, and is launched only if there are queries. In the nondeterministic mode key
      * blocks do not wait, and clusters take them by the index of the cluster. */
-    const bool counts_key_blocks = is_persistent || (order.deterministic && plan->tiles > 0);
+    const bool counts_key_blocks = is_persistent || (choice.deterministic && plan->tiles > 0);
     if (z->H == 0)
         return COT_OK;
     attention_bwd_mapped mapped = {
@@ -192,14 +192,14 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             .left = z->left,
             .right = z->right,
             .causal = z->right == 0,
-            .deterministic = order.deterministic,
+            .deterministic = choice.deterministic,
             .accumulate = p->accumulate,
-            .heads_per_section = order.heads_per_section,
-            .first_ascending_section = order.first_ascending_section,
-            .descending_tiles = order.descending_tiles,
-            .stores_dq = order.stores_dq,
-            .out_vectorized =
-                attention_is_vectorizable(&p->out) && attention_is_vectorizable(&p->dout) && z->d_v % 8 == 0,
+            .heads_per_section = choice.heads_per_section,
+            .first_ascending_section = choice.first_ascending_section,
+            .descending_tiles = choice.descending_tiles,
+            .stores_dq = choice.stores_dq,
+            .loads_out_vectors =
+                attention_has_vectors_16(&p->out) && attention_has_vectors_16(&p->dout) && z->d_v % 8 == 0,
             .dq_store = store_of(p, &p->dq),
             .dk_store = store_of(p, &p->dk),
             .dv_store = store_of(p, &p->dv),
@@ -242,7 +242,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
                                                   .threads = ROWS_THREADS},
                                   c);
     if (z->rows_k > 0) {
-        const int tile_rows = order.pairs ? 64 : (int)plan->queries; /* that one load takes */
+        const int tile_rows = choice.pairs ? 64 : (int)plan->queries; /* that one load takes */
         if (status == COT_OK && tiles > 0)
             status = map_statistics(queue, &mapped.statistics, c, tiles);
         if (status == COT_OK && c->stores_dq && tiles > 0)
@@ -258,10 +258,10 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
         if (status == COT_OK)
             status = attention_encode_row_map(queue, &mapped.dout, &p->dout, tile_rows, p->k.data);
         const int size = columns == 128;
-        const cot_cuda_kernel *main = order.pairs && order.stores_dq ? &plain->pairs_stores_dq[size]
-                                      : order.pairs                  ? &plain->pairs[size]
-                                      : order.stores_dq              ? &plain->stores_dq[size]
-                                                                     : &kernels->main;
+        const cot_cuda_kernel *main = choice.pairs && choice.stores_dq ? &plain->pairs_stores_dq[size]
+                                      : choice.pairs                   ? &plain->pairs[size]
+                                      : choice.stores_dq               ? &plain->stores_dq[size]
+                                                                       : &kernels->main;
         const int64_t cluster_count =
             is_persistent ? cot_clamp(queue->device->multiprocessors / cluster_size, 1, work_items) : work_items;
         if (status == COT_OK)

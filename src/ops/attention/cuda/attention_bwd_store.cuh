@@ -82,18 +82,18 @@ static __device__ __forceinline__ void store_rows_f32(bool accumulate, float *da
  * Accumulators 4i + 2 and 4i + 3 have `row` + 8. GENERAL: only the columns below `columns` exist. FLOATS = false leaves
  * store_rows_f32 out, for the warpgroup of dq: it gets 16-bit rows only (stores_dq), and would spill. */
 template <typename E, bool GENERAL, bool FLOATS = true, int N>
-static __device__ __forceinline__ void store_rows(const attention_bwd_call &c, const attention_array &out, int32_t kind,
-                                                  const attention_rows_out &to, int row, int column, int columns,
-                                                  float scale, const float (&acc)[N])
+static __device__ __forceinline__ void store_rows(const attention_bwd_call &c, const attention_array &out,
+                                                  int32_t store, const attention_rows_out &to, int row, int column,
+                                                  int columns, float scale, const float (&acc)[N])
 {
     if (out.data == nullptr)
         return;
     const int64_t offset = to.offset + column;
-    if (kind == ATTENTION_STORE_16_BIT) {
+    if (store == ATTENTION_STORE_VECTORS_16) {
         store_rows_16<E, GENERAL>((E *)out.data + offset, out.stride[1], to, row, columns, scale, acc);
         return;
     }
-    if (FLOATS && kind == ATTENTION_STORE_FLOATS) {
+    if (FLOATS && store == ATTENTION_STORE_VECTORS_F32) {
         store_rows_f32<GENERAL>(c.accumulate, (float *)out.data + offset, out.stride[1], to, row, columns, scale, acc);
         return;
     }

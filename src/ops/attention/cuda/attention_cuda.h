@@ -158,9 +158,12 @@ typedef struct attention_bwd_softcap {
     float short_max_square, short_series[2], short_slope[2], long_max_square, long_series[3], long_slope[3];
 } attention_bwd_softcap;
 
-/* How a kernel stores a gradient: element by element, or with vectors of 16-bit elements (not accumulated) or of
- * floats. */
-enum attention_store { ATTENTION_STORE_ELEMENTS, ATTENTION_STORE_16_BIT, ATTENTION_STORE_FLOATS };
+/* How a kernel stores a gradient. */
+enum attention_store {
+    ATTENTION_STORE_ELEMENTS,    /* one element at a time, any strides; also 16-bit gradients that accumulate */
+    ATTENTION_STORE_VECTORS_16,  /* vectors of 16-bit elements, which do not accumulate */
+    ATTENTION_STORE_VECTORS_F32, /* vectors of float32 elements, which may accumulate */
+};
 
 typedef struct attention_bwd_call {
     /* If seqlens is set (..._general and ..._softcap kernels), Tq, Tk, tiles_per_head and diagonal are not valid, and
@@ -180,7 +183,7 @@ typedef struct attention_bwd_call {
     int32_t first_ascending_section; /* from this section on, key blocks are taken by ascending keys */
     int32_t descending_tiles;        /* in those sections, the tiles of a key block are taken in descending order */
     int32_t stores_dq;               /* the main kernel stores dq: no kernel after it does */
-    int32_t out_vectorized;          /* rows of out and dout are 16-bit elements at multiples of 16 bytes */
+    int32_t loads_out_vectors;       /* rows of out and dout are 16-bit elements at multiples of 16 bytes */
     int32_t dq_store, dk_store, dv_store; /* attention_store */
     float scale;
     float exponent_factor; /* scale times log2(e); softcap times log2(e) if there is a softcap */
@@ -203,7 +206,7 @@ typedef struct attention_fwd_call {
     int32_t H, heads_per_kv_head, d_qk, d_v;
     int32_t tiles;                  /* of a sequence; packed: not valid */
     int32_t heads_per_section;      /* heads whose tiles are interleaved */
-    int32_t out_vectorized;         /* rows of out are at multiples of 16 bytes */
+    int32_t stores_out_vectors;     /* rows of out are 16-bit elements at multiples of 16 bytes */
     attention_softcap cap;          /* its scores are exponents */
     float exponent_factor;          /* of scores, positive: |scale| times log2(e); 1 with softcap */
     float lse_scale, lse_scale_low; /* lse per unit of (score times exponent_factor), as high and low part */

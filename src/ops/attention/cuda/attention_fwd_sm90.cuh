@@ -276,9 +276,9 @@ static __device__ __forceinline__ void store_output(const attention_fwd_call &c,
     const int warp_row = consumer_index * 64 + threadIdx.x % WARPGROUP / WARP * 16;
     uint16_t *const out = (uint16_t *)c.out.data + t.b * c.out.stride[0] + t.head * c.out.stride[2] +
                           (int64_t)(t.q_first_row + warp_row) * c.out.stride[1];
-    if (F::STAGE_O && c.out_vectorized)
+    if (F::STAGE_O && c.stores_out_vectors)
         store_staged<F>(c, t, out, staging, consumer_index, warp_row, inverse_sum, acc);
-    else if (!F::STAGE_O && c.out_vectorized) /* one test outside of the loops: the transposes overlap */
+    else if (!F::STAGE_O && c.stores_out_vectors) /* one test outside of the loops: the transposes overlap */
         store_transposed<F>(c, t, out, warp_row, inverse_sum, acc);
     else
         store_elements<F>(c, t, out, warp_row, inverse_sum, acc);

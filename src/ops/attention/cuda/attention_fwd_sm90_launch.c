@@ -100,7 +100,7 @@ static cot_status forward(cot_queue *queue, const attention_problem *p, void *wo
                                        .d_v = (int32_t)z->d_v,
                                        .tiles = (int32_t)tiles,
                                        .heads_per_section = heads_per_section(z, plan->varlen),
-                                       .out_vectorized = attention_is_vectorizable(&p->out) && z->d_v % 8 == 0,
+                                       .stores_out_vectors = attention_has_vectors_16(&p->out) && z->d_v % 8 == 0,
                                        .out = attention_array_of(&p->out),
                                        .lse = attention_array_of(&p->lse),
                                        .sink = attention_array_of(&p->sink),
