@@ -269,12 +269,10 @@ V_INLINE void one_pass_registers(const row_args *row, int64_t begin, int64_t end
     v_store(row->g_last_vectors + VW, g);
 }
 
-/* one_pass_buffered computes the same with few registers. On AVX2, one_pass_registers had 124 instructions for two
- * vectors, with spills, and the out-of-order window held only four vectors. one_pass_buffered processes SUM_TERMS vectors
- * (256 tokens) at a time. First it stores their g to a buffer in the L1 cache. Then it computes dx and the
- * sums from unaligned loads of g[t+i]. Reads and writes therefore alternate every 256 elements. */
-enum { FEW_REGISTERS = VW == 8 };
-
+/* one_pass_buffered computes the same with few registers (CONV1D_FEW_REGISTERS). On AVX2, one_pass_registers had 124
+ * instructions for two vectors, with spills, and the out-of-order window held only four vectors. one_pass_buffered
+ * processes SUM_TERMS vectors (256 tokens) at a time. First it stores their g to a buffer in the L1 cache. Then it
+ * computes dx and the sums from unaligned loads of g[t+i]. Reads and writes therefore alternate every 256 elements. */
 V_INLINE void buffered_g(float *g, const float *x, const char *dy, const vf *w, vf bias, int64_t K, cot_dtype dtype,
                          bool silu)
 {
@@ -369,9 +367,9 @@ V_INLINE void one_pass_buffered(const row_args *row, int64_t begin, int64_t end,
 #define DEFINE_ONE_PASS(width, dtype)                                                           \
     static void one_pass_##width##_##dtype(const row_args *row, int64_t begin, int64_t end) \
     {                                                                                        \
-        if (FEW_REGISTERS && row->silu)                                                      \
+        if (CONV1D_FEW_REGISTERS && row->silu)                                               \
             one_pass_buffered(row, begin, end, width, COT_##dtype, true);                        \
-        else if (FEW_REGISTERS)                                                              \
+        else if (CONV1D_FEW_REGISTERS)                                                       \
             one_pass_buffered(row, begin, end, width, COT_##dtype, false);                       \
         else if (row->silu)                                                                  \
             one_pass_registers(row, begin, end, width, COT_##dtype, true);                           \

@@ -6,11 +6,14 @@
  *
  * xe = [initial_state, x]: K-1 inputs before the first token, then x.
  *
- * Items and tiles: see causal_conv1d_fwd_channel_last.c. One loop over the tokens of a tile, for VW channels at a time,
- * computes everything. At step i it holds the last K inputs and the last K values of g. It adds to the sums, and
- * completes dx of token i-K+1. A piece of n tokens therefore takes n+K-1 steps. The dx of the first K-1 steps are stored
- * to dinitial_state at the start of a sequence. Elsewhere they are discarded, because the previous piece computes them.
- * The halo of a piece is the next tokens, at most K-1. The dx of the piece needs their g.
+ * causal_conv1d_items.h defines items, causal_conv1d_tiles.h tiles. conv1d_close_tap_chunk and conv1d_tap_sum add taps in
+ * chunks of 16: causal_conv1d_to_f32.h has the reason.
+ *
+ * One loop over the tokens of a tile, for VW channels at a time, computes everything. At step i it holds the last K
+ * inputs and the last K values of g. It adds to the sums, and completes dx of token i-K+1. A piece of n tokens therefore
+ * takes n+K-1 steps. The dx of the first K-1 steps are stored to dinitial_state at the start of a sequence. Elsewhere
+ * they are discarded, because the previous piece computes them. The halo of a piece is the next tokens, at most K-1. The
+ * dx of the piece needs their g.
  *
  * The sums of a tile are added to those of the item, in its column state. causal_conv1d_reduce.h reduces the sums of
  * the items, which are in the workspace.
@@ -346,7 +349,7 @@ V_INLINE int64_t tile_gradients_in_registers(const tile_args *args, int64_t K, c
 #define DEFINE_TILE_GRADIENT(width, dtype)                                                   \
     static int64_t tile_gradients_##width##_##dtype(const tile_args *tile)                   \
     {                                                                                        \
-        if (VW == 8)                                                                         \
+        if (CONV1D_FEW_REGISTERS)                                                            \
             return tile_gradients_buffered(tile, width == 0 ? tile->K : width, COT_##dtype); \
         return tile_gradients_in_registers(tile, width == 0 ? tile->K : width, COT_##dtype); \
     }

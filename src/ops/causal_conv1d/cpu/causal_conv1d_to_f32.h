@@ -145,6 +145,9 @@ V_INLINE vf conv1d_tap_sum(int64_t K, vf chunk, vf total)
     return K > CONV1D_TAP_CHUNK ? v_add(total, chunk) : chunk;
 }
 
+/* AVX2, with 16 vector registers: the backward passes values through buffers in the L1 cache, not in registers. */
+enum { CONV1D_FEW_REGISTERS = VW == 8 };
+
 /* If the large tensors together have at least this many bytes, outputs are written by non-temporal stores. */
 enum { CONV1D_NONTEMPORAL_BYTES = 8 << 20 };
 
