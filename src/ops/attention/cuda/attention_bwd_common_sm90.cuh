@@ -148,9 +148,10 @@ static __device__ __forceinline__ bool work_of_general(const attention_bwd_call 
 }
 
 /* In shared memory: where a cluster receives the index of its key block, and the barrier that completes when the index
- * has arrived. `work` later takes the same memory: at 64 columns no other is free. PTX asks for mbarrier.inval before
- * that. With it, ptxas 13.0 spills registers in 7 of the 16 key-block kernels. Without it, the memory is used only after
- * all threads have waited for the barrier's only phase, and never as an mbarrier again. */
+ * has arrived. `work` later takes the same memory: at 64 columns no other is free. PTX requires mbarrier.inval before any
+ * other use of this memory. The kernels leave it out, because ptxas 13.0 then spills registers in 7 of the 16 key-block
+ * kernels. They rely on the hardware, not on PTX: the memory is reused only after all threads have waited for the
+ * barrier's only phase, and it is never an mbarrier again. Check this for each new architecture. */
 struct cluster_ticket {
     uint4 key_block; /* its first word */
     uint64_t full;

@@ -203,8 +203,8 @@ static __device__ __forceinline__ void softcapped_p_by(const attention_bwd_call 
 {
     const attention_bwd_softcap &cap = c.cap;
     const float2 *lse_float2 = (const float2 *)lse_log2;
-    float2 next[2] = {first_lse,
-                      second_lse}; /* loaded one iteration ahead: the compiler does not move loads above stores */
+    /* Loaded one iteration ahead: the compiler does not move loads above stores. */
+    float2 next[2] = {first_lse, second_lse};
 #pragma unroll
     for (int k = 0; k < N / 8; k++) {
         const float2 now[2] = {next[0], next[1]};
@@ -312,8 +312,11 @@ static __device__ __forceinline__ uint32_t hidden_zero(shared_memory<COLUMNS, PA
     return (cot_is_f16<E> || COLUMNS == 64) && !SOFTCAP ? *(volatile uint32_t *)&s.zero : 0;
 }
 
-/* 1, but the compiler cannot prove it: gridDim.y is 1. `restore` then subtracts with an integer multiply-add, which does
- * not use the pipe of the permutations. The plain versions at 128 columns need no such 1. */
+/* 1, hidden from the compiler: `restore` then subtracts with an integer multiply-add, which does not use the pipe of the
+ * permutations. With softcap, `restore` is not called.
+ *   64 columns             hidden_zero + 1
+ *   128 columns, GENERAL   gridDim.y, which is 1
+ *   128 columns, plain     the constant 1: there the compiler need not be kept from proving it */
 template <int COLUMNS, bool GENERAL> static __device__ __forceinline__ uint32_t hidden_one(uint32_t zero)
 {
     return COLUMNS == 64 ? zero + 1 : GENERAL ? gridDim.y : 1;
@@ -369,7 +372,8 @@ template <typename T> struct consumer_registers {
     uint32_t &ds_fragments; /* shared address of this thread's fragment in stage 0 of dS */
 };
 
-/* One step of a consumer: see the header of attention_bwd_key_blocks_sm90.cu. Returns whether to skip the next tile.
+/* One step of a consumer, in the parts 1 to 4 of the header of attention_bwd_key_blocks_sm90.cu. Returns whether to skip the
+ * next tile.
  *   FIRST              there is no dS of a previous step
  *   first_stage_step   the stage_step of the key block's step 0: `step` is stage_step - first_stage_step
  * With SOFTCAP, the upper two bytes of P times the slope are in the dS buffer of this stage, until dS overwrites them.
@@ -390,6 +394,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     const uint32_t q_stage = stage_step % ATTENTION_BWD_Q_STAGES, dout_stage = stage_step % ATTENTION_BWD_DOUT_STAGES,
                    ds_stage = stage_step % ATTENTION_BWD_DS_STAGES;
     float scores[N];
+    /* 1. Issue S, and dK += dS^T Q of the previous step. */
     cot_mbarrier_wait(&s.q_full[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(stage_step));
     issue_gemm_ss<E, COLUMNS>(scores, s.k[0][r.consumer], sizeof s.k[0], s.q[q_stage][0]);
     if (!FIRST)
@@ -402,6 +407,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
 #pragma unroll
     for (int query_group = 0; query_group < LSE_PRELOADS; query_group++)
         lse_log2[query_group] = load_float2_early(&s.lse_log2[q_stage][8 * query_group + r.lane_query]);
+    /* 2. Wait for S and compute P. Wait for dK, release its Q, and pack P. */
     cot_wgmma_wait<FIRST ? 0 : 1>();
     constexpr bool BIASED_BYTES = !cot_is_f16<E> && !(COLUMNS == 64 && GENERAL);
     saved_p<E, N, BIASED_BYTES && !SOFTCAP> saved;
@@ -442,6 +448,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
         r.packed[i] = cot_pack_pair<E>(scores[2 * i], scores[2 * i + 1]);
+    /* 3. Issue dP and dV += P^T dO. */
     cot_mbarrier_wait(&s.dout_full[dout_stage], parity_of<ATTENTION_BWD_DOUT_STAGES>(stage_step));
     issue_gemm_ss<E, COLUMNS>(scores, s.v[0][r.consumer], sizeof s.v[0], s.dout[dout_stage][0]);
     issue_gemm_rs<E>(r.dv, r.packed, s.dout[dout_stage][0]);
@@ -454,6 +461,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
 #pragma unroll
     for (int query_group = 0; query_group < DELTA_PRELOADS; query_group++)
         delta[query_group] = load_float2_early(&s.delta[dout_stage][8 * query_group + r.lane_query]);
+    /* 4. Wait for dP, compute dS and store it for dQ. Wait for dV, release dO, and pack dS. */
     cot_wgmma_wait<1>();
     /* At 128 columns without softcap all of delta is loaded here, above the stores: the compiler does not move loads
      * above stores. The other versions do not have enough registers for this. */
@@ -657,8 +665,8 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, shar
         /* Only one thread block of the cluster stores the sums of both. */
         if (!PAIRS && c.head_split > 1 && !reduce_over_heads<COLUMNS>(dk, dv))
             continue;
-        asm volatile("" ::
-                         : "memory"); /* the stores read `work` again: its members need no registers during the steps */
+        /* The stores read `work` again: its members need no registers during the steps. */
+        asm volatile("" ::: "memory");
         const attention_work &out = s.work[n % s.WORK_STAGES];
         const int key = thread_key(out);
         store_rows<E, GENERAL>(c, c.dv, c.dv_store, key_rows_out<GENERAL>(c, c.dv, out), key, 0, (int)c.d_v,

@@ -97,7 +97,8 @@ static __device__ __forceinline__ void take_heads(const attention_bwd_call &c, a
 }
 
 /* The producer of the plain versions. Executed by one thread. Stages and parities are computed from stage_step in each
- * step, because the thread has too few registers to keep them. */
+ * step, because the thread has too few registers to keep them. load_tiles_general and load_tiles of the pair kernel have
+ * the same order of waits and loads. */
 template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_mapped &m, key_block_memory<COLUMNS> &s)
 {
     constexpr int COLUMN_PANELS = COLUMNS / 64, QUERIES = key_block_memory<COLUMNS>::QUERIES;
@@ -162,7 +163,11 @@ static __device__ __forceinline__ void wait_and_clear(uint64_t *uncleared_full, 
         cot_mbarrier_arrive(full);
 }
 
-/* The producer of the GENERAL versions. A whole warp executes it, to clear rows of other sequences. */
+/* The producer of the GENERAL versions. It differs from load_tiles in four points:
+ *   - a whole warp executes it, to clear rows of other sequences (`clean`, uncleared_full)
+ *   - key blocks come from work_of_general, and their sequences begin at any row of the tensors
+ *   - `work` stays in shared memory
+ *   - K and V are not prefetched */
 template <int COLUMNS>
 static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_block_memory<COLUMNS> &s)
 {
@@ -245,7 +250,14 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_blo
 /* A dq_writer: adds the dQ tiles of one dQ stage to memory. There is one writer for each stage: before a writer
  * increments the semaphore, it waits until the sums are in memory, which takes about one step. If STORES_DQ, the last
  * key block of a tile does not add: its writer loads the sums of the other key blocks into the stage, and the dQ
- * warpgroup stores dQ.
+ * warpgroup stores dQ (is_final).
+ *
+ * `dq ready` gets one arrival for each dQ tile of the stage:
+ *   (a) as soon as the key block's previous dQ tile has left the stage, unless (c) is due
+ *   (b) at the top of the loop: for the first dQ tile of a key block, or after a final one, unless (c) is due
+ *   (c) with the loaded sums: if this key block adds last and others have added before (loads_sums)
+ * next_is_released says that (a) has happened for the stage's next dQ tile.
+ *
  *   dq_tile_index index of the dQ tile in the key block: step * DQ_TILES + its number in the step. On return: that of
  *                 the stage's first dQ tile in the next key block
  *   parity        of `dq full` for the stage's next dQ tile
@@ -263,18 +275,18 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
         return DETERMINISTIC ? dq_position_of<key_block_memory<COLUMNS>::QUERIES, GENERAL>(c, w, tile) : unordered;
     };
     const auto is_final = [&](const attention_dq_position &position) { return STORES_DQ && position.last; };
-    bool next_is_released = false; /* whether dq_ready has its arrival for the stage's next dQ tile */
+    bool next_is_released = false;
     for (; dq_tile_index < end; dq_tile_index += ATTENTION_BWD_DQ_STAGES, parity ^= 1) {
         const attention_step at = step_of(c, w, dq_tile_index / DQ_TILES);
         const int64_t accum_tile =
             (statistics_row_of<GENERAL>(c, w, at.h) + at.tile) * DQ_TILES + dq_tile_index % DQ_TILES;
         const attention_dq_position position = position_of(dq_tile_index);
         const bool loads_sums = is_final(position) && position.before > 0;
-        if (!loads_sums && !next_is_released) /* before the wait: the dQ warpgroup may stage the dQ tile */
+        if (!loads_sums && !next_is_released) /* (b), before the wait: the dQ warpgroup may stage the dQ tile */
             cot_mbarrier_arrive(&s.dq_ready[stage]);
         if (DETERMINISTIC && position.before > 0)
             wait_for_earlier_key_blocks(c, accum_tile, position.before);
-        if (loads_sums) {
+        if (loads_sums) { /* (c) */
             cot_mbarrier_arrive_expect(&s.dq_ready[stage], sizeof s.dq[stage]);
             cot_tma_load_4d(s.dq[stage], &m.dq_accum, 0, (int)(accum_tile * (ATTENTION_BWD_DQ_TILE / 64)), 0, 0,
                             &s.dq_ready[stage]);
@@ -288,7 +300,7 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
             const attention_dq_position next = position_of(dq_tile_index + ATTENTION_BWD_DQ_STAGES);
             next_is_released = !is_final(next) || next.before == 0;
         }
-        if (next_is_released) /* before release_next_key_block, which waits until the sums are in memory */
+        if (next_is_released) /* (a), before release_next_key_block, which waits until the sums are in memory */
             cot_mbarrier_arrive(&s.dq_ready[stage]);
         if (DETERMINISTIC)
             release_next_key_block(c, accum_tile);

@@ -20,20 +20,22 @@
  *   warpgroup 1       dQ
  *   warpgroups 2, 3   consumers: 64 keys each
  *
- * Barriers in addition to those of attention_bwd_key_blocks_sm90.cu. "Remote": the peer arrives.
+ * Barriers. q full, q empty, dout full, dout empty and dq ready are those of attention_bwd_key_blocks_sm90.cu, uncleared
+ * full is absent. "Remote": the peer arrives.
  *
  *   barrier           arrivals (bytes)          phase ends when                          who waits
- *   kv full           1 (K, V, part of peer K)  also the columns of the peer's K that    as there, and sender
- *                                               dQ reads are there
+ *   kv full           1 (K, V, part of peer K)  K, V, the columns of the peer's K that   consumers, dQ, dq_writer,
+ *                                               dQ reads, and `work` are there           sender
  *   kv empty          14: 8 consumer warps,     nobody reads K, V and peer K any more,   producer
  *                     4 dQ warps, dq_writer,    and dq_writer and sender have read
  *                     sender                    `work`
+ *   ds full           8: 1 per consumer warp    both halves of dS are stored             dQ, sender
  *   ds empty          5: 4 dQ warps, 1 remote   dQ has read dS and the peer has its copy consumers
  *   peer ds full      1 (dS of the peer)        the peer's dS is there                   dQ
  *   sent ds empty     4 remote: its dQ warps    the peer has read the dS sent to it      sender
- *   peer q empty,     1 remote: the peer's      the peer's stage may be loaded           producer
- *                     producer
- *   peer dout empty
+ *   dq full           4: 1 per dQ warp          a dQ tile is staged                      dq_writer
+ *   peer q empty      1 remote: its producer    the peer's stage of Q may be loaded      producer
+ *   peer dout empty   1 remote: its producer    the peer's stage of dO may be loaded     producer
  *   pair full         1 (the index)             block 1 has the index of its pair        producer of block 1
  *   pair empty        1 remote: its producer    block 1 has read the index               producer of block 0
  *
@@ -78,7 +80,10 @@ static __device__ __forceinline__ void open_stage_in_both(uint64_t *peer_empty, 
     cot_mbarrier_wait(peer_empty, use & 1);
 }
 
-/* The producer. Executed by one thread. `work` stays in shared memory: the thread has few registers. */
+/* The producer. Executed by one thread. It differs from load_tiles of the key-block kernel in three points:
+ *   - `work` stays in shared memory, because the thread has few registers
+ *   - each block loads half of a tile into the shared memory of both blocks (open_stage_in_both)
+ *   - it also loads a part of the peer's K */
 template <int COLUMNS>
 static __device__ void load_tiles(const attention_bwd_mapped &m, pair_memory<COLUMNS> &s, int rank)
 {
@@ -110,13 +115,13 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, pair_memory<COL
             const uint32_t bytes = COLUMN_PANELS * s.Q_PANEL_BYTES + QUERIES * sizeof(float);
             const uint32_t q_use = stage_step / ATTENTION_BWD_Q_STAGES,
                            dout_use = stage_step / ATTENTION_BWD_DOUT_STAGES;
-            cot_mbarrier_wait(&s.q_empty[q_stage], (q_use & 1) ^ 1);
+            cot_mbarrier_wait(&s.q_empty[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(stage_step) ^ 1);
             s.tile_index[q_stage] = tile; /* before the arrival on q_full, behind which the consumers read it */
             open_stage_in_both(&s.peer_q_empty[q_stage], rank, q_use, &s.q_full[q_stage], bytes);
             cot_tma_load_4d_to_both(s.q[q_stage][0] + rank * SQUARE_BYTES, &m.q, column, query, head, b,
                                     &s.q_full[q_stage]);
             cot_tma_load_4d(s.lse_log2[q_stage], &m.statistics, 0, row, 0, 0, &s.q_full[q_stage]);
-            cot_mbarrier_wait(&s.dout_empty[dout_stage], (dout_use & 1) ^ 1);
+            cot_mbarrier_wait(&s.dout_empty[dout_stage], parity_of<ATTENTION_BWD_DOUT_STAGES>(stage_step) ^ 1);
             open_stage_in_both(&s.peer_dout_empty[dout_stage], rank, dout_use, &s.dout_full[dout_stage], bytes);
             cot_tma_load_4d_to_both(s.dout[dout_stage][0] + rank * SQUARE_BYTES, &m.dout, column, query, head, b,
                                     &s.dout_full[dout_stage]);
@@ -127,7 +132,8 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, pair_memory<COL
             if (step > 0)
                 continue;
             begin_loading_keys(s, n, &s.kv_full);
-            cot_tma_load_4d(s.peer_k, &m.k, column, w.first_key ^ KEYS, w.kv_head, b, &s.kv_full);
+            const int peer_first_key = w.first_key ^ KEYS; /* a pair begins at a multiple of 256 keys */
+            cot_tma_load_4d(s.peer_k, &m.k, column, peer_first_key, w.kv_head, b, &s.kv_full);
             load_keys(m, s, w, w.first_key, &s.kv_full);
         }
         if (step_count(w) == 0)
@@ -136,7 +142,7 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, pair_memory<COL
 }
 
 /* The position of a pair in the order in which pairs add to dQ. It is the same for all tiles, because STORES_DQ is only
- * for calls without a causal mask. */
+ * for calls without a causal mask. So any QUERIES and any tile give it: 64 and 0 are arbitrary. */
 static __device__ __forceinline__ attention_dq_position position_of_pair(const attention_bwd_call &c,
                                                                          const attention_work &w)
 {

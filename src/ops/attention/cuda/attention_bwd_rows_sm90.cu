@@ -127,9 +127,9 @@ template <int COLUMNS, bool GENERAL> static __device__ __forceinline__ void prep
     if (strip == 0 && threadIdx.x < DQ_TILES)
         c.dq_semaphore[t.index * DQ_TILES + threadIdx.x] = 0;
     float delta[ATTENTION_BWD_PREPROCESS_ROWS], lse_log2[ATTENTION_BWD_PREPROCESS_ROWS];
+    /* Without stores, so that the loads of all rows come first. */
 #pragma unroll
-    for (int n = 0; n < ATTENTION_BWD_PREPROCESS_ROWS;
-         n++) { /* without stores, so that the loads of all rows come first */
+    for (int n = 0; n < ATTENTION_BWD_PREPROCESS_ROWS; n++) {
         const int64_t i = t.tile * QUERIES + first_row + n * PASS_ROWS, row = t.q_first_row + i;
         delta[n] = 0.0f, lse_log2[n] = INFINITY;
         if (i >= t.used)

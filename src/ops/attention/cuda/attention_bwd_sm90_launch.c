@@ -24,6 +24,12 @@ typedef struct backward_kernels {
     cot_cuda_kernel preprocess, main, postprocess;
 } backward_kernels;
 
+/* An index of a table of backward_kernels is a version plus a size. Example: bf16_kernels[GENERAL + SIZE_64] has the
+ * kernels attention_bwd_preprocess_d64_general, attention_bwd_bf16_sm90_d64_general and
+ * attention_bwd_postprocess_bf16_d64_general. */
+enum { SIZE_64, SIZE_128, SIZE_192_128, SIZE_192, SIZE_256, SIZES };
+enum { PLAIN, GENERAL = SIZES, SOFTCAP = 2 * SIZES };
+
 #define KERNELS(dtype, size, main_size, image, shared_bytes)                                       \
     {                                                                                              \
         {cot_image_attention_bwd_rows_sm90, "attention_bwd_preprocess_" #size, 0},                 \
@@ -45,10 +51,8 @@ typedef struct backward_kernels {
         VERSION_OF(dtype, PLAIN, , ), VERSION_OF(dtype, GENERAL, _general, _general), \
             VERSION_OF(dtype, SOFTCAP, _general, _softcap),                           \
     }
-/* An index of the table: a version plus a size. */
-enum { SIZE_64, SIZE_128, SIZE_192_128, SIZE_192, SIZE_256, SIZES };
-enum { PLAIN, GENERAL = SIZES, SOFTCAP = 2 * SIZES };
 static const backward_kernels bf16_kernels[] = KERNELS_OF(bf16), f16_kernels[] = KERNELS_OF(f16);
+
 /* Further main kernels of the plain version, at 64 and 128 columns. */
 typedef struct plain_kernels {
     cot_cuda_kernel stores_dq[2], pairs[2], pairs_stores_dq[2];
@@ -157,8 +161,8 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
     const bool general = plan->general;
     const int64_t columns = plan->columns;
     const backward_kernels *kernels = &kernel_table[kernels_index(z, general)];
-    const unsigned key_split =
-        columns > 128 ? ATTENTION_BWD_WIDE_KEY_SPLIT : 1;        /* thread blocks that divide the keys of a key block */
+    /* Thread blocks that divide the keys of a key block. */
+    const unsigned key_split = columns > 128 ? ATTENTION_BWD_WIDE_KEY_SPLIT : 1;
     const int64_t row_lanes = columns == 192 ? 32 : columns / 8; /* lanes of preprocess for one row */
     const bool p_scaled = z->dtype == COT_F16 && columns <= 128;
     const backward_choice choice = choose_backward(p, general, columns);
@@ -272,6 +276,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
                                                       .dependent = true},
                                       &mapped);
     }
+    /* The main kernels do not call cot_griddepcontrol_launch_dependents, so postprocess starts when they end. */
     if (status == COT_OK && c->dq.data != NULL && !c->stores_dq && dq_tiles > 0)
         status = attention_launch(
             queue, &kernels->postprocess,
