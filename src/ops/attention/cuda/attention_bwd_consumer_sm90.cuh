@@ -372,6 +372,92 @@ template <typename T> struct consumer_registers {
     uint32_t &ds_fragments; /* shared address of this thread's fragment in stage 0 of dS */
 };
 
+/* Part 2 without softcap: P of a tile, in place of its scores. `lse_log2` holds the values of the first PRELOADS groups of
+ * 8 queries, staged_lse those of the tile. */
+template <typename T, int PRELOADS, int N, int QUERY_GROUPS>
+static __device__ __forceinline__ void compute_p(const attention_bwd_call &c, const attention_work &w, int tile,
+                                                 int key_begin, const float *staged_lse, int lane_query,
+                                                 float2 (&lse_log2)[QUERY_GROUPS], float (&scores)[N])
+{
+    constexpr int QUERIES = T::QUERIES;
+    constexpr bool GENERAL = T::GENERAL;
+    if (GENERAL ? needs_mask_general<QUERIES>(w, tile, key_begin) : needs_mask<QUERIES>(c, tile, key_begin)) {
+        if (GENERAL)
+            apply_mask_general(w, tile, thread_key(w),
+                               __int_as_float(c.exponent_factor < 0.0f ? 0x7f800000 : 0xff800000), scores);
+        else
+            apply_mask(c, tile, thread_key(w), scores);
+    }
+#pragma unroll
+    for (int query_group = 0; query_group < QUERY_GROUPS; query_group++) {
+        if (query_group >= PRELOADS)
+            lse_log2[query_group] = *(const float2 *)&staged_lse[8 * query_group + lane_query];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            scores[4 * query_group + i] =
+                cot_ex2(fmaf(scores[4 * query_group + i], c.exponent_factor,
+                             i % 2 == 0 ? -lse_log2[query_group].x : -lse_log2[query_group].y));
+    }
+}
+
+/* Part 4: dS of a tile, in place of its dP, stored for dQ. `delta` holds the values of the first PRELOADS groups of 8
+ * queries. SOFTCAP: `upper` holds the first fragment of P times the slope. */
+template <typename T, int PRELOADS, typename P, int N, int QUERY_GROUPS>
+static __device__ __forceinline__ void compute_ds(typename T::memory &s, const consumer_registers<T> &r,
+                                                  uint32_t stage_step, uint32_t ds_address, const P &saved,
+                                                  float2 (&delta)[QUERY_GROUPS], uint32_t (&upper)[2][4],
+                                                  float (&scores)[N])
+{
+    using E = typename T::E;
+    constexpr int COLUMNS = T::COLUMNS;
+    constexpr bool GENERAL = T::GENERAL, SOFTCAP = T::SOFTCAP;
+    const uint32_t dout_stage = stage_step % ATTENTION_BWD_DOUT_STAGES, ds_stage = stage_step % ATTENTION_BWD_DS_STAGES;
+    /* At 128 columns without softcap all of delta is loaded here, above the stores: the compiler does not move loads
+     * above stores. The other versions do not have enough registers for this. */
+    constexpr bool SUBTRACT_FIRST = COLUMNS == 128 && !SOFTCAP;
+    const auto load_delta = [&](int query_group) {
+        if (query_group >= PRELOADS && query_group < QUERY_GROUPS)
+            delta[query_group] = SUBTRACT_FIRST
+                                     ? *(const float2 *)&s.delta[dout_stage][8 * query_group + r.lane_query]
+                                     : load_float2_early(&s.delta[dout_stage][8 * query_group + r.lane_query]);
+    };
+    const auto subtract_delta = [&](int query_group) {
+#pragma unroll
+        for (int i = 4 * query_group; i < 4 * query_group + 4; i++) {
+            const float delta_i = i % 2 == 0 ? delta[query_group].x : delta[query_group].y;
+            scores[i] = cot_is_f16<E> ? fmaf(scores[i], ATTENTION_BWD_DP_SCALE, -delta_i) : scores[i] - delta_i;
+        }
+    };
+    if (SUBTRACT_FIRST) {
+#pragma unroll
+        for (int query_group = 0; query_group < QUERY_GROUPS; query_group++)
+            load_delta(query_group), subtract_delta(query_group);
+    }
+    if (!SOFTCAP)
+        cot_mbarrier_wait(&s.ds_empty[ds_stage], parity_of<ATTENTION_BWD_DS_STAGES>(stage_step) ^ 1);
+    const uint32_t zero = hidden_zero<E, SOFTCAP>(s), one = hidden_one<COLUMNS, GENERAL>(zero);
+#pragma unroll
+    for (int k = 0; k < N / 8; k++) {
+        if (SOFTCAP && k < N / 8 - 1)
+            cot_ldmatrix_x4_trans(upper[(k + 1) % 2], ds_address + (k + 1) * 16 * 128);
+        if (!SUBTRACT_FIRST) {
+            if (!SOFTCAP)
+                load_delta(2 * k + 2), load_delta(2 * k + 3);
+            else
+                load_delta(2 * k), load_delta(2 * k + 1);
+            subtract_delta(2 * k), subtract_delta(2 * k + 1);
+        }
+#pragma unroll
+        for (int i = 8 * k; i < 8 * k + 8; i++)
+            scores[i] *= SOFTCAP ? saved.p_times_slope(upper[k % 2], i) : saved.restore(r.packed, i, zero, one);
+        uint32_t words[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            words[i] = pack_two_volatile<E>(scores[8 * k + 2 * i], scores[8 * k + 2 * i + 1]);
+        cot_stmatrix_x4_trans(ds_address + k * 16 * 128, words);
+    }
+}
+
 /* One step of a consumer, in the parts 1 to 4 of the header of attention_bwd_key_blocks_sm90.cu. Returns whether to skip the
  * next tile.
  *   FIRST              there is no dS of a previous step
@@ -416,23 +502,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
         softcapped_p(c, w, tile, key_begin, s.lse_log2[q_stage] + r.lane_query, lse_log2[0], lse_log2[1], ds_address,
                      scores, saved);
     } else {
-        if (GENERAL ? needs_mask_general<QUERIES>(w, tile, key_begin) : needs_mask<QUERIES>(c, tile, key_begin)) {
-            if (GENERAL)
-                apply_mask_general(w, tile, thread_key(w),
-                                   __int_as_float(c.exponent_factor < 0.0f ? 0x7f800000 : 0xff800000), scores);
-            else
-                apply_mask(c, tile, thread_key(w), scores);
-        }
-#pragma unroll
-        for (int query_group = 0; query_group < QUERY_GROUPS; query_group++) {
-            if (query_group >= LSE_PRELOADS)
-                lse_log2[query_group] = *(const float2 *)&s.lse_log2[q_stage][8 * query_group + r.lane_query];
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                scores[4 * query_group + i] =
-                    cot_ex2(fmaf(scores[4 * query_group + i], c.exponent_factor,
-                                 i % 2 == 0 ? -lse_log2[query_group].x : -lse_log2[query_group].y));
-        }
+        compute_p<T, LSE_PRELOADS>(c, w, tile, key_begin, s.lse_log2[q_stage], r.lane_query, lse_log2, scores);
         saved.save(scores);
     }
     if (!FIRST) {
@@ -463,50 +533,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
         delta[query_group] = load_float2_early(&s.delta[dout_stage][8 * query_group + r.lane_query]);
     /* 4. Wait for dP, compute dS and store it for dQ. Wait for dV, release dO, and pack dS. */
     cot_wgmma_wait<1>();
-    /* At 128 columns without softcap all of delta is loaded here, above the stores: the compiler does not move loads
-     * above stores. The other versions do not have enough registers for this. */
-    constexpr bool SUBTRACT_FIRST = COLUMNS == 128 && !SOFTCAP;
-    const auto load_delta = [&](int query_group) {
-        if (query_group >= DELTA_PRELOADS && query_group < QUERY_GROUPS)
-            delta[query_group] = SUBTRACT_FIRST
-                                     ? *(const float2 *)&s.delta[dout_stage][8 * query_group + r.lane_query]
-                                     : load_float2_early(&s.delta[dout_stage][8 * query_group + r.lane_query]);
-    };
-    const auto subtract_delta = [&](int query_group) {
-#pragma unroll
-        for (int i = 4 * query_group; i < 4 * query_group + 4; i++) {
-            const float delta_i = i % 2 == 0 ? delta[query_group].x : delta[query_group].y;
-            scores[i] = cot_is_f16<E> ? fmaf(scores[i], ATTENTION_BWD_DP_SCALE, -delta_i) : scores[i] - delta_i;
-        }
-    };
-    if (SUBTRACT_FIRST) {
-#pragma unroll
-        for (int query_group = 0; query_group < QUERY_GROUPS; query_group++)
-            load_delta(query_group), subtract_delta(query_group);
-    }
-    if (!SOFTCAP)
-        cot_mbarrier_wait(&s.ds_empty[ds_stage], parity_of<ATTENTION_BWD_DS_STAGES>(stage_step) ^ 1);
-    const uint32_t zero = hidden_zero<E, SOFTCAP>(s), one = hidden_one<COLUMNS, GENERAL>(zero);
-#pragma unroll
-    for (int k = 0; k < N / 8; k++) {
-        if (SOFTCAP && k < N / 8 - 1)
-            cot_ldmatrix_x4_trans(upper[(k + 1) % 2], ds_address + (k + 1) * 16 * 128);
-        if (!SUBTRACT_FIRST) {
-            if (!SOFTCAP)
-                load_delta(2 * k + 2), load_delta(2 * k + 3);
-            else
-                load_delta(2 * k), load_delta(2 * k + 1);
-            subtract_delta(2 * k), subtract_delta(2 * k + 1);
-        }
-#pragma unroll
-        for (int i = 8 * k; i < 8 * k + 8; i++)
-            scores[i] *= SOFTCAP ? saved.p_times_slope(upper[k % 2], i) : saved.restore(r.packed, i, zero, one);
-        uint32_t words[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            words[i] = pack_two_volatile<E>(scores[8 * k + 2 * i], scores[8 * k + 2 * i + 1]);
-        cot_stmatrix_x4_trans(ds_address + k * 16 * 128, words);
-    }
+    compute_ds<T, DELTA_PRELOADS>(s, r, stage_step, ds_address, saved, delta, upper, scores);
     cot_fence_proxy_async();
     __syncwarp();
     if (lane == 0)
