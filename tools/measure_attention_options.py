@@ -55,10 +55,10 @@ def measure(arguments, option, dtype, d):
     options = {
         "dropout": lambda: dict(dropout_p=0.1),
         "alibi": lambda: dict(alibi_slopes=2.0 ** -torch.arange(1, H + 1, device=arguments.device).float()),
-        "bias": lambda: dict(bias=randn(1, H, T, T)),
-        "bias with gradient": lambda: dict(bias=randn(1, H, T, T).requires_grad_()),
+        "bias": lambda: dict(attn_bias=randn(1, H, T, T)),
+        "bias with gradient": lambda: dict(attn_bias=randn(1, H, T, T).requires_grad_()),
     }.get(option, dict)()  # fmt: skip
-    leaves = [x for x in (q, k, v, options.get("bias")) if x is not None and x.requires_grad]
+    leaves = [x for x in (q, k, v, options.get("attn_bias")) if x is not None and x.requires_grad]
     out, dout = cotangent.attention(q, k, v, causal=True, **options), randn(B, T, H, d)
     with torch.no_grad():
         forward = seconds(lambda: cotangent.attention(q, k, v, causal=True, **options), arguments.device)

@@ -74,7 +74,7 @@ def measure(arguments):
     if arguments.implementations == "cotangent":
         import cotangent.integrations.transformers
 
-        cotangent.integrations.transformers.register()
+        cotangent.integrations.transformers.enable()
     dtype = getattr(torch, arguments.dtype)
     model, parameters, layers, width = make(arguments, dtype)
     tokens = torch.randint(1, arguments.vocab, (arguments.batch, arguments.length), device=arguments.device)

@@ -47,8 +47,8 @@ try:
     globals().update(_functions)  # the generated __init__.pyi has them for type checkers
     from .integrations import flops as _flops, torch_attention as _torch_attention
 
-    _torch_attention.register()
-    _flops.register()
+    _torch_attention._register()
+    _flops._register()
 except ImportError as error:  # raised at the first use, so that python -m cotangent.doctor can start and explain it
     _missing = error
 

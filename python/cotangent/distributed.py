@@ -611,7 +611,7 @@ def all_reduce_gradients(parameters: "Iterable[Tensor]", *, group: Any = None) -
 def _run_attention(
     call: str, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Any, max_seqlens: Any, group: Any, cut: str, stripe: int,
     head_ranks: int, lengths: Any, causal: bool, window: Any, scale: Any, softcap: float, dropout_p: float, seed: Any,
-    offset: int, seed_tensor: Any, offset_tensor: Any, seqused: Any, sink: Any, alibi_slopes: Any, bias: Any,
+    offset: int, seed_tensor: Any, offset_tensor: Any, seqused: Any, sink: Any, alibi_slopes: Any, attn_bias: Any,
     deterministic: bool, return_lse: bool,
 ) -> Any:  # fmt: skip
     name, axis = _name_of(group), 0 if cu_seqlens[0] is not None else 1
@@ -626,7 +626,7 @@ def _run_attention(
     nondeterministic = not flag(call, "deterministic", deterministic)
     try:
         out, lse = _attention_forward(
-            q, k, v, *cu_seqlens, *seqused, sink, alibi_slopes, bias, seed_tensor, offset_tensor, causal,
+            q, k, v, *cu_seqlens, *seqused, sink, alibi_slopes, attn_bias, seed_tensor, offset_tensor, causal,
             window is not None, left, right, scale or 0.0, softcap, dropout_p, seed or 0, offset, *max_seqlens,
             nondeterministic, q_length, k_length, name, cut_number, stripe, head_ranks,
         )  # fmt: skip
@@ -659,7 +659,7 @@ def attention(
     seqused_k: Optional[Tensor] = None,
     sink: Optional[Tensor] = None,
     alibi_slopes: Optional[Tensor] = None,
-    bias: Optional[Tensor] = None,
+    attn_bias: Optional[Tensor] = None,
     deterministic: bool = True,
     return_lse: bool = False,
 ) -> Any:
@@ -673,7 +673,7 @@ def attention(
                         docs/guide/context_parallel_c.md
     q_length, k_length  the number of queries and keys of the whole sequence, by default this rank's tokens times the
                         number of ranks
-    bias                [B or 1, H or 1, tokens of this rank or 1, Tk or 1], where Tk is the keys of the whole sequence
+    attn_bias           [B or 1, H or 1, tokens of this rank or 1, Tk or 1], where Tk is the keys of the whole sequence
     seqused_q, seqused_k, sink, alibi_slopes, seed, offset, seed_tensor, offset_tensor
                         those of the whole sequence, the same on every rank. Without a seed, all ranks use the seed of
                         rank 0. The dropout mask is that of cotangent.attention on the whole sequence
@@ -688,7 +688,7 @@ def attention(
     return _run_attention(
         "attention", q, k, v, (None, None), (0, 0), group, cut, stripe, head_ranks, (q_length, k_length), causal, window,
         scale, softcap, dropout_p, seed, offset, seed_tensor, offset_tensor, (seqused_q, seqused_k), sink, alibi_slopes,
-        bias, deterministic, return_lse,
+        attn_bias, deterministic, return_lse,
     )  # fmt: skip
 
 
@@ -720,14 +720,14 @@ def attention_varlen(
     seqused_k: Optional[Tensor] = None,
     sink: Optional[Tensor] = None,
     alibi_slopes: Optional[Tensor] = None,
-    bias: Optional[Tensor] = None,
+    attn_bias: Optional[Tensor] = None,
     deterministic: bool = True,
     return_lse: bool = False,
 ) -> Any:
     """cotangent.attention_varlen of all packed sequences. The axis of all tokens is cut, so a sequence may have tokens
     on several ranks. q, k and v have the tokens of this rank.
 
-    cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, bias
+    cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, attn_bias
         those of cotangent.attention_varlen for all sequences, the same on every rank
 
     The other arguments are those of cotangent.distributed.attention.
@@ -741,7 +741,7 @@ def attention_varlen(
     return _run_attention(
         "attention_varlen", q, k, v, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), group, cut, stripe,
         head_ranks, (q_length, k_length), causal, window, scale, softcap, dropout_p, seed, offset, seed_tensor,
-        offset_tensor, (seqused_q, seqused_k), sink, alibi_slopes, bias, deterministic, return_lse,
+        offset_tensor, (seqused_q, seqused_k), sink, alibi_slopes, attn_bias, deterministic, return_lse,
     )  # fmt: skip
 
 
@@ -816,7 +816,7 @@ def context_parallel(
     cu_seqlens: Optional[Tensor] = None,
 ) -> "Iterator[None]":  # fmt: skip
     """A `with` block for models of Hugging Face transformers with attn_implementation="cotangent" (see
-    cotangent.integrations.transformers.register). Inside it, their attention is cotangent.distributed.attention: the
+    cotangent.integrations.transformers.enable). Inside it, their attention is cotangent.distributed.attention: the
     tokens of this rank attend to the tokens of all ranks. The block changes nothing else. In particular,
     cotangent.attention and PyTorch's scaled_dot_product_attention use only the tokens of this rank. (PyTorch has a
     context manager with the same name, which cuts buffers and replaces scaled_dot_product_attention.)

@@ -108,7 +108,7 @@ class CausalConv1d(nn.Module):
 
 class BiasDropoutResidual(nn.Module):
     """`residual + dropout(act(x + bias))` in one pass. Use it after the last nn.Linear of a block, and create that
-    nn.Linear with bias=False. p is the dropout probability. In eval mode nothing is dropped.
+    nn.Linear with bias=False. p is the dropout probability, without a default. In eval mode nothing is dropped.
 
     >>> layer = cotangent.BiasDropoutResidual(32, p=0.1, activation="gelu")
     >>> layer(torch.randn(2, 100, 32), residual=torch.randn(2, 100, 32)).shape
@@ -118,7 +118,7 @@ class BiasDropoutResidual(nn.Module):
     def __init__(
         self,
         features: int,
-        p: float = 0.1,
+        p: float,
         *,
         bias: bool = True,
         activation: Optional[str] = None,
@@ -281,19 +281,18 @@ class HyperConnection(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention with its projections: x [B,T,D] -> [B,T,D]. It is causal by default, unlike the function
-    cotangent.attention.
+    """Self-attention with its projections: x [B,T,D] -> [B,T,D].
 
     dim               D
     num_heads         the number of query heads
+    causal            True: a token attends to itself and the tokens before it. False: to all tokens. It has no default
     num_kv_heads      the number of key-value heads, a divisor of num_heads (GQA). None: num_heads
     head_dim          the size of a head. None: `dim / num_heads`
-    causal, window, softcap, dropout_p, deterministic
+    window, softcap, dropout_p, deterministic
                       as in cotangent.attention. In eval mode nothing is dropped
-    sink              True: each head has a learned attention sink. The sinks are float32, and stay float32 in
-                      model.bfloat16(), model.half() and model.to(dtype)
-    proj_bias         True: the linear projections have a bias. The argument `bias` of cotangent.attention is another
-                      one: it is added to the scores, and this layer does not have it
+    use_sink          True: each head has a learned attention sink. The sinks are float32, or float64 in a float64
+                      layer. They stay float32 in model.bfloat16(), model.half() and model.to(dtype)
+    proj_bias         True: the linear projections have a bias
     rope_base         rotary position embeddings (RoPE) with this base (rope_theta of Hugging Face), for example 10000.
                       None: no position embeddings. Scaled RoPE (linear, yarn, llama3) is not supported
     rope_dim          how many columns of a head are rotated: the first rope_dim. None: all
@@ -302,10 +301,10 @@ class Attention(nn.Module):
     qk_norm_eps       the eps of an RMSNorm of each query and key head, as in Qwen3. None: no norm
 
     Parameters: qkv.weight (the rows of q, then those of k, then those of v) and out.weight; with proj_bias=True also
-    qkv.bias and out.bias; with qk_norm_eps also q_norm.weight and k_norm.weight; with sink=True also `sink`
-    [num_heads].
+    qkv.bias and out.bias; with qk_norm_eps also q_norm.weight and k_norm.weight; with use_sink=True also
+    `sink` [num_heads].
 
-    The layer has no argument for padding: pack the sequences (see `forward`), or call cotangent.attention.
+    The layer has no argument for padding or for attn_bias: pack the sequences (see `forward`), or call cotangent.attention.
     load_state_dict also reads the names of other implementations: q_proj, k_proj, v_proj and o_proj; `Wqkv`;
     in_proj_weight and in_proj_bias; out_proj; `sinks`. The options must fit the checkpoint:
 
@@ -313,10 +312,10 @@ class Attention(nn.Module):
       bias=False.
     - Qwen2, which has a bias for q, k and v only: proj_bias=True and strict=False, then layer.out.bias.data.zero_().
 
-    In a bfloat16 model, sink=True has another dtype than the other parameters. FSDP2 needs one dtype in each group:
-    call fully_shard for each child of the layer, then for the layer.
+    In a bfloat16 model, `sink` has another dtype than the other parameters. FSDP2 needs one dtype in each group: call
+    fully_shard for each child of the layer, then for the layer.
 
-    >>> layer = cotangent.Attention(64, num_heads=8, num_kv_heads=2, rope_base=10000)
+    >>> layer = cotangent.Attention(64, num_heads=8, causal=True, num_kv_heads=2, rope_base=10000)
     >>> layer(torch.randn(2, 100, 64)).shape
     torch.Size([2, 100, 64])
     """
@@ -326,13 +325,13 @@ class Attention(nn.Module):
         dim: int,
         num_heads: int,
         *,
+        causal: bool,
         num_kv_heads: Optional[int] = None,
         head_dim: Optional[int] = None,
-        causal: bool = True,
         window: Optional[Tuple[int, int]] = None,
         softcap: float = 0.0,
         dropout_p: float = 0.0,
-        sink: bool = False,
+        use_sink: bool = False,
         proj_bias: bool = False,
         rope_base: Optional[float] = None,
         rope_dim: Optional[int] = None,
@@ -362,7 +361,8 @@ class Attention(nn.Module):
         rows = (num_heads + 2 * self.num_kv_heads) * self.head_dim
         self.qkv = nn.Linear(dim, rows, bias=proj_bias, device=device, dtype=dtype)
         self.out = nn.Linear(num_heads * self.head_dim, dim, bias=proj_bias, device=device, dtype=dtype)
-        self.sink = nn.Parameter(torch.zeros(num_heads, device=device, dtype=torch.float32)) if sink else None
+        wide = torch.promote_types(self.qkv.weight.dtype, torch.float32)
+        self.sink = nn.Parameter(torch.zeros(num_heads, device=device, dtype=wide)) if use_sink else None
         self.rope_base, self.rope_interleaved = rope_base, rope_interleaved
         self.rope_dim = rope_dim or self.head_dim
         if rope_base is not None and (self.rope_dim % 2 != 0 or self.rope_dim > self.head_dim):
@@ -521,7 +521,7 @@ class LinearDropoutResidual(nn.Linear):
         self,
         in_features: int,
         out_features: int,
-        p: float = 0.1,
+        p: float,
         *,
         bias: bool = True,
         activation: Optional[str] = None,

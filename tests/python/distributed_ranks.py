@@ -106,7 +106,7 @@ def check_attention(about, tensors=None, cut="zigzag", stripe=0, head_ranks=1, *
     tensors = tensors or attention_inputs()
     place = dict(cut=cut, stripe=stripe)
     axes = {"q": 1, "k": 1, "v": 1, "sink": None, "results": (1, 2)}
-    axes["bias"] = 2 if "bias" in tensors and tensors["bias"].shape[2] > 1 else None
+    axes["attn_bias"] = 2 if "attn_bias" in tensors and tensors["attn_bias"].shape[2] > 1 else None
 
     def call(**x):
         return cp.attention(**x, **place, head_ranks=head_ranks, q_length=T, k_length=T, return_lse=True, **options_of(x["q"]))
@@ -138,7 +138,7 @@ def attention(ranks):
     if ranks == 4:
         check_attention("heads and ring", head_ranks=2, causal=True, window=(20, 0))
     for shape in ((2, 4, T, T), (1, 1, 1, T)):
-        check_attention(f"bias {shape}", dict(attention_inputs(), bias=torch.randn(shape)), causal=True)
+        check_attention(f"attn_bias {shape}", dict(attention_inputs(), attn_bias=torch.randn(shape)), causal=True)
     check_attention("dropout", causal=True, dropout_p=0.3, seed=7, offset=3)
     check_attention("dropout, heads", causal=True, head_ranks=ranks, dropout_p=0.3, seed=7)
     used = torch.tensor([T, 20], dtype=torch.int32)
@@ -319,7 +319,7 @@ def model_and_batch(name, dtype=torch.float32):
 
     import cotangent.integrations.transformers as integration
 
-    integration.register(convolution=False)
+    integration.enable(convolution=False)
     model = tiny_models.make(name, dtype, "cotangent").to(DEVICE)
     tokens = torch.randint(3, 61, (2, T + 1), generator=torch.Generator().manual_seed(1)).to(DEVICE)
     return model, tokens[:, :-1], tokens[:, 1:]
@@ -373,7 +373,7 @@ def models(ranks):
             expect(NotImplementedError, "cu_seqlens with a batch of 2, expected 1", lambda: model(input_ids=tokens, use_cache=False))
     x, weight = torch.randn(1, 5, 8, device=DEVICE), torch.randn(8, 4, device=DEVICE)
     local = {
-        "Attention": (cotangent.Attention(8, 1, device=DEVICE), x),
+        "Attention": (cotangent.Attention(8, 1, causal=True, device=DEVICE), x),
         "CausalConv1d": (cotangent.CausalConv1d(8, channel_last=True, device=DEVICE), x),
         "MambaInProjConv1d": (cotangent.MambaInProjConv1d(8, 8, device=DEVICE), x),
         "causal_conv1d_fn": (causal_conv1d_fn, x.transpose(1, 2), weight),

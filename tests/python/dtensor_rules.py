@@ -47,7 +47,7 @@ def main():
     randn = torch.randn
     q, k, v = (randn(4, 6, h, 8) for h in (4, 2, 2))
     sink, slopes, bias = randn(4), torch.rand(4, 4), randn(4, 4, 6, 6)
-    all_names = ("sink", "bias")
+    all_names = ("sink", "attn_bias")
     for shard in (Shard(0), Shard(2), R):
         compare("attention", attention, (q, k, v), [shard] * 3, shard)
     compare("attention, batch", attention, (q, k, v, sink, bias), [Shard(0)] * 3 + [R, Shard(0)], Shard(0), names=all_names)
@@ -110,7 +110,7 @@ if __name__ == "__main__":
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (2,))
     torch.manual_seed(0)
-    dtensor.register()
+    dtensor.enable()
     main()
     dist.destroy_process_group()
     # The mesh keeps threads of the group alive. With PyTorch 2.13 an interpreter that exits with such threads sometimes aborts

@@ -42,8 +42,8 @@ def functions(device):
         x=r, p=0.5, training=True, bias=f(10), activation="relu", residual=f(4, 10), scale=2.0, seed=1, offset=2,
         seed_tensor=i(1, 0), offset_tensor=i(1, 0), return_mask="bits",
     )  # fmt: skip
-    yield cotangent.dropout, dict(x=r, mask=r > 0)
-    yield cotangent.dropout, dict(x=r, mask_bits=torch.zeros(4, 2, dtype=torch.uint8, device=device))
+    yield cotangent.dropout, dict(x=r, p=0.5, mask=r > 0)
+    yield cotangent.dropout, dict(x=r, p=0.5, mask_bits=torch.zeros(4, 2, dtype=torch.uint8, device=device))
     yield cotangent.dropout_scale, dict(p=0.5)
     streams, h_post, h_res = f(2, 3, 4, 8), f(2, 3, 4), f(2, 3, 4, 4)
     yield cotangent.mhc_pre, dict(
@@ -69,8 +69,9 @@ def functions(device):
     options = dict(causal=True, window=(3, 0), scale=0.5, softcap=3.0, dropout_p=0.1, seed=1, offset=2,
                    seed_tensor=i(1, 0), offset_tensor=i(1, 0), deterministic=True, return_lse=True)  # fmt: skip
     yield cotangent.attention, dict(
-        q=q, k=k, v=v, seqused_q=i(5, 3), seqused_k=i(7, 2), sink=f(4), alibi_slopes=f(4), bias=f(2, 4, 5, 7), **options
-    )
+        q=q, k=k, v=v, seqused_q=i(5, 3), seqused_k=i(7, 2), sink=f(4), alibi_slopes=f(4), attn_bias=f(2, 4, 5, 7),
+        **options,
+    )  # fmt: skip
     packed = dict(q=f(9, 4, 8), k=f(9, 2, 8), v=f(9, 2, 8), cu_seqlens_q=i(0, 4, 9), cu_seqlens_k=i(0, 4, 9), max_seqlen_q=5,
                   max_seqlen_k=5)  # fmt: skip
     yield cotangent.attention_varlen, dict(**packed, **options)

@@ -93,7 +93,7 @@ def test_sink_bias_and_slopes(device):
     for shape in ((1, 4, 13, 19), (2, 1, 1, 19), (1, 1, 13, 1)):
         bias = torch.randn(shape, device=device)
         compare(
-            lambda q, k, v, s, b: attention(q, k, v, sink=s, bias=b, alibi_slopes=slopes, causal=True, return_lse=True),
+            lambda q, k, v, s, b: attention(q, k, v, sink=s, attn_bias=b, alibi_slopes=slopes, causal=True, return_lse=True),
             lambda q, k, v, s, b: formula(q, k, v, s, b, slopes, causal=True),
             [*inputs(device), sink, bias], units=32,
         )  # fmt: skip
@@ -114,7 +114,7 @@ def test_low_numbers_of_the_bias_are_masks(device, dtype, number, causal):
     rows = masked.all(3)
 
     def op(q, k, v, bias):
-        out, lse = attention(q, k, v, bias=bias, causal=causal, return_lse=True)
+        out, lse = attention(q, k, v, attn_bias=bias, causal=causal, return_lse=True)
         return out, lse.masked_fill(rows, 0)  # lse of fully masked rows is -inf; tested below
 
     def plain(q, k, v, bias):
@@ -122,7 +122,7 @@ def test_low_numbers_of_the_bias_are_masks(device, dtype, number, causal):
         return out * ~rows[:, 0, :, None, None], lse.masked_fill(rows, 0)
 
     compare(op, plain, [q, k, v, with_number], units=32)
-    out, lse = attention(q, k, v, bias=with_number, return_lse=True)
+    out, lse = attention(q, k, v, attn_bias=with_number, return_lse=True)
     assert (out[:, 4] == 0).all() and (lse[:, :, 4] == -math.inf).all()
 
 
@@ -130,7 +130,7 @@ def test_higher_numbers_of_the_bias_are_no_masks(device):
     q, k, v = inputs(device)
     bias = torch.randn(1, 1, 13, 19, device=device)
     bias[:, :, 4] -= 60000
-    out, lse = attention(q, k, v, bias=bias, return_lse=True)
+    out, lse = attention(q, k, v, attn_bias=bias, return_lse=True)
     torch.testing.assert_close(out, formula(q, k, v, bias=bias)[0], rtol=0.02, atol=0.02)
     assert torch.isfinite(lse).all()
 
@@ -144,7 +144,7 @@ def test_a_mask_expanded_over_heads_is_read_once(device):
     assert _with_masks(True, *arguments)[9].shape == (2, 4, 13, 19)
     q, k, v = inputs(device)
     wide = torch.randn(2, 1, 13, 19, device=device).requires_grad_()
-    compare(lambda q, k, v, b: attention(q, k, v, bias=b.expand(2, 4, 13, 19)),
+    compare(lambda q, k, v, b: attention(q, k, v, attn_bias=b.expand(2, 4, 13, 19)),
             lambda q, k, v, b: formula(q, k, v, bias=b)[0], [q, k, v, wide], units=32)  # fmt: skip
 
 
@@ -205,7 +205,7 @@ def test_gradients_in_float64(on_cpu):
     sink, bias = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((2,), (1, 2, 1, 4)))
     for options in (dict(causal=True), dict(softcap=1.5, dropout_p=0.3, seed=1), dict(window=(1, 1), deterministic=False)):
         assert torch.autograd.gradcheck(
-            lambda q, k, v, s, b: attention(q, k, v, sink=s, bias=b, return_lse=True, **options), (q, k, v, sink, bias)
+            lambda q, k, v, s, b: attention(q, k, v, sink=s, attn_bias=b, return_lse=True, **options), (q, k, v, sink, bias)
         )
 
 
@@ -222,7 +222,7 @@ def test_gradients_in_float64(on_cpu):
         (ValueError, "dropout_p is 2", dict(dropout_p=2.0)),
         (ValueError, "softcap", dict(softcap=-1.0)),
         (ValueError, "sink", dict(sink=torch.zeros(5))),
-        (ValueError, "bias", dict(bias=torch.zeros(2, 3, 13, 19))),
+        (ValueError, r"\battn_bias\b", dict(attn_bias=torch.zeros(2, 3, 13, 19))),
         (TypeError, "seqused_k has dtype torch.int64", dict(seqused_k=torch.zeros(2, dtype=torch.int64))),
     ],
 )

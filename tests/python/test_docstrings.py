@@ -29,6 +29,7 @@ def documented():
             for name in public_names(file):
                 if name not in CALLBACKS:
                     yield pytest.param(module, name, id=f"{module}.{name}")
+    yield pytest.param("cotangent.integrations.flops", None, id="cotangent.integrations.flops")
 
 
 @pytest.fixture
@@ -48,9 +49,9 @@ def test_example(on_cpu, module, name, request):
         pytest.importorskip("transformers")
     if module.endswith(".dtensor"):
         pytest.importorskip("torch.distributed.tensor.experimental")  # torch 2.5
-    test = doctest.DocTestParser().get_doctest(
-        inspect.getdoc(getattr(importlib.import_module(module), name)), names, f"{module}.{name}", None, None
-    )
+    documented = importlib.import_module(module)
+    documented = documented if name is None else getattr(documented, name)
+    test = doctest.DocTestParser().get_doctest(inspect.getdoc(documented), names, f"{module}.{name}", None, None)
     assert test.examples, "the docstring has no example"
     report = []
     failed = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(test, out=report.append).failed

@@ -110,10 +110,10 @@ def test_seeds(device):
     torch.manual_seed(5)
     again = dropout(x, 0.5)
     assert torch.equal(first, again) and not torch.equal(first, second)
-    assert not torch.equal(dropout(x, seed=1), dropout(x, seed=1, offset=1))
+    assert not torch.equal(dropout(x, 0.5, seed=1), dropout(x, 0.5, seed=1, offset=1))
     words = torch.tensor([3, 0], dtype=torch.int32, device=device)
-    assert torch.equal(dropout(x, seed=1, offset_tensor=words), dropout(x, seed=1, offset=3))
-    assert torch.equal(dropout(x, seed_tensor=words), dropout(x, seed=3))
+    assert torch.equal(dropout(x, 0.5, seed=1, offset_tensor=words), dropout(x, 0.5, seed=1, offset=3))
+    assert torch.equal(dropout(x, 0.5, seed_tensor=words), dropout(x, 0.5, seed=3))
     assert torch.equal(dropout(x, 0.9, training=False), x) and torch.equal(dropout(x, 0.0), x)
     assert (dropout(x, 1.0, residual=2 * x) == 2).all()
     share = dropout(torch.ones(1000, 1000, device=device), 0.25).mean().item()
@@ -181,7 +181,7 @@ def test_gradients_in_float64(on_cpu):
     ],
 )
 def test_errors_name_the_argument(device, error, message, change):
-    arguments = dict(x=torch.zeros(3, 5, 37, device=device))
+    arguments = dict(x=torch.zeros(3, 5, 37, device=device), p=0.5)
     arguments.update({k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in change.items()})
     with pytest.raises(error, match=message):
         dropout(**arguments)

@@ -153,6 +153,27 @@ def test_enabled(device):
     assert recorder.names == {"attention_forward", "attention_backward"}
 
 
+def test_enable():
+    """enable() and blocks of enabled() in any order: PyTorch's function comes back when all of them have ended."""
+    theirs, ours = F.scaled_dot_product_attention, sdpa.scaled_dot_product_attention
+    sdpa.disable()
+    assert F.scaled_dot_product_attention is theirs
+    sdpa.enable()
+    sdpa.enable()  # has no effect
+    with sdpa.enabled():
+        sdpa.disable()
+        assert F.scaled_dot_product_attention is ours
+    assert F.scaled_dot_product_attention is theirs
+    with sdpa.enabled():
+        with sdpa.enabled():
+            sdpa.enable()
+        assert F.scaled_dot_product_attention is ours
+    assert F.scaled_dot_product_attention is ours
+    sdpa.disable()
+    sdpa.disable()  # has no effect
+    assert F.scaled_dot_product_attention is theirs
+
+
 @pytest.mark.parametrize(
     "shapes",
     [((5, 8), (7, 8), (7, 6)), ((3, 5, 8), (3, 7, 8), (3, 7, 8)), ((1, 4, 5, 8), (2, 4, 7, 8), (2, 4, 7, 8)),
@@ -193,7 +214,7 @@ def counted(run):
 
 def test_flop_counts(device):
     """Equal to the counts of PyTorch's ops for the same result."""
-    assert flops.register()  # a second call has no effect
+    assert flops._register()  # a second call has no effect
     q, k, v = (torch.randn(2, 4, T, 16, device=device, requires_grad=True) for T in (6, 9, 9))
     by_rows = [x.detach().transpose(1, 2).requires_grad_() for x in (q, k, v)]
     for backward in (False, True):

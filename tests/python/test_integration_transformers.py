@@ -25,7 +25,7 @@ PADDINGS = [None, "left", "right"]
 def quiet():
     transformers.logging.set_verbosity_error()
     forget()
-    integration.register()
+    integration.enable()
     yield
     compat.uninstall()
 
@@ -37,7 +37,7 @@ def without_cotangent():
         yield
     finally:
         forget()
-        integration.register()
+        integration.enable()
 
 
 def eager(name, dtype, batch, **options):
@@ -147,7 +147,7 @@ class Recorded:
 @pytest.fixture
 def recorded():
     yield Recorded()
-    integration.register()
+    integration.enable()
 
 
 def test_masks_of_older_versions(on_cpu):
@@ -441,23 +441,23 @@ def test_masks_that_change_in_place(on_cpu):
     model(ids, attention_mask=mask, use_cache=False).logits.sum().backward()
 
 
-def test_unregister(on_cpu):
-    """The name and the convolution are gone. What compat.install() installed before register() stays."""
+def test_disable(on_cpu):
+    """The name and the convolution are gone. What compat.install() installed before enable() stays."""
     import sys
 
     names = transformers.AttentionInterface(), transformers.AttentionMaskInterface()
     assert all("cotangent" in interface for interface in names) and "causal_conv1d" in sys.modules
-    integration.unregister()
+    integration.disable()
     assert not any("cotangent" in interface for interface in names) and "causal_conv1d" not in sys.modules
-    integration.unregister()  # a second call has no effect
+    integration.disable()  # a second call has no effect
     model = make("llama", torch.float32, "sdpa")
     with pytest.raises(ValueError, match="cotangent"):
         model.set_attn_implementation("cotangent")
     compat.install()
-    integration.register()
+    integration.enable()
     model.set_attn_implementation("cotangent")
     model.set_attn_implementation("sdpa")
-    integration.unregister()
+    integration.disable()
     assert {"causal_conv1d", "flash_attn"} <= sys.modules.keys()
     compat.uninstall("causal_conv1d")
     assert "causal_conv1d" not in sys.modules and "flash_attn" in sys.modules
@@ -465,12 +465,12 @@ def test_unregister(on_cpu):
         compat.uninstall("flash")
 
 
-def test_a_model_imported_before_register(on_cpu):
+def test_a_model_imported_before_enable(on_cpu):
     with without_cotangent():
         forget()
         make("mamba", torch.float32, "eager")
-        with pytest.warns(UserWarning, match="modeling_mamba was imported before register"):
-            integration.register()
+        with pytest.warns(UserWarning, match="modeling_mamba was imported before enable"):
+            integration.enable()
 
 
 # ---- flash_attention_2, 3 and 4 ---------------------------------------------------------------------------

@@ -27,7 +27,7 @@ def layers(device):
     yield MambaInProjConv1d(12, 10, before=[6], after=[3], device=device), torch.randn(2, 9, 12, device=device)
     yield HyperConnectionStack([torch.nn.Linear(12, 12, device=device)] * 2, 12, 3, device=device), torch.randn(2, 5, 12, device=device)
     if has_attention(device):
-        yield Attention(32, 4, num_kv_heads=2, rope_base=100.0, qk_norm_eps=1e-6, device=device), torch.randn(2, 5, 32, device=device)
+        yield Attention(32, 4, causal=True, num_kv_heads=2, rope_base=100.0, qk_norm_eps=1e-6, device=device), torch.randn(2, 5, 32, device=device)
 
 
 def test_state_dict_round_trip_and_compile(device):
@@ -47,7 +47,7 @@ def test_state_dict_round_trip_and_compile(device):
 @pytest.mark.parametrize("cast", ["bfloat16", "half", "to", "double"])
 def test_small_parameters_stay_wide(device, cast):
     """A cast of a model rounds neither the coefficients of hyper-connections nor the sinks of attention."""
-    model = HyperConnectionStack([Attention(8, 2, sink=True), torch.nn.Linear(8, 8)], 8, 2)
+    model = HyperConnectionStack([Attention(8, 2, causal=True, use_sink=True), torch.nn.Linear(8, 8)], 8, 2)
     wide = {n: p.detach().clone() for n, p in model.named_parameters() if n.split(".")[-1] in ("phi", "alpha", "gamma", "sink")
             or (n.endswith("bias") and ".layer." not in n)}  # fmt: skip
     assert len(wide) == 2 * 4 + 1
@@ -139,7 +139,7 @@ def test_hyper_connection_reads_the_checkpoint_of_its_layer(device):
 
 def test_qk_norm_eps_is_no_flag():
     with pytest.raises(TypeError, match="qk_norm_eps is True, expected None or the eps"):
-        Attention(32, 4, qk_norm_eps=True)
+        Attention(32, 4, causal=True, qk_norm_eps=True)
 
 
 
@@ -159,7 +159,7 @@ def plain_rope(x, base, dim, interleaved):
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("qk_norm_eps", [None, 1e-5])
 def test_attention_with_rope(device, with_attention, interleaved, qk_norm_eps):
-    module = Attention(32, 4, num_kv_heads=2, head_dim=16, window=(5, 0), rope_base=50.0, rope_dim=12, rope_interleaved=interleaved,
+    module = Attention(32, 4, causal=True, num_kv_heads=2, head_dim=16, window=(5, 0), rope_base=50.0, rope_dim=12, rope_interleaved=interleaved,
                        qk_norm_eps=qk_norm_eps, device=device)  # fmt: skip
     if qk_norm_eps:
         torch.nn.init.normal_(module.q_norm.weight)
@@ -190,7 +190,7 @@ def test_attention_deterministic(device, with_attention, monkeypatch, determinis
         return cotangent.attention(*arguments, deterministic=deterministic, **options)
 
     monkeypatch.setattr("cotangent.layers.attention", recorded)
-    module = Attention(32, 4, deterministic=deterministic, device=device)
+    module = Attention(32, 4, causal=True, deterministic=deterministic, device=device)
     x, caches = torch.randn(2, 5, 32, device=device), torch.zeros(2, 2, 8, 4, 8, device=device)
     module(x).sum().backward()
     module.step(x, *caches, torch.zeros(2, dtype=torch.int32, device=device))
@@ -200,7 +200,7 @@ def test_attention_deterministic(device, with_attention, monkeypatch, determinis
 @pytest.mark.parametrize("rope_base", [None, 50.0])
 def test_attention_decodes(device, with_attention, rope_base):
     """Steps of one and of several tokens, for rows with different numbers of tokens."""
-    module = Attention(32, 4, num_kv_heads=2, rope_base=rope_base, window=(4, 0), sink=True, device=device)
+    module = Attention(32, 4, causal=True, num_kv_heads=2, rope_base=rope_base, window=(4, 0), use_sink=True, device=device)
     x = torch.randn(2, 9, 32, device=device)
     with torch.no_grad():
         whole = module(x)
@@ -217,7 +217,7 @@ def test_attention_decodes(device, with_attention, rope_base):
     with pytest.raises(ValueError, match="causal is False"):
         Attention(32, 4, causal=False, device=device).step(x[:, 0], *caches, used)
     with pytest.raises(ValueError, match="rope_dim is 9"):
-        Attention(32, 4, rope_base=10.0, rope_dim=9)
+        Attention(32, 4, causal=True, rope_base=10.0, rope_dim=9)
 
 
 def test_attention_reads_checkpoints(device, with_attention):
@@ -229,7 +229,7 @@ def test_attention_reads_checkpoints(device, with_attention):
     torch.testing.assert_close(ours(x), theirs(x, x, x, need_weights=False)[0], **close)
     names = ("q_proj", "k_proj", "v_proj", "o_proj")
     split = {f"{n}.{kind}": torch.randn((32, 32) if kind == "weight" else 32, device=device) for n in names for kind in ("weight", "bias")}
-    outer = torch.nn.ModuleDict(dict(attn=Attention(32, 4, sink=True, proj_bias=True, device=device)))
+    outer = torch.nn.ModuleDict(dict(attn=Attention(32, 4, causal=True, use_sink=True, proj_bias=True, device=device)))
     outer.load_state_dict({f"attn.{n}": t for n, t in {**split, "sinks": torch.arange(4.0)}.items()})
     attn = outer["attn"]
     assert torch.equal(attn.qkv.weight[32:64], split["k_proj.weight"]) and torch.equal(attn.out.bias, split["o_proj.bias"])
@@ -245,7 +245,7 @@ def test_attention_of_transformers(device, with_attention, name):
     model = make(name, torch.float32, "eager").to(device).eval()
     theirs, config = model.model.layers[0].self_attn, model.config
     base = getattr(config, "rope_theta", None) or config.rope_parameters["rope_theta"]
-    ours = Attention(32, 4, num_kv_heads=2, head_dim=theirs.head_dim, rope_base=base, qk_norm_eps=1e-6 if name == "qwen3" else None,
+    ours = Attention(32, 4, causal=True, num_kv_heads=2, head_dim=theirs.head_dim, rope_base=base, qk_norm_eps=1e-6 if name == "qwen3" else None,
                      device=device)  # fmt: skip
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(2, 9, 32, device=device)
@@ -277,7 +277,7 @@ def test_hyper_connection_reads_the_names_of_its_layer():
 
 
 def test_a_refused_step_writes_nothing(on_cpu):
-    layer, x = Attention(32, 4), torch.randn(2, 3, 32)
+    layer, x = Attention(32, 4, causal=True), torch.randn(2, 3, 32)
     zeros = dict(cache_seqlens=torch.zeros(2, dtype=torch.int32), shape=(2, 8, 4, 8), dtype=torch.float32)
     for wrong, error, message in (
         (dict(cache_seqlens=torch.tensor([0, -2], dtype=torch.int32)), ValueError, "cache_seqlens has -2, expected 0 to 5"),
@@ -296,11 +296,11 @@ def test_a_refused_step_writes_nothing(on_cpu):
 
 
 def test_rotary_table_of_inference_and_of_export(on_cpu):
-    layer, x = Attention(32, 4, rope_base=100.0), torch.randn(1, 8, 32)
+    layer, x = Attention(32, 4, causal=True, rope_base=100.0), torch.randn(1, 8, 32)
     with torch.inference_mode():
         layer(x)
     layer(x).sum().backward()
-    layer = Attention(32, 4, rope_base=100.0)
+    layer = Attention(32, 4, causal=True, rope_base=100.0)
     length = torch.export.Dim("T", min=2, max=4096)
     exported = torch.export.export(layer, (x,), dynamic_shapes=({1: length},)).module()
     for T in (8, 100):
@@ -315,4 +315,17 @@ def test_rotary_table_of_inference_and_of_export(on_cpu):
 )  # fmt: skip
 def test_attention_refuses_sizes(options, message):
     with pytest.raises(ValueError, match=message):
-        Attention(32, **{"num_heads": 4, **options})
+        Attention(32, causal=True, **{"num_heads": 4, **options})
+
+
+def test_attention_has_no_default_for_causal():
+    with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'causal'"):
+        Attention(32, 4)
+
+
+def test_sinks_have_the_dtype_of_a_float64_layer(on_cpu):
+    layer = Attention(32, 4, causal=True, use_sink=True, dtype=torch.float64)
+    assert layer.sink.dtype == torch.float64
+    layer(torch.randn(2, 5, 32, dtype=torch.float64)).sum().backward()
+    assert layer.sink.grad.abs().sum() > 0
+    assert Attention(32, 4, causal=True, use_sink=True, dtype=torch.bfloat16).sink.dtype == torch.float32

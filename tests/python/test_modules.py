@@ -22,7 +22,7 @@ def modules(device):
     yield BiasDropoutResidual(12, 0.2, activation="gelu", device=device), torch.randn(3, 12, device=device)
     yield HyperConnection(torch.nn.Linear(16, 16, device=device), 16, 3, device=device), torch.randn(2, 5, 3, 16, device=device)
     if has_attention(device):
-        yield Attention(32, 4, num_kv_heads=2, sink=True, proj_bias=True, device=device), torch.randn(2, 5, 32, device=device)
+        yield Attention(32, 4, causal=True, num_kv_heads=2, use_sink=True, proj_bias=True, device=device), torch.randn(2, 5, 32, device=device)
 
 
 def test_state_dict_round_trip(device, tmp_path):
@@ -122,7 +122,7 @@ def test_hyper_connection_passes_arguments_and_results_on(device):
 def test_attention(device):
     if not has_attention(device):
         pytest.skip("no kernel of this device supports attention yet")
-    module = Attention(32, 4, num_kv_heads=2, sink=True, softcap=5.0, window=(3, 0), device=device)
+    module = Attention(32, 4, causal=True, num_kv_heads=2, use_sink=True, softcap=5.0, window=(3, 0), device=device)
     torch.nn.init.normal_(module.sink)
     x = torch.randn(2, 9, 32, device=device)
     q, k, v = (p.unflatten(-1, (-1, 8)) for p in module.qkv(x).split([32, 16, 16], -1))
@@ -131,9 +131,9 @@ def test_attention(device):
     packed = module(x.flatten(0, 1), torch.tensor([0, 9, 18], dtype=torch.int32, device=device), 9)
     torch.testing.assert_close(packed.unflatten(0, (2, 9)), module(x), rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="num_heads is 5"):
-        Attention(32, 5)
+        Attention(32, 5, causal=True)
     with pytest.raises(ValueError, match="num_kv_heads is 3"):
-        Attention(32, 4, num_kv_heads=3)
+        Attention(32, 4, causal=True, num_kv_heads=3)
 
 
 def test_doctor(capsys):

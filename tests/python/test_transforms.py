@@ -79,7 +79,7 @@ def other_cases(device):
         yield "attention", lambda q, k, v, s: attention(q, k, v, sink=s, causal=True, return_lse=True), (
             f(2, 5, 4, 8), f(2, 7, 2, 8), f(2, 7, 2, 8), f(4)
         )  # fmt: skip
-        yield "attention bias", lambda q, k, v, b: attention(q, k, v, bias=b), (
+        yield "attention attn_bias", lambda q, k, v, b: attention(q, k, v, attn_bias=b), (
             f(2, 5, 4, 8), f(2, 7, 2, 8), f(2, 7, 2, 8), f(2, 1, 5, 7)
         )  # fmt: skip
 
@@ -308,10 +308,10 @@ def test_vmap_of_packed_sequences(device):
 def test_vmap_of_masks(device):
     x = torch.ones(2, 64, device=device)
     with pytest.raises(RuntimeError, match="randomness"):
-        vmap(lambda x: dropout(x))(x)
-    first, second = vmap(lambda x: dropout(x), randomness="different")(x)
+        vmap(lambda x: dropout(x, 0.5))(x)
+    first, second = vmap(lambda x: dropout(x, 0.5), randomness="different")(x)
     assert not torch.equal(first, second)
-    first, second = vmap(lambda x: dropout(x), randomness="same")(x)
+    first, second = vmap(lambda x: dropout(x, 0.5), randomness="same")(x)
     assert torch.equal(first, second)
 
 
@@ -334,7 +334,7 @@ def test_modules(device):
     """Per-sample gradients computed by functional_call, vmap and grad."""
     module = torch.nn.Sequential(
         cotangent.CausalConv1d(8, activation="silu", channel_last=True, device=device),
-        cotangent.BiasDropoutResidual(8, activation="gelu", device=device),
+        cotangent.BiasDropoutResidual(8, 0.1, activation="gelu", device=device),
         cotangent.HyperConnection(torch.nn.Linear(8, 8, device=device), 8, 2, device=device),
     ).eval()
     parameters = {name: p.detach() for name, p in module.named_parameters()}

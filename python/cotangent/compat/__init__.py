@@ -5,7 +5,7 @@ scaled_dot_product_attention.
 
 Call install() before you import a model that imports these packages. `import causal_conv1d`, `import flash_attn` and
 `import flash_attn_interface` then import the modules of cotangent.compat. install() does not change torch. To replace
-PyTorch's function, use `with cotangent.compat.sdpa.enabled():`."""
+PyTorch's function, call cotangent.compat.sdpa.enable()."""
 from __future__ import annotations
 
 import importlib.metadata

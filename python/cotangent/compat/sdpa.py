@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Optional, Tuple
+from typing import Any, ContextManager, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from ..ops._options import flag, need_tensors
 from ..ops.attention import attention
 from ._arguments import renamed
 
-__all__ = ["enabled", "scaled_dot_product_attention"]
+__all__ = ["disable", "enable", "enabled", "scaled_dot_product_attention"]
 
 
 def upper_left(queries: int, keys: int, is_causal: bool) -> "Tuple[int, bool, Optional[Tuple[int, int]]]":
@@ -101,9 +101,9 @@ def scaled_dot_product_attention(
             bias = bias.expand(*leading, *bias.shape[-3:]).reshape(math.prod(leading), *bias.shape[-3:])
         bias = as_bias(bias, q.dtype)
     try:
-        out = attention(q, k, v, causal=causal, window=window, scale=scale, dropout_p=dropout_p, bias=bias)
+        out = attention(q, k, v, causal=causal, window=window, scale=scale, dropout_p=dropout_p, attn_bias=bias)
     except (NotImplementedError, TypeError, ValueError) as error:
-        names = dict(q="query", k="key", v="value", bias="attn_mask")
+        names = dict(q="query", k="key", v="value", attn_bias="attn_mask")
         raise renamed(name, error, **names) from None
     out = out.transpose(1, 2)
     out = out.reshape(*leading, *out.shape[1:])
@@ -113,25 +113,71 @@ def scaled_dot_product_attention(
 _torch_sdpa = torch.nn.functional.scaled_dot_product_attention
 
 
-class enabled(TorchFunctionMode):
+_replaced_by: "list[Any]" = []  # enable(), and each block of enabled() that is open
+_previous: Any = _torch_sdpa  # what torch.nn.functional had before
+
+
+def _replace(user: Any) -> None:
+    global _previous
+    if not _replaced_by:
+        _previous = torch.nn.functional.scaled_dot_product_attention
+        torch.nn.functional.scaled_dot_product_attention = scaled_dot_product_attention
+    _replaced_by.append(user)
+
+
+def _restore(user: Any) -> None:
+    _replaced_by.remove(user)
+    if not _replaced_by:
+        torch.nn.functional.scaled_dot_product_attention = _previous
+
+
+def enable() -> None:
+    """After this call every call of torch.nn.functional.scaled_dot_product_attention runs cotangent.attention, in all
+    threads. Calls that cotangent does not support raise NotImplementedError. Call it before you import the model:
+    modules that have imported the function by its name keep PyTorch's. `enabled()` replaces it in these too. A second
+    call has no effect, and disable() reverts it.
+
+    >>> cotangent.compat.sdpa.enable()
+    >>> query, key, value = torch.randn(3, 2, 4, 100, 64)
+    >>> out = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+    >>> cotangent.compat.sdpa.disable()
+    """
+    if enable not in _replaced_by:
+        _replace(enable)
+
+
+def disable() -> None:
+    """Reverts enable(). Modules that have imported cotangent's function keep it. Without enable() it has no effect.
+
+    >>> cotangent.compat.sdpa.enable()
+    >>> cotangent.compat.sdpa.disable()
+    """
+    if enable in _replaced_by:
+        _restore(enable)
+
+
+class _Mode(TorchFunctionMode):
+    def __enter__(self) -> Any:
+        _replace(self)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> Any:
+        _restore(self)
+        return super().__exit__(*error)
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return (scaled_dot_product_attention if function is _torch_sdpa else function)(*args, **(kwargs or {}))
+
+
+def enabled() -> "ContextManager[Any]":
     """Inside `with cotangent.compat.sdpa.enabled():` every call of PyTorch's scaled_dot_product_attention runs
     cotangent.attention, also in modules that have imported the function by its name. Calls that cotangent does not
-    support raise NotImplementedError. Every function of torch goes through this mode, which costs time in eager mode.
-    Until the block ends, the function in torch.nn.functional is replaced for all threads.
+    support raise NotImplementedError. Every function of torch goes through a mode of PyTorch, which costs time in eager
+    mode; enable() does not cost this time. Until the block ends, the function in torch.nn.functional is replaced for
+    all threads.
 
     >>> query, key, value = torch.randn(3, 2, 4, 100, 64)
     >>> with cotangent.compat.sdpa.enabled():
     ...     out = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
     """
-
-    def __enter__(self) -> Any:
-        self.previous = torch.nn.functional.scaled_dot_product_attention
-        torch.nn.functional.scaled_dot_product_attention = scaled_dot_product_attention
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> Any:
-        torch.nn.functional.scaled_dot_product_attention = self.previous
-        return super().__exit__(*error)
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return (scaled_dot_product_attention if function is _torch_sdpa else function)(*args, **(kwargs or {}))
+    return _Mode()

@@ -2,9 +2,9 @@
 """Sharding rules of cotangent's ops for DTensor, PyTorch's distributed tensor:
 
     import cotangent.integrations.dtensor
-    cotangent.integrations.dtensor.register()
+    cotangent.integrations.dtensor.enable()
 
-After register(), an op runs on the shards of its inputs without communication, if they are sharded along one of these
+After enable(), an op runs on the shards of its inputs without communication, if they are sharded along one of these
 axes:
 
 attention            batch (not of packed sequences), or heads, if the number of key heads is a multiple of the number
@@ -25,7 +25,7 @@ from typing import Any, Callable, Iterator
 
 from ..ops._define import registered_ops
 
-__all__ = ["register"]
+__all__ = ["enable"]
 
 
 def _placements() -> Any:
@@ -176,11 +176,12 @@ def _absent_results(op: Any, given: "dict[str, Any]", results: "list[str]") -> "
     return absent
 
 
-def register() -> None:
-    """Registers the sharding rules of this module. Needs torch.distributed. A second call has no effect.
+def enable() -> None:
+    """Adds the sharding rules of this module to PyTorch's. Needs torch.distributed. A second call has no effect. There is
+    no disable(): PyTorch cannot remove rules. They change nothing for tensors that are not DTensors.
 
     >>> import cotangent.integrations.dtensor
-    >>> cotangent.integrations.dtensor.register()
+    >>> cotangent.integrations.dtensor.enable()
     """
     from torch.distributed.tensor.experimental import register_sharding
 

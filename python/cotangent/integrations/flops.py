@@ -3,7 +3,15 @@
 
 The counts follow PyTorch's rules: a multiplication and an addition of a product are 2, elementwise work is 0, and masks
 do not lower the count of attention. With packed sequences each sequence counts with its own length, if the lengths are
-known. The backward of attention has 5 products and the forward 2."""
+known. The backward of attention has 5 products and the forward 2.
+
+>>> from torch.utils.flop_counter import FlopCounterMode
+>>> q, k, v = torch.randn(3, 1, 100, 4, 64)
+>>> with FlopCounterMode(display=False) as counter:
+...     out = cotangent.attention(q, k, v)
+>>> counter.get_total_flops()                # 2 products, 2 * 100 * 100 * 4 * 64 each
+10240000
+"""
 from __future__ import annotations
 
 from typing import Any
@@ -12,8 +20,6 @@ import torch
 from torch import Tensor
 
 from ..ops._define import registered_ops
-
-__all__ = ["register"]
 
 
 def _pairs(q: Tensor, k: Tensor, cu_q: Any, cu_k: Any, max_q: int, max_k: int) -> int:
@@ -116,16 +122,8 @@ _FORMULAS = {
 }
 
 
-def register() -> bool:
-    """Registers the formulas. Returns False if this torch has no registry.
-
-    >>> from torch.utils.flop_counter import FlopCounterMode
-    >>> q, k, v = torch.randn(3, 1, 100, 4, 64)
-    >>> with FlopCounterMode(display=False) as counter:
-    ...     out = cotangent.attention(q, k, v)
-    >>> counter.get_total_flops()                # 2 products, 2 * 100 * 100 * 4 * 64 each
-    10240000
-    """
+def _register() -> bool:
+    """Registers the formulas. Returns False if this torch has no registry."""
     try:
         from torch.utils.flop_counter import flop_registry, register_flop_formula
     except ImportError:

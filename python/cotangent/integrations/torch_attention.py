@@ -18,9 +18,7 @@ from ..compat.sdpa import as_bias, upper_left
 from ..ops._options import random_seed
 from ..ops.attention import _run_backward, attention, attention_varlen
 
-__all__ = ["register"]
-
-_NAMES = dict(q="query", k="key", v="value", bias="attn_mask", dout="grad_out", lse="logsumexp",
+_NAMES = dict(q="query", k="key", v="value", bias="attn_mask", attn_bias="attn_mask", dout="grad_out", lse="logsumexp",
               cu_seqlens_q="cum_seq_q", cu_seqlens_k="cum_seq_k", max_seqlen_q="max_q", max_seqlen_k="max_k")  # fmt: skip
 
 
@@ -58,7 +56,7 @@ def _forward(function: str, query: Tensor, key: Tensor, value: Tensor, is_causal
              scale: Optional[float], dropout_p: float, seed: Optional[Tensor]) -> "Tuple[Tensor, Tensor]":  # fmt: skip
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     k, v, options = _shape_options(q, k, v, is_causal)
-    out, lse = _call(function, attention, q, k, v, bias=bias, scale=scale, dropout_p=dropout_p, seed_tensor=seed,
+    out, lse = _call(function, attention, q, k, v, attn_bias=bias, scale=scale, dropout_p=dropout_p, seed_tensor=seed,
                      return_lse=True, **options)  # fmt: skip
     return out.transpose(1, 2), lse
 
@@ -68,8 +66,8 @@ def _backward(function: str, grad_out: Tensor, query: Tensor, key: Tensor, value
               seed: Optional[Tensor]) -> "list[Tensor]":  # fmt: skip
     q, k, v, o, do = (x.transpose(1, 2) for x in (query, key, value, out, grad_out))
     shorter_k, shorter_v, options = _shape_options(q, k, v, is_causal)
-    found = _call(function, _run_backward, q, shorter_k, shorter_v, o, lse, do, bias=bias, scale=scale,
-                  dropout_p=dropout_p, seed_tensor=seed, wanted=(True, True, True, False, False), **options)  # fmt: skip
+    found = _call(function, _run_backward, q, shorter_k, shorter_v, o, lse, do, attn_bias=bias,
+                  scale=scale, dropout_p=dropout_p, seed_tensor=seed, wanted=(True, True, True, False, False), **options)  # fmt: skip
     gradients = []
     for gradient, whole in zip(found, (q, k, v)):
         if gradient.shape[1] < whole.shape[1]:  # keys that no query attends to
@@ -209,12 +207,8 @@ def _activate() -> _Handle:
     return _Handle(libraries)
 
 
-def register() -> bool:
-    """Registers the name "cotangent" with torch.nn.attention. Returns False if this torch has no registry.
-
-    >>> from cotangent.integrations import torch_attention
-    >>> registered = torch_attention.register()  # import cotangent has done so
-    """
+def _register() -> bool:
+    """Registers the name "cotangent" with torch.nn.attention. Returns False if this torch has no registry."""
     try:
         from torch.nn.attention import register_flash_attention_impl
     except ImportError:

@@ -2,11 +2,11 @@
 """Attention and convolution of Hugging Face transformers.
 
     import cotangent.integrations.transformers
-    cotangent.integrations.transformers.register()
+    cotangent.integrations.transformers.enable()
     from transformers import AutoModelForCausalLM
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="cotangent")
 
-register() adds an attention function and its mask function. The mask function describes causal masks, windows, padding
+enable() adds an attention function and its mask function. The mask function describes causal masks, windows, padding
 and packed sequences by a few numbers. Kernels then skip masked tiles. Every other mask becomes a bias [B,1,Tq,Tk].
 
 Inside cotangent.distributed.context_parallel, the inputs of the model are the tokens of one rank. Its attention is over
@@ -28,7 +28,7 @@ from .. import compat
 from ..compat._arguments import refuse
 from ..ops.attention import attention, attention_varlen
 
-__all__ = ["attention_forward", "attention_mask", "register", "unregister"]
+__all__ = ["attention_forward", "attention_mask", "disable", "enable"]
 
 
 class Segments(NamedTuple):
@@ -234,7 +234,7 @@ def attention_mask(
     device: Any = "cpu",
     **options: Any,
 ) -> Optional[Tensor]:
-    """The mask function of register(), which transformers calls. It returns None for a plain causal mask, a MaskTensor
+    """The mask function of enable(), which transformers calls. It returns None for a plain causal mask, a MaskTensor
     [B,Tk] for a mask that a few numbers describe, or else a bool mask [B,1,Tq,Tk]."""
     from transformers import masking_utils as masks
 
@@ -401,7 +401,7 @@ def attention_forward(
     output_attentions: bool = False,
     **others: Any,
 ) -> "Tuple[Tensor, None]":
-    """The attention function of register(), which transformers calls: `query` [B,H,Tq,d], `key` [B,Hkv,Tk,d], `value`
+    """The attention function of enable(), which transformers calls: `query` [B,H,Tq,d], `key` [B,Hkv,Tk,d], `value`
     [B,Hkv,Tk,d_v] -> (out [B,Tq,H,d_v], None).
 
     attention_mask  None, a result of the function attention_mask, or any mask [B or 1, H or 1, Tq, Tk]. It is bool, or
@@ -478,7 +478,7 @@ def attention_forward(
         position_bias = position_bias[..., :Tk]
         bias = position_bias if bias is None else position_bias + bias
     if segments is None:
-        out = attention(q, k, v, bias=bias, seqused_q=lengths, seqused_k=lengths, **options)
+        out = attention(q, k, v, attn_bias=bias, seqused_q=lengths, seqused_k=lengths, **options)
         return out, None
     ends, longest = segments.cu_seqlens, segments.longest
     out = attention_varlen(
@@ -488,29 +488,29 @@ def attention_forward(
     return out.unflatten(0, (B, Tq)), None
 
 
-# ---- registration -----------------------------------------------------------------------------------------
+# ---- switching on and off ---------------------------------------------------------------------------------
 
 
-def register(name: str = "cotangent", *, convolution: bool = True) -> None:
+def enable(name: str = "cotangent", *, convolution: bool = True) -> None:
     """After this call attn_implementation=name selects cotangent's attention in every model that uses
     AttentionInterface. Call it before the model is built.
 
     name         the name for attn_implementation
-    convolution  True: register() also calls compat.install("causal_conv1d"), so that models which import causal_conv1d
+    convolution  True: enable() also calls compat.install("causal_conv1d"), so that models which import causal_conv1d
                  use cotangent's convolution. These models look for the package when their Python module is imported:
-                 call register() before that
+                 call enable() before that
 
-    unregister() reverts it. Raises ImportError if transformers is missing, or if its sdpa_mask has no argument
+    disable() reverts it. Raises ImportError if transformers is missing, or if its sdpa_mask has no argument
     q_length.
 
     >>> import cotangent.integrations.transformers
-    >>> cotangent.integrations.transformers.register()
+    >>> cotangent.integrations.transformers.enable()
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> config = LlamaConfig(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4)
     >>> model = LlamaForCausalLM._from_config(config, attn_implementation="cotangent")
     >>> model(input_ids=torch.randint(61, (2, 100))).logits.shape
     torch.Size([2, 100, 61])
-    >>> cotangent.integrations.transformers.unregister()
+    >>> cotangent.integrations.transformers.disable()
     """
     import transformers
     from transformers import masking_utils as masks
@@ -533,20 +533,20 @@ def register(name: str = "cotangent", *, convolution: bool = True) -> None:
              is not compat.causal_conv1d.causal_conv1d_fn]  # fmt: skip
     if early:
         warnings.warn(
-            f"cotangent: {early[0]} was imported before register(), so it keeps its own convolution", stacklevel=2
+            f"cotangent: {early[0]} was imported before enable(), so it keeps its own convolution", stacklevel=2
         )
     if "causal_conv1d" not in compat._replaced:
         compat.install("causal_conv1d")
         _installed_by.add(name)
 
 
-def unregister(name: str = "cotangent") -> None:
-    """Reverts register(name). Call model.set_attn_implementation("sdpa") first for each model that has this
+def disable(name: str = "cotangent") -> None:
+    """Reverts enable(name). Call model.set_attn_implementation("sdpa") first for each model that has this
     implementation. Model modules that have imported cotangent's convolution keep it.
 
     >>> import cotangent.integrations.transformers
-    >>> cotangent.integrations.transformers.register()
-    >>> cotangent.integrations.transformers.unregister()
+    >>> cotangent.integrations.transformers.enable()
+    >>> cotangent.integrations.transformers.disable()
     """
     import transformers
 
@@ -557,4 +557,4 @@ def unregister(name: str = "cotangent") -> None:
         compat.uninstall("causal_conv1d")
 
 
-_installed_by: "set[str]" = set()  # the names whose register() installed causal_conv1d
+_installed_by: "set[str]" = set()  # the names whose enable() installed causal_conv1d

@@ -87,6 +87,7 @@ _forward = define(
 
 # The names of the op's arguments in the Python functions.
 _PYTHON_NAMES = {
+    "bias": "attn_bias",
     "window_left": "window[0]",
     "window_right": "window[1]",
     "dropout_seed": "seed",
@@ -106,7 +107,7 @@ def _with_python_names(error: Exception) -> Exception:
 def _run(
     call: str, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Any, max_seqlens: Any, causal: bool, window: Any, scale: Any,
     softcap: float, dropout_p: float, seed: Any, offset: int, seed_tensor: Any, offset_tensor: Any, seqused: Any,
-    sink: Any, alibi_slopes: Any, bias: Any, deterministic: bool, return_lse: bool,
+    sink: Any, alibi_slopes: Any, attn_bias: Any, deterministic: bool, return_lse: bool,
 ) -> Any:  # fmt: skip
     if number(call, "dropout_p", dropout_p) > 0 and seed is None and seed_tensor is None:
         need_tensors(call, q=q)
@@ -117,7 +118,7 @@ def _run(
     nondeterministic, with_lse = not flag(call, "deterministic", deterministic), flag(call, "return_lse", return_lse)
     try:
         out, lse = _forward(
-            q, k, v, *cu_seqlens, *seqused, sink, alibi_slopes, bias, seed_tensor, offset_tensor, causal,
+            q, k, v, *cu_seqlens, *seqused, sink, alibi_slopes, attn_bias, seed_tensor, offset_tensor, causal,
             window is not None, left, right, scale or 0.0, softcap, dropout_p, seed_number(seed), offset, *max_seqlens,
             nondeterministic,
         )  # fmt: skip
@@ -130,17 +131,18 @@ def _run_backward(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor, *, dlse: Any = None,
     cu_seqlens: Any = (None, None), max_seqlens: Any = (0, 0), seqused: Any = (None, None), causal: bool = False,
     window: Any = None, scale: Optional[float] = None, softcap: float = 0.0, dropout_p: float = 0.0,
-    seed_tensor: Any = None, offset_tensor: Any = None, sink: Any = None, alibi_slopes: Any = None, bias: Any = None,
-    deterministic: bool = True, wanted: "tuple[bool, ...]" = (True, True, True, True, True),
+    seed_tensor: Any = None, offset_tensor: Any = None, sink: Any = None, alibi_slopes: Any = None,
+    attn_bias: Any = None, deterministic: bool = True,
+    wanted: "tuple[bool, ...]" = (True, True, True, True, True),
 ) -> Any:  # fmt: skip
     """The gradients (dq, dk, dv, dsink, dbias) from saved results, for the functions of other packages that have no
     autograd. The arguments are those of attention_varlen."""
     left, right = (0, 0) if window is None else pair("attention", "window", window)
-    wanted = (*wanted[:3], wanted[3] and sink is not None, wanted[4] and bias is not None)
+    wanted = (*wanted[:3], wanted[3] and sink is not None, wanted[4] and attn_bias is not None)
     with torch.no_grad():
         dout = _match_layout(dout, out.shape, out.stride(), out.dtype, out.device)
         return _backward(
-            q, k, v, *cu_seqlens, *seqused, sink, alibi_slopes, bias, seed_tensor, offset_tensor, causal,
+            q, k, v, *cu_seqlens, *seqused, sink, alibi_slopes, attn_bias, seed_tensor, offset_tensor, causal,
             window is not None, left, right, scale or 0.0, softcap, dropout_p, 0, 0, *(m or 0 for m in max_seqlens),
             not deterministic, out, lse, dout, dlse, [*wanted],
         )  # fmt: skip
@@ -164,19 +166,19 @@ def attention(
     seqused_k: Optional[Tensor] = None,
     sink: Optional[Tensor] = None,
     alibi_slopes: Optional[Tensor] = None,
-    bias: Optional[Tensor] = None,
+    attn_bias: Optional[Tensor] = None,
     deterministic: bool = True,
     return_lse: bool = False,
 ) -> Any:
     """Computes `out = dropout(softmax(s)) v`. The scores s are never stored:
 
-        s = cap(scale * q k^T) - alibi + bias, and s = -inf where a key is masked
+        s = cap(scale * q k^T) - alibi + attn_bias, and s = -inf where a key is masked
 
     q              [B,Tq,H,d], any strides; fastest if the last axis is contiguous, as in k and v
     k              [B,Tk,Hkv,d]. H is a multiple of Hkv: query head h uses the key head h // (H/Hkv)
     v              [B,Tk,Hkv,d_v]
     causal         True: query i attends to key j if j <= i + Tk - Tq. So the last query attends to all keys, as in
-                   flash_attn. The default is False here, and True in the layer cotangent.Attention
+                   flash_attn. The layer cotangent.Attention has no default for it
     window         (left, right), as window_size of flash_attn: query i attends to key j if i + Tk - Tq - left <= j <=
                    i + Tk - Tq + right. -1: no limit on that side. left does not count the token itself: a window of w
                    tokens is (w-1, 0), so sliding_window=4096 of Hugging Face is (4095, 0). With causal=True, right is 0
@@ -192,10 +194,9 @@ def attention(
     sink           [H]: an attention sink for each head, as in gpt-oss. exp(sink[h]) is added to the denominator of the
                    softmax. It has a gradient
     alibi_slopes   [H] or [B,H]: alibi = slope * |i + Tk - Tq - j|, without a gradient
-    bias           [B or 1, H or 1, Tq or 1, Tk or 1]: an additive score mask (attn_mask of PyTorch). It is added to the
+    attn_bias      [B or 1, H or 1, Tq or 1, Tk or 1]: an additive score mask (attn_mask of PyTorch). It is added to the
                    scores, and has a gradient. A value of -65504 (the lowest number of float16) or less masks the key,
-                   as -inf does. To apply this rule, each call makes one copy of the bias. The argument proj_bias of the
-                   layer Attention is another bias
+                   as -inf does. To apply this rule, each call makes one copy of attn_bias
     deterministic  True: the same bits on every run. False: on a GPU the backward may add the parts of dq in any order,
                    in calls where that is faster. dq may then have other bits in each run
     return_lse     True: the result is (out, lse)
@@ -204,10 +205,10 @@ def attention(
     sink, in float32 (float64 if q is float64). flash_attn calls it softmax_lse. Both have gradients. A query that
     attends to no key has out = 0 and lse = -inf; with a sink it has lse equal to `sink`.
 
-    Dtypes of q, k and v: float32, float16, bfloat16, on the CPU also float64. Those of `sink`, alibi_slopes and `bias`:
-    float32, float16 or bfloat16, for any dtype of q. Train in bfloat16: in float16 dk can lose bits
+    Dtypes of q, k and v: float32, float16, bfloat16, on the CPU also float64. `sink`, alibi_slopes and attn_bias have
+    any of float32, float16 and bfloat16. If q is float64, they are float64 too. Train in bfloat16: in float16 dk can lose bits
     (docs/guide/accuracy.md). On a GPU d and d_v are at most 256. Autocast casts q, k and v. Differentiable once, in q, k, v,
-    `sink` and `bias`. Raises ValueError or TypeError, which name the wrong argument, or NotImplementedError (on a GPU:
+    `sink` and attn_bias. Raises ValueError or TypeError, which name the wrong argument, or NotImplementedError (on a GPU:
     float64, d or d_v above 256).
 
     >>> q = torch.randn(2, 128, 8, 64, requires_grad=True)  # 8 query heads
@@ -219,7 +220,7 @@ def attention(
     """
     return _run(
         "attention", q, k, v, (None, None), (0, 0), causal, window, scale, softcap, dropout_p, seed, offset, seed_tensor,
-        offset_tensor, (seqused_q, seqused_k), sink, alibi_slopes, bias, deterministic, return_lse,
+        offset_tensor, (seqused_q, seqused_k), sink, alibi_slopes, attn_bias, deterministic, return_lse,
     )  # fmt: skip
 
 
@@ -245,7 +246,7 @@ def attention_varlen(
     seqused_k: Optional[Tensor] = None,
     sink: Optional[Tensor] = None,
     alibi_slopes: Optional[Tensor] = None,
-    bias: Optional[Tensor] = None,
+    attn_bias: Optional[Tensor] = None,
     deterministic: bool = True,
     return_lse: bool = False,
 ) -> Any:
@@ -258,7 +259,7 @@ def attention_varlen(
     max_seqlen_q, max_seqlen_k   the length of the longest sequence, or more. On a GPU the call itself raises no error
                                  for wrong values here and in cu_seqlens, and its results are wrong.
                                  cotangent.check_index_data() raises the error later: call it after a batch
-    bias                         [N or 1, H or 1, max_seqlen_q or 1, max_seqlen_k or 1]
+    attn_bias                    [N or 1, H or 1, max_seqlen_q or 1, max_seqlen_k or 1]
 
     The other arguments are those of cotangent.attention, with N in the place of B. Returns out [total_q,H,d_v]. With
     return_lse=True it returns (out, lse) with lse [H,total_q].
@@ -271,8 +272,8 @@ def attention_varlen(
     """
     return _run(
         "attention_varlen", q, k, v, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), causal, window, scale,
-        softcap, dropout_p, seed, offset, seed_tensor, offset_tensor, (seqused_q, seqused_k), sink, alibi_slopes, bias,
-        deterministic, return_lse,
+        softcap, dropout_p, seed, offset, seed_tensor, offset_tensor, (seqused_q, seqused_k), sink, alibi_slopes,
+        attn_bias, deterministic, return_lse,
     )  # fmt: skip
 
 

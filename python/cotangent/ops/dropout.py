@@ -83,7 +83,7 @@ def dropout_scale(p: float) -> float:
 
 def dropout(
     x: Tensor,
-    p: float = 0.5,
+    p: float,
     training: bool = True,
     *,
     bias: Optional[Tensor] = None,
@@ -104,7 +104,7 @@ def dropout(
         m is the mask: 1 for a kept element, 0 for a dropped one
 
     x, residual    [..., D], any strides, 1 to 6 axes. If their dtypes differ, both are cast as in PyTorch's addition
-    p              the probability of dropping an element, 0 to 1. cotangent.attention calls it dropout_p
+    p              the probability of dropping an element, 0 to 1, without a default. cotangent.attention calls it dropout_p
     training       False: `y = act(x + bias) + residual`. p, `mask`, mask_bits and `scale` are ignored
     bias           [D]
     activation     None, "relu", "silu" or "swish" (the same), "gelu" or "gelu_erf" (the same), or "gelu_tanh"
