@@ -197,8 +197,8 @@ def attention(
     attn_bias      [B or 1, H or 1, Tq or 1, Tk or 1]: an additive score mask (attn_mask of PyTorch). It is added to the
                    scores, and has a gradient. A value of -65504 (the lowest number of float16) or less masks the key,
                    as -inf does. To apply this rule, each call makes one copy of attn_bias
-    deterministic  True: the same bits on every run. False: on a GPU the backward may add the parts of dq in any order,
-                   in calls where that is faster. dq may then have other bits in each run
+    deterministic  True: the same bits on every run. False: on a GPU the backward may add the parts of dq in any order, in
+                   classes of calls where that was faster or equal when measured. dq may then have other bits in each run
     return_lse     True: the result is (out, lse)
 
     Returns out [B,Tq,H,d_v] in the dtype of q. lse [B,H,Tq] is the logarithm of the sum of exp(s) over the keys and the

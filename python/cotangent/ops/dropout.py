@@ -68,19 +68,6 @@ _forward = define(
 _EXPORTS = {None: 0, "bytes": 1, "bits": 2}
 
 
-def dropout_scale(p: float) -> float:
-    """Returns the factor that multiplies the kept elements if the mask is generated: 65536 / (65536 - round(65536 p)),
-    and 0 for p = 1. It is 1/(1-p) for p rounded to a multiple of 1/65536, because the mask has 16 random bits for each
-    element.
-
-    >>> cotangent.dropout_scale(0.5)
-    2.0
-    """
-    if not 0 <= number("dropout_scale", "p", p) <= 1:
-        raise ValueError(f"dropout_scale: p is {p}, expected 0 to 1")
-    return _C.dropout_scale(p)
-
-
 def dropout(
     x: Tensor,
     p: float,
@@ -159,6 +146,19 @@ def dropout(
         scale or 0.0, seed_number(seed), offset, _EXPORTS[return_mask],
     )  # fmt: skip
     return y if return_mask is None else (y, mask_out if return_mask == "bytes" else bits_out)
+
+
+def dropout_scale(p: float) -> float:
+    """Returns the factor that multiplies the kept elements if the mask is generated: 65536 / (65536 - round(65536 p)),
+    and 0 for p = 1. It is 1/(1-p) for p rounded to a multiple of 1/65536, because the mask has 16 random bits for each
+    element.
+
+    >>> cotangent.dropout_scale(0.5)
+    2.0
+    """
+    if not 0 <= number("dropout_scale", "p", p) <= 1:
+        raise ValueError(f"dropout_scale: p is {p}, expected 0 to 1")
+    return _C.dropout_scale(p)
 
 
 def _example(randn: "Callable[..., Tensor]") -> Tensor:
