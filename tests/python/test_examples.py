@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs examples/mamba_block.py, which compares decoding with the forward."""
+"""Runs examples/mamba_block.py and examples/gpt_block.py, which compare decoding with the forward."""
 import subprocess
 import sys
 from pathlib import Path
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "mamba_block.py"
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def test_mamba_block(on_cpu):
-    done = subprocess.run([sys.executable, str(EXAMPLE)], capture_output=True, text=True, timeout=300)
+@pytest.mark.parametrize("name", ["mamba_block.py", "gpt_block.py"])
+def test_example(on_cpu, name):
+    done = subprocess.run([sys.executable, str(EXAMPLES / name)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and "decoding differs" in done.stdout, done.stdout + done.stderr
