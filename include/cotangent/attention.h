@@ -154,8 +154,8 @@ typedef struct cot_attention_backward_args {
     int64_t k_begin;                /* as in the forward */
     int64_t k_length;               /* as in the forward */
     int32_t accumulate;             /* 0: dq, dk, dv, dsink, dbias are set (=);  1: all are added to (+=) */
-    int32_t allow_nondeterminism;   /* 1: on a GPU, dq may be summed in any order in some calls. The last bits of
-                                     dq may then differ between runs. CPU kernels stay deterministic */
+    int32_t allow_nondeterminism;   /* 1: on a GPU, some calls may sum dq in any order. The last bits of dq may then be
+                                     different in each run. CPU kernels stay deterministic */
     cot_tensor q;                   /* as in the forward */
     cot_tensor k;                   /* as in the forward */
     cot_tensor v;                   /* as in the forward */
