@@ -836,7 +836,8 @@ def parallel_page(results):
 ATTENTION_OPTIONS = """The times of calls of `cotangent.attention` that the Hopper kernels do not support, measured by
 [tools/measure_attention_options.py](../../tools/measure_attention_options.py) from Python with a causal mask. The case *none* has no
 option. In bfloat16 it runs the Hopper kernels. All other rows run the [portable GPU kernels](../kernels/attention_portable_gpu.md).
-*Slowdown* is the time divided by the time of *none* in bfloat16: above 1 is slower. TFLOP/s count as on the [attention page](attention.md). *k expanded*: k is a view with stride 0 between the heads."""
+A time is the median of 15 rounds of 4 calls from Python, between two CUDA events. It is not sustained: do not compare it with
+the [attention page](attention.md). *Slowdown* is the time divided by the time of *none* in bfloat16: above 1 is slower. TFLOP/s count as on the [attention page](attention.md). *k expanded*: k is a view with stride 0 between the heads."""
 
 
 def attention_options_page(results):
@@ -1248,7 +1249,7 @@ def front(results, peers):
     beta = " (beta)" if re.search(r"\db\d", version) else ""
     peer = f"; FA4 is FlashAttention-4 {version}{beta}" if version else ""
     return "\n".join([f"On an {device.removeprefix('NVIDIA ')}, {span}, bf16 unless noted. Attention: batch x tokens = 16384, "
-                      f"heads x d = 2048{peer}. Ratios: to the fastest peer, in the backward also to deterministic ones, as cotangent "
+                      f"heads x d = 2048{peer}. Ratios: speed / the fastest peer's; in the backward also deterministic peers', as cotangent "
                       "is. FA3, FlashAttention-3: backward only. *0.98 of copy*: 98 % of a copy's bandwidth. *0.73 of "
                       "products*: 73 % of a matrix product's rate. *torch.compile taps*: a sum of K shifted products of x, "
                       "compiled; the package causal_conv1d is not measured alone yet.", "", *lines, "",

@@ -20,8 +20,9 @@ template <int COLUMNS, bool PAIRS> struct shared_memory {
     enum {
         COLUMN_PANELS = COLUMNS / 64,
         DQ_STAGES = PAIRS ? 1 : ATTENTION_BWD_DQ_STAGES,
-        /* The producer writes the work of one key block, while warps still read that of the two before: 3 are enough.
-         * With 4, n % WORK_STAGES is one AND. The pair kernel has no shared memory left for 4 at 64 columns. */
+        /* The producer writes the work of key block n only after `kv empty` of key block n - 2. Until then, warps read the
+         * work of n - 1 and n - 2, so 3 are enough. With 4, n % WORK_STAGES is one AND. The pair kernel has no shared memory
+         * left for 4 at 64 columns. */
         WORK_STAGES = PAIRS ? 3 : 4,
         QUERIES = ATTENTION_BWD_QUERIES(COLUMNS), /* of a tile */
         Q_PANEL_BYTES = QUERIES * 64 * 2,         /* of 64 columns */
@@ -362,7 +363,8 @@ template <typename E_, int COLUMNS_, bool GENERAL_, bool SOFTCAP_, bool PAIRS_> 
     static constexpr bool GENERAL = GENERAL_, SOFTCAP = SOFTCAP_;
 };
 
-/* The registers that a thread of a consumer keeps from step to step. They are variables of `consume`. */
+/* The registers that a thread of a consumer keeps from step to step: references to variables of `consume`, which a step
+ * updates. */
 template <typename T> struct consumer_registers {
     float (&dk)[T::COLUMNS / 2], (&dv)[T::COLUMNS / 2]; /* sums of the key block */
     uint32_t (&packed)[T::QUERIES / 4];                 /* P^T, then dS^T, in 16 bits */
@@ -406,7 +408,7 @@ template <typename T, int PRELOADS, typename P, int N, int QUERY_GROUPS>
 static __device__ __forceinline__ void compute_ds(typename T::memory &s, const consumer_registers<T> &r,
                                                   uint32_t stage_step, uint32_t ds_address, const P &saved,
                                                   float2 (&delta)[QUERY_GROUPS], uint32_t (&upper)[2][4],
-                                                  float (&scores)[N])
+                                                  float (&dp)[N])
 {
     using E = typename T::E;
     constexpr int COLUMNS = T::COLUMNS;
@@ -425,7 +427,7 @@ static __device__ __forceinline__ void compute_ds(typename T::memory &s, const c
 #pragma unroll
         for (int i = 4 * query_group; i < 4 * query_group + 4; i++) {
             const float delta_i = i % 2 == 0 ? delta[query_group].x : delta[query_group].y;
-            scores[i] = cot_is_f16<E> ? fmaf(scores[i], ATTENTION_BWD_DP_SCALE, -delta_i) : scores[i] - delta_i;
+            dp[i] = cot_is_f16<E> ? fmaf(dp[i], ATTENTION_BWD_DP_SCALE, -delta_i) : dp[i] - delta_i;
         }
     };
     if (SUBTRACT_FIRST) {
@@ -449,11 +451,11 @@ static __device__ __forceinline__ void compute_ds(typename T::memory &s, const c
         }
 #pragma unroll
         for (int i = 8 * k; i < 8 * k + 8; i++)
-            scores[i] *= SOFTCAP ? saved.p_times_slope(upper[k % 2], i) : saved.restore(r.packed, i, zero, one);
+            dp[i] *= SOFTCAP ? saved.p_times_slope(upper[k % 2], i) : saved.restore(r.packed, i, zero, one);
         uint32_t words[4];
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            words[i] = pack_two_volatile<E>(scores[8 * k + 2 * i], scores[8 * k + 2 * i + 1]);
+            words[i] = pack_two_volatile<E>(dp[8 * k + 2 * i], dp[8 * k + 2 * i + 1]);
         cot_stmatrix_x4_trans(ds_address + k * 16 * 128, words);
     }
 }
@@ -479,10 +481,10 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     const int lane = threadIdx.x % WARP, key_begin = w.first_key + 64 * r.consumer;
     const uint32_t q_stage = stage_step % ATTENTION_BWD_Q_STAGES, dout_stage = stage_step % ATTENTION_BWD_DOUT_STAGES,
                    ds_stage = stage_step % ATTENTION_BWD_DS_STAGES;
-    float scores[N];
+    float acc[N]; /* S, then P, then dP, then dS */
     /* 1. Issue S, and dK += dS^T Q of the previous step. */
     cot_mbarrier_wait(&s.q_full[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(stage_step));
-    issue_gemm_ss<E, COLUMNS>(scores, s.k[0][r.consumer], sizeof s.k[0], s.q[q_stage][0]);
+    issue_gemm_ss<E, COLUMNS>(acc, s.k[0][r.consumer], sizeof s.k[0], s.q[q_stage][0]);
     if (!FIRST)
         issue_gemm_rs<E>(r.dk, r.packed, s.q[r.previous_q][0]);
     if (SOFTCAP)
@@ -500,10 +502,10 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     const uint32_t ds_address = r.ds_fragments + ds_stage * (uint32_t)sizeof s.ds[0];
     if constexpr (SOFTCAP) {
         softcapped_p(c, w, tile, key_begin, s.lse_log2[q_stage] + r.lane_query, lse_log2[0], lse_log2[1], ds_address,
-                     scores, saved);
+                     acc, saved);
     } else {
-        compute_p<T, LSE_PRELOADS>(c, w, tile, key_begin, s.lse_log2[q_stage], r.lane_query, lse_log2, scores);
-        saved.save(scores);
+        compute_p<T, LSE_PRELOADS>(c, w, tile, key_begin, s.lse_log2[q_stage], r.lane_query, lse_log2, acc);
+        saved.save(acc);
     }
     if (!FIRST) {
         cot_wgmma_wait<0>();
@@ -517,10 +519,10 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     }
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
-        r.packed[i] = cot_pack_pair<E>(scores[2 * i], scores[2 * i + 1]);
+        r.packed[i] = cot_pack_pair<E>(acc[2 * i], acc[2 * i + 1]);
     /* 3. Issue dP and dV += P^T dO. */
     cot_mbarrier_wait(&s.dout_full[dout_stage], parity_of<ATTENTION_BWD_DOUT_STAGES>(stage_step));
-    issue_gemm_ss<E, COLUMNS>(scores, s.v[0][r.consumer], sizeof s.v[0], s.dout[dout_stage][0]);
+    issue_gemm_ss<E, COLUMNS>(acc, s.v[0][r.consumer], sizeof s.v[0], s.dout[dout_stage][0]);
     issue_gemm_rs<E>(r.dv, r.packed, s.dout[dout_stage][0]);
     float2 delta[QUERY_GROUPS];
     uint32_t upper[2][4];
@@ -533,7 +535,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
         delta[query_group] = load_float2_early(&s.delta[dout_stage][8 * query_group + r.lane_query]);
     /* 4. Wait for dP, compute dS and store it for dQ. Wait for dV, release dO, and pack dS. */
     cot_wgmma_wait<1>();
-    compute_ds<T, DELTA_PRELOADS>(s, r, stage_step, ds_address, saved, delta, upper, scores);
+    compute_ds<T, DELTA_PRELOADS>(s, r, stage_step, ds_address, saved, delta, upper, acc);
     cot_fence_proxy_async();
     __syncwarp();
     if (lane == 0)
@@ -547,7 +549,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
         cot_mbarrier_arrive(&s.dout_empty[dout_stage]);
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
-        r.packed[i] = cot_pack_pair<E>(scores[2 * i], scores[2 * i + 1]);
+        r.packed[i] = cot_pack_pair<E>(acc[2 * i], acc[2 * i + 1]);
     r.previous_q = q_stage;
     return skip;
 }
@@ -611,7 +613,8 @@ static __device__ __forceinline__ void await_reduction(const attention_bwd_call 
         cot_cluster_arrive(), cot_cluster_wait();
 }
 
-/* The members of `work` that the steps of a consumer need; the others are 0. The shuffle shows ptxas that they are
+/* The members of `work` that the steps of a consumer need. The others are 0, the number of query heads too: do not use
+ * step_count, or the head of step_of, with this copy. The shuffle shows ptxas that they are
  * uniform in a warp. So it keeps them in uniform registers. */
 static __device__ __forceinline__ attention_work uniform_work(const attention_work &from)
 {

@@ -29,7 +29,7 @@
  *   kv full         1 (K and V)             K, V and `work` of a key block are    consumers, dQ, dq_writers
  *                                           in shared memory
  *   kv empty        15: 8 consumer warps,   nobody reads K and V any more, and    producer
- *                   4 dQ warps, 3 writers   the dq_writers have read `work`
+ *                   4 dQ warps, 3 writers   the dq_writers have taken the work
  *   q full          1 (Q, lse_log2)         a tile of Q is loaded                 consumers
  *   q empty         8: 1 per consumer warp  the dK product has read Q             producer
  *   dout full       1 (dO, delta)           a tile of dO is loaded                consumers
@@ -75,10 +75,11 @@
 
 template <int COLUMNS> using key_block_memory = shared_memory<COLUMNS, false>;
 
-/* The index of the thread block's next key block. A key block waits until key blocks of lower indices have added to dQ.
- * The counter gives out the indices in order, and a thread block computes its key blocks in that order. So the lowest
- * unfinished key block waits for none, whichever thread blocks run. A thread block that takes one key block has its
- * index in shared memory. */
+/* The index of the thread block's next key block. In deterministic mode a key block waits until key blocks of lower
+ * indices have added to dQ. The counter gives out the indices in order, and a thread block computes its key blocks in
+ * that order. So the lowest unfinished key block waits for none, whichever thread blocks run. In a cluster
+ * (head_split = 2), or without a counter, a thread block has only one key block: `backward` has put its index into
+ * own_key_block. */
 template <int COLUMNS>
 static __device__ __forceinline__ uint32_t take_key_block(const attention_bwd_call &c, key_block_memory<COLUMNS> &s)
 {

@@ -27,8 +27,8 @@
  *   kv full           1 (K, V, part of peer K)  K, V, the columns of the peer's K that   consumers, dQ, dq_writer,
  *                                               dQ reads, and `work` are there           sender
  *   kv empty          14: 8 consumer warps,     nobody reads K, V and peer K any more,   producer
- *                     4 dQ warps, dq_writer,    and dq_writer and sender have read
- *                     sender                    `work`
+ *                     4 dQ warps, dq_writer,    and dq_writer and sender have taken
+ *                     sender                    the work of the pair
  *   ds full           8: 1 per consumer warp    both halves of dS are stored             dQ, sender
  *   ds empty          5: 4 dQ warps, 1 remote   dQ has read dS and the peer has its copy consumers
  *   peer ds full      1 (dS of the peer)        the peer's dS is there                   dQ
@@ -257,8 +257,8 @@ static __device__ void compute_dq(const attention_bwd_call &c, pair_memory<COLUM
         if (w.first_key == NO_MORE_KEY_BLOCKS)
             return;
         float acc[32];
-        /* STORES_DQ: the rows of dq, and the row of this thread. Read before the arrival on `kv empty`, which allows the
-         * producer to overwrite `work`. There is one query head for each key-value head, so a step is a tile, and the
+        /* STORES_DQ: the rows of dq, and the row of this thread. Read once, before
+         * the steps. There is one query head for each key-value head, so a step is a tile, and the
          * head is number 0 of the group. */
         const attention_dq_position position = STORES_DQ ? position_of_pair(c, w) : unordered;
         const attention_rows_out rows = query_rows_out(c, w, 0);

@@ -34,7 +34,8 @@ typedef struct tile_args {
     float *column_state;       /* see column_vector_count */
     int64_t first_sum;         /* vector of the first sum that the tile adds to, see sums_vector */
     bool silu, nontemporal;
-    const int32_t *seq_ids;
+    const int32_t
+        *seq_ids; /* at step i, seq_ids[i+K-1] is the sequence of its token, seq_ids[i] that of the dx; < 0: none */
 } tile_args;
 
 /* Vectors of the state of a column (conv1d_pack_vector): K weights and the bias; K-1 of x before step 0;
@@ -395,7 +396,7 @@ typedef struct backward_steps {
     int64_t count;        /* of steps */
 } backward_steps;
 
-/* Whether no output takes the dx that the steps from i until next_change complete. */
+/* Whether the dx of the steps from i until next_change is discarded. */
 static bool discards_dx(const backward_work *work, const conv1d_piece *piece, int64_t i)
 {
     const cot_causal_conv1d_backward_args *a = &work->context->problem->args;
