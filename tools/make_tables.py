@@ -592,9 +592,15 @@ A commit that ends in *+* had uncommitted changes.
 
 ## How to reproduce
 
-    cotangent bench attention --json bench/results/DATE-DEVICE-attention.json
-    tools/peers/attention.py --device cuda --json bench/results/DATE-DEVICE-attention-peers.json
+    make                                             # the program is build/cotangent
+    build/cotangent bench attention --json bench/results/DATE-DEVICE-attention.json
+    pip install torch flash-attn-4==4.0.0b36
+    tools/peers/build_flash_attention_3.sh FLASH_ATTENTION CUTLASS fa3.so    # two clones; its head says which
+    tools/peers/attention.py --device cuda --flash-attention-3 fa3.so --commit COMMIT \\
+        --json bench/results/DATE-DEVICE-attention-peers.json
     make tables
+
+A peer that cannot be imported is left out.
 
 `make gpu` does this for every op on a machine with a GPU, after check and compute-sanitizer.
 
@@ -1251,7 +1257,7 @@ def front(results, peers):
     return "\n".join([f"On an {device.removeprefix('NVIDIA ')}, {span}, bf16 unless noted. Attention: batch x tokens = 16384, "
                       f"heads x d = 2048{peer}. Ratios: speed / the fastest peer's; in the backward also deterministic peers', as cotangent "
                       "is. FA3, FlashAttention-3: backward only. *0.98 of copy*: 98 % of a copy's bandwidth. *0.73 of "
-                      "products*: 73 % of a matrix product's rate. *torch.compile taps*: a sum of K shifted products of x, "
+                      "products*: 73 % of matrix products' rate. *torch.compile taps*: a sum of K shifted products of x, "
                       "compiled; the package causal_conv1d is not measured alone yet.", "", *lines, "",
                       *lowest_ratios(device, results, peers)]) + "\n"
 
