@@ -47,12 +47,10 @@ static inline enum attention_store store_of(const attention_problem *p, const co
 }
 
 /* Whether the pair kernel, if it runs the call in deterministic mode, stores dq: with at most 4096 keys, and not in f16 at
- * 64 columns, where ptxas 13.0 spills a register. */
-static inline bool pairs_store_dq(const attention_problem *p, int64_t columns, int64_t key_blocks)
+ * 64 columns, where ptxas 13.0 spills a register. may_store_dq: see choose_backward. */
+static inline bool pairs_store_dq(const attention_sizes *z, int64_t columns, int64_t key_blocks, bool may_store_dq)
 {
-    const attention_sizes *z = &p->sizes;
-    return z->right != 0 && z->H == z->Hkv && key_blocks <= 32 && store_of(p, &p->dq) == ATTENTION_STORE_VECTORS_16 &&
-           (columns == 128 || z->dtype == COT_BF16);
+    return may_store_dq && z->right != 0 && key_blocks <= 32 && (columns == 128 || z->dtype == COT_BF16);
 }
 
 /* Whether a call runs on the pair kernel. Under a causal mask, one thread block of a cluster computes masked tiles. With an
@@ -119,12 +117,13 @@ static inline backward_choice choose_backward(const attention_problem *p, bool g
             choice.heads_per_section = is_long_call ? 4 : 8;
         return choice;
     }
-    const bool has_vector_dq = store_of(p, &p->dq) == ATTENTION_STORE_VECTORS_16;
-    const bool pairs_stores_dq = pairs_store_dq(p, columns, key_blocks);
+    /* The kernels that store dq do so as vectors of 16 bits, for one query head of each key-value head. */
+    const bool may_store_dq = !grouped && store_of(p, &p->dq) == ATTENTION_STORE_VECTORS_16;
+    const bool pairs_stores_dq = pairs_store_dq(z, columns, key_blocks, may_store_dq);
     backward_choice choice = {.deterministic = true,
                               .descending_tiles = causal,
                               .pairs = takes_pairs(z, columns, key_blocks, true, pairs_stores_dq)};
-    choice.stores_dq = choice.pairs ? pairs_stores_dq : columns == 64 && !grouped && has_vector_dq;
+    choice.stores_dq = choice.pairs ? pairs_stores_dq : columns == 64 && may_store_dq;
     if (!causal) {
         choice.heads_per_section = (int32_t)full_mask_section_heads(&choice, z, columns, key_blocks);
         choice.first_ascending_section = INT32_MAX;
@@ -138,7 +137,7 @@ static inline backward_choice choose_backward(const attention_problem *p, bool g
         const int64_t heads_per_section = cot_clamp(section_key_blocks / key_blocks, min_heads, max_heads);
         choice.heads_per_section = (int32_t)heads_per_section;
         choice.first_ascending_section = (int32_t)(cot_ceil_div(batch_kv_heads, heads_per_section) - 1);
-        choice.stores_dq |= columns == 128 && !grouped && key_blocks <= 16 && has_vector_dq;
+        choice.stores_dq |= columns == 128 && may_store_dq && key_blocks <= 16;
     }
     return choice;
 }

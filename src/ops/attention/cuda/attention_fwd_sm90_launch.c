@@ -40,11 +40,6 @@ static const forward_kernel f16_kernels[] = {ATTENTION_FWD_SMALL(F16_SMALL) ATTE
 static const forward_kernel f16_softcap_kernels[] = {ATTENTION_FWD_SMALL_SOFTCAP(F16_SMALL)
                                                          ATTENTION_FWD_LARGE_SOFTCAP(F16_LARGE)};
 
-static int64_t max_i64(int64_t a, int64_t b)
-{
-    return a < b ? b : a;
-}
-
 /* Query heads of a section: whole groups. Sections divide the heads of a call evenly. If sequences may differ in length,
  * they divide the heads of each sequence. K and V of a section take at most section_bytes. Without a causal mask they
  * should fit in the L2 cache. Under a causal mask, the long tiles of the last section start late, and the call waits for
@@ -54,13 +49,13 @@ static int32_t heads_per_section(const attention_sizes *z, bool sequences_differ
 {
     const bool is_window = z->left < z->Tk && z->right < z->Tk - z->left;
     const int64_t keys = is_window ? z->left + z->right + 1 : z->Tk;
-    const int64_t head_bytes = max_i64(keys * (z->d_qk + z->d_v) * (int64_t)cot_dtype_size(z->dtype), 1);
+    const int64_t head_bytes = cot_max(keys * (z->d_qk + z->d_v) * (int64_t)cot_dtype_size(z->dtype), 1);
     const bool has_large_sections = z->right < z->Tk && (head_bytes >= 2 << 20 || z->d_qk <= 64);
     const int64_t section_bytes = (has_large_sections ? 96 : 32) << 20,
                   most_heads = z->d_qk <= 64 || has_large_sections ? INT64_MAX : 64,
                   section_heads = cot_clamp(section_bytes / head_bytes, 1, most_heads);
     const int64_t heads = sequences_differ ? z->Hkv : z->B * z->Hkv, sections = cot_ceil_div(heads, section_heads);
-    return (int32_t)(z->H / z->Hkv * cot_ceil_div(heads, max_i64(sections, 1)));
+    return (int32_t)(z->H / z->Hkv * cot_ceil_div(heads, sections));
 }
 
 /* Sets the factors that turn scores into exponents, and exponents into lse. */
