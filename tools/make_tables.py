@@ -343,7 +343,8 @@ def attention_entries(rows, peer_rows):
     own = [row for row in peer_rows if row.get("ours")]
     timed = {row["direction"] for row in own}
     own += [row for row in rows if row["direction"] not in timed]
-    return [row for row in own if is_entry(row) and row["chosen"]] + [row for row in peer_rows if not row.get("ours")]
+    own = [row for row in own if row["chosen"]]
+    return [row for row in own + [row for row in peer_rows if not row.get("ours")] if is_entry(row)]
 
 
 def attention_cells(entries):
@@ -396,6 +397,33 @@ def sustained_note(entries):
     return [" ".join(parts), ""] if len(parts) == 2 else []
 
 
+def other_attention_beside_peers(peer_rows):
+    """The peers' cases outside that setting: TFLOP/s of each library, and ratios of ours to the fastest peer of each mode."""
+    cases = {}
+    for row in peer_rows:
+        if not is_entry(row):
+            cases.setdefault(same_work(row), (row, {}))[1][library_of(row)] = row["tflops"]
+    cases = [(row, rates) for row, rates in cases.values() if len(rates) > 1 and "cotangent" in rates]
+    if not cases:
+        return []
+    names = sorted({name for _, rates in cases for name in rates}, key=lambda name: (not name.startswith("cotangent"), name))
+
+    def ratio(case, deterministic):
+        row, rates = case
+        peers = [rate for name, rate in rates.items() if not name.startswith("cotangent")
+                 and (not deterministic or "deterministic" in name)]
+        if not peers or deterministic and row["direction"] == "forward":
+            return ""
+        ours = rates["cotangent"] if deterministic else rates.get("cotangent, nondeterministic", rates["cotangent"])
+        return f"{ours / max(peers):.2f}"
+    columns = [(key, lambda case, key=key: case_words(case[0][key])) for key in ("direction", "shape")]
+    columns += [("options", lambda case: case_words(case[0]["options"].removesuffix("+nondeterministic")))]
+    columns += [(name, lambda case, name=name: f"{case[1][name]:.0f}" if name in case[1] else "") for name in names]
+    columns += [("nondeterministic / fastest peer", lambda case: ratio(case, False)),
+                ("deterministic / fastest deterministic peer", lambda case: ratio(case, True))]
+    return ["Beside peers, in turns:", "", *markdown(columns, cases)]
+
+
 def attention_gpu(rows, peer_rows):
     """The sections of a GPU: the papers' setting by direction, then options and shapes beyond it."""
     entries = attention_entries(rows, peer_rows)
@@ -436,6 +464,7 @@ def attention_gpu(rows, peer_rows):
     if others:
         older = " A row of an old commit may show a slower kernel than the library has today." if commit_column(others) else ""
         lines += ["### Other shapes and options", "", "TFLOP/s count only the query-key pairs inside the mask." + older, ""]
+        lines += other_attention_beside_peers(peer_rows)
         for direction in dict.fromkeys(row["direction"] for row in others):
             rows_of = [row for row in others if row["direction"] == direction]
             commits = {row["commit"][:7] for row in rows_of}
