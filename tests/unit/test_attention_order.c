@@ -87,12 +87,12 @@ static bool applies(const call *c, const char *phrase)
         {"`_general` or `_softcap`", c->general},
         {"pair kernel", c->choice.pairs},
         {"pair kernel that stores dq", c->choice.pairs && c->choice.stores_dq},
-        {"pair kernel or K < 32", c->choice.pairs || c->key_blocks < 32},
+        {"pair kernel or key_blocks < 32", c->choice.pairs || c->key_blocks < 32},
         {"full mask", !causal},
         {"causal", causal},
         {"GQA", grouped},
         {"long", is_long_call},
-        {"K >= 128", c->key_blocks >= 128},
+        {"key_blocks >= 128", c->key_blocks >= 128},
         {"64 columns", c->columns == 64},
         {"128 columns", c->columns == 128},
         {"128 columns and above", c->columns >= 128},
@@ -139,14 +139,14 @@ static int row_of(const table *t, const call *c, int conditions)
 
 /* ---- values ------------------------------------------------------------------------------------------------- */
 
-/* "8", "clamp(256 / K, 2, 32)", or "min(half, ...)" of the latter. */
+/* "8", "clamp(256 / key_blocks, 2, 32)", or "min(half, ...)" of the latter. */
 static int64_t heads_of(const call *c, const char *cell)
 {
     const attention_sizes *z = &c->problem->sizes;
     long dividend, low, high, heads;
     const bool capped = strncmp(cell, "min(half, ", 10) == 0;
     const char *value = capped ? cell + 10 : cell;
-    if (sscanf(value, "clamp(%ld / K, %ld, %ld)", &dividend, &low, &high) == 3)
+    if (sscanf(value, "clamp(%ld / key_blocks, %ld, %ld)", &dividend, &low, &high) == 3)
         heads = (long)cot_clamp(dividend / c->key_blocks, low, high);
     else
         assert_int_equal(sscanf(value, "%ld", &heads), 1);
@@ -171,8 +171,9 @@ static void compare(const call *c, const table *modes, const table *directions, 
     if (c->problem->allow_nondeterminism) {
         const char *mode = modes->cell[row_of(modes, c, 1)][1], *condition = strstr(mode, " if ");
         deterministic = mode[0] == 'd';
-        if (condition != NULL && !strncmp(condition, " if K >= ", 9))
-            deterministic = c->key_blocks < strtol(condition + 9, NULL, 10);
+        long key_blocks;
+        if (condition != NULL && sscanf(condition, " if key_blocks >= %ld", &key_blocks) == 1)
+            deterministic = c->key_blocks < key_blocks;
         else if (condition != NULL)
             deterministic = !applies(c, condition + 4);
     }
