@@ -94,6 +94,7 @@ static bool applies(const call *c, const char *phrase)
         {"long", is_long_call},
         {"key_blocks >= 128", c->key_blocks >= 128},
         {"64 columns", c->columns == 64},
+        {"96 columns", attention_bwd_used_columns(z) == 96},
         {"128 columns", c->columns == 128},
         {"128 columns and above", c->columns >= 128},
         {"up to 128 columns", c->columns <= 128},
@@ -197,7 +198,7 @@ static void test_tables(void **state)
     const table modes = read_table("| call with `allow_nondeterminism` |");
     const table directions = read_table("| mode | call | key blocks by keys |");
     const table heads = read_table("| mode | call | 64 |");
-    static const int64_t columns[] = {64, 128, 192, 256}, queries[] = {1, 24576, 24577, 98304, 98305},
+    static const int64_t columns[] = {64, 96, 128, 192, 256}, queries[] = {1, 24576, 24577, 98304, 98305},
                          key_blocks[] = {1,  2,  3,  4,  5,  7,   8,   15,  16,  17,  31,  32,  33,  43,
                                          63, 64, 65, 96, 99, 127, 128, 129, 180, 255, 256, 257, 300, 600},
                          kv_heads[] = {1, 2, 3, 8, 64};
@@ -208,7 +209,8 @@ static void test_tables(void **state)
 #define NEXT(values) values[rest % COUNT(values)], rest /= COUNT(values)
             attention_problem p = {.allow_nondeterminism = bits & 1};
             call c = {.problem = &p, .general = (bits & 4) != 0};
-            c.columns = NEXT(columns);
+            p.sizes.d_qk = p.sizes.d_v = NEXT(columns);
+            c.columns = attention_bwd_columns(&p.sizes);
             p.sizes.Tq = NEXT(queries);
             c.key_blocks = NEXT(key_blocks);
             p.sizes.Hkv = NEXT(kv_heads);
@@ -216,6 +218,7 @@ static void test_tables(void **state)
             p.sizes.Tk = ATTENTION_BWD_KEYS * c.key_blocks - n % ATTENTION_BWD_KEYS;
             p.sizes.B = rest == 0 ? 1 : 3;
             p.sizes.H = p.sizes.Hkv * (bits & 8 ? 4 : 1);
+            p.sizes.left = INT64_MAX;
             p.sizes.right = bits & 2 ? 0 : INT64_MAX;
             p.sizes.softcap = c.general && n % 3 == 0 ? 30 : 0;
             p.sizes.dtype = n % 5 == 0 ? COT_F16 : COT_BF16;

@@ -132,6 +132,7 @@ static __device__ __forceinline__ void cot_wgmma_wait_after(float value, void *s
         else \
             COT_WGMMA_REGISTERS(N, "bf16", n0, n1, n2, n3, n4, n5, n6); \
     }
+COT_WGMMA_DEFINE(32, 16, 17, 18, 19, 20, 21, 22)
 COT_WGMMA_DEFINE(64, 32, 33, 34, 35, 36, 37, 38)
 COT_WGMMA_DEFINE(80, 40, 41, 42, 43, 44, 45, 46)
 COT_WGMMA_DEFINE(96, 48, 49, 50, 51, 52, 53, 54)

@@ -380,6 +380,18 @@ static void sweep_pairs_cuda(cot_case_visitor *v)
                                             .f32_out = i % 4 == 3});
 }
 
+/* GQA under a causal mask with many key blocks: on the pair kernel, or without a division of the heads (head_split_of). */
+static void sweep_gqa_cuda(cot_case_visitor *v)
+{
+    static const hopper_shape shapes[] = {
+        {128, 16, 8, 200, 4096, COT_BF16, true, false, 0, 0}, {128, 8, 4, 150, 8200, COT_F16, true, true, 0, 0},
+        {64, 64, 32, 130, 1536, COT_BF16, true, false, 0, 0}, {96, 64, 32, 70, 1540, COT_BF16, true, false, 0, 0},
+        {128, 48, 24, 70, 2048, COT_F16, true, false, 0, 0},
+    };
+    emit_shapes(v, shapes, sizeof shapes / sizeof *shapes,
+                (attention_case_params){.direction = COT_ATTENTION_BACKWARD, .uses = COT_CASE_CHECK_CUDA, .seed = 391});
+}
+
 /* The same kernels over several tiles: each feature alone at every head size, then random sets of features. */
 static void sweep_tiles_cuda(cot_case_visitor *v, int direction)
 {
@@ -615,6 +627,7 @@ static void each(bool (*visit)(void *, const cot_case *), void *context)
     sweep_orders_cuda(&v);
     sweep_skips_cuda(&v);
     sweep_pairs_cuda(&v);
+    sweep_gqa_cuda(&v);
 }
 
 /* ---- inputs that are not only random ------------------------------------------------------------------- */

@@ -341,13 +341,14 @@ static __device__ __forceinline__ bool fully_masked(const attention_work &w, int
            (key_begin >= w.used_k);
 }
 
-/* Stores a warp's 16 rows of a dQ tile to a stage in shared memory, in the order of the accumulators. */
-static __device__ __forceinline__ void stage_dq_tile(float *dq, const float (&acc)[32], uint64_t *full)
+/* Stores a warp's 16 rows of a dQ tile to a stage in shared memory, in the order of the accumulators. With 16 accumulators
+ * only the first 32 columns. */
+template <int N> static __device__ __forceinline__ void stage_dq_tile(float *dq, const float (&acc)[N], uint64_t *full)
 {
     const int warp = threadIdx.x % WARPGROUP / WARP, lane = threadIdx.x % WARP;
     float4 *staged = (float4 *)dq + warp * 8 * WARP + lane;
 #pragma unroll
-    for (int i = 0; i < 8; i++)
+    for (int i = 0; i < N / 4; i++)
         staged[i * WARP] = make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]);
     cot_fence_proxy_async();
     __syncwarp();
@@ -386,6 +387,21 @@ static __device__ __forceinline__ void add_dq_tile(const attention_bwd_call &c, 
         cot_bulk_store(accum, dq, ATTENTION_BWD_DQ_TILE * sizeof(float));
     else
         cot_bulk_add_f32(accum, dq, ATTENTION_BWD_DQ_TILE * sizeof(float));
+    cot_bulk_commit();
+    cot_bulk_wait_read();
+}
+
+/* The same for the first 32 columns of a dQ tile: of each warp's 16 rows, the first half. */
+static __device__ __forceinline__ void add_half_dq_tile(const attention_bwd_call &c, int64_t accum_tile,
+                                                        const float *dq, bool store)
+{
+    enum { WARP_FLOATS = ATTENTION_BWD_DQ_TILE / 4, BYTES = WARP_FLOATS / 2 * sizeof(float) };
+    float *accum = c.dq_accum + accum_tile * ATTENTION_BWD_DQ_TILE;
+    for (int i = 0; i < ATTENTION_BWD_DQ_TILE; i += WARP_FLOATS)
+        if (store)
+            cot_bulk_store(accum + i, dq + i, BYTES);
+        else
+            cot_bulk_add_f32(accum + i, dq + i, BYTES);
     cot_bulk_commit();
     cot_bulk_wait_read();
 }

@@ -182,6 +182,30 @@ template <typename E, int N, bool BIASED_BYTES> struct saved_p {
     }
 };
 
+/* P for dS at 96 columns, where there are registers for float32. It has the functions of saved_p. Against saved_p: FIGURES. */
+template <int N> struct float32_p {
+    float p[N];
+
+    __device__ __forceinline__ void save(const float (&from)[N])
+    {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            p[i] = from[i];
+    }
+
+    __device__ __forceinline__ float restore(const uint32_t (&)[N / 2], int i, uint32_t, uint32_t) const
+    {
+        return p[i];
+    }
+};
+
+template <typename E, int N, bool BIASED_BYTES, int USED_COLUMNS> struct p_for_ds {
+    using type = saved_p<E, N, BIASED_BYTES>;
+};
+template <typename E, int N, bool BIASED_BYTES> struct p_for_ds<E, N, BIASED_BYTES, 96> {
+    using type = float32_p<N>;
+};
+
 /* The key of this thread's accumulators 4i and 4i + 1. %tid is read again here: few tiles need the key, so it should
  * not occupy a register. */
 static __device__ __forceinline__ int thread_key(const attention_work &w)
@@ -356,20 +380,21 @@ static __device__ __forceinline__ volatile uint32_t &first_computed_stage_step(s
 }
 
 /* What a consumer is compiled for. */
-template <typename E_, int COLUMNS_, bool GENERAL_, bool SOFTCAP_, bool PAIRS_> struct consumer_traits {
+template <typename E_, int COLUMNS_, int USED_COLUMNS_, bool GENERAL_, bool SOFTCAP_, bool PAIRS_>
+struct consumer_traits {
     using E = E_;
     using memory = shared_memory<COLUMNS_, PAIRS_>;
-    static constexpr int COLUMNS = COLUMNS_, QUERIES = memory::QUERIES;
+    static constexpr int COLUMNS = COLUMNS_, USED_COLUMNS = USED_COLUMNS_, QUERIES = memory::QUERIES;
     static constexpr bool GENERAL = GENERAL_, SOFTCAP = SOFTCAP_;
 };
 
 /* The registers that a thread of a consumer keeps from step to step: references to variables of `consume`, which a step
  * updates. */
 template <typename T> struct consumer_registers {
-    float (&dk)[T::COLUMNS / 2], (&dv)[T::COLUMNS / 2]; /* sums of the key block */
-    uint32_t (&packed)[T::QUERIES / 4];                 /* P^T, then dS^T, in 16 bits */
-    uint32_t &previous_q;                               /* the stage of the Q whose dS^T Q is not yet in dK */
-    int &consumer;                                      /* 0 or 1: which of the two consumers this is */
+    float (&dk)[T::USED_COLUMNS / 2], (&dv)[T::USED_COLUMNS / 2]; /* sums of the key block */
+    uint32_t (&packed)[T::QUERIES / 4];                           /* P^T, then dS^T, in 16 bits */
+    uint32_t &previous_q;                                         /* the stage of the Q whose dS^T Q is not yet in dK */
+    int &consumer;                                                /* 0 or 1: which of the two consumers this is */
     int &lane_query;        /* the first query of this thread's accumulators in each group of 8 queries of a tile */
     uint32_t &ds_fragments; /* shared address of this thread's fragment in stage 0 of dS */
 };
@@ -451,7 +476,10 @@ static __device__ __forceinline__ void compute_ds(typename T::memory &s, const c
         }
 #pragma unroll
         for (int i = 8 * k; i < 8 * k + 8; i++)
-            dp[i] *= SOFTCAP ? saved.p_times_slope(upper[k % 2], i) : saved.restore(r.packed, i, zero, one);
+            if constexpr (SOFTCAP)
+                dp[i] *= saved.p_times_slope(upper[k % 2], i);
+            else
+                dp[i] *= saved.restore(r.packed, i, zero, one);
         uint32_t words[4];
 #pragma unroll
         for (int i = 0; i < 4; i++)
@@ -484,7 +512,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     float acc[N]; /* S, then P, then dP, then dS */
     /* 1. Issue S, and dK += dS^T Q of the previous step. */
     cot_mbarrier_wait(&s.q_full[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(stage_step));
-    issue_gemm_ss<E, COLUMNS>(acc, s.k[0][r.consumer], sizeof s.k[0], s.q[q_stage][0]);
+    issue_gemm_ss<E, T::USED_COLUMNS>(acc, s.k[0][r.consumer], sizeof s.k[0], s.q[q_stage][0]);
     if (!FIRST)
         issue_gemm_rs<E>(r.dk, r.packed, s.q[r.previous_q][0]);
     if (SOFTCAP)
@@ -498,7 +526,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     /* 2. Wait for S and compute P. Wait for dK, release its Q, and pack P. */
     cot_wgmma_wait<FIRST ? 0 : 1>();
     constexpr bool BIASED_BYTES = !cot_is_f16<E> && !(COLUMNS == 64 && GENERAL);
-    saved_p<E, N, BIASED_BYTES && !SOFTCAP> saved;
+    typename p_for_ds<E, N, BIASED_BYTES && !SOFTCAP, T::USED_COLUMNS>::type saved;
     const uint32_t ds_address = r.ds_fragments + ds_stage * (uint32_t)sizeof s.ds[0];
     if constexpr (SOFTCAP) {
         softcapped_p(c, w, tile, key_begin, s.lse_log2[q_stage] + r.lane_query, lse_log2[0], lse_log2[1], ds_address,
@@ -522,7 +550,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
         r.packed[i] = cot_pack_pair<E>(acc[2 * i], acc[2 * i + 1]);
     /* 3. Issue dP and dV += P^T dO. */
     cot_mbarrier_wait(&s.dout_full[dout_stage], parity_of<ATTENTION_BWD_DOUT_STAGES>(stage_step));
-    issue_gemm_ss<E, COLUMNS>(acc, s.v[0][r.consumer], sizeof s.v[0], s.dout[dout_stage][0]);
+    issue_gemm_ss<E, T::USED_COLUMNS>(acc, s.v[0][r.consumer], sizeof s.v[0], s.dout[dout_stage][0]);
     issue_gemm_rs<E>(r.dv, r.packed, s.dout[dout_stage][0]);
     float2 delta[QUERY_GROUPS];
     uint32_t upper[2][4];
@@ -576,12 +604,11 @@ static __device__ __forceinline__ void skip_step(shared_memory<COLUMNS, PAIRS> &
  * its sums in the shared memory of thread block 0, in place of K, V, Q and dO. Thread block 0 adds them to its own.
  * Returns whether this thread block has the result. The other warps of both thread blocks take part in the two cluster
  * barriers when they have ended their work (await_reduction). */
-template <int COLUMNS>
-static __device__ __forceinline__ bool reduce_over_heads(float (&dk)[COLUMNS / 2], float (&dv)[COLUMNS / 2])
+template <int COLUMNS, int N> static __device__ __forceinline__ bool reduce_over_heads(float (&dk)[N], float (&dv)[N])
 {
     enum { FLOATS = 4 * 2 * WARPGROUP }; /* of all consumer threads, 4 each */
     using key_block_memory = shared_memory<COLUMNS, false>;
-    static_assert(COLUMNS / 4 * FLOATS * sizeof(float) <= offsetof(key_block_memory, ds), "dK and dV do not fit");
+    static_assert(N / 2 * FLOATS * sizeof(float) <= offsetof(key_block_memory, ds), "dK and dV do not fit");
     const float *sums = (const float *)attention_memory + 4 * (threadIdx.x - 2 * WARPGROUP);
     const bool sends = cot_cluster_rank() != 0;
     cot_cluster_arrive();
@@ -589,9 +616,9 @@ static __device__ __forceinline__ bool reduce_over_heads(float (&dk)[COLUMNS / 2
     if (sends) {
         const uint32_t to = cot_mapa(cot_shared_address(sums), 0);
 #pragma unroll
-        for (int i = 0; i < COLUMNS / 2; i += 4) {
+        for (int i = 0; i < N; i += 4) {
             cot_cluster_store(to + i / 4 * FLOATS * sizeof(float), dk + i);
-            cot_cluster_store(to + (COLUMNS / 8 + i / 4) * FLOATS * sizeof(float), dv + i);
+            cot_cluster_store(to + (N / 4 + i / 4) * FLOATS * sizeof(float), dv + i);
         }
     }
     cot_cluster_arrive();
@@ -599,9 +626,9 @@ static __device__ __forceinline__ bool reduce_over_heads(float (&dk)[COLUMNS / 2
     if (sends)
         return false;
 #pragma unroll
-    for (int i = 0; i < COLUMNS / 2; i++) {
+    for (int i = 0; i < N; i++) {
         dk[i] += sums[i / 4 * FLOATS + i % 4];
-        dv[i] += sums[(COLUMNS / 8 + i / 4) * FLOATS + i % 4];
+        dv[i] += sums[(N / 4 + i / 4) * FLOATS + i % 4];
     }
     return true;
 }
@@ -629,13 +656,13 @@ static __device__ __forceinline__ attention_work uniform_work(const attention_wo
     return w;
 }
 
-template <typename E, int COLUMNS, bool GENERAL, bool SOFTCAP, bool PAIRS>
+template <typename E, int COLUMNS, int USED_COLUMNS, bool GENERAL, bool SOFTCAP, bool PAIRS>
 static __device__ __forceinline__ void consume(const attention_bwd_call &c, shared_memory<COLUMNS, PAIRS> &s)
 {
-    using traits = consumer_traits<E, COLUMNS, GENERAL, SOFTCAP, PAIRS>;
+    using traits = consumer_traits<E, COLUMNS, USED_COLUMNS, GENERAL, SOFTCAP, PAIRS>;
     constexpr int QUERIES = traits::QUERIES;
     constexpr bool ADDS_ZEROS = adds_zeros_first<COLUMNS, SOFTCAP>;
-    float dk[COLUMNS / 2], dv[COLUMNS / 2];
+    float dk[USED_COLUMNS / 2], dv[USED_COLUMNS / 2];
     uint32_t packed[QUERIES / 4];
     /* Uniform in a warp. The shuffle shows this to ptxas 13.0, which then computes descriptors on the uniform datapath.
      * Each step shuffles `consumer` again. Otherwise ptxas keeps all values derived from it, and there are not enough
@@ -654,7 +681,7 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, shar
         if (w.first_key == NO_MORE_KEY_BLOCKS)
             return;
 #pragma unroll
-        for (int i = 0; i < COLUMNS / 2; i++)
+        for (int i = 0; i < USED_COLUMNS / 2; i++)
             dk[i] = dv[i] = 0.0f;
         const uint32_t first_stage_step = stage_step;
         const uint32_t end_stage_step =

@@ -248,6 +248,12 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_blo
         publish_work_only(s, n);
 }
 
+/* Whether only the first 32 columns of this dQ tile exist: with 96 columns, of every second dQ tile. */
+template <int USED_COLUMNS> static __device__ __forceinline__ bool has_half_dq_tile(int dq_tile_index)
+{
+    return USED_COLUMNS == 96 && dq_tile_index % 2 == 1;
+}
+
 /* A dq_writer: adds the dQ tiles of one dQ stage to memory. There is one writer for each stage: before a writer
  * increments the semaphore, it waits until the sums are in memory, which takes about one step. If STORES_DQ, the last
  * key block of a tile does not add: its writer loads the sums of the other key blocks into the stage, and the dQ
@@ -263,7 +269,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_blo
  *                 the stage's first dQ tile in the next key block
  *   parity        of `dq full` for the stage's next dQ tile
  *   accum_tile    index of the dQ tile in dq_accum */
-template <int COLUMNS, bool GENERAL, bool DETERMINISTIC, bool STORES_DQ>
+template <int COLUMNS, int USED_COLUMNS, bool GENERAL, bool DETERMINISTIC, bool STORES_DQ>
 static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd_mapped &m,
                                                              key_block_memory<COLUMNS> &s, const attention_work &w,
                                                              int stage, int &dq_tile_index, uint32_t &parity)
@@ -296,7 +302,10 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
         next_is_released = false;
         if (is_final(position)) /* the dQ warpgroup stores dq, so there is nothing to add */
             continue;
-        add_dq_tile(c, accum_tile, s.dq[stage], DETERMINISTIC && position.before == 0);
+        if (has_half_dq_tile<USED_COLUMNS>(dq_tile_index))
+            add_half_dq_tile(c, accum_tile, s.dq[stage], DETERMINISTIC && position.before == 0);
+        else
+            add_dq_tile(c, accum_tile, s.dq[stage], DETERMINISTIC && position.before == 0);
         if (dq_tile_index + ATTENTION_BWD_DQ_STAGES < end) {
             const attention_dq_position next = position_of(dq_tile_index + ATTENTION_BWD_DQ_STAGES);
             next_is_released = !is_final(next) || next.before == 0;
@@ -309,7 +318,7 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
     dq_tile_index -= end;
 }
 
-template <int COLUMNS, bool GENERAL, bool DETERMINISTIC, bool STORES_DQ>
+template <int COLUMNS, int USED_COLUMNS, bool GENERAL, bool DETERMINISTIC, bool STORES_DQ>
 static __device__ void write_dq(const attention_bwd_mapped &m, key_block_memory<COLUMNS> &s, int stage)
 {
     uint32_t parity = 0;
@@ -322,15 +331,16 @@ static __device__ void write_dq(const attention_bwd_mapped &m, key_block_memory<
         cot_mbarrier_arrive(&s.kv_empty);
         if (w.first_key == NO_MORE_KEY_BLOCKS)
             break;
-        write_dq_of_key_block<COLUMNS, GENERAL, DETERMINISTIC, STORES_DQ>(m, s, w, stage, dq_tile_index, parity);
+        write_dq_of_key_block<COLUMNS, USED_COLUMNS, GENERAL, DETERMINISTIC, STORES_DQ>(m, s, w, stage, dq_tile_index,
+                                                                                        parity);
     }
     cot_bulk_wait();
 }
 
-/* Computes tile number `dq_tile` of dQ = dS K. The sum is over the keys of consumers first_consumer to last_consumer.
- * Waits on `dq ready` of the stage while the products run. */
-template <typename E, int COLUMNS>
-static __device__ __forceinline__ void compute_dq_tile(key_block_memory<COLUMNS> &s, float (&acc)[32], uint32_t ds,
+/* Computes the first 2 N columns of dQ tile number `dq_tile` of dQ = dS K. The sum is over the keys of consumers
+ * first_consumer to last_consumer. Waits on `dq ready` of the stage while the products run. */
+template <typename E, int COLUMNS, int N>
+static __device__ __forceinline__ void compute_dq_tile(key_block_memory<COLUMNS> &s, float (&acc)[N], uint32_t ds,
                                                        int dq_tile, int first_consumer, int last_consumer,
                                                        uint64_t *ready, uint32_t parity)
 {
@@ -353,7 +363,7 @@ static __device__ __forceinline__ void compute_dq_tile(key_block_memory<COLUMNS>
 
 /* The dQ warpgroup stages dQ tiles for the dq_writers. If STORES_DQ and this key block is the last of the tile, the
  * warpgroup adds the sums that the writer has loaded, and stores dq. */
-template <typename E, int COLUMNS, bool GENERAL, bool STORES_DQ>
+template <typename E, int COLUMNS, int USED_COLUMNS, bool GENERAL, bool STORES_DQ>
 static __device__ __forceinline__ void compute_dq_of_key_block(const attention_bwd_call &c,
                                                                key_block_memory<COLUMNS> &s, const attention_work &w,
                                                                cot_pipeline_state<ATTENTION_BWD_DS_STAGES> &ds,
@@ -371,22 +381,31 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
         cot_mbarrier_wait(&s.ds_full[ds.stage], ds.parity);
         for (int dq_tile = 0; dq_tile < DQ_TILES; dq_tile++, dq.next()) {
             uint64_t *ready = &s.dq_ready[dq.stage];
-            if (has_lower && has_upper) {
-                compute_dq_tile<E, COLUMNS>(s, acc, ds.stage, dq_tile, 0, 1, ready, dq.parity);
-            } else if (has_lower || has_upper) {
-                const int only = has_upper ? 1 : 0; /* the consumer whose keys are visible */
-                compute_dq_tile<E, COLUMNS>(s, acc, ds.stage, dq_tile, only, only, ready, dq.parity);
-            } else {
-                cot_mbarrier_wait(ready, dq.parity);
+            const auto compute = [&](auto &sums) {
+                if (has_lower && has_upper) {
+                    compute_dq_tile<E, COLUMNS>(s, sums, ds.stage, dq_tile, 0, 1, ready, dq.parity);
+                } else if (has_lower || has_upper) {
+                    const int only = has_upper ? 1 : 0; /* the consumer whose keys are visible */
+                    compute_dq_tile<E, COLUMNS>(s, sums, ds.stage, dq_tile, only, only, ready, dq.parity);
+                } else {
+                    cot_mbarrier_wait(ready, dq.parity);
 #pragma unroll
-                for (int i = 0; i < 32; i++)
-                    acc[i] = 0.0f;
+                    for (int i = 0; i < (int)(sizeof sums / sizeof sums[0]); i++)
+                        sums[i] = 0.0f;
+                }
+                if (dq_tile == DQ_TILES - 1 && lane == 0) {
+                    cot_mbarrier_arrive(&s.ds_empty[ds.stage]);
+                    if (step == steps - 1)
+                        cot_mbarrier_arrive(&s.kv_empty);
+                }
+            };
+            if (has_half_dq_tile<USED_COLUMNS>(dq_tile)) {
+                float half[16];
+                compute(half);
+                stage_dq_tile(s.dq[dq.stage], half, &s.dq_full[dq.stage]);
+                continue;
             }
-            if (dq_tile == DQ_TILES - 1 && lane == 0) {
-                cot_mbarrier_arrive(&s.ds_empty[ds.stage]);
-                if (step == steps - 1)
-                    cot_mbarrier_arrive(&s.kv_empty);
-            }
+            compute(acc);
             if (!position.last) { /* a dq_writer adds the tile to memory */
                 stage_dq_tile(s.dq[dq.stage], acc, &s.dq_full[dq.stage]);
                 continue;
@@ -409,7 +428,7 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
         cot_mbarrier_arrive(&s.kv_empty);
 }
 
-template <typename E, int COLUMNS, bool GENERAL, bool STORES_DQ>
+template <typename E, int COLUMNS, int USED_COLUMNS, bool GENERAL, bool STORES_DQ>
 static __device__ void compute_dq(const attention_bwd_call &c, key_block_memory<COLUMNS> &s)
 {
     cot_pipeline_state<ATTENTION_BWD_DS_STAGES> ds;
@@ -419,11 +438,11 @@ static __device__ void compute_dq(const attention_bwd_call &c, key_block_memory<
         const attention_work w = s.work[n % s.WORK_STAGES];
         if (w.first_key == NO_MORE_KEY_BLOCKS)
             return;
-        compute_dq_of_key_block<E, COLUMNS, GENERAL, STORES_DQ>(c, s, w, ds, dq);
+        compute_dq_of_key_block<E, COLUMNS, USED_COLUMNS, GENERAL, STORES_DQ>(c, s, w, ds, dq);
     }
 }
 
-template <typename E, int COLUMNS, bool GENERAL, bool SOFTCAP, bool STORES_DQ>
+template <typename E, int COLUMNS, int USED_COLUMNS, bool GENERAL, bool SOFTCAP, bool STORES_DQ>
 static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
 {
     key_block_memory<COLUMNS> &s = *(key_block_memory<COLUMNS> *)attention_memory;
@@ -456,34 +475,36 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
         else if (threadIdx.x % WARP == 0 && threadIdx.x <= ATTENTION_BWD_DQ_STAGES * WARP) {
             const int stage = threadIdx.x / WARP - 1;
             if (STORES_DQ || c.deterministic)
-                write_dq<COLUMNS, GENERAL, true, STORES_DQ>(m, s, stage);
+                write_dq<COLUMNS, USED_COLUMNS, GENERAL, true, STORES_DQ>(m, s, stage);
             else
-                write_dq<COLUMNS, GENERAL, false, STORES_DQ>(m, s, stage);
+                write_dq<COLUMNS, USED_COLUMNS, GENERAL, false, STORES_DQ>(m, s, stage);
         }
         await_reduction(c);
     } else if (warpgroup == 1) {
         cot_setmaxnreg_dec<DQ_REGISTERS>();
-        compute_dq<E, COLUMNS, GENERAL, STORES_DQ>(c, s);
+        compute_dq<E, COLUMNS, USED_COLUMNS, GENERAL, STORES_DQ>(c, s);
         await_reduction(c);
     } else {
         cot_setmaxnreg_inc<CONSUMER_REGISTERS>();
-        consume<E, COLUMNS, GENERAL, SOFTCAP>(c, s);
+        consume<E, COLUMNS, USED_COLUMNS, GENERAL, SOFTCAP>(c, s);
     }
 }
 
-#define INSTANCE(name, element, columns, version)                                          \
-    extern "C" __global__ void __launch_bounds__(ATTENTION_BWD_WARPGROUPS *WARPGROUP, 1)   \
-        attention_bwd_##name(const __grid_constant__ attention_bwd_mapped m)               \
-    {                                                                                      \
-        backward<element, columns, version >= VERSION_GENERAL, version == VERSION_SOFTCAP, \
-                 version == VERSION_STORES_DQ>(m);                                         \
+#define INSTANCE(name, element, used_columns, version)                                             \
+    extern "C" __global__ void __launch_bounds__(ATTENTION_BWD_WARPGROUPS *WARPGROUP, 1)           \
+        attention_bwd_##name(const __grid_constant__ attention_bwd_mapped m)                       \
+    {                                                                                              \
+        backward<element, (used_columns + 63) / 64 * 64, used_columns, version >= VERSION_GENERAL, \
+                 version == VERSION_SOFTCAP, version == VERSION_STORES_DQ>(m);                     \
     }
 #define INSTANCES(dtype, element)                                          \
     INSTANCE(dtype##_sm90_d64, element, 64, VERSION_PLAIN)                 \
+    INSTANCE(dtype##_sm90_d96, element, 96, VERSION_PLAIN)                 \
     INSTANCE(dtype##_sm90_d128, element, 128, VERSION_PLAIN)               \
     INSTANCE(dtype##_sm90_d64_stores_dq, element, 64, VERSION_STORES_DQ)   \
     INSTANCE(dtype##_sm90_d128_stores_dq, element, 128, VERSION_STORES_DQ) \
     INSTANCE(dtype##_sm90_d64_general, element, 64, VERSION_GENERAL)       \
+    INSTANCE(dtype##_sm90_d96_general, element, 96, VERSION_GENERAL)       \
     INSTANCE(dtype##_sm90_d128_general, element, 128, VERSION_GENERAL)     \
     INSTANCE(dtype##_sm90_d64_softcap, element, 64, VERSION_SOFTCAP)       \
     INSTANCE(dtype##_sm90_d128_softcap, element, 128, VERSION_SOFTCAP)

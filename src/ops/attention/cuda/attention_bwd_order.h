@@ -15,6 +15,7 @@ typedef struct backward_choice {
     /* The order: see work_of in attention_bwd_common_sm90.cuh. */
     bool descending_tiles; /* in sections with ascending keys, the tiles of a key block are taken in descending order */
     int32_t heads_per_section, first_ascending_section;
+    int32_t head_split; /* thread blocks that divide the query heads of a key block, see head_split_of */
 } backward_choice;
 
 /* Whether q, dout and dq of one head exceed 24 MiB, half of the L2 cache of an H100 or H200. Then the key blocks of a
@@ -26,12 +27,21 @@ static inline bool is_long(const attention_sizes *z, int64_t columns)
     return cot_mul(z->Tq, row_bytes) > (columns == 64 ? 48 : 24) << 20;
 }
 
-/* Not called for the _general and _softcap versions: their nondeterministic mode is always faster. */
-static inline bool is_nondeterministic_faster(const attention_sizes *z, int64_t columns, int64_t key_blocks)
+/* Whether the nondeterministic mode of the _general and _softcap versions is faster: where a query can attend to more than
+ * 2048 keys. */
+static inline bool is_nondeterministic_general_faster(const attention_sizes *z)
+{
+    return cot_min(cot_min(z->left, z->Tk) + 1 + cot_min(z->right, z->Tk), z->Tk) > 16 * ATTENTION_BWD_KEYS;
+}
+
+/* pairs: the call would run on the pair kernel. Not for the _general and _softcap versions. */
+static inline bool is_nondeterministic_faster(const attention_sizes *z, int64_t columns, int64_t key_blocks, bool pairs)
 {
     const bool causal = z->right == 0;
+    if (attention_bwd_used_columns(z) == 96)
+        return false;
     if (z->H != z->Hkv)
-        return !causal || columns > 128 || z->Hkv == 1;
+        return !causal || columns > 128 || pairs;
     if (causal)
         return columns == 64 ? is_long(z, columns) : key_blocks >= 128;
     return columns <= 128 && key_blocks >= (columns == 128 ? 32 : 128);
@@ -54,14 +64,17 @@ static inline bool pairs_store_dq(const attention_sizes *z, int64_t columns, int
 }
 
 /* Whether a call runs on the pair kernel. Under a causal mask, one thread block of a cluster computes masked tiles. With an
- * odd number of key blocks, the second key block of the last pair has only masked keys. */
+ * odd number of key blocks, the second key block of the last pair has only masked keys. With GQA a pair takes long, and
+ * few pairs would occupy the multiprocessors unevenly. */
 static inline bool takes_pairs(const attention_sizes *z, int64_t columns, int64_t key_blocks, bool deterministic,
                                bool stores_dq)
 {
-    if (columns > 128 || z->Tq == 0 || (key_blocks % 2 != 0 && key_blocks < 64))
+    if (columns > 128 || attention_bwd_used_columns(z) == 96 || z->Tq == 0 || (key_blocks % 2 != 0 && key_blocks < 64))
         return false;
+    if (z->right == 0 && z->H != z->Hkv)
+        return columns == 128 && key_blocks >= 32 && cot_mul(key_blocks, cot_mul(z->B, z->Hkv)) >= 256;
     if (z->right == 0)
-        return z->H == z->Hkv && key_blocks >= (columns == 64 ? 128 : 32);
+        return key_blocks >= (columns == 64 ? 128 : 32);
     return key_blocks >= (columns == 64 && !stores_dq ? 16 : 4) && !(deterministic && is_long(z, columns));
 }
 
@@ -85,6 +98,18 @@ static inline int64_t full_mask_section_heads(const backward_choice *choice, con
     return is_64 ? cot_clamp(512 / key_blocks, 4, 32) : cot_clamp(128 / key_blocks, 8, 16);
 }
 
+/* The thread blocks of a cluster that divide the query heads of a key block, and add their dK and dV at the end. Under a
+ * causal mask the longest key block has twice the average work. With GQA and few key blocks in the call, half of the GPU
+ * would wait for the longest ones: two thread blocks halve this time. 384 key blocks are about three for each
+ * multiprocessor. Full masks gain nothing. */
+static inline int32_t head_split_of(const attention_problem *p, int64_t columns, bool pairs)
+{
+    const attention_sizes *z = &p->sizes;
+    const int64_t gqa_group = z->H / cot_max(z->Hkv, 1),
+                  key_blocks = cot_mul(attention_bwd_key_blocks_per_head(p), z->Hkv);
+    return columns <= 128 && z->right == 0 && gqa_group % 2 == 0 && !pairs && key_blocks < 384 ? 2 : 1;
+}
+
 /* Chooses mode, kernel and order of a call, by measurements on an H200 and an H100. docs/kernels/attention_bwd_order.md
  * has tables of these branches and their reasons. docs/experiments/attention.md has the figures. A section of few heads
  * keeps key blocks that add to the same rows of dq together, and their rows in the L2 cache. A section of many heads
@@ -98,38 +123,47 @@ static inline backward_choice choose_backward(const attention_problem *p, bool g
     const int64_t key_blocks = cot_max(cot_ceil_div(z->Tk, ATTENTION_BWD_KEYS), 1),
                   batch_kv_heads = cot_mul(z->B, z->Hkv);
     if (general) { /* it has one order for each mode */
-        backward_choice choice = {.deterministic = !p->allow_nondeterminism, .heads_per_section = 4};
+        backward_choice choice = {.deterministic = !p->allow_nondeterminism || !is_nondeterministic_general_faster(z),
+                                  .heads_per_section = 4,
+                                  .head_split = head_split_of(p, columns, false)};
         if (z->softcap > 0 && !is_wide)
             choice.heads_per_section = columns == 64 ? 32 : 8;
         else if (!choice.deterministic && !is_wide)
             choice.heads_per_section = 8;
         return choice;
     }
-    if (p->allow_nondeterminism && is_nondeterministic_faster(z, columns, key_blocks)) {
+    const bool nondeterministic_pairs = takes_pairs(z, columns, key_blocks, false, false);
+    if (p->allow_nondeterminism && is_nondeterministic_faster(z, columns, key_blocks, nondeterministic_pairs)) {
         backward_choice choice = {.heads_per_section = 2,
                                   .descending_tiles = causal && grouped,
-                                  .pairs = takes_pairs(z, columns, key_blocks, false, false)};
-        if (choice.pairs)
-            choice.heads_per_section = causal ? 4 : 1;
+                                  .pairs = nondeterministic_pairs,
+                                  .head_split = head_split_of(p, columns, nondeterministic_pairs)};
+        if (choice.pairs && causal)
+            choice.heads_per_section = grouped ? (int32_t)cot_clamp(256 / key_blocks, 2, 8) : 4;
+        else if (choice.pairs)
+            choice.heads_per_section = 1;
         else if (grouped)
             choice.heads_per_section = is_long_call ? 1 : 4;
         else if (causal)
             choice.heads_per_section = is_long_call ? 4 : 8;
         return choice;
     }
-    /* The kernels that store dq do so as vectors of 16 bits, for one query head of each key-value head. */
-    const bool may_store_dq = !grouped && store_of(p, &p->dq) == ATTENTION_STORE_VECTORS_16;
+    /* The kernels that store dq do so as vectors of 16 bits, for one query head of each key-value head. There is none for
+     * 96 columns. */
+    const bool may_store_dq =
+        !grouped && attention_bwd_used_columns(z) != 96 && store_of(p, &p->dq) == ATTENTION_STORE_VECTORS_16;
     const bool pairs_stores_dq = pairs_store_dq(z, columns, key_blocks, may_store_dq);
     backward_choice choice = {.deterministic = true,
                               .descending_tiles = causal,
                               .pairs = takes_pairs(z, columns, key_blocks, true, pairs_stores_dq)};
+    choice.head_split = head_split_of(p, columns, choice.pairs);
     choice.stores_dq = choice.pairs ? pairs_stores_dq : columns == 64 && may_store_dq;
     if (!causal) {
         choice.heads_per_section = (int32_t)full_mask_section_heads(&choice, z, columns, key_blocks);
         choice.first_ascending_section = INT32_MAX;
     } else if (is_long_call) {
         choice.heads_per_section = grouped ? 2 : 4;
-    } else if (grouped && !is_wide) { /* divided over two thread blocks, see head_split_of */
+    } else if (grouped && !is_wide) {
         choice.heads_per_section = 8;
     } else {
         const int64_t max_heads = cot_clamp(batch_kv_heads / 2, 1, is_wide ? 8 : 32), min_heads = cot_min(max_heads, 2);

@@ -342,7 +342,7 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
         compute_dq<E, COLUMNS, STORES_DQ>(c, s, rank);
     } else {
         cot_setmaxnreg_inc<CONSUMER_REGISTERS>();
-        consume<E, COLUMNS, /*GENERAL=*/false, /*SOFTCAP=*/false>(c, s);
+        consume<E, COLUMNS, COLUMNS, /*GENERAL=*/false, /*SOFTCAP=*/false>(c, s);
     }
     __syncwarp();
     cot_cluster_arrive(); /* until the peer no longer accesses this block's shared memory */

@@ -137,7 +137,7 @@ template <int COLUMNS, bool GENERAL> static __device__ __forceinline__ void prep
         if (c.delta.data != nullptr) {
             delta[n] = cot_load(c.delta.data, c.delta.dtype,
                                 t.b * c.delta.stride[0] + t.h * c.delta.stride[1] + row * c.delta.stride[2]);
-        } else if ((!GENERAL && COLUMNS != 192) || 8 * lane < c.d_v) { /* at 192 columns d_v may be 128 */
+        } else if (8 * lane < c.d_v) {
             const int64_t out = t.b * c.out.stride[0] + row * c.out.stride[1] + t.h * c.out.stride[2] + 8 * lane;
             const int64_t dout = t.b * c.dout.stride[0] + row * c.dout.stride[1] + t.h * c.dout.stride[2] + 8 * lane;
             if (c.loads_out_vectors) {
@@ -193,7 +193,7 @@ static __device__ __forceinline__ void postprocess(const attention_bwd_call &c)
     if (!find_tile<GENERAL>(c, warp_index / STRIPS / PANELS, t))
         return;
     const int64_t first_row = t.tile * ATTENTION_BWD_QUERIES(COLUMNS) + strip * 16;
-    const int columns = GENERAL ? (int)c.d_qk - (int)panel * 64 : 64; /* columns of this panel that exist */
+    const int columns = (int)c.d_qk - (int)panel * 64; /* columns of this panel that exist */
     if (first_row >= t.rows || columns <= 0)
         return;
     const float4 *accum = (const float4 *)(c.dq_accum + t.index * (ATTENTION_BWD_QUERIES(COLUMNS) * COLUMNS) +
@@ -224,8 +224,8 @@ static __device__ __forceinline__ void postprocess(const attention_bwd_call &c)
     for (int i = 0; i < 8; i++)
         values[4 * i] = acc[i].x, values[4 * i + 1] = acc[i].y, values[4 * i + 2] = acc[i].z,
                    values[4 * i + 3] = acc[i].w;
-    store_rows<E, GENERAL>(c, c.dq, c.dq_store, {offset, (int)t.rows, (int)t.used}, (int)first_row + lane / 4, 0,
-                           columns, c.scale, values);
+    store_rows<E, /*GENERAL=*/true>(c, c.dq, c.dq_store, {offset, (int)t.rows, (int)t.used}, (int)first_row + lane / 4,
+                                    0, columns, c.scale, values);
 }
 
 /* dsink[h] = -sum over queries of exp(sink[h] - lse) delta, in double. A thread block takes a head, a thread every

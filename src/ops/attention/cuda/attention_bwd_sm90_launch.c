@@ -27,7 +27,7 @@ typedef struct backward_kernels {
 /* An index of a table of backward_kernels is a version plus a size. Example: bf16_kernels[GENERAL + SIZE_64] has the
  * kernels attention_bwd_preprocess_d64_general, attention_bwd_bf16_sm90_d64_general and
  * attention_bwd_postprocess_bf16_d64_general. */
-enum { SIZE_64, SIZE_128, SIZE_192_128, SIZE_192, SIZE_256, SIZES };
+enum { SIZE_64, SIZE_96, SIZE_128, SIZE_192_128, SIZE_192, SIZE_256, SIZES };
 enum { PLAIN, GENERAL = SIZES, SOFTCAP = 2 * SIZES };
 
 #define KERNELS(dtype, size, main_size, image, shared_bytes)                                       \
@@ -40,16 +40,17 @@ enum { PLAIN, GENERAL = SIZES, SOFTCAP = 2 * SIZES };
     KERNELS(dtype, size, main_size, cot_image_attention_bwd_key_blocks_sm90, ATTENTION_BWD_SHARED_BYTES(columns))
 #define WIDE_KERNELS(dtype, size, main_size, d, d_v) \
     KERNELS(dtype, size, main_size, cot_image_attention_bwd_wide_sm90, ATTENTION_BWD_WIDE_SHARED_BYTES(d, d_v))
-#define VERSION_OF(dtype, first, rows_suffix, suffix)                                                      \
+#define VERSION_OF(dtype, first, rows_suffix, suffix, d96_name)                                            \
     [first + SIZE_64] = KEY_BLOCK_KERNELS(dtype, d64##rows_suffix, d64##suffix, 64),                       \
+             [first + SIZE_96] = KEY_BLOCK_KERNELS(dtype, d128##rows_suffix, d96_name, 128),               \
              [first + SIZE_128] = KEY_BLOCK_KERNELS(dtype, d128##rows_suffix, d128##suffix, 128),          \
              [first + SIZE_192_128] = WIDE_KERNELS(dtype, d192##rows_suffix, d192_v128##suffix, 192, 128), \
              [first + SIZE_192] = WIDE_KERNELS(dtype, d192##rows_suffix, d192##suffix, 192, 192),          \
              [first + SIZE_256] = WIDE_KERNELS(dtype, d256##rows_suffix, d256##suffix, 256, 256)
-#define KERNELS_OF(dtype)                                                             \
-    {                                                                                 \
-        VERSION_OF(dtype, PLAIN, , ), VERSION_OF(dtype, GENERAL, _general, _general), \
-            VERSION_OF(dtype, SOFTCAP, _general, _softcap),                           \
+#define KERNELS_OF(dtype)                                                                               \
+    {                                                                                                   \
+        VERSION_OF(dtype, PLAIN, , , d96), VERSION_OF(dtype, GENERAL, _general, _general, d96_general), \
+            VERSION_OF(dtype, SOFTCAP, _general, _softcap, d128_softcap),                               \
     }
 static const backward_kernels bf16_kernels[] = KERNELS_OF(bf16), f16_kernels[] = KERNELS_OF(f16);
 
@@ -77,8 +78,9 @@ static const cot_cuda_kernel dsink = {cot_image_attention_bwd_rows_sm90, "attent
 
 static int kernels_index(const attention_sizes *z, bool general)
 {
-    const int64_t columns = attention_bwd_columns(z);
+    const int64_t columns = attention_bwd_used_columns(z);
     const int size = columns == 64    ? SIZE_64
+                     : columns == 96  ? SIZE_96
                      : columns == 128 ? SIZE_128
                      : columns == 256 ? SIZE_256
                      : z->d_v <= 128  ? SIZE_192_128
@@ -143,16 +145,6 @@ static attention_bwd_softcap backward_softcap(const attention_sizes *z)
     return cap;
 }
 
-/* The number of thread blocks that divide the query heads of a key block. They form a cluster, and add their dK and dV at
- * the end. Under a causal mask the longest key block has twice the average work. With GQA there are few key blocks, and
- * half of the GPU would wait for the longest ones. Two thread blocks for a group halve this time. Full masks gain
- * nothing. */
-static int64_t head_split_of(const attention_sizes *z, int64_t columns)
-{
-    const int64_t gqa_group = z->H / cot_max(z->Hkv, 1);
-    return columns <= 128 && z->right == 0 && gqa_group % 2 == 0 ? 2 : 1;
-}
-
 static cot_status backward(cot_queue *queue, const attention_problem *p, void *workspace,
                            const backward_kernels *kernel_table, const plain_kernels *plain)
 {
@@ -166,7 +158,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
     const int64_t row_lanes = columns == 192 ? 32 : columns / 8; /* lanes of preprocess for one row */
     const bool p_scaled = z->dtype == COT_F16 && columns <= 128;
     const backward_choice choice = choose_backward(p, general, columns);
-    const int64_t gqa_group = z->H / cot_max(z->Hkv, 1), head_split = head_split_of(z, columns);
+    const int64_t gqa_group = z->H / cot_max(z->Hkv, 1), head_split = choice.head_split;
     const int64_t work_items = choice.pairs ? cot_ceil_div(z->Tk, 2 * ATTENTION_BWD_KEYS) * z->B * z->Hkv
                                             : attention_bwd_key_blocks_per_head(p) * z->Hkv;
     const unsigned cluster_size = choice.pairs ? 2 : key_split * (unsigned)head_split;

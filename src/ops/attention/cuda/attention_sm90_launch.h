@@ -112,6 +112,14 @@ static inline int64_t attention_bwd_columns(const attention_sizes *z)
     return columns <= 64 ? 64 : columns <= 128 ? 128 : columns <= 192 ? 192 : 256;
 }
 
+/* Of these, the columns that the products compute. The key-block kernel leaves out the last 32 of 128 columns if d and d_v
+ * are at most 96. */
+static inline int64_t attention_bwd_used_columns(const attention_sizes *z)
+{
+    const int64_t columns = attention_bwd_columns(z);
+    return columns == 128 && z->d_qk <= 96 && z->d_v <= 96 ? 96 : columns;
+}
+
 /* Queries of a tile. */
 static inline int64_t attention_bwd_queries(const attention_sizes *z)
 {
@@ -136,11 +144,10 @@ static inline int64_t attention_bwd_key_blocks_per_head(const attention_problem 
     return cot_mul(z->B, cot_ceil_div(z->Tk, ATTENTION_BWD_KEYS));
 }
 
-/* Whether d and d_v are the columns of a kernel's tiles. */
+/* Whether d and d_v are the columns that a kernel uses. */
 static inline bool attention_bwd_fills_tiles(const attention_sizes *z)
 {
-    return (z->d_qk == z->d_v && (z->d_qk == 64 || z->d_qk == 128 || z->d_qk == 192 || z->d_qk == 256)) ||
-           (z->d_qk == 192 && z->d_v == 128);
+    return (z->d_qk == z->d_v && z->d_qk == attention_bwd_used_columns(z)) || (z->d_qk == 192 && z->d_v == 128);
 }
 
 /* Whether the call needs the ..._general or ..._softcap kernels: sequences of different lengths, windows, softcap, or d
