@@ -127,6 +127,17 @@ static int refuse_value(const char *call_name, const char *name, PyObject *value
     return -1;
 }
 
+/* The dtypes of torch that a member can have: those of index data, of masks, or of numbers. */
+static const char *expected_dtypes(const char *name)
+{
+    if (strstr(name, "seqlens") != NULL || strstr(name, "seqused") != NULL || strcmp(name, "seq_idx") == 0 ||
+        strcmp(name, "conv_state_indices") == 0 || strstr(name, "_tensor") != NULL)
+        return "torch.int32";
+    if (strstr(name, "mask") != NULL)
+        return "torch.uint8 or torch.bool";
+    return "torch.float32, torch.float16, torch.bfloat16 or torch.float64";
+}
+
 static int read_dtype(const char *call_name, const char *name, PyObject *value, cot_dtype *dtype)
 {
     PyObject *dtype_object = PyObject_GetAttr(value, name_dtype);
@@ -137,10 +148,8 @@ static int read_dtype(const char *call_name, const char *name, PyObject *value, 
         if (dtypes[i].object == dtype_object)
             *dtype = dtypes[i].dtype;
     if (*dtype == COT_DTYPE_NONE)
-        PyErr_Format(PyExc_TypeError,
-                     "%s: %s has dtype %S, expected float32, float16, bfloat16, float64 or, for index "
-                     "data and masks, int32, uint8 or bool",
-                     call_name, name, dtype_object);
+        PyErr_Format(PyExc_TypeError, "%s: %s has dtype %S, expected %s", call_name, name, dtype_object,
+                     expected_dtypes(name));
     Py_DECREF(dtype_object);
     return *dtype != COT_DTYPE_NONE ? 0 : -1;
 }

@@ -35,14 +35,27 @@ def _wide(function: "Callable[[Tensor], Tensor]") -> "Callable[[Tensor], Tensor]
     return apply
 
 
+def _check_axes(call: str, x: Tensor, axes: int, shape: str) -> None:
+    """Raises TypeError if x is no tensor, and ValueError if it does not have as many axes as its shape."""
+    need_tensors(call, x=x)
+    if isinstance(x, Tensor) and x.dim() != axes:  # torch.fx traces with other objects
+        raise ValueError(f"{call}: x has {x.dim()} {'axis' if x.dim() == 1 else 'axes'}, expected {axes}: {shape}")
+
+
+def _check_size(call: str, x: Tensor, axis: int, size: int, what: str, hint: str = "") -> None:
+    """Raises ValueError if this axis of x does not have this size."""
+    if isinstance(x, Tensor) and x.shape[axis] != size:
+        raise ValueError(f"{call}: x has {x.shape[axis]} {what}, expected {size}{hint}")
+
+
 class CausalConv1d(nn.Module):
     """The function cotangent.causal_conv1d with its parameters `weight` [channels, width] and `bias` [channels].
 
     channels      D
     width         K, the filter width (kernel_size of torch.nn.Conv1d, d_conv of mamba_ssm)
     activation    as in cotangent.causal_conv1d
-    channel_last  True: input and output are [B,T,D], without a copy. False: [B,D,T]. It is not torch.channels_last, a
-                  memory format for images
+    channel_last  True: input and output are [B,T,D], as in the other layers, without a copy. False: [B,D,T], as in
+                  torch.nn.Conv1d. It is not torch.channels_last, a memory format for images
 
     Parameters are initialised as those of torch.nn.Conv1d with groups=channels. load_state_dict also reads the state of
     such a Conv1d: a weight [D,1,K] becomes [D,K].
@@ -82,25 +95,47 @@ class CausalConv1d(nn.Module):
             state_dict[prefix + "weight"] = weight.squeeze(1)
         super()._load_from_state_dict(state_dict, prefix, *others)
 
-    def forward(self, x: Tensor, **options: Any) -> Any:
-        """x [B,D,T], or [B,T,D] with channel_last=True. `options` are the arguments initial_state, seq_idx, cu_seqlens
-        and return_final_state of cotangent.causal_conv1d. States are [B,D,K-1], also with channel_last=True."""
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        initial_state: Optional[Tensor] = None,
+        seq_idx: Optional[Tensor] = None,
+        cu_seqlens: Optional[Tensor] = None,
+        return_final_state: bool = False,
+    ) -> Any:
+        """x [B,D,T], or [B,T,D] with channel_last=True. The other arguments are those of cotangent.causal_conv1d.
+        States are [B,D,K-1], also with channel_last=True."""
         refuse_in_context_parallel("CausalConv1d", "causal_conv1d")
         if self.channel_last:
-            need_tensors("CausalConv1d", x=x)
-            if x.dim() != 3:
-                raise ValueError(f"CausalConv1d: x has {x.dim()} axes, expected 3: [B,T,D]")
-            x = x.transpose(1, 2)
-        result = causal_conv1d(x, self.weight, self.bias, self.activation, **options)
+            _check_axes("CausalConv1d", x, 3, "[B,T,D]")
+            _check_size("CausalConv1d", x, 2, self.channels, "channels", " (channel_last=False takes [B,D,T])")
+        else:
+            _check_axes("CausalConv1d", x, 3, "[B,D,T]")
+            _check_size("CausalConv1d", x, 1, self.channels, "channels", " (channel_last=True takes [B,T,D])")
+        result = causal_conv1d(
+            x.transpose(1, 2) if self.channel_last else x, self.weight, self.bias, self.activation,
+            initial_state=initial_state, seq_idx=seq_idx, cu_seqlens=cu_seqlens, return_final_state=return_final_state,
+        )  # fmt: skip
         if not self.channel_last:
             return result
         return (result[0].transpose(1, 2), *result[1:]) if isinstance(result, tuple) else result.transpose(1, 2)
 
-    def step(self, x: Tensor, conv_state: Tensor, **options: Any) -> Tensor:
-        """Decodes one token x [B,D], and updates conv_state [N,D,S] with S >= K-1 in place. `options` are the arguments
-        cache_seqlens and conv_state_indices of cotangent.causal_conv1d_update. Call it under torch.no_grad(): a
-        backward through it raises NotImplementedError."""
-        return causal_conv1d_update(x, conv_state, self.weight, self.bias, self.activation, **options)
+    def step(
+        self,
+        x: Tensor,
+        conv_state: Tensor,
+        *,
+        cache_seqlens: Optional[Tensor] = None,
+        conv_state_indices: Optional[Tensor] = None,
+    ) -> Tensor:
+        """Decodes one token x [B,D], and updates conv_state [N,D,S] with S >= K-1 in place. cache_seqlens and
+        conv_state_indices are those of cotangent.causal_conv1d_update. Call it under torch.no_grad(): a backward
+        through it raises NotImplementedError."""
+        return causal_conv1d_update(
+            x, conv_state, self.weight, self.bias, self.activation, cache_seqlens=cache_seqlens,
+            conv_state_indices=conv_state_indices,
+        )  # fmt: skip
 
     def extra_repr(self) -> str:
         return f"{self.channels}, width={self.width}, bias={self.bias is not None}, activation={self.activation}"
@@ -267,6 +302,10 @@ class HyperConnection(nn.Module):
         """x is [B,T,n,D], or a PendingPost of the HyperConnection before this one. defer_post=True: the result is a
         PendingPost instead of the streams. The layer gets all other arguments."""
         parameters, iterations = (self.phi, self.alpha, self.bias, self.gamma), self.sinkhorn_iterations
+        streams = x.x if isinstance(x, PendingPost) else x
+        _check_axes("HyperConnection", streams, 4, "[B,T,n,D]")
+        _check_size("HyperConnection", streams, 2, self.num_streams, "streams")
+        _check_size("HyperConnection", streams, 3, self.dim, "columns")
         if isinstance(x, PendingPost):
             x, h_in, h_post, h_res = mhc_post_pre(*x, *parameters, sinkhorn_iterations=iterations)
         else:
@@ -312,8 +351,8 @@ class Attention(nn.Module):
       bias=False.
     - Qwen2, which has a bias for q, k and v only: proj_bias=True and strict=False, then layer.out.bias.data.zero_().
 
-    In a bfloat16 model, `sink` has another dtype than the other parameters. FSDP2 needs one dtype in each group: call
-    fully_shard for each child of the layer, then for the layer.
+    In a bfloat16 model, `sink` has another dtype than the other parameters. FSDP2 needs one dtype in each group:
+    docs/guide/many_gpus.md has the order of the calls of fully_shard.
 
     >>> layer = cotangent.Attention(64, num_heads=8, causal=True, num_kv_heads=2, rope_base=10000)
     >>> layer(torch.randn(2, 100, 64)).shape
@@ -426,6 +465,11 @@ class Attention(nn.Module):
             missing, given = ("max_seqlen", "cu_seqlens") if max_seqlen is None else ("cu_seqlens", "max_seqlen")
             raise ValueError(f"Attention: {missing} is None, expected a value because {given} is given")
         refuse_in_context_parallel("Attention", "attention")
+        if cu_seqlens is None:
+            _check_axes("Attention", x, 3, "[B,T,D]")
+        else:
+            _check_axes("Attention", x, 2, "[total,D] with cu_seqlens")
+        _check_size("Attention", x, -1, self.qkv.in_features, "columns")
         options = dict(self._options(), dropout_p=self.dropout_p if self.training else 0.0)
         if cu_seqlens is None or max_seqlen is None:
             q, k, v = self._project(x, None, x.shape[-2])
@@ -451,7 +495,8 @@ class Attention(nn.Module):
                           value overwrites the end of the cache, without an error
 
         There is no dropout and no gradient. With causal=False the call raises ValueError. `step` runs the kernels of
-        training. On a GPU they do not divide the keys of a query among thread blocks, so it is slow for few sequences.
+        training. On a GPU they do not divide the keys of a query among thread blocks (no split-KV, as flash-decoding
+        has), so it is slow for few sequences.
 
             k_cache, v_cache = torch.zeros(2, B, longest, layer.num_kv_heads, layer.head_dim)
             cache_seqlens = torch.zeros(B, dtype=torch.int32)
@@ -461,7 +506,10 @@ class Attention(nn.Module):
             cache_seqlens += 1"""
         need_tensors("Attention.step", x=x, k_cache=k_cache, v_cache=v_cache, cache_seqlens=cache_seqlens)
         if not self.causal:
-            raise ValueError("Attention.step: causal is False, expected True: old tokens do not see new ones")
+            raise ValueError("Attention.step: causal is False, expected True: old tokens do not attend to new ones")
+        if x.dim() != 2:
+            _check_axes("Attention.step", x, 3, "[B,Tn,D], or 2: [B,D]")
+        _check_size("Attention.step", x, -1, self.qkv.in_features, "columns")
         new = x.unsqueeze(1) if x.dim() == 2 else x
         expected = (new.shape[0], k_cache.shape[1], self.num_kv_heads, self.head_dim)
         for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
@@ -493,6 +541,8 @@ class Attention(nn.Module):
         if lengths.device.type != "cpu" or B == 0 or torch.compiler.is_compiling():  # no wait for a GPU
             return
         least, most = int(lengths.min()), int(lengths.max())
+        if Tn > longest:
+            raise ValueError(f"Attention.step: x has {Tn} tokens, more than the {longest} rows of k_cache")
         if least < 0 or most + Tn > longest:
             raise ValueError(
                 f"Attention.step: cache_seqlens has {least if least < 0 else most}, expected 0 to {longest - Tn}: x has "
@@ -548,8 +598,9 @@ class MambaInProjConv1d(nn.Module):
     `after` are the sizes of the parts before and after it. For x [B,T,D] the layer returns all parts in order, each
     [B,T,size]:
 
-        Mamba    x, z       = MambaInProjConv1d(D, inner, after=[inner])(x)
-        Mamba-2  z, xBC, dt = MambaInProjConv1d(D, inner + 2 * groups * state, before=[inner], after=[heads])(x)
+        x, z = MambaInProjConv1d(D, inner, after=[inner])(x)                    # Mamba
+        z, xBC, dt = MambaInProjConv1d(D, inner + 2 * groups * state,
+                                       before=[inner], after=[heads])(x)        # Mamba-2
 
     dim        D
     width      K, the filter width of the convolution (d_conv of mamba_ssm)
@@ -586,9 +637,17 @@ class MambaInProjConv1d(nn.Module):
         self.conv1d = CausalConv1d(conv_dim, width, bias=conv_bias, activation=activation, channel_last=True, device=device,
                                    dtype=dtype)  # fmt: skip
 
-    def forward(self, x: Tensor, *, return_final_state: bool = False, **options: Any) -> "Tuple[Tensor, ...]":
-        """x is [B,T,D]. `options` are the arguments initial_state, seq_idx and cu_seqlens of cotangent.causal_conv1d.
-        With return_final_state=True the last result is the state of the convolution [B, conv_dim, width-1]. Pass it to
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        initial_state: Optional[Tensor] = None,
+        seq_idx: Optional[Tensor] = None,
+        cu_seqlens: Optional[Tensor] = None,
+        return_final_state: bool = False,
+    ) -> "Tuple[Tensor, ...]":
+        """x is [B,T,D]. initial_state, seq_idx and cu_seqlens are those of cotangent.causal_conv1d. With
+        return_final_state=True the last result is the state of the convolution [B, conv_dim, width-1]. Pass it to
         `step` as conv_state:
 
             *parts, state = layer(prompt, return_final_state=True)
@@ -596,21 +655,31 @@ class MambaInProjConv1d(nn.Module):
                 parts = layer.step(token, state)    # token [B,D]; updates state
         """
         refuse_in_context_parallel("MambaInProjConv1d", "causal_conv1d")
-        need_tensors("MambaInProjConv1d", x=x)
-        if x.dim() != 3:
-            raise ValueError(f"MambaInProjConv1d: x has {x.dim()} axes, expected 3: [B,T,D]")
+        _check_axes("MambaInProjConv1d", x, 3, "[B,T,D]")
+        _check_size("MambaInProjConv1d", x, -1, self.in_proj.in_features, "columns")
         parts = list(self.in_proj(x).split(self.sizes, -1))
-        result = self.conv1d(parts[self.convolved], return_final_state=return_final_state, **options)
+        result = self.conv1d(
+            parts[self.convolved], initial_state=initial_state, seq_idx=seq_idx, cu_seqlens=cu_seqlens,
+            return_final_state=return_final_state,
+        )  # fmt: skip
         parts[self.convolved] = result[0] if return_final_state else result
         return (*parts, result[1]) if return_final_state else tuple(parts)
 
-    def step(self, x: Tensor, conv_state: Tensor, **options: Any) -> "Tuple[Tensor, ...]":
+    def step(
+        self,
+        x: Tensor,
+        conv_state: Tensor,
+        *,
+        cache_seqlens: Optional[Tensor] = None,
+        conv_state_indices: Optional[Tensor] = None,
+    ) -> "Tuple[Tensor, ...]":
         """Decodes one token x [B,D]: returns the parts [B,size], and updates conv_state [N, conv_dim, S] with S >=
-        width-1 in place. `options` are the arguments cache_seqlens and conv_state_indices of
-        cotangent.causal_conv1d_update. Call it under torch.no_grad(): a backward through it raises
-        NotImplementedError."""
+        width-1 in place. cache_seqlens and conv_state_indices are those of cotangent.causal_conv1d_update. Call it
+        under torch.no_grad(): a backward through it raises NotImplementedError."""
         parts = list(self.in_proj(x).split(self.sizes, -1))
-        parts[self.convolved] = self.conv1d.step(parts[self.convolved], conv_state, **options)
+        parts[self.convolved] = self.conv1d.step(
+            parts[self.convolved], conv_state, cache_seqlens=cache_seqlens, conv_state_indices=conv_state_indices
+        )
         return tuple(parts)
 
 
@@ -648,6 +717,7 @@ class HyperConnectionStack(nn.Module):
     def forward(self, x: Tensor, *arguments: Any, **options: Any) -> Tensor:
         """x is [B,T,D]. Every layer gets all other arguments. If a layer returns a tuple, only its first element is
         used."""
+        _check_axes("HyperConnectionStack", x, 3, "[B,T,D]")
         streams: Any = _expand(x, self.num_streams)  # torch.compile does not support the decorated method on the class
         for index, layer in enumerate(self.layers):
             result = layer(streams, *arguments, defer_post=index + 1 < len(self.layers), **options)

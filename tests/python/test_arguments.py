@@ -249,10 +249,32 @@ def test_the_gpus_kernel_runs_on_the_device_of_a_gpus_tensor(monkeypatch):
     assert found == [0]
 
 
-def test_integers_of_64_bits_are_refused_as_indices(device):
-    x, weight = randn(device, 2, 6, 9), randn(device, 6, 4)
-    with pytest.raises(TypeError, match="seq_idx has dtype torch.int64, expected .* for index data and masks, int32"):
-        cotangent.causal_conv1d(x, weight, seq_idx=torch.zeros(2, 9, dtype=torch.int64, device=device))
+def test_a_dtype_that_the_library_does_not_have(device):
+    """The message names the dtypes that the argument can have."""
+    x, weight, q = randn(device, 2, 6, 9), randn(device, 6, 4), randn(device, 3, 2, 8)
+    long = dict(dtype=torch.int64, device=device)
+    with pytest.raises(TypeError, match="seq_idx has dtype torch.int64, expected torch.int32$"):
+        cotangent.causal_conv1d(x, weight, seq_idx=torch.zeros(2, 9, **long))
+    with pytest.raises(TypeError, match="mask has dtype torch.int64, expected torch.uint8 or torch.bool$"):
+        cotangent.dropout(x, 0.5, mask=torch.zeros(2, 6, 9, **long))
+    numbers = "torch.float32, torch.float16, torch.bfloat16 or torch.float64$"
+    with pytest.raises(TypeError, match=f"weight has dtype torch.int64, expected {numbers}"):
+        cotangent.causal_conv1d(x, weight.long())
+    if has_attention(device):
+        with pytest.raises(TypeError, match="cu_seqlens_q has dtype torch.int64, expected torch.int32$"):
+            cotangent.attention_varlen(q, q, q, *2 * [torch.tensor([0, 3], **long)], 3, 3)
+
+
+def test_a_bool_mask_is_refused_as_attn_bias(device):
+    if not has_attention(device):
+        pytest.skip("no kernel of this device supports attention yet")
+    q, cu = randn(device, 3, 2, 8), torch.tensor([0, 3], dtype=torch.int32, device=device)
+    mask = torch.ones(1, 1, 3, 3, dtype=torch.bool, device=device)
+    message = "attn_bias has dtype torch.bool, expected a float tensor: 0, or -inf where a key is masked$"
+    with pytest.raises(TypeError, match=f"^attention: {message}"):
+        cotangent.attention(q[None], q[None], q[None], attn_bias=mask)
+    with pytest.raises(TypeError, match=f"^attention_varlen: {message}"):
+        cotangent.attention_varlen(q, q, q, cu, cu, 3, 3, attn_bias=mask)
 
 
 @pytest.mark.parametrize("error, message, options", [

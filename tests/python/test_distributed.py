@@ -49,11 +49,11 @@ def test_models_of_transformers_and_fsdp(on_cpu, tmp_path):
     check(tmp_path, "models,fsdp" if hasattr(torch.distributed.fsdp, "fully_shard") else "models", 2)
 
 
-@pytest.mark.parametrize("number, ranks", [(0, 2), (1, 2), (2, 2), (3, 4)])
+@pytest.mark.parametrize("number, ranks", [(0, 2), (1, 2), (2, 2), (3, 4), (4, 2)])
 def test_page(on_cpu, number, ranks):
     if number == 1:
         pytest.importorskip("transformers")
-    if number == 2 and not hasattr(torch.distributed.fsdp, "fully_shard"):
+    if number in (2, 4) and not hasattr(torch.distributed.fsdp, "fully_shard"):
         pytest.skip("torch has no fully_shard")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), str(SCRIPT), "page",
                str(number)]  # fmt: skip

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import copy
+import re
 import subprocess
 import sys
 
@@ -12,7 +13,7 @@ from test_mhc import plain_post, plain_pre
 from test_torch import has_attention
 
 import cotangent
-from cotangent import Attention, BiasDropoutResidual, CausalConv1d, HyperConnection, MambaInProjConv1d
+from cotangent import Attention, BiasDropoutResidual, CausalConv1d, HyperConnection, HyperConnectionStack, MambaInProjConv1d
 from cotangent._context import contexts
 
 
@@ -56,12 +57,40 @@ def test_conv_takes_the_weights_of_torchs(device):
 
 
 def test_conv_names_a_wrong_x(device):
-    for channel_last in (False, True):
+    for channel_last, shape, hint in ((False, "[B,D,T]", "channel_last=True takes [B,T,D]"),
+                                      (True, "[B,T,D]", "channel_last=False takes [B,D,T]")):  # fmt: skip
         module = CausalConv1d(10, 4, channel_last=channel_last, device=device)
-        with pytest.raises(TypeError, match="x is a list"):
+        with pytest.raises(TypeError, match="^CausalConv1d: x is a list"):
             module([1.0])
-        with pytest.raises(ValueError, match="x has 1 ax(is|es)"):
+        with pytest.raises(ValueError, match=re.escape(f"CausalConv1d: x has 1 axis, expected 3: {shape}")):
             module(torch.zeros(10, device=device))
+        x = torch.zeros(2, 10, 9, device=device)
+        with pytest.raises(ValueError, match=re.escape(f"CausalConv1d: x has 9 channels, expected 10 ({hint})")):
+            module(x if channel_last else x.transpose(1, 2))
+
+
+def test_attention_names_a_wrong_x(device):
+    layer, cu = Attention(32, 4, causal=True, device=device), torch.tensor([0, 4], dtype=torch.int32, device=device)
+    for shape, arguments, message in (
+        ((4, 32), (), "x has 2 axes, expected 3: [B,T,D]"),
+        ((1, 4, 32), (cu, 4), "x has 3 axes, expected 2: [total,D] with cu_seqlens"),
+        ((1, 4, 16), (), "x has 16 columns, expected 32"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=f"^Attention: {re.escape(message)}$"):
+            layer(torch.zeros(shape, device=device), *arguments)
+    with pytest.raises(TypeError, match="^Attention: x is a list, expected a Tensor"):
+        layer([1.0])
+
+
+def test_hyper_connections_name_a_wrong_x(device):
+    layer = HyperConnection(torch.nn.Linear(16, 16, device=device), 16, 4, device=device)
+    for shape, message in (((2, 5, 16), "x has 3 axes, expected 4: [B,T,n,D]"), ((2, 5, 3, 16), "x has 3 streams, expected 4"),
+                           ((2, 5, 4, 8), "x has 8 columns, expected 16")):  # fmt: skip
+        with pytest.raises(ValueError, match=f"^HyperConnection: {re.escape(message)}$"):
+            layer(torch.zeros(shape, device=device))
+    stack = HyperConnectionStack([layer], 16, 4, device=device)
+    with pytest.raises(ValueError, match=r"^HyperConnectionStack: x has 4 axes, expected 3: \[B,T,D\]"):
+        stack(torch.zeros(2, 5, 4, 16, device=device))
 
 
 def test_mamba_names_a_wrong_x_and_a_context(device):
@@ -142,6 +171,24 @@ def test_doctor(capsys):
     assert doctor.main() == 0
     words = " ".join(capsys.readouterr().out.split())
     assert f"[ok] cotangent {cotangent.__version__}" in words and "[ok] attention, cpu" in words
+    for op in ("attention", "causal_conv1d", "causal_conv1d_dense", "dropout", "mhc"):
+        assert f"[ok] {op}, cpu forward and backward in float32 and bfloat16" in words
+
+
+def test_doctor_names_the_dtype_that_fails(capsys, monkeypatch):
+    from cotangent import doctor, ops
+
+    def example(randn):
+        x = randn(2)
+        if x.dtype == torch.bfloat16:
+            raise RuntimeError("no such kernel")
+        return x
+
+    monkeypatch.setattr(doctor, "_wrong", 0)
+    monkeypatch.setattr(ops.modules["dropout"], "_example", example)
+    assert doctor.main() == 1
+    words = " ".join(capsys.readouterr().out.split())
+    assert "[!!] dropout, cpu bfloat16: no such kernel" in words and "[ok] dropout, cpu forward and backward in float32 [" in words
 
 
 def test_doctor_names_a_rocm_build(capsys, monkeypatch):

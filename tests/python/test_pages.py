@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python programs of the guide run. test_distributed.py runs those of the page about context parallelism, and
-test_docstrings.py the examples of the reference."""
+"""The Python programs of the guide run. test_distributed.py runs those of context_parallel_pytorch.md and many_gpus.md,
+and test_docstrings.py the examples of the reference."""
 import re
 from pathlib import Path
 
@@ -17,7 +17,7 @@ REGISTRY = hasattr(torch.nn.attention, "activate_flash_attention_impl")
 
 def programs():
     for page in sorted(GUIDE.glob("*.md")):
-        if page.name != "context_parallel_pytorch.md" and not page.name.startswith("python_reference"):
+        if page.name not in ("context_parallel_pytorch.md", "many_gpus.md") and not page.name.startswith("python_reference"):
             for number, program in enumerate(re.findall(r"^```python\n(.*?)^```$", page.read_text(), flags=re.M | re.S)):
                 if not NOT_RUN.search(program) and (REGISTRY or "activate_flash_attention_impl" not in program):
                     yield pytest.param(program, id=f"{page.stem}-{number}")

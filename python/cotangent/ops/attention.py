@@ -104,6 +104,12 @@ def _with_python_names(error: Exception) -> Exception:
     return error if text == str(error) else type(error)(text)
 
 
+def _refuse_bool_bias(call: str, bias: Any) -> None:
+    """Raises TypeError for a bool mask, which PyTorch accepts as attn_mask."""
+    if isinstance(bias, Tensor) and bias.dtype == torch.bool:
+        raise TypeError(f"{call}: attn_bias has dtype torch.bool, expected a float tensor: 0, or -inf where a key is masked")
+
+
 def _run(
     call: str, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Any, max_seqlens: Any, causal: bool, window: Any, scale: Any,
     softcap: float, dropout_p: float, seed: Any, offset: int, seed_tensor: Any, offset_tensor: Any, seqused: Any,
@@ -114,6 +120,7 @@ def _run(
         seed_tensor = random_seed(q.device)
     if scale == 0:
         raise ValueError(f"{call}: scale is 0, expected None (1/sqrt(d)) or another number")
+    _refuse_bool_bias(call, attn_bias)
     left, right = (0, 0) if window is None else pair(call, "window", window)
     nondeterministic, with_lse = not flag(call, "deterministic", deterministic), flag(call, "return_lse", return_lse)
     try:
@@ -178,7 +185,7 @@ def attention(
     k              [B,Tk,Hkv,d]. H is a multiple of Hkv: query head h uses the key head h // (H/Hkv)
     v              [B,Tk,Hkv,d_v]
     causal         True: query i attends to key j if j <= i + Tk - Tq. So the last query attends to all keys, as in
-                   flash_attn. The layer cotangent.Attention has no default for it
+                   flash_attn
     window         (left, right), as window_size of flash_attn: query i attends to key j if i + Tk - Tq - left <= j <=
                    i + Tk - Tq + right. -1: no limit on that side. left does not count the token itself: a window of w
                    tokens is (w-1, 0), so sliding_window=4096 of Hugging Face is (4095, 0). With causal=True, right is 0
@@ -197,8 +204,9 @@ def attention(
     attn_bias      [B or 1, H or 1, Tq or 1, Tk or 1]: an additive score mask (attn_mask of PyTorch). It is added to the
                    scores, and has a gradient. A value of -65504 (the lowest number of float16) or less masks the key,
                    as -inf does. To apply this rule, each call makes one copy of attn_bias
-    deterministic  True: the same bits on every run. False: on a GPU the backward may add the parts of dq in any order, in
-                   classes of calls where that was faster or equal when measured. dq may then have other bits in each run
+    deterministic  True: the same bits on every run. False is a permission: on a GPU the backward may add the parts of dq
+                   in any order, so dq may have other bits in each run. The library uses the permission only for
+                   classes of calls where it measured a gain, or no loss above 2 %
     return_lse     True: the result is (out, lse)
 
     Returns out [B,Tq,H,d_v] in the dtype of q. lse [B,H,Tq] is the logarithm of the sum of exp(s) over the keys and the
