@@ -12,7 +12,8 @@ docs/guide/context_parallel_pytorch.md has whole programs. The examples of the d
 
 group   a ProcessGroup, a DeviceMesh with one dimension, the name of a group, or None for the default group. CPU tensors
         need the backend gloo. CUDA tensors need NCCL, and each rank needs a GPU of its own
-cut     which tokens of a sequence of T tokens a rank holds, always in ascending order. "contiguous": one range.
+cut     which tokens of a sequence of T tokens a rank holds, always in ascending order. It has no default: pass the same
+        cut and stripe to every function, because another cut gives a wrong result without an error. "contiguous": one range.
         "zigzag": one chunk from the front, and its mirror image from the back. "striped": stripes of `stripe` tokens,
         which the ranks get in turn. T need not be a multiple of the number of ranks. include/cotangent/parallel.h has
         the formulas
@@ -266,7 +267,7 @@ def init_group(group: Any = None, *, timeout: float = 30.0, device: Any = "cpu")
 
     >>> group = dist.new_group(backend="gloo")
     >>> cp.init_group(group, timeout=600)        # a rank may compute for 10 minutes before it answers
-    >>> positions = cp.positions(100, group=group)
+    >>> positions = cp.positions(100, group=group, cut="zigzag")
     """
     name, place = _name_of(group), torch.device(device)
     if place.type not in ("cpu", "cuda"):
@@ -518,7 +519,7 @@ torch.library.register_autograd(
 
 
 def positions(
-    length: int, *, group: Any = None, cut: str = "contiguous", stripe: int = 0, device: Any = None
+    length: int, *, group: Any = None, cut: str, stripe: int = 0, device: Any = None
 ) -> Tensor:
     """Returns the positions of this rank's tokens in the whole sequence of `length` tokens: int64 [tokens of this
     rank]. Pass them to rotary embeddings (position_ids), or make masks from them.
@@ -530,7 +531,7 @@ def positions(
     return rows if device is None else rows.to(device)
 
 
-def shard(x: Tensor, *, dim: int, group: Any = None, cut: str = "contiguous", stripe: int = 0) -> Tensor:
+def shard(x: Tensor, *, dim: int, group: Any = None, cut: str, stripe: int = 0) -> Tensor:
     """Copies this rank's tokens from a whole tensor of any dtype. dim is the axis of the tokens. There is no
     communication. Differentiable: the gradient has zeros for the tokens of the other ranks.
 
@@ -542,7 +543,7 @@ def shard(x: Tensor, *, dim: int, group: Any = None, cut: str = "contiguous", st
 
 
 def unshard(
-    x: Tensor, *, dim: int, length: Optional[int] = None, group: Any = None, cut: str = "contiguous", stripe: int = 0
+    x: Tensor, *, dim: int, length: Optional[int] = None, group: Any = None, cut: str, stripe: int = 0
 ) -> Tensor:
     """The inverse of `shard`: every rank gets the tensor with the tokens of all ranks, of any dtype. dim is the axis of
     the tokens. `length` is the number of tokens of the whole sequence, by default this rank's tokens times the number
@@ -618,6 +619,7 @@ def _run_attention(
     cut_number, return_lse = _cut_number(call, cut), flag(call, "return_lse", return_lse)
     if scale == 0:
         raise ValueError(f"{call}: scale is 0, expected None (1/sqrt(d)) or another number")
+    _attention._refuse_bool_bias(call, attn_bias)
     left, right = (0, 0) if window is None else pair(call, "window", window)
     if number(call, "dropout_p", dropout_p) > 0 and seed is None and seed_tensor is None:
         need_tensors(call, q=q)
@@ -641,7 +643,7 @@ def attention(
     v: Tensor,
     *,
     group: Any = None,
-    cut: str = "contiguous",
+    cut: str,
     stripe: int = 0,
     head_ranks: int = 1,
     q_length: Optional[int] = None,
@@ -702,7 +704,7 @@ def attention_varlen(
     max_seqlen_k: int,
     *,
     group: Any = None,
-    cut: str = "contiguous",
+    cut: str,
     stripe: int = 0,
     head_ranks: int = 1,
     q_length: Optional[int] = None,
@@ -733,8 +735,9 @@ def attention_varlen(
     The other arguments are those of cotangent.distributed.attention.
 
     >>> cu_seqlens = torch.tensor([0, 30, 100], dtype=torch.int32)
-    >>> q, k, v = (cp.shard(torch.randn(100, 4, 16), dim=0) for _ in range(3))
-    >>> out = cp.attention_varlen(q, k, v, cu_seqlens, cu_seqlens, 70, 70, causal=True, q_length=100, k_length=100)
+    >>> q, k, v = (cp.shard(torch.randn(100, 4, 16), dim=0, cut="zigzag") for _ in range(3))
+    >>> out = cp.attention_varlen(q, k, v, cu_seqlens, cu_seqlens, 70, 70, causal=True, q_length=100, k_length=100,
+    ...                           cut="zigzag")
     >>> out.shape == q.shape
     True
     """
@@ -755,7 +758,7 @@ def causal_conv1d(
     activation: Optional[str] = None,
     *,
     group: Any = None,
-    cut: str = "contiguous",
+    cut: str,
     stripe: int = 0,
     length: Optional[int] = None,
     initial_state: Optional[Tensor] = None,
@@ -776,8 +779,8 @@ def causal_conv1d(
 
     The other arguments are those of cotangent.causal_conv1d.
 
-    >>> x = cp.shard(torch.randn(2, 32, 100), dim=2)
-    >>> y = cp.causal_conv1d(x, torch.randn(32, 4), activation="silu", length=100)
+    >>> x = cp.shard(torch.randn(2, 32, 100), dim=2, cut="zigzag")
+    >>> y = cp.causal_conv1d(x, torch.randn(32, 4), activation="silu", length=100, cut="zigzag")
     >>> y.shape == x.shape
     True
     """
@@ -812,7 +815,7 @@ def current_context() -> Optional[Context]:
 
 @contextmanager
 def context_parallel(
-    group: Any = None, *, cut: str = "contiguous", stripe: int = 0, head_ranks: int = 1, length: Optional[int] = None,
+    group: Any = None, *, cut: str, stripe: int = 0, head_ranks: int = 1, length: Optional[int] = None,
     cu_seqlens: Optional[Tensor] = None,
 ) -> "Iterator[None]":  # fmt: skip
     """A `with` block for models of Hugging Face transformers with attn_implementation="cotangent" (see

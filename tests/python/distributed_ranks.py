@@ -155,14 +155,14 @@ def attention(ranks):
 
     # Without a seed all ranks use that of rank 0.
     x = {n: t.to(DEVICE) for n, t in attention_inputs().items()}
-    parts = [cp.shard(t, dim=1) for t in x.values()]
+    parts = [cp.shard(t, dim=1, cut="contiguous") for t in x.values()]
     torch.manual_seed(dist.get_rank())
-    found = cp.attention(*parts, q_length=T, k_length=T, dropout_p=0.5)
+    found = cp.attention(*parts, q_length=T, k_length=T, cut="contiguous", dropout_p=0.5)
     torch.manual_seed(0)
     single = cotangent.attention(*x.values(), dropout_p=0.5)
-    torch.testing.assert_close(cp.unshard(found, dim=1, length=T), single, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(cp.unshard(found, dim=1, length=T, cut="contiguous"), single, rtol=1e-5, atol=1e-5)
     with torch.autocast(DEVICE.type, torch.bfloat16):
-        assert cp.attention(*parts, q_length=T, k_length=T).dtype == torch.bfloat16
+        assert cp.attention(*parts, q_length=T, k_length=T, cut="contiguous").dtype == torch.bfloat16
 
 
 # ---- causal_conv1d ----------------------------------------------------------------------------------------------
@@ -191,13 +191,13 @@ def convolution(ranks):
 
     # The final state has a gradient on one rank alone.
     x, weight = x.to(DEVICE), weight.to(DEVICE)
-    part, w = leaf(cp.shard(x, dim=2)), leaf(weight)
-    y, last = cp.causal_conv1d(part, w, length=T, return_final_state=True)
+    part, w = leaf(cp.shard(x, dim=2, cut="contiguous")), leaf(weight)
+    y, last = cp.causal_conv1d(part, w, length=T, cut="contiguous", return_final_state=True)
     (y.sum() + (last.sum() if dist.get_rank() == ranks - 1 else 0)).backward()
     whole, v = leaf(x), leaf(weight)
     y, last = cotangent.causal_conv1d(whole, v, return_final_state=True)
     (y.sum() + last.sum()).backward()
-    torch.testing.assert_close(cp.unshard(part.grad, dim=2, length=T), whole.grad)
+    torch.testing.assert_close(cp.unshard(part.grad, dim=2, length=T, cut="contiguous"), whole.grad)
     torch.testing.assert_close(cp.all_reduce(w.grad), v.grad)
 
 
@@ -216,11 +216,11 @@ def cuts(ranks):
         whole = leaf(torch.randn(T, 2))
         (cp.unshard(cp.shard(whole, dim=0, **place), dim=0, length=T, **place) * (rank + 1)).sum().backward()
         assert torch.equal(whole.grad[rows], torch.full((len(rows), 2), ranks * (ranks + 1) / 2))
-    assert len(cp.positions(1)) == (rank == ranks - 1)  # the other parts are empty
+    assert len(cp.positions(1, cut="contiguous")) == (rank == ranks - 1)  # the other parts are empty
 
     torch.manual_seed(rank)
     x = (torch.randn(1001) * 10.0 ** torch.randint(-3, 4, (1001,))).to(DEVICE)
-    every = cp.unshard(x[None], dim=0).double()
+    every = cp.unshard(x[None], dim=0, cut="contiguous").double()
     total = every[0]
     for row in every[1:]:
         total = total + row
@@ -248,13 +248,13 @@ def cuts(ranks):
     assert cp.all_reduce(torch.tensor([rank]).float(), group=own).item() == 2 * (rank - rank % 2) + 1
     expect(ValueError, "cut is 'diagonal', expected one of contiguous, zigzag, striped", lambda: cp.positions(4, cut="diagonal"))
     expect(ValueError, "stripe", lambda: cp.positions(4, cut="striped"))
-    expect(ValueError, "x has 3 tokens, expected", lambda: cp.unshard(torch.ones(3), dim=0, length=T))
-    expect(TypeError, "group is 3, expected a ProcessGroup", lambda: cp.positions(4, group=3))
+    expect(ValueError, "x has 3 tokens, expected", lambda: cp.unshard(torch.ones(3), dim=0, length=T, cut="contiguous"))
+    expect(TypeError, "group is 3, expected a ProcessGroup", lambda: cp.positions(4, group=3, cut="contiguous"))
     expect(ValueError, "the group is already in use", lambda: cp.init_group())
     expect(NotImplementedError, "x is on meta, expected the CPU or a GPU", lambda: cp.all_reduce(torch.ones(2, device="meta")))
     if ranks == 4:
         mesh2 = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
-        expect(ValueError, "the DeviceMesh has 2 dimensions, expected 1", lambda: cp.positions(4, group=mesh2))
+        expect(ValueError, "the DeviceMesh has 2 dimensions, expected 1", lambda: cp.positions(4, group=mesh2, cut="contiguous"))
         assert cp.all_reduce(torch.ones(1), group=mesh2["b"]).item() == 2
 
 
@@ -289,7 +289,7 @@ def compiled(ranks):
         out = cp.attention(q, k, v, causal=True, cut="zigzag", q_length=T, k_length=T)
         y = cp.causal_conv1d(x, weight, None, "silu", cut="zigzag", length=T)
         whole = cp.unshard(out * 2, dim=1, length=T, cut="zigzag")
-        equal = cp.attention(q[:, :5], k[:, :5], v[:, :5], causal=True)  # the lengths follow from the rows
+        equal = cp.attention(q[:, :5], k[:, :5], v[:, :5], cut="contiguous", causal=True)  # the lengths follow from the rows
         return equal.cos().sum() + (whole.sin() * 1.5).sum() + y.square().sum() + cp.positions(T, cut="zigzag").sum()
 
     shared = dict(cut="zigzag")
@@ -403,14 +403,15 @@ def fsdp(ranks):
     near({n: p.grad.full_tensor() for n, p in model.named_parameters()}, exact, "fsdp")
 
 
-# ---- docs/guide/context_parallel_pytorch.md -------------------------------------------------------------------------
+# ---- docs/guide/context_parallel_pytorch.md and many_gpus.md ----------------------------------------------------------
 
 
 def page(number):
-    """Runs a program of the page, and compares its results with those of the single calls."""
-    text = (Path(__file__).parents[2] / "docs/guide/context_parallel_pytorch.md").read_text()
+    """Runs a program of the pages. Compares its results with those of the single calls, if the ranks share a sequence."""
+    guide = Path(__file__).parents[2] / "docs/guide"
+    text = "".join((guide / name).read_text() for name in ("context_parallel_pytorch.md", "many_gpus.md"))
     blocks = re.findall(r"^```python\n(.*?)^```$", text, flags=re.M | re.S)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     names = {"__name__": "__main__"}
     exec(blocks[number], names)
     assert not dist.is_initialized()
@@ -433,6 +434,8 @@ def page(number):
         torch.testing.assert_close(names["mean"], loss.detach())
         near(names["state"], model.state_dict(), "the page's FSDP2 model")
         dist.destroy_process_group()
+    elif number == 4:
+        assert names["loss"].isfinite() and all(p.dtype == torch.float32 for p in names["model"].parameters())
     else:
         project, x = names["project"], names["x" if number == 0 else "batch"]
         found = gradients_of(project)
@@ -451,10 +454,10 @@ def page(number):
 
 def faults(ranks):
     rank, last = dist.get_rank(), dist.get_rank() == ranks - 1
-    parts = [cp.shard(t, dim=1).to(DEVICE) for t in attention_inputs().values()]
+    parts = [cp.shard(t, dim=1, cut="contiguous").to(DEVICE) for t in attention_inputs().values()]
 
     def run(group, **options):
-        out = cp.attention(*parts, **dict(dict(group=group, q_length=T, k_length=T), **options))
+        out = cp.attention(*parts, **dict(dict(group=group, cut="contiguous", q_length=T, k_length=T), **options))
         cp.check_group(group)
         return out
 

@@ -136,36 +136,36 @@ def test_flash_attention_forward(device, packed):
 from torch.nn.functional import scaled_dot_product_attention as by_name  # noqa: E402
 
 
-def test_enabled(device):
+def test_override(device):
     q, k, v = (torch.randn(2, 4, 6, 16, device=device, requires_grad=True) for _ in range(3))
     expected = gradients(lambda *x: F.scaled_dot_product_attention(*x, is_causal=True), (q, k, v))
     for function in (F.scaled_dot_product_attention, by_name):
         recorder = OpRecorder()
-        with sdpa.enabled(), recorder:
+        with sdpa.override(), recorder:
             found = gradients(lambda *x: function(*x, is_causal=True), (q, k, v))
         assert recorder.names == {"attention_forward", "attention_backward"}
         for a, b in zip(found, expected):
             torch.testing.assert_close(a, b, **close)
     layer = torch.nn.TransformerEncoderLayer(32, 4, 48, batch_first=True, device=device)
     recorder = OpRecorder()
-    with sdpa.enabled(), recorder:
+    with sdpa.override(), recorder:
         layer(torch.randn(2, 6, 32, device=device)).sum().backward()
     assert recorder.names == {"attention_forward", "attention_backward"}
 
 
 def test_enable():
-    """enable() and blocks of enabled() in any order: PyTorch's function comes back when all of them have ended."""
+    """enable() and blocks of override() in any order: PyTorch's function comes back when all of them have ended."""
     theirs, ours = F.scaled_dot_product_attention, sdpa.scaled_dot_product_attention
     sdpa.disable()
     assert F.scaled_dot_product_attention is theirs
     sdpa.enable()
     sdpa.enable()  # has no effect
-    with sdpa.enabled():
+    with sdpa.override():
         sdpa.disable()
         assert F.scaled_dot_product_attention is ours
     assert F.scaled_dot_product_attention is theirs
-    with sdpa.enabled():
-        with sdpa.enabled():
+    with sdpa.override():
+        with sdpa.override():
             sdpa.enable()
         assert F.scaled_dot_product_attention is ours
     assert F.scaled_dot_product_attention is ours

@@ -13,7 +13,7 @@ from ..ops._options import flag, need_tensors
 from ..ops.attention import attention
 from ._arguments import renamed
 
-__all__ = ["disable", "enable", "enabled", "scaled_dot_product_attention"]
+__all__ = ["disable", "enable", "override", "scaled_dot_product_attention"]
 
 
 def upper_left(queries: int, keys: int, is_causal: bool) -> "Tuple[int, bool, Optional[Tuple[int, int]]]":
@@ -113,7 +113,7 @@ def scaled_dot_product_attention(
 _torch_sdpa = torch.nn.functional.scaled_dot_product_attention
 
 
-_replaced_by: "list[Any]" = []  # enable(), and each block of enabled() that is open
+_replaced_by: "list[Any]" = []  # enable(), and each block of override() that is open
 _previous: Any = _torch_sdpa  # what torch.nn.functional had before
 
 
@@ -134,7 +134,7 @@ def _restore(user: Any) -> None:
 def enable() -> None:
     """After this call every call of torch.nn.functional.scaled_dot_product_attention runs cotangent.attention, in all
     threads. Calls that cotangent does not support raise NotImplementedError. Call it before you import the model:
-    modules that have imported the function by its name keep PyTorch's. `enabled()` replaces it in these too. A second
+    modules that have imported the function by its name keep PyTorch's. override() replaces it in these too. A second
     call has no effect, and disable() reverts it.
 
     >>> cotangent.compat.sdpa.enable()
@@ -169,15 +169,15 @@ class _Mode(TorchFunctionMode):
         return (scaled_dot_product_attention if function is _torch_sdpa else function)(*args, **(kwargs or {}))
 
 
-def enabled() -> "ContextManager[Any]":
-    """Inside `with cotangent.compat.sdpa.enabled():` every call of PyTorch's scaled_dot_product_attention runs
-    cotangent.attention, also in modules that have imported the function by its name. Calls that cotangent does not
-    support raise NotImplementedError. Every function of torch goes through a mode of PyTorch, which costs time in eager
-    mode; enable() does not cost this time. Until the block ends, the function in torch.nn.functional is replaced for
-    all threads.
+def override() -> "ContextManager[Any]":
+    """Returns a TorchFunctionMode. Inside `with cotangent.compat.sdpa.override():` every call of PyTorch's
+    scaled_dot_product_attention runs cotangent.attention, also in modules that have imported the function by its name.
+    Calls that cotangent does not support raise NotImplementedError. In eager mode every function of torch goes through
+    the mode, which costs time; enable() costs no time. Until the block ends, the function in torch.nn.functional is
+    replaced for all threads.
 
     >>> query, key, value = torch.randn(3, 2, 4, 100, 64)
-    >>> with cotangent.compat.sdpa.enabled():
+    >>> with cotangent.compat.sdpa.override():
     ...     out = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
     """
     return _Mode()
