@@ -31,23 +31,30 @@ def _code_of(capability: "tuple[int, int]") -> str:
 
 
 def _try_ops(device: str) -> None:
-    """Runs the forward and the backward of each op's example."""
+    """Runs the forward and the backward of each op's example in float32 and in bfloat16."""
     import torch
 
     from cotangent import ops
 
-    def randn(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, device=device, requires_grad=True)
-
     for name, module in ops.modules.items():
-        try:
-            module._example(randn).sum().backward()
-        except NotImplementedError as error:
-            _say("--", f"{name}, {device}", _first_line(error) + ("" if device == "cpu" else ": on the CPU it works"))
-        except Exception as error:  # the report includes every exception
-            _say("!!", f"{name}, {device}", _first_line(error))
-        else:
-            _say("ok", f"{name}, {device}", "forward and backward")
+        works = []
+        for dtype in (torch.float32, torch.bfloat16):
+
+            def randn(*shape: int) -> torch.Tensor:
+                return torch.randn(*shape, device=device, dtype=dtype, requires_grad=True)
+
+            about = str(dtype)[len("torch.") :]
+            try:
+                module._example(randn).sum().backward()
+            except NotImplementedError as error:
+                hint = "" if device == "cpu" else ": on the CPU it works"
+                _say("--", f"{name}, {device}", f"{about}: {_first_line(error)}{hint}")
+            except Exception as error:  # the report includes every exception
+                _say("!!", f"{name}, {device}", f"{about}: {_first_line(error)}")
+            else:
+                works.append(about)
+        if works:
+            _say("ok", f"{name}, {device}", f"forward and backward in {' and '.join(works)}")
 
 
 def main() -> int:
