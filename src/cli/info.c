@@ -285,6 +285,25 @@ static void format_refused_size(const char *refusal, const char *shape, char *te
                      word + length);
 }
 
+/* Adds the words of each op to the end of --help. */
+static char *explain_help(int key, const char *text, void *input)
+{
+    (void)input;
+    if (key != ARGP_KEY_HELP_POST_DOC)
+        return (char *)text;
+    size_t size = strlen(text) + 1;
+    for (int i = 0; i < cot_op_count; i++)
+        size += strlen(cot_ops[i]->name) + strlen(find_cases(cot_ops[i])->options_help) + sizeof "\n\n: ";
+    char *help = malloc(size);
+    if (help == NULL)
+        return (char *)text;
+    size_t used = (size_t)snprintf(help, size, "%s", text);
+    for (int i = 0; i < cot_op_count; i++)
+        used += (size_t)snprintf(help + used, size - used, "\n\n%s: %s", cot_ops[i]->name,
+                                 find_cases(cot_ops[i])->options_help);
+    return help;
+}
+
 int command_explain(int argc, char **argv)
 {
     static const struct argp_option options[] = {
@@ -297,9 +316,9 @@ int command_explain(int argc, char **argv)
         "OP DIRECTION [WORD...]",
         "Which kernel a call would take, and why no other.\vWORDs describe the call, as in\n"
         "  cotangent explain causal_conv1d backward B=2 D=64 T=100 K=4 bf16 channel-last silu\n"
-        "COT_KERNEL=op=kernel,... in the environment forces a kernel.",
+        "COT_KERNEL=op=kernel,... in the environment forces a kernel. The words of each op, sizes with an example:",
         0,
-        0,
+        explain_help,
         0};
     explain_input input = {0};
     parse_arguments(&parser, argc, argv, &input);
