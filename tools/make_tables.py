@@ -239,9 +239,14 @@ def case_words(text):
     return re.sub(r"T(\d+)/1 d1/(\d+)", r"T\1 dv\2", text).removesuffix("+nondeterministic").removeprefix("none+")
 
 
+def short_commit(commit):
+    """Seven digits, and the + of uncommitted changes."""
+    return commit[:7] + "+" * commit.endswith("+")
+
+
 def commit_column(rows):
     """For a table whose rows are of several commits; other tables name the commit above."""
-    return [("commit", lambda row: row["commit"][:7])] if len({row.get("commit") for row in rows}) > 1 else []
+    return [("commit", lambda row: short_commit(row["commit"]))] if len({row.get("commit") for row in rows}) > 1 else []
 
 
 def case_columns(rows):
@@ -254,12 +259,19 @@ def case_columns(rows):
 
 def measured_note(rows):
     """When the rows of a table were measured, and of which commit or by which process."""
-    dates = " and ".join(sorted({row["date"] for row in rows}))
-    ours = [row for row in rows if row.get("ours") or "commit" in row]
-    commits = sorted({row["commit"][:7] for row in ours if "commit" in row})
-    commits = ", ".join(commits + ["of other rows not recorded" if commits else "not recorded"] * any("commit" not in row for row in ours))
-    process = " in the process of the peers (tools/peers)," if any(row.get("ours") for row in rows) else ""
-    return f"{dates},{process} commit {commits or 'not recorded'}."
+    def commits(date):
+        ours = [row for row in rows if row["date"] == date and (row.get("ours") or "commit" in row)]
+        known = sorted({short_commit(row["commit"]) for row in ours if "commit" in row})
+        unknown = "of some rows not recorded" if known else "not recorded"
+        partly = not known or any("commit" not in row for row in ours)
+        return "commit " + ", ".join(known) + ("; " if known else "") * partly + unknown * partly
+
+    dates = sorted({row["date"] for row in rows}, reverse=True)
+    together = any(row.get("ours") for row in rows)
+    if len(dates) == 1:
+        return f"{dates[0]},{' in the process of the peers (tools/peers),' if together else ''} {commits(dates[0])}."
+    parts = [f"Rows of {date}: {commits(date)}." for date in dates]
+    return " ".join(["Measured in the process of the peers (tools/peers)."] * together + parts)
 
 
 MS = ("ms", lambda row: figure(row["ms"]))
@@ -285,8 +297,14 @@ def case_table(rows):
     columns = case_columns(rows)
     products = [("TFLOP/s", lambda row: figure(row["tflops"])), column("of products", "product_ratio", ".2f")]
     if product_bound(rows[0]):
-        order = [("mode", lambda row: ", ".join(word for word, holds in (("nondeterministic", "nondeterministic" in row["options"]),
-                                                                         ("portable kernel", is_portable(row))) if holds))]
+        both = any("nondeterministic" in row["options"] for row in rows)  # else a call has only one mode
+
+        def mode(row):
+            nondeterministic = "nondeterministic" in row["options"]
+            words = [("nondeterministic", nondeterministic), ("deterministic", both and not nondeterministic),
+                     ("portable kernel", is_portable(row))]
+            return ", ".join(word for word, holds in words if holds)
+        order = [("mode", mode)]
         return markdown(columns + order + [MS] + products + LOAD_COLUMNS + commit_column(rows), rows)
     unit, scale = ("TB/s", 1e-3) if rows[0]["backend"] == "cuda" else ("GB/s", 1)
     columns += [("MB", lambda row: f"{1e-6 * row['bytes']:.1f}"), MS,
@@ -350,7 +368,7 @@ def attention_entries(rows, peer_rows):
 def attention_cells(entries):
     """{(direction, d, mask): {library: {T: TFLOP/s}}}, ours first."""
     cells = {}
-    for row in sorted(entries, key=lambda row: not library_of(row).startswith("cotangent")):
+    for row in sorted(entries, key=lambda row: (not library_of(row).startswith("cotangent"), "nondeterministic" in library_of(row))):
         group, T = attention_place(row)
         cells.setdefault(group, {}).setdefault(library_of(row), {})[T] = attention_rate(row)
     return cells
@@ -424,6 +442,12 @@ def other_attention_beside_peers(peer_rows):
     return ["Beside peers, in turns:", "", *markdown(columns, cases)]
 
 
+def by_case(rows):
+    """The rows with those of one case side by side, the deterministic one first."""
+    cases = list(dict.fromkeys(map(same_work, rows)))
+    return sorted(rows, key=lambda row: (cases.index(same_work(row)), "nondeterministic" in row["options"]))
+
+
 def attention_gpu(rows, peer_rows):
     """The sections of a GPU: the papers' setting by direction, then options and shapes beyond it."""
     entries = attention_entries(rows, peer_rows)
@@ -447,7 +471,8 @@ def attention_gpu(rows, peer_rows):
         if ratios:
             means = [(title, lambda line, least=least: f"{geometric_mean(values):.2f}"
                       if (values := [value for T, value in line[3].items() if T >= least]) else "")
-                     for title, least in (("geometric mean", 0), ("T >= 2048", 2048))]
+                     for title, least in (("geometric mean", 0), ("geometric mean, T >= 2048", 2048))
+                     if any(min(line[3]) < least or least == 0 for line in ratios)]
             names[2] = "ratio", lambda line: line[2]
             lines += markdown(names + [(f"T = {T}", lambda line, T=T: f"{line[3][T]:.2f}" if T in line[3] else "")
                                        for T in lengths] + means, ratios)
@@ -466,8 +491,8 @@ def attention_gpu(rows, peer_rows):
         lines += ["### Other shapes and options", "", "TFLOP/s count only the query-key pairs inside the mask." + older, ""]
         lines += other_attention_beside_peers(peer_rows)
         for direction in dict.fromkeys(row["direction"] for row in others):
-            rows_of = [row for row in others if row["direction"] == direction]
-            commits = {row["commit"][:7] for row in rows_of}
+            rows_of = by_case([row for row in others if row["direction"] == direction])
+            commits = {short_commit(row["commit"]) for row in rows_of}
             lines += [f"{direction.capitalize()}{f', commit {commits.pop()}' if len(commits) == 1 else ''}:", ""]
             if all("nondeterministic" in row["options"] for row in rows_of):
                 lines += ["These times use `allow_nondeterminism`. A default call is deterministic and may be slower: it was not measured for these shapes.", ""]
@@ -514,13 +539,15 @@ All kernels of a call are timed. Every GPU case has 16384 tokens, H d = 2048 and
 - **The backward has two modes.** *cotangent* is deterministic, its default: it adds the parts of dQ in a fixed order. *cotangent,
   nondeterministic* adds them in the order in which the blocks finish (`deterministic=False`). *FlashAttention-4* is
   nondeterministic, its default. Compare it with *FlashAttention-4 deterministic* as well.
+- **Compare rows of one table only.** Other GPUs have other clocks. Tables of `cotangent bench` and of the process of the peers
+  have other loads.
 - **A ratio above 1** means that cotangent is faster. Each table names its date, and the commit if `cotangent bench` measured it.
 
 [More rules for attention](README.md#attention)."""),
     "causal_conv1d": ("causal_conv1d", ["causal_conv1d"], MEMORY_BOUND + CYCLES + """
 
 Peers are `F.conv1d` of PyTorch, eager and through `torch.compile`, and *taps*: K shifted products that `torch.compile` fuses. Their
-weights have the dtype of x. The package causal_conv1d was not timed alone.MAMBA_RATIO
+weights have the dtype of x. The package causal_conv1d was not timed as a single call: it was not installed in that run.MAMBA_RATIO
 [tools/peers/causal_conv1d.py](../../tools/peers/causal_conv1d.py) times it where it is installed. *Update* is a decoding step."""),
     "causal_conv1d_dense": ("causal_conv1d_dense", ["causal_conv1d_dense"],
                             """This op is compute-bound. A GPU's times are sustained where *burst ms* is given: the second half of three
@@ -541,7 +568,8 @@ DIRECTIONS = {"delta": "*Delta* computes the sum of dout * out of each row.", "m
 MODELS = """Training steps of models with random weights, by [tools/measure_transformers.py](../../tools/measure_transformers.py): forward,
 backward and AdamW in bf16. The only change between the rows of a model is `attn_implementation`, and for mamba2 the package that
 computes the convolution. Its scan is that of mamba_ssm in all rows. *Tokens/s* is the mean of the runs, each in a process of its own. With
-several runs, the implementations alternated. *Cotangent / this* is cotangent's rate divided by that of the row."""
+several runs, the implementations alternated. *Cotangent / this* is cotangent's rate divided by that of the row. gemma2 has no row with
+sdpa, because PyTorch's `scaled_dot_product_attention` has no softcap."""
 PAGES |= {op: (op, [op], MEMORY_BOUND + CYCLES) for op in OPS if not any(op in ops for _, ops, _ in PAGES.values())}
 README = """A record is the JSON of `cotangent bench OP --json` on one device. `make tables` writes these pages from the newest record of each
 device and op, and draws the pictures.
@@ -569,10 +597,12 @@ device and op, and draws the pictures.
 | ceiling | the rate of the memory copy, or of the matrix products alone: the black line of a picture |
 | oracle | the slow reference in C, with sums in long double, that all kernels are compared with |
 | MB, floor | minimum traffic: each input read once, each output written once |
-| mode | nondeterministic: with `allow_nondeterminism`. Portable kernel: no Hopper kernel ran |
+| mode: nondeterministic | a call with `allow_nondeterminism` (Python: `deterministic=False`) |
+| mode: deterministic | a call without it, the default. A table without any nondeterministic call leaves this word out |
+| mode: portable kernel | a portable GPU kernel ran the call, not a Hopper kernel |
 | ms | time of one call, with all its kernels |
 | TB/s, GB/s | minimum traffic over the time |
-| of copy | that rate over that of the best copy of the same number of bytes in the same run. 1.00 is as fast as a copy. If it is far above 1, the copy was slow in that run: compare the TB/s of rows instead |
+| of copy | the TB/s of the row, divided by the TB/s of the best memory copy of as many bytes in the same run. 1.00: as fast as a copy. Far above 1: the copy was slow in that run, so compare the TB/s of rows instead |
 | TFLOP/s | arithmetic of the formula over the time; the attention page says how it counts |
 | of products | that rate over matrix products alone, in the same run and under the same load |
 | cycles / 16 | core cycles, summed over the threads, for 16 elements of x |
@@ -616,8 +646,8 @@ A commit that ends in *+* had uncommitted changes.
 - On CPUs, and under "Other shapes and options", TFLOP/s count only the query-key pairs inside the mask.
 - FlashAttention-4 is a beta. The records have its version.
 - FlashAttention-3 is commit 0251105 of Dao-AILab/flash-attention with the CUTLASS commit that it names, compiled by nvcc 13.0:
-  [build_flash_attention_3.sh](../../tools/peers/build_flash_attention_3.sh). Only its backward is measured, for d = 128, and for
-  d = 64 up to T = 2048.
+  [build_flash_attention_3.sh](../../tools/peers/build_flash_attention_3.sh). Its forward is not measured, because only its backward
+  was built. At d = 64 the backward is measured up to T = 2048.
 
 ## How to reproduce
 
@@ -691,8 +721,9 @@ def op_section(op, device, results, peers, directory, level):
     cases = beside_peers(rows, peer_rows)
     if cases:
         together = any(row.get("ours") for row in peer_rows)
-        lines += [f"{level} Comparison with other libraries", "",
-                  "Interleaved in one process." if together else "Peers ran in a process of their own.", "", *peers_table(cases)]
+        older = f" It is of {peer_dates}, the tables above are of {dates}: the times of cotangent may have changed." if peer_dates != dates else ""
+        process = "All libraries ran in one process, in turns." if together else "The peers ran in a process of their own."
+        lines += [f"{level} Comparison with other libraries", "", process + older.replace("It is", "This run is"), "", *peers_table(cases)]
     return lines + profiled(op, device, directory)
 
 
@@ -724,6 +755,9 @@ def merged_models(rows):
         groups.setdefault((*model(row), row["implementation"]), []).append(row)
     merged = [runs[0] | {"tokens_per_s": sum(run["tokens_per_s"] for run in runs) / len(runs), "runs": len(runs)}
               for runs in groups.values()]
+    models = list(dict.fromkeys(map(model, merged)))
+    order = ["cotangent", "sdpa", "eager"]
+    merged.sort(key=lambda row: (models.index(model(row)), order.index(row["implementation"]) if row["implementation"] in order else len(order)))
     ours = {model(row): row["tokens_per_s"] for row in merged if row["implementation"] == "cotangent"}
 
     def ratio(row):
@@ -1199,8 +1233,8 @@ FRONT = [
     ("attention", "d=128 full T=8192", "bf16", "bthd", "B2 H16/16 T8192/8192 d128/128", "full"),
     ("causal_conv1d", "B8 D4096 T4096 SiLU", "bf16", "channel-first", "B8 D4096 T4096 K4", "silu"),
     ("causal_conv1d_dense", "2048 to 2048 channels", "bf16", "channel-last", "B4 Din2048 Dout2048 T4096 K4", "silu"),
-    ("dropout", "R32768 D4096 bias (forward: also residual)", "bf16", "contiguous", "R32768 D4096", "none+bias p=0.1 generated"),
-    ("mhc_pre", "n=4 D=4096", "bf16", "token-major", "B1 T8192 n4 D4096", "phi~1/nD"),
+    ("dropout", "R32768 D4096 bias (forward: + residual)", "bf16", "contiguous", "R32768 D4096", "none+bias p=0.1 generated"),
+    ("mhc_pre", "n=4 D=4096 without Sinkhorn", "bf16", "token-major", "B1 T8192 n4 D4096", "phi~1/nD"),
     ("mhc_sinkhorn", "n=4 T=8192 f32", "f32", "token-major", "B1 T8192 n4", ""),
     ("mhc_post", "n=4 D=4096", "bf16", "token-major", "B1 T8192 n4 D4096", ""),
 ]
@@ -1259,7 +1293,7 @@ def lowest_ratios(device, results, peers):
     if not parts:
         return []
     if len({(peer, cases) for peer, cases, *_ in parts}) == 1:
-        text = f" to {parts[0][0]}, of {parts[0][1]} cases each: " + ", ".join(f"{value} {case}" for _, _, value, case in parts)
+        text = f" to {parts[0][0].replace('FlashAttention-', 'FA')}, of {parts[0][1]} cases each: " + ", ".join(f"{value} {case}" for _, _, value, case in parts)
     else:
         text = ": " + ", ".join(f"{value} {peer} {case} of {cases} cases" for peer, cases, value, case in parts)
     return [f"Lowest [attention ratios](docs/benchmarks/attention.md){text}.", ""]
@@ -1282,12 +1316,13 @@ def front(results, peers):
     kernels = sorted(row["kernel"] for row in peers.get(("attention", device), ("", []))[1] if row["kernel"].startswith("FlashAttention-4"))
     version = kernels[0].split()[1] if kernels else ""
     beta = " (beta)" if re.search(r"\db\d", version) else ""
-    peer = f"; FA4 is FlashAttention-4 {version}{beta}" if version else ""
-    return "\n".join([f"On an {device.removeprefix('NVIDIA ')}, {span}, bf16 unless noted. Attention: batch x tokens = 16384, "
-                      f"heads x d = 2048{peer}. Ratios: speed / the fastest peer's; in the backward also deterministic peers', as cotangent "
-                      "is. FA3, FlashAttention-3: backward only. *0.98 of copy*: 98 % of a copy's bandwidth. *0.73 of "
-                      "products*: 73 % of matrix products' rate. *torch.compile taps*: a sum of K shifted products of x, "
-                      "compiled; the package causal_conv1d is not measured alone yet.", "", *lines, "",
+    peer = f" {version}{beta}" if version else ""
+    return "\n".join([f"On an {device.removeprefix('NVIDIA ')}, {span}, bf16 unless noted. Attention: batch x tokens = 16384, heads x d = 2048.",
+                      "", f"- *1.08x FA4*: cotangent's speed / the fastest peer's. FA4 is FlashAttention-4{peer}, FA3 FlashAttention-3. Only FA3's "
+                      "backward was measured. Deterministic peers are also listed, because cotangent is deterministic.",
+                      "- *0.98 of copy*: 98 % of a copy's bandwidth. *0.73 of products*: 73 % of matrix products' rate.",
+                      "- *torch.compile taps*: a sum of K shifted products of x. The package causal_conv1d was not timed as a single call.",
+                      "", *lines, "",
                       *lowest_ratios(device, results, peers)]) + "\n"
 
 
