@@ -13,7 +13,7 @@ class Block(nn.Module):
         super().__init__()
         self.attn_norm, self.mlp_norm = nn.RMSNorm(dim), nn.RMSNorm(dim)
         self.attn = cotangent.Attention(dim, num_heads, causal=True, num_kv_heads=num_heads // 2, rope_base=10000)
-        self.attn_out = cotangent.BiasDropoutResidual(dim, p, bias=False)
+        self.attn_out = cotangent.BiasDropoutResidual(dim, p, bias=False)  # the projection is inside Attention, without a bias
         self.mlp_in = nn.Linear(dim, 4 * dim)
         self.mlp_out = cotangent.LinearDropoutResidual(4 * dim, dim, p)
 

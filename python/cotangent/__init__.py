@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cotangent: kernels for training sequence models, forward and backward, as PyTorch ops.
 
-Functions: `attention`, attention_varlen, causal_conv1d, causal_conv1d_update, causal_conv1d_dense, `dropout`,
-dropout_scale, mhc_pre, mhc_sinkhorn, mhc_post, mhc_post_pre. check_index_data reports invalid index data on a GPU.
+Functions: `attention`, `attention_varlen`, `causal_conv1d`, `causal_conv1d_update`, `causal_conv1d_dense`, `dropout`,
+`dropout_scale`, `mhc_pre`, `mhc_sinkhorn`, `mhc_post`, `mhc_post_pre`. `check_index_data` reports invalid index data on
+a GPU.
 
-Layers (torch.nn.Module): Attention, BiasDropoutResidual, CausalConv1d, HyperConnection, HyperConnectionStack,
-LinearDropoutResidual, MambaInProjConv1d. HyperConnection(..., defer_post=True) returns a PendingPost.
+Layers (`torch.nn.Module`): `Attention`, `BiasDropoutResidual`, `CausalConv1d`, `HyperConnection`,
+`HyperConnectionStack`, `LinearDropoutResidual`, `MambaInProjConv1d`. `HyperConnection(..., defer_post=True)` returns a
+`PendingPost`.
 
-Import these modules separately: cotangent.compat, cotangent.distributed, cotangent.integrations.transformers,
-cotangent.integrations.dtensor.
+Import these modules separately: `cotangent.compat`, `cotangent.distributed`, `cotangent.integrations.transformers`,
+`cotangent.integrations.dtensor`.
 
-The docstrings are the reference. Their examples begin with `import torch, cotangent`, those of cotangent.compat with
+The docstrings are the reference. Their examples begin with `import torch, cotangent`, those of `cotangent.compat` with
 `import torch, cotangent.compat`. docs/guide/python.md is the guide. The C headers in include/cotangent have all
 formulas, also those of the gradients. "Differentiable once" means that the gradients cannot be differentiated again.
 Letters of shapes:

@@ -95,7 +95,8 @@ def dropout(
     training       False: `y = act(x + bias) + residual`. p, `mask`, mask_bits and `scale` are ignored
     bias           [D]
     activation     None, "relu", "silu" or "swish" (the same), "gelu" or "gelu_erf" (the same), or "gelu_tanh"
-    mask           uint8 or bool, with the shape of x: an element is kept where bit 0 of its byte is 1
+    mask           uint8 or bool, with the shape of x. 1 or True: the element is kept. 0 or False: it is dropped. Of
+                   other numbers only the lowest bit counts
     mask_bits      uint8 [..., ceil(D/8)]: column d is kept where bit d%8 of byte d/8 is 1. Without `mask` and
                    mask_bits, m is generated from `seed` and `offset` by the rule (Philox) in
                    include/cotangent/dropout.h. It is not stored: the backward generates it again

@@ -87,7 +87,7 @@ def mhc_pre(
     sinkhorn_iterations, sinkhorn_eps
               iterations and eps of mhc_sinkhorn
     norm_eps  is added to the mean square of x: the eps of the norm
-    hc_eps    is added to h_pre
+    hc_eps    is added to h_pre, so that no stream has the weight 0
     post_scale
               the limit of h_post, whose values are between 0 and post_scale
 
@@ -101,9 +101,10 @@ def mhc_pre(
         h_in[d] = sum_i h_pre[i] * x[i,d]
         h_res   = mhc_sinkhorn(h_res_logits), where h_res_logits is z_res as [n,n]
 
-    Returns (h_in, h_post, h_res): the input of the layer h_in [B,T,D] in the dtype of x, h_post [B,T,n], and h_res
-    [B,T,n,n], whose rows and columns sum to about 1. phi, alpha, `bias` and gamma are cast to float32 (float64 if x is
-    float64), and h_post and h_res have this dtype. Differentiable once, in all inputs. Raises ValueError or TypeError,
+    Returns (h_in, h_post, h_res). h_in [B,T,D] is an activation, in the dtype of x: the input of the layer. h_post
+    [B,T,n] and h_res [B,T,n,n] are coefficients, as h_pre is: weights of the streams, without an axis D. The rows and
+    columns of h_res sum to about 1. phi, alpha, `bias` and gamma are cast to float32 (float64 if x is float64), and
+    the coefficients have this dtype. Differentiable once, in all inputs. Raises ValueError or TypeError,
     which name the wrong argument, or NotImplementedError (on a GPU: float64, n > 8).
 
     >>> x = torch.randn(1, 16, 4, 32)                                         # 4 residual streams of 32 columns
