@@ -416,8 +416,4 @@ def main():
 
 
 if __name__ == "__main__":
-    status = main()
-    if ranks > 1:  # threads of gloo can outlive their group and abort the interpreter at exit
-        sys.stdout.flush()
-        os._exit(status)
-    sys.exit(status)
+    sys.exit(main())
