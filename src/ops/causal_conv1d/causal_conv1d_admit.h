@@ -78,7 +78,7 @@ static inline double cost_channel_last(const conv1d_sizes *sizes, int lanes, dou
 {
     const conv1d_item_grid grid = conv1d_item_grid_channel_last(sizes);
     const double tokens = (double)sizes->B * (double)sizes->T;
-    const double steps = tokens + ((double)sizes->B * (double)grid.token_items + restarts) * (double)extra_steps;
+    const double steps = tokens + ((double)sizes->B * (double)grid.items_along_tokens + restarts) * (double)extra_steps;
     return CONV1D_ITEM_CYCLES * (double)conv1d_item_count(&grid) +
            steps * (double)cot_ceil_div(sizes->D, lanes) * conv1d_vector_cycles(sizes) +
            tokens * (double)sizes->D * gather_cycles;

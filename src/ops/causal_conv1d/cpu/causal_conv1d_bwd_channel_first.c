@@ -411,7 +411,7 @@ typedef struct backward_context {
     const conv1d_backward_problem *problem;
     conv1d_sequences sequences;
     conv1d_item_grid item_grid;
-    int64_t items; /* those with tokens. More items follow, which look for sequences without tokens */
+    int64_t gradient_items; /* those with tokens. More items follow, which look for sequences without tokens */
     int64_t max_piece_tokens;
     bool x_in_place, one_pass, nontemporal;
     float *partials;
@@ -692,10 +692,10 @@ static void backward_item(void *argument, int64_t index, void *scratch)
     const cot_causal_conv1d_backward_args *a = &context->problem->args;
     const conv1d_sizes *sizes = &context->problem->sizes;
     const int64_t K = sizes->K;
-    if (index >= context->items) {
+    if (index >= context->gradient_items) {
         const int64_t state_items = conv1d_state_items(sizes);
-        conv1d_store_empty_dinitial_state(context->problem, (index - context->items) / state_items,
-                                          (index - context->items) % state_items);
+        conv1d_store_empty_dinitial_state(context->problem, (index - context->gradient_items) / state_items,
+                                          (index - context->gradient_items) % state_items);
         return;
     }
     const conv1d_item item = conv1d_item_channel_first(&context->item_grid, sizes, index);
@@ -737,11 +737,11 @@ cot_status V_NAME(causal_conv1d_bwd_channel_first)(cot_queue *queue, const void 
     };
     context.max_piece_tokens =
         context.sequences.split_at_sequences || !packed ? CONV1D_MAX_ITEM_TOKENS : CONV1D_ROW_BUFFER_TOKENS;
-    context.items = conv1d_item_count(&context.item_grid);
-    int64_t items = context.items;
+    context.gradient_items = conv1d_item_count(&context.item_grid);
+    int64_t all_items = context.gradient_items;
     if (cot_is_present(&a->dinitial_state) && p->sizes.K > 1)
-        items += p->sizes.state_count * conv1d_state_items(&p->sizes);
-    cot_run_items_scratch(queue, items, backward_item, &context);
-    conv1d_reduce(queue, p, workspace, context.item_grid.batch_items * context.item_grid.token_items);
+        all_items += p->sizes.state_count * conv1d_state_items(&p->sizes);
+    cot_run_items_scratch(queue, all_items, backward_item, &context);
+    conv1d_reduce(queue, p, workspace, context.item_grid.items_along_batch * context.item_grid.items_along_tokens);
     return COT_OK;
 }

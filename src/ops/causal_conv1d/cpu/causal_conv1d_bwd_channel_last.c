@@ -370,10 +370,10 @@ typedef struct backward_context {
     const conv1d_backward_problem *problem;
     conv1d_sequences sequences;
     conv1d_item_grid item_grid;
-    int64_t items;      /* those with tokens. More items follow, which look for sequences without tokens */
-    bool reads_tensors, /* x and dy are read from the tensors, without staging */
-        writes_dx,      /* dx is written to the tensor, too */
-        nontemporal;    /* dx is written by non-temporal stores */
+    int64_t gradient_items; /* those with tokens. More items follow, which look for sequences without tokens */
+    bool reads_tensors,     /* x and dy are read from the tensors, without staging */
+        writes_dx,          /* dx is written to the tensor, too */
+        nontemporal;        /* dx is written by non-temporal stores */
     float *partials;
 } backward_context;
 
@@ -382,7 +382,7 @@ typedef struct backward_work {
     const backward_context *context;
     int64_t d_begin, channels, pitch;
     _Alignas(64) float column_state[CONV1D_BWD_COLUMN_STATE];
-    float x[CONV1D_BUFFERED_TILE], dy[CONV1D_BUFFERED_TILE], dx[CONV1D_BUFFERED_TILE];
+    float x[CONV1D_BUFFERED_TILE_FLOATS], dy[CONV1D_BUFFERED_TILE_FLOATS], dx[CONV1D_BUFFERED_TILE_FLOATS];
 } backward_work;
 
 _Static_assert(sizeof(backward_work) <= CONV1D_BWD_CHANNEL_LAST_SCRATCH,
@@ -544,10 +544,10 @@ static void backward_item(void *argument, int64_t index, void *scratch)
     const cot_causal_conv1d_backward_args *a = &context->problem->args;
     const conv1d_sizes *sizes = &context->problem->sizes;
     const int64_t K = sizes->K;
-    if (index >= context->items) {
+    if (index >= context->gradient_items) {
         const int64_t state_items = conv1d_state_items(sizes);
-        conv1d_store_empty_dinitial_state(context->problem, (index - context->items) / state_items,
-                                          (index - context->items) % state_items);
+        conv1d_store_empty_dinitial_state(context->problem, (index - context->gradient_items) / state_items,
+                                          (index - context->gradient_items) % state_items);
         return;
     }
     const conv1d_item item = conv1d_item_channel_last(&context->item_grid, sizes, index);
@@ -593,11 +593,11 @@ cot_status V_NAME(causal_conv1d_bwd_channel_last)(cot_queue *queue, const void *
     context.writes_dx = context.reads_tensors && cot_is_present(&a->dx) && conv1d_contiguous_channels(&a->dx);
     context.nontemporal =
         context.writes_dx && conv1d_nontemporal_tokens(&a->dx) && conv1d_uses_nontemporal_stores(&p->sizes, 3);
-    context.items = conv1d_item_count(&context.item_grid);
-    int64_t items = context.items;
+    context.gradient_items = conv1d_item_count(&context.item_grid);
+    int64_t all_items = context.gradient_items;
     if (cot_is_present(&a->dinitial_state) && p->sizes.K > 1)
-        items += p->sizes.state_count * conv1d_state_items(&p->sizes);
-    cot_run_items_scratch(queue, items, backward_item, &context);
-    conv1d_reduce(queue, p, workspace, context.item_grid.batch_items * context.item_grid.token_items);
+        all_items += p->sizes.state_count * conv1d_state_items(&p->sizes);
+    cot_run_items_scratch(queue, all_items, backward_item, &context);
+    conv1d_reduce(queue, p, workspace, context.item_grid.items_along_batch * context.item_grid.items_along_tokens);
     return COT_OK;
 }

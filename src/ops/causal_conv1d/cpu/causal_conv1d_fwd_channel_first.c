@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * causal_conv1d_fwd_channel_first.c: y[t] = act(bias + sum_k w[k] * xe[t+k]), for tensors with contiguous time.
+ * causal_conv1d_fwd_channel_first.c: y[t] = act(bias + sum_k w[k] * xe[t+k]), for tensors with contiguous time. xe is x
+ * after the K-1 inputs of the state, or after K-1 zeros.
  *
  * An item is a range of batch elements, tokens and channels (causal_conv1d_items.h). Its tokens are divided
  * into pieces (causal_conv1d_pieces.h). Each row of a piece is convolved with consecutive tokens in the lanes
@@ -13,7 +14,7 @@ typedef struct forward_context {
     const conv1d_forward_problem *problem;
     conv1d_sequences sequences;
     conv1d_item_grid item_grid;
-    int64_t items; /* without the items of final_state */
+    int64_t output_items; /* without the items of final_state */
     bool x_in_place, y_in_place, nontemporal;
     int64_t max_piece_tokens;
 } forward_context;
@@ -27,8 +28,8 @@ static void zero_outputs(const cot_tensor *y, const conv1d_piece *piece, int64_t
                            cot_clamp(piece->end - t, 0, CONV1D_ROW_BUFFER_TOKENS));
 }
 
-/* The rows of a piece. If x is f32 and contiguous, the loop reads x in place. Outputs whose inputs reach back to a
- * state or before the first token read a copy in `inputs`; without x_in_place all outputs do. */
+/* The rows of a piece. If x is f32 and contiguous, the loop reads x in place. The first outputs of a piece may read
+ * inputs that lie in a state or before the tensor, so they read a copy in `inputs`. Without x_in_place all outputs do. */
 typedef struct piece_work {
     const forward_context *context;
     const conv1d_piece *piece;
@@ -47,21 +48,23 @@ static void forward_row(piece_work *work, int64_t d, const float *weight, bool l
     conv1d_row row = work->row;
     row.weight = weight;
     row.y = work->y_in_place ? (void *)y : work->outputs;
-    row.n = work->x_in_place ? conv1d_head_length(piece, K) : n;
-    if (row.n > 0) {
+    /* The first `copied` outputs of a piece read inputs that lie in a state or before the tensor, so they read a copy.
+     * With x_in_place: 0, CONV1D_MIXED_TOKENS (one entry of `mixed`) or n. */
+    const int64_t copied = work->x_in_place ? conv1d_head_length(piece, K) : n;
+    if (copied > 0) {
+        row.n = copied;
         const char *next = last_channel ? NULL : conv1d_element(&a->x, piece->b, d + 1, piece->begin);
         row.prefetch = conv1d_prefetch_next_row(work->inputs, next);
         row.x = work->inputs;
-        conv1d_copy_inputs(piece, &a->x, &a->initial_state, K, d, piece->begin + row.n, work->inputs);
+        conv1d_copy_inputs(piece, &a->x, &a->initial_state, K, d, piece->begin + copied, work->inputs);
         conv1d_convolve(&row);
     }
-    if (row.n < n) {
-        const int64_t head = row.n; /* 0 or CONV1D_MIXED_TOKENS: one entry of `mixed` */
-        row.x = (const float *)(const void *)conv1d_element(&a->x, piece->b, d, piece->begin) + head - (K - 1);
-        row.y = conv1d_y_element(&row, head);
-        row.seq_ids = row.seq_ids != NULL ? row.seq_ids + head : NULL;
-        row.mixed = row.mixed != NULL ? work->mixed + (head > 0) : NULL;
-        row.n = n - head;
+    if (copied < n) {
+        row.x = (const float *)(const void *)conv1d_element(&a->x, piece->b, d, piece->begin) + copied - (K - 1);
+        row.y = conv1d_y_element(&row, copied);
+        row.seq_ids = row.seq_ids != NULL ? row.seq_ids + copied : NULL;
+        row.mixed = row.mixed != NULL ? work->mixed + (copied > 0) : NULL;
+        row.n = n - copied;
         row.prefetch = conv1d_prefetch_same_row(row.x);
         conv1d_convolve(&row);
     }
@@ -99,10 +102,10 @@ static void forward_item(void *argument, int64_t index, void *scratch)
     const cot_causal_conv1d_forward_args *a = &context->problem->args;
     const conv1d_sizes *sizes = &context->problem->sizes;
     const int64_t K = sizes->K;
-    if (index >= context->items) {
+    if (index >= context->output_items) {
         const int64_t state_items = conv1d_state_items(sizes);
-        conv1d_store_final_state(sizes, a, (index - context->items) / state_items,
-                                 (index - context->items) % state_items);
+        conv1d_store_final_state(sizes, a, (index - context->output_items) / state_items,
+                                 (index - context->output_items) % state_items);
         return;
     }
     const conv1d_item item = conv1d_item_channel_first(&context->item_grid, sizes, index);
@@ -143,10 +146,10 @@ cot_status V_NAME(causal_conv1d_fwd_channel_first)(cot_queue *queue, const void 
     context.max_piece_tokens = in_place && (context.sequences.split_at_sequences || !packed) ? CONV1D_MAX_ITEM_TOKENS
                                                                                              : CONV1D_ROW_BUFFER_TOKENS;
     if (cot_is_present(&a->y))
-        context.items = conv1d_item_count(&context.item_grid);
-    int64_t items = context.items;
+        context.output_items = conv1d_item_count(&context.item_grid);
+    int64_t all_items = context.output_items;
     if (cot_is_present(&a->final_state) && p->sizes.K > 1)
-        items += p->sizes.state_count * conv1d_state_items(&p->sizes);
-    cot_run_items_scratch(queue, items, forward_item, &context);
+        all_items += p->sizes.state_count * conv1d_state_items(&p->sizes);
+    cot_run_items_scratch(queue, all_items, forward_item, &context);
     return COT_OK;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * causal_conv1d_fwd_channel_last.c: y[t] = act(bias + sum_k w[k] * xe[t+k]), for tensors with contiguous channels,
- * or with few tokens.
+ * or with few tokens. xe is x after the K-1 inputs of the state, or after K-1 zeros.
  *
  * An item is a range of batch elements, tokens and channels (causal_conv1d_items.h). Tiles of tokens are
  * processed in columns of VW channels (causal_conv1d_columns.h). The loops read and write the tensors in place, or use
@@ -29,7 +29,7 @@ typedef struct forward_context {
     const conv1d_forward_problem *problem;
     conv1d_sequences sequences;
     conv1d_item_grid item_grid;
-    int64_t items; /* without the items of final_state */
+    int64_t output_items; /* without the items of final_state */
     bool direct, nontemporal;
 } forward_context;
 
@@ -38,7 +38,7 @@ typedef struct forward_work {
     const forward_context *context;
     int64_t d_begin, channels, pitch;
     _Alignas(64) float column_state[CONV1D_COLUMN_STATE];
-    float x[CONV1D_BUFFERED_TILE], y[CONV1D_BUFFERED_TILE];
+    float x[CONV1D_BUFFERED_TILE_FLOATS], y[CONV1D_BUFFERED_TILE_FLOATS];
 } forward_work;
 
 _Static_assert(sizeof(forward_work) <= CONV1D_CHANNEL_LAST_SCRATCH, "forward_work must fit in the thread's scratch");
@@ -106,10 +106,10 @@ static void forward_item(void *argument, int64_t index, void *scratch)
     const forward_context *context = argument;
     const cot_causal_conv1d_forward_args *a = &context->problem->args;
     const conv1d_sizes *sizes = &context->problem->sizes;
-    if (index >= context->items) {
+    if (index >= context->output_items) {
         const int64_t state_items = conv1d_state_items(sizes);
-        conv1d_store_final_state(sizes, a, (index - context->items) / state_items,
-                                 (index - context->items) % state_items);
+        conv1d_store_final_state(sizes, a, (index - context->output_items) / state_items,
+                                 (index - context->output_items) % state_items);
         return;
     }
     const conv1d_item item = conv1d_item_channel_last(&context->item_grid, sizes, index);
@@ -146,10 +146,10 @@ cot_status V_NAME(causal_conv1d_fwd_channel_last)(cot_queue *queue, const void *
                        conv1d_uses_nontemporal_stores(&p->sizes, 2),
     };
     if (cot_is_present(&a->y))
-        context.items = conv1d_item_count(&context.item_grid);
-    int64_t items = context.items;
+        context.output_items = conv1d_item_count(&context.item_grid);
+    int64_t all_items = context.output_items;
     if (cot_is_present(&a->final_state) && p->sizes.K > 1)
-        items += p->sizes.state_count * conv1d_state_items(&p->sizes);
-    cot_run_items_scratch(queue, items, forward_item, &context);
+        all_items += p->sizes.state_count * conv1d_state_items(&p->sizes);
+    cot_run_items_scratch(queue, all_items, forward_item, &context);
     return COT_OK;
 }

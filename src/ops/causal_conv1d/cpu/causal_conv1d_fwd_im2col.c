@@ -98,10 +98,11 @@ static void product_item(void *arg, int64_t index, void *scratch)
     const context *c = arg;
     const cot_causal_conv1d_forward_args *a = &c->problem->args;
     const conv1d_sizes *sizes = &c->problem->sizes;
-    const int64_t channel_items = cot_ceil_div(c->layout.D, ITEM_CHANNELS),
-                  token_items = cot_ceil_div(c->layout.T, ITEM_TOKENS), terms = c->layout.D * sizes->K;
-    const int64_t n0 = index % channel_items * ITEM_CHANNELS, t0 = index / channel_items % token_items * ITEM_TOKENS,
-                  b = index / channel_items / token_items;
+    const int64_t items_along_channels = cot_ceil_div(c->layout.D, ITEM_CHANNELS),
+                  items_along_tokens = cot_ceil_div(c->layout.T, ITEM_TOKENS), terms = c->layout.D * sizes->K;
+    const int64_t n0 = index % items_along_channels * ITEM_CHANNELS,
+                  t0 = index / items_along_channels % items_along_tokens * ITEM_TOKENS,
+                  b = index / items_along_channels / items_along_tokens;
     const int64_t tokens = cot_min(c->layout.T - t0, ITEM_TOKENS), channels = cot_min(c->layout.D - n0, ITEM_CHANNELS);
     const bool silu = a->activation == COT_ACTIVATION_SILU;
     float *const product = scratch; /* [ITEM_TOKENS][ITEM_CHANNELS], the C form of simd/matmul.h */

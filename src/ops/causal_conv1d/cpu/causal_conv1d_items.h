@@ -2,8 +2,8 @@
  * causal_conv1d_items.h: how the vector kernels divide a problem into work items. For the kernels and the kernel
  * table.
  *
- * The division depends on shapes, dtypes and whether sequences are packed. So neither the instruction set nor the number
- * of threads changes the order of a sum. */
+ * The division depends on B, D, T, K and the dtype of x. So the number of threads does not change the order of a sum.
+ * Inside an item the order also depends on the packing, the strides, the requested gradients and the vector width. */
 #ifndef COT_CAUSAL_CONV1D_ITEMS_H
 #define COT_CAUSAL_CONV1D_ITEMS_H
 
@@ -13,7 +13,7 @@ enum {
     CONV1D_MAX_K = 32,               /* wider filters run on the scalar kernel */
     CONV1D_ROW_BUFFER_TOKENS = 2048, /* tokens of the buffers of a row, which fit in L1; channel-last: of a piece */
     CONV1D_MAX_ITEM_TOKENS = 16384,  /* tokens of one item, channel-first */
-    /* Channels of one item. Wide items are for tensors larger than the caches: they read few long memory ranges. */
+    /* Channels of one item. Wide items are for x of at least CONV1D_WIDE_BYTES: they read few long memory ranges. */
     CONV1D_CHANNEL_FIRST_MAX_ITEM_CHANNELS = 64,
     CONV1D_CHANNEL_LAST_ITEM_CHANNELS = 512,
     CONV1D_CHANNEL_LAST_WIDE_ITEM_CHANNELS = 2048,
@@ -29,22 +29,24 @@ enum {
 };
 
 /* Buffers of a channel-last item, in the thread's scratch. The buffers count floats, the scratch sizes bytes.
- * Only filters of K <= 4 have items of CONV1D_CHANNEL_LAST_WIDE_ITEM_CHANNELS (conv1d_item_channels). */
+ * Only filters of K <= 4 have items of CONV1D_CHANNEL_LAST_WIDE_ITEM_CHANNELS (conv1d_channel_last_item_channels). */
 enum {
-    CONV1D_BUFFERED_TILE = 4 * (CONV1D_CHANNEL_LAST_WIDE_ITEM_CHANNELS + 16), /* a tile that passes through a buffer */
+    /* A tile that passes through a buffer: 4 tokens of 2048 channels, or 8 of 512 (conv1d_buffered_tile_tokens), each with
+     * CONV1D_PITCH_PADDING, which is at most 16. */
+    CONV1D_BUFFERED_TILE_FLOATS = 4 * (CONV1D_CHANNEL_LAST_WIDE_ITEM_CHANNELS + 16),
     /* 2K vectors for each column (see conv1d_pack_vector), and 5K+1 in the backward. */
     CONV1D_COLUMN_STATE = 8 * CONV1D_CHANNEL_LAST_WIDE_ITEM_CHANNELS,
     CONV1D_BWD_COLUMN_STATE = 21 * CONV1D_CHANNEL_LAST_WIDE_ITEM_CHANNELS,
-    CONV1D_CHANNEL_LAST_SCRATCH = 4 * (CONV1D_COLUMN_STATE + 2 * CONV1D_BUFFERED_TILE) + 256,
-    CONV1D_BWD_CHANNEL_LAST_SCRATCH = 4 * (CONV1D_BWD_COLUMN_STATE + 3 * CONV1D_BUFFERED_TILE) + 256
+    CONV1D_CHANNEL_LAST_SCRATCH = 4 * (CONV1D_COLUMN_STATE + 2 * CONV1D_BUFFERED_TILE_FLOATS) + 256,
+    CONV1D_BWD_CHANNEL_LAST_SCRATCH = 4 * (CONV1D_BWD_COLUMN_STATE + 3 * CONV1D_BUFFERED_TILE_FLOATS) + 256
 };
 
-/* An item is item_batch batch elements x item_tokens tokens x item_channels channels. batch_items, token_items and
- * channel_items are the numbers of items along these axes; the last item of an axis may be smaller. Kernels divide an
- * item into pieces, and a piece into rows or tiles: docs/kernels/causal_conv1d_cpu.md. */
+/* An item is batch_per_item batch elements x tokens_per_item tokens x channels_per_item channels. The last item of an
+ * axis may be smaller. Kernels divide an item into pieces, and a piece into rows or tiles:
+ * docs/kernels/causal_conv1d_cpu.md. */
 typedef struct conv1d_item_grid {
-    int64_t item_batch, item_tokens, item_channels;
-    int64_t batch_items, token_items, channel_items;
+    int64_t batch_per_item, tokens_per_item, channels_per_item;
+    int64_t items_along_batch, items_along_tokens, items_along_channels;
 } conv1d_item_grid;
 
 /* Target number of elements of an item. Many items balance the load; large items have less start-up cost per
@@ -57,35 +59,35 @@ static inline int64_t conv1d_target_elements(const conv1d_sizes *sizes)
 
 static inline void conv1d_count_items(conv1d_item_grid *item_grid, const conv1d_sizes *sizes)
 {
-    item_grid->batch_items = cot_ceil_div(sizes->B, item_grid->item_batch);
-    item_grid->token_items = cot_ceil_div(sizes->T, item_grid->item_tokens);
-    item_grid->channel_items = cot_ceil_div(sizes->D, item_grid->item_channels);
+    item_grid->items_along_batch = cot_ceil_div(sizes->B, item_grid->batch_per_item);
+    item_grid->items_along_tokens = cot_ceil_div(sizes->T, item_grid->tokens_per_item);
+    item_grid->items_along_channels = cot_ceil_div(sizes->D, item_grid->channels_per_item);
 }
 
 static inline int64_t conv1d_item_count(const conv1d_item_grid *item_grid)
 {
-    return COT_PRODUCT(item_grid->batch_items, item_grid->token_items, item_grid->channel_items);
+    return COT_PRODUCT(item_grid->items_along_batch, item_grid->items_along_tokens, item_grid->items_along_channels);
 }
 
 static inline conv1d_item_grid conv1d_item_grid_channel_first(const conv1d_sizes *sizes)
 {
     const int64_t target_elements = conv1d_target_elements(sizes);
     conv1d_item_grid item_grid;
-    item_grid.item_tokens = cot_clamp(sizes->T, 1, CONV1D_MAX_ITEM_TOKENS);
-    item_grid.item_channels = cot_clamp(target_elements / item_grid.item_tokens, 1,
-                                        cot_clamp(sizes->D, 1, CONV1D_CHANNEL_FIRST_MAX_ITEM_CHANNELS));
-    item_grid.item_batch =
-        cot_clamp(target_elements / (item_grid.item_tokens * item_grid.item_channels), 1, cot_clamp(sizes->B, 1, 1024));
+    item_grid.tokens_per_item = cot_clamp(sizes->T, 1, CONV1D_MAX_ITEM_TOKENS);
+    item_grid.channels_per_item = cot_clamp(target_elements / item_grid.tokens_per_item, 1,
+                                            cot_clamp(sizes->D, 1, CONV1D_CHANNEL_FIRST_MAX_ITEM_CHANNELS));
+    item_grid.batch_per_item = cot_clamp(target_elements / (item_grid.tokens_per_item * item_grid.channels_per_item), 1,
+                                         cot_clamp(sizes->B, 1, 1024));
     conv1d_count_items(&item_grid, sizes);
     return item_grid;
 }
 
-/* A tensor of at least this many bytes does not fit in the caches. */
+/* An x of at least this many bytes counts as larger than the L3 cache. */
 enum { CONV1D_WIDE_BYTES = 64 << 20 };
 
-/* Channels of a channel-last item. Their column state (CONV1D_COLUMN_STATE) stays in the L1 cache. For tensors
- * larger than the caches it stays in the L2 cache. */
-static inline int64_t conv1d_item_channels(const conv1d_sizes *sizes)
+/* Channels of a channel-last item. Their column state (CONV1D_COLUMN_STATE) stays in the L1 cache, that of a wide item
+ * in the L2 cache. */
+static inline int64_t conv1d_channel_last_item_channels(const conv1d_sizes *sizes)
 {
     if (sizes->K > 4)
         return sizes->K <= 8 ? 256 : 64;
@@ -100,12 +102,12 @@ static inline conv1d_item_grid conv1d_item_grid_channel_last(const conv1d_sizes 
 {
     const int64_t target_elements = conv1d_target_elements(sizes);
     conv1d_item_grid item_grid;
-    item_grid.item_channels = cot_clamp(sizes->D, 1, conv1d_item_channels(sizes));
-    const double tokens_per_item =
-        (double)sizes->B * (double)sizes->D * (double)sizes->T / (32.0 * (double)item_grid.item_channels);
-    item_grid.item_tokens = cot_clamp(sizes->T, 1, tokens_per_item >= 512 ? 512 : tokens_per_item >= 256 ? 256 : 128);
-    item_grid.item_batch =
-        cot_clamp(target_elements / (item_grid.item_tokens * item_grid.item_channels), 1, cot_clamp(sizes->B, 1, 1024));
+    item_grid.channels_per_item = cot_clamp(sizes->D, 1, conv1d_channel_last_item_channels(sizes));
+    const double target_tokens =
+        (double)sizes->B * (double)sizes->D * (double)sizes->T / (32.0 * (double)item_grid.channels_per_item);
+    item_grid.tokens_per_item = cot_clamp(sizes->T, 1, target_tokens >= 512 ? 512 : target_tokens >= 256 ? 256 : 128);
+    item_grid.batch_per_item = cot_clamp(target_elements / (item_grid.tokens_per_item * item_grid.channels_per_item), 1,
+                                         cot_clamp(sizes->B, 1, 1024));
     conv1d_count_items(&item_grid, sizes);
     return item_grid;
 }
@@ -118,13 +120,13 @@ typedef struct conv1d_item {
 static inline conv1d_item conv1d_item_at(const conv1d_item_grid *item_grid, const conv1d_sizes *sizes,
                                          int64_t batch_item, int64_t token_item, int64_t channel_item)
 {
-    conv1d_item item = {.b_begin = batch_item * item_grid->item_batch,
-                        .t_begin = token_item * item_grid->item_tokens,
-                        .d_begin = channel_item * item_grid->item_channels,
-                        .partial_index = batch_item * item_grid->token_items + token_item};
-    item.b_end = cot_clamp(item.b_begin + item_grid->item_batch, 0, sizes->B);
-    item.t_end = cot_clamp(item.t_begin + item_grid->item_tokens, 0, sizes->T);
-    item.d_end = cot_clamp(item.d_begin + item_grid->item_channels, 0, sizes->D);
+    conv1d_item item = {.b_begin = batch_item * item_grid->batch_per_item,
+                        .t_begin = token_item * item_grid->tokens_per_item,
+                        .d_begin = channel_item * item_grid->channels_per_item,
+                        .partial_index = batch_item * item_grid->items_along_tokens + token_item};
+    item.b_end = cot_clamp(item.b_begin + item_grid->batch_per_item, 0, sizes->B);
+    item.t_end = cot_clamp(item.t_begin + item_grid->tokens_per_item, 0, sizes->T);
+    item.d_end = cot_clamp(item.d_begin + item_grid->channels_per_item, 0, sizes->D);
     return item;
 }
 
@@ -132,22 +134,22 @@ static inline conv1d_item conv1d_item_at(const conv1d_item_grid *item_grid, cons
 static inline conv1d_item conv1d_item_channel_first(const conv1d_item_grid *item_grid, const conv1d_sizes *sizes,
                                                     int64_t index)
 {
-    const int64_t batch_channel = index / item_grid->token_items;
-    return conv1d_item_at(item_grid, sizes, batch_channel / item_grid->channel_items, index % item_grid->token_items,
-                          batch_channel % item_grid->channel_items);
+    const int64_t batch_channel = index / item_grid->items_along_tokens;
+    return conv1d_item_at(item_grid, sizes, batch_channel / item_grid->items_along_channels,
+                          index % item_grid->items_along_tokens, batch_channel % item_grid->items_along_channels);
 }
 
 /* Channel-last: consecutive items have the same tokens and consecutive channels. */
 static inline conv1d_item conv1d_item_channel_last(const conv1d_item_grid *item_grid, const conv1d_sizes *sizes,
                                                    int64_t index)
 {
-    const int64_t batch_token = index / item_grid->channel_items;
-    return conv1d_item_at(item_grid, sizes, batch_token / item_grid->token_items, batch_token % item_grid->token_items,
-                          index % item_grid->channel_items);
+    const int64_t batch_token = index / item_grid->items_along_channels;
+    return conv1d_item_at(item_grid, sizes, batch_token / item_grid->items_along_tokens,
+                          batch_token % item_grid->items_along_tokens, index % item_grid->items_along_channels);
 }
 
 /* The plan of the backward kernels: their item_grid, and the bytes of the partial sums of dweight and dbias,
- * [batch_items*token_items][K+1][D]. */
+ * [items_along_batch*items_along_tokens][K+1][D]. */
 typedef struct conv1d_items_plan {
     conv1d_item_grid item_grid;
     size_t bytes;
@@ -155,9 +157,9 @@ typedef struct conv1d_items_plan {
 
 static inline conv1d_items_plan conv1d_items_plan_of(conv1d_item_grid item_grid, const conv1d_sizes *sizes)
 {
-    return (conv1d_items_plan){
-        item_grid,
-        cot_bytes(COT_PRODUCT(item_grid.batch_items, item_grid.token_items, sizes->K + 1, sizes->D), sizeof(float))};
+    return (conv1d_items_plan){item_grid, cot_bytes(COT_PRODUCT(item_grid.items_along_batch,
+                                                                item_grid.items_along_tokens, sizes->K + 1, sizes->D),
+                                                    sizeof(float))};
 }
 
 #endif

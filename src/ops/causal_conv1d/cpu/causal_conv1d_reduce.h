@@ -17,7 +17,7 @@ enum {
 typedef struct conv1d_reduction {
     const conv1d_backward_problem *problem;
     const float *partials;
-    int64_t partial_count; /* partial sums per channel: batch_items * token_items of the item grid */
+    int64_t partial_count; /* partial sums per channel: items_along_batch * items_along_tokens of the item grid */
     int64_t
         sums_per_item; /* of an item of the reduction. A sum: one tap or the bias, CONV1D_REDUCE_CHANNELS channels */
 } conv1d_reduction;

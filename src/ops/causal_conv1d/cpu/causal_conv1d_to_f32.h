@@ -148,7 +148,9 @@ V_INLINE vf conv1d_tap_sum(int64_t K, vf chunk, vf total)
 /* AVX2, with 16 vector registers: the backward passes values through buffers in the L1 cache, not in registers. */
 enum { CONV1D_FEW_REGISTERS = VW == 8 };
 
-/* If the large tensors together have at least this many bytes, outputs are written by non-temporal stores. */
+/* If x, y and their gradients together have at least this many bytes, outputs are written by non-temporal stores. This is
+ * several times the L2 cache of a core (1 or 2 MiB). The limit for x alone, which counts as larger than the L3 cache, is
+ * CONV1D_WIDE_BYTES. */
 enum { CONV1D_NONTEMPORAL_BYTES = 8 << 20 };
 
 static inline bool conv1d_uses_nontemporal_stores(const conv1d_sizes *sizes, int tensors)

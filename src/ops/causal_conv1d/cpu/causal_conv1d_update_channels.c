@@ -23,7 +23,7 @@ static int64_t (*const convolve_tile_table[CONV1D_INSTANCES])(const conv1d_tile_
 
 typedef struct update_context {
     const conv1d_update_problem *problem;
-    int64_t item_channels, channel_items; /* channels of an item; items of a batch element */
+    int64_t channels_per_item, items_along_channels; /* an item is of one batch element */
 } update_context;
 
 /* The working state of an item, in the thread's scratch. */
@@ -33,7 +33,7 @@ typedef struct update_work {
     int64_t state_row; /* index along axis 0 of conv_state */
     int64_t start;     /* the position of x[0] in a ring, else S */
     _Alignas(64) float column_state[CONV1D_COLUMN_STATE];
-    float x[CONV1D_BUFFERED_TILE], y[CONV1D_BUFFERED_TILE];
+    float x[CONV1D_BUFFERED_TILE_FLOATS], y[CONV1D_BUFFERED_TILE_FLOATS];
 } update_work;
 
 _Static_assert(sizeof(update_work) <= CONV1D_CHANNEL_LAST_SCRATCH, "update_work must fit in the thread's scratch");
@@ -118,9 +118,9 @@ static void update_item(void *argument, int64_t index, void *scratch)
     const conv1d_sizes *sizes = &context->problem->sizes;
     update_work *const work = scratch;
     work->problem = context->problem;
-    work->b = index / context->channel_items;
-    work->d_begin = index % context->channel_items * context->item_channels;
-    work->channels = cot_clamp(context->item_channels, 0, sizes->D - work->d_begin);
+    work->b = index / context->items_along_channels;
+    work->d_begin = index % context->items_along_channels * context->channels_per_item;
+    work->channels = cot_clamp(context->channels_per_item, 0, sizes->D - work->d_begin);
     work->pitch = cot_round_up(work->channels, VW);
     work->state_row = cot_is_present(&a->conv_state_indices) ? conv1d_index(&a->conv_state_indices, work->b) : work->b;
     if (work->state_row < 0) {
@@ -144,8 +144,8 @@ cot_status V_NAME(causal_conv1d_update_channels)(cot_queue *queue, const void *p
 {
     (void)workspace;
     const conv1d_update_problem *p = problem;
-    update_context context = {.problem = p, .item_channels = conv1d_item_channels(&p->sizes)};
-    context.channel_items = cot_ceil_div(p->sizes.D, context.item_channels);
-    cot_run_items_scratch(queue, p->sizes.B * context.channel_items, update_item, &context);
+    update_context context = {.problem = p, .channels_per_item = conv1d_channel_last_item_channels(&p->sizes)};
+    context.items_along_channels = cot_ceil_div(p->sizes.D, context.channels_per_item);
+    cot_run_items_scratch(queue, p->sizes.B * context.items_along_channels, update_item, &context);
     return COT_OK;
 }
