@@ -23,6 +23,7 @@ static cot_status check_x_and_weight(const char *call, const cot_tensor *x, int 
     sizes->B = x->shape[0];
     sizes->D = x->shape[1];
     sizes->T = x->rank == 3 ? x->shape[2] : 1;
+    sizes->sequence_count = sizes->B; /* check_packing changes it */
     sizes->K = weight->shape[1];
     sizes->dtype = x->dtype;
     CHECK(cot_check_size(call, "weight", weight, 0, "D", "x", sizes->D));
@@ -53,7 +54,8 @@ static cot_status check_state(const char *call, const char *name, const cot_tens
     if (!cot_is_present(tensor))
         return COT_OK;
     CHECK(cot_check_tensor(call, name, tensor, COT_FLOATS, 3, 3));
-    CHECK(cot_check_size(call, name, tensor, 0, packed ? "N" : "B", packed ? "cu_seqlens" : "x", sizes->state_count));
+    CHECK(
+        cot_check_size(call, name, tensor, 0, packed ? "N" : "B", packed ? "cu_seqlens" : "x", sizes->sequence_count));
     CHECK(cot_check_size(call, name, tensor, 1, "D", "x", sizes->D));
     return cot_check_size(call, name, tensor, 2, "K-1", "weight", sizes->K - 1);
 }
@@ -63,7 +65,6 @@ static cot_status check_packing(const char *call, const cot_tensor *seq_idx, con
 {
     CHECK(cot_check_tensor(call, "seq_idx", seq_idx, COT_DTYPE_BIT(COT_I32), 2, 2));
     CHECK(cot_check_tensor(call, "cu_seqlens", cu_seqlens, COT_DTYPE_BIT(COT_I32), 1, 1));
-    sizes->state_count = sizes->B;
     if (cot_is_present(seq_idx) && cot_is_present(cu_seqlens))
         return cot_fail(COT_INVALID_ARGUMENT, "%s: seq_idx and cu_seqlens are both given, expected at most one", call);
     if (cot_is_present(seq_idx)) {
@@ -75,7 +76,7 @@ static cot_status check_packing(const char *call, const cot_tensor *seq_idx, con
             return cot_fail(COT_INVALID_SHAPE, "%s: x has B=%" PRId64 ", expected 1 with cu_seqlens", call, sizes->B);
         if (cu_seqlens->shape[0] < 1)
             return cot_fail(COT_INVALID_SHAPE, "%s: cu_seqlens has 0 entries, expected N+1", call);
-        sizes->state_count = cu_seqlens->shape[0] - 1;
+        sizes->sequence_count = cu_seqlens->shape[0] - 1;
     }
     return COT_OK;
 }
@@ -208,7 +209,7 @@ static cot_status validate_update(const char *call, const void *args, bool with_
     CHECK(cot_check_required(call, "conv_state", &a->conv_state));
     CHECK(cot_check_tensor(call, "conv_state", &a->conv_state, COT_FLOATS, 3, 3));
     CHECK(cot_check_size(call, "conv_state", &a->conv_state, 1, "D", "x", p->sizes.D));
-    p->sizes.state_count = a->conv_state.shape[0];
+    p->state_count = a->conv_state.shape[0];
     p->S = a->conv_state.shape[2];
     if (p->S < p->sizes.K - 1)
         return cot_fail(COT_INVALID_SHAPE, "%s: conv_state has S=%" PRId64 ", expected K-1=%" PRId64 " or more", call,
@@ -222,10 +223,10 @@ static cot_status validate_update(const char *call, const void *args, bool with_
     CHECK(cot_check_tensor(call, "conv_state_indices", &a->conv_state_indices, COT_DTYPE_BIT(COT_I32), 1, 1));
     if (cot_is_present(&a->conv_state_indices))
         CHECK(cot_check_size(call, "conv_state_indices", &a->conv_state_indices, 0, "B", "x", p->sizes.B));
-    else if (p->sizes.state_count < p->sizes.B)
+    else if (p->state_count < p->sizes.B)
         return cot_fail(COT_INVALID_SHAPE,
                         "%s: conv_state has N=%" PRId64 ", expected B=%" PRId64 " or more without conv_state_indices",
-                        call, p->sizes.state_count, p->sizes.B);
+                        call, p->state_count, p->sizes.B);
     CHECK(cot_check_required(call, "y", &a->y));
     CHECK(check_like_x(call, "y", &a->y, &a->x));
     CHECK(cot_check_f64(call, &a->x, tensors, COUNT(tensors)));
@@ -259,7 +260,7 @@ static cot_status check_update_data(const char *call, const void *problem)
     if (cot_is_present(&p->args.cache_seqlens))
         CHECK(check_cache_seqlens(call, &p->args.cache_seqlens, p->sizes.B));
     if (cot_is_present(&p->args.conv_state_indices))
-        CHECK(check_state_indices(call, &p->args.conv_state_indices, p->sizes.B, p->sizes.state_count));
+        CHECK(check_state_indices(call, &p->args.conv_state_indices, p->sizes.B, p->state_count));
     return COT_OK;
 }
 

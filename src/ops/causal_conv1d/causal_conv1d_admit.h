@@ -59,7 +59,7 @@ enum {
 /* Extra starts of a piece inside a row: one for every sequence of cu_seqlens, if there are states. */
 static inline double conv1d_restarts(const conv1d_sizes *sizes, const cot_tensor *cu_seqlens, bool states)
 {
-    return cot_is_present(cu_seqlens) && states ? (double)sizes->state_count : 0;
+    return cot_is_present(cu_seqlens) && states ? (double)sizes->sequence_count : 0;
 }
 
 static inline double cost_channel_first(const conv1d_sizes *sizes, int lanes, double gather_cycles, double restarts)

@@ -16,11 +16,11 @@ enum { COT_CAUSAL_CONV1D_FORWARD, COT_CAUSAL_CONV1D_BACKWARD, COT_CAUSAL_CONV1D_
 extern const cot_op cot_causal_conv1d_op;
 extern const cot_direction cot_causal_conv1d_directions[];
 
-/* B, D, T, K are the sizes of cotangent/causal_conv1d.h. A state tensor, where present, is [state_count, D, K-1],
- * in the update [state_count, D, S]. state_count is N with cu_seqlens, else B. A tensor that the header allows with two
- * numbers of axes has the larger number here. */
+/* B, D, T, K are the sizes of cotangent/causal_conv1d.h. sequence_count is N with cu_seqlens, else B: with seq_idx, the
+ * sequences of a batch element count as one and share a state. A state tensor, where present, is [sequence_count, D, K-1].
+ * A tensor that the header allows with two numbers of axes has the larger number here. */
 typedef struct conv1d_sizes {
-    int64_t B, D, T, K, state_count;
+    int64_t B, D, T, K, sequence_count;
     cot_dtype dtype; /* of x */
 } conv1d_sizes;
 
@@ -35,8 +35,8 @@ typedef struct conv1d_backward_problem {
 } conv1d_backward_problem;
 
 typedef struct conv1d_update_problem {
-    conv1d_sizes sizes;                 /* state_count: states of conv_state */
-    int64_t S;                          /* positions of a state */
+    conv1d_sizes sizes;
+    int64_t state_count, S;             /* conv_state is [state_count, D, S] */
     cot_causal_conv1d_update_args args; /* x and y as [B,D,T] */
 } conv1d_update_problem;
 
@@ -61,7 +61,7 @@ typedef struct conv1d_span {
 /* The number of spans of a problem. */
 static inline int64_t conv1d_span_count(const conv1d_sizes *sizes, const cot_tensor *cu_seqlens)
 {
-    return cot_is_present(cu_seqlens) ? sizes->state_count + 1 : sizes->B;
+    return cot_is_present(cu_seqlens) ? sizes->sequence_count + 1 : sizes->B;
 }
 
 static inline conv1d_span conv1d_span_at(const conv1d_sizes *sizes, const cot_tensor *seq_idx,
@@ -69,7 +69,7 @@ static inline conv1d_span conv1d_span_at(const conv1d_sizes *sizes, const cot_te
 {
     conv1d_span span = {.b = span_index, .first = 0, .end = sizes->T, .state = span_index};
     if (cot_is_present(cu_seqlens)) {
-        const bool padding = span_index == sizes->state_count;
+        const bool padding = span_index == sizes->sequence_count;
         span.b = 0;
         span.first = conv1d_index(cu_seqlens, span_index);
         span.end = padding ? sizes->T : conv1d_index(cu_seqlens, span_index + 1);

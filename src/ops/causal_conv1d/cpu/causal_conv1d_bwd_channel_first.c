@@ -740,7 +740,7 @@ cot_status V_NAME(causal_conv1d_bwd_channel_first)(cot_queue *queue, const void 
     context.gradient_items = conv1d_item_count(&context.item_grid);
     int64_t all_items = context.gradient_items;
     if (cot_is_present(&a->dinitial_state) && p->sizes.K > 1)
-        all_items += p->sizes.state_count * conv1d_state_items(&p->sizes);
+        all_items += p->sizes.sequence_count * conv1d_state_items(&p->sizes);
     cot_run_items_scratch(queue, all_items, backward_item, &context);
     conv1d_reduce(queue, p, workspace, context.item_grid.items_along_batch * context.item_grid.items_along_tokens);
     return COT_OK;

@@ -149,7 +149,7 @@ cot_status V_NAME(causal_conv1d_fwd_channel_first)(cot_queue *queue, const void 
         context.output_items = conv1d_item_count(&context.item_grid);
     int64_t all_items = context.output_items;
     if (cot_is_present(&a->final_state) && p->sizes.K > 1)
-        all_items += p->sizes.state_count * conv1d_state_items(&p->sizes);
+        all_items += p->sizes.sequence_count * conv1d_state_items(&p->sizes);
     cot_run_items_scratch(queue, all_items, forward_item, &context);
     return COT_OK;
 }

@@ -27,7 +27,7 @@ static inline conv1d_sequences conv1d_sequences_of(const conv1d_sizes *sizes, co
 {
     conv1d_sequences sequences = {sizes, seq_idx, cu_seqlens, false};
     sequences.split_at_sequences =
-        cot_is_present(cu_seqlens) && (states || sizes->T / CONV1D_LONG_SEQUENCE >= sizes->state_count);
+        cot_is_present(cu_seqlens) && (states || sizes->T / CONV1D_LONG_SEQUENCE >= sizes->sequence_count);
     return sequences;
 }
 
@@ -51,7 +51,7 @@ typedef struct conv1d_piece_iterator {
 /* The sequence of cu_seqlens that holds token t. N = the padding after the last sequence. */
 static inline int64_t conv1d_find_sequence(const conv1d_sequences *sequences, int64_t t)
 {
-    int64_t low = 0, high = sequences->sizes->state_count; /* the answer is in [low, high] */
+    int64_t low = 0, high = sequences->sizes->sequence_count; /* the answer is in [low, high] */
     while (low < high) {
         const int64_t mid = (low + high) / 2;
         if (conv1d_index(sequences->cu_seqlens, mid + 1) > t)
@@ -88,7 +88,7 @@ static inline bool conv1d_load_ids(conv1d_piece_iterator *it, int64_t low, int64
         for (int64_t t = low; t < high; t++)
             seq_ids[t - low] = ids[t * stride];
     } else {
-        const int64_t N = sequences->sizes->state_count;
+        const int64_t N = sequences->sizes->sequence_count;
         int64_t sequence = conv1d_find_sequence(sequences, low);
         for (int64_t t = low; t < high;) {
             while (sequence < N && conv1d_index(sequences->cu_seqlens, sequence + 1) <= t)
@@ -138,7 +138,7 @@ static inline bool conv1d_next_piece(conv1d_piece_iterator *it, conv1d_piece *pi
                             .valid_end = sequences->sizes->T,
                             .state = it->b};
     if (sequences->split_at_sequences) {
-        const int64_t N = sequences->sizes->state_count;
+        const int64_t N = sequences->sizes->sequence_count;
         while (it->sequence < N && conv1d_index(sequences->cu_seqlens, it->sequence + 1) <= piece->begin)
             it->sequence++;
         const bool padding = it->sequence == N;

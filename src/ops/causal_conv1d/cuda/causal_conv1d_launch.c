@@ -133,7 +133,7 @@ static conv1d_call init_call(const cot_queue *queue, const conv1d_sizes *s, cot_
                          .D = s->D,
                          .T = s->T,
                          .K = s->K,
-                         .N = s->state_count,
+                         .N = s->sequence_count,
                          .silu = activation == COT_ACTIVATION_SILU,
                          .fault = cot_cuda_fault_word(queue),
                          .partial_count = 1};
@@ -484,6 +484,7 @@ cot_status COT_LAUNCHER(causal_conv1d_update_generic)(cot_queue *queue, const vo
     const conv1d_update_problem *p = problem;
     const cot_causal_conv1d_update_args *a = &p->args;
     conv1d_call c = init_call(queue, &p->sizes, a->activation);
+    c.N = p->state_count;
     c.S = p->S;
     c.x = make_array(&a->x, 2);
     c.y = make_array(&a->y, 2);
