@@ -4,7 +4,7 @@
 #ifndef COT_ATTENTION_ADMIT_H
 #define COT_ATTENTION_ADMIT_H
 
-#include "cpu/attention_tiling.h"
+#include "cpu/attention_partition.h"
 
 #include "core/op_tables.h"
 

@@ -4,7 +4,7 @@
 #ifndef COT_ATTENTION_TILES_H
 #define COT_ATTENTION_TILES_H
 
-#include "attention_tiling.h"
+#include "attention_partition.h"
 #include "ops/attention/attention_dropout.h"
 #include "simd/matmul.h"
 

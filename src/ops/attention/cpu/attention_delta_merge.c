@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_rows.c: delta and merge, which read every row once:
+ * attention_delta_merge.c: delta and merge, which read every row once:
  *
  *     delta[b,h,i] = sum_c dout[b,i,h,c] out[b,i,h,c] - dlse[b,h,i]
  *     lse = log(exp(lse_a) + exp(lse_b) + exp(sink));  out = exp(lse_a - lse) out_a + exp(lse_b - lse) out_b

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
- * attention_tiling.h: the tiling of the tiled kernels and the layout of their workspace; both depend on the shape
+ * attention_partition.h: how the tiled kernels divide a call, and the layout of their workspace. Both depend on the shape
  * alone.
  *
  * Queries and keys are cut into blocks. Each sequence starts a new block. Each block has a slot: the slot's number
  * gives the place of the block's packed operands in the workspace. Packed sequences have some spare slots, because
  * their lengths are not known when the workspace is sized. */
-#ifndef COT_ATTENTION_TILING_H
-#define COT_ATTENTION_TILING_H
+#ifndef COT_ATTENTION_PARTITION_H
+#define COT_ATTENTION_PARTITION_H
 
 #include "ops/attention/attention_problem.h"
 
