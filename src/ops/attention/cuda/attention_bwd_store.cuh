@@ -3,7 +3,7 @@
 #ifndef COT_ATTENTION_BWD_STORE_CUH
 #define COT_ATTENTION_BWD_STORE_CUH
 
-#include "attention_cuda.h"
+#include "attention_sm90.h"
 
 #include "../../../cuda/device/element.cuh"
 #include "../../../cuda/device/quad.cuh"

@@ -4,7 +4,7 @@
 #ifndef COT_ATTENTION_MAPS_H
 #define COT_ATTENTION_MAPS_H
 
-#include "attention_cuda.h"
+#include "attention_sm90.h"
 
 #include <cuda.h>
 

@@ -2,7 +2,7 @@
  *
  * attention_prepare_sm90.cu: the kernel attention_prepare, which runs before the Hopper kernels. It sets the tile
  * counter. If sequences differ in length, it also writes where each sequence begins and ends (seqlens). */
-#include "attention_cuda.h"
+#include "attention_sm90.h"
 
 #include "../../../cuda/device/fault.cuh"
 #include "../../../cuda/device/ptx.cuh"

@@ -5,7 +5,7 @@
 #define COT_ATTENTION_SM90_LAUNCH_H
 
 #include "../attention_problem.h"
-#include "attention_cuda.h"
+#include "attention_sm90.h"
 
 #include "core/op_tables.h"
 

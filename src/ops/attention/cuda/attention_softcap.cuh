@@ -3,7 +3,7 @@
 #ifndef COT_ATTENTION_SOFTCAP_CUH
 #define COT_ATTENTION_SOFTCAP_CUH
 
-#include "attention_cuda.h"
+#include "attention_sm90.h"
 
 #include "../../../cuda/device/activation.cuh"
 

@@ -4,7 +4,7 @@
 #ifndef COT_ATTENTION_VARLEN_CUH
 #define COT_ATTENTION_VARLEN_CUH
 
-#include "attention_cuda.h"
+#include "attention_sm90.h"
 
 #include "../../../cuda/device/ptx.cuh"
 

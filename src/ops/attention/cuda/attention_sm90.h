@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * attention_cuda.h: arguments that the host passes to the Hopper kernels of this op, by value. For C and CUDA. */
-#ifndef COT_ATTENTION_CUDA_H
-#define COT_ATTENTION_CUDA_H
+ * attention_sm90.h: arguments that the host passes to the Hopper kernels of this op, by value. For C and CUDA. */
+#ifndef COT_ATTENTION_SM90_H
+#define COT_ATTENTION_SM90_H
 
 #include <stdint.h>
 
