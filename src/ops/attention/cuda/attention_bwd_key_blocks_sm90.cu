@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * attention_bwd_key_blocks_sm90.cu: the key-block kernel, the backward on Hopper for d and d_v up to 128. *Columns*: the
- * larger of d and d_v, rounded up to 64 or 128. docs/kernels/glossary.md defines *key block*. K and V of a key block stay
+ * larger of d and d_v, rounded up to 64 or 128: the width of a tile in shared memory. *Used columns*: rounded up to 64, 96 or
+ * 128: what the products and stores take. docs/kernels/glossary.md defines *key block*. K and V of a key block stay
  * in shared memory, its dK and dV in registers. A thread block takes one key block after another (take_key_block). For
  * each, it loops over the tiles of queries that attend to the keys, and takes each tile for all query heads that share
  * the key-value head (the group). The first tiles of a key block are loaded while the key block before is computed. The
@@ -60,8 +61,8 @@
  *
  * Each kernel has these versions:
  *
- *   plain        full and causal masks, d = d_v = 64 or 128
- *   _stores_dq   the same, with STORES_DQ. A single kernel with a run-time branch was 8 % slower for long sequences at
+ *   plain        full and causal masks, d = d_v = 64, 96 or 128
+ *   _stores_dq   the same, d = d_v = 64 or 128, with STORES_DQ. A single kernel with a run-time branch was 8 % slower for long sequences at
  *                128 columns
  *   _general     also windows, sequences of different lengths, and smaller d and d_v: TMA fills the other columns with 0
  *   _softcap     also softcap
