@@ -62,8 +62,8 @@
  * Each kernel has these versions:
  *
  *   plain        full and causal masks, d = d_v = 64, 96 or 128
- *   _stores_dq   the same, d = d_v = 64 or 128, with STORES_DQ. A single kernel with a run-time branch was 8 % slower for long sequences at
- *                128 columns
+ *   _stores_dq   the same with STORES_DQ, d = d_v = 64 or 128. A single kernel with a run-time branch was 8 % slower for long
+ *                sequences at 128 columns
  *   _general     also windows, sequences of different lengths, and smaller d and d_v: TMA fills the other columns with 0
  *   _softcap     also softcap
  *
