@@ -173,16 +173,22 @@ static void forward_case(const attention_case_params *p, cot_case *c)
     c->flops = 2 * (double)(p->d + p->d_v) * visible_pairs(p);
 }
 
-/* The number of elements in a row of dk or dv that share one independent error, for the norm rule (compare.h). All
- * columns of a row share the errors of its P. P varies from pair to pair like exp of a unit normal. So n pairs count
- * as (sum P^2)^2 / sum P^4 = n e^-4 independent errors. These are fewer than the columns if few queries see the key.
- * (Measured over 100 seeds of B1 H2/1 T384/256 d33/17 causal, f32: the error's norm over dv's last 15 keys was 0.4 to
- * 1.9 times the scalar kernel's, its mean below 1. Over whole blocks of 4096 elements it was 0.6 to 1.25 times.) */
-static int64_t elements_per_error(const attention_case_params *p, int64_t columns)
+/* The number of elements in a row of a gradient that share one independent error, for the norm rule (compare.h). All
+ * columns of a row share the errors of its P: in dk and dv those of the queries that attend to the key, in dq those of the
+ * query's keys. P varies from pair to pair like exp of a unit normal. So n pairs count as (sum P^2)^2 / sum P^4 = n e^-4
+ * independent errors. These are fewer than the columns if few pairs belong to the row. (Measured over 100 seeds of
+ * B1 H2/1 T384/256 d33/17 causal, f32: the error's norm over dv's last 15 keys was 0.4 to 1.9 times the scalar kernel's, its
+ * mean below 1. Over whole blocks of 4096 elements it was 0.6 to 1.25 times.) */
+static int64_t elements_per_error(const attention_case_params *p, int64_t rows, int64_t columns)
 {
-    const double row_count = (double)p->B * (double)p->Hkv * (double)p->Tk;
+    const double row_count = (double)p->B * (double)rows;
     const double errors = row_count > 0 ? visible_pairs(p) / row_count / exp(4) : 0;
     return errors >= (double)columns ? 1 : errors <= 1 ? columns : (int64_t)ceil((double)columns / errors);
+}
+
+static void set_shared(const attention_case_params *p, cot_case *c, const char *field, int64_t rows, int64_t columns)
+{
+    c->shared[cot_field_index(&cot_attention_directions[p->direction], field)] = elements_per_error(p, rows, columns);
 }
 
 static void backward_case(const attention_case_params *p, cot_case *c)
@@ -203,12 +209,13 @@ static void backward_case(const attention_case_params *p, cot_case *c)
     if (!p->no_dq) {
         a->dq = query_tensor(p, c, "dq", output_dtype(p), p->d);
         c->nondeterministic[cot_field_index(&cot_attention_directions[p->direction], "dq")] = p->allow_nondeterminism;
+        set_shared(p, c, "dq", p->H * p->Tq, p->d);
     }
     if (!p->no_dkv) {
         a->dk = key_tensor(p, c, "dk", output_dtype(p), p->d);
         a->dv = key_tensor(p, c, "dv", output_dtype(p), p->d_v);
-        c->shared[cot_field_index(&cot_attention_directions[p->direction], "dk")] = elements_per_error(p, p->d);
-        c->shared[cot_field_index(&cot_attention_directions[p->direction], "dv")] = elements_per_error(p, p->d_v);
+        set_shared(p, c, "dk", p->Hkv * p->Tk, p->d);
+        set_shared(p, c, "dv", p->Hkv * p->Tk, p->d_v);
     }
     if (p->sink)
         a->dsink = a->sink;
