@@ -178,7 +178,8 @@ typedef struct cot_parallel_options {
     int64_t stripe;     /* rows of a stripe with COT_CUT_STRIPED; else 0 */
     int32_t head_ranks; /* attention: ranks that exchange heads, see below; 0 = 1. Convolution: 0 or 1 */
     int64_t length; /* convolution: T of the whole sequence. Attention: 0, its arguments have the lengths. The functions
-                      * cot_shard* do not read head_ranks and length */
+                     * cot_shard* read only cut and stripe */
+    int32_t all_gather; /* attention: 1: each rank gathers all keys and values, see below; 0: a ring. Convolution: 0 */
 } cot_parallel_options;
 
 /* Writes the number of rows that a rank holds of `length` rows. options may be NULL, also in the next three calls.
@@ -228,8 +229,15 @@ COT_PARALLEL_API cot_status cot_unshard(const cot_parallel_options *options, int
  * In the backward, delta and lse are those of the whole sequence. Rank r computes its part of dk and dv for the keys of
  * rank r-s, in float32, and sends it to their owner, which adds the parts in the order of the steps.
  *
+ * All-gather (all_gather = 1): instead of the ring, each rank gathers the keys and values that its queries attend to.
+ * Each of its ranges of rows is one call of the core, which writes the results in their own dtypes. In the backward the
+ * rank computes its part of dk and dv for these keys, in float32 (f64 in f64 calls). The owner of a key adds the parts in
+ * the order of the ranks, in f64, and rounds once. Ranks that are threads with CPU queues, or with queues of one GPU,
+ * read each other's memory: rank 0 gathers for all of them. N / head_ranks is at most 64: else COT_UNSUPPORTED.
+ *
  * Heads (head_ranks = C > 1): ranks r with the same r / C exchange all-to-all, so that each holds the rows of all C
- * ranks for H/C heads. The ring then has N/C places. C = N has no ring. N and H must be multiples of C. Hkv must be
+ * ranks for H/C heads. The ring, or the
+ * all-gather, then has N/C places. C = N has neither. N and H must be multiples of C. Hkv must be
  * a multiple of C, or C of Hkv. A bias needs C = 1: else COT_UNSUPPORTED. So does dropout, unless H times the rows of
  * all queries (B*q_length, or q_length in packed calls) is less than 2^31. */
 COT_PARALLEL_API cot_status cot_parallel_attention_forward(cot_group *group, cot_queue *queue,

@@ -14,6 +14,7 @@
 #include "shard.h"
 
 #include "core/integers.h"
+#include "core/tensor.h"
 
 /* A window without a bound. Sums with positions do not overflow. */
 #define ATTENTION_UNBOUNDED (COT_HUGE / 4)
@@ -30,12 +31,33 @@ typedef struct row_ranges {
     int64_t *first;
 } row_ranges;
 
+/* Rows begin .. end of all keys, and ascending spans that do not meet. */
+typedef struct row_span {
+    int64_t begin, end;
+} row_span;
+
+typedef struct row_spans {
+    row_span *list;
+    int64_t count;
+} row_spans;
+
 /* The keys and values of a line, or parts of their gradients, as one message. */
 typedef struct block {
     char *data;
     size_t bytes;
     cot_tensor k, v;
 } block;
+
+/* Results of a line's queries. */
+typedef struct results {
+    cot_tensor out, lse;
+} results;
+
+/* Gradients of a line's queries, and of keys. */
+typedef struct gradients {
+    cot_tensor dq, dk, dv, dbias;
+    bool add; /* they are added to */
+} gradients;
 
 typedef struct attention_call {
     cot_group_call base;
@@ -64,6 +86,7 @@ typedef struct attention_call {
     row_ranges *q_ranges, *k_ranges; /* [R] */
     row_ranges own;                  /* the query ranges of this rank alone */
     bool *needed;                    /* [R*R]: whether line i attends to a key of line j, at i*R + j */
+    row_spans *seen;                 /* [R], with all_gather: the rows of all keys that a line attends to */
 
     cot_tensor q, k, v, lse, delta, dout; /* of the line, for this rank's heads */
 } attention_call;
@@ -74,8 +97,13 @@ cot_status attention_check(void *call);
 cot_status attention_words(const void *call);
 void attention_free(void *call);
 
-/* attention_ranges.c: fills q_lines to needed. False: no memory. */
+/* attention_ranges.c: fills q_lines to seen. False: no memory. */
 bool attention_cut(attention_call *c);
+/* Adds a span to spans that have memory for one more. */
+void attention_add_span(row_spans *spans, row_span span);
+/* Whether the mask depends on positions that the core does not find from the sizes of a pair alone. The core then takes
+ * positions as block arguments, and no sink. */
+bool attention_has_positions(const attention_call *c);
 /* Whether a query of one range attends to a key of another, in any batch. Both are of the same sequence. */
 bool attention_attends(const attention_call *c, const row_range *q, const row_range *k);
 
@@ -85,13 +113,17 @@ typedef struct range_pair {
     int64_t q_index, q_count; /* the ranges of queries */
     row_range q, k;
     bool joined, causal;
+    bool complete; /* the keys are all that a query of the range attends to; k.row is their row among all keys */
 } range_pair;
 
-/* Calls body for every visible pair of this line's queries and the keys of line k_line, in a fixed order. Ranges are
- * joined where the call has nothing that depends on positions but its mask. */
 double attention_pairs(const attention_call *c, const range_pair *pair); /* queries and visible keys of a pair */
 typedef cot_status pair_body(const attention_call *c, void *context, const range_pair *pair);
+/* Calls body for every visible pair of this line's queries and the keys of line k_line, in a fixed order. Ranges are
+ * joined where the call has nothing that depends on positions but its mask. */
 cot_status attention_each_pair(const attention_call *c, int64_t k_line, pair_body *body, void *context);
+/* Calls body for every range of this line's queries with all keys that it attends to, from the last range to the first.
+ * The keys may be none. */
+cot_status attention_each_query_range(const attention_call *c, pair_body *body, void *context);
 /* The lengths of sequence b that seqused leaves, and the whole lengths. */
 int64_t attention_used(const attention_call *c, bool keys, int64_t b);
 int64_t attention_index(const cot_tensor *tensor, int64_t i);
@@ -138,7 +170,104 @@ cot_messages attention_take_exchange(const attention_call *c, cot_arena *memory,
 cot_status attention_to_heads(const attention_call *c, const cot_messages *x, const head_field *fields, int count);
 cot_status attention_to_rows(const attention_call *c, const cot_messages *x, const head_field *fields, int count);
 
-/* ---- attention_ring.c ------------------------------------------------------------------------------------------- */
+/* ---- attention_core.c: calls of the core ------------------------------------------------------------------------- */
+
+/* Calls body for each batch and head if the call is divided into single heads, else once with -1. */
+typedef cot_status head_body(const attention_call *c, void *context, const range_pair *pair, int64_t b, int64_t h);
+cot_status attention_each_head(const attention_call *c, void *context, const range_pair *pair, head_body *body);
+/* The core's forward of a pair, whose key rows are rows of `keys`. Of `outputs`, out, lse and sink are read: views of the
+ * pair's rows and heads. */
+cot_status attention_core_forward(const attention_call *c, const range_pair *pair, const block *keys, int64_t b,
+                                  int64_t h, const cot_attention_forward_args *outputs);
+/* The core's backward of a pair. The key rows of the pair are rows of `keys`, of to->dk and of to->dv. */
+cot_status attention_core_backward(const attention_call *c, const range_pair *pair, const block *keys,
+                                   const gradients *to);
+
+/* ---- attention_parameters.c: sinks, and gradients of parameters -------------------------------------------------- */
+
+/* Adds the sink to results without it, in c->sum. */
+cot_status attention_add_sinks(const attention_call *c, const results *r);
+
+/* Sums of parameter gradients over all ranks, in f64. */
+typedef struct parameter_sums {
+    double *dsink, *dbias;
+    int64_t dbias_count;
+    void *memory;
+} parameter_sums;
+
+parameter_sums attention_take_parameters(const attention_call *c, cot_arena *memory);
+cot_status attention_sum_parameters(const attention_call *c, const parameter_sums *p, const cot_tensor *delta,
+                                    const cot_tensor *dbias);
+
+/* ---- the ring, and the all-gather --------------------------------------------------------------------------------- */
+
+enum { TAG_KEYS = 2, TAG_PARTS = 3 }; /* ring: plus twice the step */
+
+/* The rank of another line with this rank's heads. */
+static inline int attention_rank_of(const attention_call *c, int64_t line)
+{
+    return (int)(line * c->C + c->column);
+}
+
+/* dk and dv of some rows of keys, in the dtype of sums. */
+static inline bool attention_has_key_gradients(const attention_call *c)
+{
+    return cot_is_present(&c->a.dk) || cot_is_present(&c->a.dv);
+}
+
+/* attention_ring.c */
+typedef struct key_ring {
+    block own, received[2];
+    cot_transfer *sends; /* [R] */
+    cot_transfer receives[2];
+} key_ring;
+
+typedef struct ring_forward {
+    key_ring r;
+    results to;                      /* of the keys so far */
+    cot_tensor block_out, block_lse; /* of one block of keys */
+    bool *started;                   /* for each range of queries: `to` has keys */
+    block current;
+} ring_forward;
+
+typedef struct ring_backward {
+    key_ring r;
+    gradients to; /* dk and dv: of the current step */
+    block sums;   /* dk and dv of this line's keys */
+    block sent[2], received[2];
+    cot_transfer sends[2], receives[2];
+    block keys, part; /* of the current step; part: dk and dv */
+} ring_backward;
+
+/* to: in the dtype of sums. */
+void attention_take_ring_forward(const attention_call *c, cot_arena *memory, const results *to, ring_forward *f);
+cot_status attention_ring_forward(const attention_call *c, ring_forward *f);
+void attention_take_ring_backward(const attention_call *c, cot_arena *memory, const gradients *to, const block *sums,
+                                  ring_backward *w);
+cot_status attention_ring_backward(const attention_call *c, ring_backward *w);
+
+/* attention_gather.c */
+typedef struct key_gather {
+    bool shared;   /* all lines read the keys of one line, and each other's parts of gradients, where they are */
+    row_span rows; /* of all keys, that `keys` holds */
+    block keys;
+    row_span part_rows; /* of all keys, that `parts` holds */
+    block parts;        /* dk and dv of this line's queries alone */
+    block *received;    /* [R]: the other lines' parts for this line's keys */
+    cot_transfer *sends, *receives, *part_sends, *part_receives;
+    int send_count, receive_count, part_send_count, part_receive_count;
+    row_spans written; /* of the parts */
+    const results *results;
+    const gradients *gradients;
+} key_gather;
+
+void attention_take_gather(const attention_call *c, cot_arena *memory, key_gather *g);
+/* Writes the results of the line's queries, with the sink if the call has no positions. */
+cot_status attention_gather_forward(const attention_call *c, key_gather *g, const results *to);
+/* Writes dq of the line's queries, and dk and dv of the line's keys. to->dbias is cleared before. */
+cot_status attention_gather_backward(const attention_call *c, key_gather *g, const gradients *to);
+
+/* ---- attention_run.c ---------------------------------------------------------------------------------------------- */
 
 /* Divides the memory of a call, and runs it. memory->counting: only counts the bytes. */
 cot_status attention_run_forward(attention_call *c, cot_arena *memory);

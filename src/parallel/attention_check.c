@@ -180,6 +180,7 @@ static cot_status check_begin(const attention_call *c)
 
 static cot_status check_columns(attention_call *c)
 {
+    const int32_t all_gather = c->options.all_gather;
     const int64_t size = c->base.group->size, columns = c->options.head_ranks == 0 ? 1 : c->options.head_ranks;
     if (columns < 1 || columns > size || size % columns != 0)
         return cot_fail(COT_INVALID_ARGUMENT, "%s: head_ranks is %d, expected a divisor of the group's %d ranks",
@@ -188,6 +189,13 @@ static cot_status check_columns(attention_call *c)
     c->R = size / c->C;
     c->line = c->base.group->rank / c->C;
     c->column = c->base.group->rank % c->C;
+    if (all_gather != 0 && all_gather != 1)
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: all_gather is %d, expected 0 or 1", c->base.name, (int)all_gather);
+    if (all_gather && c->R > COT_MAX_SOURCES)
+        return cot_fail(COT_UNSUPPORTED,
+                        "%s: all_gather is given with %" PRId64 " ranks divided by head_ranks %" PRId64
+                        ", expected a quotient of %d or less",
+                        c->base.name, size, c->C, COT_MAX_SOURCES);
     return COT_OK;
 }
 
@@ -314,6 +322,7 @@ cot_status attention_words(const void *call)
     } words[] = {{"cut", c->options.cut},
                  {"stripe", c->options.stripe},
                  {"head_ranks", c->C},
+                 {"all_gather", c->options.all_gather},
                  {"causal", a->causal},
                  {"window", a->window},
                  {"window_left", a->window_left},
@@ -377,6 +386,8 @@ void attention_free(void *call)
             free(c->q_ranges[line].list), free(c->q_ranges[line].first);
         if (c->k_ranges != NULL)
             free(c->k_ranges[line].list), free(c->k_ranges[line].first);
+        if (c->seen != NULL)
+            free(c->seen[line].list);
     }
     for (int64_t column = 0; column < c->C; column++) {
         if (c->q_ranks != NULL)
@@ -385,6 +396,6 @@ void attention_free(void *call)
             free(c->k_ranks[column].list);
     }
     free(c->q_lines), free(c->k_lines), free(c->q_ranks), free(c->k_ranks);
-    free(c->q_ranges), free(c->k_ranges), free(c->needed);
+    free(c->q_ranges), free(c->k_ranges), free(c->needed), free(c->seen);
     free(c->own.list), free(c->own.first);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_ranges.c: which rows the lines hold, which of them see each other, and the core's arguments for two ranges.
+ * attention_ranges.c: which rows the lines hold, which of them attend to each other, and the core's arguments for two
+ * ranges.
  *
  * A range of a packed sequence is a block of an unpacked call with one sequence. Its mask follows from the lengths in
  * seqused, so that q_begin and q_length are free to place the rows of the dropout mask: row h * R + row of the header's
@@ -61,34 +62,65 @@ static bool make_ranges(const attention_call *c, bool keys, const cot_segments *
     return true;
 }
 
-/* Whether a query of one range attends to a key of another. The visible keys of consecutive queries overlap or meet, so
- * that their union is a range. */
-static bool attends_to(const attention_call *c, const row_range *q, const row_range *k, int64_t b)
+/* The keys of sequence b that a range of queries attends to, as positions in the sequence. The visible keys of consecutive
+ * queries overlap or meet, so that their union is a range. No keys: 0 .. 0. */
+static row_span keys_of_batch(const attention_call *c, const row_range *q, int64_t b)
 {
     const int64_t used_q = attention_used(c, false, b), used_k = attention_used(c, true, b), off = used_k - used_q;
-    const int64_t first_q = q->begin, last_q = cot_min(q->begin + q->rows, used_q) - 1;
-    const int64_t first_k = k->begin, last_k = cot_min(k->begin + k->rows, used_k) - 1;
-    return first_q <= last_q && first_k <= last_k && first_q + off - c->left <= last_k &&
-           last_q + off + c->right >= first_k;
+    const int64_t last_q = cot_min(q->begin + q->rows, used_q) - 1;
+    const row_span keys = {cot_max(q->begin + off - c->left, 0), cot_min(last_q + off + c->right + 1, used_k)};
+    return q->begin <= last_q && keys.begin < keys.end ? keys : (row_span){0, 0};
+}
+
+static bool attends_to(const attention_call *c, const row_range *q, const row_range *k, int64_t b)
+{
+    const row_span keys = keys_of_batch(c, q, b);
+    return cot_max(keys.begin, k->begin) < cot_min(keys.end, k->begin + k->rows);
+}
+
+/* Batches of an unpacked call that may differ in their visible keys. */
+static int64_t batches_that_differ(const attention_call *c)
+{
+    const bool equal = !cot_is_present(&c->a.seqused_q) && !cot_is_present(&c->a.seqused_k);
+    return equal ? cot_min(1, c->B) : c->B;
 }
 
 bool attention_attends(const attention_call *c, const row_range *q, const row_range *k)
 {
     if (c->packed)
         return attends_to(c, q, k, q->b);
-    const bool equal = !cot_is_present(&c->a.seqused_q) && !cot_is_present(&c->a.seqused_k);
-    for (int64_t b = 0; b < (equal ? cot_min(1, c->B) : c->B); b++)
+    for (int64_t b = 0; b < batches_that_differ(c); b++)
         if (attends_to(c, q, k, b))
             return true;
     return false;
 }
 
+/* The keys that a range of queries attends to, from the first to the last one in any batch. */
+static row_span visible_keys(const attention_call *c, const row_range *q)
+{
+    row_span keys = {0, 0};
+    if (c->packed)
+        return keys_of_batch(c, q, q->b);
+    for (int64_t b = 0; b < batches_that_differ(c); b++) {
+        const row_span other = keys_of_batch(c, q, b);
+        if (other.begin < other.end)
+            keys = keys.begin < keys.end ? (row_span){cot_min(keys.begin, other.begin), cot_max(keys.end, other.end)}
+                                         : other;
+    }
+    return keys;
+}
+
 /* ---- pairs of ranges ------------------------------------------------------------------------------------------ */
+
+bool attention_has_positions(const attention_call *c)
+{
+    return c->a.dropout_p > 0 || cot_is_present(&c->a.seqused_q) || cot_is_present(&c->a.seqused_k) ||
+           cot_is_present(&c->a.alibi_slopes);
+}
 
 static bool can_join(const attention_call *c)
 {
-    return !c->packed && !c->single && c->a.dropout_p == 0 && !cot_is_present(&c->a.seqused_q) &&
-           !cot_is_present(&c->a.seqused_k) && !cot_is_present(&c->a.alibi_slopes) && !cot_is_present(&c->a.bias);
+    return !c->packed && !attention_has_positions(c) && !cot_is_present(&c->a.bias);
 }
 
 /* Whether every query of one range attends to every key of another; without seqused. */
@@ -183,6 +215,28 @@ cot_status attention_each_pair(const attention_call *c, int64_t k_line, pair_bod
     return body(c, context, &pair);
 }
 
+cot_status attention_each_query_range(const attention_call *c, pair_body *body, void *context)
+{
+    const row_ranges *queries = &c->q_ranges[c->line];
+    const int64_t count = queries->first[c->packed ? c->B : 1];
+    if (count > 1 && can_join(c) && c->left == ATTENTION_UNBOUNDED && c->right == ATTENTION_UNBOUNDED) {
+        const range_pair pair = {
+            .q_count = count, .q = rows_of_ranges(queries, 0, count), .k = {.rows = c->Tk}, .joined = true};
+        return body(c, context, &pair);
+    }
+    for (int64_t i = count - 1; i >= 0; i--) {
+        const row_range *q = &queries->list[i];
+        const row_span keys = visible_keys(c, q);
+        const range_pair pair = {.q_index = i,
+                                 .q_count = 1,
+                                 .q = *q,
+                                 .k = {q->b, row_of(c, true, q->b) + keys.begin, keys.end - keys.begin, keys.begin},
+                                 .complete = true};
+        CHECK(body(c, context, &pair));
+    }
+    return COT_OK;
+}
+
 double attention_pairs(const attention_call *c, const range_pair *pair)
 {
     const row_range *q = &pair->q, *k = &pair->k;
@@ -205,6 +259,33 @@ static bool line_attends(const attention_call *c, const row_ranges *q, const row
     return false;
 }
 
+void attention_add_span(row_spans *spans, row_span span)
+{
+    int64_t first = 0, end;
+    while (first < spans->count && spans->list[first].end < span.begin)
+        first++;
+    for (end = first; end < spans->count && spans->list[end].begin <= span.end; end++)
+        span = (row_span){cot_min(span.begin, spans->list[end].begin), cot_max(span.end, spans->list[end].end)};
+    memmove(&spans->list[first + 1], &spans->list[end], (size_t)(spans->count - end) * sizeof span);
+    spans->list[first] = span;
+    spans->count += first + 1 - end;
+}
+
+/* The rows of all keys that a line attends to. */
+static bool find_seen(const attention_call *c, int64_t line, row_spans *seen)
+{
+    const row_ranges *queries = &c->q_ranges[line];
+    const int64_t count = queries->first[c->packed ? c->B : 1];
+    seen->list = calloc((size_t)count + 1, sizeof *seen->list);
+    for (int64_t i = 0; seen->list != NULL && i < count; i++) {
+        const row_span keys = visible_keys(c, &queries->list[i]);
+        const int64_t row = row_of(c, true, queries->list[i].b);
+        if (keys.begin < keys.end)
+            attention_add_span(seen, (row_span){row + keys.begin, row + keys.end});
+    }
+    return seen->list != NULL;
+}
+
 bool attention_cut(attention_call *c)
 {
     const int64_t size = c->base.group->size;
@@ -212,8 +293,9 @@ bool attention_cut(attention_call *c)
     c->q_ranks = calloc((size_t)c->C, sizeof *c->q_ranks), c->k_ranks = calloc((size_t)c->C, sizeof *c->k_ranks);
     c->q_ranges = calloc((size_t)c->R, sizeof *c->q_ranges), c->k_ranges = calloc((size_t)c->R, sizeof *c->k_ranges);
     c->needed = calloc((size_t)(c->R * c->R), sizeof *c->needed);
+    c->seen = calloc((size_t)c->R, sizeof *c->seen);
     if (c->q_lines == NULL || c->k_lines == NULL || c->q_ranks == NULL || c->k_ranks == NULL || c->q_ranges == NULL ||
-        c->k_ranges == NULL || c->needed == NULL)
+        c->k_ranges == NULL || c->needed == NULL || c->seen == NULL)
         return false;
     for (int64_t line = 0; line < c->R; line++) {
         c->q_lines[line] = cot_segments_of(&c->options, c->Tq, size, line * c->C, c->C);
@@ -231,9 +313,12 @@ bool attention_cut(attention_call *c)
     }
     if (!make_ranges(c, false, &c->q_ranks[c->column], &c->own))
         return false;
-    for (int64_t i = 0; i < c->R; i++)
-        for (int64_t j = 0; j < c->R; j++)
+    for (int64_t i = 0; i < c->R; i++) {
+        if (c->options.all_gather && !find_seen(c, i, &c->seen[i]))
+            return false;
+        for (int64_t j = 0; !c->options.all_gather && j < c->R; j++)
             c->needed[i * c->R + j] = line_attends(c, &c->q_ranges[i], &c->k_ranges[j]);
+    }
     return true;
 }
 
@@ -307,12 +392,37 @@ cot_status attention_fill_used(const attention_call *c)
     return cot_group_upload(c->base.group, c->used_data, c->used, (size_t)c->used_count * sizeof *c->used);
 }
 
+/* The mask of a range of queries with all keys that it attends to. The core aligns it to the last query and the last key
+ * of the pair, which are `shift` keys apart in the mask of the whole sequence. A side on which every query attends to
+ * every key gets no bound. */
+static void place_complete(const attention_call *c, const range_pair *pair, attention_block *x)
+{
+    const row_range *q = &pair->q, *k = &pair->k;
+    const int64_t off = attention_used(c, true, q->b) - attention_used(c, false, q->b);
+    const int64_t shift = k->begin + k->rows - (q->begin + q->rows + off);
+    const bool bounds_left = c->left < ATTENTION_UNBOUNDED && c->left + shift < k->rows - 1;
+    const bool bounds_right = c->right < ATTENTION_UNBOUNDED && c->right - shift < q->rows - 1;
+    x->bias = attention_bias_of(c, &c->a.bias, q, k);
+    if (k->rows == 0)
+        return;
+    x->causal = bounds_right && c->right == shift;
+    x->window = bounds_left || (bounds_right && !x->causal);
+    if (x->window) {
+        x->window_left = bounds_left ? c->left + shift : -1;
+        x->window_right = bounds_right ? c->right - shift : -1;
+    }
+}
+
 void attention_place(const attention_call *c, const range_pair *pair, int64_t b, int64_t h, attention_block *x)
 {
     const row_range *q = &pair->q, *k = &pair->k;
     memset(x, 0, sizeof *x);
     if (pair->joined) {
         x->causal = pair->causal;
+        return;
+    }
+    if (pair->complete && !attention_has_positions(c)) {
+        place_complete(c, pair, x);
         return;
     }
     x->causal = c->a.causal, x->window = c->a.window;

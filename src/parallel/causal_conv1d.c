@@ -775,6 +775,9 @@ static cot_status check(void *call)
     if (c->options.head_ranks != 0 && c->options.head_ranks != 1)
         return cot_fail(COT_INVALID_ARGUMENT, "%s: head_ranks is %d, expected 0 or 1", c->base.name,
                         (int)c->options.head_ranks);
+    if (c->options.all_gather != 0)
+        return cot_fail(COT_INVALID_ARGUMENT, "%s: all_gather is %d, expected 0", c->base.name,
+                        (int)c->options.all_gather);
     CHECK(cot_group_no_workspace(c->base.name, a->workspace, a->workspace_bytes));
     CHECK(cot_check_required(c->base.name, "x", &a->x));
     CHECK(cot_check_tensor(c->base.name, "x", &a->x, COT_FLOATS, 3, 3));

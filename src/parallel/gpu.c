@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "gpu.h"
 
+#include "rows.h"
+
 #include "core/argument_checks.h"
 #include "core/integers.h"
 #include "core/status.h"
@@ -17,6 +19,7 @@ enum {
     ADD_SINK,
     SUM_DSINK,
     CLAMP_OFFSETS,
+    SUM_ROWS,
     KERNELS,
     MAX_BLOCKS = 1 << 14,
     MAX_HOST_BLOCKS = 4,
@@ -24,8 +27,10 @@ enum {
 };
 enum { MAX_MARKS = 512 }; /* pairs on each stream, in one measurement */
 
+_Static_assert(COT_MAX_SOURCES == COT_ROWS_SOURCES, "one launch adds all tensors");
+
 static const char *const kernel_names[KERNELS] = {"cot_group_copy_rows", "cot_group_add_sink", "cot_group_sum_dsink",
-                                                  "cot_group_clamp_offsets"};
+                                                  "cot_group_clamp_offsets", "cot_group_sum_rows"};
 
 /* Pairs of timing events on the main and the side stream: begin, end, begin, end, ... */
 typedef struct marks {
@@ -147,6 +152,11 @@ void cot_gpu_close(cot_gpu *g)
         g->driver.cuDevicePrimaryCtxRelease(g->device);
     cot_cuda_driver_close(&g->driver);
     free(g);
+}
+
+const void *cot_gpu_context(const cot_gpu *g)
+{
+    return g->context;
 }
 
 static cot_status begin_call(cot_gpu *g, const char *call)
@@ -315,7 +325,7 @@ static bool is_vectorized(const cot_rows_copy *c, const void *data, cot_dtype dt
 }
 
 /* The axis with the smallest stride of `to` comes last: adjacent threads write adjacent elements. */
-static cot_status launch_copy(cot_gpu *g, cot_rows_copy *c, const cot_tensor *to, const cot_tensor *from)
+static int64_t plan_copy(cot_rows_copy *c, const cot_tensor *to, const cot_tensor *from)
 {
     const int64_t elements = cot_elements(to);
     int order[COT_MAX_RANK];
@@ -334,19 +344,31 @@ static cot_status launch_copy(cot_gpu *g, cot_rows_copy *c, const cot_tensor *to
                         (from == NULL || is_vectorized(c, from->data, from->dtype, c->from_stride));
     c->vector = vector ? COT_ROWS_VECTOR : 1;
     c->units = elements / c->vector;
-    return launch(g, COPY_ROWS, cot_min(cot_ceil_div(c->units, COT_ROWS_THREADS), MAX_BLOCKS), c);
+    return cot_min(cot_ceil_div(c->units, COT_ROWS_THREADS), MAX_BLOCKS);
 }
 
 cot_status cot_gpu_copy_tensor(cot_gpu *g, const cot_tensor *to, const cot_tensor *from, bool add)
 {
     cot_rows_copy c = {.from = from->data, .from_dtype = (int32_t)from->dtype, .add = add};
-    return launch_copy(g, &c, to, from);
+    const int64_t blocks = plan_copy(&c, to, from);
+    return launch(g, COPY_ROWS, blocks, &c);
+}
+
+/* One thread adds the same elements of all tensors: each tensor is read once. */
+cot_status cot_gpu_sum_tensors(cot_gpu *g, const cot_tensor *to, const cot_tensor from[], int count, bool add)
+{
+    cot_rows_sum c = {.rows = {.from = from[0].data, .from_dtype = COT_F32, .add = add}, .count = count};
+    const int64_t blocks = plan_copy(&c.rows, to, &from[0]);
+    for (int n = 0; n < count; n++)
+        c.from[n] = from[n].data;
+    return launch(g, SUM_ROWS, blocks, &c);
 }
 
 cot_status cot_gpu_fill_tensor(cot_gpu *g, const cot_tensor *to, double value)
 {
     cot_rows_copy c = {.value = value};
-    return launch_copy(g, &c, to, NULL);
+    const int64_t blocks = plan_copy(&c, to, NULL);
+    return launch(g, COPY_ROWS, blocks, &c);
 }
 
 cot_status cot_gpu_add_sink(cot_gpu *g, const cot_tensor *out, const cot_tensor *lse, const cot_tensor *sink)

@@ -20,6 +20,9 @@ cot_status cot_gpu_open(const char *call, void *context, int device, cot_gpu **o
 /* Waits for the last call and for the side stream, and frees everything. */
 void cot_gpu_close(cot_gpu *gpu);
 
+/* The CUcontext, which never changes. */
+const void *cot_gpu_context(const cot_gpu *gpu);
+
 /* Makes the context current, for a call on a queue. The queue's work waits for the previous call's: both use the
  * group's memory. Fails if the stream is being captured. */
 cot_status cot_gpu_enter(cot_gpu *gpu, const char *call, void *context, void *stream);
@@ -54,6 +57,8 @@ cot_status cot_gpu_download(cot_gpu *gpu, void *host, const void *from, size_t b
 /* As cot_copy_tensor and cot_fill_tensor of rows.h. */
 cot_status cot_gpu_copy_tensor(cot_gpu *gpu, const cot_tensor *to, const cot_tensor *from, bool add);
 cot_status cot_gpu_fill_tensor(cot_gpu *gpu, const cot_tensor *to, double value);
+/* As cot_sum_tensors of rows.h, of 1 to COT_MAX_SOURCES f32 tensors with the alignment of the first one. */
+cot_status cot_gpu_sum_tensors(cot_gpu *gpu, const cot_tensor *to, const cot_tensor from[], int count, bool add);
 
 /* out [rows,H,d_v] and lse [H,rows], f32: lse becomes log(exp(lse) + exp(sink)), out shrinks. */
 cot_status cot_gpu_add_sink(cot_gpu *gpu, const cot_tensor *out, const cot_tensor *lse, const cot_tensor *sink);

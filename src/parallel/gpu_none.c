@@ -17,6 +17,12 @@ void cot_gpu_close(cot_gpu *gpu)
     (void)gpu;
 }
 
+const void *cot_gpu_context(const cot_gpu *gpu)
+{
+    (void)gpu;
+    return NULL;
+}
+
 void cot_gpu_leave(cot_gpu *gpu)
 {
     (void)gpu;
@@ -70,6 +76,8 @@ NONE(cot_gpu_clear, (cot_gpu *g, void *t, size_t n), (void)g, (void)t, (void)n)
 NONE(cot_gpu_download, (cot_gpu *g, void *t, const void *f, size_t n), (void)g, (void)t, (void)f, (void)n)
 NONE(cot_gpu_copy_tensor, (cot_gpu *g, const cot_tensor *t, const cot_tensor *f, bool a), (void)g, (void)t, (void)f, (void)a)
 NONE(cot_gpu_fill_tensor, (cot_gpu *g, const cot_tensor *t, double v), (void)g, (void)t, (void)v)
+NONE(cot_gpu_sum_tensors, (cot_gpu *g, const cot_tensor *t, const cot_tensor f[], int n, bool a), (void)g, (void)t, (void)f,
+     (void)n, (void)a)
 NONE(cot_gpu_add_sink, (cot_gpu *g, const cot_tensor *o, const cot_tensor *l, const cot_tensor *s), (void)g, (void)o, (void)l, (void)s)
 NONE(cot_gpu_sum_dsink, (cot_gpu *g, double *u, const cot_tensor *l, const cot_tensor *d, const cot_tensor *s), (void)g, (void)u, (void)l, (void)d, (void)s)
 NONE(cot_gpu_clamp_offsets, (cot_gpu *g, int32_t *t, const cot_tensor *f, int64_t b, int64_t e), (void)g, (void)t, (void)f, (void)b, (void)e)

@@ -324,6 +324,18 @@ cot_status cot_group_fill(cot_group *group, const cot_tensor *to, double value)
     return COT_OK;
 }
 
+cot_status cot_group_sum_tensors(cot_group *group, const cot_tensor *to, const cot_tensor from[], int count, bool add)
+{
+    if (!cot_is_present(to) || group->dry || (count == 0 && add))
+        return COT_OK;
+    if (count == 0)
+        return cot_group_fill(group, to, 0);
+    if (group->on_device)
+        return cot_gpu_sum_tensors(group->gpu, to, from, count, add);
+    cot_sum_tensors(to, from, count, add);
+    return COT_OK;
+}
+
 cot_status cot_group_clear(cot_group *group, void *data, size_t bytes)
 {
     if (group->on_device)
@@ -491,6 +503,37 @@ cot_status cot_group_wait(cot_group *group, cot_transfer *transfers, int count)
 {
     return cot_is_staged(group) ? cot_staging_wait(group, transfers, count)
                                 : group->engine->wait(group, transfers, count);
+}
+
+bool cot_group_shares_memory(cot_group *group)
+{
+    return group->engine->shares_memory != NULL && group->engine->shares_memory(group);
+}
+
+/* Starts a lend or a borrow. */
+static cot_status start_lending(cot_group *group, cot_transfer *transfer, const cot_transfer *values)
+{
+    *transfer = *values;
+    transfer->lends = transfer->started = true;
+    transfer->on_device = group->on_device;
+    return cot_group_issue(group, transfer);
+}
+
+cot_status cot_group_lend(cot_group *group, cot_transfer *transfer, int peer, int tag, const void *what)
+{
+    void *data;
+    memcpy(&data, &what, sizeof data);
+    return start_lending(group, transfer, &(cot_transfer){.data = data, .peer = peer, .tag = tag});
+}
+
+cot_status cot_group_borrow(cot_group *group, cot_transfer *transfer, int peer, int tag)
+{
+    return start_lending(group, transfer, &(cot_transfer){.peer = peer, .tag = tag, .receive = true});
+}
+
+cot_status cot_group_return(cot_group *group, cot_transfer *transfer)
+{
+    return group->engine->give_back(group, transfer);
 }
 
 /* ---- collectives ---------------------------------------------------------------------------------------------- */

@@ -27,10 +27,12 @@ typedef struct cot_transfer {
     int peer, tag;
     bool receive;
     bool started, done;
-    bool on_device; /* data is device memory */
-    bool copying;   /* local engine: the peer reads the data */
-    void *ready;    /* CUDA event: the data may be read or overwritten */
-    void *complete; /* CUDA event: the transfer is complete */
+    bool on_device;              /* data is device memory */
+    bool copying;                /* local engine: the peer reads the data */
+    bool lends;                  /* cot_group_lend, cot_group_borrow */
+    struct cot_transfer *lender; /* of a borrow: the peer's transfer, until cot_group_return */
+    void *ready;                 /* CUDA event: the data may be read or overwritten */
+    void *complete;              /* CUDA event: the transfer is complete */
     struct cot_transfer *next;
     struct cot_transfer *next_in_queue; /* local: of the posted sends; NCCL: of the batch; staged: of the sends */
     uint64_t request[2];                /* MPI engine: the MPI_Request; custom engine: the callbacks' value */
@@ -51,6 +53,11 @@ typedef struct cot_engine {
     /* Waits until `count` started transfers are done. Fails if the group breaks. Device memory: the queue's stream
      * waits. */
     cot_status (*wait)(cot_group *group, cot_transfer *transfers, int count);
+    /* Whether all ranks can read each other's memory in the current call, so that they may lend it. All ranks have the same
+     * answer after the agreement, and false before it if they cannot know. NULL: false. */
+    bool (*shares_memory)(cot_group *group);
+    /* Ends a borrow. */
+    cot_status (*give_back)(cot_group *group, cot_transfer *transfer);
     /* Exchanges group->agreement, which is host memory. NULL: by transfers. */
     cot_status (*gather)(cot_group *group);
     /* Waits for the work of the last call on a GPU, at most group->timeout seconds. NULL: nothing to wait for. */
@@ -165,6 +172,8 @@ cot_status cot_group_to_host(cot_group *group, const cot_tensor *tensor, cot_ten
  * absent `to` is skipped. */
 cot_status cot_group_copy(cot_group *group, const cot_tensor *to, const cot_tensor *from, bool add);
 cot_status cot_group_fill(cot_group *group, const cot_tensor *to, double value);
+/* As cot_sum_tensors. */
+cot_status cot_group_sum_tensors(cot_group *group, const cot_tensor *to, const cot_tensor from[], int count, bool add);
 cot_status cot_group_clear(cot_group *group, void *data, size_t bytes);
 cot_status cot_group_move(cot_group *group, void *to, const void *from, size_t bytes);
 /* From host memory to where the tensors of the call are. */
@@ -180,6 +189,15 @@ cot_status cot_group_flush(cot_group *group);
 
 /* Waits for the started ones of these transfers. */
 cot_status cot_group_wait(cot_group *group, cot_transfer *transfers, int count);
+
+/* A rank lends memory that its peer reads where it is, if cot_group_shares_memory. `what` is the address of anything that
+ * says where. The peer borrows it: after a wait, transfer->data is `what`, and later work of the queue may read the memory.
+ * cot_group_return follows after the last such work. The wait of the lender ends then: the lender may not change the memory
+ * before. A borrow that is not returned when the group breaks is returned by that. */
+bool cot_group_shares_memory(cot_group *group);
+cot_status cot_group_lend(cot_group *group, cot_transfer *transfer, int peer, int tag, const void *what);
+cot_status cot_group_borrow(cot_group *group, cot_transfer *transfer, int peer, int tag);
+cot_status cot_group_return(cot_group *group, cot_transfer *transfer);
 
 /* Every rank of first .. first+count, one of which is this rank, sends send_bytes[i] bytes at send[i] to member i and
  * receives receive_bytes[i] bytes at receive[i] from it. The part of this rank is copied. */

@@ -7,7 +7,10 @@
  * On GPUs the receiver enqueues the copy on its side stream. Before the copy, this stream waits for the `ready` events
  * of both sides. After it, it records both `complete` events, for which the two queues' streams wait. If the ranks have
  * GPUs of their own, a copy engine of the receiver reads the sender's memory over NVLink or PCIe: no multiprocessor
- * takes part, unlike in NCCL's transfers. */
+ * takes part, unlike in NCCL's transfers.
+ *
+ * Ranks of one GPU, and ranks with CPU queues, can also lend memory to each other. A borrow is done when the lend is
+ * posted, and stays in the list of the borrower's transfers until it is returned. */
 #include "group.h"
 
 #include "core/argument_checks.h"
@@ -30,7 +33,8 @@ typedef struct hub {
     char reason[COT_MAX_REASON];
     bool *left;            /* for each rank: its handle is destroyed */
     cot_transfer **posted; /* for each rank: the sends to it that it has not copied, oldest first */
-    const cot_gpu **gpus;  /* for each rank: its GPU, from its first transfer of device memory on */
+    const cot_gpu **gpus;  /* for each rank: its GPU, from the agreement of its first call on a CUDA queue on */
+    const void **contexts; /* their CUDA contexts, also of ranks that have left */
 } hub;
 
 /* The oldest send that matches a receive. Takes it out of the list. */
@@ -46,6 +50,30 @@ static cot_transfer *match_send(hub *h, int receiver, const cot_transfer *receiv
     return NULL;
 }
 
+/* Starts a borrow whose lend has been found. The mutex is held. */
+static cot_status begin_borrow(cot_group *group, cot_transfer *borrow, cot_transfer *lend)
+{
+    if (borrow->on_device)
+        CHECK(cot_gpu_await(group->gpu, COT_MAIN_STREAM, lend->ready));
+    borrow->data = lend->data;
+    borrow->lender = lend;
+    borrow->done = lend->copying = true;
+    return COT_OK;
+}
+
+/* Ends a borrow. The lender's queue waits for the work of this rank until here. The mutex is held. */
+static cot_status end_borrow(cot_group *group, cot_transfer *borrow)
+{
+    hub *h = group->state;
+    cot_transfer *lend = borrow->lender;
+    const cot_status status = borrow->on_device ? cot_gpu_record(group->gpu, COT_MAIN_STREAM, &lend->complete) : COT_OK;
+    borrow->lender = NULL;
+    lend->copying = false;
+    lend->done = true;
+    pthread_cond_broadcast(&h->changed);
+    return status;
+}
+
 static cot_status copy_on_device(cot_group *group, const cot_gpu *peer, cot_transfer *receive, cot_transfer *send)
 {
     cot_gpu *gpu = group->gpu;
@@ -58,31 +86,41 @@ static cot_status copy_on_device(cot_group *group, const cot_gpu *peer, cot_tran
     return cot_gpu_record(gpu, COT_SIDE_STREAM, &send->complete);
 }
 
-static void break_hub(hub *h, const char *reason);
-
-/* Copies the data of a receive if its send is posted. The mutex is held on entry and on return. */
-static bool progress(cot_group *group, cot_transfer *receive)
+/* Copies the data of a send, without the mutex, which is held on entry and on return. */
+static cot_status copy(cot_group *group, cot_transfer *receive, cot_transfer *send)
 {
     hub *h = group->state;
-    cot_transfer *send = match_send(h, group->rank, receive);
-    if (send == NULL)
-        return false;
+    cot_status status = COT_OK;
     send->copying = true;
     const cot_gpu *const peer = h->gpus[receive->peer];
     pthread_mutex_unlock(&h->mutex);
-    cot_status status = COT_OK;
     if (receive->on_device)
         status = copy_on_device(group, peer, receive, send);
     else
         memcpy(receive->data, send->data, receive->bytes < send->bytes ? receive->bytes : send->bytes);
     pthread_mutex_lock(&h->mutex);
     send->copying = false;
+    return status;
+}
+
+static void break_hub(hub *h, const char *reason);
+
+/* Serves a receive if its send is posted: copies the data, or begins a borrow. The mutex is held on entry and on return. */
+static bool progress(cot_group *group, cot_transfer *receive)
+{
+    hub *h = group->state;
+    cot_transfer *send = match_send(h, group->rank, receive);
+    if (send == NULL)
+        return false;
+    const cot_status status = receive->lends ? begin_borrow(group, receive, send) : copy(group, receive, send);
     if (status != COT_OK) { /* both transfers stay open, so that both ranks see the fault */
         char reason[COT_MAX_REASON];
         snprintf(reason, sizeof reason, "rank %d: %.280s", group->rank, cot_error_message());
         break_hub(h, reason);
         return false;
     }
+    if (receive->lends)
+        return true;
     send->done = true; /* the sender removes it from its own list */
     cot_group_finished(group, receive);
     pthread_cond_broadcast(&h->changed);
@@ -104,10 +142,14 @@ static void drop_events(cot_group *group, cot_transfer *t)
     }
 }
 
-/* Cancels the transfers of this rank, so that no other rank touches its memory. The mutex is held. */
+/* Cancels the transfers of this rank, so that no other rank touches its memory. Before it waits for another rank, it
+ * returns what it has borrowed. The mutex is held. */
 static void cancel_transfers(cot_group *group)
 {
     hub *h = group->state;
+    for (cot_transfer *t = group->transfers; t != NULL; t = t->next)
+        if (t->lender != NULL)
+            end_borrow(group, t);
     for (cot_transfer *t = group->transfers; t != NULL; t = t->next) {
         for (cot_transfer **link = &h->posted[t->peer]; !t->receive && *link != NULL; link = &(*link)->next_in_queue)
             if (*link == t) {
@@ -134,10 +176,11 @@ static void break_hub(hub *h, const char *reason)
 static cot_status local_start(cot_group *group, cot_transfer *transfer)
 {
     hub *h = group->state;
-    if (transfer->on_device)
+    if (transfer->on_device && !(transfer->lends && transfer->receive))
         CHECK(cot_gpu_record(group->gpu, COT_MAIN_STREAM, &transfer->ready));
     pthread_mutex_lock(&h->mutex);
-    h->gpus[group->rank] = transfer->on_device ? group->gpu : h->gpus[group->rank];
+    h->gpus[group->rank] = group->gpu;
+    h->contexts[group->rank] = group->gpu != NULL ? cot_gpu_context(group->gpu) : NULL;
     if (transfer->receive) {
         progress(group, transfer);
     } else {
@@ -158,7 +201,7 @@ static cot_status local_start(cot_group *group, cot_transfer *transfer)
 static bool progress_all(cot_group *group)
 {
     for (cot_transfer *t = group->transfers; t != NULL; t = t->next)
-        if (t->receive && progress(group, t))
+        if (t->receive && !t->done && progress(group, t))
             return true; /* the list has changed */
     return false;
 }
@@ -243,6 +286,28 @@ static cot_status local_wait(cot_group *group, cot_transfer *transfers, int coun
     return status;
 }
 
+/* Ranks with CPU queues do, and ranks whose queues have one CUDA context. */
+static bool local_shares_memory(cot_group *group)
+{
+    hub *h = group->state;
+    bool shared = true;
+    pthread_mutex_lock(&h->mutex);
+    for (int r = 0; r < group->size && group->on_device; r++)
+        shared = shared && h->contexts[r] == cot_gpu_context(group->gpu);
+    pthread_mutex_unlock(&h->mutex);
+    return shared;
+}
+
+static cot_status local_give_back(cot_group *group, cot_transfer *borrow)
+{
+    hub *h = group->state;
+    pthread_mutex_lock(&h->mutex);
+    const cot_status status = end_borrow(group, borrow);
+    cot_group_finished(group, borrow);
+    pthread_mutex_unlock(&h->mutex);
+    return status;
+}
+
 static void local_abort(cot_group *group)
 {
     hub *h = group->state;
@@ -259,6 +324,7 @@ static void free_hub(hub *h)
     free(h->left);
     free(h->posted);
     free(h->gpus);
+    free(h->contexts);
     free(h);
 }
 
@@ -279,6 +345,8 @@ static const cot_engine engine = {.name = "one of threads",
                                   .moves_host = true,
                                   .moves_device = true,
                                   .abort_stops_transfers = true,
+                                  .shares_memory = local_shares_memory,
+                                  .give_back = local_give_back,
                                   .start = local_start,
                                   .wait = local_wait,
                                   .abort = local_abort,
@@ -298,7 +366,8 @@ static hub *make_hub(int ranks)
     h->left = calloc((size_t)ranks, sizeof *h->left);
     h->posted = calloc((size_t)ranks, sizeof *h->posted);
     h->gpus = calloc((size_t)ranks, sizeof *h->gpus);
-    if (h->left != NULL && h->posted != NULL && h->gpus != NULL)
+    h->contexts = calloc((size_t)ranks, sizeof *h->contexts);
+    if (h->left != NULL && h->posted != NULL && h->gpus != NULL && h->contexts != NULL)
         return h;
     free_hub(h);
     return NULL;

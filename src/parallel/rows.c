@@ -20,9 +20,11 @@ cot_tensor cot_slice(const cot_tensor *tensor, int axis, int64_t begin, int64_t 
 }
 
 /* Calls body for every row of the last axis, with the offsets of the row in elements. */
-typedef void row_body(const cot_tensor *to, int64_t to_offset, const cot_tensor *from, int64_t from_offset, bool add);
+typedef void row_body(const cot_tensor *to, int64_t to_offset, const cot_tensor *from, int64_t from_offset, int count,
+                      bool add);
 
-static void each_row(const cot_tensor *to, const cot_tensor *from, bool add, row_body *body)
+/* from: `count` tensors with the same strides. */
+static void each_row(const cot_tensor *to, const cot_tensor *from, int count, bool add, row_body *body)
 {
     int64_t index[COT_MAX_RANK] = {0};
     if (cot_elements(to) == 0)
@@ -32,7 +34,7 @@ static void each_row(const cot_tensor *to, const cot_tensor *from, bool add, row
         int axis;
         for (axis = 0; axis < to->rank - 1; axis++)
             to_offset += index[axis] * to->stride[axis], from_offset += index[axis] * from->stride[axis];
-        body(to, to_offset, from, from_offset, add);
+        body(to, to_offset, from, from_offset, count, add);
         for (axis = to->rank - 2; axis >= 0 && ++index[axis] == to->shape[axis]; axis--)
             index[axis] = 0;
         if (axis < 0)
@@ -40,8 +42,10 @@ static void each_row(const cot_tensor *to, const cot_tensor *from, bool add, row
     }
 }
 
-static void copy_row(const cot_tensor *to, int64_t to_offset, const cot_tensor *from, int64_t from_offset, bool add)
+static void copy_row(const cot_tensor *to, int64_t to_offset, const cot_tensor *from, int64_t from_offset, int one,
+                     bool add)
 {
+    (void)one;
     const int last = to->rank - 1;
     const int64_t count = last >= 0 ? to->shape[last] : 1;
     const int64_t to_stride = last >= 0 ? to->stride[last] : 1, from_stride = last >= 0 ? from->stride[last] : 1;
@@ -70,7 +74,7 @@ static void copy_row(const cot_tensor *to, int64_t to_offset, const cot_tensor *
 
 void cot_copy_tensor(const cot_tensor *to, const cot_tensor *from, bool add)
 {
-    each_row(to, from, add, copy_row);
+    each_row(to, from, 1, add, copy_row);
 }
 
 void cot_fill_tensor(const cot_tensor *to, double value)
@@ -79,7 +83,45 @@ void cot_fill_tensor(const cot_tensor *to, double value)
     from.dtype = COT_F64;
     from.data = &value;
     memset(from.stride, 0, sizeof from.stride);
-    each_row(to, &from, false, copy_row);
+    each_row(to, &from, 1, false, copy_row);
+}
+
+enum { SUM_BLOCK = 256 };
+
+/* Elements first .. first+count of a row. */
+static void add_block(double sums[SUM_BLOCK], const cot_tensor *from, int64_t offset, int64_t stride, int64_t count)
+{
+    if (from->dtype == COT_F32 && stride == 1) {
+        const float *x = (const float *)from->data + offset;
+        for (int64_t i = 0; i < count; i++)
+            sums[i] += x[i];
+        return;
+    }
+    for (int64_t i = 0; i < count; i++)
+        sums[i] += cot_load_f64(from->data, from->dtype, offset + i * stride);
+}
+
+/* -0 + x is x for every x, also for -0. */
+static void sum_row(const cot_tensor *to, int64_t to_offset, const cot_tensor *from, int64_t from_offset, int count,
+                    bool add)
+{
+    const int last = to->rank - 1;
+    const int64_t size = to->shape[last], to_stride = to->stride[last], from_stride = from->stride[last];
+    for (int64_t first = 0; first < size; first += SUM_BLOCK) {
+        const int64_t elements = cot_min(size - first, SUM_BLOCK), at = to_offset + first * to_stride;
+        double sums[SUM_BLOCK];
+        for (int64_t i = 0; i < elements; i++)
+            sums[i] = add ? cot_load_f64(to->data, to->dtype, at + i * to_stride) : -0.0;
+        for (int n = 0; n < count; n++)
+            add_block(sums, &from[n], from_offset + first * from_stride, from_stride, elements);
+        for (int64_t i = 0; i < elements; i++)
+            cot_store_f64(to->data, to->dtype, at + i * to_stride, sums[i]);
+    }
+}
+
+void cot_sum_tensors(const cot_tensor *to, const cot_tensor from[], int count, bool add)
+{
+    each_row(to, from, count, add, sum_row);
 }
 
 /* FNV-1a over 8 bytes at a time. */

@@ -14,6 +14,13 @@ cot_tensor cot_slice(const cot_tensor *tensor, int axis, int64_t begin, int64_t 
  * to those of `to`. Sums are f64, and each result is rounded once. The views may not overlap. */
 void cot_copy_tensor(const cot_tensor *to, const cot_tensor *from, bool add);
 
+/* The most tensors that cot_sum_tensors adds. */
+enum { COT_MAX_SOURCES = 64 };
+
+/* to = ((from[0] + from[1]) + ...) of `count` tensors, which have one shape and the same strides; with add:
+ * to = (to + from[0]) + ... Sums are f64, and each result is rounded once. Without tensors the sum is 0. */
+void cot_sum_tensors(const cot_tensor *to, const cot_tensor from[], int count, bool add);
+
 /* Sets every element of a float tensor. */
 void cot_fill_tensor(const cot_tensor *to, double value);
 

@@ -81,8 +81,9 @@ bool whole_case_check(const whole_case *w, const cot_parallel_options *options, 
         char text[512], line[512];
         describe_case(sharded_cases(w->op), &w->c, text, sizeof text);
         comparison_line(&c, line, sizeof line);
-        printf("%s: ranks %d cut %d stripe %d head_ranks %d: %s: %s\n", text, ranks, (int)options->cut,
-               (int)options->stripe, (int)options->head_ranks, w->direction->fields[f].name, line);
+        printf("%s: ranks %d cut %d stripe %d head_ranks %d all_gather %d: %s: %s\n", text, ranks, (int)options->cut,
+               (int)options->stripe, (int)options->head_ranks, (int)options->all_gather, w->direction->fields[f].name,
+               line);
         good = false;
     }
     return good;
@@ -323,6 +324,7 @@ static bool attention_draw(const cot_case *c, int ranks, uint64_t *state, cot_pa
     if (EITHER(c, c->args, bias).dtype != COT_DTYPE_NONE || ranks % head_ranks != 0 || H % head_ranks != 0 ||
         (Hkv % head_ranks != 0 && head_ranks % Hkv != 0))
         options->head_ranks = (int32_t)cot_draw_below(state, 2);
+    options->all_gather = (int32_t)cot_draw_below(state, 2);
     return cuts_bias(c, ranks, options);
 }
 

@@ -53,9 +53,9 @@ static void run_ranks(rank_case *r, const whole_case *w, cot_group **groups, int
         if (r[rank].status != COT_OK) {
             char text[512];
             describe_case(sharded_cases(w->op), &w->c, text, sizeof text);
-            fail_msg("%s: ranks %d cut %d stripe %d head_ranks %d: rank %d: %s: %s", text, ranks, (int)r->options.cut,
-                     (int)r->options.stripe, (int)r->options.head_ranks, rank, cot_status_name(r[rank].status),
-                     r[rank].message);
+            fail_msg("%s: ranks %d cut %d stripe %d head_ranks %d all_gather %d: rank %d: %s: %s", text, ranks,
+                     (int)r->options.cut, (int)r->options.stripe, (int)r->options.head_ranks,
+                     (int)r->options.all_gather, rank, cot_status_name(r[rank].status), r[rank].message);
         }
 }
 
@@ -80,8 +80,8 @@ static bool check_ranks(const whole_case *w, cot_group **groups, int ranks, cons
         rank_case_free(&again[rank], w);
     }
     if (!equal)
-        print_error("ranks %d cut %d head_ranks %d: the second run gave other bytes\n", ranks, (int)options->cut,
-                    (int)options->head_ranks);
+        print_error("ranks %d cut %d head_ranks %d all_gather %d: the second run gave other bytes\n", ranks,
+                    (int)options->cut, (int)options->head_ranks, (int)options->all_gather);
     return good && equal;
 }
 

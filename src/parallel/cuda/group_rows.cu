@@ -135,23 +135,74 @@ static __device__ __forceinline__ void copy_element(const cot_rows_copy &c, int6
     store(c.to, c.to_dtype, to, c.add ? load(c.to, c.to_dtype, to) + x : x);
 }
 
+/* The first elements of a unit, in both views. */
+static __device__ __forceinline__ void find_unit(const cot_rows_copy &c, int64_t unit, int64_t &to, int64_t &from)
+{
+    int64_t rest = unit;
+    to = from = 0;
+    for (int axis = c.rank - 1; axis >= 0; axis--) {
+        const int64_t units = axis == c.rank - 1 ? c.shape[axis] / c.vector : c.shape[axis];
+        const int64_t index = axis > 0 ? rest % units : rest;
+        const int64_t element = axis == c.rank - 1 ? index * c.vector : index;
+        rest /= units;
+        to += element * c.to_stride[axis], from += element * c.from_stride[axis];
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(COT_ROWS_THREADS)
     cot_group_copy_rows(const __grid_constant__ cot_rows_copy c)
 {
     const int64_t step = (int64_t)gridDim.x * COT_ROWS_THREADS;
     for (int64_t unit = (int64_t)blockIdx.x * COT_ROWS_THREADS + threadIdx.x; unit < c.units; unit += step) {
-        int64_t to = 0, from = 0, rest = unit;
-        for (int axis = c.rank - 1; axis >= 0; axis--) {
-            const int64_t units = axis == c.rank - 1 ? c.shape[axis] / c.vector : c.shape[axis];
-            const int64_t index = axis > 0 ? rest % units : rest;
-            const int64_t element = axis == c.rank - 1 ? index * c.vector : index;
-            rest /= units;
-            to += element * c.to_stride[axis], from += element * c.from_stride[axis];
-        }
+        int64_t to, from;
+        find_unit(c, unit, to, from);
         if (c.vector > 1)
             copy_vector(c, to, from);
         else
             copy_element(c, to, from);
+    }
+}
+
+/* -0 + x is x for every x, also for -0. */
+static __device__ __forceinline__ void sum_vector(const cot_rows_sum &c, int64_t to, int64_t from)
+{
+    double sums[COT_ROWS_VECTOR];
+    if (c.rows.add)
+        load_vector(c.rows.to, c.rows.to_dtype, to, sums);
+    else
+#pragma unroll
+        for (int i = 0; i < COT_ROWS_VECTOR; i++)
+            sums[i] = -0.0;
+#pragma unroll 4 /* the loads of 4 tensors are under way together */
+    for (int n = 0; n < c.count; n++) {
+        double v[COT_ROWS_VECTOR];
+        load_vector(c.from[n], COT_F32, from, v);
+#pragma unroll
+        for (int i = 0; i < COT_ROWS_VECTOR; i++)
+            sums[i] += v[i];
+    }
+    store_vector(c.rows.to, c.rows.to_dtype, to, sums);
+}
+
+static __device__ __forceinline__ void sum_element(const cot_rows_sum &c, int64_t to, int64_t from)
+{
+    double sum = c.rows.add ? load(c.rows.to, c.rows.to_dtype, to) : -0.0;
+    for (int n = 0; n < c.count; n++)
+        sum += ((const float *)c.from[n])[from];
+    store(c.rows.to, c.rows.to_dtype, to, sum);
+}
+
+extern "C" __global__ void __launch_bounds__(COT_ROWS_THREADS)
+    cot_group_sum_rows(const __grid_constant__ cot_rows_sum c)
+{
+    const int64_t step = (int64_t)gridDim.x * COT_ROWS_THREADS;
+    for (int64_t unit = (int64_t)blockIdx.x * COT_ROWS_THREADS + threadIdx.x; unit < c.rows.units; unit += step) {
+        int64_t to, from;
+        find_unit(c.rows, unit, to, from);
+        if (c.rows.vector > 1)
+            sum_vector(c, to, from);
+        else
+            sum_element(c, to, from);
     }
 }
 

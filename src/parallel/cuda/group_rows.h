@@ -5,7 +5,11 @@
 
 #include <cotangent/core.h>
 
-enum { COT_ROWS_THREADS = 256, COT_ROWS_VECTOR = 8 /* elements of a thread with a contiguous last axis */ };
+enum {
+    COT_ROWS_THREADS = 256,
+    COT_ROWS_VECTOR = 8, /* elements of a thread with a contiguous last axis */
+    COT_ROWS_SOURCES = 64
+};
 
 /* A copy between two views of one shape. Unit n is elements n * vector .. of the last axis. */
 typedef struct cot_rows_copy {
@@ -17,6 +21,13 @@ typedef struct cot_rows_copy {
     int64_t units;
     int64_t shape[COT_MAX_RANK], to_stride[COT_MAX_RANK], from_stride[COT_MAX_RANK];
 } cot_rows_copy;
+
+/* Sums of the elements of `count` f32 tensors with the strides of rows.from. */
+typedef struct cot_rows_sum {
+    cot_rows_copy rows;
+    const void *from[COT_ROWS_SOURCES];
+    int32_t count;
+} cot_rows_sum;
 
 /* Adds the sink to rows 0 .. rows of one batch. out [rows,H,d_v] and lse [H,rows] are f32. */
 typedef struct cot_rows_sink {
