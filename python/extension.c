@@ -14,7 +14,7 @@
  *   time_call(plan, device, repeats, *values) -> seconds of the calling thread per C call; device -1: the CPU
  *   make_group(transport, rank, size, timeout) -> a rank's handle for CPU tensors; transport: see below
  *   make_nccl_group(comm, device, timeout) -> a rank's handle for CUDA tensors; comm: the address of an ncclComm_t's target
- *   run_group(plan, group, place, cut, stripe, head_ranks, length, *values)
+ *   run_group(plan, group, place, cut, stripe, head_ranks, length, all_gather, *values)
  *                                        place: the number of threads, or the stream of a group over NCCL
  *   all_reduce(group, place, tensor)     cot_group_all_reduce
  *   check_group(group)                   cot_group_check
@@ -671,13 +671,13 @@ static cot_queue *queue_of_group(const python_group *g, PyObject *place)
 
 static PyObject *run_group(PyObject *self, PyObject *values)
 {
-    enum { FIRST = 7 };
+    enum { FIRST = 8 };
     (void)self;
     any_args args;
     cot_parallel_options options;
     COT_INIT(&options);
     if (PyTuple_Size(values) < FIRST)
-        return PyErr_Format(PyExc_TypeError, "run_group: expected a plan, a group, a place and four options");
+        return PyErr_Format(PyExc_TypeError, "run_group: expected a plan, a group, a place and five options");
     const python_group *g = PyCapsule_GetPointer(PyTuple_GetItem(values, 1), group_name);
     if (g == NULL)
         return NULL;
@@ -685,6 +685,7 @@ static PyObject *run_group(PyObject *self, PyObject *values)
     options.stripe = PyLong_AsLongLong(PyTuple_GetItem(values, 4));
     options.head_ranks = (int32_t)PyLong_AsLong(PyTuple_GetItem(values, 5));
     options.length = PyLong_AsLongLong(PyTuple_GetItem(values, 6));
+    options.all_gather = (int32_t)PyLong_AsLong(PyTuple_GetItem(values, 7));
     const plan *p = PyErr_Occurred() == NULL ? read_values(values, FIRST, g->device, &args) : NULL;
     if (p != NULL && p->call->run_over_group == NULL)
         return PyErr_Format(PyExc_ValueError, "%s has no call over a group", p->call->name);
@@ -945,7 +946,8 @@ static PyMethodDef methods[] = {
     {"route", route, METH_VARARGS, "route(arguments, tensors): 0 the dispatcher, 1 CPU, 2 CUDA; + 4 with a gradient"},
     {"make_group", make_group, METH_VARARGS, "make_group(transport, rank, size, timeout): a rank's handle"},
     {"make_nccl_group", make_nccl_group, METH_VARARGS, "make_nccl_group(comm, device, timeout): a rank's handle"},
-    {"run_group", run_group, METH_VARARGS, "run_group(plan, group, place, cut, stripe, head_ranks, length, *values)"},
+    {"run_group", run_group, METH_VARARGS,
+     "run_group(plan, group, place, cut, stripe, head_ranks, length, all_gather, *values)"},
     {"all_reduce", all_reduce, METH_VARARGS, "all_reduce(group, place, tensor): cot_group_all_reduce"},
     {"check_group", check_group, METH_O, "check_group(group): cot_group_check"},
     {"shard_positions", shard_positions, METH_VARARGS,

@@ -828,7 +828,8 @@ ranks (*group*). Times are medians of the wall time in ms.
 | both | forward and backward without a wait between them |
 | nccl | a group over NCCL; each rank has its own GPU |
 | local | a group of threads, whose streams take turns on the GPUs; copy engines transfer from GPU to GPU |
-| head ranks | the number of ranks that exchange heads; 1 is a ring |
+| head ranks | the number of ranks that exchange heads |
+| keys | how keys travel between the other ranks: in a ring, or by an all-gather |
 | share of ideal | single / (ranks x group), of the columns *both*. It is above 1 if the backward of the single long call is slower per query-key pair than the calls of the ranks |
 | group / single | the cost of the division on one GPU |
 | sent | bytes that a rank sends in one forward and backward, the most of all ranks |
@@ -872,7 +873,8 @@ def parallel_page(results):
                   *markdown([("engine", lambda row: row["engine"]), ("GPUs", lambda row: str(row.get("gpus", row["ranks"] if row["engine"] == "nccl" else 1))),
                              ("ranks", lambda row: str(row["ranks"])), ("T", lambda row: str(row["T"])),
                              ("heads", lambda row: f"{row['H']}/{row['Hkv']}"), ("mask", lambda row: "causal" if row["causal"] else "full"),
-                             ("cut", lambda row: row["cut"]), ("head ranks", lambda row: str(row["head_ranks"])), *parts,
+                             ("cut", lambda row: row["cut"]), ("head ranks", lambda row: str(row["head_ranks"])),
+                             ("keys", lambda row: "all-gather" if row.get("all_gather") else "ring" if row["head_ranks"] < row["ranks"] else ""), *parts,
                              ("sent, GB", lambda row: f"{max(row['sent_bytes']) * 1e-9:.2f}" if "sent_bytes" in row else ""),
                              ("calls", profile("calls", 1, "d")), ("transfers, ms", profile("transfer_s", 1000, ".1f")),
                              ("exposed, ms", profile("exposed_s", 1000, ".1f")), ("share of ideal", number("share_of_ideal")),

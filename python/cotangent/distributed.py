@@ -320,7 +320,7 @@ def _group_kernels(
         with group.lock:
             _C.run_group(
                 plan, group.handle, group.place(), given["_cut"], given["_stripe"], given.get("_head_ranks", 0),
-                given.get("_length", 0), *arguments, *_as_tuple(results),
+                given.get("_length", 0), given.get("_all_gather", 0), *arguments, *_as_tuple(results),
             )  # fmt: skip
         if group.rank > 0:
             for name in shared(**given):
@@ -342,7 +342,7 @@ def _no_shared_results(**arguments: Any) -> "Sequence[str]":
 
 
 _PLACE = "str _group, int _cut, SymInt _stripe"
-_LENGTHS = f"SymInt q_length, SymInt k_length, {_PLACE}, int _head_ranks"
+_LENGTHS = f"SymInt q_length, SymInt k_length, {_PLACE}, int _head_ranks, bool _all_gather"
 
 _attention_backward = define(
     f"parallel_attention_backward({_attention._INPUTS}, {_attention._OPTIONS}, int allow_nondeterminism, {_LENGTHS}, "
@@ -611,7 +611,7 @@ def all_reduce_gradients(parameters: "Iterable[Tensor]", *, group: Any = None) -
 
 def _run_attention(
     call: str, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Any, max_seqlens: Any, group: Any, cut: str, stripe: int,
-    head_ranks: int, lengths: Any, causal: bool, window: Any, scale: Any, softcap: float, dropout_p: float, seed: Any,
+    head_ranks: int, all_gather: bool, lengths: Any, causal: bool, window: Any, scale: Any, softcap: float, dropout_p: float, seed: Any,
     offset: int, seed_tensor: Any, offset_tensor: Any, seqused: Any, sink: Any, alibi_slopes: Any, attn_bias: Any,
     deterministic: bool, return_lse: bool,
 ) -> Any:  # fmt: skip
@@ -631,6 +631,7 @@ def _run_attention(
             q, k, v, *cu_seqlens, *seqused, sink, alibi_slopes, attn_bias, seed_tensor, offset_tensor, causal,
             window is not None, left, right, scale or 0.0, softcap, dropout_p, seed or 0, offset, *max_seqlens,
             nondeterministic, q_length, k_length, name, cut_number, stripe, head_ranks,
+            flag(call, "all_gather", all_gather),
         )  # fmt: skip
     except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         raise _attention._with_python_names(error) from None
@@ -646,6 +647,7 @@ def attention(
     cut: str,
     stripe: int = 0,
     head_ranks: int = 1,
+    all_gather: bool = False,
     q_length: Optional[int] = None,
     k_length: Optional[int] = None,
     causal: bool = False,
@@ -673,6 +675,9 @@ def attention(
                         ranks. 1: ring attention. The number of ranks: DeepSpeed-Ulysses, without a ring. Between:
                         groups of head_ranks ranks exchange heads, and the groups form a ring. See
                         docs/guide/context_parallel_c.md
+    all_gather          True: instead of the ring, each rank gathers the keys and values that its tokens attend to. It
+                        needs memory for them, and in the backward for their gradients in float32. Faster for shorter
+                        sequences
     q_length, k_length  the number of queries and keys of the whole sequence, by default this rank's tokens times the
                         number of ranks
     attn_bias           [B or 1, H or 1, tokens of this rank or 1, Tk or 1], where Tk is the keys of the whole sequence
@@ -688,8 +693,8 @@ def attention(
     True
     """
     return _run_attention(
-        "attention", q, k, v, (None, None), (0, 0), group, cut, stripe, head_ranks, (q_length, k_length), causal, window,
-        scale, softcap, dropout_p, seed, offset, seed_tensor, offset_tensor, (seqused_q, seqused_k), sink, alibi_slopes,
+        "attention", q, k, v, (None, None), (0, 0), group, cut, stripe, head_ranks, all_gather, (q_length, k_length), causal,
+        window, scale, softcap, dropout_p, seed, offset, seed_tensor, offset_tensor, (seqused_q, seqused_k), sink, alibi_slopes,
         attn_bias, deterministic, return_lse,
     )  # fmt: skip
 
@@ -707,6 +712,7 @@ def attention_varlen(
     cut: str,
     stripe: int = 0,
     head_ranks: int = 1,
+    all_gather: bool = False,
     q_length: Optional[int] = None,
     k_length: Optional[int] = None,
     causal: bool = False,
@@ -743,8 +749,8 @@ def attention_varlen(
     """
     return _run_attention(
         "attention_varlen", q, k, v, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), group, cut, stripe,
-        head_ranks, (q_length, k_length), causal, window, scale, softcap, dropout_p, seed, offset, seed_tensor,
-        offset_tensor, (seqused_q, seqused_k), sink, alibi_slopes, attn_bias, deterministic, return_lse,
+        head_ranks, all_gather, (q_length, k_length), causal, window, scale, softcap, dropout_p, seed, offset,
+        seed_tensor, offset_tensor, (seqused_q, seqused_k), sink, alibi_slopes, attn_bias, deterministic, return_lse,
     )  # fmt: skip
 
 
@@ -803,6 +809,7 @@ class Context(NamedTuple):
     cut: str
     stripe: int
     head_ranks: int
+    all_gather: bool
     length: Optional[int]
     cu_seqlens: Optional[Tensor]
     longest: int
@@ -815,8 +822,8 @@ def current_context() -> Optional[Context]:
 
 @contextmanager
 def context_parallel(
-    group: Any = None, *, cut: str, stripe: int = 0, head_ranks: int = 1, length: Optional[int] = None,
-    cu_seqlens: Optional[Tensor] = None,
+    group: Any = None, *, cut: str, stripe: int = 0, head_ranks: int = 1, all_gather: bool = False,
+    length: Optional[int] = None, cu_seqlens: Optional[Tensor] = None,
 ) -> "Iterator[None]":  # fmt: skip
     """A `with` block for models of Hugging Face transformers with attn_implementation="cotangent" (see
     cotangent.integrations.transformers.enable). Inside it, their attention is cotangent.distributed.attention: the
@@ -824,7 +831,8 @@ def context_parallel(
     cotangent.attention and PyTorch's scaled_dot_product_attention use only the tokens of this rank. (PyTorch has a
     context manager with the same name, which cuts buffers and replaces scaled_dot_product_attention.)
 
-    cut, stripe, head_ranks   as in cotangent.distributed.attention
+    cut, stripe, head_ranks, all_gather
+                as in cotangent.distributed.attention
     length      the number of tokens of the whole sequence, by default this rank's tokens times the number of ranks
     cu_seqlens  int32 [N+1]: the packed sequences of the whole, for a batch of 1
 
@@ -841,7 +849,7 @@ def context_parallel(
     """
     longest = 0 if cu_seqlens is None else int(cu_seqlens.diff().max())
     _cut_number("context_parallel", cut)
-    context = Context(_name_of(group), cut, stripe, head_ranks, length, cu_seqlens, longest)
+    context = Context(_name_of(group), cut, stripe, head_ranks, all_gather, length, cu_seqlens, longest)
     contexts.append(context)
     try:
         yield

@@ -230,38 +230,53 @@ static error_t parse_explain(int key, char *argument, struct argp_state *state)
     }
 }
 
-/* The ways to divide a call among ranks: each cut with each number of ranks that exchange heads. */
+#ifdef COT_WITH_PARALLEL
+/* One way to divide a call among ranks: a line of the table. */
+static int explain_options(cot_queue *queue, const explain_input *input, const cot_parallel_options *options)
+{
+    const bool has_lines = options->head_ranks < input->ranks;
+    cot_parallel_cost cost;
+    const cot_status status =
+        cot_parallel_explain(queue, input->direction, input->c.args, input->ranks, options, &cost);
+    if (status != COT_OK) {
+        fprintf(stderr, "cotangent: %s\n", cot_error_message());
+        return exit_status(status);
+    }
+    printf("  %-10s %10d  %-10s  ", options->cut == COT_CUT_ZIGZAG ? "zigzag" : "contiguous", (int)options->head_ranks,
+           !has_lines            ? ""
+           : options->all_gather ? "all-gather"
+                                 : "ring");
+    if (cost.status != COT_OK)
+        printf("refused: %s\n", cost.refusal);
+    else
+        printf("%5lld  %6lld  %8lld  %8.1f  %9.1f  %11.2f\n", (long long)cost.calls, (long long)cost.merges,
+               (long long)cost.messages, 1e-6 * (double)cost.sent_bytes, 1e-6 * (double)cost.memory_bytes,
+               cost.balance);
+    return 0;
+}
+#endif
+
+/* The ways to divide a call among ranks: each cut with each number of ranks that exchange heads, as a ring and with an
+ * all-gather. */
 static int explain_ranks(cot_queue *queue, const explain_input *input)
 {
 #ifdef COT_WITH_PARALLEL
-    static const char *const cuts[] = {"contiguous", "zigzag"};
+    int status = 0;
     printf("over %d ranks (docs/guide/context_parallel_c.md); the most of any rank:\n"
-           "  cut        head ranks  calls  merges  messages   MB sent  MB memory  work / mean\n",
+           "  cut        head ranks  keys        calls  merges  messages   MB sent  MB memory  work / mean\n",
            input->ranks);
-    for (int cut = 0; cut < 2; cut++)
-        for (int head_ranks = 1; head_ranks <= input->ranks; head_ranks++) {
-            cot_parallel_options options;
-            cot_parallel_cost cost;
-            if (input->ranks % head_ranks != 0)
-                continue;
-            COT_INIT(&options);
-            options.cut = cut == 1 ? COT_CUT_ZIGZAG : COT_CUT_CONTIGUOUS;
-            options.head_ranks = head_ranks;
-            const cot_status status =
-                cot_parallel_explain(queue, input->direction, input->c.args, input->ranks, &options, &cost);
-            if (status != COT_OK) {
-                fprintf(stderr, "cotangent: %s\n", cot_error_message());
-                return exit_status(status);
+    for (int cut = COT_CUT_CONTIGUOUS; cut <= COT_CUT_ZIGZAG; cut++)
+        for (int head_ranks = 1; head_ranks <= input->ranks; head_ranks++)
+            for (int all_gather = 0; all_gather < 2 && input->ranks % head_ranks == 0 && status == 0; all_gather++) {
+                cot_parallel_options options;
+                COT_INIT(&options);
+                options.cut = (cot_cut)cut;
+                options.head_ranks = head_ranks;
+                options.all_gather = all_gather;
+                if (!all_gather || head_ranks < input->ranks)
+                    status = explain_options(queue, input, &options);
             }
-            printf("  %-10s %10d  ", cuts[cut], head_ranks);
-            if (cost.status != COT_OK)
-                printf("refused: %s\n", cost.refusal);
-            else
-                printf("%5lld  %6lld  %8lld  %8.1f  %9.1f  %11.2f\n", (long long)cost.calls, (long long)cost.merges,
-                       (long long)cost.messages, 1e-6 * (double)cost.sent_bytes, 1e-6 * (double)cost.memory_bytes,
-                       cost.balance);
-        }
-    return 0;
+    return status;
 #else
     (void)queue, (void)input;
     fprintf(stderr, "cotangent: this build has no libcotangent_parallel\n");

@@ -2,7 +2,7 @@
  * bench_parallel.c: times attention over a group of GPUs beside the single call on one GPU, and prints JSON.
  *
  *   bench_parallel [--engine local|nccl] [--ranks N] [--length T] [--heads H] [--kv-heads H] [--size D] [--full]
- *                  [--cut contiguous|zigzag] [--head-ranks C] [--repeats N] [--no-single] [--gpus N]
+ *                  [--cut contiguous|zigzag] [--head-ranks C] [--all-gather] [--repeats N] [--no-single] [--gpus N]
  *
  * The ranks are threads of this process, and take turns on N GPUs. local: a group of threads; 1 GPU by default. nccl: a
  * group over NCCL; libnccl.so.2 is opened at run time; a GPU for each rank by default, one for the fake NCCL. The other
@@ -245,10 +245,11 @@ static void print_report(const settings *s, const char *device)
     printf(
         "{\"bench\": \"parallel_attention\", \"device\": \"%s\", \"engine\": \"%s\", \"gpus\": %d, \"ranks\": %d, \"T\": %lld, "
         "\"H\": %lld, \"Hkv\": %lld, \"d\": %lld, \"dtype\": \"bf16\", \"causal\": %s, \"cut\": \"%s\", "
-        "\"head_ranks\": %d, \"repeats\": %d, \"group_bytes\": %zu, \"sent_bytes\": [",
+        "\"head_ranks\": %d, \"all_gather\": %s, \"repeats\": %d, \"group_bytes\": %zu, \"sent_bytes\": [",
         device, s->nccl ? "nccl" : "local", s->gpus, s->ranks, (long long)s->length, (long long)s->heads,
         (long long)s->kv_heads, (long long)s->size, s->full ? "false" : "true", cuts[s->options.cut],
-        s->options.head_ranks > 0 ? s->options.head_ranks : 1, s->repeats, ranks[0].memory);
+        s->options.head_ranks > 0 ? s->options.head_ranks : 1, s->options.all_gather ? "true" : "false", s->repeats,
+        ranks[0].memory);
     for (int r = 0; r < s->ranks; r++)
         printf("%s%llu", r > 0 ? ", " : "", (unsigned long long)ranks[r].sent);
     const rank_state *slowest = &ranks[0];
@@ -344,6 +345,8 @@ int main(int argc, char **argv)
             s.full = true;
         else if (strcmp(argv[i], "--no-single") == 0)
             s.single = false;
+        else if (strcmp(argv[i], "--all-gather") == 0)
+            s.options.all_gather = 1;
         else if (i + 1 == argc || !read_option(&s, argv[i], argv[i + 1]))
             return usage(argv[i]);
         else

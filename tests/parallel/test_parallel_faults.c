@@ -127,6 +127,11 @@ static void other_cut(rank_call *call)
     call->options.stripe = 4;
 }
 
+static void other_division(rank_call *call)
+{
+    call->options.all_gather = 1;
+}
+
 static void other_sink(rank_call *call)
 {
     call->sink[1] = 1;
@@ -148,11 +153,8 @@ static void ranks_with_other_arguments_are_named(void **state)
     static const struct {
         void (*before)(rank_call *);
         const char *name;
-    } faults[] = {{other_options, "causal"},
-                  {other_cut, "cut"},
-                  {other_sink, "sink"},
-                  {other_scale, "scale"},
-                  {without_lse, "lse"}};
+    } faults[] = {{other_options, "causal"}, {other_cut, "cut"},     {other_division, "all_gather"},
+                  {other_sink, "sink"},      {other_scale, "scale"}, {without_lse, "lse"}};
     static rank_call calls[RANKS];
     cot_group *groups[RANKS];
     make_group(groups, calls, 0);
@@ -212,6 +214,11 @@ static void with_many_head_ranks(rank_call *call)
     call->options.head_ranks = INT32_MAX;
 }
 
+static void with_a_bad_all_gather(rank_call *call)
+{
+    call->options.all_gather = 2;
+}
+
 static void with_a_workspace(rank_call *call)
 {
     call->args.workspace_bytes = 64;
@@ -254,6 +261,7 @@ static void refused_arguments_reach_all_ranks(void **state)
          "parallel_attention_forward: head_ranks is 2147483647, expected a divisor of the group's 3 ranks"},
         {with_head_ranks, COT_INVALID_ARGUMENT,
          "parallel_attention_forward: head_ranks is 2, expected a divisor of the group's 3 ranks"},
+        {with_a_bad_all_gather, COT_INVALID_ARGUMENT, "parallel_attention_forward: all_gather is 2, expected 0 or 1"},
         {with_a_workspace, COT_INVALID_ARGUMENT,
          "parallel_attention_forward: workspace is given, expected none (the queue's pool serves it)"},
         {with_a_block, COT_INVALID_ARGUMENT, "parallel_attention_forward: q_begin is 1, expected 0"},
@@ -368,28 +376,56 @@ static void *run_without_memory(void *memory)
     return NULL;
 }
 
+/* Runs a call that fails on one rank. Returns false if it does not fail there: without AVX2, or if no workspace is needed. */
+static bool run_with_a_failure(cot_group *groups[RANKS], rank_call calls[RANKS], int failing, int32_t all_gather)
+{
+    pthread_t threads[RANKS];
+    make_group(groups, calls, 0);
+    for (int rank = 0; rank < RANKS; rank++) {
+        calls[rank].options.all_gather = all_gather;
+        assert_int_equal(
+            pthread_create(&threads[rank], NULL, rank == failing ? run_without_memory : run_rank, &calls[rank]), 0);
+    }
+    for (int rank = 0; rank < RANKS; rank++)
+        pthread_join(threads[rank], NULL);
+    if (calls[failing].status == COT_UNSUPPORTED || calls[failing].status == COT_OK)
+        return false;
+    assert_int_equal(calls[failing].status, COT_OUT_OF_MEMORY);
+    return true;
+}
+
 static void a_failure_during_the_call_reaches_all_ranks(void **state)
 {
     (void)state;
     static rank_call calls[RANKS];
     cot_group *groups[RANKS];
-    pthread_t threads[RANKS];
-    make_group(groups, calls, 0);
-    for (int rank = 0; rank < RANKS; rank++)
-        assert_int_equal(pthread_create(&threads[rank], NULL, rank == 1 ? run_without_memory : run_rank, &calls[rank]),
-                         0);
-    for (int rank = 0; rank < RANKS; rank++)
-        pthread_join(threads[rank], NULL);
-    if (calls[1].status == COT_UNSUPPORTED || calls[1].status == COT_OK) { /* no AVX2, or no workspace is needed */
+    if (!run_with_a_failure(groups, calls, 1, 0)) {
         destroy_group(groups);
         skip();
     }
-    assert_int_equal(calls[1].status, COT_OUT_OF_MEMORY);
     for (int rank = 0; rank < RANKS; rank += 2) {
         assert_int_equal(calls[rank].status, COT_PEER_ERROR);
         assert_non_null(strstr(calls[rank].message, "rank 1: parallel_attention_forward failed: attention_forward"));
     }
     destroy_group(groups);
+}
+
+/* The rank that fails lends its memory to the others, or has borrowed that of rank 0. The other ranks learn of the failure
+ * in this call or in the next one. */
+static void a_failure_ends_what_ranks_have_lent(void **state)
+{
+    (void)state;
+    static rank_call calls[RANKS];
+    cot_group *groups[RANKS];
+    for (int failing = 0; failing < RANKS; failing++) {
+        const bool failed = run_with_a_failure(groups, calls, failing, 1);
+        for (int rank = 0; failed && rank < RANKS; rank++) {
+            assert_true(calls[rank].seconds < 5);
+            assert_int_equal(cot_group_all_reduce(groups[rank], NULL, &calls[rank].args.q), COT_PEER_ERROR);
+            assert_non_null(strstr(cot_error_message(), "parallel_attention_forward failed: attention_forward"));
+        }
+        destroy_group(groups);
+    }
 }
 
 /* ---- the other functions --------------------------------------------------------------------------------------- */
@@ -579,9 +615,11 @@ static void custom_transfers_that_fail_break_the_group(void **state)
                   {{0, 0, 5}, "the cable broke"}};
     static rank_call calls[RANKS];
     cot_group *groups[RANKS];
-    for (size_t n = 0; n < COUNT(faults); n++) {
-        make_mailboxes(groups, calls, 0, &faults[n].fault);
-        expect_failure(calls, faults[n].text);
+    for (size_t n = 0; n < 2 * COUNT(faults); n++) {
+        make_mailboxes(groups, calls, 0, &faults[n / 2].fault);
+        for (int rank = 0; rank < RANKS; rank++)
+            calls[rank].options.all_gather = n % 2;
+        expect_failure(calls, faults[n / 2].text);
         destroy_group(groups);
         assert_int_equal(mailbox_contexts(), 0);
     }
@@ -677,6 +715,7 @@ int main(void)
         cmocka_unit_test(a_rank_that_leaves_breaks_the_group),
         cmocka_unit_test(an_abort_reaches_all_ranks),
         cmocka_unit_test(a_failure_during_the_call_reaches_all_ranks),
+        cmocka_unit_test(a_failure_ends_what_ranks_have_lent),
         cmocka_unit_test(sums_are_in_the_order_of_the_ranks),
         cmocka_unit_test(groups_refuse_wrong_arguments),
         cmocka_unit_test(custom_transfers_that_fail_break_the_group),

@@ -102,14 +102,14 @@ def attention_inputs(dtype=torch.float32, B=2, H=4, Hkv=2, d=16):
     return dict(q=q, k=k, v=v)
 
 
-def check_attention(about, tensors=None, cut="zigzag", stripe=0, head_ranks=1, **options):
+def check_attention(about, tensors=None, cut="zigzag", stripe=0, head_ranks=1, all_gather=False, **options):
     tensors = tensors or attention_inputs()
-    place = dict(cut=cut, stripe=stripe)
+    place, division = dict(cut=cut, stripe=stripe), dict(head_ranks=head_ranks, all_gather=all_gather)
     axes = {"q": 1, "k": 1, "v": 1, "sink": None, "results": (1, 2)}
     axes["attn_bias"] = 2 if "attn_bias" in tensors and tensors["attn_bias"].shape[2] > 1 else None
 
     def call(**x):
-        return cp.attention(**x, **place, head_ranks=head_ranks, q_length=T, k_length=T, return_lse=True, **options_of(x["q"]))
+        return cp.attention(**x, **place, **division, q_length=T, k_length=T, return_lse=True, **options_of(x["q"]))
 
     def options_of(q):
         return {n: moved(option, q) for n, option in options.items()}
@@ -137,6 +137,11 @@ def attention(ranks):
     check_attention("heads", head_ranks=ranks, causal=True)
     if ranks == 4:
         check_attention("heads and ring", head_ranks=2, causal=True, window=(20, 0))
+        check_attention("heads and all-gather", head_ranks=2, all_gather=True, causal=True, window=(20, 0))
+    check_attention("all-gather, bf16", attention_inputs(torch.bfloat16), all_gather=True, causal=True)
+    check_attention("all-gather, striped", cut="striped", stripe=4, all_gather=True, window=(3, 6))
+    check_attention("all-gather, sink", dict(attention_inputs(), sink=torch.randn(4)), all_gather=True, causal=True)
+    check_attention("all-gather, dropout", all_gather=True, causal=True, dropout_p=0.3, seed=7)
     for shape in ((2, 4, T, T), (1, 1, 1, T)):
         check_attention(f"attn_bias {shape}", dict(attention_inputs(), attn_bias=torch.randn(shape)), causal=True)
     check_attention("dropout", causal=True, dropout_p=0.3, seed=7, offset=3)

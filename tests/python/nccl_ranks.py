@@ -96,7 +96,7 @@ def run(group, rank, scale=0.25):
     shape = (1, ROWS, H, D)
     q, k, v = (Tensor(shape, whole(salt)[rank * size : (rank + 1) * size]) for salt in (0, 7, 19))
     out, lse = Tensor(shape), Tensor((1, H, ROWS))
-    extension.run_group(plan, group, 0, 0, 0, 1, 0, q, k, v, 1, scale, RANKS * ROWS, RANKS * ROWS, out, lse)
+    extension.run_group(plan, group, 0, 0, 0, 1, 0, 0, q, k, v, 1, scale, RANKS * ROWS, RANKS * ROWS, out, lse)
     extension.check_group(group)
     return out.read()
 
@@ -120,7 +120,7 @@ def rank_thread(rank):
         messages[rank] = str(error)
     assert run(group, rank) == results[rank], f"rank {rank}: the group did not go on"
     try:
-        extension.run_group(plan, group, 0, 0, 0, 1, 0, OnCpu((1, 1, 1, 1)), *[None] * 8)
+        extension.run_group(plan, group, 0, 0, 0, 1, 0, 0, OnCpu((1, 1, 1, 1)), *[None] * 8)
     except ValueError as error:
         assert "q is on the CPU, expected cuda:0" in str(error), error
     if rank < RANKS - 1:  # the last rank does not come any more

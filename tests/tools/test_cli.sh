@@ -32,9 +32,10 @@ expect 0 'chosen' explain causal_conv1d backward B=2 D=64 T=100 K=3 bf16 channel
 expect 0 'refused: it supports f64 only' explain causal_conv1d update f16 S=9 ring indices
 expect 0 'chosen' explain dropout backward R=100 D=33 p=0.5 bf16 slice gelu_erf bias mask_bits
 # For a size out of range, the message names the limit and the value.
-expect 0 'zigzag              1      8       7         7     234.9      168.3         1.00' explain attention forward B=1 H=16 T=32768 d=128 bf16 causal --ranks 8
-expect 0 'contiguous          8      1       0        14     103.2      387.7         1.00' explain attention backward B=1 H=16 Hkv=4 T=32768 d=128 bf16 causal --ranks 8
-expect 0 'contiguous          1      3       2         2 ' explain attention forward B=1 H=16 T=4096 d=128 bf16 causal left=1024 alibi --ranks 8
+expect 0 'zigzag              1  ring            8       7         7     234.9      168.3         1.00' explain attention forward B=1 H=16 T=32768 d=128 bf16 causal --ranks 8
+expect 0 'contiguous          8                  1       0        14     103.2      387.7         1.00' explain attention backward B=1 H=16 Hkv=4 T=32768 d=128 bf16 causal --ranks 8
+expect 0 'contiguous          1  ring            3       2         2 ' explain attention forward B=1 H=16 T=4096 d=128 bf16 causal left=1024 alibi --ranks 8
+expect 0 'zigzag              1  all-gather      2       0        ' explain attention forward B=1 H=16 T=32768 d=128 bf16 causal --ranks 8
 expect 0 'refused: parallel_attention_forward: bias is given with head_ranks 3' explain attention forward B=2 H=6 T=100 d=16 bias --ranks 3
 expect 2 'is not explained for packed sequences' explain attention forward packed --ranks 2
 expect 2 '--ranks explains attention' explain dropout forward --ranks 2

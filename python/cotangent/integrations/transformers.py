@@ -316,7 +316,7 @@ def _attend_to_all_ranks(context: Any, query: Tensor, key: Tensor, value: Tensor
 
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     where = dict(group=context.group, cut=context.cut, stripe=context.stripe, head_ranks=context.head_ranks,
-                 q_length=context.length, k_length=context.length)  # fmt: skip
+                 all_gather=context.all_gather, q_length=context.length, k_length=context.length)  # fmt: skip
     if context.cu_seqlens is None:
         out: Tensor = distributed.attention(q, k, v, **options, **where)
         return out
