@@ -36,8 +36,8 @@ by the number of ranks. docs/guide/context_parallel_pytorch.md lists what each r
 CUDA tensors. A call returns when the ranks have compared their arguments and its work is enqueued on the current
 stream. If a rank dies after that, the work of the others never ends. check_group() and the next call then raise
 RuntimeError. Call check_group() before torch.cuda.synchronize(), which would wait for ever. A CUDA graph cannot capture
-a call. Each call needs memory for its results in float32 and for the keys and values of three ranks, which the group
-keeps for the next call."""
+a call. Each call needs memory for its results in float32 and for the keys and values of three ranks, with all_gather
+for those of all ranks. The group keeps this memory for the next call."""
 from __future__ import annotations
 
 import re

@@ -27,7 +27,7 @@ enum {
 };
 enum { MAX_MARKS = 512 }; /* pairs on each stream, in one measurement */
 
-_Static_assert(COT_MAX_SOURCES == COT_ROWS_SOURCES, "one launch adds all tensors");
+_Static_assert((int)COT_MAX_SOURCES == (int)COT_ROWS_SOURCES, "one launch adds all tensors");
 
 static const char *const kernel_names[KERNELS] = {"cot_group_copy_rows", "cot_group_add_sink", "cot_group_sum_dsink",
                                                   "cot_group_clamp_offsets", "cot_group_sum_rows"};

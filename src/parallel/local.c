@@ -105,11 +105,21 @@ static cot_status copy(cot_group *group, cot_transfer *receive, cot_transfer *se
 
 static void break_hub(hub *h, const char *reason);
 
+/* Whether a receive of the same message, which was started before, has not got its send. The list begins with the newest
+ * transfer. */
+static bool is_after_another(const cot_transfer *receive)
+{
+    for (const cot_transfer *t = receive->next; t != NULL; t = t->next)
+        if (t->receive && !t->done && t->peer == receive->peer && t->tag == receive->tag)
+            return true;
+    return false;
+}
+
 /* Serves a receive if its send is posted: copies the data, or begins a borrow. The mutex is held on entry and on return. */
 static bool progress(cot_group *group, cot_transfer *receive)
 {
     hub *h = group->state;
-    cot_transfer *send = match_send(h, group->rank, receive);
+    cot_transfer *send = is_after_another(receive) ? NULL : match_send(h, group->rank, receive);
     if (send == NULL)
         return false;
     const cot_status status = receive->lends ? begin_borrow(group, receive, send) : copy(group, receive, send);
