@@ -36,6 +36,7 @@ expect 0 'zigzag              1  ring            8       7         7     234.9  
 expect 0 'contiguous          8                  1       0        14     103.2      387.7         1.00' explain attention backward B=1 H=16 Hkv=4 T=32768 d=128 bf16 causal --ranks 8
 expect 0 'contiguous          1  ring            3       2         2 ' explain attention forward B=1 H=16 T=4096 d=128 bf16 causal left=1024 alibi --ranks 8
 expect 0 'zigzag              1  all-gather      2       0        ' explain attention forward B=1 H=16 T=32768 d=128 bf16 causal --ranks 8
+expect 0 'refused: parallel_attention_forward: all_gather is given with 66 ranks divided by head_ranks 1, expected a quotient of 64 or less' explain attention forward B=1 H=1 T=200 d=16 --ranks 66
 expect 0 'refused: parallel_attention_forward: bias is given with head_ranks 3' explain attention forward B=2 H=6 T=100 d=16 bias --ranks 3
 expect 2 'is not explained for packed sequences' explain attention forward packed --ranks 2
 expect 2 '--ranks explains attention' explain dropout forward --ranks 2
