@@ -9,8 +9,8 @@
  * all batches and begins at a multiple of COT_ALIGNMENT, so that a run is one message, which is sent from where it is and
  * arrives where it is needed.
  *
- * If all ranks read each other's memory, nothing is sent. Line 0 gathers the keys for all lines, and each line adds the
- * parts from where they are. */
+ * If all ranks read each other's memory, nothing is sent. All lines copy their keys to the memory of line 0 and attend to
+ * them there, and each line adds the parts from where they are. */
 #include "attention_call.h"
 
 #include "core/argument_checks.h"
@@ -68,6 +68,11 @@ static char *bytes_of_rows(const cot_tensor *t, int64_t first, int64_t rows, siz
     return (char *)t->data + first * row;
 }
 
+static block rows_of_block(const block *b, int64_t first, int64_t rows)
+{
+    return (block){.k = cot_slice(&b->k, 1, first, rows), .v = cot_slice(&b->v, 1, first, rows)};
+}
+
 /* Calls body for every run of keys that line `attending` attends to and line `holding` holds. row: among the rows that the
  * line holds. */
 typedef cot_status run_body(void *context, row_span run, int64_t row);
@@ -109,7 +114,7 @@ void attention_take_gather(const attention_call *c, cot_arena *memory, key_gathe
 {
     cot_group *group = c->base.group;
     const bool gathers_for_all = c->line == 0 && group->engine->shares_memory != NULL;
-    int64_t in = c->R, out = c->R; /* of a lend or a borrow, one with each line */
+    int64_t in = c->R, out = 2 * c->R; /* of lends and borrows, up to two with each line */
     for (int64_t line = 0; line < c->R; line++)
         if (line != c->line) {
             each_run(c, c->line, line, count_run, &in);
@@ -167,18 +172,16 @@ static cot_status transfer_run(void *context, row_span run, int64_t row)
     return COT_OK;
 }
 
-/* Copies the keys of a line to their rows. */
-static cot_status copy_line(const attention_call *c, const key_gather *g, int64_t line, const cot_tensor *k,
-                            const cot_tensor *v)
+/* Copies the line's keys to their rows. */
+static cot_status copy_line(const attention_call *c, const key_gather *to)
 {
-    const cot_segments *segments = &c->k_lines[line];
+    const cot_segments *segments = &c->k_lines[c->line];
     for (int64_t n = 0; n < segments->count; n++) {
         const cot_segment *s = &segments->list[n];
-        const cot_tensor to_k = cot_slice(&g->keys.k, 1, s->begin - g->rows.begin, s->rows);
-        const cot_tensor to_v = cot_slice(&g->keys.v, 1, s->begin - g->rows.begin, s->rows);
-        const cot_tensor from_k = cot_slice(k, 1, s->row, s->rows), from_v = cot_slice(v, 1, s->row, s->rows);
-        CHECK(cot_group_copy(c->base.group, &to_k, &from_k, false));
-        CHECK(cot_group_copy(c->base.group, &to_v, &from_v, false));
+        const block rows = rows_of_block(&to->keys, s->begin - to->rows.begin, s->rows);
+        const cot_tensor k = cot_slice(&c->k, 1, s->row, s->rows), v = cot_slice(&c->v, 1, s->row, s->rows);
+        CHECK(cot_group_copy(c->base.group, &rows.k, &k, false));
+        CHECK(cot_group_copy(c->base.group, &rows.v, &v, false));
     }
     return COT_OK;
 }
@@ -186,7 +189,7 @@ static cot_status copy_line(const attention_call *c, const key_gather *g, int64_
 static cot_status exchange_keys(const attention_call *c, key_gather *g)
 {
     cot_group *group = c->base.group;
-    CHECK(copy_line(c, g, c->line, &c->k, &c->v));
+    CHECK(copy_line(c, g));
     for (int64_t line = 0; line < c->R; line++) {
         run_transfers t = {.group = group,
                            .rows = &g->keys,
@@ -232,29 +235,30 @@ static cot_status exchange_parts(const attention_call *c, key_gather *g)
 
 /* ---- shared memory ------------------------------------------------------------------------------------------------ */
 
-/* Line 0 reads the keys of all lines, and lends them in the order of the sequence. */
+static cot_status lend_to_lines(const attention_call *c, key_gather *g)
+{
+    for (int64_t line = 1; line < c->R; line++)
+        CHECK(cot_group_lend(c->base.group, &g->sends[g->send_count++], attention_rank_of(c, line), TAG_KEYS, g));
+    return COT_OK;
+}
+
+/* Line 0 lends its memory twice: the other lines write their keys there, and then read those of all lines. */
 static cot_status lend_keys(const attention_call *c, key_gather *g)
 {
-    cot_group *group = c->base.group;
-    for (int64_t line = 1; line < c->R; line++)
-        CHECK(cot_group_borrow(group, &g->receives[line], attention_rank_of(c, line), TAG_KEYS));
-    CHECK(copy_line(c, g, 0, &c->k, &c->v));
-    for (int64_t line = 1; line < c->R; line++) {
-        CHECK(cot_group_wait(group, &g->receives[line], 1));
-        const attention_call *other = g->receives[line].data;
-        CHECK(copy_line(c, g, line, &other->k, &other->v));
-        CHECK(cot_group_return(group, &g->receives[line]));
-    }
-    for (int64_t line = 1; line < c->R; line++)
-        CHECK(cot_group_lend(group, &g->sends[g->send_count++], attention_rank_of(c, line), TAG_KEYS, g));
-    return COT_OK;
+    CHECK(lend_to_lines(c, g));
+    CHECK(copy_line(c, g));
+    CHECK(cot_group_wait(c->base.group, g->sends, g->send_count));
+    return lend_to_lines(c, g);
 }
 
 static cot_status borrow_keys(const attention_call *c, key_gather *g)
 {
     cot_group *group = c->base.group;
     const int lender = attention_rank_of(c, 0);
-    CHECK(cot_group_lend(group, &g->sends[g->send_count++], lender, TAG_KEYS, c));
+    CHECK(cot_group_borrow(group, &g->receives[0], lender, TAG_KEYS));
+    CHECK(cot_group_wait(group, &g->receives[0], 1));
+    CHECK(copy_line(c, g->receives[0].data));
+    CHECK(cot_group_return(group, &g->receives[0]));
     CHECK(cot_group_borrow(group, &g->receives[0], lender, TAG_KEYS));
     CHECK(cot_group_wait(group, &g->receives[0], 1));
     const key_gather *other = g->receives[0].data;
@@ -369,11 +373,6 @@ static cot_status clear_unwritten(const attention_call *c, const key_gather *g, 
         row = cot_max(row, written.end);
     }
     return COT_OK;
-}
-
-static block rows_of_block(const block *b, int64_t first, int64_t rows)
-{
-    return (block){.k = cot_slice(&b->k, 1, first, rows), .v = cot_slice(&b->v, 1, first, rows)};
 }
 
 /* The first call on a key writes its part, and later calls add to it. A call that adds also adds to dq. */

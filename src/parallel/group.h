@@ -190,10 +190,10 @@ cot_status cot_group_flush(cot_group *group);
 /* Waits for the started ones of these transfers. */
 cot_status cot_group_wait(cot_group *group, cot_transfer *transfers, int count);
 
-/* A rank lends memory that its peer reads where it is, if cot_group_shares_memory. `what` is the address of anything that
- * says where. The peer borrows it: after a wait, transfer->data is `what`, and later work of the queue may read the memory.
- * cot_group_return follows after the last such work. The wait of the lender ends then: the lender may not change the memory
- * before. A borrow that is not returned when the group breaks is returned by that. */
+/* A rank lends memory that its peer uses where it is, if cot_group_shares_memory. `what` is the address of anything that
+ * says where. The peer borrows it: after a wait, transfer->data is `what`, and later work of the queue may use the memory.
+ * cot_group_return follows after the last such work. The wait of the lender ends then. Before, only the peer may write to
+ * the memory, and it may only if the lender does not read it. If the group breaks, it returns what is borrowed. */
 bool cot_group_shares_memory(cot_group *group);
 cot_status cot_group_lend(cot_group *group, cot_transfer *transfer, int peer, int tag, const void *what);
 cot_status cot_group_borrow(cot_group *group, cot_transfer *transfer, int peer, int tag);

@@ -28,6 +28,10 @@ enum { MAX_LOCAL_RANKS = 1024 };
 typedef struct hub {
     pthread_mutex_t mutex;
     pthread_cond_t changed;
+    cot_agreement *agreements[2]; /* for each rank, in even and in odd rounds */
+    int64_t round;                /* the exchanges of agreements that are complete */
+    bool *arrived;                /* for each rank: it has an agreement in this round */
+    int arrived_count;
     int handles; /* not yet destroyed */
     bool broken;
     char reason[COT_MAX_REASON];
@@ -189,8 +193,6 @@ static cot_status local_start(cot_group *group, cot_transfer *transfer)
     if (transfer->on_device && !(transfer->lends && transfer->receive))
         CHECK(cot_gpu_record(group->gpu, COT_MAIN_STREAM, &transfer->ready));
     pthread_mutex_lock(&h->mutex);
-    h->gpus[group->rank] = group->gpu;
-    h->contexts[group->rank] = group->gpu != NULL ? cot_gpu_context(group->gpu) : NULL;
     if (transfer->receive) {
         progress(group, transfer);
     } else {
@@ -318,6 +320,69 @@ static cot_status local_give_back(cot_group *group, cot_transfer *borrow)
     return status;
 }
 
+/* The first rank without an agreement in this round. */
+static int missing_rank(const hub *h)
+{
+    int r = 0;
+    while (h->arrived[r])
+        r++;
+    return r;
+}
+
+/* Waits until the agreements of a round are complete. The mutex is held. */
+static void await_round(cot_group *group, int64_t round)
+{
+    hub *h = group->state;
+    double deadline = cot_seconds() + group->timeout;
+    for (int count = h->arrived_count; h->round == round && !h->broken;) {
+        char reason[COT_MAX_REASON];
+        const int missing = missing_rank(h);
+        const struct timespec until = time_of(deadline);
+        if (h->arrived_count != count) { /* progress: the time begins anew */
+            deadline = cot_seconds() + group->timeout;
+            count = h->arrived_count;
+        } else if (h->left[missing]) {
+            snprintf(reason, sizeof reason, "rank %d has left the group", missing);
+            break_hub(h, reason);
+        } else if (pthread_cond_timedwait(&h->changed, &h->mutex, &until) == ETIMEDOUT && h->round == round &&
+                   h->arrived_count == count) {
+            snprintf(reason, sizeof reason, "rank %d waited %g seconds for rank %d", group->rank, group->timeout,
+                     missing);
+            break_hub(h, reason);
+        }
+    }
+}
+
+/* Agreements are copied through the hub. A rank that is a round ahead writes to the other half, and cannot be further
+ * ahead. */
+static cot_status local_gather(cot_group *group)
+{
+    hub *h = group->state;
+    pthread_mutex_lock(&h->mutex);
+    const int64_t round = h->round;
+    cot_agreement *const all = h->agreements[round % 2];
+    h->gpus[group->rank] = group->gpu;
+    h->contexts[group->rank] = group->gpu != NULL ? cot_gpu_context(group->gpu) : NULL;
+    all[group->rank] = group->agreement[group->rank];
+    h->arrived[group->rank] = true;
+    if (++h->arrived_count == group->size && !h->broken) {
+        memset(h->arrived, 0, (size_t)group->size * sizeof *h->arrived);
+        h->arrived_count = 0;
+        h->round++;
+        pthread_cond_broadcast(&h->changed);
+    }
+    await_round(group, round);
+    const bool failed = h->round == round;
+    if (failed) {
+        group->broken = true;
+        snprintf(group->reason, sizeof group->reason, "%s", h->reason);
+    } else {
+        memcpy(group->agreement, all, (size_t)group->size * sizeof *all);
+    }
+    pthread_mutex_unlock(&h->mutex);
+    return failed ? cot_fail(COT_PEER_ERROR, "the group is broken: %s", group->reason) : COT_OK;
+}
+
 static void local_abort(cot_group *group)
 {
     hub *h = group->state;
@@ -335,6 +400,9 @@ static void free_hub(hub *h)
     free(h->posted);
     free(h->gpus);
     free(h->contexts);
+    free(h->agreements[0]);
+    free(h->agreements[1]);
+    free(h->arrived);
     free(h);
 }
 
@@ -358,6 +426,7 @@ static const cot_engine engine = {.name = "one of threads",
                                   .shares_memory = local_shares_memory,
                                   .give_back = local_give_back,
                                   .start = local_start,
+                                  .gather = local_gather,
                                   .wait = local_wait,
                                   .abort = local_abort,
                                   .destroy = local_destroy};
@@ -377,7 +446,11 @@ static hub *make_hub(int ranks)
     h->posted = calloc((size_t)ranks, sizeof *h->posted);
     h->gpus = calloc((size_t)ranks, sizeof *h->gpus);
     h->contexts = calloc((size_t)ranks, sizeof *h->contexts);
-    if (h->left != NULL && h->posted != NULL && h->gpus != NULL && h->contexts != NULL)
+    for (int n = 0; n < 2; n++)
+        h->agreements[n] = calloc((size_t)ranks, sizeof *h->agreements[n]);
+    h->arrived = calloc((size_t)ranks, sizeof *h->arrived);
+    if (h->left != NULL && h->posted != NULL && h->gpus != NULL && h->contexts != NULL && h->agreements[0] != NULL &&
+        h->agreements[1] != NULL && h->arrived != NULL)
         return h;
     free_hub(h);
     return NULL;
