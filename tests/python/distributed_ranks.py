@@ -467,8 +467,9 @@ def faults(ranks):
         return out
 
     # Refusals: the group goes on.
-    name = f"rank {ranks - 1} passes another value of causal than rank 0"
-    expect(RuntimeError, name, lambda: run(None, causal=last))
+    for option in ("causal", "all_gather"):
+        name = f"rank {ranks - 1} passes another value of {option} than rank 0"
+        expect(RuntimeError, name, lambda: run(None, **{option: last}))
     if last:
         expect(ValueError, "softcap is -1", lambda: run(None, softcap=-1.0))
         expect(ValueError, "window[1] is 5", lambda: run(None, causal=True, window=(3, 5)))
