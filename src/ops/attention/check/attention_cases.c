@@ -384,7 +384,7 @@ static void sweep_pairs_cuda(cot_case_visitor *v)
 static void sweep_gqa_cuda(cot_case_visitor *v)
 {
     static const hopper_shape shapes[] = {
-        {128, 16, 8, 200, 4096, COT_BF16, true, false, 0, 0}, {128, 8, 4, 150, 8200, COT_F16, true, true, 0, 0},
+        {128, 16, 8, 200, 4096, COT_BF16, true, false, 0, 0}, {128, 8, 4, 150, 8200, COT_BF16, true, true, 0, 0},
         {64, 64, 32, 130, 1536, COT_BF16, true, false, 0, 0}, {96, 64, 32, 70, 1540, COT_BF16, true, false, 0, 0},
         {128, 48, 24, 70, 2048, COT_F16, true, false, 0, 0},
     };
