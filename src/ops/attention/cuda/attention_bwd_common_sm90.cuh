@@ -31,7 +31,7 @@ enum attention_bwd_version { VERSION_PLAIN, VERSION_STORES_DQ, VERSION_GENERAL, 
 
 enum { KEYS = ATTENTION_BWD_KEYS, WARPGROUP = 128, WARP = 32, SQUARE_BYTES = 64 * 64 * 2 /* of 16 bits */ };
 
-extern __shared__ __align__(1024) unsigned char attention_memory[];
+extern __shared__ __align__(1024) unsigned char dynamic_shared_memory[];
 
 /* Two numbers of a step:
  *   step         within its key block: step_of gives its query head and tile

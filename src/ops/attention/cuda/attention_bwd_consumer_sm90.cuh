@@ -16,7 +16,7 @@ enum {
 };
 
 /* The shared memory of a thread block. PAIRS: in the pair kernel (attention_bwd_pairs_sm90.cu). */
-template <int COLUMNS, bool PAIRS> struct shared_memory {
+template <int COLUMNS, bool PAIRS> struct bwd_shared {
     enum {
         COLUMN_PANELS = COLUMNS / 64,
         DQ_STAGES = PAIRS ? 1 : ATTENTION_BWD_DQ_STAGES,
@@ -60,10 +60,13 @@ template <int COLUMNS, bool PAIRS> struct shared_memory {
     uint4 pair[PAIRS ? 1 : 0]; /* its first word: the index of the pair of key blocks, sent by thread block 0 */
 };
 
+template <int COLUMNS> using key_block_shared = bwd_shared<COLUMNS, false>;
+template <int COLUMNS> using pair_shared = bwd_shared<COLUMNS, true>;
+
 /* Waits until no warp reads K and V of key block n - 1 any more, and then sets the expected bytes of those of n.
  * Consumers may still store dK and dV of n - 1. */
 template <int COLUMNS, bool PAIRS>
-static __device__ __forceinline__ void begin_loading_keys(shared_memory<COLUMNS, PAIRS> &s, uint32_t n, uint64_t *full)
+static __device__ __forceinline__ void begin_loading_keys(bwd_shared<COLUMNS, PAIRS> &s, uint32_t n, uint64_t *full)
 {
     cot_mbarrier_wait(&s.kv_empty, (n & 1) ^ 1);
     cot_mbarrier_arrive_expect(full, sizeof s.k + sizeof s.v + sizeof s.peer_k);
@@ -71,7 +74,7 @@ static __device__ __forceinline__ void begin_loading_keys(shared_memory<COLUMNS,
 
 /* Loads the panels of K and V from key `row` of the tensors on. */
 template <int COLUMNS, bool PAIRS>
-static __device__ __forceinline__ void load_keys(const attention_bwd_mapped &m, shared_memory<COLUMNS, PAIRS> &s,
+static __device__ __forceinline__ void load_keys(const attention_bwd_mapped &m, bwd_shared<COLUMNS, PAIRS> &s,
                                                  const attention_work &w, int row, uint64_t *full)
 {
     for (int panel = 0; panel < COLUMNS / 64; panel++) {
@@ -93,7 +96,7 @@ static __device__ __forceinline__ void prefetch_keys(const attention_bwd_mapped 
 /* Completes `kv full` of key block number n without loading K and V: no query attends to the keys, or there are no more
  * key blocks. */
 template <int COLUMNS, bool PAIRS>
-static __device__ __forceinline__ void publish_work_only(shared_memory<COLUMNS, PAIRS> &s, uint32_t n)
+static __device__ __forceinline__ void publish_work_only(bwd_shared<COLUMNS, PAIRS> &s, uint32_t n)
 {
     cot_mbarrier_wait(&s.kv_empty, (n & 1) ^ 1);
     cot_mbarrier_arrive(&s.kv_full);
@@ -333,7 +336,7 @@ static __device__ __forceinline__ bool is_skipped(const attention_work &w, int t
 /* 0, but the compiler cannot prove it. `restore` adds it to the packed P. This keeps the compiler from unpacking P before
  * registers are free. Versions that do not need it get a constant 0. */
 template <typename E, bool SOFTCAP, int COLUMNS, bool PAIRS>
-static __device__ __forceinline__ uint32_t hidden_zero(shared_memory<COLUMNS, PAIRS> &s)
+static __device__ __forceinline__ uint32_t hidden_zero(bwd_shared<COLUMNS, PAIRS> &s)
 {
     return (cot_is_f16<E> || COLUMNS == 64) && !SOFTCAP ? *(volatile uint32_t *)&s.zero : 0;
 }
@@ -375,7 +378,7 @@ template <int COLUMNS, bool SOFTCAP> constexpr bool adds_zeros_first = COLUMNS =
 /* The stage_step of the first step of the key block that this warp computes. It is in shared memory, because a register for
  * it spills or serialises wgmma in f16. */
 template <int COLUMNS>
-static __device__ __forceinline__ volatile uint32_t &first_computed_stage_step(shared_memory<COLUMNS, false> &s)
+static __device__ __forceinline__ volatile uint32_t &first_computed_stage_step(key_block_shared<COLUMNS> &s)
 {
     return s.first_computed_stage_step[threadIdx.x / WARP % 8];
 }
@@ -384,8 +387,8 @@ static __device__ __forceinline__ volatile uint32_t &first_computed_stage_step(s
 template <typename E_, int COLUMNS_, int USED_COLUMNS_, bool GENERAL_, bool SOFTCAP_, bool PAIRS_>
 struct consumer_traits {
     using E = E_;
-    using memory = shared_memory<COLUMNS_, PAIRS_>;
-    static constexpr int COLUMNS = COLUMNS_, USED_COLUMNS = USED_COLUMNS_, QUERIES = memory::QUERIES;
+    using shared = bwd_shared<COLUMNS_, PAIRS_>;
+    static constexpr int COLUMNS = COLUMNS_, USED_COLUMNS = USED_COLUMNS_, QUERIES = shared::QUERIES;
     static constexpr bool GENERAL = GENERAL_, SOFTCAP = SOFTCAP_;
 };
 
@@ -431,7 +434,7 @@ static __device__ __forceinline__ void compute_p(const attention_bwd_call &c, co
 /* Part 4: dS of a tile, in place of its dP, stored for dQ. `delta` holds the values of the first PRELOADS groups of 8
  * queries. SOFTCAP: `upper` holds the first fragment of P times the slope. */
 template <typename T, int PRELOADS, typename P, int N, int QUERY_GROUPS>
-static __device__ __forceinline__ void compute_ds(typename T::memory &s, const consumer_registers<T> &r,
+static __device__ __forceinline__ void compute_ds(typename T::shared &s, const consumer_registers<T> &r,
                                                   uint32_t stage_step, uint32_t ds_address, const P &saved,
                                                   float2 (&delta)[QUERY_GROUPS], uint32_t (&upper)[2][4],
                                                   float (&dp)[N])
@@ -496,7 +499,7 @@ static __device__ __forceinline__ void compute_ds(typename T::memory &s, const c
  * With SOFTCAP, the upper two bytes of P times the slope are in the dS buffer of this stage, until dS overwrites them.
  * The step therefore waits for ds_empty before it computes P. */
 template <typename T, bool FIRST>
-static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c, typename T::memory &s,
+static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c, typename T::shared &s,
                                                      const attention_work &w, uint32_t first_stage_step,
                                                      uint32_t stage_step, const consumer_registers<T> &r)
 {
@@ -586,7 +589,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
 /* One step of a consumer that skips the tile: it only waits and arrives on the barriers. The dQ warpgroup evaluates
  * fully_masked itself, and so leaves out this consumer's keys. */
 template <int COLUMNS, bool PAIRS>
-static __device__ __forceinline__ void skip_step(shared_memory<COLUMNS, PAIRS> &s, uint32_t stage_step)
+static __device__ __forceinline__ void skip_step(bwd_shared<COLUMNS, PAIRS> &s, uint32_t stage_step)
 {
     const uint32_t q_stage = stage_step % ATTENTION_BWD_Q_STAGES, dout_stage = stage_step % ATTENTION_BWD_DOUT_STAGES,
                    ds_stage = stage_step % ATTENTION_BWD_DS_STAGES;
@@ -608,9 +611,8 @@ static __device__ __forceinline__ void skip_step(shared_memory<COLUMNS, PAIRS> &
 template <int COLUMNS, int N> static __device__ __forceinline__ bool reduce_over_heads(float (&dk)[N], float (&dv)[N])
 {
     enum { FLOATS = 4 * 2 * WARPGROUP }; /* of all consumer threads, 4 each */
-    using key_block_memory = shared_memory<COLUMNS, false>;
-    static_assert(N / 2 * FLOATS * sizeof(float) <= offsetof(key_block_memory, ds), "dK and dV do not fit");
-    const float *sums = (const float *)attention_memory + 4 * (threadIdx.x - 2 * WARPGROUP);
+    static_assert(N / 2 * FLOATS * sizeof(float) <= offsetof(key_block_shared<COLUMNS>, ds), "dK and dV do not fit");
+    const float *sums = (const float *)dynamic_shared_memory + 4 * (threadIdx.x - 2 * WARPGROUP);
     const bool sends = cot_cluster_rank() != 0;
     cot_cluster_arrive();
     cot_cluster_wait(); /* until both thread blocks have ended their steps */
@@ -658,7 +660,7 @@ static __device__ __forceinline__ attention_work uniform_work(const attention_wo
 }
 
 template <typename E, int COLUMNS, int USED_COLUMNS, bool GENERAL, bool SOFTCAP, bool PAIRS>
-static __device__ __forceinline__ void consume(const attention_bwd_call &c, shared_memory<COLUMNS, PAIRS> &s)
+static __device__ __forceinline__ void consume(const attention_bwd_call &c, bwd_shared<COLUMNS, PAIRS> &s)
 {
     using traits = consumer_traits<E, COLUMNS, USED_COLUMNS, GENERAL, SOFTCAP, PAIRS>;
     constexpr int QUERIES = traits::QUERIES;
@@ -735,8 +737,7 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, shar
 }
 
 /* Initialises the barriers that both kernels have. Executed by one thread. */
-template <int COLUMNS, bool PAIRS>
-static __device__ __forceinline__ void init_barriers(shared_memory<COLUMNS, PAIRS> &s)
+template <int COLUMNS, bool PAIRS> static __device__ __forceinline__ void init_barriers(bwd_shared<COLUMNS, PAIRS> &s)
 {
     s.zero = 0;
     cot_mbarrier_init(&s.kv_full, 1);

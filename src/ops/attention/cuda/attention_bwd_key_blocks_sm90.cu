@@ -74,15 +74,13 @@
  * then arrives on the tile's full barrier. */
 #include "attention_bwd_consumer_sm90.cuh"
 
-template <int COLUMNS> using key_block_memory = shared_memory<COLUMNS, false>;
-
 /* The index of the thread block's next key block. In deterministic mode a key block waits until key blocks of lower
  * indices have added to dQ. The counter gives out the indices in order, and a thread block computes its key blocks in
  * that order. So the lowest unfinished key block waits for none, whichever thread blocks run. In a cluster
  * (head_split = 2), or without a counter, a thread block has only one key block: `backward` has put its index into
  * own_key_block. */
 template <int COLUMNS>
-static __device__ __forceinline__ uint32_t take_key_block(const attention_bwd_call &c, key_block_memory<COLUMNS> &s)
+static __device__ __forceinline__ uint32_t take_key_block(const attention_bwd_call &c, key_block_shared<COLUMNS> &s)
 {
     if (c.key_block_counter != nullptr && c.head_split == 1)
         return atomicAdd(c.key_block_counter, 1);
@@ -101,9 +99,9 @@ static __device__ __forceinline__ void take_heads(const attention_bwd_call &c, a
 /* The producer of the plain versions. Executed by one thread. Stages and parities are computed from stage_step in each
  * step, because the thread has too few registers to keep them. load_tiles_general and load_tiles of the pair kernel have
  * the same order of waits and loads. */
-template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_mapped &m, key_block_memory<COLUMNS> &s)
+template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_mapped &m, key_block_shared<COLUMNS> &s)
 {
-    constexpr int COLUMN_PANELS = COLUMNS / 64, QUERIES = key_block_memory<COLUMNS>::QUERIES;
+    constexpr int COLUMN_PANELS = COLUMNS / 64, QUERIES = key_block_shared<COLUMNS>::QUERIES;
     const attention_bwd_call &c = m.call;
     /* Waits for the call's earlier kernels, which clear the counter, and write lse_log2 and delta. */
     cot_griddepcontrol_wait();
@@ -171,9 +169,9 @@ static __device__ __forceinline__ void wait_and_clear(uint64_t *uncleared_full, 
  *   - `work` stays in shared memory
  *   - K and V are not prefetched */
 template <int COLUMNS>
-static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_block_memory<COLUMNS> &s)
+static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_block_shared<COLUMNS> &s)
 {
-    constexpr int COLUMN_PANELS = COLUMNS / 64, QUERIES = key_block_memory<COLUMNS>::QUERIES;
+    constexpr int COLUMN_PANELS = COLUMNS / 64, QUERIES = key_block_shared<COLUMNS>::QUERIES;
     const attention_bwd_call &c = m.call;
     const bool leader = threadIdx.x == 0;
     cot_griddepcontrol_wait();
@@ -214,7 +212,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_blo
                 cot_tma_load_4d(s.lse_log2[q_stage], &m.statistics, 0, row, 0, 0, q_barrier);
             }
             if (!clean)
-                wait_and_clear<key_block_memory<COLUMNS>::Q_PANEL_BYTES, COLUMN_PANELS>(
+                wait_and_clear<key_block_shared<COLUMNS>::Q_PANEL_BYTES, COLUMN_PANELS>(
                     s.uncleared_full, uncleared_parity, s.q[q_stage], used, &s.q_full[q_stage]);
             cot_mbarrier_wait(&s.dout_empty[dout_stage], parity_of<ATTENTION_BWD_DOUT_STAGES>(stage_step) ^ 1);
             if (leader) {
@@ -224,7 +222,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_blo
                 cot_tma_load_4d(s.delta[dout_stage], &m.statistics, 0, first_delta_row + row, 0, 0, dout_barrier);
             }
             if (!clean)
-                wait_and_clear<key_block_memory<COLUMNS>::Q_PANEL_BYTES, COLUMN_PANELS>(
+                wait_and_clear<key_block_shared<COLUMNS>::Q_PANEL_BYTES, COLUMN_PANELS>(
                     s.uncleared_full, uncleared_parity, s.dout[dout_stage], used, &s.dout_full[dout_stage]);
             /* K and V are loaded in the first step only, after its Q and dO: the wait for `kv empty`, until the
              * previous key block is done, must not delay the first tile. */
@@ -236,7 +234,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_blo
                 begin_loading_keys(s, n, kv_barrier);
                 load_keys(m, s, w, w.k_first_row + w.first_key, kv_barrier);
             }
-            static_assert(offsetof(key_block_memory<COLUMNS>, v) == sizeof s.k, "V follows K: one call clears both");
+            static_assert(offsetof(key_block_shared<COLUMNS>, v) == sizeof s.k, "V follows K: one call clears both");
             if (!keys_are_clean)
                 wait_and_clear<2 * SQUARE_BYTES, 2 * COLUMN_PANELS>(s.uncleared_full, uncleared_parity,
                                                                     (unsigned char(*)[2 * SQUARE_BYTES]) s.k,
@@ -272,15 +270,15 @@ template <int USED_COLUMNS> static __device__ __forceinline__ bool has_half_dq_t
  *   accum_tile    index of the dQ tile in dq_accum */
 template <int COLUMNS, int USED_COLUMNS, bool GENERAL, bool DETERMINISTIC, bool STORES_DQ>
 static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd_mapped &m,
-                                                             key_block_memory<COLUMNS> &s, const attention_work &w,
+                                                             key_block_shared<COLUMNS> &s, const attention_work &w,
                                                              int stage, int &dq_tile_index, uint32_t &parity)
 {
-    constexpr int DQ_TILES = key_block_memory<COLUMNS>::DQ_TILES;
+    constexpr int DQ_TILES = key_block_shared<COLUMNS>::DQ_TILES;
     const attention_bwd_call &c = m.call;
     const int end = step_count(w) * DQ_TILES;
     const auto position_of = [&](int index) {
         const int tile = tile_of(c, w, index / DQ_TILES);
-        return DETERMINISTIC ? dq_position_of<key_block_memory<COLUMNS>::QUERIES, GENERAL>(c, w, tile) : unordered;
+        return DETERMINISTIC ? dq_position_of<key_block_shared<COLUMNS>::QUERIES, GENERAL>(c, w, tile) : unordered;
     };
     const auto is_final = [&](const attention_dq_position &position) { return STORES_DQ && position.last; };
     bool next_is_released = false;
@@ -320,7 +318,7 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
 }
 
 template <int COLUMNS, int USED_COLUMNS, bool GENERAL, bool DETERMINISTIC, bool STORES_DQ>
-static __device__ void write_dq(const attention_bwd_mapped &m, key_block_memory<COLUMNS> &s, int stage)
+static __device__ void write_dq(const attention_bwd_mapped &m, key_block_shared<COLUMNS> &s, int stage)
 {
     uint32_t parity = 0;
     int dq_tile_index = stage;
@@ -341,7 +339,7 @@ static __device__ void write_dq(const attention_bwd_mapped &m, key_block_memory<
 /* Computes the first 2 N columns of dQ tile number `dq_tile` of dQ = dS K. The sum is over the keys of consumers
  * first_consumer to last_consumer. Waits on `dq ready` of the stage while the products run. */
 template <typename E, int COLUMNS, int N>
-static __device__ __forceinline__ void compute_dq_tile(key_block_memory<COLUMNS> &s, float (&acc)[N], uint32_t ds,
+static __device__ __forceinline__ void compute_dq_tile(key_block_shared<COLUMNS> &s, float (&acc)[N], uint32_t ds,
                                                        int dq_tile, int first_consumer, int last_consumer,
                                                        uint64_t *ready, uint32_t parity)
 {
@@ -366,11 +364,11 @@ static __device__ __forceinline__ void compute_dq_tile(key_block_memory<COLUMNS>
  * warpgroup adds the sums that the writer has loaded, and stores dq. */
 template <typename E, int COLUMNS, int USED_COLUMNS, bool GENERAL, bool STORES_DQ>
 static __device__ __forceinline__ void compute_dq_of_key_block(const attention_bwd_call &c,
-                                                               key_block_memory<COLUMNS> &s, const attention_work &w,
+                                                               key_block_shared<COLUMNS> &s, const attention_work &w,
                                                                cot_pipeline_state<ATTENTION_BWD_DS_STAGES> &ds,
                                                                cot_pipeline_state<ATTENTION_BWD_DQ_STAGES> &dq)
 {
-    constexpr int DQ_TILES = key_block_memory<COLUMNS>::DQ_TILES, QUERIES = key_block_memory<COLUMNS>::QUERIES;
+    constexpr int DQ_TILES = key_block_shared<COLUMNS>::DQ_TILES, QUERIES = key_block_shared<COLUMNS>::QUERIES;
     const int lane = threadIdx.x % WARP;
     float acc[32];
     const int steps = step_count(w);
@@ -430,7 +428,7 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
 }
 
 template <typename E, int COLUMNS, int USED_COLUMNS, bool GENERAL, bool STORES_DQ>
-static __device__ void compute_dq(const attention_bwd_call &c, key_block_memory<COLUMNS> &s)
+static __device__ void compute_dq(const attention_bwd_call &c, key_block_shared<COLUMNS> &s)
 {
     cot_pipeline_state<ATTENTION_BWD_DS_STAGES> ds;
     cot_pipeline_state<ATTENTION_BWD_DQ_STAGES> dq;
@@ -446,7 +444,7 @@ static __device__ void compute_dq(const attention_bwd_call &c, key_block_memory<
 template <typename E, int COLUMNS, int USED_COLUMNS, bool GENERAL, bool SOFTCAP, bool STORES_DQ>
 static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
 {
-    key_block_memory<COLUMNS> &s = *(key_block_memory<COLUMNS> *)attention_memory;
+    key_block_shared<COLUMNS> &s = *(key_block_shared<COLUMNS> *)dynamic_shared_memory;
     static_assert(sizeof s <= ATTENTION_BWD_SHARED_BYTES(COLUMNS), "what the host allots");
     const attention_bwd_call &c = m.call;
     uint32_t key_block = blockIdx.x;

@@ -45,13 +45,12 @@
  * dq. */
 #include "attention_bwd_consumer_sm90.cuh"
 
-template <int COLUMNS> using pair_memory = shared_memory<COLUMNS, true>;
 enum { PAIR_KEYS = 2 * KEYS };
 
 /* Returns the index of the cluster's next pair. Block 0 takes it from the counter and sends it to block 1. n: how many
  * pairs this cluster has taken before. */
 template <int COLUMNS>
-static __device__ __forceinline__ uint32_t take_pair(const attention_bwd_call &c, pair_memory<COLUMNS> &s, int rank,
+static __device__ __forceinline__ uint32_t take_pair(const attention_bwd_call &c, pair_shared<COLUMNS> &s, int rank,
                                                      uint32_t n)
 {
     if (rank == 0) {
@@ -85,9 +84,9 @@ static __device__ __forceinline__ void open_stage_in_both(uint64_t *peer_empty, 
  *   - each block loads half of a tile into the shared memory of both blocks (open_stage_in_both)
  *   - it also loads a part of the peer's K */
 template <int COLUMNS>
-static __device__ void load_tiles(const attention_bwd_mapped &m, pair_memory<COLUMNS> &s, int rank)
+static __device__ void load_tiles(const attention_bwd_mapped &m, pair_shared<COLUMNS> &s, int rank)
 {
-    constexpr int COLUMN_PANELS = COLUMNS / 64, QUERIES = pair_memory<COLUMNS>::QUERIES;
+    constexpr int COLUMN_PANELS = COLUMNS / 64, QUERIES = pair_shared<COLUMNS>::QUERIES;
     const attention_bwd_call &c = m.call;
     /* Waits for the call's earlier kernels, which clear the counter, and write lse_log2 and delta. */
     cot_griddepcontrol_wait();
@@ -153,9 +152,9 @@ static __device__ __forceinline__ attention_dq_position position_of_pair(const a
  * dq_writer loads the sums of the other pairs into the stage, and the dQ warpgroup stores dq. Executed by one
  * thread. */
 template <int COLUMNS, bool DETERMINISTIC, bool STORES_DQ>
-static __device__ void write_dq(const attention_bwd_mapped &m, pair_memory<COLUMNS> &s, int rank)
+static __device__ void write_dq(const attention_bwd_mapped &m, pair_shared<COLUMNS> &s, int rank)
 {
-    constexpr int QUERIES = pair_memory<COLUMNS>::QUERIES;
+    constexpr int QUERIES = pair_shared<COLUMNS>::QUERIES;
     const attention_bwd_call &c = m.call;
     cot_griddepcontrol_wait(); /* for the kernel that clears dq_accum and the semaphores */
     cot_fence_proxy_async_global();
@@ -198,7 +197,7 @@ static __device__ void write_dq(const attention_bwd_mapped &m, pair_memory<COLUM
 }
 
 /* The sender: copies this block's dS of the peer's dQ tile to the peer. Executed by one thread. */
-template <int COLUMNS> static __device__ void send_ds(pair_memory<COLUMNS> &s, int rank)
+template <int COLUMNS> static __device__ void send_ds(pair_shared<COLUMNS> &s, int rank)
 {
     const uint32_t peer_ds = cot_mapa(cot_shared_address(s.peer_ds), rank ^ 1),
                    peer_ds_full = cot_mapa(cot_shared_address(s.peer_ds_full), rank ^ 1);
@@ -242,9 +241,9 @@ static __device__ __forceinline__ void issue_dq(float (&acc)[32], const unsigned
 /* The dQ warpgroup stages dQ tiles for the dq_writer. If STORES_DQ and this pair adds last, the warpgroup adds the sums
  * that the dq_writer has loaded, and stores dq. */
 template <typename E, int COLUMNS, bool STORES_DQ>
-static __device__ void compute_dq(const attention_bwd_call &c, pair_memory<COLUMNS> &s, int rank)
+static __device__ void compute_dq(const attention_bwd_call &c, pair_shared<COLUMNS> &s, int rank)
 {
-    constexpr int QUERIES = pair_memory<COLUMNS>::QUERIES;
+    constexpr int QUERIES = pair_shared<COLUMNS>::QUERIES;
     const int lane = threadIdx.x % WARP;
     const bool leader = threadIdx.x % WARPGROUP == 0;
     const uint32_t peer_ds_empty = cot_mapa(cot_shared_address(s.ds_empty), rank ^ 1),
@@ -308,7 +307,7 @@ static __device__ void compute_dq(const attention_bwd_call &c, pair_memory<COLUM
 template <typename E, int COLUMNS, bool STORES_DQ>
 static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
 {
-    pair_memory<COLUMNS> &s = *(pair_memory<COLUMNS> *)attention_memory;
+    pair_shared<COLUMNS> &s = *(pair_shared<COLUMNS> *)dynamic_shared_memory;
     static_assert(sizeof s <= ATTENTION_BWD_PAIRS_SHARED_BYTES(COLUMNS), "shared memory");
     const attention_bwd_call &c = m.call;
     const int rank = (int)cot_cluster_rank();

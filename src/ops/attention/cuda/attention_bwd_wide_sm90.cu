@@ -53,7 +53,7 @@ static constexpr float P_EXPONENT = 4.0f, INVERSE_P_SCALE = 0x1p-4f; /* P is 2^4
 enum { QUERIES = 64, THREAD_BLOCK_KEYS = KEYS / ATTENTION_BWD_WIDE_KEY_SPLIT };
 
 /* Shared memory of a thread block. COLUMNS: of Q and K. V_COLUMNS: of V and dO. */
-template <int COLUMNS, int V_COLUMNS> struct shared_memory {
+template <int COLUMNS, int V_COLUMNS> struct wide_shared {
     enum {
         COLUMN_PANELS = COLUMNS / 64,
         V_PANELS = V_COLUMNS / 64,
@@ -127,10 +127,10 @@ static __device__ __forceinline__ int first_unclean_tile_of(const attention_bwd_
 /* A producer. LOADS_Q: loads K, the peer's K, Q and lse_log2. LOADS_DOUT: loads V, dO and delta. Executed by one
  * thread, or if GENERAL by a warp, which clears rows of other sequences. */
 template <int COLUMNS, int V_COLUMNS, bool GENERAL, bool LOADS_Q, bool LOADS_DOUT>
-static __device__ void load_tiles(const attention_bwd_mapped &m, shared_memory<COLUMNS, V_COLUMNS> &s,
+static __device__ void load_tiles(const attention_bwd_mapped &m, wide_shared<COLUMNS, V_COLUMNS> &s,
                                   const attention_work &w, int rank)
 {
-    using S = shared_memory<COLUMNS, V_COLUMNS>;
+    using S = wide_shared<COLUMNS, V_COLUMNS>;
     const attention_bwd_call &c = m.call;
     const bool leader = threadIdx.x % WARP == 0;
     uint64_t *uncleared_full = &s.uncleared_full[LOADS_Q ? 0 : 1];
@@ -223,10 +223,10 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, shared_memory<C
  *   dq_tile         number of the dQ tile in its query tile: its 64 columns
  *   accum_tile      index of the dQ tile in dq_accum */
 template <int COLUMNS, int V_COLUMNS, bool GENERAL, bool DETERMINISTIC>
-static __device__ void write_dq(const attention_bwd_call &c, shared_memory<COLUMNS, V_COLUMNS> &s,
+static __device__ void write_dq(const attention_bwd_call &c, wide_shared<COLUMNS, V_COLUMNS> &s,
                                 const attention_work &w, int rank, int writer)
 {
-    using S = shared_memory<COLUMNS, V_COLUMNS>;
+    using S = wide_shared<COLUMNS, V_COLUMNS>;
     const int steps = step_count(w);
     /* The steps in which this block computes dQ. By tiles these are steps rank, rank + 2, ... */
     const int own_steps = S::BY_TILES ? (steps + 1 - rank) / 2 : steps;
@@ -273,9 +273,9 @@ struct peer_addresses {
 };
 
 template <int COLUMNS, int V_COLUMNS>
-static __device__ __forceinline__ peer_addresses peer_addresses_of(shared_memory<COLUMNS, V_COLUMNS> &s, int rank)
+static __device__ __forceinline__ peer_addresses peer_addresses_of(wide_shared<COLUMNS, V_COLUMNS> &s, int rank)
 {
-    using S = shared_memory<COLUMNS, V_COLUMNS>;
+    using S = wide_shared<COLUMNS, V_COLUMNS>;
     /* The stage of dS that the peer sends to this block. By tiles, step j uses stage j % 2, so it is that of the steps
      * in which this block computes dQ. */
     const int own_stage = S::DS_STAGES == 1 ? 0 : rank;
@@ -287,7 +287,7 @@ static __device__ __forceinline__ peer_addresses peer_addresses_of(shared_memory
 /* The sender, by tiles: sends dS to the peer in the steps in which the peer computes dQ. Executed by one thread. If
  * warpgroup 0 sent between its own steps, each block would wait until the other has computed the dQ of a tile. */
 template <int COLUMNS, int V_COLUMNS>
-static __device__ void send_ds(shared_memory<COLUMNS, V_COLUMNS> &s, const attention_work &w, int rank)
+static __device__ void send_ds(wide_shared<COLUMNS, V_COLUMNS> &s, const attention_work &w, int rank)
 {
     const peer_addresses peer = peer_addresses_of(s, rank);
     const int stage = rank ^ 1;
@@ -302,9 +302,9 @@ static __device__ void send_ds(shared_memory<COLUMNS, V_COLUMNS> &s, const atten
 /* Warpgroup 0, by tiles. The three dQ tiles of a step are two products: one of 128 columns, whose registers are then
  * free for one of 64. */
 template <typename E, int COLUMNS, int V_COLUMNS>
-static __device__ void compute_dq_by_tiles(shared_memory<COLUMNS, V_COLUMNS> &s, const attention_work &w, int rank)
+static __device__ void compute_dq_by_tiles(wide_shared<COLUMNS, V_COLUMNS> &s, const attention_work &w, int rank)
 {
-    using S = shared_memory<COLUMNS, V_COLUMNS>;
+    using S = wide_shared<COLUMNS, V_COLUMNS>;
     static_assert(COLUMNS == 192 && S::DQ_STAGES == 2 && S::DS_STAGES == 2, "three dQ tiles, as computed below");
     const int lane = threadIdx.x % WARP;
     const bool leader = threadIdx.x % WARPGROUP == 0;
@@ -354,7 +354,7 @@ static __device__ void compute_dq_by_tiles(shared_memory<COLUMNS, V_COLUMNS> &s,
 
 /* Warpgroup 0, by columns. It also sends dS to the peer. */
 template <typename E, int COLUMNS, int V_COLUMNS>
-static __device__ void compute_dq_by_columns(shared_memory<COLUMNS, V_COLUMNS> &s, const attention_work &w, int rank)
+static __device__ void compute_dq_by_columns(wide_shared<COLUMNS, V_COLUMNS> &s, const attention_work &w, int rank)
 {
     const int lane = threadIdx.x % WARP;
     const peer_addresses peer = peer_addresses_of(s, rank);
@@ -485,9 +485,9 @@ static __device__ __forceinline__ int thread_key(int key_begin)
 
 /* Issues dV += P^T dO for the keys of the thread block, one chunk of columns at a time. */
 template <typename E, int COLUMNS, int V_COLUMNS, int PARTS, int N>
-static __device__ __forceinline__ void issue_dv(
-    shared_memory<COLUMNS, V_COLUMNS> &s, float (&dv)[PARTS][N], const uint32_t (&packed)[16],
-    cot_pipeline_state<shared_memory<COLUMNS, V_COLUMNS>::DOUT_STAGES> chunk)
+static __device__ __forceinline__ void issue_dv(wide_shared<COLUMNS, V_COLUMNS> &s, float (&dv)[PARTS][N],
+                                                const uint32_t (&packed)[16],
+                                                cot_pipeline_state<wide_shared<COLUMNS, V_COLUMNS>::DOUT_STAGES> chunk)
 {
 #pragma unroll
     for (int part = 0; part < PARTS; part++, chunk.next()) {
@@ -500,12 +500,12 @@ static __device__ __forceinline__ void issue_dv(
  * previous step. chunk: the first chunk of dO of the previous step. packed: P^T of the previous step, then of this
  * one. */
 template <typename E, int COLUMNS, int V_COLUMNS, bool GENERAL, bool SOFTCAP, bool FIRST, int PARTS, int N>
-static __device__ __forceinline__ void dv_step(
-    const attention_bwd_call &c, shared_memory<COLUMNS, V_COLUMNS> &s, const attention_work &w, uint32_t step, int tile,
-    int key_begin, cot_pipeline_state<shared_memory<COLUMNS, V_COLUMNS>::DOUT_STAGES> &chunk, float (&dv)[PARTS][N],
-    uint32_t (&packed)[16])
+static __device__ __forceinline__ void dv_step(const attention_bwd_call &c, wide_shared<COLUMNS, V_COLUMNS> &s,
+                                               const attention_work &w, uint32_t step, int tile, int key_begin,
+                                               cot_pipeline_state<wide_shared<COLUMNS, V_COLUMNS>::DOUT_STAGES> &chunk,
+                                               float (&dv)[PARTS][N], uint32_t (&packed)[16])
 {
-    using S = shared_memory<COLUMNS, V_COLUMNS>;
+    using S = wide_shared<COLUMNS, V_COLUMNS>;
     const int lane = threadIdx.x % WARP;
     const uint32_t q = step % S::Q_STAGES, ds = step % S::DS_STAGES;
     float scores[32];
@@ -587,10 +587,10 @@ static __device__ __forceinline__ void dv_step(
 }
 
 template <typename E, int COLUMNS, int V_COLUMNS, bool GENERAL, bool SOFTCAP>
-static __device__ void compute_dv(const attention_bwd_call &c, shared_memory<COLUMNS, V_COLUMNS> &s,
+static __device__ void compute_dv(const attention_bwd_call &c, wide_shared<COLUMNS, V_COLUMNS> &s,
                                   const attention_work &w, int key_begin)
 {
-    using S = shared_memory<COLUMNS, V_COLUMNS>;
+    using S = wide_shared<COLUMNS, V_COLUMNS>;
     float dv[S::TILE_CHUNKS][S::CHUNK_PANELS * 32];
     uint32_t packed[16]; /* P^T */
     cot_pipeline_state<S::DOUT_STAGES> chunk;
@@ -620,11 +620,11 @@ static __device__ void compute_dv(const attention_bwd_call &c, shared_memory<COL
 
 /* Issues dP^T = V dO^T of a tile. chunk: the first chunk of its dO. */
 template <typename E, int COLUMNS, int V_COLUMNS>
-static __device__ __forceinline__ void issue_dp(
-    shared_memory<COLUMNS, V_COLUMNS> &s, float (&dp)[32],
-    cot_pipeline_state<shared_memory<COLUMNS, V_COLUMNS>::DOUT_STAGES> chunk, uint32_t step)
+static __device__ __forceinline__ void issue_dp(wide_shared<COLUMNS, V_COLUMNS> &s, float (&dp)[32],
+                                                cot_pipeline_state<wide_shared<COLUMNS, V_COLUMNS>::DOUT_STAGES> chunk,
+                                                uint32_t step)
 {
-    using S = shared_memory<COLUMNS, V_COLUMNS>;
+    using S = wide_shared<COLUMNS, V_COLUMNS>;
     const uint64_t v_desc = cot_wgmma_k_major(cot_shared_address(s.v[0] + (step >> 31))); /* step >> 31: as for K */
     uint64_t dout_desc[S::TILE_CHUNKS];
 #pragma unroll
@@ -657,12 +657,11 @@ static __device__ __forceinline__ void issue_dk(float (&dk)[PARTS][N], const uin
 /* One step of warpgroup 2: issues dK of the previous step and dP of this one, and computes dS. FIRST: there is no
  * previous step. packed: dS^T of the previous step, then of this one. */
 template <typename E, int COLUMNS, int V_COLUMNS, bool FIRST, int PARTS, int N>
-static __device__ __forceinline__ void dk_step(
-    shared_memory<COLUMNS, V_COLUMNS> &s, uint32_t step,
-    cot_pipeline_state<shared_memory<COLUMNS, V_COLUMNS>::DOUT_STAGES> &chunk, float (&dk)[PARTS][N],
-    uint32_t (&packed)[16])
+static __device__ __forceinline__ void dk_step(wide_shared<COLUMNS, V_COLUMNS> &s, uint32_t step,
+                                               cot_pipeline_state<wide_shared<COLUMNS, V_COLUMNS>::DOUT_STAGES> &chunk,
+                                               float (&dk)[PARTS][N], uint32_t (&packed)[16])
 {
-    using S = shared_memory<COLUMNS, V_COLUMNS>;
+    using S = wide_shared<COLUMNS, V_COLUMNS>;
     const int lane = threadIdx.x % WARP;
     const uint32_t ds = step % S::DS_STAGES, previous_q = (step - 1) % S::Q_STAGES;
     float dp[32];
@@ -715,10 +714,10 @@ static __device__ __forceinline__ void dk_step(
 }
 
 template <typename E, int COLUMNS, int V_COLUMNS, bool GENERAL>
-static __device__ void compute_dk(const attention_bwd_call &c, shared_memory<COLUMNS, V_COLUMNS> &s,
+static __device__ void compute_dk(const attention_bwd_call &c, wide_shared<COLUMNS, V_COLUMNS> &s,
                                   const attention_work &w, int key_begin)
 {
-    using S = shared_memory<COLUMNS, V_COLUMNS>;
+    using S = wide_shared<COLUMNS, V_COLUMNS>;
     enum { PART_COLUMNS = COLUMNS / S::DK_PARTS };
     float dk[S::DK_PARTS][PART_COLUMNS / 2];
     uint32_t packed[16]; /* dS^T */
@@ -748,9 +747,9 @@ static __device__ void compute_dk(const attention_bwd_call &c, shared_memory<COL
 template <typename E, int COLUMNS, int V_COLUMNS, bool GENERAL, bool SOFTCAP>
 static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
 {
-    using S = shared_memory<COLUMNS, V_COLUMNS>;
+    using S = wide_shared<COLUMNS, V_COLUMNS>;
     static_assert(sizeof(S) <= ATTENTION_BWD_WIDE_SHARED_BYTES(COLUMNS, V_COLUMNS), "must fit in what the host allots");
-    S &s = *(S *)attention_memory;
+    S &s = *(S *)dynamic_shared_memory;
     const attention_bwd_call &c = m.call;
     const int rank = (int)cot_cluster_rank();
     if (threadIdx.x == 0) {

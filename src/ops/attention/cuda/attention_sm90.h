@@ -22,7 +22,7 @@ enum {
     ATTENTION_BWD_DQ_TILE = 4096 /* floats of 64 queries and 64 columns of dq, in the order of wgmma accumulators */
 };
 
-/* Bytes of shared memory, in the order of the members of shared_memory in each kernel. A square is 64 rows of 64 16-bit
+/* Bytes of shared memory, in the order of the members of wide_shared and bwd_shared. A square is 64 rows of 64 16-bit
  * columns. */
 /* clang-format off */
 enum { ATTENTION_BWD_SQUARE_BYTES = 64 * 64 * 2 };
