@@ -72,8 +72,9 @@ static __device__ __forceinline__ void set_tiles(attention_work &w, int begin, i
 }
 
 /* Key blocks are numbered section by section. A section has c.heads_per_section key-value heads, from first_kv_head on.
- * In a section the key block is the slower index and the head the faster one. docs/kernels/attention_bwd_order.md has
- * an example. The order of the key blocks:
+ * The numbers of a section run over the first key block of each head, then over the second of each, and so on.
+ * rank_in_head is 0 for the first key block of a head. docs/kernels/attention_bwd_order.md has an example. The order of
+ * the key blocks:
  *
  *   ascending    from section c.first_ascending_section on. Under a causal mask the longest key blocks (most tiles) are
  *                first. With c.descending_tiles the tiles of a key block are taken in descending order
@@ -82,25 +83,26 @@ static __device__ __forceinline__ void set_tiles(attention_work &w, int begin, i
  *                block that adds to dQ before it. It reaches each later tile after that key block did, so in
  *                deterministic mode it does not wait */
 template <int QUERIES, int WORK_KEYS = KEYS>
-static __device__ __forceinline__ attention_work work_of(const attention_bwd_call &c, unsigned number)
+static __device__ __forceinline__ attention_work work_of(const attention_bwd_call &c, unsigned key_block_number)
 {
     const unsigned batch_kv_heads = (unsigned)(c.B * c.Hkv),
                    key_blocks = (unsigned)((c.Tk + WORK_KEYS - 1) / WORK_KEYS);
-    const unsigned section = number / (key_blocks * (unsigned)c.heads_per_section),
+    const unsigned section = key_block_number / (key_blocks * (unsigned)c.heads_per_section),
                    first_kv_head = section * (unsigned)c.heads_per_section;
     const unsigned section_kv_heads = min((unsigned)c.heads_per_section, batch_kv_heads - first_kv_head),
-                   index = number - first_kv_head * key_blocks;
-    const unsigned batch_kv_head = first_kv_head + index % section_kv_heads;
+                   number_in_section = key_block_number - first_kv_head * key_blocks;
+    const unsigned batch_kv_head = first_kv_head + number_in_section % section_kv_heads;
     attention_work w;
     w.b = (int)(batch_kv_head / (unsigned)c.Hkv);
     w.kv_head = (int)(batch_kv_head % (unsigned)c.Hkv);
     w.query_heads = (int)(c.H / c.Hkv);
     w.first_head = w.kv_head * w.query_heads;
     w.keys_ascend = section >= (unsigned)c.first_ascending_section;
-    const unsigned key_block = index / section_kv_heads;
-    w.first_key = (int)(w.keys_ascend ? key_block : key_blocks - 1 - key_block) * WORK_KEYS;
+    const unsigned rank_in_head = number_in_section / section_kv_heads;
+    w.first_key = (int)(w.keys_ascend ? rank_in_head : key_blocks - 1 - rank_in_head) * WORK_KEYS;
     const int64_t first_query = w.first_key - c.diagonal;
     const int64_t begin = c.causal && first_query > 0 ? first_query / QUERIES : 0;
+    /* No query attends to the first key: no tiles. */
     set_tiles(w, first_query < c.Tq || !c.causal ? (int)begin : (int)c.tiles_per_head, (int)c.tiles_per_head,
               w.keys_ascend && c.descending_tiles);
     return w;
@@ -108,28 +110,30 @@ static __device__ __forceinline__ attention_work work_of(const attention_bwd_cal
 
 /* For sequences of different lengths, and for windows. Key blocks are numbered sequence by sequence, and inside a
  * sequence as in work_of: with descending keys and ascending tiles in deterministic mode, else with ascending keys and
- * descending tiles. Returns false if `number` is not below the number of key blocks. */
+ * descending tiles. Returns false if key_block_number is not below the count of key blocks. */
 template <int QUERIES>
-static __device__ __forceinline__ bool work_of_general(const attention_bwd_call &c, unsigned number, attention_work &w)
+static __device__ __forceinline__ bool work_of_general(const attention_bwd_call &c, unsigned key_block_number,
+                                                       attention_work &w)
 {
     const attention_seqlen_info *seqlens = c.sequences.seqlens;
     const unsigned kv_heads = (unsigned)c.Hkv;
-    if (number >= (unsigned)seqlens[c.sequences.count].first_key_block * kv_heads)
+    if (key_block_number >= (unsigned)seqlens[c.sequences.count].first_key_block * kv_heads)
         return false;
-    const int sequence = attention_sequence_at(c.sequences, &attention_seqlen_info::first_key_block, kv_heads, number);
+    const int sequence =
+        attention_sequence_at(c.sequences, &attention_seqlen_info::first_key_block, kv_heads, key_block_number);
     const attention_seqlen_info s = seqlens[sequence];
     const unsigned key_blocks = (unsigned)(seqlens[sequence + 1].first_key_block - s.first_key_block);
-    const unsigned number_in_sequence = number - (unsigned)s.first_key_block * kv_heads;
+    const unsigned number_in_sequence = key_block_number - (unsigned)s.first_key_block * kv_heads;
     const unsigned section = number_in_sequence / (key_blocks * (unsigned)c.heads_per_section),
                    first_kv_head = section * (unsigned)c.heads_per_section;
     const unsigned section_kv_heads = min((unsigned)c.heads_per_section, kv_heads - first_kv_head),
-                   index = number_in_sequence - first_kv_head * key_blocks;
+                   number_in_section = number_in_sequence - first_kv_head * key_blocks;
     w.b = c.sequences.packed ? 0 : sequence;
-    w.kv_head = (int)(first_kv_head + index % section_kv_heads);
+    w.kv_head = (int)(first_kv_head + number_in_section % section_kv_heads);
     w.query_heads = (int)(c.H / c.Hkv);
     w.first_head = w.kv_head * w.query_heads;
-    const unsigned key_block = index / section_kv_heads;
-    w.first_key = (int)(c.deterministic ? key_blocks - 1 - key_block : key_block) * KEYS;
+    const unsigned rank_in_head = number_in_section / section_kv_heads;
+    w.first_key = (int)(c.deterministic ? key_blocks - 1 - rank_in_head : rank_in_head) * KEYS;
     w.q_first_row = s.q_first_row;
     w.used_q = s.used_q;
     w.k_first_row = s.k_first_row;
@@ -142,39 +146,40 @@ static __device__ __forceinline__ bool work_of_general(const attention_bwd_call 
     /* From the first query that attends to the first key to the last query that attends to the last key. */
     const int first_query = max(w.first_key - w.window_last, 0);
     const int last_query = min(min(w.first_key + KEYS, w.used_k) - 1 - w.window_first, w.used_q - 1);
+    /* No query attends to any of the keys: no tiles. */
     const bool empty = w.first_key >= w.used_k || last_query < first_query;
     set_tiles(w, first_query / QUERIES, empty ? 0 : last_query / QUERIES + 1, !c.deterministic);
     return true;
 }
 
-/* In shared memory: where a cluster receives the index of its key block, and the barrier that completes when the index
- * has arrived. `work` later takes the same memory: at 64 columns no other is free. PTX requires mbarrier.inval before any
+/* In shared memory: where a cluster receives the number of its key block, and the barrier that completes when the
+ * number has arrived. `work` later takes the same memory: at 64 columns no other is free. PTX requires mbarrier.inval before any
  * other use of this memory. The kernels leave it out, because ptxas 13.0 then spills registers in 7 of the 16 key-block
  * kernels. They rely on the hardware, not on PTX: the memory is reused only after all threads have waited for the
  * barrier's only phase, and it is never an mbarrier again. Check this for each new architecture. */
 struct cluster_ticket {
-    uint4 key_block; /* its first word */
+    uint4 key_block_number; /* its first word */
     uint64_t full;
 };
 
-/* The key block that the two thread blocks of a cluster take together. Thread block 0 takes it from the counter, so
- * that a key block waits only for key blocks taken earlier, and sends it to the tickets of both. Without a counter it
- * is the index of the cluster. Executed by all threads of the cluster, once: it contains a cluster barrier. */
+/* The number of the key block that the two thread blocks of a cluster take together. Thread block 0 takes it from the
+ * counter, so that a key block waits only for key blocks taken earlier, and sends it to the tickets of both. Without a
+ * counter it is the index of the cluster. Executed by all threads of the cluster, once: it contains a cluster barrier. */
 static __device__ __forceinline__ uint32_t take_key_block_of_cluster(const attention_bwd_call &c,
                                                                      cluster_ticket &ticket)
 {
     const bool counts = c.key_block_counter != nullptr, takes = counts && blockIdx.x % 2 == 0 && threadIdx.x == 0;
-    uint32_t key_block = 0;
+    uint32_t key_block_number = 0;
     if (counts && threadIdx.x == 0) {
         cot_mbarrier_init(&ticket.full, 1);
         cot_mbarrier_init_fence();
-        cot_mbarrier_arrive_expect(&ticket.full, sizeof ticket.key_block);
+        cot_mbarrier_arrive_expect(&ticket.full, sizeof ticket.key_block_number);
     }
     __syncwarp();
     cot_cluster_arrive();
     if (takes) {
         cot_griddepcontrol_wait(); /* for the kernel that clears the counter */
-        key_block = atomicAdd(c.key_block_counter, 1);
+        key_block_number = atomicAdd(c.key_block_counter, 1);
     }
     __syncwarp();
     cot_cluster_wait(); /* the peer's barrier is initialised */
@@ -182,10 +187,10 @@ static __device__ __forceinline__ uint32_t take_key_block_of_cluster(const atten
         return blockIdx.x / 2;
     if (takes)
         for (uint32_t rank = 0; rank < 2; rank++)
-            cot_store_async(cot_mapa(cot_shared_address(&ticket.key_block), rank),
-                            cot_mapa(cot_shared_address(&ticket.full), rank), key_block, 0, 0, 0);
+            cot_store_async(cot_mapa(cot_shared_address(&ticket.key_block_number), rank),
+                            cot_mapa(cot_shared_address(&ticket.full), rank), key_block_number, 0, 0, 0);
     cot_mbarrier_wait(&ticket.full, 0);
-    return *(volatile uint32_t *)&ticket.key_block.x;
+    return *(volatile uint32_t *)&ticket.key_block_number.x;
 }
 
 /* One step of a key block: query head h of the group, and a query tile. */

@@ -20,9 +20,9 @@ template <int COLUMNS, bool PAIRS> struct bwd_shared {
     enum {
         COLUMN_PANELS = COLUMNS / 64,
         DQ_STAGES = PAIRS ? 1 : ATTENTION_BWD_DQ_STAGES,
-        /* The producer writes the work of key block n only after `kv empty` of key block n - 2. Until then, warps read the
-         * work of n - 1 and n - 2, so 3 are enough. With 4, n % WORK_STAGES is one AND. The pair kernel has no shared memory
-         * left for 4 at 64 columns. */
+        /* n: how many key blocks the thread block has taken before. The producer writes the work of n only after
+         * `kv empty` of n - 2. Until then, warps read the work of n - 1 and n - 2, so 3 are enough. With 4,
+         * n % WORK_STAGES is one AND. The pair kernel has no shared memory left for 4 at 64 columns. */
         WORK_STAGES = PAIRS ? 3 : 4,
         QUERIES = ATTENTION_BWD_QUERIES(COLUMNS), /* of a tile */
         Q_PANEL_BYTES = QUERIES * 64 * 2,         /* of 64 columns */
@@ -48,8 +48,8 @@ template <int COLUMNS, bool PAIRS> struct bwd_shared {
          * skip. */
         uint32_t first_computed_stage_step[COLUMNS == 64 && !PAIRS ? 8 : 1];
     };
-    uint32_t own_key_block; /* of a thread block that takes one: see take_key_block */
-    uint32_t zero;          /* 0, see hidden_zero */
+    uint32_t own_key_block_number; /* of a thread block that takes one key block: see take_key_block */
+    uint32_t zero;                 /* 0, see hidden_zero */
     uint64_t kv_full, kv_empty, q_full[ATTENTION_BWD_Q_STAGES], q_empty[ATTENTION_BWD_Q_STAGES];
     uint64_t dout_full[ATTENTION_BWD_DOUT_STAGES], dout_empty[ATTENTION_BWD_DOUT_STAGES];
     uint64_t ds_full[ATTENTION_BWD_DS_STAGES], ds_empty[ATTENTION_BWD_DS_STAGES];
@@ -57,14 +57,15 @@ template <int COLUMNS, bool PAIRS> struct bwd_shared {
     uint64_t peer_ds_full[PAIRS ? 1 : 0], sent_ds_empty[PAIRS ? 1 : 0], pair_full[PAIRS ? 1 : 0],
         pair_empty[PAIRS ? 1 : 0];
     uint64_t peer_q_empty[PAIRS ? ATTENTION_BWD_Q_STAGES : 0], peer_dout_empty[PAIRS ? ATTENTION_BWD_DOUT_STAGES : 0];
-    uint4 pair[PAIRS ? 1 : 0]; /* its first word: the index of the pair of key blocks, sent by thread block 0 */
+    uint4 pair_number[PAIRS ? 1 : 0]; /* its first word: the number of the pair of key blocks, sent by thread block 0 */
 };
 
 template <int COLUMNS> using key_block_shared = bwd_shared<COLUMNS, false>;
 template <int COLUMNS> using pair_shared = bwd_shared<COLUMNS, true>;
 
-/* Waits until no warp reads K and V of key block n - 1 any more, and then sets the expected bytes of those of n.
- * Consumers may still store dK and dV of n - 1. */
+/* Waits until no warp reads K and V of the previous key block any more, and then sets the expected bytes of K and V of
+ * the next one. Consumers may still store dK and dV of the previous one. n: how many key blocks this thread block has
+ * taken before. */
 template <int COLUMNS, bool PAIRS>
 static __device__ __forceinline__ void begin_loading_keys(bwd_shared<COLUMNS, PAIRS> &s, uint32_t n, uint64_t *full)
 {
@@ -72,29 +73,30 @@ static __device__ __forceinline__ void begin_loading_keys(bwd_shared<COLUMNS, PA
     cot_mbarrier_arrive_expect(full, sizeof s.k + sizeof s.v + sizeof s.peer_k);
 }
 
-/* Loads the panels of K and V from key `row` of the tensors on. */
+/* Loads the panels of K and V from row key_row of the tensors on. */
 template <int COLUMNS, bool PAIRS>
 static __device__ __forceinline__ void load_keys(const attention_bwd_mapped &m, bwd_shared<COLUMNS, PAIRS> &s,
-                                                 const attention_work &w, int row, uint64_t *full)
+                                                 const attention_work &w, int key_row, uint64_t *full)
 {
     for (int panel = 0; panel < COLUMNS / 64; panel++) {
-        cot_tma_load_4d(s.k[panel], &m.k, panel * 64, row, w.kv_head, w.b, full);
-        cot_tma_load_4d(s.v[panel], &m.v, panel * 64, row, w.kv_head, w.b, full);
+        cot_tma_load_4d(s.k[panel], &m.k, panel * 64, key_row, w.kv_head, w.b, full);
+        cot_tma_load_4d(s.v[panel], &m.v, panel * 64, key_row, w.kv_head, w.b, full);
     }
 }
 
 /* Prefetches the same panels into the L2 cache, because shared memory still holds the key block before. */
 template <int COLUMNS>
-static __device__ __forceinline__ void prefetch_keys(const attention_bwd_mapped &m, const attention_work &w, int row)
+static __device__ __forceinline__ void prefetch_keys(const attention_bwd_mapped &m, const attention_work &w,
+                                                     int key_row)
 {
     for (int panel = 0; panel < COLUMNS / 64; panel++) {
-        cot_tma_prefetch_4d(&m.k, panel * 64, row, w.kv_head, w.b);
-        cot_tma_prefetch_4d(&m.v, panel * 64, row, w.kv_head, w.b);
+        cot_tma_prefetch_4d(&m.k, panel * 64, key_row, w.kv_head, w.b);
+        cot_tma_prefetch_4d(&m.v, panel * 64, key_row, w.kv_head, w.b);
     }
 }
 
-/* Completes `kv full` of key block number n without loading K and V: no query attends to the keys, or there are no more
- * key blocks. */
+/* Completes `kv full` without loading K and V: no query attends to the keys, or there are no more key blocks. n: as in
+ * begin_loading_keys. */
 template <int COLUMNS, bool PAIRS>
 static __device__ __forceinline__ void publish_work_only(bwd_shared<COLUMNS, PAIRS> &s, uint32_t n)
 {

@@ -74,18 +74,18 @@
  * then arrives on the tile's full barrier. */
 #include "attention_bwd_consumer_sm90.cuh"
 
-/* The index of the thread block's next key block. In deterministic mode a key block waits until key blocks of lower
- * indices have added to dQ. The counter gives out the indices in order, and a thread block computes its key blocks in
+/* The number of the thread block's next key block. In deterministic mode a key block waits until key blocks of lower
+ * numbers have added to dQ. The counter gives out the numbers in order, and a thread block computes its key blocks in
  * that order. So the lowest unfinished key block waits for none, whichever thread blocks run. In a cluster
- * (head_split = 2), or without a counter, a thread block has only one key block: `backward` has put its index into
- * own_key_block. */
+ * (head_split = 2), or without a counter, a thread block has only one key block: `backward` has put its number into
+ * own_key_block_number. */
 template <int COLUMNS>
 static __device__ __forceinline__ uint32_t take_key_block(const attention_bwd_call &c, key_block_shared<COLUMNS> &s)
 {
     if (c.key_block_counter != nullptr && c.head_split == 1)
         return atomicAdd(c.key_block_counter, 1);
-    const uint32_t own = s.own_key_block;
-    s.own_key_block = UINT32_MAX;
+    const uint32_t own = s.own_key_block_number;
+    s.own_key_block_number = UINT32_MAX;
     return own;
 }
 
@@ -107,15 +107,15 @@ template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_map
     cot_griddepcontrol_wait();
     cot_fence_proxy_async_global();
     const int first_delta_row = (int)(c.B * c.H * c.tiles_per_head); /* delta follows all rows of lse_log2 */
-    uint32_t n = 0, stage_step = 0;                                  /* n: number of the key block */
+    uint32_t n = 0, stage_step = 0; /* n: how many key blocks this thread block has taken before */
     for (;; n++) {
-        const uint32_t key_block = take_key_block(c, s);
-        if (key_block >= c.work_items) {
+        const uint32_t key_block_number = take_key_block(c, s);
+        if (key_block_number >= c.work_items) {
             s.work[n % s.WORK_STAGES].first_key = NO_MORE_KEY_BLOCKS;
             publish_work_only(s, n);
             return;
         }
-        attention_work w = work_of<QUERIES>(c, key_block);
+        attention_work w = work_of<QUERIES>(c, key_block_number);
         take_heads(c, w);
         s.work[n % s.WORK_STAGES] = w;
         prefetch_keys<COLUMNS>(m, w, w.first_key);
@@ -124,20 +124,20 @@ template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_map
                            dout_stage = stage_step % ATTENTION_BWD_DOUT_STAGES;
             const attention_step at = step_of(c, w, step);
             const int tile = at.tile, head = w.first_head + at.h;
-            const int row = (int)statistics_row_of<false>(c, w, at.h) + tile;
+            const int statistics_row = (int)statistics_row_of<false>(c, w, at.h) + tile;
             const uint32_t bytes = COLUMN_PANELS * s.Q_PANEL_BYTES + QUERIES * sizeof(float);
             cot_mbarrier_wait(&s.q_empty[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(stage_step) ^ 1);
             s.tile_index[q_stage] = tile;
             cot_mbarrier_arrive_expect(&s.q_full[q_stage], bytes);
             for (int panel = 0; panel < COLUMN_PANELS; panel++)
                 cot_tma_load_4d(s.q[q_stage][panel], &m.q, panel * 64, tile * QUERIES, head, w.b, &s.q_full[q_stage]);
-            cot_tma_load_4d(s.lse_log2[q_stage], &m.statistics, 0, row, 0, 0, &s.q_full[q_stage]);
+            cot_tma_load_4d(s.lse_log2[q_stage], &m.statistics, 0, statistics_row, 0, 0, &s.q_full[q_stage]);
             cot_mbarrier_wait(&s.dout_empty[dout_stage], parity_of<ATTENTION_BWD_DOUT_STAGES>(stage_step) ^ 1);
             cot_mbarrier_arrive_expect(&s.dout_full[dout_stage], bytes);
             for (int panel = 0; panel < COLUMN_PANELS; panel++)
                 cot_tma_load_4d(s.dout[dout_stage][panel], &m.dout, panel * 64, tile * QUERIES, head, w.b,
                                 &s.dout_full[dout_stage]);
-            cot_tma_load_4d(s.delta[dout_stage], &m.statistics, 0, first_delta_row + row, 0, 0,
+            cot_tma_load_4d(s.delta[dout_stage], &m.statistics, 0, first_delta_row + statistics_row, 0, 0,
                             &s.dout_full[dout_stage]);
             /* K and V are loaded in the first step only, after its Q and dO: the wait for `kv empty`, until the
              * previous key block is done, must not delay the first tile. */
@@ -197,7 +197,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_blo
                            dout_stage = stage_step % ATTENTION_BWD_DOUT_STAGES;
             const attention_step at = step_of(c, w, step);
             const int tile = at.tile, head = w.first_head + at.h, b = w.b;
-            const int row = (int)statistics_row_of<true>(c, w, at.h) + tile;
+            const int statistics_row = (int)statistics_row_of<true>(c, w, at.h) + tile;
             const uint32_t bytes = COLUMN_PANELS * s.Q_PANEL_BYTES + QUERIES * sizeof(float);
             /* TMA fills rows after the tensor's last row with zeros. */
             const bool clean = w.q_first_row + w.used_q == c.sequences.Tq || tile < w.used_q / QUERIES;
@@ -209,7 +209,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_blo
                 cot_mbarrier_arrive_expect(q_barrier, bytes);
                 for (int panel = 0; panel < COLUMN_PANELS; panel++)
                     cot_tma_load_4d(s.q[q_stage][panel], &m.q, panel * 64, query_row, head, b, q_barrier);
-                cot_tma_load_4d(s.lse_log2[q_stage], &m.statistics, 0, row, 0, 0, q_barrier);
+                cot_tma_load_4d(s.lse_log2[q_stage], &m.statistics, 0, statistics_row, 0, 0, q_barrier);
             }
             if (!clean)
                 wait_and_clear<key_block_shared<COLUMNS>::Q_PANEL_BYTES, COLUMN_PANELS>(
@@ -219,7 +219,8 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_blo
                 cot_mbarrier_arrive_expect(dout_barrier, bytes);
                 for (int panel = 0; panel < COLUMN_PANELS; panel++)
                     cot_tma_load_4d(s.dout[dout_stage][panel], &m.dout, panel * 64, query_row, head, b, dout_barrier);
-                cot_tma_load_4d(s.delta[dout_stage], &m.statistics, 0, first_delta_row + row, 0, 0, dout_barrier);
+                cot_tma_load_4d(s.delta[dout_stage], &m.statistics, 0, first_delta_row + statistics_row, 0, 0,
+                                dout_barrier);
             }
             if (!clean)
                 wait_and_clear<key_block_shared<COLUMNS>::Q_PANEL_BYTES, COLUMN_PANELS>(
@@ -447,18 +448,18 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
     key_block_shared<COLUMNS> &s = *(key_block_shared<COLUMNS> *)dynamic_shared_memory;
     static_assert(sizeof s <= ATTENTION_BWD_SHARED_BYTES(COLUMNS), "what the host allots");
     const attention_bwd_call &c = m.call;
-    uint32_t key_block = blockIdx.x;
+    uint32_t key_block_number = blockIdx.x;
     if (c.head_split > 1) {
-        key_block = take_key_block_of_cluster(c, s.ticket);
+        key_block_number = take_key_block_of_cluster(c, s.ticket);
         if (GENERAL) {
             cot_griddepcontrol_wait(); /* for the kernel that writes seqlens */
             /* Beyond the last key block. Both thread blocks of a cluster take part in the reduction, or none. */
-            if (key_block >= (uint32_t)c.sequences.seqlens[c.sequences.count].first_key_block * (uint32_t)c.Hkv)
+            if (key_block_number >= (uint32_t)c.sequences.seqlens[c.sequences.count].first_key_block * (uint32_t)c.Hkv)
                 return;
         }
     }
     if (threadIdx.x == 0) {
-        s.own_key_block = key_block;
+        s.own_key_block_number = key_block_number;
         init_barriers(s);
         cot_mbarrier_init(s.uncleared_full, 1);
         cot_mbarrier_init_fence();

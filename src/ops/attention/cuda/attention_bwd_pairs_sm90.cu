@@ -11,7 +11,7 @@
  *             the dS of this block too, so the block sends that dS to the peer. Compared with the key-block kernel, a
  *             block stages half as many dQ tiles and adds half as many to memory.
  *   Q, dO     A block loads half of a tile into the shared memory of both blocks (multicast).
- *   the pair  Block 0 takes the pair from the counter, and sends its index to block 1.
+ *   the pair  Block 0 takes the pair from the counter, and sends its number to block 1.
  *
  * Block r computes dQ tile r. At 64 columns these are queries 64 r to 64 r + 63 of the tile, at 128 columns the columns
  * 64 r to 64 r + 63. Block r loads the same part of a tile of Q and dO: half r.
@@ -36,8 +36,8 @@
  *   dq full           4: 1 per dQ warp          a dQ tile is staged                      dq_writer
  *   peer q empty      1 remote: its producer    the peer's stage of Q may be loaded      producer
  *   peer dout empty   1 remote: its producer    the peer's stage of dO may be loaded     producer
- *   pair full         1 (the index)             block 1 has the index of its pair        producer of block 1
- *   pair empty        1 remote: its producer    block 1 has read the index               producer of block 0
+ *   pair full         1 (the number)            block 1 has the number of its pair       producer of block 1
+ *   pair empty        1 remote: its producer    block 1 has read the number              producer of block 0
  *
  * Deterministic mode as in attention_bwd_key_blocks_sm90.cu, with pairs in place of key blocks. A pair waits only for
  * pairs that were taken earlier. The versions that store dq are for deterministic calls without GQA and without a causal
@@ -47,24 +47,24 @@
 
 enum { PAIR_KEYS = 2 * KEYS };
 
-/* Returns the index of the cluster's next pair. Block 0 takes it from the counter and sends it to block 1. n: how many
+/* Returns the number of the cluster's next pair. Block 0 takes it from the counter and sends it to block 1. n: how many
  * pairs this cluster has taken before. */
 template <int COLUMNS>
 static __device__ __forceinline__ uint32_t take_pair(const attention_bwd_call &c, pair_shared<COLUMNS> &s, int rank,
                                                      uint32_t n)
 {
     if (rank == 0) {
-        const uint32_t pair = atomicAdd(c.key_block_counter, 1);
+        const uint32_t pair_number = atomicAdd(c.key_block_counter, 1);
         cot_mbarrier_wait(s.pair_empty, (n & 1) ^ 1);
-        cot_store_async(cot_mapa(cot_shared_address(s.pair), 1), cot_mapa(cot_shared_address(s.pair_full), 1), pair, 0,
-                        0, 0);
-        return pair;
+        cot_store_async(cot_mapa(cot_shared_address(s.pair_number), 1), cot_mapa(cot_shared_address(s.pair_full), 1),
+                        pair_number, 0, 0, 0);
+        return pair_number;
     }
-    cot_mbarrier_arrive_expect(s.pair_full, sizeof s.pair);
+    cot_mbarrier_arrive_expect(s.pair_full, sizeof s.pair_number);
     cot_mbarrier_wait(s.pair_full, n & 1);
-    const uint32_t pair = *(volatile uint32_t *)&s.pair[0].x;
+    const uint32_t pair_number = *(volatile uint32_t *)&s.pair_number[0].x;
     cot_mbarrier_arrive_remote(cot_mapa(cot_shared_address(s.pair_empty), 0));
-    return pair;
+    return pair_number;
 }
 
 /* Opens a stage for the halves that both blocks load. The producer of each block executes it when the stage is free in
@@ -95,14 +95,14 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, pair_shared<COL
     const int column = COLUMNS == 64 ? 0 : 64 * rank, row_in_tile = COLUMNS == 64 ? 64 * rank : 0; /* of the half */
     uint32_t stage_step = 0;
     for (uint32_t n = 0;; n++) {
-        const uint32_t pair = take_pair(c, s, rank, n);
+        const uint32_t pair_number = take_pair(c, s, rank, n);
         attention_work &w = s.work[n % s.WORK_STAGES];
-        if (pair >= c.work_items) {
+        if (pair_number >= c.work_items) {
             w.first_key = NO_MORE_KEY_BLOCKS;
             publish_work_only(s, n);
             return;
         }
-        w = work_of<QUERIES, PAIR_KEYS>(c, pair);
+        w = work_of<QUERIES, PAIR_KEYS>(c, pair_number);
         w.first_key += rank * KEYS;
         prefetch_keys<COLUMNS>(m, w, w.first_key);
         for (int step = 0; step < step_count(w); step++, stage_step++) {
@@ -110,7 +110,8 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, pair_shared<COL
                            dout_stage = stage_step % ATTENTION_BWD_DOUT_STAGES;
             const attention_step at = step_of(c, w, step);
             const int tile = at.tile, head = w.first_head + at.h, b = w.b;
-            const int row = (int)statistics_row_of<false>(c, w, at.h) + tile, query = tile * QUERIES + row_in_tile;
+            const int statistics_row = (int)statistics_row_of<false>(c, w, at.h) + tile,
+                      query = tile * QUERIES + row_in_tile;
             const uint32_t bytes = COLUMN_PANELS * s.Q_PANEL_BYTES + QUERIES * sizeof(float);
             const uint32_t q_use = stage_step / ATTENTION_BWD_Q_STAGES,
                            dout_use = stage_step / ATTENTION_BWD_DOUT_STAGES;
@@ -119,12 +120,12 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, pair_shared<COL
             open_stage_in_both(&s.peer_q_empty[q_stage], rank, q_use, &s.q_full[q_stage], bytes);
             cot_tma_load_4d_to_both(s.q[q_stage][0] + rank * SQUARE_BYTES, &m.q, column, query, head, b,
                                     &s.q_full[q_stage]);
-            cot_tma_load_4d(s.lse_log2[q_stage], &m.statistics, 0, row, 0, 0, &s.q_full[q_stage]);
+            cot_tma_load_4d(s.lse_log2[q_stage], &m.statistics, 0, statistics_row, 0, 0, &s.q_full[q_stage]);
             cot_mbarrier_wait(&s.dout_empty[dout_stage], parity_of<ATTENTION_BWD_DOUT_STAGES>(stage_step) ^ 1);
             open_stage_in_both(&s.peer_dout_empty[dout_stage], rank, dout_use, &s.dout_full[dout_stage], bytes);
             cot_tma_load_4d_to_both(s.dout[dout_stage][0] + rank * SQUARE_BYTES, &m.dout, column, query, head, b,
                                     &s.dout_full[dout_stage]);
-            cot_tma_load_4d(s.delta[dout_stage], &m.statistics, 0, first_delta_row + row, 0, 0,
+            cot_tma_load_4d(s.delta[dout_stage], &m.statistics, 0, first_delta_row + statistics_row, 0, 0,
                             &s.dout_full[dout_stage]);
             /* K and V are loaded in the first step only, after its Q and dO: the wait for `kv empty`, until the
              * previous pair is done, must not delay the first tile. */

@@ -180,7 +180,7 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, wide_shared<COL
         for (int h = 0; h < w.query_heads; h++) {
             /* The row of lse_log2, or without LOADS_Q the row of delta. At 256 columns, an addition of first_delta_row
              * where the row of delta is used would spill registers. */
-            const int row = (LOADS_Q ? 0 : first_delta_row) + (int)statistics_row_of<GENERAL>(c, w, h);
+            const int statistics_row = (LOADS_Q ? 0 : first_delta_row) + (int)statistics_row_of<GENERAL>(c, w, h);
             if (LOADS_Q) {
                 uint64_t *full = clean ? &s.q_full[q.stage] : uncleared_full;
                 cot_mbarrier_wait(&s.q_empty[q.stage], q.parity ^ 1);
@@ -189,7 +189,7 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, wide_shared<COL
                     for (int panel = 0; panel < S::COLUMN_PANELS; panel++)
                         cot_tma_load_4d(s.q[q.stage][panel], &m.q, panel * 64,
                                         (GENERAL ? w.q_first_row : 0) + tile * QUERIES, w.first_head + h, w.b, full);
-                    cot_tma_load_4d(s.lse_log2[q.stage], &m.statistics, 0, row + tile, 0, 0, full);
+                    cot_tma_load_4d(s.lse_log2[q.stage], &m.statistics, 0, statistics_row + tile, 0, 0, full);
                 }
                 if (!clean)
                     wait_and_clear<S::COLUMN_PANELS>(uncleared_full, uncleared_parity, s.q[q.stage],
@@ -207,7 +207,7 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, wide_shared<COL
                                         (GENERAL ? w.q_first_row : 0) + tile * QUERIES, w.first_head + h, w.b, full);
                     if (part == 0)
                         cot_tma_load_4d(s.delta[delta_stage], &m.statistics, 0,
-                                        (LOADS_Q ? first_delta_row : 0) + row + tile, 0, 0, full);
+                                        (LOADS_Q ? first_delta_row : 0) + statistics_row + tile, 0, 0, full);
                 }
                 if (!clean)
                     wait_and_clear<S::CHUNK_PANELS>(uncleared_full, uncleared_parity, s.dout[chunk.stage],
@@ -771,16 +771,16 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
     }
     __syncwarp();
     /* The cluster barrier in this call makes the initialised mbarriers visible. */
-    const uint32_t key_block = take_key_block_of_cluster(c, s.ticket);
+    const uint32_t key_block_number = take_key_block_of_cluster(c, s.ticket);
     attention_work w;
     if (!GENERAL) {
-        w = work_of<QUERIES>(c, key_block);
+        w = work_of<QUERIES>(c, key_block_number);
     } else {
         cot_griddepcontrol_wait();      /* for the kernel that writes seqlens */
         cot_fence_proxy_async_global(); /* orders the TMA loads below after it */
-        if (!work_of_general<QUERIES>(c, key_block, w))
+        if (!work_of_general<QUERIES>(c, key_block_number, w))
             return;      /* so does the peer */
-        __syncthreads(); /* all threads have read key_block */
+        __syncthreads(); /* all threads have read the ticket */
         if (threadIdx.x == 0)
             s.work = w;
         __syncthreads();
