@@ -153,9 +153,9 @@ static __device__ __forceinline__ bool work_of_general(const attention_bwd_call 
 }
 
 /* In shared memory: where a cluster receives the number of its key block, and the barrier that completes when the
- * number has arrived. `work` later takes the same memory: at 64 columns no other is free. PTX requires mbarrier.inval before any
- * other use of this memory. The kernels leave it out, because ptxas 13.0 then spills registers in 7 of the 16 key-block
- * kernels. They rely on the hardware, not on PTX: the memory is reused only after all threads have waited for the
+ * number has arrived. `work` later takes the same memory: at 64 columns no other is free. PTX requires mbarrier.inval
+ * before any other use of this memory. The kernels leave it out, because ptxas 13.0 then spills registers in 7 of the 16
+ * key-block kernels. They rely on the hardware, not on PTX: the memory is reused only after all threads have waited for the
  * barrier's only phase, and it is never an mbarrier again. Check this for each new architecture. */
 struct cluster_ticket {
     uint4 key_block_number; /* its first word */
@@ -238,8 +238,9 @@ struct attention_dq_position {
     bool last;
 };
 
-/* The position of a key block that adds without an order: `before` is 1, so it never stores dq or a first dQ tile. */
-constexpr attention_dq_position unordered = {1, false};
+/* The position of a key block that adds without an order. before = 1: the tile is added, not stored. last = false: dq is
+ * not stored. */
+constexpr attention_dq_position adds_without_order = {1, false};
 
 template <int QUERIES, bool GENERAL, int WORK_KEYS = KEYS>
 static __device__ __forceinline__ attention_dq_position dq_position_of(const attention_bwd_call &c,

@@ -97,8 +97,8 @@ static __device__ __forceinline__ void take_heads(const attention_bwd_call &c, a
 }
 
 /* The producer of the plain versions. Executed by one thread. Stages and parities are computed from stage_step in each
- * step, because the thread has too few registers to keep them. load_tiles_general and load_tiles of the pair kernel have
- * the same order of waits and loads. */
+ * step, because the thread has too few registers to keep them. load_tiles_general and load_pair_tiles have the same order
+ * of waits and loads. */
 template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_mapped &m, key_block_shared<COLUMNS> &s)
 {
     constexpr int COLUMN_PANELS = COLUMNS / 64, QUERIES = key_block_shared<COLUMNS>::QUERIES;
@@ -259,11 +259,11 @@ template <int USED_COLUMNS> static __device__ __forceinline__ bool has_half_dq_t
  * key block of a tile does not add: its writer loads the sums of the other key blocks into the stage, and the dQ
  * warpgroup stores dQ (is_final).
  *
- * `dq ready` gets one arrival for each dQ tile of the stage:
- *   (a) as soon as the key block's previous dQ tile has left the stage, unless (c) is due
- *   (b) at the top of the loop: for the first dQ tile of a key block, or after a final one, unless (c) is due
- *   (c) with the loaded sums: if this key block adds last and others have added before (loads_sums)
- * next_is_released says that (a) has happened for the stage's next dQ tile.
+ * `dq ready` gets exactly one arrival for each dQ tile of the stage. If this key block adds last and others have added
+ * before (loads_sums), the loaded sums arrive (c). Otherwise it is a plain arrival as early as the stage is free:
+ *   (a) when the key block's previous dQ tile has left the stage
+ *   (b) at the top of the loop, if there was no such moment: for the first dQ tile of a key block, or after a final one
+ * arrived_for_next says that (a) has happened for the stage's next dQ tile.
  *
  *   dq_tile_index index of the dQ tile in the key block: step * DQ_TILES + its number in the step. On return: that of
  *                 the stage's first dQ tile in the next key block
@@ -279,17 +279,18 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
     const int end = step_count(w) * DQ_TILES;
     const auto position_of = [&](int index) {
         const int tile = tile_of(c, w, index / DQ_TILES);
-        return DETERMINISTIC ? dq_position_of<key_block_shared<COLUMNS>::QUERIES, GENERAL>(c, w, tile) : unordered;
+        return DETERMINISTIC ? dq_position_of<key_block_shared<COLUMNS>::QUERIES, GENERAL>(c, w, tile)
+                             : adds_without_order;
     };
     const auto is_final = [&](const attention_dq_position &position) { return STORES_DQ && position.last; };
-    bool next_is_released = false;
+    bool arrived_for_next = false;
     for (; dq_tile_index < end; dq_tile_index += ATTENTION_BWD_DQ_STAGES, parity ^= 1) {
         const attention_step at = step_of(c, w, dq_tile_index / DQ_TILES);
         const int64_t accum_tile =
             (statistics_row_of<GENERAL>(c, w, at.h) + at.tile) * DQ_TILES + dq_tile_index % DQ_TILES;
         const attention_dq_position position = position_of(dq_tile_index);
         const bool loads_sums = is_final(position) && position.before > 0;
-        if (!loads_sums && !next_is_released) /* (b), before the wait: the dQ warpgroup may stage the dQ tile */
+        if (!loads_sums && !arrived_for_next) /* (b), before the wait: the dQ warpgroup may stage the dQ tile */
             cot_mbarrier_arrive(&s.dq_ready[stage]);
         if (DETERMINISTIC && position.before > 0)
             wait_for_earlier_key_blocks(c, accum_tile, position.before);
@@ -299,18 +300,18 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
                             &s.dq_ready[stage]);
         }
         cot_mbarrier_wait(&s.dq_full[stage], parity);
-        next_is_released = false;
+        arrived_for_next = false;
         if (is_final(position)) /* the dQ warpgroup stores dq, so there is nothing to add */
             continue;
         if (has_half_dq_tile<USED_COLUMNS>(dq_tile_index))
-            add_half_dq_tile(c, accum_tile, s.dq[stage], DETERMINISTIC && position.before == 0);
+            add_half_dq_tile(c, accum_tile, s.dq[stage], position.before == 0);
         else
-            add_dq_tile(c, accum_tile, s.dq[stage], DETERMINISTIC && position.before == 0);
+            add_dq_tile(c, accum_tile, s.dq[stage], position.before == 0);
         if (dq_tile_index + ATTENTION_BWD_DQ_STAGES < end) {
             const attention_dq_position next = position_of(dq_tile_index + ATTENTION_BWD_DQ_STAGES);
-            next_is_released = !is_final(next) || next.before == 0;
+            arrived_for_next = !is_final(next) || next.before == 0;
         }
-        if (next_is_released) /* (a), before release_next_key_block, which waits until the sums are in memory */
+        if (arrived_for_next) /* (a), before release_next_key_block, which waits until the sums are in memory */
             cot_mbarrier_arrive(&s.dq_ready[stage]);
         if (DETERMINISTIC)
             release_next_key_block(c, accum_tile);
@@ -374,10 +375,13 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
     float acc[32];
     const int steps = step_count(w);
     for (int step = 0; step < steps; step++, ds.next()) {
+        /* STORES_DQ: no GQA, so a step is a tile, and no division is needed. */
         const int tile = STORES_DQ ? w.first_tile + w.tile_step * step : tile_of(c, w, step);
         const bool has_lower = !GENERAL || !fully_masked<QUERIES>(w, tile, w.first_key);
         const bool has_upper = !GENERAL || !fully_masked<QUERIES>(w, tile, w.first_key + 64);
-        const attention_dq_position position = STORES_DQ ? dq_position_of<QUERIES, GENERAL>(c, w, tile) : unordered;
+        const attention_dq_position position =
+            STORES_DQ ? dq_position_of<QUERIES, GENERAL>(c, w, tile) : adds_without_order;
+        const bool is_final = position.last; /* only if STORES_DQ: the warpgroup stores dq itself */
         cot_mbarrier_wait(&s.ds_full[ds.stage], ds.parity);
         for (int dq_tile = 0; dq_tile < DQ_TILES; dq_tile++, dq.next()) {
             uint64_t *ready = &s.dq_ready[dq.stage];
@@ -406,18 +410,16 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
                 continue;
             }
             compute(acc);
-            if (!position.last) { /* a dq_writer adds the tile to memory */
+            if (!is_final) { /* a dq_writer adds the tile to memory */
                 stage_dq_tile(s.dq[dq.stage], acc, &s.dq_full[dq.stage]);
                 continue;
             }
-            /* STORES_DQ: this is the last addition, so the warpgroup stores dq itself. */
             if (position.before > 0)
                 add_staged_dq_tile(acc, s.dq[dq.stage]);
             __syncwarp();
             if (lane == 0)
                 cot_mbarrier_arrive(&s.dq_full[dq.stage]);
-            /* There is one query head for each key-value head: a step is a tile, and the head is number 0 of the
-             * group. */
+            /* The only query head of the group is number 0. */
             const int row =
                 tile * QUERIES + dq_tile / s.COLUMN_PANELS * 64 + threadIdx.x % WARPGROUP / WARP * 16 + lane / 4;
             store_rows<E, /*GENERAL=*/false, /*FLOATS=*/false>(c, c.dq, c.dq_store, query_rows_out(c, w, 0), row,

@@ -84,7 +84,7 @@ static __device__ __forceinline__ void open_stage_in_both(uint64_t *peer_empty, 
  *   - each block loads half of a tile into the shared memory of both blocks (open_stage_in_both)
  *   - it also loads a part of the peer's K */
 template <int COLUMNS>
-static __device__ void load_tiles(const attention_bwd_mapped &m, pair_shared<COLUMNS> &s, int rank)
+static __device__ void load_pair_tiles(const attention_bwd_mapped &m, pair_shared<COLUMNS> &s, int rank)
 {
     constexpr int COLUMN_PANELS = COLUMNS / 64, QUERIES = pair_shared<COLUMNS>::QUERIES;
     const attention_bwd_call &c = m.call;
@@ -153,7 +153,7 @@ static __device__ __forceinline__ attention_dq_position position_of_pair(const a
  * dq_writer loads the sums of the other pairs into the stage, and the dQ warpgroup stores dq. Executed by one
  * thread. */
 template <int COLUMNS, bool DETERMINISTIC, bool STORES_DQ>
-static __device__ void write_dq(const attention_bwd_mapped &m, pair_shared<COLUMNS> &s, int rank)
+static __device__ void write_pair_dq(const attention_bwd_mapped &m, pair_shared<COLUMNS> &s, int rank)
 {
     constexpr int QUERIES = pair_shared<COLUMNS>::QUERIES;
     const attention_bwd_call &c = m.call;
@@ -171,14 +171,13 @@ static __device__ void write_dq(const attention_bwd_mapped &m, pair_shared<COLUM
         for (int step = 0; step < steps; step++, parity ^= 1) {
             const attention_step at = step_of(c, w, step);
             const int64_t accum_tile = (statistics_row_of<false>(c, w, at.h) + at.tile) * s.DQ_TILES + rank;
-            uint32_t before = 1; /* not ordered: another pair may have added */
-            if (DETERMINISTIC)
-                before = dq_position_of<QUERIES, false, PAIR_KEYS>(c, w, at.tile).before;
-            const bool loads_sums = is_final && before > 0;
+            const attention_dq_position position =
+                DETERMINISTIC ? dq_position_of<QUERIES, false, PAIR_KEYS>(c, w, at.tile) : adds_without_order;
+            const bool loads_sums = is_final && position.before > 0;
             if (!loads_sums && (step == 0 || is_final)) /* after other steps it has arrived already */
                 cot_mbarrier_arrive(&s.dq_ready[0]);
-            if (DETERMINISTIC && before > 0)
-                wait_for_earlier_key_blocks(c, accum_tile, before);
+            if (DETERMINISTIC && position.before > 0)
+                wait_for_earlier_key_blocks(c, accum_tile, position.before);
             if (loads_sums) {
                 cot_mbarrier_arrive_expect(&s.dq_ready[0], sizeof s.dq[0]);
                 cot_tma_load_4d(s.dq[0], &m.dq_accum, 0, (int)(accum_tile * (ATTENTION_BWD_DQ_TILE / 64)), 0, 0,
@@ -187,7 +186,7 @@ static __device__ void write_dq(const attention_bwd_mapped &m, pair_shared<COLUM
             cot_mbarrier_wait(&s.dq_full[0], parity);
             if (is_final) /* the dQ warpgroup stores dq, so there is nothing to add */
                 continue;
-            add_dq_tile(c, accum_tile, s.dq[0], before == 0);
+            add_dq_tile(c, accum_tile, s.dq[0], position.before == 0);
             if (step + 1 < steps) /* before release_next_key_block, which waits until the sums are in memory */
                 cot_mbarrier_arrive(&s.dq_ready[0]);
             if (DETERMINISTIC)
@@ -242,7 +241,7 @@ static __device__ __forceinline__ void issue_dq(float (&acc)[32], const unsigned
 /* The dQ warpgroup stages dQ tiles for the dq_writer. If STORES_DQ and this pair adds last, the warpgroup adds the sums
  * that the dq_writer has loaded, and stores dq. */
 template <typename E, int COLUMNS, bool STORES_DQ>
-static __device__ void compute_dq(const attention_bwd_call &c, pair_shared<COLUMNS> &s, int rank)
+static __device__ void compute_pair_dq(const attention_bwd_call &c, pair_shared<COLUMNS> &s, int rank)
 {
     constexpr int QUERIES = pair_shared<COLUMNS>::QUERIES;
     const int lane = threadIdx.x % WARP;
@@ -257,10 +256,10 @@ static __device__ void compute_dq(const attention_bwd_call &c, pair_shared<COLUM
         if (w.first_key == NO_MORE_KEY_BLOCKS)
             return;
         float acc[32];
-        /* STORES_DQ: the rows of dq, and the row of this thread. Read once, before
-         * the steps. There is one query head for each key-value head, so a step is a tile, and the
-         * head is number 0 of the group. */
-        const attention_dq_position position = STORES_DQ ? position_of_pair(c, w) : unordered;
+        /* STORES_DQ: the rows of dq, and the row of this thread. Read once, before the steps. There is one query head
+         * for each key-value head, so a step is a tile, and the head is number 0 of the group. */
+        const attention_dq_position position = STORES_DQ ? position_of_pair(c, w) : adds_without_order;
+        const bool is_final = STORES_DQ && position.last;
         const attention_rows_out rows = query_rows_out(c, w, 0);
         const int row_step = w.tile_step * QUERIES;
         int row =
@@ -287,7 +286,7 @@ static __device__ void compute_dq(const attention_bwd_call &c, pair_shared<COLUM
                 if (steps == 1)
                     cot_mbarrier_arrive(&s.kv_empty);
             }
-            if (!position.last) { /* the dq_writer adds the tile to memory */
+            if (!is_final) { /* the dq_writer adds the tile to memory */
                 stage_dq_tile(s.dq[0], acc, &s.dq_full[0]);
                 continue;
             }
@@ -306,7 +305,7 @@ static __device__ void compute_dq(const attention_bwd_call &c, pair_shared<COLUM
 }
 
 template <typename E, int COLUMNS, bool STORES_DQ>
-static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
+static __device__ __forceinline__ void backward_pairs(const attention_bwd_mapped &m)
 {
     pair_shared<COLUMNS> &s = *(pair_shared<COLUMNS> *)dynamic_shared_memory;
     static_assert(sizeof s <= ATTENTION_BWD_PAIRS_SHARED_BYTES(COLUMNS), "shared memory");
@@ -328,18 +327,18 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
     if (warpgroup == 0) {
         cot_setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) {
-            load_tiles<COLUMNS>(m, s, rank);
+            load_pair_tiles<COLUMNS>(m, s, rank);
         } else if (threadIdx.x == WARP) {
             if (STORES_DQ || c.deterministic)
-                write_dq<COLUMNS, true, STORES_DQ>(m, s, rank);
+                write_pair_dq<COLUMNS, true, STORES_DQ>(m, s, rank);
             else
-                write_dq<COLUMNS, false, false>(m, s, rank);
+                write_pair_dq<COLUMNS, false, false>(m, s, rank);
         } else if (threadIdx.x == 2 * WARP) {
             send_ds<COLUMNS>(s, rank);
         }
     } else if (warpgroup == 1) {
         cot_setmaxnreg_dec<DQ_REGISTERS>();
-        compute_dq<E, COLUMNS, STORES_DQ>(c, s, rank);
+        compute_pair_dq<E, COLUMNS, STORES_DQ>(c, s, rank);
     } else {
         cot_setmaxnreg_inc<CONSUMER_REGISTERS>();
         consume<E, COLUMNS, COLUMNS, /*GENERAL=*/false, /*SOFTCAP=*/false>(c, s);
@@ -353,7 +352,7 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
     extern "C" __global__ void __launch_bounds__(ATTENTION_BWD_WARPGROUPS *WARPGROUP, 1) \
         attention_bwd_##name(const __grid_constant__ attention_bwd_mapped m)             \
     {                                                                                    \
-        backward<element, columns, stores_dq>(m);                                        \
+        backward_pairs<element, columns, stores_dq>(m);                                  \
     }
 #define INSTANCES(dtype, element)                          \
     INSTANCE(dtype##_sm90_d64_pairs, element, 64, false)   \

@@ -238,8 +238,8 @@ static __device__ void write_dq(const attention_bwd_call &c, wide_shared<COLUMNS
         const int dq_tile = dq_tile_index % S::DQ_TILES + (S::BY_TILES ? 0 : rank * S::DQ_TILES);
         const attention_step at = step_of(c, w, step);
         const int64_t accum_tile = (statistics_row_of<GENERAL>(c, w, at.h) + at.tile) * S::COLUMN_PANELS + dq_tile;
-        /* Not DETERMINISTIC: 1, so that the tile is added and not stored. */
-        const uint32_t before = DETERMINISTIC ? dq_position_of<QUERIES, GENERAL>(c, w, at.tile).before : 1;
+        const uint32_t before =
+            DETERMINISTIC ? dq_position_of<QUERIES, GENERAL>(c, w, at.tile).before : adds_without_order.before;
         if (DETERMINISTIC && before > 0)
             wait_for_earlier_key_blocks(c, accum_tile, before);
         cot_mbarrier_wait(&s.dq_full[writer], parity);
