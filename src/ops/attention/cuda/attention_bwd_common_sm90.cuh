@@ -57,13 +57,6 @@ struct attention_work {
     bool keys_ascend;                   /* only if not GENERAL: the order of key blocks, see work_of */
 };
 
-/* Whether the key blocks of this section are taken by ascending keys, see work_of. */
-template <bool GENERAL>
-static __device__ __forceinline__ bool has_ascending_keys(const attention_bwd_call &c, const attention_work &w)
-{
-    return GENERAL ? !c.deterministic : w.keys_ascend;
-}
-
 static __device__ __forceinline__ void set_tiles(attention_work &w, int begin, int end, bool descending_tiles)
 {
     w.tile_count = max(end - begin, 0);
@@ -102,7 +95,7 @@ static __device__ __forceinline__ attention_work work_of(const attention_bwd_cal
     w.first_key = (int)(w.keys_ascend ? rank_in_head : key_blocks - 1 - rank_in_head) * WORK_KEYS;
     const int64_t first_query = w.first_key - c.diagonal;
     const int64_t begin = c.causal && first_query > 0 ? first_query / QUERIES : 0;
-    /* No query attends to the first key: no tiles. */
+    /* first_query >= Tq: no query attends to the first key, so there are no tiles. */
     set_tiles(w, first_query < c.Tq || !c.causal ? (int)begin : (int)c.tiles_per_head, (int)c.tiles_per_head,
               w.keys_ascend && c.descending_tiles);
     return w;
@@ -146,7 +139,7 @@ static __device__ __forceinline__ bool work_of_general(const attention_bwd_call 
     /* From the first query that attends to the first key to the last query that attends to the last key. */
     const int first_query = max(w.first_key - w.window_last, 0);
     const int last_query = min(min(w.first_key + KEYS, w.used_k) - 1 - w.window_first, w.used_q - 1);
-    /* No query attends to any of the keys: no tiles. */
+    /* empty: no query attends to any of the keys, so there are no tiles. */
     const bool empty = w.first_key >= w.used_k || last_query < first_query;
     set_tiles(w, first_query / QUERIES, empty ? 0 : last_query / QUERIES + 1, !c.deterministic);
     return true;
@@ -253,7 +246,8 @@ static __device__ __forceinline__ attention_dq_position dq_position_of(const att
         tile * QUERIES, QUERIES, GENERAL ? w.used_q : (int)c.Tq, GENERAL ? w.used_k : (int)c.Tk,
         GENERAL ? w.window_first : -ATTENTION_FAR, window_last, WORK_KEYS);
     const int work_item = w.first_key / WORK_KEYS;
-    const bool ascending = has_ascending_keys<GENERAL>(c, w);
+    /* GENERAL: descending in deterministic mode. */
+    const bool ascending = GENERAL ? !c.deterministic : w.keys_ascend;
     return {(uint32_t)(ascending ? work_item - range.first : range.last - work_item),
             work_item == (ascending ? range.last : range.first)};
 }
@@ -310,8 +304,10 @@ static __device__ __forceinline__ void apply_mask(const attention_bwd_call &c, i
     }
 }
 
-template <int QUERIES>
-static __device__ __forceinline__ bool needs_mask_general(const attention_work &w, int tile, int key_begin)
+/* WORK, here and below: attention_work, or consumer_work of attention_bwd_consumer_sm90.cuh, which has the members that
+ * these functions read. */
+template <int QUERIES, typename WORK>
+static __device__ __forceinline__ bool needs_mask_general(const WORK &w, int tile, int key_begin)
 {
     /* The first and the last key that the tile's first query attends to. */
     const int first_visible = tile * QUERIES + w.window_first, last_visible = tile * QUERIES + w.window_last;
@@ -320,16 +316,16 @@ static __device__ __forceinline__ bool needs_mask_general(const attention_work &
 }
 
 /* Whether accumulator i is masked. `key` as in apply_mask. */
-template <int QUERIES>
-static __device__ __forceinline__ bool is_masked(const attention_work &w, int tile, int key, int i)
+template <int QUERIES, typename WORK>
+static __device__ __forceinline__ bool is_masked(const WORK &w, int tile, int key, int i)
 {
     const int query = tile * QUERIES + 8 * (i / 4) + 2 * (threadIdx.x % 4) + i % 2, score_key = key + 8 * (i / 2 % 2);
     return score_key > query + w.window_last || score_key < query + w.window_first || score_key >= w.used_k;
 }
 
-template <int N>
-static __device__ __forceinline__ void apply_mask_general(const attention_work &w, int tile, int key,
-                                                          float masked_score, float (&scores)[N])
+template <typename WORK, int N>
+static __device__ __forceinline__ void apply_mask_general(const WORK &w, int tile, int key, float masked_score,
+                                                          float (&scores)[N])
 {
 #pragma unroll
     for (int i = 0; i < N; i++)
@@ -339,8 +335,8 @@ static __device__ __forceinline__ void apply_mask_general(const attention_work &
 
 /* Whether no query of the tile attends to any of the keys [key_begin, key_begin + 64). `|` instead of `||`: both
  * comparisons are always evaluated, so that no branch is needed between them. */
-template <int QUERIES>
-static __device__ __forceinline__ bool fully_masked(const attention_work &w, int tile, int key_begin)
+template <int QUERIES, typename WORK>
+static __device__ __forceinline__ bool fully_masked(const WORK &w, int tile, int key_begin)
 {
     const int first_query = tile * QUERIES;
     return (key_begin > first_query + QUERIES - 1 + w.window_last) | (key_begin + 63 < first_query + w.window_first) |

@@ -46,10 +46,10 @@ template <int COLUMNS, bool PAIRS> struct bwd_shared {
         int tile_index[ATTENTION_BWD_Q_STAGES]; /* not GENERAL: of the tile in each stage */
         /* GENERAL without softcap: of each consumer warp, the stage_step of the key block's first step that it does not
          * skip. */
-        uint32_t first_computed_stage_step[COLUMNS == 64 && !PAIRS ? 8 : 1];
+        uint32_t first_unskipped_stage_step[COLUMNS == 64 && !PAIRS ? 8 : 1];
     };
     uint32_t own_key_block_number; /* of a thread block that takes one key block: see take_key_block */
-    uint32_t zero;                 /* 0, see hidden_zero */
+    uint32_t zero;                 /* 0, see opaque_zero */
     uint64_t kv_full, kv_empty, q_full[ATTENTION_BWD_Q_STAGES], q_empty[ATTENTION_BWD_Q_STAGES];
     uint64_t dout_full[ATTENTION_BWD_DOUT_STAGES], dout_empty[ATTENTION_BWD_DOUT_STAGES];
     uint64_t ds_full[ATTENTION_BWD_DS_STAGES], ds_empty[ATTENTION_BWD_DS_STAGES];
@@ -148,7 +148,7 @@ template <typename E, int N, bool BIASED_BYTES> struct saved_p {
         }
     }
 
-    /* Element i. zero: hidden_zero(), one: hidden_one(). */
+    /* Element i. zero: opaque_zero(), one: opaque_one(). */
     __device__ __forceinline__ float restore(const uint32_t (&packed)[N / 2], int i, uint32_t zero, uint32_t one) const
     {
         if constexpr (BIASED_BYTES) {
@@ -212,9 +212,20 @@ template <typename E, int N, bool BIASED_BYTES> struct p_for_ds<E, N, BIASED_BYT
     using type = float32_p<N>;
 };
 
+/* The members of attention_work that the steps of a consumer read. */
+struct consumer_work {
+    int first_key, first_tile, tile_step, used_k, window_first, window_last;
+};
+
+/* The tile of step_of. */
+static __device__ __forceinline__ int tile_of(const attention_bwd_call &c, const consumer_work &w, int step)
+{
+    return w.first_tile + w.tile_step * (int)__umulhi(2 * (uint32_t)step, c.inverse_query_heads);
+}
+
 /* The key of this thread's accumulators 4i and 4i + 1. %tid is read again here: few tiles need the key, so it should
  * not occupy a register. */
-static __device__ __forceinline__ int thread_key(const attention_work &w)
+template <typename WORK> static __device__ __forceinline__ int thread_key(const WORK &w)
 {
     int thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
@@ -225,12 +236,12 @@ static __device__ __forceinline__ int thread_key(const attention_work &w)
 enum { SHORT_SERIES, LONG_SERIES, TANH };
 
 /* P with softcap. dS needs P times the slope 1 - tanh^2. low_bytes holds bits 15 to 8 of that product, and bits 31 to
- * 16 are stored in the buffer of dS in shared memory. */
+ * 16 are stored in the buffer of dS in shared memory. key: unused by SHORT_SERIES, whose tiles have no masked score. */
 template <typename E, int N, int METHOD>
-static __device__ __forceinline__ void softcapped_p_by(const attention_bwd_call &c, const attention_work &w, int tile,
-                                                       int key, const float *lse_log2, float2 first_lse,
-                                                       float2 second_lse, uint32_t ds_address, float (&scores)[N],
-                                                       saved_p<E, N, false> &saved)
+static __device__ __forceinline__ void softcapped_p_with(const attention_bwd_call &c, const consumer_work &w, int tile,
+                                                         int key, const float *lse_log2, float2 first_lse,
+                                                         float2 second_lse, uint32_t ds_address, float (&scores)[N],
+                                                         saved_p<E, N, false> &saved)
 {
     const attention_bwd_softcap &cap = c.cap;
     const float2 *lse_float2 = (const float2 *)lse_log2;
@@ -282,7 +293,7 @@ static __device__ __forceinline__ void softcapped_p_by(const attention_bwd_call 
  * masked, and the largest sum of four squares is small. key_begin: the consumer's first key. first_lse, second_lse: the
  * first elements of lse_log2. */
 template <typename E, int N>
-static __device__ __forceinline__ void softcapped_p(const attention_bwd_call &c, const attention_work &w, int tile,
+static __device__ __forceinline__ void softcapped_p(const attention_bwd_call &c, const consumer_work &w, int tile,
                                                     int key_begin, const float *lse_log2, float2 first_lse,
                                                     float2 second_lse, uint32_t ds_address, float (&scores)[N],
                                                     saved_p<E, N, false> &saved)
@@ -301,15 +312,17 @@ static __device__ __forceinline__ void softcapped_p(const attention_bwd_call &c,
     const float max_square_sum = __int_as_float(bits); /* NaN if a score is NaN: then both comparisons below fail */
     if (__all_sync(0xffffffffu,
                    max_square_sum <= c.cap.short_max_square && !needs_mask_general<2 * N>(w, tile, key_begin))) {
-        softcapped_p_by<E, N, SHORT_SERIES>(c, w, tile, 0, lse_log2, first_lse, second_lse, ds_address, scores, saved);
+        softcapped_p_with<E, N, SHORT_SERIES>(c, w, tile, 0, lse_log2, first_lse, second_lse, ds_address, scores,
+                                              saved);
         return;
     }
     cot_wgmma_wait<0>(); /* dK must have read dS: the code below needs the registers of dS */
     const int key = thread_key(w);
     if (__all_sync(0xffffffffu, max_square_sum <= c.cap.long_max_square))
-        softcapped_p_by<E, N, LONG_SERIES>(c, w, tile, key, lse_log2, first_lse, second_lse, ds_address, scores, saved);
+        softcapped_p_with<E, N, LONG_SERIES>(c, w, tile, key, lse_log2, first_lse, second_lse, ds_address, scores,
+                                             saved);
     else
-        softcapped_p_by<E, N, TANH>(c, w, tile, key, lse_log2, first_lse, second_lse, ds_address, scores, saved);
+        softcapped_p_with<E, N, TANH>(c, w, tile, key, lse_log2, first_lse, second_lse, ds_address, scores, saved);
 }
 
 /* dS is packed twice: here for shared memory, while the registers of P are in use, and later for dK. `volatile` keeps
@@ -328,7 +341,7 @@ template <typename E> static __device__ __forceinline__ uint32_t pack_two_volati
  * uniform. Without windows at most one tile of a key block could be skipped, and the test of each tile would cost
  * more. */
 template <int QUERIES, bool GENERAL>
-static __device__ __forceinline__ bool is_skipped(const attention_work &w, int tile, int key_begin)
+static __device__ __forceinline__ bool is_skipped(const consumer_work &w, int tile, int key_begin)
 {
     return GENERAL && __all_sync(0xffffffffu, fully_masked<QUERIES>(w, tile, key_begin));
 }
@@ -338,17 +351,18 @@ static __device__ __forceinline__ bool is_skipped(const attention_work &w, int t
 /* 0, but the compiler cannot prove it. `restore` adds it to the packed P. This keeps the compiler from unpacking P before
  * registers are free. Versions that do not need it get a constant 0. */
 template <typename E, bool SOFTCAP, int COLUMNS, bool PAIRS>
-static __device__ __forceinline__ uint32_t hidden_zero(bwd_shared<COLUMNS, PAIRS> &s)
+static __device__ __forceinline__ uint32_t opaque_zero(bwd_shared<COLUMNS, PAIRS> &s)
 {
     return (cot_is_f16<E> || COLUMNS == 64) && !SOFTCAP ? *(volatile uint32_t *)&s.zero : 0;
 }
 
-/* 1, hidden from the compiler: `restore` then subtracts with an integer multiply-add, which does not use the pipe of the
- * permutations. With softcap, `restore` is not called.
- *   64 columns             hidden_zero + 1
+/* 1. Hidden where ptxas would otherwise fold the multiply-add: `restore` subtracts with an integer multiply-add, which
+ * does not use the pipe of the permutations. Not needed at 128 columns in the plain versions. With softcap, `restore` is
+ * not called.
+ *   64 columns             opaque_zero + 1
  *   128 columns, GENERAL   gridDim.y, which is 1
- *   128 columns, plain     the constant 1: there the compiler need not be kept from proving it */
-template <int COLUMNS, bool GENERAL> static __device__ __forceinline__ uint32_t hidden_one(uint32_t zero)
+ *   128 columns, plain     the constant 1 */
+template <int COLUMNS, bool GENERAL> static __device__ __forceinline__ uint32_t opaque_one(uint32_t zero)
 {
     return COLUMNS == 64 ? zero + 1 : GENERAL ? gridDim.y : 1;
 }
@@ -380,9 +394,9 @@ template <int COLUMNS, bool SOFTCAP> constexpr bool adds_zeros_first = COLUMNS =
 /* The stage_step of the first step of the key block that this warp computes. It is in shared memory, because a register for
  * it spills or serialises wgmma in f16. */
 template <int COLUMNS>
-static __device__ __forceinline__ volatile uint32_t &first_computed_stage_step(key_block_shared<COLUMNS> &s)
+static __device__ __forceinline__ volatile uint32_t &first_unskipped_stage_step_of(key_block_shared<COLUMNS> &s)
 {
-    return s.first_computed_stage_step[threadIdx.x / WARP % 8];
+    return s.first_unskipped_stage_step[threadIdx.x / WARP % 8];
 }
 
 /* What a consumer is compiled for. */
@@ -408,7 +422,7 @@ template <typename T> struct consumer_registers {
 /* Part 2 without softcap: P of a tile, in place of its scores. `lse_log2` holds the values of the first PRELOADS groups of
  * 8 queries, staged_lse those of the tile. */
 template <typename T, int PRELOADS, int N, int QUERY_GROUPS>
-static __device__ __forceinline__ void compute_p(const attention_bwd_call &c, const attention_work &w, int tile,
+static __device__ __forceinline__ void compute_p(const attention_bwd_call &c, const consumer_work &w, int tile,
                                                  int key_begin, const float *staged_lse, int lane_query,
                                                  float2 (&lse_log2)[QUERY_GROUPS], float (&scores)[N])
 {
@@ -435,9 +449,9 @@ static __device__ __forceinline__ void compute_p(const attention_bwd_call &c, co
 
 /* Part 4: dS of a tile, in place of its dP, stored for dQ. `delta` holds the values of the first PRELOADS groups of 8
  * queries. SOFTCAP: `upper` holds the first fragment of P times the slope. */
-template <typename T, int PRELOADS, typename P, int N, int QUERY_GROUPS>
+template <typename T, int PRELOADS, typename SAVED_P, int N, int QUERY_GROUPS>
 static __device__ __forceinline__ void compute_ds(typename T::shared &s, const consumer_registers<T> &r,
-                                                  uint32_t stage_step, uint32_t ds_address, const P &saved,
+                                                  uint32_t stage_step, uint32_t ds_address, const SAVED_P &saved,
                                                   float2 (&delta)[QUERY_GROUPS], uint32_t (&upper)[2][4],
                                                   float (&dp)[N])
 {
@@ -468,7 +482,7 @@ static __device__ __forceinline__ void compute_ds(typename T::shared &s, const c
     }
     if (!SOFTCAP)
         cot_mbarrier_wait(&s.ds_empty[ds_stage], parity_of<ATTENTION_BWD_DS_STAGES>(stage_step) ^ 1);
-    const uint32_t zero = hidden_zero<E, SOFTCAP>(s), one = hidden_one<COLUMNS, GENERAL>(zero);
+    const uint32_t zero = opaque_zero<E, SOFTCAP>(s), one = opaque_one<COLUMNS, GENERAL>(zero);
 #pragma unroll
     for (int k = 0; k < N / 8; k++) {
         if (SOFTCAP && k < N / 8 - 1)
@@ -497,12 +511,12 @@ static __device__ __forceinline__ void compute_ds(typename T::shared &s, const c
 /* One step of a consumer, in the parts 1 to 4 of the header of attention_bwd_key_blocks_sm90.cu. Returns whether to skip the
  * next tile.
  *   FIRST              there is no dS of a previous step
- *   first_stage_step   the stage_step of the key block's step 0: `step` is stage_step - first_stage_step
+ *   stage_step_begin   the stage_step of the key block's step 0: `step` is stage_step - stage_step_begin
  * With SOFTCAP, the upper two bytes of P times the slope are in the dS buffer of this stage, until dS overwrites them.
  * The step therefore waits for ds_empty before it computes P. */
 template <typename T, bool FIRST>
 static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c, typename T::shared &s,
-                                                     const attention_work &w, uint32_t first_stage_step,
+                                                     const consumer_work &w, uint32_t stage_step_begin,
                                                      uint32_t stage_step, const consumer_registers<T> &r)
 {
     using E = typename T::E;
@@ -523,7 +537,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
         issue_gemm_rs<E>(r.dk, r.packed, s.q[r.previous_q][0]);
     if (SOFTCAP)
         cot_mbarrier_wait(&s.ds_empty[ds_stage], parity_of<ATTENTION_BWD_DS_STAGES>(stage_step) ^ 1);
-    const int tile = GENERAL || COLUMNS == 128 ? tile_of(c, w, (int)(stage_step - first_stage_step))
+    const int tile = GENERAL || COLUMNS == 128 ? tile_of(c, w, (int)(stage_step - stage_step_begin))
                                                : load_early(&s.tile_index[q_stage]);
     float2 lse_log2[QUERY_GROUPS];
 #pragma unroll
@@ -544,11 +558,12 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     if (!FIRST) {
         cot_wgmma_wait<0>();
         __syncwarp();
-        /* If this step adds zeros, no stage of an earlier step is left to release. */
-        bool releases = lane == 0 && (!ADDS_ZEROS || stage_step != first_stage_step);
+        /* The key block's first computed step multiplied zeros with its own Q (adds_zeros_first): it holds no earlier
+         * stage, so it releases none. */
+        bool is_first_computed_step = ADDS_ZEROS && stage_step == stage_step_begin;
         if constexpr (ADDS_ZEROS && GENERAL)
-            releases = first_computed_stage_step(s) != stage_step && lane == 0;
-        if (releases)
+            is_first_computed_step = first_unskipped_stage_step_of(s) == stage_step;
+        if (!is_first_computed_step && lane == 0)
             cot_mbarrier_arrive(&s.q_empty[r.previous_q]);
     }
 #pragma unroll
@@ -576,7 +591,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
         cot_mbarrier_arrive(&s.ds_full[ds_stage]);
     r.consumer = __shfl_sync(0xffffffffu, r.consumer, 0); /* see `consume` */
     const bool skip =
-        is_skipped<QUERIES, GENERAL>(w, tile_of(c, w, (int)(stage_step - first_stage_step) + 1), key_begin);
+        is_skipped<QUERIES, GENERAL>(w, tile_of(c, w, (int)(stage_step - stage_step_begin) + 1), key_begin);
     cot_wgmma_wait<0>();
     __syncwarp();
     if (lane == 0)
@@ -645,20 +660,12 @@ static __device__ __forceinline__ void await_reduction(const attention_bwd_call 
         cot_cluster_arrive(), cot_cluster_wait();
 }
 
-/* The members of `work` that the steps of a consumer need. The others are 0, the number of query heads too: do not use
- * step_count, or the head of step_of, with this copy. The shuffle shows ptxas that they are
- * uniform in a warp. So it keeps them in uniform registers. */
-static __device__ __forceinline__ attention_work uniform_work(const attention_work &from)
+/* The shuffles show ptxas that the members are uniform in a warp. ptxas then keeps them in uniform registers. */
+static __device__ __forceinline__ consumer_work uniform_work(const attention_work &from)
 {
-    attention_work w = {};
     const auto uniform = [](int x) { return __shfl_sync(0xffffffffu, x, 0); };
-    w.first_key = uniform(from.first_key);
-    w.first_tile = uniform(from.first_tile);
-    w.tile_step = uniform(from.tile_step);
-    w.used_k = uniform(from.used_k);
-    w.window_first = uniform(from.window_first);
-    w.window_last = uniform(from.window_last);
-    return w;
+    return {uniform(from.first_key), uniform(from.first_tile),   uniform(from.tile_step),
+            uniform(from.used_k),    uniform(from.window_first), uniform(from.window_last)};
 }
 
 template <typename E, int COLUMNS, int USED_COLUMNS, bool GENERAL, bool SOFTCAP, bool PAIRS>
@@ -682,34 +689,34 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, bwd_
     const consumer_registers<traits> registers = {dk, dv, packed, previous_q, consumer, lane_query, ds_fragments};
     for (uint32_t n = 0;; n++) {
         cot_mbarrier_wait(&s.kv_full, n & 1);
-        const attention_work w = uniform_work(s.work[n % s.WORK_STAGES]);
+        const consumer_work w = uniform_work(s.work[n % s.WORK_STAGES]);
         if (w.first_key == NO_MORE_KEY_BLOCKS)
             return;
 #pragma unroll
         for (int i = 0; i < USED_COLUMNS / 2; i++)
             dk[i] = dv[i] = 0.0f;
-        const uint32_t first_stage_step = stage_step;
-        const uint32_t end_stage_step =
+        const uint32_t stage_step_begin = stage_step;
+        const uint32_t stage_step_end =
             stage_step + (uint32_t)__shfl_sync(0xffffffffu, step_count(s.work[n % s.WORK_STAGES]), 0);
         const auto is_step_skipped = [&] {
-            return is_skipped<QUERIES, GENERAL>(w, tile_of(c, w, (int)(stage_step - first_stage_step)),
+            return is_skipped<QUERIES, GENERAL>(w, tile_of(c, w, (int)(stage_step - stage_step_begin)),
                                                 w.first_key + 64 * consumer);
         };
-        for (; stage_step < end_stage_step && is_step_skipped(); stage_step++)
+        for (; stage_step < stage_step_end && is_step_skipped(); stage_step++)
             skip_step(s, stage_step);
         if constexpr (GENERAL && ADDS_ZEROS)
             if (threadIdx.x % WARP == 0)
-                first_computed_stage_step(s) = stage_step;
-        if (stage_step < end_stage_step) {
+                first_unskipped_stage_step_of(s) = stage_step;
+        if (stage_step < stage_step_end) {
             if (ADDS_ZEROS) {
                 previous_q = stage_step % ATTENTION_BWD_Q_STAGES;
 #pragma unroll
                 for (int i = 0; i < QUERIES / 4; i++)
                     packed[i] = 0;
             }
-            bool skip = consumer_step<traits, !ADDS_ZEROS>(c, s, w, first_stage_step, stage_step, registers);
-            for (stage_step++; stage_step < end_stage_step && !skip; stage_step++)
-                skip = consumer_step<traits, false>(c, s, w, first_stage_step, stage_step, registers);
+            bool skip = consumer_step<traits, !ADDS_ZEROS>(c, s, w, stage_step_begin, stage_step, registers);
+            for (stage_step++; stage_step < stage_step_end && !skip; stage_step++)
+                skip = consumer_step<traits, false>(c, s, w, stage_step_begin, stage_step, registers);
             issue_gemm_rs<E>(dk, packed, s.q[previous_q][0]);
             cot_wgmma_wait<0>();
             __syncwarp();
@@ -718,7 +725,7 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, bwd_
             /* The queries that attend to a key are consecutive, so all further steps are skipped. They may be more than
              * the stages of Q. So the last computed tile is released first: else the producer would wait for it, and
              * this warp for the producer. */
-            for (; GENERAL && stage_step < end_stage_step; stage_step++)
+            for (; GENERAL && stage_step < stage_step_end; stage_step++)
                 skip_step(s, stage_step);
         }
         __syncwarp();
