@@ -305,6 +305,8 @@ static __device__ __forceinline__ void softcapped_p(const attention_bwd_call &c,
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             const float *x = scores + i + 4 * j;
+            /* 2^-126 is too small to matter. softcapped_p_with has the product x[0] * x[0] too: written as a product here,
+             * it makes ptxas 13.0 spill 8 bytes at 128 columns. */
             square_sums[j] = fmaf(x[3], x[3], fmaf(x[2], x[2], fmaf(x[1], x[1], fmaf(x[0], x[0], 0x1p-126f))));
         }
         bits = max(max(bits, __float_as_int(square_sums[0])), __float_as_int(square_sums[1]));
