@@ -34,22 +34,22 @@ enum { KEYS = ATTENTION_BWD_KEYS, WARPGROUP = 128, WARP = 32, SQUARE_BYTES = 64 
 extern __shared__ __align__(1024) unsigned char dynamic_shared_memory[];
 
 /* Two numbers of a step:
- *   step         within its key block: step_of gives its query head and tile
- *   stage_step   through all key blocks of the thread block: selects stages and parities. In the wide kernel, whose thread
- *                blocks compute one key block, it equals `step`
+ *   step        counted within its key block: step_of gives its query head and tile
+ *   ring_step   counted through all key blocks of the thread block: the position in the rings of stages. In the wide
+ *               kernel, whose thread blocks compute one key block, it equals `step`
  *
- * A step uses stage stage_step % STAGES of a ring. It waits for the stage's `full` barrier with this parity. With the
+ * A step uses stage ring_step % STAGES of a ring. It waits for the stage's `full` barrier with this parity. With the
  * opposite parity, it waits on `empty` for the end of the stage's previous use. */
-template <int STAGES> static __device__ __forceinline__ uint32_t parity_of(uint32_t stage_step)
+template <int STAGES> static __device__ __forceinline__ uint32_t parity_of(uint32_t ring_step)
 {
-    return stage_step / STAGES & 1;
+    return ring_step / STAGES & 1;
 }
 
-/* The work of a key block: `tile_count` query tiles, from first_tile on by steps of tile_step, which is 1 or -1, and
- * for each tile the query heads first_head .. first_head + query_heads - 1. These are the heads that share key-value
- * head kv_head of batch element b (the group), or with head_split = 2 half of them. */
+/* The work of a key block: `tile_count` query tiles. The first is first_tile, and tile_direction is 1 (ascending) or -1
+ * (descending). Each tile is taken for the query heads first_head .. first_head + query_heads - 1. These are the heads
+ * that share key-value head kv_head of batch element b (the group), or with head_split = 2 half of them. */
 struct attention_work {
-    int b, kv_head, first_head, query_heads, first_key, tile_count, first_tile, tile_step;
+    int b, kv_head, first_head, query_heads, first_key, tile_count, first_tile, tile_direction;
     /* Only if GENERAL: the sequence of the keys, as rows of the tensors' views. */
     int q_first_row, used_q, k_first_row, k_rows, used_k;
     int window_first, window_last;      /* offsets: query i attends to keys i + window_first .. i + window_last */
@@ -61,7 +61,7 @@ static __device__ __forceinline__ void set_tiles(attention_work &w, int begin, i
 {
     w.tile_count = max(end - begin, 0);
     w.first_tile = descending_tiles ? end - 1 : begin;
-    w.tile_step = descending_tiles ? -1 : 1;
+    w.tile_direction = descending_tiles ? -1 : 1;
 }
 
 /* Key blocks are numbered section by section. A section has c.heads_per_section key-value heads, from first_kv_head on.
@@ -200,7 +200,7 @@ static __device__ __forceinline__ attention_step step_of(const attention_bwd_cal
      * after the last. attention_bwd_sm90_refusal therefore limits query_heads^2 * (floor(Tq / QUERIES) + 1), where the
      * sum is at least tiles. */
     const int i = (int)__umulhi(2 * (uint32_t)step, c.inverse_query_heads);
-    return {step - i * w.query_heads, w.first_tile + w.tile_step * i};
+    return {step - i * w.query_heads, w.first_tile + w.tile_direction * i};
 }
 
 static __device__ __forceinline__ int tile_of(const attention_bwd_call &c, const attention_work &w, int step)

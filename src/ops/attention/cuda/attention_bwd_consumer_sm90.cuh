@@ -44,9 +44,9 @@ template <int COLUMNS, bool PAIRS> struct bwd_shared {
     };
     union {                                     /* values for which the consumers have no registers at 64 columns */
         int tile_index[ATTENTION_BWD_Q_STAGES]; /* not GENERAL: of the tile in each stage */
-        /* GENERAL without softcap: of each consumer warp, the stage_step of the key block's first step that it does not
-         * skip. */
-        uint32_t first_unskipped_stage_step[COLUMNS == 64 && !PAIRS ? 8 : 1];
+        /* GENERAL without softcap: for each consumer warp, the ring_step of the first step of the key block that the
+         * warp computes (does not skip). */
+        uint32_t first_computed_ring_step[COLUMNS == 64 && !PAIRS ? 8 : 1];
     };
     uint32_t own_key_block_number; /* of a thread block that takes one key block: see take_key_block */
     uint32_t zero;                 /* 0, see opaque_zero */
@@ -214,13 +214,13 @@ template <typename E, int N, bool BIASED_BYTES> struct p_for_ds<E, N, BIASED_BYT
 
 /* The members of attention_work that the steps of a consumer read. */
 struct consumer_work {
-    int first_key, first_tile, tile_step, used_k, window_first, window_last;
+    int first_key, first_tile, tile_direction, used_k, window_first, window_last;
 };
 
 /* The tile of step_of. */
 static __device__ __forceinline__ int tile_of(const attention_bwd_call &c, const consumer_work &w, int step)
 {
-    return w.first_tile + w.tile_step * (int)__umulhi(2 * (uint32_t)step, c.inverse_query_heads);
+    return w.first_tile + w.tile_direction * (int)__umulhi(2 * (uint32_t)step, c.inverse_query_heads);
 }
 
 /* The key of this thread's accumulators 4i and 4i + 1. %tid is read again here: few tiles need the key, so it should
@@ -393,12 +393,12 @@ static __device__ __forceinline__ float2 load_float2_early(const float *from)
  * step multiplies the same tile with its dS. */
 template <int COLUMNS, bool SOFTCAP> constexpr bool adds_zeros_first = COLUMNS == 64 && !SOFTCAP;
 
-/* The stage_step of the first step of the key block that this warp computes. It is in shared memory, because a register for
- * it spills or serialises wgmma in f16. */
+/* The ring_step of the first step of the key block that this warp computes. It is in shared memory: in f16, a register
+ * for it makes ptxas spill or serialise wgmma. */
 template <int COLUMNS>
-static __device__ __forceinline__ volatile uint32_t &first_unskipped_stage_step_of(key_block_shared<COLUMNS> &s)
+static __device__ __forceinline__ volatile uint32_t &first_computed_ring_step_of(key_block_shared<COLUMNS> &s)
 {
-    return s.first_unskipped_stage_step[threadIdx.x / WARP % 8];
+    return s.first_computed_ring_step[threadIdx.x / WARP % 8];
 }
 
 /* What a consumer is compiled for. */
@@ -453,14 +453,14 @@ static __device__ __forceinline__ void compute_p(const attention_bwd_call &c, co
  * queries. SOFTCAP: `upper` holds the first fragment of P times the slope. */
 template <typename T, int PRELOADS, typename SAVED_P, int N, int QUERY_GROUPS>
 static __device__ __forceinline__ void compute_ds(typename T::shared &s, const consumer_registers<T> &r,
-                                                  uint32_t stage_step, uint32_t ds_address, const SAVED_P &saved,
+                                                  uint32_t ring_step, uint32_t ds_address, const SAVED_P &saved,
                                                   float2 (&delta)[QUERY_GROUPS], uint32_t (&upper)[2][4],
                                                   float (&dp)[N])
 {
     using E = typename T::E;
     constexpr int COLUMNS = T::COLUMNS;
     constexpr bool GENERAL = T::GENERAL, SOFTCAP = T::SOFTCAP;
-    const uint32_t dout_stage = stage_step % ATTENTION_BWD_DOUT_STAGES, ds_stage = stage_step % ATTENTION_BWD_DS_STAGES;
+    const uint32_t dout_stage = ring_step % ATTENTION_BWD_DOUT_STAGES, ds_stage = ring_step % ATTENTION_BWD_DS_STAGES;
     /* At 128 columns without softcap all of delta is loaded here, above the stores: the compiler does not move loads
      * above stores. The other versions do not have enough registers for this. */
     constexpr bool SUBTRACT_FIRST = COLUMNS == 128 && !SOFTCAP;
@@ -483,7 +483,7 @@ static __device__ __forceinline__ void compute_ds(typename T::shared &s, const c
             load_delta(query_group), subtract_delta(query_group);
     }
     if (!SOFTCAP)
-        cot_mbarrier_wait(&s.ds_empty[ds_stage], parity_of<ATTENTION_BWD_DS_STAGES>(stage_step) ^ 1);
+        cot_mbarrier_wait(&s.ds_empty[ds_stage], parity_of<ATTENTION_BWD_DS_STAGES>(ring_step) ^ 1);
     const uint32_t zero = opaque_zero<E, SOFTCAP>(s), one = opaque_one<COLUMNS, GENERAL>(zero);
 #pragma unroll
     for (int k = 0; k < N / 8; k++) {
@@ -513,13 +513,13 @@ static __device__ __forceinline__ void compute_ds(typename T::shared &s, const c
 /* One step of a consumer, in the parts 1 to 4 of the header of attention_bwd_key_blocks_sm90.cu. Returns whether to skip the
  * next tile.
  *   FIRST              there is no dS of a previous step
- *   stage_step_begin   the stage_step of the key block's step 0: `step` is stage_step - stage_step_begin
+ *   ring_step_begin   the ring_step of the key block's step 0: `step` is ring_step - ring_step_begin
  * With SOFTCAP, the upper two bytes of P times the slope are in the dS buffer of this stage, until dS overwrites them.
  * The step therefore waits for ds_empty before it computes P. */
 template <typename T, bool FIRST>
 static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c, typename T::shared &s,
-                                                     const consumer_work &w, uint32_t stage_step_begin,
-                                                     uint32_t stage_step, const consumer_registers<T> &r)
+                                                     const consumer_work &w, uint32_t ring_step_begin,
+                                                     uint32_t ring_step, const consumer_registers<T> &r)
 {
     using E = typename T::E;
     constexpr int COLUMNS = T::COLUMNS, QUERIES = T::QUERIES, N = QUERIES / 2, QUERY_GROUPS = QUERIES / 8;
@@ -529,17 +529,17 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     constexpr int LSE_PRELOADS = SOFTCAP || (cot_is_f16<E> && COLUMNS > 64) ? 2 : 4,
                   DELTA_PRELOADS = SOFTCAP || COLUMNS == 64 ? 2 : LSE_PRELOADS;
     const int lane = threadIdx.x % WARP, key_begin = w.first_key + 64 * r.consumer;
-    const uint32_t q_stage = stage_step % ATTENTION_BWD_Q_STAGES, dout_stage = stage_step % ATTENTION_BWD_DOUT_STAGES,
-                   ds_stage = stage_step % ATTENTION_BWD_DS_STAGES;
+    const uint32_t q_stage = ring_step % ATTENTION_BWD_Q_STAGES, dout_stage = ring_step % ATTENTION_BWD_DOUT_STAGES,
+                   ds_stage = ring_step % ATTENTION_BWD_DS_STAGES;
     float acc[N]; /* S, then P, then dP, then dS */
     /* 1. Issue S, and dK += dS^T Q of the previous step. */
-    cot_mbarrier_wait(&s.q_full[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(stage_step));
+    cot_mbarrier_wait(&s.q_full[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(ring_step));
     issue_gemm_ss<E, T::USED_COLUMNS>(acc, s.k[0][r.consumer], sizeof s.k[0], s.q[q_stage][0]);
     if (!FIRST)
         issue_gemm_rs<E>(r.dk, r.packed, s.q[r.previous_q][0]);
     if (SOFTCAP)
-        cot_mbarrier_wait(&s.ds_empty[ds_stage], parity_of<ATTENTION_BWD_DS_STAGES>(stage_step) ^ 1);
-    const int tile = GENERAL || COLUMNS == 128 ? tile_of(c, w, (int)(stage_step - stage_step_begin))
+        cot_mbarrier_wait(&s.ds_empty[ds_stage], parity_of<ATTENTION_BWD_DS_STAGES>(ring_step) ^ 1);
+    const int tile = GENERAL || COLUMNS == 128 ? tile_of(c, w, (int)(ring_step - ring_step_begin))
                                                : load_early(&s.tile_index[q_stage]);
     float2 lse_log2[QUERY_GROUPS];
 #pragma unroll
@@ -562,9 +562,9 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
         __syncwarp();
         /* The key block's first computed step multiplied zeros with its own Q (adds_zeros_first): it holds no earlier
          * stage, so it releases none. */
-        bool is_first_computed_step = ADDS_ZEROS && stage_step == stage_step_begin;
+        bool is_first_computed_step = ADDS_ZEROS && ring_step == ring_step_begin;
         if constexpr (ADDS_ZEROS && GENERAL)
-            is_first_computed_step = first_unskipped_stage_step_of(s) == stage_step;
+            is_first_computed_step = first_computed_ring_step_of(s) == ring_step;
         if (!is_first_computed_step && lane == 0)
             cot_mbarrier_arrive(&s.q_empty[r.previous_q]);
     }
@@ -572,7 +572,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     for (int i = 0; i < N / 2; i++)
         r.packed[i] = cot_pack_pair<E>(acc[2 * i], acc[2 * i + 1]);
     /* 3. Issue dP and dV += P^T dO. */
-    cot_mbarrier_wait(&s.dout_full[dout_stage], parity_of<ATTENTION_BWD_DOUT_STAGES>(stage_step));
+    cot_mbarrier_wait(&s.dout_full[dout_stage], parity_of<ATTENTION_BWD_DOUT_STAGES>(ring_step));
     issue_gemm_ss<E, T::USED_COLUMNS>(acc, s.v[0][r.consumer], sizeof s.v[0], s.dout[dout_stage][0]);
     issue_gemm_rs<E>(r.dv, r.packed, s.dout[dout_stage][0]);
     float2 delta[QUERY_GROUPS];
@@ -586,14 +586,13 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
         delta[query_group] = load_float2_early(&s.delta[dout_stage][8 * query_group + r.lane_query]);
     /* 4. Wait for dP, compute dS and store it for dQ. Wait for dV, release dO, and pack dS. */
     cot_wgmma_wait<1>();
-    compute_ds<T, DELTA_PRELOADS>(s, r, stage_step, ds_address, saved, delta, upper, acc);
+    compute_ds<T, DELTA_PRELOADS>(s, r, ring_step, ds_address, saved, delta, upper, acc);
     cot_fence_proxy_async();
     __syncwarp();
     if (lane == 0)
         cot_mbarrier_arrive(&s.ds_full[ds_stage]);
     r.consumer = __shfl_sync(0xffffffffu, r.consumer, 0); /* see `consume` */
-    const bool skip =
-        is_skipped<QUERIES, GENERAL>(w, tile_of(c, w, (int)(stage_step - stage_step_begin) + 1), key_begin);
+    const bool skip = is_skipped<QUERIES, GENERAL>(w, tile_of(c, w, (int)(ring_step - ring_step_begin) + 1), key_begin);
     cot_wgmma_wait<0>();
     __syncwarp();
     if (lane == 0)
@@ -608,13 +607,13 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
 /* One step of a consumer that skips the tile: it only waits and arrives on the barriers. The dQ warpgroup evaluates
  * fully_masked itself, and so leaves out this consumer's keys. */
 template <int COLUMNS, bool PAIRS>
-static __device__ __forceinline__ void skip_step(bwd_shared<COLUMNS, PAIRS> &s, uint32_t stage_step)
+static __device__ __forceinline__ void skip_step(bwd_shared<COLUMNS, PAIRS> &s, uint32_t ring_step)
 {
-    const uint32_t q_stage = stage_step % ATTENTION_BWD_Q_STAGES, dout_stage = stage_step % ATTENTION_BWD_DOUT_STAGES,
-                   ds_stage = stage_step % ATTENTION_BWD_DS_STAGES;
-    cot_mbarrier_wait(&s.q_full[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(stage_step));
-    cot_mbarrier_wait(&s.dout_full[dout_stage], parity_of<ATTENTION_BWD_DOUT_STAGES>(stage_step));
-    cot_mbarrier_wait(&s.ds_empty[ds_stage], parity_of<ATTENTION_BWD_DS_STAGES>(stage_step) ^ 1);
+    const uint32_t q_stage = ring_step % ATTENTION_BWD_Q_STAGES, dout_stage = ring_step % ATTENTION_BWD_DOUT_STAGES,
+                   ds_stage = ring_step % ATTENTION_BWD_DS_STAGES;
+    cot_mbarrier_wait(&s.q_full[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(ring_step));
+    cot_mbarrier_wait(&s.dout_full[dout_stage], parity_of<ATTENTION_BWD_DOUT_STAGES>(ring_step));
+    cot_mbarrier_wait(&s.ds_empty[ds_stage], parity_of<ATTENTION_BWD_DS_STAGES>(ring_step) ^ 1);
     __syncwarp();
     if (threadIdx.x % WARP == 0) {
         cot_mbarrier_arrive(&s.q_empty[q_stage]);
@@ -666,7 +665,7 @@ static __device__ __forceinline__ void await_reduction(const attention_bwd_call 
 static __device__ __forceinline__ consumer_work uniform_work(const attention_work &from)
 {
     const auto uniform = [](int x) { return __shfl_sync(0xffffffffu, x, 0); };
-    return {uniform(from.first_key), uniform(from.first_tile),   uniform(from.tile_step),
+    return {uniform(from.first_key), uniform(from.first_tile),   uniform(from.tile_direction),
             uniform(from.used_k),    uniform(from.window_first), uniform(from.window_last)};
 }
 
@@ -687,7 +686,7 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, bwd_
     asm("" : "+r"(ds_fragments));         /* keeps the compiler from computing it again in each step */
     if (COLUMNS == 128 || !cot_is_f16<E>) /* the same. f16 has no register for it at 64 columns */
         asm("" : "+r"(lane_query));
-    uint32_t stage_step = 0, previous_q = 0;
+    uint32_t ring_step = 0, previous_q = 0;
     const consumer_registers<traits> registers = {dk, dv, packed, previous_q, consumer, lane_query, ds_fragments};
     for (uint32_t n = 0;; n++) {
         cot_mbarrier_wait(&s.kv_full, n & 1);
@@ -697,28 +696,28 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, bwd_
 #pragma unroll
         for (int i = 0; i < USED_COLUMNS / 2; i++)
             dk[i] = dv[i] = 0.0f;
-        const uint32_t stage_step_begin = stage_step;
-        const uint32_t stage_step_end =
-            stage_step + (uint32_t)__shfl_sync(0xffffffffu, step_count(s.work[n % s.WORK_STAGES]), 0);
+        const uint32_t ring_step_begin = ring_step;
+        const uint32_t ring_step_end =
+            ring_step + (uint32_t)__shfl_sync(0xffffffffu, step_count(s.work[n % s.WORK_STAGES]), 0);
         const auto is_step_skipped = [&] {
-            return is_skipped<QUERIES, GENERAL>(w, tile_of(c, w, (int)(stage_step - stage_step_begin)),
+            return is_skipped<QUERIES, GENERAL>(w, tile_of(c, w, (int)(ring_step - ring_step_begin)),
                                                 w.first_key + 64 * consumer);
         };
-        for (; stage_step < stage_step_end && is_step_skipped(); stage_step++)
-            skip_step(s, stage_step);
+        for (; ring_step < ring_step_end && is_step_skipped(); ring_step++)
+            skip_step(s, ring_step);
         if constexpr (GENERAL && ADDS_ZEROS)
             if (threadIdx.x % WARP == 0)
-                first_unskipped_stage_step_of(s) = stage_step;
-        if (stage_step < stage_step_end) {
+                first_computed_ring_step_of(s) = ring_step;
+        if (ring_step < ring_step_end) {
             if (ADDS_ZEROS) {
-                previous_q = stage_step % ATTENTION_BWD_Q_STAGES;
+                previous_q = ring_step % ATTENTION_BWD_Q_STAGES;
 #pragma unroll
                 for (int i = 0; i < QUERIES / 4; i++)
                     packed[i] = 0;
             }
-            bool skip = consumer_step<traits, !ADDS_ZEROS>(c, s, w, stage_step_begin, stage_step, registers);
-            for (stage_step++; stage_step < stage_step_end && !skip; stage_step++)
-                skip = consumer_step<traits, false>(c, s, w, stage_step_begin, stage_step, registers);
+            bool skip = consumer_step<traits, !ADDS_ZEROS>(c, s, w, ring_step_begin, ring_step, registers);
+            for (ring_step++; ring_step < ring_step_end && !skip; ring_step++)
+                skip = consumer_step<traits, false>(c, s, w, ring_step_begin, ring_step, registers);
             issue_gemm_rs<E>(dk, packed, s.q[previous_q][0]);
             cot_wgmma_wait<0>();
             __syncwarp();
@@ -727,8 +726,8 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, bwd_
             /* The queries that attend to a key are consecutive, so all further steps are skipped. They may be more than
              * the stages of Q. So the last computed tile is released first: else the producer would wait for it, and
              * this warp for the producer. */
-            for (; GENERAL && stage_step < stage_step_end; stage_step++)
-                skip_step(s, stage_step);
+            for (; GENERAL && ring_step < ring_step_end; ring_step++)
+                skip_step(s, ring_step);
         }
         __syncwarp();
         if (threadIdx.x % WARP == 0)

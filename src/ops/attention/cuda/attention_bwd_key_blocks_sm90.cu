@@ -96,7 +96,7 @@ static __device__ __forceinline__ void take_heads(const attention_bwd_call &c, a
     w.first_head += (int)(blockIdx.x % c.head_split) * w.query_heads;
 }
 
-/* The producer of the plain versions. Executed by one thread. Stages and parities are computed from stage_step in each
+/* The producer of the plain versions. Executed by one thread. Stages and parities are computed from ring_step in each
  * step, because the thread has too few registers to keep them. load_tiles_general and load_pair_tiles have the same order
  * of waits and loads. */
 template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_mapped &m, key_block_shared<COLUMNS> &s)
@@ -107,7 +107,7 @@ template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_map
     cot_griddepcontrol_wait();
     cot_fence_proxy_async_global();
     const int first_delta_row = (int)(c.B * c.H * c.tiles_per_head); /* delta follows all rows of lse_log2 */
-    uint32_t n = 0, stage_step = 0; /* n: how many key blocks this thread block has taken before */
+    uint32_t n = 0, ring_step = 0; /* n: how many key blocks this thread block has taken before */
     for (;; n++) {
         const uint32_t key_block_number = take_key_block(c, s);
         if (key_block_number >= c.work_items) {
@@ -119,20 +119,20 @@ template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_map
         take_heads(c, w);
         s.work[n % s.WORK_STAGES] = w;
         prefetch_keys<COLUMNS>(m, w, w.first_key);
-        for (int step = 0; step < step_count(w); step++, stage_step++) {
-            const uint32_t q_stage = stage_step % ATTENTION_BWD_Q_STAGES,
-                           dout_stage = stage_step % ATTENTION_BWD_DOUT_STAGES;
+        for (int step = 0; step < step_count(w); step++, ring_step++) {
+            const uint32_t q_stage = ring_step % ATTENTION_BWD_Q_STAGES,
+                           dout_stage = ring_step % ATTENTION_BWD_DOUT_STAGES;
             const attention_step at = step_of(c, w, step);
             const int tile = at.tile, head = w.first_head + at.h;
             const int statistics_row = (int)statistics_row_of<false>(c, w, at.h) + tile;
             const uint32_t bytes = COLUMN_PANELS * s.Q_PANEL_BYTES + QUERIES * sizeof(float);
-            cot_mbarrier_wait(&s.q_empty[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(stage_step) ^ 1);
+            cot_mbarrier_wait(&s.q_empty[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(ring_step) ^ 1);
             s.tile_index[q_stage] = tile;
             cot_mbarrier_arrive_expect(&s.q_full[q_stage], bytes);
             for (int panel = 0; panel < COLUMN_PANELS; panel++)
                 cot_tma_load_4d(s.q[q_stage][panel], &m.q, panel * 64, tile * QUERIES, head, w.b, &s.q_full[q_stage]);
             cot_tma_load_4d(s.lse_log2[q_stage], &m.statistics, 0, statistics_row, 0, 0, &s.q_full[q_stage]);
-            cot_mbarrier_wait(&s.dout_empty[dout_stage], parity_of<ATTENTION_BWD_DOUT_STAGES>(stage_step) ^ 1);
+            cot_mbarrier_wait(&s.dout_empty[dout_stage], parity_of<ATTENTION_BWD_DOUT_STAGES>(ring_step) ^ 1);
             cot_mbarrier_arrive_expect(&s.dout_full[dout_stage], bytes);
             for (int panel = 0; panel < COLUMN_PANELS; panel++)
                 cot_tma_load_4d(s.dout[dout_stage][panel], &m.dout, panel * 64, tile * QUERIES, head, w.b,
@@ -178,7 +178,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_blo
     cot_fence_proxy_async_global();
     /* delta follows all rows of lse_log2. With packed sequences their number is not B H tiles_per_head. */
     const int first_delta_row = (int)(c.scaled_delta - c.lse_log2) / QUERIES;
-    uint32_t uncleared_parity = 0, n = 0, stage_step = 0;
+    uint32_t uncleared_parity = 0, n = 0, ring_step = 0;
     for (;; n++) {
         if (leader) {
             attention_work &next = s.work[n % s.WORK_STAGES];
@@ -192,9 +192,9 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_blo
         if (w.first_key == NO_MORE_KEY_BLOCKS)
             break;
         const int steps = step_count(w);
-        for (int step = 0; step < steps; step++, stage_step++) {
-            const uint32_t q_stage = stage_step % ATTENTION_BWD_Q_STAGES,
-                           dout_stage = stage_step % ATTENTION_BWD_DOUT_STAGES;
+        for (int step = 0; step < steps; step++, ring_step++) {
+            const uint32_t q_stage = ring_step % ATTENTION_BWD_Q_STAGES,
+                           dout_stage = ring_step % ATTENTION_BWD_DOUT_STAGES;
             const attention_step at = step_of(c, w, step);
             const int tile = at.tile, head = w.first_head + at.h, b = w.b;
             const int statistics_row = (int)statistics_row_of<true>(c, w, at.h) + tile;
@@ -204,7 +204,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_blo
             const int query_row = w.q_first_row + tile * QUERIES, used = w.used_q - tile * QUERIES;
             uint64_t *q_barrier = clean ? &s.q_full[q_stage] : s.uncleared_full;
             uint64_t *dout_barrier = clean ? &s.dout_full[dout_stage] : s.uncleared_full;
-            cot_mbarrier_wait(&s.q_empty[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(stage_step) ^ 1);
+            cot_mbarrier_wait(&s.q_empty[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(ring_step) ^ 1);
             if (leader) {
                 cot_mbarrier_arrive_expect(q_barrier, bytes);
                 for (int panel = 0; panel < COLUMN_PANELS; panel++)
@@ -214,7 +214,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_blo
             if (!clean)
                 wait_and_clear<key_block_shared<COLUMNS>::Q_PANEL_BYTES, COLUMN_PANELS>(
                     s.uncleared_full, uncleared_parity, s.q[q_stage], used, &s.q_full[q_stage]);
-            cot_mbarrier_wait(&s.dout_empty[dout_stage], parity_of<ATTENTION_BWD_DOUT_STAGES>(stage_step) ^ 1);
+            cot_mbarrier_wait(&s.dout_empty[dout_stage], parity_of<ATTENTION_BWD_DOUT_STAGES>(ring_step) ^ 1);
             if (leader) {
                 cot_mbarrier_arrive_expect(dout_barrier, bytes);
                 for (int panel = 0; panel < COLUMN_PANELS; panel++)
@@ -376,7 +376,7 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
     const int steps = step_count(w);
     for (int step = 0; step < steps; step++, ds.next()) {
         /* STORES_DQ: no GQA, so a step is a tile, and no division is needed. */
-        const int tile = STORES_DQ ? w.first_tile + w.tile_step * step : tile_of(c, w, step);
+        const int tile = STORES_DQ ? w.first_tile + w.tile_direction * step : tile_of(c, w, step);
         const bool has_lower = !GENERAL || !fully_masked<QUERIES>(w, tile, w.first_key);
         const bool has_upper = !GENERAL || !fully_masked<QUERIES>(w, tile, w.first_key + 64);
         const attention_dq_position position =

@@ -93,7 +93,7 @@ static __device__ void load_pair_tiles(const attention_bwd_mapped &m, pair_share
     cot_fence_proxy_async_global();
     const int first_delta_row = (int)(c.B * c.H * c.tiles_per_head); /* delta follows all rows of lse_log2 */
     const int column = COLUMNS == 64 ? 0 : 64 * rank, row_in_tile = COLUMNS == 64 ? 64 * rank : 0; /* of the half */
-    uint32_t stage_step = 0;
+    uint32_t ring_step = 0;
     for (uint32_t n = 0;; n++) {
         const uint32_t pair_number = take_pair(c, s, rank, n);
         attention_work &w = s.work[n % s.WORK_STAGES];
@@ -105,23 +105,22 @@ static __device__ void load_pair_tiles(const attention_bwd_mapped &m, pair_share
         w = work_of<QUERIES, PAIR_KEYS>(c, pair_number);
         w.first_key += rank * KEYS;
         prefetch_keys<COLUMNS>(m, w, w.first_key);
-        for (int step = 0; step < step_count(w); step++, stage_step++) {
-            const uint32_t q_stage = stage_step % ATTENTION_BWD_Q_STAGES,
-                           dout_stage = stage_step % ATTENTION_BWD_DOUT_STAGES;
+        for (int step = 0; step < step_count(w); step++, ring_step++) {
+            const uint32_t q_stage = ring_step % ATTENTION_BWD_Q_STAGES,
+                           dout_stage = ring_step % ATTENTION_BWD_DOUT_STAGES;
             const attention_step at = step_of(c, w, step);
             const int tile = at.tile, head = w.first_head + at.h, b = w.b;
             const int statistics_row = (int)statistics_row_of<false>(c, w, at.h) + tile,
                       query = tile * QUERIES + row_in_tile;
             const uint32_t bytes = COLUMN_PANELS * s.Q_PANEL_BYTES + QUERIES * sizeof(float);
-            const uint32_t q_use = stage_step / ATTENTION_BWD_Q_STAGES,
-                           dout_use = stage_step / ATTENTION_BWD_DOUT_STAGES;
-            cot_mbarrier_wait(&s.q_empty[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(stage_step) ^ 1);
+            const uint32_t q_use = ring_step / ATTENTION_BWD_Q_STAGES, dout_use = ring_step / ATTENTION_BWD_DOUT_STAGES;
+            cot_mbarrier_wait(&s.q_empty[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(ring_step) ^ 1);
             s.tile_index[q_stage] = tile; /* before the arrival on q_full, behind which the consumers read it */
             open_stage_in_both(&s.peer_q_empty[q_stage], rank, q_use, &s.q_full[q_stage], bytes);
             cot_tma_load_4d_to_both(s.q[q_stage][0] + rank * SQUARE_BYTES, &m.q, column, query, head, b,
                                     &s.q_full[q_stage]);
             cot_tma_load_4d(s.lse_log2[q_stage], &m.statistics, 0, statistics_row, 0, 0, &s.q_full[q_stage]);
-            cot_mbarrier_wait(&s.dout_empty[dout_stage], parity_of<ATTENTION_BWD_DOUT_STAGES>(stage_step) ^ 1);
+            cot_mbarrier_wait(&s.dout_empty[dout_stage], parity_of<ATTENTION_BWD_DOUT_STAGES>(ring_step) ^ 1);
             open_stage_in_both(&s.peer_dout_empty[dout_stage], rank, dout_use, &s.dout_full[dout_stage], bytes);
             cot_tma_load_4d_to_both(s.dout[dout_stage][0] + rank * SQUARE_BYTES, &m.dout, column, query, head, b,
                                     &s.dout_full[dout_stage]);
@@ -261,7 +260,7 @@ static __device__ void compute_pair_dq(const attention_bwd_call &c, pair_shared<
         const attention_dq_position position = STORES_DQ ? position_of_pair(c, w) : adds_without_order;
         const bool is_final = STORES_DQ && position.last;
         const attention_rows_out rows = query_rows_out(c, w, 0);
-        const int row_step = w.tile_step * QUERIES;
+        const int row_step = w.tile_direction * QUERIES;
         int row =
             w.first_tile * QUERIES + (COLUMNS == 64 ? 64 * rank : 0) + threadIdx.x % WARPGROUP / WARP * 16 + lane / 4;
         for (int steps = step_count(w); steps > 0; steps--, ds.next(), parity ^= 1) {

@@ -175,7 +175,7 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, wide_shared<COL
     cot_pipeline_state<S::DOUT_STAGES> chunk;
     uint32_t delta_stage = 0;
     int tile = w.first_tile;
-    for (int i = 0; i < w.tile_count; i++, tile += w.tile_step) {
+    for (int i = 0; i < w.tile_count; i++, tile += w.tile_direction) {
         const bool clean = tile < first_unclean_tile;
         for (int h = 0; h < w.query_heads; h++) {
             /* The row of lse_log2, or without LOADS_Q the row of delta. At 256 columns, an addition of first_delta_row
