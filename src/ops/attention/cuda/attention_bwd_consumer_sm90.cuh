@@ -512,11 +512,11 @@ static __device__ __forceinline__ void compute_ds(typename T::shared &s, const c
 
 /* One step of a consumer, in the parts 1 to 4 of the header of attention_bwd_key_blocks_sm90.cu. Returns whether to skip the
  * next tile.
- *   FIRST              there is no dS of a previous step
+ *   HAS_PREVIOUS_DS   false: leaves out dK += dS^T Q of the previous step
  *   ring_step_begin   the ring_step of the key block's step 0: `step` is ring_step - ring_step_begin
  * With SOFTCAP, the upper two bytes of P times the slope are in the dS buffer of this stage, until dS overwrites them.
  * The step therefore waits for ds_empty before it computes P. */
-template <typename T, bool FIRST>
+template <typename T, bool HAS_PREVIOUS_DS>
 static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c, typename T::shared &s,
                                                      const consumer_work &w, uint32_t ring_step_begin,
                                                      uint32_t ring_step, const consumer_registers<T> &r)
@@ -535,7 +535,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     /* 1. Issue S, and dK += dS^T Q of the previous step. */
     cot_mbarrier_wait(&s.q_full[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(ring_step));
     issue_gemm_ss<E, T::USED_COLUMNS>(acc, s.k[0][r.consumer], sizeof s.k[0], s.q[q_stage][0]);
-    if (!FIRST)
+    if (HAS_PREVIOUS_DS)
         issue_gemm_rs<E>(r.dk, r.packed, s.q[r.previous_q][0]);
     if (SOFTCAP)
         cot_mbarrier_wait(&s.ds_empty[ds_stage], parity_of<ATTENTION_BWD_DS_STAGES>(ring_step) ^ 1);
@@ -546,7 +546,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     for (int query_group = 0; query_group < LSE_PRELOADS; query_group++)
         lse_log2[query_group] = load_float2_early(&s.lse_log2[q_stage][8 * query_group + r.lane_query]);
     /* 2. Wait for S and compute P. Wait for dK, release its Q, and pack P. */
-    cot_wgmma_wait<FIRST ? 0 : 1>();
+    cot_wgmma_wait<HAS_PREVIOUS_DS ? 1 : 0>();
     constexpr bool BIASED_BYTES = !cot_is_f16<E> && !(COLUMNS == 64 && GENERAL);
     typename p_for_ds<E, N, BIASED_BYTES && !SOFTCAP, T::USED_COLUMNS>::type saved;
     const uint32_t ds_address = r.ds_fragments + ds_stage * (uint32_t)sizeof s.ds[0];
@@ -557,11 +557,11 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
         compute_p<T, LSE_PRELOADS>(c, w, tile, key_begin, s.lse_log2[q_stage], r.lane_query, lse_log2, acc);
         saved.save(acc);
     }
-    if (!FIRST) {
+    if (HAS_PREVIOUS_DS) {
         cot_wgmma_wait<0>();
         __syncwarp();
-        /* The key block's first computed step multiplied zeros with its own Q (adds_zeros_first): it holds no earlier
-         * stage, so it releases none. */
+        /* ADDS_ZEROS: in the first step of the key block that this warp computes, previous_q is the step's own stage. dK
+         * added zeros times its Q. The next step reads this Q for dK, so the stage must not be released yet. */
         bool is_first_computed_step = ADDS_ZEROS && ring_step == ring_step_begin;
         if constexpr (ADDS_ZEROS && GENERAL)
             is_first_computed_step = first_computed_ring_step_of(s) == ring_step;
@@ -715,9 +715,9 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, bwd_
                 for (int i = 0; i < QUERIES / 4; i++)
                     packed[i] = 0;
             }
-            bool skip = consumer_step<traits, !ADDS_ZEROS>(c, s, w, ring_step_begin, ring_step, registers);
+            bool skip = consumer_step<traits, ADDS_ZEROS>(c, s, w, ring_step_begin, ring_step, registers);
             for (ring_step++; ring_step < ring_step_end && !skip; ring_step++)
-                skip = consumer_step<traits, false>(c, s, w, ring_step_begin, ring_step, registers);
+                skip = consumer_step<traits, true>(c, s, w, ring_step_begin, ring_step, registers);
             issue_gemm_rs<E>(dk, packed, s.q[previous_q][0]);
             cot_wgmma_wait<0>();
             __syncwarp();
