@@ -52,9 +52,10 @@ struct attention_work {
     int b, kv_head, first_head, query_heads, first_key, tile_count, first_tile, tile_direction;
     /* Only if GENERAL: the sequence of the keys, as rows of the tensors' views. */
     int q_first_row, used_q, k_first_row, k_rows, used_k;
-    int window_first, window_last;      /* offsets: query i attends to keys i + window_first .. i + window_last */
-    int statistics_row, tiles_per_head; /* first row of lse_log2 for this sequence, rows of one head */
-    bool keys_ascend;                   /* only if not GENERAL: the order of key blocks, see work_of */
+    int window_first, window_last; /* offsets: query i attends to keys i + window_first .. i + window_last */
+    int sequence_first_tile;       /* index of the sequence's first query tile, among all query tiles of the call */
+    int tiles_per_head;            /* query tiles of the sequence, for one head */
+    bool keys_ascend;              /* only if not GENERAL: the order of key blocks, see work_of */
 };
 
 static __device__ __forceinline__ void set_tiles(attention_work &w, int begin, int end, bool descending_tiles)
@@ -66,7 +67,7 @@ static __device__ __forceinline__ void set_tiles(attention_work &w, int begin, i
 
 /* Key blocks are numbered section by section. A section has c.heads_per_section key-value heads, from first_kv_head on.
  * The numbers of a section run over the first key block of each head, then over the second of each, and so on.
- * rank_in_head is 0 for the first key block of a head. docs/kernels/attention_bwd_order.md has an example. The order of
+ * order_in_head is 0 for the first key block of a head. docs/kernels/attention_bwd_order.md has an example. The order of
  * the key blocks:
  *
  *   ascending    from section c.first_ascending_section on. Under a causal mask the longest key blocks (most tiles) are
@@ -91,8 +92,8 @@ static __device__ __forceinline__ attention_work work_of(const attention_bwd_cal
     w.query_heads = (int)(c.H / c.Hkv);
     w.first_head = w.kv_head * w.query_heads;
     w.keys_ascend = section >= (unsigned)c.first_ascending_section;
-    const unsigned rank_in_head = number_in_section / section_kv_heads;
-    w.first_key = (int)(w.keys_ascend ? rank_in_head : key_blocks - 1 - rank_in_head) * WORK_KEYS;
+    const unsigned order_in_head = number_in_section / section_kv_heads;
+    w.first_key = (int)(w.keys_ascend ? order_in_head : key_blocks - 1 - order_in_head) * WORK_KEYS;
     const int64_t first_query = w.first_key - c.diagonal;
     const int64_t begin = c.causal && first_query > 0 ? first_query / QUERIES : 0;
     /* first_query >= Tq: no query attends to the first key, so there are no tiles. */
@@ -125,8 +126,8 @@ static __device__ __forceinline__ bool work_of_general(const attention_bwd_call 
     w.kv_head = (int)(first_kv_head + number_in_section % section_kv_heads);
     w.query_heads = (int)(c.H / c.Hkv);
     w.first_head = w.kv_head * w.query_heads;
-    const unsigned rank_in_head = number_in_section / section_kv_heads;
-    w.first_key = (int)(c.deterministic ? key_blocks - 1 - rank_in_head : rank_in_head) * KEYS;
+    const unsigned order_in_head = number_in_section / section_kv_heads;
+    w.first_key = (int)(c.deterministic ? key_blocks - 1 - order_in_head : order_in_head) * KEYS;
     w.q_first_row = s.q_first_row;
     w.used_q = s.used_q;
     w.k_first_row = s.k_first_row;
@@ -134,7 +135,7 @@ static __device__ __forceinline__ bool work_of_general(const attention_bwd_call 
     w.used_k = s.used_k;
     w.window_first = attention_clamp(s.diagonal - c.left, -ATTENTION_FAR, ATTENTION_FAR);
     w.window_last = attention_clamp(s.diagonal + c.right, -ATTENTION_FAR, ATTENTION_FAR);
-    w.statistics_row = s.first_tile * (int)c.H;
+    w.sequence_first_tile = s.first_tile * (int)c.H;
     w.tiles_per_head = seqlens[sequence + 1].first_tile - s.first_tile;
     /* From the first query that attends to the first key to the last query that attends to the last key. */
     const int first_query = max(w.first_key - w.window_last, 0);
@@ -161,24 +162,25 @@ struct cluster_ticket {
 static __device__ __forceinline__ uint32_t take_key_block_of_cluster(const attention_bwd_call &c,
                                                                      cluster_ticket &ticket)
 {
-    const bool counts = c.key_block_counter != nullptr, takes = counts && blockIdx.x % 2 == 0 && threadIdx.x == 0;
+    const bool has_counter = c.key_block_counter != nullptr,
+               is_taker = has_counter && blockIdx.x % 2 == 0 && threadIdx.x == 0;
     uint32_t key_block_number = 0;
-    if (counts && threadIdx.x == 0) {
+    if (has_counter && threadIdx.x == 0) {
         cot_mbarrier_init(&ticket.full, 1);
         cot_mbarrier_init_fence();
         cot_mbarrier_arrive_expect(&ticket.full, sizeof ticket.key_block_number);
     }
     __syncwarp();
     cot_cluster_arrive();
-    if (takes) {
+    if (is_taker) {
         cot_griddepcontrol_wait(); /* for the kernel that clears the counter */
         key_block_number = atomicAdd(c.key_block_counter, 1);
     }
     __syncwarp();
     cot_cluster_wait(); /* the peer's barrier is initialised */
-    if (!counts)
+    if (!has_counter)
         return blockIdx.x / 2;
-    if (takes)
+    if (is_taker)
         for (uint32_t rank = 0; rank < 2; rank++)
             cot_store_async(cot_mapa(cot_shared_address(&ticket.key_block_number), rank),
                             cot_mapa(cot_shared_address(&ticket.full), rank), key_block_number, 0, 0, 0);
@@ -214,13 +216,14 @@ static __device__ __forceinline__ int step_count(const attention_work &w)
     return w.query_heads * w.tile_count;
 }
 
-/* The row of lse_log2 that holds tile 0 of query head h of the group. dQ tile i of a query tile is tile (row + tile) *
- * DQ_TILES + i of dq_accum, where DQ_TILES are the dQ tiles of a query tile. */
+/* Index, among all query tiles of the call, of tile 0 of query head h of the group. lse_log2 has one row per query tile,
+ * dq_accum has DQ_TILES dQ tiles per query tile. */
 template <bool GENERAL>
-static __device__ __forceinline__ int64_t statistics_row_of(const attention_bwd_call &c, const attention_work &w, int h)
+static __device__ __forceinline__ int64_t first_query_tile_of(const attention_bwd_call &c, const attention_work &w,
+                                                              int h)
 {
     if (GENERAL)
-        return w.statistics_row + (int64_t)(w.first_head + h) * w.tiles_per_head;
+        return w.sequence_first_tile + (int64_t)(w.first_head + h) * w.tiles_per_head;
     return ((int64_t)w.b * c.H + w.first_head + h) * c.tiles_per_head;
 }
 
@@ -430,7 +433,7 @@ static __device__ __forceinline__ attention_rows_out key_rows_out(const attentio
                                                                   const attention_array &out, const attention_work &w)
 {
     return {w.b * out.stride[0] + (GENERAL ? w.k_first_row : 0) * out.stride[1] + w.kv_head * out.stride[2],
-            GENERAL ? w.k_rows : (int)c.Tk, w.used_k};
+            GENERAL ? w.k_rows : (int)c.Tk, GENERAL ? w.used_k : (int)c.Tk};
 }
 
 /* The rows of dQ of query head h of the group, where all sequences have the same length. */

@@ -417,7 +417,7 @@ template <typename T> struct consumer_registers {
     uint32_t (&packed)[T::QUERIES / 4];                           /* P^T, then dS^T, in 16 bits */
     uint32_t &previous_q;                                         /* the stage of the Q whose dS^T Q is not yet in dK */
     int &consumer;                                                /* 0 or 1: which of the two consumers this is */
-    int &lane_query;        /* the first query of this thread's accumulators in each group of 8 queries of a tile */
+    int &lane_query; /* the thread's accumulators hold queries lane_query and lane_query + 1 of each group of 8 */
     uint32_t &ds_fragments; /* shared address of this thread's fragment in stage 0 of dS */
 };
 
@@ -631,10 +631,10 @@ template <int COLUMNS, int N> static __device__ __forceinline__ bool reduce_over
     enum { FLOATS = 4 * 2 * WARPGROUP }; /* of all consumer threads, 4 each */
     static_assert(N / 2 * FLOATS * sizeof(float) <= offsetof(key_block_shared<COLUMNS>, ds), "dK and dV do not fit");
     const float *sums = (const float *)dynamic_shared_memory + 4 * (threadIdx.x - 2 * WARPGROUP);
-    const bool sends = cot_cluster_rank() != 0;
+    const bool is_sender = cot_cluster_rank() != 0;
     cot_cluster_arrive();
     cot_cluster_wait(); /* until both thread blocks have ended their steps */
-    if (sends) {
+    if (is_sender) {
         const uint32_t to = cot_mapa(cot_shared_address(sums), 0);
 #pragma unroll
         for (int i = 0; i < N; i += 4) {
@@ -644,7 +644,7 @@ template <int COLUMNS, int N> static __device__ __forceinline__ bool reduce_over
     }
     cot_cluster_arrive();
     cot_cluster_wait();
-    if (sends)
+    if (is_sender)
         return false;
 #pragma unroll
     for (int i = 0; i < N; i++) {
@@ -661,7 +661,8 @@ static __device__ __forceinline__ void await_reduction(const attention_bwd_call 
         cot_cluster_arrive(), cot_cluster_wait();
 }
 
-/* The shuffles show ptxas that the members are uniform in a warp. ptxas then keeps them in uniform registers. */
+/* The shuffles show ptxas that the members are uniform in a warp. ptxas then keeps them in uniform registers. used_k and
+ * the window are defined and read only if GENERAL. */
 static __device__ __forceinline__ consumer_work uniform_work(const attention_work &from)
 {
     const auto uniform = [](int x) { return __shfl_sync(0xffffffffu, x, 0); };

@@ -124,7 +124,7 @@ template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_map
                            dout_stage = ring_step % ATTENTION_BWD_DOUT_STAGES;
             const attention_step at = step_of(c, w, step);
             const int tile = at.tile, head = w.first_head + at.h;
-            const int statistics_row = (int)statistics_row_of<false>(c, w, at.h) + tile;
+            const int statistics_row = (int)first_query_tile_of<false>(c, w, at.h) + tile;
             const uint32_t bytes = COLUMN_PANELS * s.Q_PANEL_BYTES + QUERIES * sizeof(float);
             cot_mbarrier_wait(&s.q_empty[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(ring_step) ^ 1);
             s.tile_index[q_stage] = tile;
@@ -197,7 +197,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_blo
                            dout_stage = ring_step % ATTENTION_BWD_DOUT_STAGES;
             const attention_step at = step_of(c, w, step);
             const int tile = at.tile, head = w.first_head + at.h, b = w.b;
-            const int statistics_row = (int)statistics_row_of<true>(c, w, at.h) + tile;
+            const int statistics_row = (int)first_query_tile_of<true>(c, w, at.h) + tile;
             const uint32_t bytes = COLUMN_PANELS * s.Q_PANEL_BYTES + QUERIES * sizeof(float);
             /* TMA fills rows after the tensor's last row with zeros. */
             const bool clean = w.q_first_row + w.used_q == c.sequences.Tq || tile < w.used_q / QUERIES;
@@ -248,8 +248,8 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_blo
         publish_work_only(s, n);
 }
 
-/* Whether only the first 32 columns of this dQ tile exist: with 96 columns, of every second dQ tile. */
-template <int USED_COLUMNS> static __device__ __forceinline__ bool has_half_dq_tile(int dq_tile_index)
+/* Whether this dQ tile has only 32 columns: every second one if USED_COLUMNS is 96. */
+template <int USED_COLUMNS> static __device__ __forceinline__ bool is_half_dq_tile(int dq_tile_index)
 {
     return USED_COLUMNS == 96 && dq_tile_index % 2 == 1;
 }
@@ -259,11 +259,10 @@ template <int USED_COLUMNS> static __device__ __forceinline__ bool has_half_dq_t
  * key block of a tile does not add: its writer loads the sums of the other key blocks into the stage, and the dQ
  * warpgroup stores dQ (is_final).
  *
- * `dq ready` gets exactly one arrival for each dQ tile of the stage. If this key block adds last and others have added
- * before (loads_sums), the loaded sums arrive (c). Otherwise it is a plain arrival as early as the stage is free:
- *   (a) when the key block's previous dQ tile has left the stage
- *   (b) at the top of the loop, if there was no such moment: for the first dQ tile of a key block, or after a final one
- * arrived_for_next says that (a) has happened for the stage's next dQ tile.
+ * Each dQ tile of the stage needs exactly one arrival on `dq ready`. Three cases:
+ *   (1) this key block adds last, after others: it loads their sums (loads_sums), and the load arrives
+ *   (2) the previous dQ tile of this key block has just left the stage: the writer arrives then, early (arrived_early)
+ *   (3) otherwise (first dQ tile of a key block, or after a final one): the writer arrives at the top of the loop
  *
  *   dq_tile_index index of the dQ tile in the key block: step * DQ_TILES + its number in the step. On return: that of
  *                 the stage's first dQ tile in the next key block
@@ -283,35 +282,35 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
                              : adds_without_order;
     };
     const auto is_final = [&](const attention_dq_position &position) { return STORES_DQ && position.last; };
-    bool arrived_for_next = false;
+    bool arrived_early = false; /* for the dQ tile of the next iteration */
     for (; dq_tile_index < end; dq_tile_index += ATTENTION_BWD_DQ_STAGES, parity ^= 1) {
         const attention_step at = step_of(c, w, dq_tile_index / DQ_TILES);
         const int64_t accum_tile =
-            (statistics_row_of<GENERAL>(c, w, at.h) + at.tile) * DQ_TILES + dq_tile_index % DQ_TILES;
+            (first_query_tile_of<GENERAL>(c, w, at.h) + at.tile) * DQ_TILES + dq_tile_index % DQ_TILES;
         const attention_dq_position position = position_of(dq_tile_index);
         const bool loads_sums = is_final(position) && position.before > 0;
-        if (!loads_sums && !arrived_for_next) /* (b), before the wait: the dQ warpgroup may stage the dQ tile */
+        if (!loads_sums && !arrived_early) /* (3), before the wait: the dQ warpgroup may stage the dQ tile */
             cot_mbarrier_arrive(&s.dq_ready[stage]);
         if (DETERMINISTIC && position.before > 0)
             wait_for_earlier_key_blocks(c, accum_tile, position.before);
-        if (loads_sums) { /* (c) */
+        if (loads_sums) { /* (1) */
             cot_mbarrier_arrive_expect(&s.dq_ready[stage], sizeof s.dq[stage]);
             cot_tma_load_4d(s.dq[stage], &m.dq_accum, 0, (int)(accum_tile * (ATTENTION_BWD_DQ_TILE / 64)), 0, 0,
                             &s.dq_ready[stage]);
         }
         cot_mbarrier_wait(&s.dq_full[stage], parity);
-        arrived_for_next = false;
+        arrived_early = false;
         if (is_final(position)) /* the dQ warpgroup stores dq, so there is nothing to add */
             continue;
-        if (has_half_dq_tile<USED_COLUMNS>(dq_tile_index))
+        if (is_half_dq_tile<USED_COLUMNS>(dq_tile_index))
             add_half_dq_tile(c, accum_tile, s.dq[stage], position.before == 0);
         else
             add_dq_tile(c, accum_tile, s.dq[stage], position.before == 0);
         if (dq_tile_index + ATTENTION_BWD_DQ_STAGES < end) {
             const attention_dq_position next = position_of(dq_tile_index + ATTENTION_BWD_DQ_STAGES);
-            arrived_for_next = !is_final(next) || next.before == 0;
+            arrived_early = !is_final(next) || next.before == 0;
         }
-        if (arrived_for_next) /* (a), before release_next_key_block, which waits until the sums are in memory */
+        if (arrived_early) /* (2), before release_next_key_block, which waits until the sums are in memory */
             cot_mbarrier_arrive(&s.dq_ready[stage]);
         if (DETERMINISTIC)
             release_next_key_block(c, accum_tile);
@@ -338,8 +337,10 @@ static __device__ void write_dq(const attention_bwd_mapped &m, key_block_shared<
     cot_bulk_wait();
 }
 
-/* Computes the first 2 N columns of dQ tile number `dq_tile` of dQ = dS K. The sum is over the keys of consumers
- * first_consumer to last_consumer. Waits on `dq ready` of the stage while the products run. */
+/* Computes a dQ tile of a step, dQ = dS K, over the keys of consumers first_consumer to last_consumer. Waits on `dq ready`
+ * of the stage while the products run.
+ *   acc       N sums per thread. The 128 threads have the first 2 N columns of 64 queries
+ *   dq_tile   number of the dQ tile in the step: COLUMN_PANELS times the group of 64 queries, plus the panel of columns */
 template <typename E, int COLUMNS, int N>
 static __device__ __forceinline__ void compute_dq_tile(key_block_shared<COLUMNS> &s, float (&acc)[N], uint32_t ds,
                                                        int dq_tile, int first_consumer, int last_consumer,
@@ -377,8 +378,10 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
     for (int step = 0; step < steps; step++, ds.next()) {
         /* STORES_DQ: no GQA, so a step is a tile, and no division is needed. */
         const int tile = STORES_DQ ? w.first_tile + w.tile_direction * step : tile_of(c, w, step);
-        const bool has_lower = !GENERAL || !fully_masked<QUERIES>(w, tile, w.first_key);
-        const bool has_upper = !GENERAL || !fully_masked<QUERIES>(w, tile, w.first_key + 64);
+        /* Consumer 0 has the lower 64 keys, consumer 1 the upper 64. A consumer stores no dS of a
+         * tile that it skips. */
+        const bool consumer_0_attends = !GENERAL || !fully_masked<QUERIES>(w, tile, w.first_key);
+        const bool consumer_1_attends = !GENERAL || !fully_masked<QUERIES>(w, tile, w.first_key + 64);
         const attention_dq_position position =
             STORES_DQ ? dq_position_of<QUERIES, GENERAL>(c, w, tile) : adds_without_order;
         const bool is_final = position.last; /* only if STORES_DQ: the warpgroup stores dq itself */
@@ -386,11 +389,11 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
         for (int dq_tile = 0; dq_tile < DQ_TILES; dq_tile++, dq.next()) {
             uint64_t *ready = &s.dq_ready[dq.stage];
             const auto compute = [&](auto &sums) {
-                if (has_lower && has_upper) {
+                if (consumer_0_attends && consumer_1_attends) {
                     compute_dq_tile<E, COLUMNS>(s, sums, ds.stage, dq_tile, 0, 1, ready, dq.parity);
-                } else if (has_lower || has_upper) {
-                    const int only = has_upper ? 1 : 0; /* the consumer whose keys are visible */
-                    compute_dq_tile<E, COLUMNS>(s, sums, ds.stage, dq_tile, only, only, ready, dq.parity);
+                } else if (consumer_0_attends || consumer_1_attends) {
+                    const int consumer = consumer_1_attends ? 1 : 0;
+                    compute_dq_tile<E, COLUMNS>(s, sums, ds.stage, dq_tile, consumer, consumer, ready, dq.parity);
                 } else {
                     cot_mbarrier_wait(ready, dq.parity);
 #pragma unroll
@@ -403,7 +406,7 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
                         cot_mbarrier_arrive(&s.kv_empty);
                 }
             };
-            if (has_half_dq_tile<USED_COLUMNS>(dq_tile)) {
+            if (is_half_dq_tile<USED_COLUMNS>(dq_tile)) {
                 float half[16];
                 compute(half);
                 stage_dq_tile(s.dq[dq.stage], half, &s.dq_full[dq.stage]);

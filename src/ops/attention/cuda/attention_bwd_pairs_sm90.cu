@@ -110,7 +110,7 @@ static __device__ void load_pair_tiles(const attention_bwd_mapped &m, pair_share
                            dout_stage = ring_step % ATTENTION_BWD_DOUT_STAGES;
             const attention_step at = step_of(c, w, step);
             const int tile = at.tile, head = w.first_head + at.h, b = w.b;
-            const int statistics_row = (int)statistics_row_of<false>(c, w, at.h) + tile,
+            const int statistics_row = (int)first_query_tile_of<false>(c, w, at.h) + tile,
                       query = tile * QUERIES + row_in_tile;
             const uint32_t bytes = COLUMN_PANELS * s.Q_PANEL_BYTES + QUERIES * sizeof(float);
             const uint32_t q_use = ring_step / ATTENTION_BWD_Q_STAGES, dout_use = ring_step / ATTENTION_BWD_DOUT_STAGES;
@@ -169,7 +169,7 @@ static __device__ void write_pair_dq(const attention_bwd_mapped &m, pair_shared<
         const int steps = step_count(w);
         for (int step = 0; step < steps; step++, parity ^= 1) {
             const attention_step at = step_of(c, w, step);
-            const int64_t accum_tile = (statistics_row_of<false>(c, w, at.h) + at.tile) * s.DQ_TILES + rank;
+            const int64_t accum_tile = (first_query_tile_of<false>(c, w, at.h) + at.tile) * s.DQ_TILES + rank;
             const attention_dq_position position =
                 DETERMINISTIC ? dq_position_of<QUERIES, false, PAIR_KEYS>(c, w, at.tile) : adds_without_order;
             const bool loads_sums = is_final && position.before > 0;

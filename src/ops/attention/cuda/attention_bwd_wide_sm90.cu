@@ -180,7 +180,7 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, wide_shared<COL
         for (int h = 0; h < w.query_heads; h++) {
             /* The row of lse_log2, or without LOADS_Q the row of delta. At 256 columns, an addition of first_delta_row
              * where the row of delta is used would spill registers. */
-            const int statistics_row = (LOADS_Q ? 0 : first_delta_row) + (int)statistics_row_of<GENERAL>(c, w, h);
+            const int statistics_row = (LOADS_Q ? 0 : first_delta_row) + (int)first_query_tile_of<GENERAL>(c, w, h);
             if (LOADS_Q) {
                 uint64_t *full = clean ? &s.q_full[q.stage] : uncleared_full;
                 cot_mbarrier_wait(&s.q_empty[q.stage], q.parity ^ 1);
@@ -237,7 +237,7 @@ static __device__ void write_dq(const attention_bwd_call &c, wide_shared<COLUMNS
         const int step = S::BY_TILES ? 2 * (dq_tile_index / S::DQ_TILES) + rank : dq_tile_index / S::DQ_TILES;
         const int dq_tile = dq_tile_index % S::DQ_TILES + (S::BY_TILES ? 0 : rank * S::DQ_TILES);
         const attention_step at = step_of(c, w, step);
-        const int64_t accum_tile = (statistics_row_of<GENERAL>(c, w, at.h) + at.tile) * S::COLUMN_PANELS + dq_tile;
+        const int64_t accum_tile = (first_query_tile_of<GENERAL>(c, w, at.h) + at.tile) * S::COLUMN_PANELS + dq_tile;
         const uint32_t before =
             DETERMINISTIC ? dq_position_of<QUERIES, GENERAL>(c, w, at.tile).before : adds_without_order.before;
         if (DETERMINISTIC && before > 0)
