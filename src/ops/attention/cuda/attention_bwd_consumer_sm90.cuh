@@ -37,7 +37,7 @@ template <int COLUMNS, bool PAIRS> struct bwd_shared {
     /* Operands of dQ from the peer: its dS for the dQ tile that this thread block computes, and 64 columns of its K. */
     unsigned char peer_ds[PAIRS ? 2 : 0][SQUARE_BYTES], peer_k[PAIRS ? 2 : 0][SQUARE_BYTES];
     float dq[DQ_STAGES][ATTENTION_BWD_DQ_TILE];
-    float lse_log2[ATTENTION_BWD_Q_STAGES][QUERIES], delta[ATTENTION_BWD_DOUT_STAGES][QUERIES];
+    float lse_log2[ATTENTION_BWD_Q_STAGES][QUERIES], scaled_delta[ATTENTION_BWD_DOUT_STAGES][QUERIES];
     union {
         attention_work work[WORK_STAGES]; /* of the key blocks, in turn */
         cluster_ticket ticket;            /* before the producer writes `work` */
@@ -108,7 +108,7 @@ static __device__ __forceinline__ void publish_work_only(bwd_shared<COLUMNS, PAI
  * loses bits of P below 2^-14, the average P at 16384 keys, and all bits below 2^-25. P stays finite up to 255. Apart
  * from rounding, P exceeds 1 only if the caller's lse is not that of the forward. dv_scale removes the scale from dV.
  *
- * dP and delta are multiplied by ATTENTION_BWD_DP_SCALE = 2^-8. dS therefore has no scale. */
+ * dP and delta are multiplied by ATTENTION_BWD_DP_SCALE = 2^-8 (`scaled_delta`). dS therefore has no scale. */
 template <typename E> constexpr float dv_scale = cot_is_f16<E> ? 1.0f / (1 << ATTENTION_BWD_P_EXPONENT) : 1.0f;
 
 /* P for dS, with 8 more bits than the 16-bit P that dV reads. For example P = 1/3 in bf16:
@@ -449,31 +449,31 @@ static __device__ __forceinline__ void compute_p(const attention_bwd_call &c, co
     }
 }
 
-/* Part 4: dS of a tile, in place of its dP, stored for dQ. `delta` holds the values of the first PRELOADS groups of 8
- * queries. SOFTCAP: `upper` holds the first fragment of P times the slope. */
+/* Part 4: dS of a tile, in place of its dP, stored for dQ. `scaled_delta` holds the values of the first PRELOADS groups
+ * of 8 queries. SOFTCAP: `upper` holds the first fragment of P times the slope. */
 template <typename T, int PRELOADS, typename SAVED_P, int N, int QUERY_GROUPS>
 static __device__ __forceinline__ void compute_ds(typename T::shared &s, const consumer_registers<T> &r,
                                                   uint32_t ring_step, uint32_t ds_address, const SAVED_P &saved,
-                                                  float2 (&delta)[QUERY_GROUPS], uint32_t (&upper)[2][4],
+                                                  float2 (&scaled_delta)[QUERY_GROUPS], uint32_t (&upper)[2][4],
                                                   float (&dp)[N])
 {
     using E = typename T::E;
     constexpr int COLUMNS = T::COLUMNS;
     constexpr bool GENERAL = T::GENERAL, SOFTCAP = T::SOFTCAP;
     const uint32_t dout_stage = ring_step % ATTENTION_BWD_DOUT_STAGES, ds_stage = ring_step % ATTENTION_BWD_DS_STAGES;
-    /* At 128 columns without softcap all of delta is loaded here, above the stores: the compiler does not move loads
-     * above stores. The other versions do not have enough registers for this. */
+    /* At 128 columns without softcap all of scaled_delta is loaded here, above the stores: the compiler does not move
+     * loads above stores. The other versions do not have enough registers for this. */
     constexpr bool SUBTRACT_FIRST = COLUMNS == 128 && !SOFTCAP;
     const auto load_delta = [&](int query_group) {
         if (query_group >= PRELOADS && query_group < QUERY_GROUPS)
-            delta[query_group] = SUBTRACT_FIRST
-                                     ? *(const float2 *)&s.delta[dout_stage][8 * query_group + r.lane_query]
-                                     : load_float2_early(&s.delta[dout_stage][8 * query_group + r.lane_query]);
+            scaled_delta[query_group] =
+                SUBTRACT_FIRST ? *(const float2 *)&s.scaled_delta[dout_stage][8 * query_group + r.lane_query]
+                               : load_float2_early(&s.scaled_delta[dout_stage][8 * query_group + r.lane_query]);
     };
     const auto subtract_delta = [&](int query_group) {
 #pragma unroll
         for (int i = 4 * query_group; i < 4 * query_group + 4; i++) {
-            const float delta_i = i % 2 == 0 ? delta[query_group].x : delta[query_group].y;
+            const float delta_i = i % 2 == 0 ? scaled_delta[query_group].x : scaled_delta[query_group].y;
             dp[i] = cot_is_f16<E> ? fmaf(dp[i], ATTENTION_BWD_DP_SCALE, -delta_i) : dp[i] - delta_i;
         }
     };
@@ -525,7 +525,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     constexpr int COLUMNS = T::COLUMNS, QUERIES = T::QUERIES, N = QUERIES / 2, QUERY_GROUPS = QUERIES / 8;
     constexpr bool GENERAL = T::GENERAL, SOFTCAP = T::SOFTCAP;
     constexpr bool ADDS_ZEROS = adds_zeros_first<COLUMNS, SOFTCAP>;
-    /* How many float2 of lse_log2 and of delta are loaded before the waits. The number of registers limits them. */
+    /* How many float2 of lse_log2 and of scaled_delta are loaded before the waits. The free registers limit them. */
     constexpr int LSE_PRELOADS = SOFTCAP || (cot_is_f16<E> && COLUMNS > 64) ? 2 : 4,
                   DELTA_PRELOADS = SOFTCAP || COLUMNS == 64 ? 2 : LSE_PRELOADS;
     const int lane = threadIdx.x % WARP, key_begin = w.first_key + 64 * r.consumer;
@@ -575,7 +575,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     cot_mbarrier_wait(&s.dout_full[dout_stage], parity_of<ATTENTION_BWD_DOUT_STAGES>(ring_step));
     issue_gemm_ss<E, T::USED_COLUMNS>(acc, s.v[0][r.consumer], sizeof s.v[0], s.dout[dout_stage][0]);
     issue_gemm_rs<E>(r.dv, r.packed, s.dout[dout_stage][0]);
-    float2 delta[QUERY_GROUPS];
+    float2 scaled_delta[QUERY_GROUPS];
     uint32_t upper[2][4];
     if (SOFTCAP) {
         __syncwarp();
@@ -583,10 +583,10 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     }
 #pragma unroll
     for (int query_group = 0; query_group < DELTA_PRELOADS; query_group++)
-        delta[query_group] = load_float2_early(&s.delta[dout_stage][8 * query_group + r.lane_query]);
+        scaled_delta[query_group] = load_float2_early(&s.scaled_delta[dout_stage][8 * query_group + r.lane_query]);
     /* 4. Wait for dP, compute dS and store it for dQ. Wait for dV, release dO, and pack dS. */
     cot_wgmma_wait<1>();
-    compute_ds<T, DELTA_PRELOADS>(s, r, ring_step, ds_address, saved, delta, upper, acc);
+    compute_ds<T, DELTA_PRELOADS>(s, r, ring_step, ds_address, saved, scaled_delta, upper, acc);
     cot_fence_proxy_async();
     __syncwarp();
     if (lane == 0)

@@ -33,7 +33,7 @@
  *                   4 dQ warps, 3 writers   the dq_writers have taken the work
  *   q full          1 (Q, lse_log2)         a tile of Q is loaded                 consumers
  *   q empty         8: 1 per consumer warp  the dK product has read Q             producer
- *   dout full       1 (dO, delta)           a tile of dO is loaded                consumers
+ *   dout full       1 (dO, scaled_delta)    a tile of dO is loaded                consumers
  *   dout empty      8: 1 per consumer warp  the dV product has read dO            producer
  *   ds full         8: 1 per consumer warp  both halves of dS are stored          dQ
  *   ds empty        4: 1 per dQ warp        the dQ product has read dS            consumers
@@ -47,8 +47,8 @@
  *   2. wait for S, compute P; wait for dK, release Q_(j-1), pack P
  *   3. issue dP_j^T and dV += P_j^T dO_j
  *   4. wait for dP, compute dS and store it for dQ; wait for dV, release dO_j, pack dS
- * The arithmetic after a wait reads lse_log2 and delta. Some of their elements are loaded before the wait. The number
- * of free registers limits how many (LSE_PRELOADS, DELTA_PRELOADS).
+ * The arithmetic after a wait reads lse_log2 and scaled_delta. Some of their elements are loaded before the wait. The
+ * number of free registers limits how many (LSE_PRELOADS, DELTA_PRELOADS).
  *
  * Deterministic mode: the key blocks of a query tile add their dQ tiles in a fixed order, by ascending or by
  * descending keys (dq_position_of). The first one stores its dQ tile instead, so that dq_accum need not be cleared. A
@@ -103,10 +103,10 @@ template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_map
 {
     constexpr int COLUMN_PANELS = COLUMNS / 64, QUERIES = key_block_shared<COLUMNS>::QUERIES;
     const attention_bwd_call &c = m.call;
-    /* Waits for the call's earlier kernels, which clear the counter, and write lse_log2 and delta. */
+    /* Waits for the call's earlier kernels, which clear the counter, and write lse_log2 and scaled_delta. */
     cot_griddepcontrol_wait();
     cot_fence_proxy_async_global();
-    const int first_delta_row = (int)(c.B * c.H * c.tiles_per_head); /* delta follows all rows of lse_log2 */
+    const int first_delta_row = (int)(c.B * c.H * c.tiles_per_head); /* scaled_delta follows all rows of lse_log2 */
     uint32_t n = 0, ring_step = 0; /* n: how many key blocks this thread block has taken before */
     for (;; n++) {
         const uint32_t key_block_number = take_key_block(c, s);
@@ -137,7 +137,7 @@ template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_map
             for (int panel = 0; panel < COLUMN_PANELS; panel++)
                 cot_tma_load_4d(s.dout[dout_stage][panel], &m.dout, panel * 64, tile * QUERIES, head, w.b,
                                 &s.dout_full[dout_stage]);
-            cot_tma_load_4d(s.delta[dout_stage], &m.statistics, 0, first_delta_row + statistics_row, 0, 0,
+            cot_tma_load_4d(s.scaled_delta[dout_stage], &m.statistics, 0, first_delta_row + statistics_row, 0, 0,
                             &s.dout_full[dout_stage]);
             /* K and V are loaded in the first step only, after its Q and dO: the wait for `kv empty`, until the
              * previous key block is done, must not delay the first tile. */
@@ -176,7 +176,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_blo
     const bool leader = threadIdx.x == 0;
     cot_griddepcontrol_wait();
     cot_fence_proxy_async_global();
-    /* delta follows all rows of lse_log2. With packed sequences their number is not B H tiles_per_head. */
+    /* scaled_delta follows all rows of lse_log2. With packed sequences their number is not B H tiles_per_head. */
     const int first_delta_row = (int)(c.scaled_delta - c.lse_log2) / QUERIES;
     uint32_t uncleared_parity = 0, n = 0, ring_step = 0;
     for (;; n++) {
@@ -219,7 +219,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_blo
                 cot_mbarrier_arrive_expect(dout_barrier, bytes);
                 for (int panel = 0; panel < COLUMN_PANELS; panel++)
                     cot_tma_load_4d(s.dout[dout_stage][panel], &m.dout, panel * 64, query_row, head, b, dout_barrier);
-                cot_tma_load_4d(s.delta[dout_stage], &m.statistics, 0, first_delta_row + statistics_row, 0, 0,
+                cot_tma_load_4d(s.scaled_delta[dout_stage], &m.statistics, 0, first_delta_row + statistics_row, 0, 0,
                                 dout_barrier);
             }
             if (!clean)

@@ -88,10 +88,10 @@ static __device__ void load_pair_tiles(const attention_bwd_mapped &m, pair_share
 {
     constexpr int COLUMN_PANELS = COLUMNS / 64, QUERIES = pair_shared<COLUMNS>::QUERIES;
     const attention_bwd_call &c = m.call;
-    /* Waits for the call's earlier kernels, which clear the counter, and write lse_log2 and delta. */
+    /* Waits for the call's earlier kernels, which clear the counter, and write lse_log2 and scaled_delta. */
     cot_griddepcontrol_wait();
     cot_fence_proxy_async_global();
-    const int first_delta_row = (int)(c.B * c.H * c.tiles_per_head); /* delta follows all rows of lse_log2 */
+    const int first_delta_row = (int)(c.B * c.H * c.tiles_per_head); /* scaled_delta follows all rows of lse_log2 */
     const int column = COLUMNS == 64 ? 0 : 64 * rank, row_in_tile = COLUMNS == 64 ? 64 * rank : 0; /* of the half */
     uint32_t ring_step = 0;
     for (uint32_t n = 0;; n++) {
@@ -124,7 +124,7 @@ static __device__ void load_pair_tiles(const attention_bwd_mapped &m, pair_share
             open_stage_in_both(&s.peer_dout_empty[dout_stage], rank, dout_use, &s.dout_full[dout_stage], bytes);
             cot_tma_load_4d_to_both(s.dout[dout_stage][0] + rank * SQUARE_BYTES, &m.dout, column, query, head, b,
                                     &s.dout_full[dout_stage]);
-            cot_tma_load_4d(s.delta[dout_stage], &m.statistics, 0, first_delta_row + statistics_row, 0, 0,
+            cot_tma_load_4d(s.scaled_delta[dout_stage], &m.statistics, 0, first_delta_row + statistics_row, 0, 0,
                             &s.dout_full[dout_stage]);
             /* K and V are loaded in the first step only, after its Q and dO: the wait for `kv empty`, until the
              * previous pair is done, must not delay the first tile. */
