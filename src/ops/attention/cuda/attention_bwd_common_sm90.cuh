@@ -147,10 +147,11 @@ static __device__ __forceinline__ bool work_of_general(const attention_bwd_call 
 }
 
 /* In shared memory: where a cluster receives the number of its key block, and the barrier that completes when the
- * number has arrived. `work` later takes the same memory: at 64 columns no other is free. PTX requires mbarrier.inval
- * before any other use of this memory. The kernels leave it out, because ptxas 13.0 then spills registers in 7 of the 16
- * key-block kernels. They rely on the hardware, not on PTX: the memory is reused only after all threads have waited for the
- * barrier's only phase, and it is never an mbarrier again. Check this for each new architecture. */
+ * number has arrived. `work` later takes the same memory: at 64 tile columns no other is free. PTX requires
+ * mbarrier.inval before any other use of this memory. The kernels leave it out, because ptxas 13.0 then spills
+ * registers in 7 of the 16 key-block kernels. They rely on the hardware, not on PTX: the memory is reused only after
+ * all threads have waited for the barrier's only phase, and it is never an mbarrier again. Check this for each new
+ * architecture. */
 struct cluster_ticket {
     uint4 key_block_number; /* its first word */
     uint64_t full;
@@ -216,8 +217,8 @@ static __device__ __forceinline__ int step_count(const attention_work &w)
     return w.query_heads * w.tile_count;
 }
 
-/* Index, among all query tiles of the call, of tile 0 of query head h of the group. lse_log2 has one row per query tile,
- * dq_accum has DQ_TILES dQ tiles per query tile. */
+/* Index, among all query tiles of the call, of tile 0 of query head h of the group. lse_log2 has one row per query
+ * tile, dq_accum has DQ_TILES dQ tiles per query tile. */
 template <bool GENERAL>
 static __device__ __forceinline__ int64_t first_query_tile_of(const attention_bwd_call &c, const attention_work &w,
                                                               int h)

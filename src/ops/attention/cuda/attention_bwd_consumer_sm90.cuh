@@ -16,17 +16,17 @@ enum {
 };
 
 /* The shared memory of a thread block. PAIRS: in the pair kernel (attention_bwd_pairs_sm90.cu). */
-template <int COLUMNS, bool PAIRS> struct bwd_shared {
+template <int TILE_COLUMNS, bool PAIRS> struct bwd_shared {
     enum {
-        COLUMN_PANELS = COLUMNS / 64,
+        COLUMN_PANELS = TILE_COLUMNS / 64,
         DQ_STAGES = PAIRS ? 1 : ATTENTION_BWD_DQ_STAGES,
         /* n: how many key blocks the thread block has taken before. The producer writes the work of n only after
          * `kv empty` of n - 2. Until then, warps read the work of n - 1 and n - 2, so 3 are enough. With 4,
-         * n % WORK_STAGES is one AND. The pair kernel has no shared memory left for 4 at 64 columns. */
+         * n % WORK_STAGES is one AND. The pair kernel has no shared memory left for 4 at 64 tile columns. */
         WORK_STAGES = PAIRS ? 3 : 4,
-        QUERIES = ATTENTION_BWD_QUERIES(COLUMNS), /* of a tile */
-        Q_PANEL_BYTES = QUERIES * 64 * 2,         /* of 64 columns */
-        DQ_TILES = QUERIES / 64 * COLUMN_PANELS,  /* dQ tiles of a step: 64 queries by 64 columns */
+        QUERIES = ATTENTION_BWD_QUERIES(TILE_COLUMNS), /* of a tile */
+        Q_PANEL_BYTES = QUERIES * 64 * 2,              /* of 64 columns */
+        DQ_TILES = QUERIES / 64 * COLUMN_PANELS,       /* dQ tiles of a step: 64 queries by 64 columns */
     };
     /* 128 keys: 64 for each consumer. */
     unsigned char k[COLUMN_PANELS][2][SQUARE_BYTES], v[COLUMN_PANELS][2][SQUARE_BYTES];
@@ -42,11 +42,11 @@ template <int COLUMNS, bool PAIRS> struct bwd_shared {
         attention_work work[WORK_STAGES]; /* of the key blocks, in turn */
         cluster_ticket ticket;            /* before the producer writes `work` */
     };
-    union {                                     /* values for which the consumers have no registers at 64 columns */
+    union { /* values for which the consumers have no registers at 64 tile columns */
         int tile_index[ATTENTION_BWD_Q_STAGES]; /* not GENERAL: of the tile in each stage */
         /* GENERAL without softcap: for each consumer warp, the ring_step of the first step of the key block that the
          * warp computes (does not skip). */
-        uint32_t first_computed_ring_step[COLUMNS == 64 && !PAIRS ? 8 : 1];
+        uint32_t first_computed_ring_step[TILE_COLUMNS == 64 && !PAIRS ? 8 : 1];
     };
     uint32_t own_key_block_number; /* of a thread block that takes one key block: see take_key_block */
     uint32_t zero;                 /* 0, see opaque_zero */
@@ -60,36 +60,37 @@ template <int COLUMNS, bool PAIRS> struct bwd_shared {
     uint4 pair_number[PAIRS ? 1 : 0]; /* its first word: the number of the pair of key blocks, sent by thread block 0 */
 };
 
-template <int COLUMNS> using key_block_shared = bwd_shared<COLUMNS, false>;
-template <int COLUMNS> using pair_shared = bwd_shared<COLUMNS, true>;
+template <int TILE_COLUMNS> using key_block_shared = bwd_shared<TILE_COLUMNS, false>;
+template <int TILE_COLUMNS> using pair_shared = bwd_shared<TILE_COLUMNS, true>;
 
 /* Waits until no warp reads K and V of the previous key block any more, and then sets the expected bytes of K and V of
  * the next one. Consumers may still store dK and dV of the previous one. n: how many key blocks this thread block has
  * taken before. */
-template <int COLUMNS, bool PAIRS>
-static __device__ __forceinline__ void begin_loading_keys(bwd_shared<COLUMNS, PAIRS> &s, uint32_t n, uint64_t *full)
+template <int TILE_COLUMNS, bool PAIRS>
+static __device__ __forceinline__ void begin_loading_keys(bwd_shared<TILE_COLUMNS, PAIRS> &s, uint32_t n,
+                                                          uint64_t *full)
 {
     cot_mbarrier_wait(&s.kv_empty, (n & 1) ^ 1);
     cot_mbarrier_arrive_expect(full, sizeof s.k + sizeof s.v + sizeof s.peer_k);
 }
 
 /* Loads the panels of K and V from row key_row of the tensors on. */
-template <int COLUMNS, bool PAIRS>
-static __device__ __forceinline__ void load_keys(const attention_bwd_mapped &m, bwd_shared<COLUMNS, PAIRS> &s,
+template <int TILE_COLUMNS, bool PAIRS>
+static __device__ __forceinline__ void load_keys(const attention_bwd_mapped &m, bwd_shared<TILE_COLUMNS, PAIRS> &s,
                                                  const attention_work &w, int key_row, uint64_t *full)
 {
-    for (int panel = 0; panel < COLUMNS / 64; panel++) {
+    for (int panel = 0; panel < TILE_COLUMNS / 64; panel++) {
         cot_tma_load_4d(s.k[panel], &m.k, panel * 64, key_row, w.kv_head, w.b, full);
         cot_tma_load_4d(s.v[panel], &m.v, panel * 64, key_row, w.kv_head, w.b, full);
     }
 }
 
 /* Prefetches the same panels into the L2 cache, because shared memory still holds the key block before. */
-template <int COLUMNS>
+template <int TILE_COLUMNS>
 static __device__ __forceinline__ void prefetch_keys(const attention_bwd_mapped &m, const attention_work &w,
                                                      int key_row)
 {
-    for (int panel = 0; panel < COLUMNS / 64; panel++) {
+    for (int panel = 0; panel < TILE_COLUMNS / 64; panel++) {
         cot_tma_prefetch_4d(&m.k, panel * 64, key_row, w.kv_head, w.b);
         cot_tma_prefetch_4d(&m.v, panel * 64, key_row, w.kv_head, w.b);
     }
@@ -97,8 +98,8 @@ static __device__ __forceinline__ void prefetch_keys(const attention_bwd_mapped 
 
 /* Completes `kv full` without loading K and V: no query attends to the keys, or there are no more key blocks. n: as in
  * begin_loading_keys. */
-template <int COLUMNS, bool PAIRS>
-static __device__ __forceinline__ void publish_work_only(bwd_shared<COLUMNS, PAIRS> &s, uint32_t n)
+template <int TILE_COLUMNS, bool PAIRS>
+static __device__ __forceinline__ void publish_work_only(bwd_shared<TILE_COLUMNS, PAIRS> &s, uint32_t n)
 {
     cot_mbarrier_wait(&s.kv_empty, (n & 1) ^ 1);
     cot_mbarrier_arrive(&s.kv_full);
@@ -127,7 +128,7 @@ template <typename E> constexpr float dv_scale = cot_is_f16<E> ? 1.0f / (1 << AT
  * BIASED_BYTES: low_bytes has the byte plus 128, which is not signed. One byte permutation joins it to the rounded P,
  * and one subtraction removes the 128. In the example, 0xaa becomes 0x2a, and 0x3eab2a00 - 0x8000 = 0x3eaaaa00. This
  * saves one instruction per element. f16 has no such form, because its 8 bits are not a byte of a float32. The GENERAL
- * versions at 64 columns are slower with it. */
+ * versions at 64 tile columns are slower with it. */
 template <typename E, int N, bool BIASED_BYTES> struct saved_p {
     uint32_t low_bytes[N / 4];
 
@@ -187,8 +188,8 @@ template <typename E, int N, bool BIASED_BYTES> struct saved_p {
     }
 };
 
-/* P for dS at 96 columns, where there are registers for float32. It has the functions of saved_p. With saved_p, causal calls
- * of 4096 tokens took 14 % longer on an H200. */
+/* P for dS at 96 used columns, where there are registers for float32. It has the functions of saved_p. With saved_p,
+ * causal calls of 4096 tokens took 14 % longer on an H200. */
 template <int N> struct float32_p {
     float p[N];
 
@@ -306,7 +307,7 @@ static __device__ __forceinline__ void softcapped_p(const attention_bwd_call &c,
         for (int j = 0; j < 2; j++) {
             const float *x = scores + i + 4 * j;
             /* 2^-126 is too small to matter. softcapped_p_with has the product x[0] * x[0] too: written as a product here,
-             * it makes ptxas 13.0 spill 8 bytes at 128 columns. */
+             * it makes ptxas 13.0 spill 8 bytes at 128 tile columns. */
             square_sums[j] = fmaf(x[3], x[3], fmaf(x[2], x[2], fmaf(x[1], x[1], fmaf(x[0], x[0], 0x1p-126f))));
         }
         bits = max(max(bits, __float_as_int(square_sums[0])), __float_as_int(square_sums[1]));
@@ -352,21 +353,21 @@ static __device__ __forceinline__ bool is_skipped(const consumer_work &w, int ti
 
 /* 0, but the compiler cannot prove it. `restore` adds it to the packed P. This keeps the compiler from unpacking P before
  * registers are free. Versions that do not need it get a constant 0. */
-template <typename E, bool SOFTCAP, int COLUMNS, bool PAIRS>
-static __device__ __forceinline__ uint32_t opaque_zero(bwd_shared<COLUMNS, PAIRS> &s)
+template <typename E, bool SOFTCAP, int TILE_COLUMNS, bool PAIRS>
+static __device__ __forceinline__ uint32_t opaque_zero(bwd_shared<TILE_COLUMNS, PAIRS> &s)
 {
-    return (cot_is_f16<E> || COLUMNS == 64) && !SOFTCAP ? *(volatile uint32_t *)&s.zero : 0;
+    return (cot_is_f16<E> || TILE_COLUMNS == 64) && !SOFTCAP ? *(volatile uint32_t *)&s.zero : 0;
 }
 
 /* 1. Hidden where ptxas would otherwise fold the multiply-add: `restore` subtracts with an integer multiply-add, which
- * does not use the pipe of the permutations. Not needed at 128 columns in the plain versions. With softcap, `restore` is
- * not called.
- *   64 columns             opaque_zero + 1
- *   128 columns, GENERAL   gridDim.y, which is 1
- *   128 columns, plain     the constant 1 */
-template <int COLUMNS, bool GENERAL> static __device__ __forceinline__ uint32_t opaque_one(uint32_t zero)
+ * does not use the pipe of the permutations. Not needed at 128 tile columns in the plain versions. With softcap,
+ * `restore` is not called.
+ *   64 tile columns             opaque_zero + 1
+ *   128 tile columns, GENERAL   gridDim.y, which is 1
+ *   128 tile columns, plain     the constant 1 */
+template <int TILE_COLUMNS, bool GENERAL> static __device__ __forceinline__ uint32_t opaque_one(uint32_t zero)
 {
-    return COLUMNS == 64 ? zero + 1 : GENERAL ? gridDim.y : 1;
+    return TILE_COLUMNS == 64 ? zero + 1 : GENERAL ? gridDim.y : 1;
 }
 
 /* Loads that the compiler must not move: they stay between the wgmma issued before them and the next wait for wgmma.
@@ -388,25 +389,25 @@ static __device__ __forceinline__ float2 load_float2_early(const float *from)
     return values;
 }
 
-/* At 64 columns the first step of a key block multiplies a dS of zeros with its own tile of Q. A separate first step
- * without this product needs more registers than there are. NaN in Q reach dK in both cases: the next
- * step multiplies the same tile with its dS. */
-template <int COLUMNS, bool SOFTCAP> constexpr bool adds_zeros_first = COLUMNS == 64 && !SOFTCAP;
+/* At 64 tile columns the first step of a key block multiplies a dS of zeros with its own tile of Q. A separate first
+ * step without this product needs more registers than there are. NaN in Q reach dK in both cases: the next step
+ * multiplies the same tile with its dS. */
+template <int TILE_COLUMNS, bool SOFTCAP> constexpr bool adds_zeros_first = TILE_COLUMNS == 64 && !SOFTCAP;
 
 /* The ring_step of the first step of the key block that this warp computes. It is in shared memory: in f16, a register
  * for it makes ptxas spill or serialise wgmma. */
-template <int COLUMNS>
-static __device__ __forceinline__ volatile uint32_t &first_computed_ring_step_of(key_block_shared<COLUMNS> &s)
+template <int TILE_COLUMNS>
+static __device__ __forceinline__ volatile uint32_t &first_computed_ring_step_of(key_block_shared<TILE_COLUMNS> &s)
 {
     return s.first_computed_ring_step[threadIdx.x / WARP % 8];
 }
 
 /* What a consumer is compiled for. */
-template <typename E_, int COLUMNS_, int USED_COLUMNS_, bool GENERAL_, bool SOFTCAP_, bool PAIRS_>
+template <typename E_, int TILE_COLUMNS_, int USED_COLUMNS_, bool GENERAL_, bool SOFTCAP_, bool PAIRS_>
 struct consumer_traits {
     using E = E_;
-    using shared = bwd_shared<COLUMNS_, PAIRS_>;
-    static constexpr int COLUMNS = COLUMNS_, USED_COLUMNS = USED_COLUMNS_, QUERIES = shared::QUERIES;
+    using shared = bwd_shared<TILE_COLUMNS_, PAIRS_>;
+    static constexpr int TILE_COLUMNS = TILE_COLUMNS_, USED_COLUMNS = USED_COLUMNS_, QUERIES = shared::QUERIES;
     static constexpr bool GENERAL = GENERAL_, SOFTCAP = SOFTCAP_;
 };
 
@@ -458,12 +459,12 @@ static __device__ __forceinline__ void compute_ds(typename T::shared &s, const c
                                                   float (&dp)[N])
 {
     using E = typename T::E;
-    constexpr int COLUMNS = T::COLUMNS;
+    constexpr int TILE_COLUMNS = T::TILE_COLUMNS;
     constexpr bool GENERAL = T::GENERAL, SOFTCAP = T::SOFTCAP;
     const uint32_t dout_stage = ring_step % ATTENTION_BWD_DOUT_STAGES, ds_stage = ring_step % ATTENTION_BWD_DS_STAGES;
-    /* At 128 columns without softcap all of scaled_delta is loaded here, above the stores: the compiler does not move
-     * loads above stores. The other versions do not have enough registers for this. */
-    constexpr bool SUBTRACT_FIRST = COLUMNS == 128 && !SOFTCAP;
+    /* At 128 tile columns without softcap all of scaled_delta is loaded here, above the stores: the compiler does not
+     * move loads above stores. The other versions do not have enough registers for this. */
+    constexpr bool SUBTRACT_FIRST = TILE_COLUMNS == 128 && !SOFTCAP;
     const auto load_delta = [&](int query_group) {
         if (query_group >= PRELOADS && query_group < QUERY_GROUPS)
             scaled_delta[query_group] =
@@ -484,7 +485,7 @@ static __device__ __forceinline__ void compute_ds(typename T::shared &s, const c
     }
     if (!SOFTCAP)
         cot_mbarrier_wait(&s.ds_empty[ds_stage], parity_of<ATTENTION_BWD_DS_STAGES>(ring_step) ^ 1);
-    const uint32_t zero = opaque_zero<E, SOFTCAP>(s), one = opaque_one<COLUMNS, GENERAL>(zero);
+    const uint32_t zero = opaque_zero<E, SOFTCAP>(s), one = opaque_one<TILE_COLUMNS, GENERAL>(zero);
 #pragma unroll
     for (int k = 0; k < N / 8; k++) {
         if (SOFTCAP && k < N / 8 - 1)
@@ -522,12 +523,12 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
                                                      uint32_t ring_step, const consumer_registers<T> &r)
 {
     using E = typename T::E;
-    constexpr int COLUMNS = T::COLUMNS, QUERIES = T::QUERIES, N = QUERIES / 2, QUERY_GROUPS = QUERIES / 8;
+    constexpr int TILE_COLUMNS = T::TILE_COLUMNS, QUERIES = T::QUERIES, N = QUERIES / 2, QUERY_GROUPS = QUERIES / 8;
     constexpr bool GENERAL = T::GENERAL, SOFTCAP = T::SOFTCAP;
-    constexpr bool ADDS_ZEROS = adds_zeros_first<COLUMNS, SOFTCAP>;
+    constexpr bool ADDS_ZEROS = adds_zeros_first<TILE_COLUMNS, SOFTCAP>;
     /* How many float2 of lse_log2 and of scaled_delta are loaded before the waits. The free registers limit them. */
-    constexpr int LSE_PRELOADS = SOFTCAP || (cot_is_f16<E> && COLUMNS > 64) ? 2 : 4,
-                  DELTA_PRELOADS = SOFTCAP || COLUMNS == 64 ? 2 : LSE_PRELOADS;
+    constexpr int LSE_PRELOADS = SOFTCAP || (cot_is_f16<E> && TILE_COLUMNS > 64) ? 2 : 4,
+                  DELTA_PRELOADS = SOFTCAP || TILE_COLUMNS == 64 ? 2 : LSE_PRELOADS;
     const int lane = threadIdx.x % WARP, key_begin = w.first_key + 64 * r.consumer;
     const uint32_t q_stage = ring_step % ATTENTION_BWD_Q_STAGES, dout_stage = ring_step % ATTENTION_BWD_DOUT_STAGES,
                    ds_stage = ring_step % ATTENTION_BWD_DS_STAGES;
@@ -539,15 +540,15 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
         issue_gemm_rs<E>(r.dk, r.packed, s.q[r.previous_q][0]);
     if (SOFTCAP)
         cot_mbarrier_wait(&s.ds_empty[ds_stage], parity_of<ATTENTION_BWD_DS_STAGES>(ring_step) ^ 1);
-    const int tile = GENERAL || COLUMNS == 128 ? tile_of(c, w, (int)(ring_step - ring_step_begin))
-                                               : load_early(&s.tile_index[q_stage]);
+    const int tile = GENERAL || TILE_COLUMNS == 128 ? tile_of(c, w, (int)(ring_step - ring_step_begin))
+                                                    : load_early(&s.tile_index[q_stage]);
     float2 lse_log2[QUERY_GROUPS];
 #pragma unroll
     for (int query_group = 0; query_group < LSE_PRELOADS; query_group++)
         lse_log2[query_group] = load_float2_early(&s.lse_log2[q_stage][8 * query_group + r.lane_query]);
     /* 2. Wait for S and compute P. Wait for dK, release its Q, and pack P. */
     cot_wgmma_wait<HAS_PREVIOUS_DS ? 1 : 0>();
-    constexpr bool BIASED_BYTES = !cot_is_f16<E> && !(COLUMNS == 64 && GENERAL);
+    constexpr bool BIASED_BYTES = !cot_is_f16<E> && !(TILE_COLUMNS == 64 && GENERAL);
     typename p_for_ds<E, N, BIASED_BYTES && !SOFTCAP, T::USED_COLUMNS>::type saved;
     const uint32_t ds_address = r.ds_fragments + ds_stage * (uint32_t)sizeof s.ds[0];
     if constexpr (SOFTCAP) {
@@ -560,8 +561,8 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     if (HAS_PREVIOUS_DS) {
         cot_wgmma_wait<0>();
         __syncwarp();
-        /* ADDS_ZEROS: in the first step of the key block that this warp computes, previous_q is the step's own stage. dK
-         * added zeros times its Q. The next step reads this Q for dK, so the stage must not be released yet. */
+        /* ADDS_ZEROS: in the first step of the key block that this warp computes, previous_q is the step's own stage.
+         * dK added zeros times its Q. The next step reads this Q for dK, so the stage must not be released yet. */
         bool is_first_computed_step = ADDS_ZEROS && ring_step == ring_step_begin;
         if constexpr (ADDS_ZEROS && GENERAL)
             is_first_computed_step = first_computed_ring_step_of(s) == ring_step;
@@ -606,8 +607,8 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
 
 /* One step of a consumer that skips the tile: it only waits and arrives on the barriers. The dQ warpgroup evaluates
  * fully_masked itself, and so leaves out this consumer's keys. */
-template <int COLUMNS, bool PAIRS>
-static __device__ __forceinline__ void skip_step(bwd_shared<COLUMNS, PAIRS> &s, uint32_t ring_step)
+template <int TILE_COLUMNS, bool PAIRS>
+static __device__ __forceinline__ void skip_step(bwd_shared<TILE_COLUMNS, PAIRS> &s, uint32_t ring_step)
 {
     const uint32_t q_stage = ring_step % ATTENTION_BWD_Q_STAGES, dout_stage = ring_step % ATTENTION_BWD_DOUT_STAGES,
                    ds_stage = ring_step % ATTENTION_BWD_DS_STAGES;
@@ -626,10 +627,12 @@ static __device__ __forceinline__ void skip_step(bwd_shared<COLUMNS, PAIRS> &s, 
  * its sums in the shared memory of thread block 0, in place of K, V, Q and dO. Thread block 0 adds them to its own.
  * Returns whether this thread block has the result. The other warps of both thread blocks take part in the two cluster
  * barriers when they have ended their work (await_reduction). */
-template <int COLUMNS, int N> static __device__ __forceinline__ bool reduce_over_heads(float (&dk)[N], float (&dv)[N])
+template <int TILE_COLUMNS, int N>
+static __device__ __forceinline__ bool reduce_over_heads(float (&dk)[N], float (&dv)[N])
 {
     enum { FLOATS = 4 * 2 * WARPGROUP }; /* of all consumer threads, 4 each */
-    static_assert(N / 2 * FLOATS * sizeof(float) <= offsetof(key_block_shared<COLUMNS>, ds), "dK and dV do not fit");
+    static_assert(N / 2 * FLOATS * sizeof(float) <= offsetof(key_block_shared<TILE_COLUMNS>, ds),
+                  "dK and dV do not fit");
     const float *sums = (const float *)dynamic_shared_memory + 4 * (threadIdx.x - 2 * WARPGROUP);
     const bool is_sender = cot_cluster_rank() != 0;
     cot_cluster_arrive();
@@ -661,8 +664,8 @@ static __device__ __forceinline__ void await_reduction(const attention_bwd_call 
         cot_cluster_arrive(), cot_cluster_wait();
 }
 
-/* The shuffles show ptxas that the members are uniform in a warp. ptxas then keeps them in uniform registers. used_k and
- * the window are defined and read only if GENERAL. */
+/* The shuffles show ptxas that the members are uniform in a warp. ptxas then keeps them in uniform registers. used_k
+ * and the window are defined and read only if GENERAL. */
 static __device__ __forceinline__ consumer_work uniform_work(const attention_work &from)
 {
     const auto uniform = [](int x) { return __shfl_sync(0xffffffffu, x, 0); };
@@ -670,12 +673,12 @@ static __device__ __forceinline__ consumer_work uniform_work(const attention_wor
             uniform(from.used_k),    uniform(from.window_first), uniform(from.window_last)};
 }
 
-template <typename E, int COLUMNS, int USED_COLUMNS, bool GENERAL, bool SOFTCAP, bool PAIRS>
-static __device__ __forceinline__ void consume(const attention_bwd_call &c, bwd_shared<COLUMNS, PAIRS> &s)
+template <typename E, int TILE_COLUMNS, int USED_COLUMNS, bool GENERAL, bool SOFTCAP, bool PAIRS>
+static __device__ __forceinline__ void consume(const attention_bwd_call &c, bwd_shared<TILE_COLUMNS, PAIRS> &s)
 {
-    using traits = consumer_traits<E, COLUMNS, USED_COLUMNS, GENERAL, SOFTCAP, PAIRS>;
+    using traits = consumer_traits<E, TILE_COLUMNS, USED_COLUMNS, GENERAL, SOFTCAP, PAIRS>;
     constexpr int QUERIES = traits::QUERIES;
-    constexpr bool ADDS_ZEROS = adds_zeros_first<COLUMNS, SOFTCAP>;
+    constexpr bool ADDS_ZEROS = adds_zeros_first<TILE_COLUMNS, SOFTCAP>;
     float dk[USED_COLUMNS / 2], dv[USED_COLUMNS / 2];
     uint32_t packed[QUERIES / 4];
     /* Uniform in a warp. The shuffle shows this to ptxas 13.0, which then computes descriptors on the uniform datapath.
@@ -684,8 +687,8 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, bwd_
     int consumer = __shfl_sync(0xffffffffu, (int)threadIdx.x / WARPGROUP - 2, 0);
     uint32_t ds_fragments = fragment_address(s.ds[0][consumer]);
     int lane_query = 2 * (threadIdx.x % 4);
-    asm("" : "+r"(ds_fragments));         /* keeps the compiler from computing it again in each step */
-    if (COLUMNS == 128 || !cot_is_f16<E>) /* the same. f16 has no register for it at 64 columns */
+    asm("" : "+r"(ds_fragments));              /* keeps the compiler from computing it again in each step */
+    if (TILE_COLUMNS == 128 || !cot_is_f16<E>) /* the same. f16 has no register for it at 64 tile columns */
         asm("" : "+r"(lane_query));
     uint32_t ring_step = 0, previous_q = 0;
     const consumer_registers<traits> registers = {dk, dv, packed, previous_q, consumer, lane_query, ds_fragments};
@@ -734,7 +737,7 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, bwd_
         if (threadIdx.x % WARP == 0)
             cot_mbarrier_arrive(&s.kv_empty);
         /* Only one thread block of the cluster stores the sums of both. */
-        if (!PAIRS && c.head_split > 1 && !reduce_over_heads<COLUMNS>(dk, dv))
+        if (!PAIRS && c.head_split > 1 && !reduce_over_heads<TILE_COLUMNS>(dk, dv))
             continue;
         /* The stores read `work` again: its members need no registers during the steps. */
         asm volatile("" ::: "memory");
@@ -748,7 +751,8 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, bwd_
 }
 
 /* Initialises the barriers that both kernels have. Executed by one thread. */
-template <int COLUMNS, bool PAIRS> static __device__ __forceinline__ void init_barriers(bwd_shared<COLUMNS, PAIRS> &s)
+template <int TILE_COLUMNS, bool PAIRS>
+static __device__ __forceinline__ void init_barriers(bwd_shared<TILE_COLUMNS, PAIRS> &s)
 {
     s.zero = 0;
     cot_mbarrier_init(&s.kv_full, 1);

@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_bwd_key_blocks_sm90.cu: the key-block kernel, the backward on Hopper for d and d_v up to 128. *Columns*: the
- * larger of d and d_v, rounded up to 64 or 128: the width of a tile in shared memory. *Used columns*: rounded up to 64, 96 or
- * 128: what the products and stores take. docs/kernels/glossary.md defines *key block*. K and V of a key block stay
- * in shared memory, its dK and dV in registers. A thread block takes one key block after another (take_key_block). For
- * each, it loops over the tiles of queries that attend to the keys, and takes each tile for all query heads that share
- * the key-value head (the group). The first tiles of a key block are loaded while the key block before is computed. The
- * consumers store dK and dV while the dQ warpgroup works on the last tile of the key block. With head_split = 2, a thread
- * block takes one key block. The two thread blocks of a cluster divide the heads of the group, and add their dK and dV at
- * the end (reduce_over_heads). Most full masks from 512 keys on, and long causal masks without GQA, run on the kernel of
+ * attention_bwd_key_blocks_sm90.cu: the key-block kernel, the backward on Hopper for d and d_v up to 128. *Tile
+ * columns* (TILE_COLUMNS): the width of a tile in shared memory, which is the larger of d and d_v, rounded up to 64 or
+ * 128. *Used columns* (USED_COLUMNS): rounded up to 64, 96 or 128. The products and stores take these.
+ * docs/kernels/glossary.md defines *key block*. K and V of a key block stay in shared memory, its dK and dV in
+ * registers. A thread block takes one key block after another (take_key_block). For each, it loops over the tiles of
+ * queries that attend to the keys, and takes each tile for all query heads that share the key-value head (the group).
+ * The first tiles of a key block are loaded while the key block before is computed. The consumers store dK and dV while
+ * the dQ warpgroup works on the last tile of the key block. With head_split = 2, a thread block takes one key block.
+ * The two thread blocks of a cluster divide the heads of the group, and add their dK and dV at the end
+ * (reduce_over_heads). Most full masks from 512 keys on, and long causal masks without GQA, run on the kernel of
  * attention_bwd_pairs_sm90.cu.
  *
- * A tile has 128 queries at 64 columns, and 64 queries at 128 columns. Formulas (f16 scales P, see dv_scale):
+ * A tile has 128 queries at 64 tile columns, and 64 queries at 128 tile columns. Formulas (f16 scales P, see dv_scale):
  *
  *   S^T = K Q^T    P = exp2(scale log2(e) S - lse_log2)    dP^T = V dO^T    dS = P (dP - delta)
  *   dV += P^T dO   dK += dS^T Q                            dQ += dS K
@@ -63,7 +64,7 @@
  *
  *   plain        full and causal masks, d = d_v = 64, 96 or 128
  *   _stores_dq   the same with STORES_DQ, d = d_v = 64 or 128. A single kernel with a run-time branch was 8 % slower for long
- *                sequences at 128 columns
+ *                sequences at 128 tile columns
  *   _general     also windows, sequences of different lengths, and smaller d and d_v: TMA fills the other columns with 0
  *   _softcap     also softcap
  *
@@ -79,8 +80,9 @@
  * that order. So the lowest unfinished key block waits for none, whichever thread blocks run. In a cluster
  * (head_split = 2), or without a counter, a thread block has only one key block: `backward` has put its number into
  * own_key_block_number. */
-template <int COLUMNS>
-static __device__ __forceinline__ uint32_t take_key_block(const attention_bwd_call &c, key_block_shared<COLUMNS> &s)
+template <int TILE_COLUMNS>
+static __device__ __forceinline__ uint32_t take_key_block(const attention_bwd_call &c,
+                                                          key_block_shared<TILE_COLUMNS> &s)
 {
     if (c.key_block_counter != nullptr && c.head_split == 1)
         return atomicAdd(c.key_block_counter, 1);
@@ -99,9 +101,10 @@ static __device__ __forceinline__ void take_heads(const attention_bwd_call &c, a
 /* The producer of the plain versions. Executed by one thread. Stages and parities are computed from ring_step in each
  * step, because the thread has too few registers to keep them. load_tiles_general and load_pair_tiles have the same order
  * of waits and loads. */
-template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_mapped &m, key_block_shared<COLUMNS> &s)
+template <int TILE_COLUMNS>
+static __device__ void load_tiles(const attention_bwd_mapped &m, key_block_shared<TILE_COLUMNS> &s)
 {
-    constexpr int COLUMN_PANELS = COLUMNS / 64, QUERIES = key_block_shared<COLUMNS>::QUERIES;
+    constexpr int COLUMN_PANELS = TILE_COLUMNS / 64, QUERIES = key_block_shared<TILE_COLUMNS>::QUERIES;
     const attention_bwd_call &c = m.call;
     /* Waits for the call's earlier kernels, which clear the counter, and write lse_log2 and scaled_delta. */
     cot_griddepcontrol_wait();
@@ -118,7 +121,7 @@ template <int COLUMNS> static __device__ void load_tiles(const attention_bwd_map
         attention_work w = work_of<QUERIES>(c, key_block_number);
         take_heads(c, w);
         s.work[n % s.WORK_STAGES] = w;
-        prefetch_keys<COLUMNS>(m, w, w.first_key);
+        prefetch_keys<TILE_COLUMNS>(m, w, w.first_key);
         for (int step = 0; step < step_count(w); step++, ring_step++) {
             const uint32_t q_stage = ring_step % ATTENTION_BWD_Q_STAGES,
                            dout_stage = ring_step % ATTENTION_BWD_DOUT_STAGES;
@@ -168,10 +171,10 @@ static __device__ __forceinline__ void wait_and_clear(uint64_t *uncleared_full, 
  *   - key blocks come from work_of_general, and their sequences begin at any row of the tensors
  *   - `work` stays in shared memory
  *   - K and V are not prefetched */
-template <int COLUMNS>
-static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_block_shared<COLUMNS> &s)
+template <int TILE_COLUMNS>
+static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_block_shared<TILE_COLUMNS> &s)
 {
-    constexpr int COLUMN_PANELS = COLUMNS / 64, QUERIES = key_block_shared<COLUMNS>::QUERIES;
+    constexpr int COLUMN_PANELS = TILE_COLUMNS / 64, QUERIES = key_block_shared<TILE_COLUMNS>::QUERIES;
     const attention_bwd_call &c = m.call;
     const bool leader = threadIdx.x == 0;
     cot_griddepcontrol_wait();
@@ -212,7 +215,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_blo
                 cot_tma_load_4d(s.lse_log2[q_stage], &m.statistics, 0, statistics_row, 0, 0, q_barrier);
             }
             if (!clean)
-                wait_and_clear<key_block_shared<COLUMNS>::Q_PANEL_BYTES, COLUMN_PANELS>(
+                wait_and_clear<key_block_shared<TILE_COLUMNS>::Q_PANEL_BYTES, COLUMN_PANELS>(
                     s.uncleared_full, uncleared_parity, s.q[q_stage], used, &s.q_full[q_stage]);
             cot_mbarrier_wait(&s.dout_empty[dout_stage], parity_of<ATTENTION_BWD_DOUT_STAGES>(ring_step) ^ 1);
             if (leader) {
@@ -223,7 +226,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_blo
                                 dout_barrier);
             }
             if (!clean)
-                wait_and_clear<key_block_shared<COLUMNS>::Q_PANEL_BYTES, COLUMN_PANELS>(
+                wait_and_clear<key_block_shared<TILE_COLUMNS>::Q_PANEL_BYTES, COLUMN_PANELS>(
                     s.uncleared_full, uncleared_parity, s.dout[dout_stage], used, &s.dout_full[dout_stage]);
             /* K and V are loaded in the first step only, after its Q and dO: the wait for `kv empty`, until the
              * previous key block is done, must not delay the first tile. */
@@ -235,7 +238,8 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_blo
                 begin_loading_keys(s, n, kv_barrier);
                 load_keys(m, s, w, w.k_first_row + w.first_key, kv_barrier);
             }
-            static_assert(offsetof(key_block_shared<COLUMNS>, v) == sizeof s.k, "V follows K: one call clears both");
+            static_assert(offsetof(key_block_shared<TILE_COLUMNS>, v) == sizeof s.k,
+                          "V follows K: one call clears both");
             if (!keys_are_clean)
                 wait_and_clear<2 * SQUARE_BYTES, 2 * COLUMN_PANELS>(s.uncleared_full, uncleared_parity,
                                                                     (unsigned char(*)[2 * SQUARE_BYTES]) s.k,
@@ -268,17 +272,17 @@ template <int USED_COLUMNS> static __device__ __forceinline__ bool is_half_dq_ti
  *                 the stage's first dQ tile in the next key block
  *   parity        of `dq full` for the stage's next dQ tile
  *   accum_tile    index of the dQ tile in dq_accum */
-template <int COLUMNS, int USED_COLUMNS, bool GENERAL, bool DETERMINISTIC, bool STORES_DQ>
+template <int TILE_COLUMNS, int USED_COLUMNS, bool GENERAL, bool DETERMINISTIC, bool STORES_DQ>
 static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd_mapped &m,
-                                                             key_block_shared<COLUMNS> &s, const attention_work &w,
+                                                             key_block_shared<TILE_COLUMNS> &s, const attention_work &w,
                                                              int stage, int &dq_tile_index, uint32_t &parity)
 {
-    constexpr int DQ_TILES = key_block_shared<COLUMNS>::DQ_TILES;
+    constexpr int DQ_TILES = key_block_shared<TILE_COLUMNS>::DQ_TILES;
     const attention_bwd_call &c = m.call;
     const int end = step_count(w) * DQ_TILES;
     const auto position_of = [&](int index) {
         const int tile = tile_of(c, w, index / DQ_TILES);
-        return DETERMINISTIC ? dq_position_of<key_block_shared<COLUMNS>::QUERIES, GENERAL>(c, w, tile)
+        return DETERMINISTIC ? dq_position_of<key_block_shared<TILE_COLUMNS>::QUERIES, GENERAL>(c, w, tile)
                              : adds_without_order;
     };
     const auto is_final = [&](const attention_dq_position &position) { return STORES_DQ && position.last; };
@@ -318,8 +322,8 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
     dq_tile_index -= end;
 }
 
-template <int COLUMNS, int USED_COLUMNS, bool GENERAL, bool DETERMINISTIC, bool STORES_DQ>
-static __device__ void write_dq(const attention_bwd_mapped &m, key_block_shared<COLUMNS> &s, int stage)
+template <int TILE_COLUMNS, int USED_COLUMNS, bool GENERAL, bool DETERMINISTIC, bool STORES_DQ>
+static __device__ void write_dq(const attention_bwd_mapped &m, key_block_shared<TILE_COLUMNS> &s, int stage)
 {
     uint32_t parity = 0;
     int dq_tile_index = stage;
@@ -331,18 +335,18 @@ static __device__ void write_dq(const attention_bwd_mapped &m, key_block_shared<
         cot_mbarrier_arrive(&s.kv_empty);
         if (w.first_key == NO_MORE_KEY_BLOCKS)
             break;
-        write_dq_of_key_block<COLUMNS, USED_COLUMNS, GENERAL, DETERMINISTIC, STORES_DQ>(m, s, w, stage, dq_tile_index,
-                                                                                        parity);
+        write_dq_of_key_block<TILE_COLUMNS, USED_COLUMNS, GENERAL, DETERMINISTIC, STORES_DQ>(m, s, w, stage,
+                                                                                             dq_tile_index, parity);
     }
     cot_bulk_wait();
 }
 
-/* Computes a dQ tile of a step, dQ = dS K, over the keys of consumers first_consumer to last_consumer. Waits on `dq ready`
- * of the stage while the products run.
+/* Computes a dQ tile of a step, dQ = dS K, over the keys of consumers first_consumer to last_consumer. Waits on `dq
+ * ready` of the stage while the products run.
  *   acc       N sums per thread. The 128 threads have the first 2 N columns of 64 queries
- *   dq_tile   number of the dQ tile in the step: COLUMN_PANELS times the group of 64 queries, plus the panel of columns */
-template <typename E, int COLUMNS, int N>
-static __device__ __forceinline__ void compute_dq_tile(key_block_shared<COLUMNS> &s, float (&acc)[N], uint32_t ds,
+ *   dq_tile   number of the dQ tile in the step: (64 queries of the tile) * COLUMN_PANELS + panel of columns */
+template <typename E, int TILE_COLUMNS, int N>
+static __device__ __forceinline__ void compute_dq_tile(key_block_shared<TILE_COLUMNS> &s, float (&acc)[N], uint32_t ds,
                                                        int dq_tile, int first_consumer, int last_consumer,
                                                        uint64_t *ready, uint32_t parity)
 {
@@ -365,13 +369,15 @@ static __device__ __forceinline__ void compute_dq_tile(key_block_shared<COLUMNS>
 
 /* The dQ warpgroup stages dQ tiles for the dq_writers. If STORES_DQ and this key block is the last of the tile, the
  * warpgroup adds the sums that the writer has loaded, and stores dq. */
-template <typename E, int COLUMNS, int USED_COLUMNS, bool GENERAL, bool STORES_DQ>
+template <typename E, int TILE_COLUMNS, int USED_COLUMNS, bool GENERAL, bool STORES_DQ>
 static __device__ __forceinline__ void compute_dq_of_key_block(const attention_bwd_call &c,
-                                                               key_block_shared<COLUMNS> &s, const attention_work &w,
+                                                               key_block_shared<TILE_COLUMNS> &s,
+                                                               const attention_work &w,
                                                                cot_pipeline_state<ATTENTION_BWD_DS_STAGES> &ds,
                                                                cot_pipeline_state<ATTENTION_BWD_DQ_STAGES> &dq)
 {
-    constexpr int DQ_TILES = key_block_shared<COLUMNS>::DQ_TILES, QUERIES = key_block_shared<COLUMNS>::QUERIES;
+    constexpr int DQ_TILES = key_block_shared<TILE_COLUMNS>::DQ_TILES,
+                  QUERIES = key_block_shared<TILE_COLUMNS>::QUERIES;
     const int lane = threadIdx.x % WARP;
     float acc[32];
     const int steps = step_count(w);
@@ -390,10 +396,10 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
             uint64_t *ready = &s.dq_ready[dq.stage];
             const auto compute = [&](auto &sums) {
                 if (consumer_0_attends && consumer_1_attends) {
-                    compute_dq_tile<E, COLUMNS>(s, sums, ds.stage, dq_tile, 0, 1, ready, dq.parity);
+                    compute_dq_tile<E, TILE_COLUMNS>(s, sums, ds.stage, dq_tile, 0, 1, ready, dq.parity);
                 } else if (consumer_0_attends || consumer_1_attends) {
                     const int consumer = consumer_1_attends ? 1 : 0;
-                    compute_dq_tile<E, COLUMNS>(s, sums, ds.stage, dq_tile, consumer, consumer, ready, dq.parity);
+                    compute_dq_tile<E, TILE_COLUMNS>(s, sums, ds.stage, dq_tile, consumer, consumer, ready, dq.parity);
                 } else {
                     cot_mbarrier_wait(ready, dq.parity);
 #pragma unroll
@@ -433,8 +439,8 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
         cot_mbarrier_arrive(&s.kv_empty);
 }
 
-template <typename E, int COLUMNS, int USED_COLUMNS, bool GENERAL, bool STORES_DQ>
-static __device__ void compute_dq(const attention_bwd_call &c, key_block_shared<COLUMNS> &s)
+template <typename E, int TILE_COLUMNS, int USED_COLUMNS, bool GENERAL, bool STORES_DQ>
+static __device__ void compute_dq(const attention_bwd_call &c, key_block_shared<TILE_COLUMNS> &s)
 {
     cot_pipeline_state<ATTENTION_BWD_DS_STAGES> ds;
     cot_pipeline_state<ATTENTION_BWD_DQ_STAGES> dq;
@@ -443,15 +449,15 @@ static __device__ void compute_dq(const attention_bwd_call &c, key_block_shared<
         const attention_work w = s.work[n % s.WORK_STAGES];
         if (w.first_key == NO_MORE_KEY_BLOCKS)
             return;
-        compute_dq_of_key_block<E, COLUMNS, USED_COLUMNS, GENERAL, STORES_DQ>(c, s, w, ds, dq);
+        compute_dq_of_key_block<E, TILE_COLUMNS, USED_COLUMNS, GENERAL, STORES_DQ>(c, s, w, ds, dq);
     }
 }
 
-template <typename E, int COLUMNS, int USED_COLUMNS, bool GENERAL, bool SOFTCAP, bool STORES_DQ>
+template <typename E, int TILE_COLUMNS, int USED_COLUMNS, bool GENERAL, bool SOFTCAP, bool STORES_DQ>
 static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
 {
-    key_block_shared<COLUMNS> &s = *(key_block_shared<COLUMNS> *)dynamic_shared_memory;
-    static_assert(sizeof s <= ATTENTION_BWD_SHARED_BYTES(COLUMNS), "what the host allots");
+    key_block_shared<TILE_COLUMNS> &s = *(key_block_shared<TILE_COLUMNS> *)dynamic_shared_memory;
+    static_assert(sizeof s <= ATTENTION_BWD_SHARED_BYTES(TILE_COLUMNS), "what the host allots");
     const attention_bwd_call &c = m.call;
     uint32_t key_block_number = blockIdx.x;
     if (c.head_split > 1) {
@@ -474,24 +480,24 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
     if (warpgroup == 0) {
         cot_setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (GENERAL && threadIdx.x < WARP)
-            load_tiles_general<COLUMNS>(m, s);
+            load_tiles_general<TILE_COLUMNS>(m, s);
         else if (!GENERAL && threadIdx.x == 0)
-            load_tiles<COLUMNS>(m, s);
+            load_tiles<TILE_COLUMNS>(m, s);
         else if (threadIdx.x % WARP == 0 && threadIdx.x <= ATTENTION_BWD_DQ_STAGES * WARP) {
             const int stage = threadIdx.x / WARP - 1;
             if (STORES_DQ || c.deterministic)
-                write_dq<COLUMNS, USED_COLUMNS, GENERAL, true, STORES_DQ>(m, s, stage);
+                write_dq<TILE_COLUMNS, USED_COLUMNS, GENERAL, true, STORES_DQ>(m, s, stage);
             else
-                write_dq<COLUMNS, USED_COLUMNS, GENERAL, false, STORES_DQ>(m, s, stage);
+                write_dq<TILE_COLUMNS, USED_COLUMNS, GENERAL, false, STORES_DQ>(m, s, stage);
         }
         await_reduction(c);
     } else if (warpgroup == 1) {
         cot_setmaxnreg_dec<DQ_REGISTERS>();
-        compute_dq<E, COLUMNS, USED_COLUMNS, GENERAL, STORES_DQ>(c, s);
+        compute_dq<E, TILE_COLUMNS, USED_COLUMNS, GENERAL, STORES_DQ>(c, s);
         await_reduction(c);
     } else {
         cot_setmaxnreg_inc<CONSUMER_REGISTERS>();
-        consume<E, COLUMNS, USED_COLUMNS, GENERAL, SOFTCAP>(c, s);
+        consume<E, TILE_COLUMNS, USED_COLUMNS, GENERAL, SOFTCAP>(c, s);
     }
 }
 

@@ -19,8 +19,8 @@ typedef struct backward_choice {
 } backward_choice;
 
 /* Whether q, dout and dq of one head exceed 24 MiB, half of the L2 cache of an H100 or H200. Then the key blocks of a
- * head must work on nearby tiles of queries, or the tiles leave the cache. At 64 columns the limit is 48 MiB, because
- * the order for long sequences costs more there. */
+ * head must work on nearby tiles of queries, or the tiles leave the cache. At 64 tile columns the limit is 48 MiB,
+ * because the order for long sequences costs more there. */
 static inline bool is_long(const attention_sizes *z, int64_t columns)
 {
     const int64_t row_bytes = columns * (2 * (int64_t)sizeof(uint16_t) + (int64_t)sizeof(float));
@@ -149,7 +149,7 @@ static inline backward_choice choose_backward(const attention_problem *p, bool g
         return choice;
     }
     /* The kernels that store dq do so as vectors of 16 bits, for one query head of each key-value head. There is none for
-     * 96 columns. */
+     * 96 used columns. */
     const bool may_store_dq =
         !grouped && attention_bwd_used_columns(z) != 96 && store_of(p, &p->dq) == ATTENTION_STORE_VECTORS_16;
     const bool pairs_stores_dq = pairs_store_dq(z, columns, key_blocks, may_store_dq);

@@ -13,8 +13,8 @@
  *   Q, dO     A block loads half of a tile into the shared memory of both blocks (multicast).
  *   the pair  Block 0 takes the pair from the counter, and sends its number to block 1.
  *
- * Block r computes dQ tile r. At 64 columns these are queries 64 r to 64 r + 63 of the tile, at 128 columns the columns
- * 64 r to 64 r + 63. Block r loads the same part of a tile of Q and dO: half r.
+ * Block r computes dQ tile r. At 64 tile columns these are queries 64 r to 64 r + 63 of the tile, at 128 tile columns
+ * the columns 64 r to 64 r + 63. Block r loads the same part of a tile of Q and dO: half r.
  *
  *   warpgroup 0       producer: one thread loads by TMA, one adds dQ tiles to memory, one sends dS
  *   warpgroup 1       dQ
@@ -49,9 +49,9 @@ enum { PAIR_KEYS = 2 * KEYS };
 
 /* Returns the number of the cluster's next pair. Block 0 takes it from the counter and sends it to block 1. n: how many
  * pairs this cluster has taken before. */
-template <int COLUMNS>
-static __device__ __forceinline__ uint32_t take_pair(const attention_bwd_call &c, pair_shared<COLUMNS> &s, int rank,
-                                                     uint32_t n)
+template <int TILE_COLUMNS>
+static __device__ __forceinline__ uint32_t take_pair(const attention_bwd_call &c, pair_shared<TILE_COLUMNS> &s,
+                                                     int rank, uint32_t n)
 {
     if (rank == 0) {
         const uint32_t pair_number = atomicAdd(c.key_block_counter, 1);
@@ -83,16 +83,17 @@ static __device__ __forceinline__ void open_stage_in_both(uint64_t *peer_empty, 
  *   - `work` stays in shared memory, because the thread has few registers
  *   - each block loads half of a tile into the shared memory of both blocks (open_stage_in_both)
  *   - it also loads a part of the peer's K */
-template <int COLUMNS>
-static __device__ void load_pair_tiles(const attention_bwd_mapped &m, pair_shared<COLUMNS> &s, int rank)
+template <int TILE_COLUMNS>
+static __device__ void load_pair_tiles(const attention_bwd_mapped &m, pair_shared<TILE_COLUMNS> &s, int rank)
 {
-    constexpr int COLUMN_PANELS = COLUMNS / 64, QUERIES = pair_shared<COLUMNS>::QUERIES;
+    constexpr int COLUMN_PANELS = TILE_COLUMNS / 64, QUERIES = pair_shared<TILE_COLUMNS>::QUERIES;
     const attention_bwd_call &c = m.call;
     /* Waits for the call's earlier kernels, which clear the counter, and write lse_log2 and scaled_delta. */
     cot_griddepcontrol_wait();
     cot_fence_proxy_async_global();
     const int first_delta_row = (int)(c.B * c.H * c.tiles_per_head); /* scaled_delta follows all rows of lse_log2 */
-    const int column = COLUMNS == 64 ? 0 : 64 * rank, row_in_tile = COLUMNS == 64 ? 64 * rank : 0; /* of the half */
+    const int column = TILE_COLUMNS == 64 ? 0 : 64 * rank,
+              row_in_tile = TILE_COLUMNS == 64 ? 64 * rank : 0; /* of the half */
     uint32_t ring_step = 0;
     for (uint32_t n = 0;; n++) {
         const uint32_t pair_number = take_pair(c, s, rank, n);
@@ -104,7 +105,7 @@ static __device__ void load_pair_tiles(const attention_bwd_mapped &m, pair_share
         }
         w = work_of<QUERIES, PAIR_KEYS>(c, pair_number);
         w.first_key += rank * KEYS;
-        prefetch_keys<COLUMNS>(m, w, w.first_key);
+        prefetch_keys<TILE_COLUMNS>(m, w, w.first_key);
         for (int step = 0; step < step_count(w); step++, ring_step++) {
             const uint32_t q_stage = ring_step % ATTENTION_BWD_Q_STAGES,
                            dout_stage = ring_step % ATTENTION_BWD_DOUT_STAGES;
@@ -151,10 +152,10 @@ static __device__ __forceinline__ attention_dq_position position_of_pair(const a
 /* The dq_writer: adds the dQ tiles of this block to memory. If STORES_DQ, the last pair of a head does not add: the
  * dq_writer loads the sums of the other pairs into the stage, and the dQ warpgroup stores dq. Executed by one
  * thread. */
-template <int COLUMNS, bool DETERMINISTIC, bool STORES_DQ>
-static __device__ void write_pair_dq(const attention_bwd_mapped &m, pair_shared<COLUMNS> &s, int rank)
+template <int TILE_COLUMNS, bool DETERMINISTIC, bool STORES_DQ>
+static __device__ void write_pair_dq(const attention_bwd_mapped &m, pair_shared<TILE_COLUMNS> &s, int rank)
 {
-    constexpr int QUERIES = pair_shared<COLUMNS>::QUERIES;
+    constexpr int QUERIES = pair_shared<TILE_COLUMNS>::QUERIES;
     const attention_bwd_call &c = m.call;
     cot_griddepcontrol_wait(); /* for the kernel that clears dq_accum and the semaphores */
     cot_fence_proxy_async_global();
@@ -196,7 +197,7 @@ static __device__ void write_pair_dq(const attention_bwd_mapped &m, pair_shared<
 }
 
 /* The sender: copies this block's dS of the peer's dQ tile to the peer. Executed by one thread. */
-template <int COLUMNS> static __device__ void send_ds(pair_shared<COLUMNS> &s, int rank)
+template <int TILE_COLUMNS> static __device__ void send_ds(pair_shared<TILE_COLUMNS> &s, int rank)
 {
     const uint32_t peer_ds = cot_mapa(cot_shared_address(s.peer_ds), rank ^ 1),
                    peer_ds_full = cot_mapa(cot_shared_address(s.peer_ds_full), rank ^ 1);
@@ -215,7 +216,7 @@ template <int COLUMNS> static __device__ void send_ds(pair_shared<COLUMNS> &s, i
             for (int consumer = 0; consumer < 2; consumer++)
                 cot_bulk_copy_to_block(peer_ds + consumer * SQUARE_BYTES,
                                        cot_shared_address(s.ds[ds.stage][consumer]) +
-                                           (COLUMNS == 64 ? (rank ^ 1) * SQUARE_BYTES : 0),
+                                           (TILE_COLUMNS == 64 ? (rank ^ 1) * SQUARE_BYTES : 0),
                                        SQUARE_BYTES, peer_ds_full);
         }
     }
@@ -239,10 +240,10 @@ static __device__ __forceinline__ void issue_dq(float (&acc)[32], const unsigned
 
 /* The dQ warpgroup stages dQ tiles for the dq_writer. If STORES_DQ and this pair adds last, the warpgroup adds the sums
  * that the dq_writer has loaded, and stores dq. */
-template <typename E, int COLUMNS, bool STORES_DQ>
-static __device__ void compute_pair_dq(const attention_bwd_call &c, pair_shared<COLUMNS> &s, int rank)
+template <typename E, int TILE_COLUMNS, bool STORES_DQ>
+static __device__ void compute_pair_dq(const attention_bwd_call &c, pair_shared<TILE_COLUMNS> &s, int rank)
 {
-    constexpr int QUERIES = pair_shared<COLUMNS>::QUERIES;
+    constexpr int QUERIES = pair_shared<TILE_COLUMNS>::QUERIES;
     const int lane = threadIdx.x % WARP;
     const bool leader = threadIdx.x % WARPGROUP == 0;
     const uint32_t peer_ds_empty = cot_mapa(cot_shared_address(s.ds_empty), rank ^ 1),
@@ -261,15 +262,15 @@ static __device__ void compute_pair_dq(const attention_bwd_call &c, pair_shared<
         const bool is_final = STORES_DQ && position.last;
         const attention_rows_out rows = query_rows_out(c, w, 0);
         const int row_step = w.tile_direction * QUERIES;
-        int row =
-            w.first_tile * QUERIES + (COLUMNS == 64 ? 64 * rank : 0) + threadIdx.x % WARPGROUP / WARP * 16 + lane / 4;
+        int row = w.first_tile * QUERIES + (TILE_COLUMNS == 64 ? 64 * rank : 0) + threadIdx.x % WARPGROUP / WARP * 16 +
+                  lane / 4;
         for (int steps = step_count(w); steps > 0; steps--, ds.next(), parity ^= 1) {
             cot_mbarrier_wait(&s.ds_full[ds.stage], ds.parity);
             if (leader)
                 cot_mbarrier_arrive_expect(s.peer_ds_full, sizeof s.peer_ds);
             __syncwarp();
-            issue_dq<E>(acc, s.ds[ds.stage][0] + (COLUMNS == 64 ? rank * SQUARE_BYTES : 0), sizeof s.ds[0][0],
-                        s.k[COLUMNS == 64 ? 0 : rank][0], false);
+            issue_dq<E>(acc, s.ds[ds.stage][0] + (TILE_COLUMNS == 64 ? rank * SQUARE_BYTES : 0), sizeof s.ds[0][0],
+                        s.k[TILE_COLUMNS == 64 ? 0 : rank][0], false);
             cot_mbarrier_wait(s.peer_ds_full, parity);
             if (leader)
                 cot_mbarrier_arrive_remote(peer_ds_empty + ds.stage * sizeof(uint64_t));
@@ -294,7 +295,7 @@ static __device__ void compute_pair_dq(const attention_bwd_call &c, pair_shared<
             __syncwarp();
             if (lane == 0)
                 cot_mbarrier_arrive(&s.dq_full[0]);
-            store_rows_16<E, false>((E *)c.dq.data + rows.offset + (COLUMNS == 64 ? 0 : 64 * rank), c.dq.stride[1],
+            store_rows_16<E, false>((E *)c.dq.data + rows.offset + (TILE_COLUMNS == 64 ? 0 : 64 * rank), c.dq.stride[1],
                                     rows, row, 64, c.scale, acc);
             row += row_step;
         }
@@ -303,11 +304,11 @@ static __device__ void compute_pair_dq(const attention_bwd_call &c, pair_shared<
     }
 }
 
-template <typename E, int COLUMNS, bool STORES_DQ>
+template <typename E, int TILE_COLUMNS, bool STORES_DQ>
 static __device__ __forceinline__ void backward_pairs(const attention_bwd_mapped &m)
 {
-    pair_shared<COLUMNS> &s = *(pair_shared<COLUMNS> *)dynamic_shared_memory;
-    static_assert(sizeof s <= ATTENTION_BWD_PAIRS_SHARED_BYTES(COLUMNS), "shared memory");
+    pair_shared<TILE_COLUMNS> &s = *(pair_shared<TILE_COLUMNS> *)dynamic_shared_memory;
+    static_assert(sizeof s <= ATTENTION_BWD_PAIRS_SHARED_BYTES(TILE_COLUMNS), "shared memory");
     const attention_bwd_call &c = m.call;
     const int rank = (int)cot_cluster_rank();
     if (threadIdx.x == 0) {
@@ -326,21 +327,21 @@ static __device__ __forceinline__ void backward_pairs(const attention_bwd_mapped
     if (warpgroup == 0) {
         cot_setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) {
-            load_pair_tiles<COLUMNS>(m, s, rank);
+            load_pair_tiles<TILE_COLUMNS>(m, s, rank);
         } else if (threadIdx.x == WARP) {
             if (STORES_DQ || c.deterministic)
-                write_pair_dq<COLUMNS, true, STORES_DQ>(m, s, rank);
+                write_pair_dq<TILE_COLUMNS, true, STORES_DQ>(m, s, rank);
             else
-                write_pair_dq<COLUMNS, false, false>(m, s, rank);
+                write_pair_dq<TILE_COLUMNS, false, false>(m, s, rank);
         } else if (threadIdx.x == 2 * WARP) {
-            send_ds<COLUMNS>(s, rank);
+            send_ds<TILE_COLUMNS>(s, rank);
         }
     } else if (warpgroup == 1) {
         cot_setmaxnreg_dec<DQ_REGISTERS>();
-        compute_pair_dq<E, COLUMNS, STORES_DQ>(c, s, rank);
+        compute_pair_dq<E, TILE_COLUMNS, STORES_DQ>(c, s, rank);
     } else {
         cot_setmaxnreg_inc<CONSUMER_REGISTERS>();
-        consume<E, COLUMNS, COLUMNS, /*GENERAL=*/false, /*SOFTCAP=*/false>(c, s);
+        consume<E, TILE_COLUMNS, TILE_COLUMNS, /*GENERAL=*/false, /*SOFTCAP=*/false>(c, s);
     }
     __syncwarp();
     cot_cluster_arrive(); /* until the peer no longer accesses this block's shared memory */

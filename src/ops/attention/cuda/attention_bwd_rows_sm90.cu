@@ -104,9 +104,9 @@ static __device__ __forceinline__ void clear_dq(const attention_bwd_call &c, con
 }
 
 /* Writes lse_log2 and scaled_delta, where delta = rowsum(dout * out) - dlse. Clears dq_accum and dq_semaphore.
- * ROW_LANES = COLUMNS / 8 lanes process one query. At 192 columns 32 lanes do, 8 of them without columns, because the sum
- * of a row needs a power of two. A thread block takes a strip of a tile: ATTENTION_BWD_PREPROCESS_ROWS times PASS_ROWS
- * rows. */
+ * ROW_LANES = COLUMNS / 8 lanes process one query. At 192 tile columns 32 lanes do, 8 of them without columns, because
+ * the sum of a row needs a power of two. A thread block takes a strip of a tile: ATTENTION_BWD_PREPROCESS_ROWS times
+ * PASS_ROWS rows. */
 template <int COLUMNS, bool GENERAL> static __device__ __forceinline__ void preprocess(const attention_bwd_call &c)
 {
     constexpr int ROW_LANES = COLUMNS == 192 ? 32 : COLUMNS / 8, PASS_ROWS = LANES * WARPS / ROW_LANES,

@@ -19,7 +19,7 @@ extern const unsigned char cot_image_attention_bwd_rows_sm90[], cot_image_attent
 
 enum { ROWS_THREADS = 256, ROWS_WARPS = ROWS_THREADS / 32, DQ_TILE_WARPS = 4 /* of postprocess, for a dQ tile */ };
 
-/* The kernels for one dtype and number of columns, in the order of their launches. */
+/* The kernels for one dtype and number of used columns, in the order of their launches. */
 typedef struct backward_kernels {
     cot_cuda_kernel preprocess, main, postprocess;
 } backward_kernels;
@@ -54,7 +54,7 @@ enum { PLAIN, GENERAL = SIZES, SOFTCAP = 2 * SIZES };
     }
 static const backward_kernels bf16_kernels[] = KERNELS_OF(bf16), f16_kernels[] = KERNELS_OF(f16);
 
-/* Further main kernels of the plain version, at 64 and 128 columns. */
+/* Further main kernels of the plain version, at 64 and 128 tile columns. */
 typedef struct plain_kernels {
     cot_cuda_kernel stores_dq[2], pairs[2], pairs_stores_dq[2];
 } plain_kernels;

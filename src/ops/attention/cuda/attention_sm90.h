@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 /* How the backward for Hopper divides the work: a thread block takes a key block of 128 keys, 64 for each of its two
- * consumer warpgroups, and loops over tiles of ATTENTION_BWD_QUERIES(columns) queries. Above 128 columns, the two
+ * consumer warpgroups, and loops over tiles of ATTENTION_BWD_QUERIES(columns) queries. Above 128 tile columns, the two
  * thread blocks of a cluster take 64 keys of a key block each. */
 #define ATTENTION_BWD_QUERIES(columns) ((columns) == 64 ? 128 : 64)
 enum {
@@ -16,7 +16,7 @@ enum {
     ATTENTION_BWD_DS_STAGES = 2,
     ATTENTION_BWD_DQ_STAGES = 3,
     ATTENTION_BWD_PREPROCESS_ROWS = 2, /* rows that a thread of `preprocess` handles */
-    ATTENTION_BWD_WIDE_KEY_SPLIT = 2,  /* above 128 columns, thread blocks that divide the keys of a key block */
+    ATTENTION_BWD_WIDE_KEY_SPLIT = 2,  /* above 128 tile columns, thread blocks that divide the keys of a key block */
     ATTENTION_BWD_WARPGROUPS = 4,      /* warpgroups of a thread block, 128 threads each */
     ATTENTION_BWD_P_EXPONENT = 8,      /* d and d_v up to 128: P in f16 is scaled by 2^8, see dv_scale */
     ATTENTION_BWD_DQ_TILE = 4096 /* floats of 64 queries and 64 columns of dq, in the order of wgmma accumulators */

@@ -105,15 +105,15 @@ COT_PLAN(plan_fwd_sm90, attention_sm90_fwd_plan, attention_sm90_fwd_plan_of(prob
 
 /* ---- backward ------------------------------------------------------------------------------------------ */
 
-/* Columns of the kernel's tiles of Q and K. */
+/* Tile columns: the width of the kernel's tiles of Q and K in shared memory. */
 static inline int64_t attention_bwd_columns(const attention_sizes *z)
 {
     const int64_t columns = z->d_qk > z->d_v ? z->d_qk : z->d_v;
     return columns <= 64 ? 64 : columns <= 128 ? 128 : columns <= 192 ? 192 : 256;
 }
 
-/* Of these, the columns that the products compute. The key-block kernel leaves out the last 32 of 128 columns if d and d_v
- * are at most 96. */
+/* Used columns: those that the products compute. The key-block kernel leaves out the last 32 of 128 tile columns if d
+ * and d_v are at most 96. */
 static inline int64_t attention_bwd_used_columns(const attention_sizes *z)
 {
     const int64_t columns = attention_bwd_columns(z);
@@ -144,7 +144,7 @@ static inline int64_t attention_bwd_key_blocks_per_head(const attention_problem 
     return cot_mul(z->B, cot_ceil_div(z->Tk, ATTENTION_BWD_KEYS));
 }
 
-/* Whether d and d_v are the columns that a kernel uses. */
+/* Whether d and d_v are the columns that a kernel computes. */
 static inline bool attention_bwd_fills_tiles(const attention_sizes *z)
 {
     return (z->d_qk == z->d_v && z->d_qk == attention_bwd_used_columns(z)) || (z->d_qk == 192 && z->d_v == 128);
