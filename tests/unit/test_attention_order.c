@@ -210,7 +210,7 @@ static void test_tables(void **state)
             attention_problem p = {.allow_nondeterminism = bits & 1};
             call c = {.problem = &p, .general = (bits & 4) != 0};
             p.sizes.d_qk = p.sizes.d_v = NEXT(columns);
-            c.columns = attention_bwd_columns(&p.sizes);
+            c.columns = attention_bwd_tile_columns(&p.sizes);
             p.sizes.Tq = NEXT(queries);
             c.key_blocks = NEXT(key_blocks);
             p.sizes.Hkv = NEXT(kv_heads);

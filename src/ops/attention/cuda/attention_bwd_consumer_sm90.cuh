@@ -24,9 +24,9 @@ template <int TILE_COLUMNS, bool PAIRS> struct bwd_shared {
          * `kv empty` of n - 2. Until then, warps read the work of n - 1 and n - 2, so 3 are enough. With 4,
          * n % WORK_STAGES is one AND. The pair kernel has no shared memory left for 4 at 64 tile columns. */
         WORK_STAGES = PAIRS ? 3 : 4,
-        QUERIES = ATTENTION_BWD_QUERIES(TILE_COLUMNS), /* of a tile */
-        Q_PANEL_BYTES = QUERIES * 64 * 2,              /* of 64 columns */
-        DQ_TILES = QUERIES / 64 * COLUMN_PANELS,       /* dQ tiles of a step: 64 queries by 64 columns */
+        QUERIES = ATTENTION_BWD_TILE_QUERIES(TILE_COLUMNS), /* of a tile */
+        Q_PANEL_BYTES = QUERIES * 64 * 2,                   /* of 64 columns */
+        DQ_TILES = QUERIES / 64 * COLUMN_PANELS,            /* dQ tiles of a step: 64 queries by 64 columns */
     };
     /* 128 keys: 64 for each consumer. */
     unsigned char k[COLUMN_PANELS][2][SQUARE_BYTES], v[COLUMN_PANELS][2][SQUARE_BYTES];

@@ -110,7 +110,7 @@ static __device__ __forceinline__ void clear_dq(const attention_bwd_call &c, con
 template <int COLUMNS, bool GENERAL> static __device__ __forceinline__ void preprocess(const attention_bwd_call &c)
 {
     constexpr int ROW_LANES = COLUMNS == 192 ? 32 : COLUMNS / 8, PASS_ROWS = LANES * WARPS / ROW_LANES,
-                  QUERIES = ATTENTION_BWD_QUERIES(COLUMNS),
+                  QUERIES = ATTENTION_BWD_TILE_QUERIES(COLUMNS),
                   STRIPS = QUERIES / (PASS_ROWS * ATTENTION_BWD_PREPROCESS_ROWS);
     cot_griddepcontrol_launch_dependents();
     if (blockIdx.x == 0 && threadIdx.x == 0 && c.key_block_counter != nullptr)
@@ -183,7 +183,7 @@ template <int COLUMNS, bool GENERAL> static __device__ __forceinline__ void prep
 template <typename E, int COLUMNS, bool GENERAL>
 static __device__ __forceinline__ void postprocess(const attention_bwd_call &c)
 {
-    constexpr unsigned PANELS = COLUMNS / 64, STRIPS = ATTENTION_BWD_QUERIES(COLUMNS) / 16;
+    constexpr unsigned PANELS = COLUMNS / 64, STRIPS = ATTENTION_BWD_TILE_QUERIES(COLUMNS) / 16;
     __shared__ __align__(16) uint32_t staging[WARPS][16][36];
     cot_griddepcontrol_wait();
     const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
@@ -192,11 +192,11 @@ static __device__ __forceinline__ void postprocess(const attention_bwd_call &c)
     attention_tile t;
     if (!find_tile<GENERAL>(c, warp_index / STRIPS / PANELS, t))
         return;
-    const int64_t first_row = t.tile * ATTENTION_BWD_QUERIES(COLUMNS) + strip * 16;
+    const int64_t first_row = t.tile * ATTENTION_BWD_TILE_QUERIES(COLUMNS) + strip * 16;
     const int columns = (int)c.d_qk - (int)panel * 64; /* columns of this panel that exist */
     if (first_row >= t.rows || columns <= 0)
         return;
-    const float4 *accum = (const float4 *)(c.dq_accum + t.index * (ATTENTION_BWD_QUERIES(COLUMNS) * COLUMNS) +
+    const float4 *accum = (const float4 *)(c.dq_accum + t.index * (ATTENTION_BWD_TILE_QUERIES(COLUMNS) * COLUMNS) +
                                            panel * ATTENTION_BWD_DQ_TILE);
     float4 acc[8];
 #pragma unroll
@@ -243,8 +243,8 @@ KERNEL attention_bwd_dsink(const __grid_constant__ attention_bwd_call c)
             continue;
         const int64_t tiles = seqlens != nullptr ? seqlens[b + 1].first_tile - seqlens[b].first_tile : c.tiles_per_head;
         const int64_t tiles_before = seqlens != nullptr ? seqlens[b].first_tile * c.H : b * c.H * c.tiles_per_head;
-        const int64_t begin = (tiles_before + h * tiles) * c.queries;
-        for (int64_t i = begin + threadIdx.x; i < begin + tiles * c.queries; i += LANES * WARPS)
+        const int64_t begin = (tiles_before + h * tiles) * c.tile_queries;
+        for (int64_t i = begin + threadIdx.x; i < begin + tiles * c.tile_queries; i += LANES * WARPS)
             if (c.lse_log2[i] != __int_as_float(0x7f800000)) /* else the row has no gradient, whatever its delta is */
                 sum -= (double)(exp2f(sink2 - c.lse_log2[i]) * c.scaled_delta[i]);
     }

@@ -91,9 +91,9 @@ static int kernels_index(const attention_sizes *z, bool general)
 /* Encodes the map of lse_log2 and delta, which follow each other: one query tile is one row. */
 static cot_status map_statistics(cot_queue *queue, CUtensorMap *map, const attention_bwd_call *c, int64_t tiles)
 {
-    const int64_t rows = 2 * tiles, row = c->queries * (int64_t)sizeof(float);
-    return cot_cuda_tensor_map(queue, map, COT_F32, 4, c->lse_log2, (const int64_t[]){c->queries, rows, 1, 1},
-                               (const int64_t[]){row, rows * row, rows * row}, (const int[]){c->queries, 1, 1, 1});
+    const int64_t rows = 2 * tiles, row = c->tile_queries * (int64_t)sizeof(float);
+    return cot_cuda_tensor_map(queue, map, COT_F32, 4, c->lse_log2, (const int64_t[]){c->tile_queries, rows, 1, 1},
+                               (const int64_t[]){row, rows * row, rows * row}, (const int[]){c->tile_queries, 1, 1, 1});
 }
 
 /* Encodes the map of dq_accum: a dQ tile is 64 rows of 64 floats. */
@@ -151,7 +151,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
     const attention_sizes *z = &p->sizes;
     const attention_sm90_bwd_plan *plan = queue->plan;
     const bool general = plan->general;
-    const int64_t columns = plan->columns;
+    const int64_t columns = plan->tile_columns;
     const backward_kernels *kernels = &kernel_table[kernels_index(z, general)];
     /* Thread blocks that divide the keys of a key block. */
     const unsigned key_split = columns > 128 ? ATTENTION_BWD_WIDE_KEY_SPLIT : 1;
@@ -179,11 +179,11 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             .Tk = z->Tk,
             .d_qk = z->d_qk,
             .d_v = z->d_v,
-            .tiles_per_head = cot_ceil_div(z->Tq, plan->queries),
+            .tiles_per_head = cot_ceil_div(z->Tq, plan->tile_queries),
             .head_split = (uint32_t)head_split,
             .work_items = (uint32_t)work_items,
             .inverse_query_heads = (uint32_t)cot_ceil_div(INT64_C(1) << 31, cot_max(gqa_group / head_split, 1)),
-            .queries = (int32_t)plan->queries,
+            .tile_queries = (int32_t)plan->tile_queries,
             .diagonal = z->k_length - z->q_length + z->q_begin - z->k_begin,
             .left = z->left,
             .right = z->right,
@@ -223,7 +223,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
     attention_sequences *sequences = &mapped.call.sequences;
     sequences->max_tiles = (int32_t)plan->batch_tiles_per_head;
     sequences->max_key_blocks = (int32_t)attention_bwd_key_blocks_per_head(p);
-    sequences->tile_queries = (int32_t)plan->queries;
+    sequences->tile_queries = (int32_t)plan->tile_queries;
     sequences->key_block_rows = ATTENTION_BWD_KEYS;
     sequences->seqlens = general ? (attention_seqlen_info *)((char *)workspace + plan->seqlens) : NULL;
     const attention_bwd_call *c = &mapped.call;
@@ -232,13 +232,13 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
     if (status == COT_OK && tiles > 0)
         status = attention_launch(queue, &kernels->preprocess,
                                   /* no remainder: a tile of any size takes whole thread blocks */
-                                  (cot_cuda_grid){.blocks = {(unsigned)(tiles * plan->queries * row_lanes /
+                                  (cot_cuda_grid){.blocks = {(unsigned)(tiles * plan->tile_queries * row_lanes /
                                                                         (ROWS_THREADS * ATTENTION_BWD_PREPROCESS_ROWS)),
                                                              1, 1},
                                                   .threads = ROWS_THREADS},
                                   c);
     if (z->rows_k > 0) {
-        const int tile_rows = choice.pairs ? 64 : (int)plan->queries; /* that one load takes */
+        const int tile_rows = choice.pairs ? 64 : (int)plan->tile_queries; /* that one load takes */
         if (status == COT_OK && tiles > 0)
             status = map_statistics(queue, &mapped.statistics, c, tiles);
         if (status == COT_OK && c->stores_dq && tiles > 0)

@@ -6,9 +6,9 @@
 #include <stdint.h>
 
 /* How the backward for Hopper divides the work: a thread block takes a key block of 128 keys, 64 for each of its two
- * consumer warpgroups, and loops over tiles of ATTENTION_BWD_QUERIES(columns) queries. Above 128 tile columns, the two
- * thread blocks of a cluster take 64 keys of a key block each. */
-#define ATTENTION_BWD_QUERIES(columns) ((columns) == 64 ? 128 : 64)
+ * consumer warpgroups, and loops over tiles of ATTENTION_BWD_TILE_QUERIES(tile_columns) queries. Above 128 tile
+ * columns, the two thread blocks of a cluster take 64 keys of a key block each. */
+#define ATTENTION_BWD_TILE_QUERIES(tile_columns) ((tile_columns) == 64 ? 128 : 64)
 enum {
     ATTENTION_BWD_KEYS = 128,
     ATTENTION_BWD_Q_STAGES = 3,
@@ -55,16 +55,16 @@ enum { ATTENTION_BWD_SQUARE_BYTES = 64 * 64 * 2 };
      + 512)                           /* barriers, work */
 
 /* attention_bwd_key_blocks_sm90.cu. */
-#define ATTENTION_BWD_SHARED_BYTES(columns)                                                             \
-    (ATTENTION_BWD_KEYS * (columns) * 2                                                  /* K */        \
-     + ATTENTION_BWD_KEYS * (columns) * 2                                                /* V */        \
-     + ATTENTION_BWD_Q_STAGES * ATTENTION_BWD_QUERIES(columns) * (columns) * 2           /* Q */        \
-     + ATTENTION_BWD_DOUT_STAGES * ATTENTION_BWD_QUERIES(columns) * (columns) * 2        /* dO */       \
-     + ATTENTION_BWD_DS_STAGES * ATTENTION_BWD_QUERIES(columns) * ATTENTION_BWD_KEYS * 2 /* dS */       \
-     + ATTENTION_BWD_DQ_STAGES * ATTENTION_BWD_DQ_TILE * 4                               /* dQ tiles */ \
-     + ATTENTION_BWD_Q_STAGES * ATTENTION_BWD_QUERIES(columns) * 4                       /* lse_log2 */ \
-     + ATTENTION_BWD_DOUT_STAGES * ATTENTION_BWD_QUERIES(columns) * 4                    /* delta */    \
-     + 512)                                                                              /* barriers, work */
+#define ATTENTION_BWD_SHARED_BYTES(columns)                                                                  \
+    (ATTENTION_BWD_KEYS * (columns) * 2                                                       /* K */        \
+     + ATTENTION_BWD_KEYS * (columns) * 2                                                     /* V */        \
+     + ATTENTION_BWD_Q_STAGES * ATTENTION_BWD_TILE_QUERIES(columns) * (columns) * 2           /* Q */        \
+     + ATTENTION_BWD_DOUT_STAGES * ATTENTION_BWD_TILE_QUERIES(columns) * (columns) * 2        /* dO */       \
+     + ATTENTION_BWD_DS_STAGES * ATTENTION_BWD_TILE_QUERIES(columns) * ATTENTION_BWD_KEYS * 2 /* dS */       \
+     + ATTENTION_BWD_DQ_STAGES * ATTENTION_BWD_DQ_TILE * 4                                    /* dQ tiles */ \
+     + ATTENTION_BWD_Q_STAGES * ATTENTION_BWD_TILE_QUERIES(columns) * 4                       /* lse_log2 */ \
+     + ATTENTION_BWD_DOUT_STAGES * ATTENTION_BWD_TILE_QUERIES(columns) * 4                    /* delta */    \
+     + 512)                                                                                   /* barriers, work */
 
 /* attention_bwd_pairs_sm90.cu. */
 #define ATTENTION_BWD_PAIRS_SHARED_BYTES(columns)                                                              \
@@ -175,9 +175,9 @@ typedef struct attention_bwd_call {
     uint32_t work_items;    /* of the call: key blocks; in the pair kernel, pairs of them */
     /* 2^31 / query heads of a thread block, rounded up: for divisions by multiplication */
     uint32_t inverse_query_heads;
-    int64_t diagonal;    /* causal: query i attends to keys up to i + diagonal */
-    int64_t left, right; /* query i attends to keys i + diagonal - left .. i + diagonal + right */
-    int32_t queries;     /* of a tile: ATTENTION_BWD_QUERIES */
+    int64_t diagonal;     /* causal: query i attends to keys up to i + diagonal */
+    int64_t left, right;  /* query i attends to keys i + diagonal - left .. i + diagonal + right */
+    int32_t tile_queries; /* queries of a tile: ATTENTION_BWD_TILE_QUERIES */
     int32_t causal, deterministic, accumulate;
     int32_t heads_per_section;       /* key-value heads whose key blocks are interleaved */
     int32_t first_ascending_section; /* from this section on, key blocks are taken by ascending keys */
@@ -191,12 +191,12 @@ typedef struct attention_bwd_call {
     float dp_scale;        /* dP is dp_scale times as large; 1 if it is not scaled */
     attention_bwd_softcap cap;
     attention_array lse, out, dout, dlse, delta, sink, dq, dk, dv, dsink;
-    /* Workspace, by sequence and head. */
-    /* [tiles * queries] lse in base 2: lse log2(e) - p_exponent; inf for queries without gradient and after Tq */
+    /* Workspace, by sequence and head. DQ_TILES = tile_queries / 64 * tile_columns / 64. */
+    /* [tiles * tile_queries] lse in base 2: lse log2(e) - p_exponent; inf for queries without gradient and after Tq */
     float *lse_log2;
-    float *scaled_delta;    /* [tiles * queries] delta times dp_scale, 0 after Tq */
-    float *dq_accum;        /* [tiles][queries / 64 * columns / 64][ATTENTION_BWD_DQ_TILE] */
-    uint32_t *dq_semaphore; /* [tiles][queries / 64 * columns / 64] number of key blocks that have added to a dQ tile */
+    float *scaled_delta;         /* [tiles * tile_queries] delta times dp_scale, 0 after Tq */
+    float *dq_accum;             /* [tiles][DQ_TILES][ATTENTION_BWD_DQ_TILE] */
+    uint32_t *dq_semaphore;      /* [tiles][DQ_TILES] number of key blocks that have added to a dQ tile */
     uint32_t *key_block_counter; /* the next key block; null: a thread block or cluster takes that of its index */
 } attention_bwd_call;
 

@@ -106,7 +106,7 @@ COT_PLAN(plan_fwd_sm90, attention_sm90_fwd_plan, attention_sm90_fwd_plan_of(prob
 /* ---- backward ------------------------------------------------------------------------------------------ */
 
 /* Tile columns: the width of the kernel's tiles of Q and K in shared memory. */
-static inline int64_t attention_bwd_columns(const attention_sizes *z)
+static inline int64_t attention_bwd_tile_columns(const attention_sizes *z)
 {
     const int64_t columns = z->d_qk > z->d_v ? z->d_qk : z->d_v;
     return columns <= 64 ? 64 : columns <= 128 ? 128 : columns <= 192 ? 192 : 256;
@@ -116,14 +116,14 @@ static inline int64_t attention_bwd_columns(const attention_sizes *z)
  * and d_v are at most 96. */
 static inline int64_t attention_bwd_used_columns(const attention_sizes *z)
 {
-    const int64_t columns = attention_bwd_columns(z);
+    const int64_t columns = attention_bwd_tile_columns(z);
     return columns == 128 && z->d_qk <= 96 && z->d_v <= 96 ? 96 : columns;
 }
 
 /* Queries of a tile. */
-static inline int64_t attention_bwd_queries(const attention_sizes *z)
+static inline int64_t attention_bwd_tile_queries(const attention_sizes *z)
 {
-    return ATTENTION_BWD_QUERIES(attention_bwd_columns(z));
+    return ATTENTION_BWD_TILE_QUERIES(attention_bwd_tile_columns(z));
 }
 
 /* Query tiles of one head, of all sequences. An upper bound if sequences differ in length. */
@@ -131,8 +131,8 @@ static inline int64_t attention_bwd_tiles(const attention_problem *p)
 {
     const attention_sizes *z = &p->sizes;
     if (z->packed)
-        return z->rows_q / attention_bwd_queries(z) + attention_sequence_count(p);
-    return cot_mul(z->B, cot_ceil_div(z->Tq, attention_bwd_queries(z)));
+        return z->rows_q / attention_bwd_tile_queries(z) + attention_sequence_count(p);
+    return cot_mul(z->B, cot_ceil_div(z->Tq, attention_bwd_tile_queries(z)));
 }
 
 /* Key blocks of one head, of all sequences. An upper bound if sequences differ in length. */
@@ -165,7 +165,7 @@ static inline const char *attention_bwd_sm90_refusal(const attention_problem *p)
     const attention_sizes *z = &p->sizes;
     if (z->d_qk > 256 || z->d_v > 256)
         return "it supports d and d_v up to 256";
-    if (attention_bwd_columns(z) == 256 && z->softcap > 0 && z->dtype == COT_F16)
+    if (attention_bwd_tile_columns(z) == 256 && z->softcap > 0 && z->dtype == COT_F16)
         return "f16 with softcap and d or d_v above 192 needs more registers than there are";
     if (z->dropped > 0 || cot_is_present(&p->alibi_slopes) || cot_is_present(&p->bias))
         return "it supports no dropout, ALiBi or bias";
@@ -173,7 +173,7 @@ static inline const char *attention_bwd_sm90_refusal(const attention_problem *p)
         (double)attention_bwd_key_blocks_per_head(p) * (double)z->Hkv > INT32_MAX / 4)
         return "it counts sequences, heads, queries, keys and key blocks in 32 bits";
     const double gqa_group = (double)z->H / (double)cot_max(z->Hkv, 1);
-    if (gqa_group * gqa_group * (double)(z->Tq / attention_bwd_queries(z) + 1) > INT32_MAX)
+    if (gqa_group * gqa_group * (double)(z->Tq / attention_bwd_tile_queries(z) + 1) > INT32_MAX)
         return "it counts the steps of a key block in 31 bits"; /* see step_of */
     if (attention_bwd_needs_general(p) && (z->rows_q > INT32_MAX / 4 || z->rows_k > INT32_MAX / 4 ||
                                            (double)attention_bwd_tiles(p) * (double)z->H > INT32_MAX / 64))
@@ -207,23 +207,23 @@ static inline double cost_bwd_sm90(const void *problem)
 
 /* The plan of a backward: the kernels' tiles, and the offsets of the workspace's parts in bytes. */
 typedef struct attention_sm90_bwd_plan {
-    bool general;                 /* see attention_bwd_needs_general */
-    int64_t columns, queries;     /* of a tile */
-    int64_t batch_tiles_per_head; /* query tiles of one head, of all sequences */
-    int64_t tiles;                /* query tiles of all heads */
-    int64_t dq_tiles;             /* of dq: 64 queries by 64 columns */
+    bool general;                       /* see attention_bwd_needs_general */
+    int64_t tile_columns, tile_queries; /* the size of a tile */
+    int64_t batch_tiles_per_head;       /* query tiles of one head, of all sequences */
+    int64_t tiles;                      /* query tiles of all heads */
+    int64_t dq_tiles;                   /* of dq: 64 queries by 64 columns */
     size_t lse_log2, scaled_delta, dq_accum, dq_semaphore, key_block_counter, seqlens, bytes;
 } attention_sm90_bwd_plan;
 
 static inline attention_sm90_bwd_plan attention_sm90_bwd_plan_of(const attention_problem *p)
 {
     attention_sm90_bwd_plan plan = {.general = attention_bwd_needs_general(p),
-                                    .columns = attention_bwd_columns(&p->sizes),
-                                    .queries = attention_bwd_queries(&p->sizes),
+                                    .tile_columns = attention_bwd_tile_columns(&p->sizes),
+                                    .tile_queries = attention_bwd_tile_queries(&p->sizes),
                                     .batch_tiles_per_head = attention_bwd_tiles(p)};
     plan.tiles = cot_mul(p->sizes.H, plan.batch_tiles_per_head);
-    plan.dq_tiles = cot_mul(plan.tiles, plan.queries / 64 * (plan.columns / 64));
-    const int64_t rows = cot_mul(plan.tiles, plan.queries), dq_tiles = plan.dq_tiles;
+    plan.dq_tiles = cot_mul(plan.tiles, plan.tile_queries / 64 * (plan.tile_columns / 64));
+    const int64_t rows = cot_mul(plan.tiles, plan.tile_queries), dq_tiles = plan.dq_tiles;
     const int64_t sequences = plan.general ? attention_sequence_count(p) + 1 : 0;
     plan.lse_log2 = cot_workspace_reserve(&plan.bytes, rows, sizeof(float));
     plan.scaled_delta = cot_workspace_reserve(&plan.bytes, rows, sizeof(float));
