@@ -344,7 +344,7 @@ static __device__ void write_dq(const attention_bwd_mapped &m, key_block_shared<
 /* Computes a dQ tile of a step, dQ = dS K, over the keys of consumers first_consumer to last_consumer. Waits on `dq
  * ready` of the stage while the products run.
  *   acc       N sums per thread. The 128 threads have the first 2 N columns of 64 queries
- *   dq_tile   number of the dQ tile in the step: (64 queries of the tile) * COLUMN_PANELS + panel of columns */
+ *   dq_tile   number of the dQ tile in the step: i * COLUMN_PANELS + j has queries 64 i to 64 i + 63 of the tile, panel j */
 template <typename E, int TILE_COLUMNS, int N>
 static __device__ __forceinline__ void compute_dq_tile(key_block_shared<TILE_COLUMNS> &s, float (&acc)[N], uint32_t ds,
                                                        int dq_tile, int first_consumer, int last_consumer,
