@@ -388,13 +388,13 @@ static void (*const one_pass_table[ONE_PASS_MAX_K + 1][3])(const row_args *, int
 };
 /* clang-format on */
 
-/* Computes g and the sums, but not dx. mixed: groups of 64 tokens in which a sequence ends (causal_conv1d_rows.h). They
- * run compute_g_general, which supports any mask. */
+/* Computes g and the sums, but not dx. The groups that `mixed` marks (conv1d_row) run compute_g_general, which supports any
+ * mask. */
 static void compute_g_only(const row_args *row, const uint8_t *mixed, int64_t halo_begin, int64_t halo_end)
 {
     for (int64_t i = 0; i < halo_begin;) {
         const int64_t end = i + conv1d_uniform_length(mixed, i, halo_begin);
-        const int64_t last = mixed != NULL && mixed[i / CONV1D_MIXED_TOKENS] ? i : i + (end - i) / VW * VW;
+        const int64_t last = mixed != NULL && mixed[i / CONV1D_GROUP_TOKENS] ? i : i + (end - i) / VW * VW;
         if (last > i)
             g_functions[conv1d_instance_index(row->K)][row->dtype - COT_F32](row, i, last);
         if (end > last)
@@ -429,8 +429,8 @@ typedef struct piece_work {
     int64_t one_pass_begin, one_pass_end; /* the one-pass loop has written dx of these tokens */
     float *g_after_one_pass;              /* g from token one_pass_end on; `g` holds tokens below one_pass_begin + VW */
     float g_tail_buffer[6 * VW + 2 * CONV1D_MAX_K];
-    uint8_t mixed[CONV1D_ROW_BUFFER_TOKENS / CONV1D_MIXED_TOKENS + 1],
-        mixed_dx[CONV1D_ROW_BUFFER_TOKENS / CONV1D_MIXED_TOKENS + 1];
+    uint8_t mixed[CONV1D_ROW_BUFFER_TOKENS / CONV1D_GROUP_TOKENS + 1],
+        mixed_dx[CONV1D_ROW_BUFFER_TOKENS / CONV1D_GROUP_TOKENS + 1];
     float inputs[MAX_TOKENS_WITH_HALO + CONV1D_MAX_K + VW];
     float dy_f32[MAX_TOKENS_WITH_HALO], g[MAX_TOKENS_WITH_HALO + CONV1D_MAX_K + 2 * VW],
         outputs[CONV1D_ROW_BUFFER_TOKENS];
@@ -543,7 +543,7 @@ static void compute_range(piece_work *work, int64_t d, row_args *row, int64_t ra
     const int64_t one_pass_tokens = halo_begin / (2 * VW) * (2 * VW);
     const bool reaches_end = range_begin + halo_begin == work->piece->end - work->piece->begin;
     if (!work->one_pass || !reaches_end || one_pass_tokens < 4 * VW) {
-        compute_g_only(row, work->piece->seq_ids != NULL ? work->mixed + range_begin / CONV1D_MIXED_TOKENS : NULL,
+        compute_g_only(row, work->piece->seq_ids != NULL ? work->mixed + range_begin / CONV1D_GROUP_TOKENS : NULL,
                        halo_begin, halo_end);
         return;
     }
@@ -583,7 +583,7 @@ static void compute_g_and_sums(piece_work *work, int64_t d, bool last_channel, c
         row.dtype = COT_F32;
         row.prefetch_dy = conv1d_prefetch_next_row(row.dy, next_dy);
     }
-    const int64_t copied = work->context->x_in_place ? conv1d_head_length(piece, K) : n;
+    const int64_t copied = work->context->x_in_place ? conv1d_copied_outputs(piece, K) : n;
     const int64_t copied_end = copied < n ? copied : work->halo_end; /* if all tokens are copied, so is the halo */
     const int64_t size = conv1d_element_size(row.dtype);
     if (copied > 0) {

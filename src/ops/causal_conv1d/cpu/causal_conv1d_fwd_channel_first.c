@@ -28,14 +28,13 @@ static void zero_outputs(const cot_tensor *y, const conv1d_piece *piece, int64_t
                            cot_clamp(piece->end - t, 0, CONV1D_ROW_BUFFER_TOKENS));
 }
 
-/* The rows of a piece. If x is f32 and contiguous, the loop reads x in place. The first outputs of a piece may read
- * inputs that lie in a state or before the tensor, so they read a copy in `inputs`. Without x_in_place all outputs do. */
+/* The state that the rows of a piece share, and their buffers. */
 typedef struct piece_work {
     const forward_context *context;
     const conv1d_piece *piece;
     bool x_in_place, y_in_place;
     conv1d_row row;
-    uint8_t mixed[CONV1D_ROW_BUFFER_TOKENS / CONV1D_MIXED_TOKENS + 1];
+    uint8_t mixed[CONV1D_ROW_BUFFER_TOKENS / CONV1D_GROUP_TOKENS + 1];
     float inputs[CONV1D_ROW_BUFFER_TOKENS + CONV1D_MAX_K], outputs[CONV1D_ROW_BUFFER_TOKENS];
 } piece_work;
 
@@ -48,9 +47,8 @@ static void forward_row(piece_work *work, int64_t d, const float *weight, bool l
     conv1d_row row = work->row;
     row.weight = weight;
     row.y = work->y_in_place ? (void *)y : work->outputs;
-    /* The first `copied` outputs of a piece read inputs that lie in a state or before the tensor, so they read a copy.
-     * With x_in_place: 0, CONV1D_MIXED_TOKENS (one entry of `mixed`) or n. */
-    const int64_t copied = work->x_in_place ? conv1d_head_length(piece, K) : n;
+    /* The first `copied` outputs read a copy of their inputs, in `inputs`. The others read x in place. */
+    const int64_t copied = work->x_in_place ? conv1d_copied_outputs(piece, K) : n;
     if (copied > 0) {
         row.n = copied;
         const char *next = last_channel ? NULL : conv1d_element(&a->x, piece->b, d + 1, piece->begin);

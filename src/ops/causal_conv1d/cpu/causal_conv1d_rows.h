@@ -6,7 +6,8 @@
  * L1 cache.
  *
  * Each loop exists twice. The fast loop handles whole vectors of one sequence, for a constant K = 2..8 or a variable K.
- * The general loop (`_any`) handles the rest: partial vectors, and groups of 64 tokens with the end of a sequence or padding. */
+ * The general loop (`_any`) handles the rest: partial vectors, and groups of 64 outputs whose inputs are of several
+ * sequences, or padding. */
 #ifndef COT_CAUSAL_CONV1D_ROWS_H
 #define COT_CAUSAL_CONV1D_ROWS_H
 
@@ -58,10 +59,12 @@ typedef struct conv1d_row {
     /* NULL, or input i+k contributes to output i only if seq_ids[i+k] == seq_ids[i+output_offset] >= 0 */
     const int32_t *seq_ids;
     int64_t output_offset;
-    const uint8_t *mixed; /* with seq_ids: sequences meet in outputs [i*MIXED_TOKENS, (i+1)*MIXED_TOKENS) */
+    /* With seq_ids. mixed[g]: whether the inputs of outputs [64 g, 64 g + 64) are of several sequences, or
+     * padding. */
+    const uint8_t *mixed;
 } conv1d_row;
 
-enum { CONV1D_MIXED_TOKENS = 64 };
+enum { CONV1D_GROUP_TOKENS = 64 }; /* the outputs of one entry of `mixed`: a multiple of 2 VW */
 
 V_INLINE char *conv1d_y_element(const conv1d_row *row, int64_t i)
 {
@@ -162,16 +165,16 @@ typedef void (*conv1d_convolve_fn)(const conv1d_row *, int64_t, int64_t);
     }
 static const conv1d_convolve_fn conv1d_convolve_table[CONV1D_INSTANCES][3] = CONV1D_TABLE(CONV1D_CONVOLVE_ENTRY);
 
-/* The number of outputs of [i, end) before `mixed` changes its value. */
+/* Number of outputs of [i, end) before `mixed` changes its value. */
 static inline int64_t conv1d_uniform_length(const uint8_t *mixed, int64_t i, int64_t end)
 {
     if (mixed == NULL)
         return end - i;
-    int64_t index = i / CONV1D_MIXED_TOKENS;
-    const uint8_t is_mixed = mixed[index];
-    while (index * CONV1D_MIXED_TOKENS < end && mixed[index] == is_mixed)
-        index++;
-    return (index * CONV1D_MIXED_TOKENS < end ? index * CONV1D_MIXED_TOKENS : end) - i;
+    int64_t group = i / CONV1D_GROUP_TOKENS;
+    const uint8_t is_mixed = mixed[group];
+    while (group * CONV1D_GROUP_TOKENS < end && mixed[group] == is_mixed)
+        group++;
+    return (group * CONV1D_GROUP_TOKENS < end ? group * CONV1D_GROUP_TOKENS : end) - i;
 }
 
 static void conv1d_convolve(const conv1d_row *row)
@@ -181,15 +184,15 @@ static void conv1d_convolve(const conv1d_row *row)
     const int64_t size = conv1d_element_size(row->dtype);
     /* Start the vector loop where y is aligned: a store that crosses a cache line costs twice, and a non-temporal
      * one faults. */
-    const int64_t head = -(int64_t)((uintptr_t)row->y / (uintptr_t)size) & (2 * VW - 1);
-    for (int64_t i = 0; i < row->n;) { /* i is 0 or a multiple of CONV1D_MIXED_TOKENS, and so of 2 VW */
+    const int64_t unaligned_outputs = -(int64_t)((uintptr_t)row->y / (uintptr_t)size) & (2 * VW - 1);
+    for (int64_t i = 0; i < row->n;) { /* i is 0 or a multiple of CONV1D_GROUP_TOKENS, and so of 2 VW */
         int64_t end = i + conv1d_uniform_length(row->mixed, i, row->n);
-        if (row->mixed != NULL && row->mixed[i / CONV1D_MIXED_TOKENS]) {
+        if (row->mixed != NULL && row->mixed[i / CONV1D_GROUP_TOKENS]) {
             conv1d_convolve_any(row, i, end);
             i = end;
             continue;
         }
-        const int64_t vectors_begin = end - i <= head ? end : i + head;
+        const int64_t vectors_begin = end - i <= unaligned_outputs ? end : i + unaligned_outputs;
         const int64_t vectors_end = vectors_begin + (end - vectors_begin) / (2 * VW) * (2 * VW);
         if (vectors_begin > i)
             conv1d_convolve_any(row, i, vectors_begin);
@@ -212,17 +215,19 @@ static inline void conv1d_copy_weights(float *rows, const cot_tensor *weight, co
     }
 }
 
-/* Length of the head of a piece: the outputs whose inputs may lie before x. 0, or CONV1D_MIXED_TOKENS (see conv1d_row),
- * but at most the whole piece. */
-static inline int64_t conv1d_head_length(const conv1d_piece *piece, int64_t K)
+/* Number of outputs at the start of a piece that read a copy of their inputs, if x is read in place. The first K-1
+ * outputs may read inputs before valid_begin, which are in a state or 0. If they do, the number is CONV1D_GROUP_TOKENS
+ * (one entry of `mixed`), or that of all outputs of a shorter piece. Else it is 0. */
+static inline int64_t conv1d_copied_outputs(const conv1d_piece *piece, int64_t K)
 {
     const int64_t n = piece->end - piece->begin;
     if (piece->begin - (K - 1) >= piece->valid_begin)
         return 0;
-    return n < CONV1D_MIXED_TOKENS ? n : CONV1D_MIXED_TOKENS;
+    return n < CONV1D_GROUP_TOKENS ? n : CONV1D_GROUP_TOKENS;
 }
 
-/* Writes, as f32, the inputs of tokens begin .. end-1 of the piece, and the K-1 inputs before them. */
+/* Writes, as f32, the inputs of tokens begin .. end-1 of the piece, and the K-1 inputs before them. Inputs before
+ * valid_begin are in the initial state, or 0. */
 static inline void conv1d_copy_inputs(const conv1d_piece *piece, const cot_tensor *x, const cot_tensor *initial_state,
                                       int64_t K, int64_t d, int64_t end, float *to)
 {
@@ -234,15 +239,15 @@ static inline void conv1d_copy_inputs(const conv1d_piece *piece, const cot_tenso
     conv1d_gather(to, conv1d_element(x, piece->b, d, position), x->dtype, x->stride[2], end - position);
 }
 
-/* Sets mixed[i] if the inputs of outputs [i*MIXED_TOKENS, (i+1)*MIXED_TOKENS) are of several sequences, or padding. */
+/* Computes `mixed` (see conv1d_row) for n outputs, whose n+K-1 inputs have these seq_ids. */
 static inline void conv1d_mark_mixed(uint8_t *mixed, const int32_t *seq_ids, int64_t n, int64_t K)
 {
-    for (int64_t i = 0; i < n; i += CONV1D_MIXED_TOKENS) {
-        const int64_t end = (i + CONV1D_MIXED_TOKENS < n ? i + CONV1D_MIXED_TOKENS : n) + K - 1;
+    for (int64_t i = 0; i < n; i += CONV1D_GROUP_TOKENS) {
+        const int64_t end = (i + CONV1D_GROUP_TOKENS < n ? i + CONV1D_GROUP_TOKENS : n) + K - 1;
         int32_t different = 0;
         for (int64_t j = i; j < end; j++)
             different |= seq_ids[j] ^ seq_ids[i];
-        mixed[i / CONV1D_MIXED_TOKENS] = different != 0 || seq_ids[i] < 0;
+        mixed[i / CONV1D_GROUP_TOKENS] = different != 0 || seq_ids[i] < 0;
     }
 }
 
