@@ -129,25 +129,25 @@ COT_PLAN(plan_bwd_channel_last, conv1d_items_plan,
 static inline size_t scratch_channel_first(const void *problem)
 {
     (void)problem;
-    return CONV1D_CHANNEL_FIRST_SCRATCH;
+    return CONV1D_CHANNEL_FIRST_SCRATCH_BYTES;
 }
 
 static inline size_t scratch_bwd_channel_first(const void *problem)
 {
     (void)problem;
-    return CONV1D_BWD_CHANNEL_FIRST_SCRATCH;
+    return CONV1D_BWD_CHANNEL_FIRST_SCRATCH_BYTES;
 }
 
 static inline size_t scratch_channel_last(const void *problem)
 {
     (void)problem;
-    return CONV1D_CHANNEL_LAST_SCRATCH;
+    return CONV1D_CHANNEL_LAST_SCRATCH_BYTES;
 }
 
 static inline size_t scratch_bwd_channel_last(const void *problem)
 {
     (void)problem;
-    return CONV1D_BWD_CHANNEL_LAST_SCRATCH;
+    return CONV1D_BWD_CHANNEL_LAST_SCRATCH_BYTES;
 }
 
 /* ---- im2col: a matrix product of columns with expanded weights ------------------------------------------------ */

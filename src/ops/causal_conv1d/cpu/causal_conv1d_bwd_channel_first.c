@@ -439,10 +439,10 @@ typedef struct piece_work {
 /* The buffers of an item, in the scratch memory of its thread. */
 typedef struct backward_buffers {
     piece_work work;
-    float weights[CONV1D_COPIED_WEIGHTS], totals[CONV1D_COPIED_WEIGHTS];
+    float weights[CONV1D_COPIED_WEIGHT_FLOATS], totals[CONV1D_COPIED_WEIGHT_FLOATS];
 } backward_buffers;
 
-_Static_assert(sizeof(backward_buffers) <= CONV1D_BWD_CHANNEL_FIRST_SCRATCH,
+_Static_assert(sizeof(backward_buffers) <= CONV1D_BWD_CHANNEL_FIRST_SCRATCH_BYTES,
                "backward_buffers exceed the scratch of an item");
 
 /* The dfinal_state term of dx at `position`, 0 if it has none. A position before piece->valid_begin is in the initial

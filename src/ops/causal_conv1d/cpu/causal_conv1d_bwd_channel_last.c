@@ -381,11 +381,11 @@ typedef struct backward_context {
 typedef struct backward_work {
     const backward_context *context;
     int64_t d_begin, channels, pitch;
-    _Alignas(64) float column_state[CONV1D_BWD_COLUMN_STATE];
+    _Alignas(64) float column_state[CONV1D_BWD_COLUMN_STATE_FLOATS];
     float x[CONV1D_BUFFERED_TILE_FLOATS], dy[CONV1D_BUFFERED_TILE_FLOATS], dx[CONV1D_BUFFERED_TILE_FLOATS];
 } backward_work;
 
-_Static_assert(sizeof(backward_work) <= CONV1D_BWD_CHANNEL_LAST_SCRATCH,
+_Static_assert(sizeof(backward_work) <= CONV1D_BWD_CHANNEL_LAST_SCRATCH_BYTES,
                "backward_work must fit in the thread's scratch");
 
 /* The steps at which the work of a step changes. Steps count from the beginning of the piece; step i loads token i. */

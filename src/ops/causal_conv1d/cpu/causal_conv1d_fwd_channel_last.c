@@ -37,11 +37,12 @@ typedef struct forward_context {
 typedef struct forward_work {
     const forward_context *context;
     int64_t d_begin, channels, pitch;
-    _Alignas(64) float column_state[CONV1D_COLUMN_STATE];
+    _Alignas(64) float column_state[CONV1D_COLUMN_STATE_FLOATS];
     float x[CONV1D_BUFFERED_TILE_FLOATS], y[CONV1D_BUFFERED_TILE_FLOATS];
 } forward_work;
 
-_Static_assert(sizeof(forward_work) <= CONV1D_CHANNEL_LAST_SCRATCH, "forward_work must fit in the thread's scratch");
+_Static_assert(sizeof(forward_work) <= CONV1D_CHANNEL_LAST_SCRATCH_BYTES,
+               "forward_work must fit in the thread's scratch");
 
 /* Tokens [i, i+n) of a piece. conv1d_single_sequence has the same value for all of them. */
 static void forward_tile(forward_work *work, const conv1d_piece *piece, int64_t i, int64_t n, bool single_sequence)

@@ -19,26 +19,32 @@ enum {
     CONV1D_CHANNEL_LAST_WIDE_ITEM_CHANNELS = 2048,
 };
 
-/* Buffers of a channel-first item, in the thread's scratch. CONV1D_COPIED_WEIGHTS counts floats; the scratch
- * sizes are bytes: the weights of the item's channels, in the backward also their sums and row buffers. */
+/* Buffers of a channel-first item, in the thread's scratch: the weights and biases of the item's channels. In the
+ * backward also their sums, and the buffers of a row with the rest of its state (piece_work of
+ * causal_conv1d_bwd_channel_first.c). */
 enum {
-    CONV1D_COPIED_WEIGHTS = CONV1D_CHANNEL_FIRST_MAX_ITEM_CHANNELS * (CONV1D_MAX_K + 1), /* floats, biases included */
-    CONV1D_CHANNEL_FIRST_SCRATCH = 4 * CONV1D_COPIED_WEIGHTS,
-    CONV1D_BWD_CHANNEL_FIRST_SCRATCH =
-        2 * 4 * CONV1D_COPIED_WEIGHTS + 4 * 4 * (CONV1D_ROW_BUFFER_TOKENS + 4 * CONV1D_MAX_K) + 1024
+    CONV1D_COPIED_WEIGHT_FLOATS = CONV1D_CHANNEL_FIRST_MAX_ITEM_CHANNELS * (CONV1D_MAX_K + 1),
+    CONV1D_CHANNEL_FIRST_SCRATCH_BYTES = sizeof(float) * CONV1D_COPIED_WEIGHT_FLOATS,
+    CONV1D_BWD_ROW_BUFFERS = 4, /* inputs, dy_f32, g, outputs */
+    /* Of one of them: tokens, then halo and padding to whole vectors */
+    CONV1D_BWD_ROW_BUFFER_FLOATS = CONV1D_ROW_BUFFER_TOKENS + 4 * CONV1D_MAX_K,
+    CONV1D_BWD_CHANNEL_FIRST_SCRATCH_BYTES =
+        sizeof(float) * (2 * CONV1D_COPIED_WEIGHT_FLOATS + CONV1D_BWD_ROW_BUFFERS * CONV1D_BWD_ROW_BUFFER_FLOATS) + 1024
 };
 
-/* Buffers of a channel-last item, in the thread's scratch. The buffers count floats, the scratch sizes bytes.
- * Only filters of K <= 4 have items of CONV1D_CHANNEL_LAST_WIDE_ITEM_CHANNELS (conv1d_channel_last_item_channels). */
+/* Buffers of a channel-last item, in the thread's scratch. Only filters of K <= 4 have items of
+ * CONV1D_CHANNEL_LAST_WIDE_ITEM_CHANNELS (conv1d_channel_last_item_channels). */
 enum {
     /* A tile that passes through a buffer: 4 tokens of 2048 channels, or 8 of 512 (conv1d_buffered_tile_tokens), each with
      * CONV1D_PITCH_PADDING, which is at most 16. */
     CONV1D_BUFFERED_TILE_FLOATS = 4 * (CONV1D_CHANNEL_LAST_WIDE_ITEM_CHANNELS + 16),
     /* 2K vectors for each column (see conv1d_pack_vector), and 5K+1 in the backward. */
-    CONV1D_COLUMN_STATE = 8 * CONV1D_CHANNEL_LAST_WIDE_ITEM_CHANNELS,
-    CONV1D_BWD_COLUMN_STATE = 21 * CONV1D_CHANNEL_LAST_WIDE_ITEM_CHANNELS,
-    CONV1D_CHANNEL_LAST_SCRATCH = 4 * (CONV1D_COLUMN_STATE + 2 * CONV1D_BUFFERED_TILE_FLOATS) + 256,
-    CONV1D_BWD_CHANNEL_LAST_SCRATCH = 4 * (CONV1D_BWD_COLUMN_STATE + 3 * CONV1D_BUFFERED_TILE_FLOATS) + 256
+    CONV1D_COLUMN_STATE_FLOATS = 8 * CONV1D_CHANNEL_LAST_WIDE_ITEM_CHANNELS,
+    CONV1D_BWD_COLUMN_STATE_FLOATS = 21 * CONV1D_CHANNEL_LAST_WIDE_ITEM_CHANNELS,
+    CONV1D_CHANNEL_LAST_SCRATCH_BYTES =
+        sizeof(float) * (CONV1D_COLUMN_STATE_FLOATS + 2 * CONV1D_BUFFERED_TILE_FLOATS) + 256,
+    CONV1D_BWD_CHANNEL_LAST_SCRATCH_BYTES =
+        sizeof(float) * (CONV1D_BWD_COLUMN_STATE_FLOATS + 3 * CONV1D_BUFFERED_TILE_FLOATS) + 256
 };
 
 /* An item is batch_per_item batch elements x tokens_per_item tokens x channels_per_item channels. The last item of an
@@ -85,7 +91,7 @@ static inline conv1d_item_grid conv1d_item_grid_channel_first(const conv1d_sizes
 /* An x of at least this many bytes counts as larger than the L3 cache. */
 enum { CONV1D_WIDE_BYTES = 64 << 20 };
 
-/* Channels of a channel-last item. Their column state (CONV1D_COLUMN_STATE) stays in the L1 cache, that of a wide item
+/* Channels of a channel-last item. Their column state (CONV1D_COLUMN_STATE_FLOATS) stays in the L1 cache, that of a wide item
  * in the L2 cache. */
 static inline int64_t conv1d_channel_last_item_channels(const conv1d_sizes *sizes)
 {

@@ -32,11 +32,12 @@ typedef struct update_work {
     int64_t b, d_begin, channels, pitch;
     int64_t state_row; /* index along axis 0 of conv_state */
     int64_t start;     /* the position of x[0] in a ring, else S */
-    _Alignas(64) float column_state[CONV1D_COLUMN_STATE];
+    _Alignas(64) float column_state[CONV1D_COLUMN_STATE_FLOATS];
     float x[CONV1D_BUFFERED_TILE_FLOATS], y[CONV1D_BUFFERED_TILE_FLOATS];
 } update_work;
 
-_Static_assert(sizeof(update_work) <= CONV1D_CHANNEL_LAST_SCRATCH, "update_work must fit in the thread's scratch");
+_Static_assert(sizeof(update_work) <= CONV1D_CHANNEL_LAST_SCRATCH_BYTES,
+               "update_work must fit in the thread's scratch");
 
 /* Copies position j + count of each channel's state to position j, for j < S - count, in ascending order. */
 V_INLINE void shift_positions(char *state, int64_t size, const cot_tensor *tensor, int64_t channels, int64_t count)
