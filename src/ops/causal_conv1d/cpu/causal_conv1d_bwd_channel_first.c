@@ -24,6 +24,7 @@
  * integers, and a mask) and the v_ functions. v_stream is a non-temporal store. */
 #include "causal_conv1d_reduce.h"
 #include "causal_conv1d_rows.h"
+#include "causal_conv1d_state.h"
 
 cot_status V_NAME(causal_conv1d_bwd_channel_first)(cot_queue *, const void *, void *);
 

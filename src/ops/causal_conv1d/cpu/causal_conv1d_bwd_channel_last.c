@@ -20,8 +20,11 @@
  *
  * src/simd/simd.h defines V_NAME (one function per instruction set), the types vf, vi and vm (VW lanes of floats, of
  * integers, and a mask) and the v_ functions. `nontemporal` means non-temporal stores. */
+#include "causal_conv1d_instances.h"
 #include "causal_conv1d_reduce.h"
+#include "causal_conv1d_state.h"
 #include "causal_conv1d_tiles.h"
+#include "simd/silu.h"
 
 cot_status V_NAME(causal_conv1d_bwd_channel_last)(cot_queue *, const void *, void *);
 

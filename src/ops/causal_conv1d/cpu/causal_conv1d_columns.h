@@ -11,7 +11,9 @@
 #ifndef COT_CAUSAL_CONV1D_COLUMNS_H
 #define COT_CAUSAL_CONV1D_COLUMNS_H
 
+#include "causal_conv1d_instances.h"
 #include "causal_conv1d_tiles.h"
+#include "simd/silu.h"
 
 /* A tile: y[i][c] = act(bias[c] + sum_k weight[k][c] * x[i+k-K+1][c]), i < n */
 typedef struct conv1d_tile_args {

@@ -7,6 +7,7 @@
  * into pieces (causal_conv1d_pieces.h). Each row of a piece is convolved with consecutive tokens in the lanes
  * (causal_conv1d_rows.h). Further items, after these, write final_state. */
 #include "causal_conv1d_rows.h"
+#include "causal_conv1d_state.h"
 
 cot_status V_NAME(causal_conv1d_fwd_channel_first)(cot_queue *, const void *, void *);
 

@@ -7,6 +7,7 @@
  * processed in columns of VW channels (causal_conv1d_columns.h). The loops read and write the tensors in place, or use
  * f32 buffers where channels are not contiguous. The items after those write final_state. */
 #include "causal_conv1d_columns.h"
+#include "causal_conv1d_state.h"
 
 cot_status V_NAME(causal_conv1d_fwd_channel_last)(cot_queue *, const void *, void *);
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * causal_conv1d_items.h: how the vector kernels divide a problem into work items. For the kernels and the kernel
- * table.
+ * causal_conv1d_items.h: how the vector kernels divide a problem into work items, and which problems are larger than a
+ * cache. For the kernels and the kernel table. docs/kernels/causal_conv1d_cpu.md defines item, piece, row, tile, column
+ * and span, and has a picture of the halo.
  *
  * The division depends on B, D, T, K and the dtype of x. So the number of threads does not change the order of a sum.
  * Inside an item the order also depends on the packing, the strides, the requested gradients and the vector width. */
@@ -91,8 +92,8 @@ static inline conv1d_item_grid conv1d_item_grid_channel_first(const conv1d_sizes
 /* An x of at least this many bytes counts as larger than the L3 cache. */
 enum { CONV1D_WIDE_BYTES = 64 << 20 };
 
-/* Channels of a channel-last item. Their column state (CONV1D_COLUMN_STATE_FLOATS) stays in the L1 cache, that of a wide item
- * in the L2 cache. */
+/* Number of channels of a channel-last item. Their column state (CONV1D_COLUMN_STATE_FLOATS) stays in the L1 cache, that
+ * of a wide item in the L2 cache. */
 static inline int64_t conv1d_channel_last_item_channels(const conv1d_sizes *sizes)
 {
     if (sizes->K > 4)
@@ -152,6 +153,18 @@ static inline conv1d_item conv1d_item_channel_last(const conv1d_item_grid *item_
     const int64_t batch_token = index / item_grid->items_along_channels;
     return conv1d_item_at(item_grid, sizes, batch_token / item_grid->items_along_tokens,
                           batch_token % item_grid->items_along_tokens, index % item_grid->items_along_channels);
+}
+
+/* Several times the L2 cache of a core (1 or 2 MiB). */
+enum { CONV1D_NONTEMPORAL_BYTES = 8 << 20 };
+
+/* Whether outputs are written by non-temporal stores. tensors: number of tensors with the sizes of x that the kernel
+ * reads or writes. */
+static inline bool conv1d_uses_nontemporal_stores(const conv1d_sizes *sizes, int tensors)
+{
+    return (double)tensors * (double)sizes->B * (double)sizes->D * (double)sizes->T *
+               (double)cot_dtype_size(sizes->dtype) >=
+           CONV1D_NONTEMPORAL_BYTES;
 }
 
 /* The plan of the backward kernels: their item_grid, and the bytes of the partial sums of dweight and dbias,

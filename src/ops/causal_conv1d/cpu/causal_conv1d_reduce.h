@@ -5,7 +5,8 @@
 #ifndef COT_CAUSAL_CONV1D_REDUCE_H
 #define COT_CAUSAL_CONV1D_REDUCE_H
 
-#include "causal_conv1d_to_f32.h"
+#include "core/float16.h"
+#include "ops/causal_conv1d/causal_conv1d_problem.h"
 
 enum {
     /* Channels summed at once. Their terms in one partial sum are contiguous. The partial sums are far apart. */
@@ -68,26 +69,6 @@ static inline void conv1d_reduce(cot_queue *queue, const conv1d_backward_problem
     const bool serial = (double)partial_count * (double)(problem->sizes.K + 1) * (double)D < CONV1D_REDUCE_SERIAL_TERMS;
     conv1d_reduction reduction = {problem, partials, partial_count, serial ? sums : 1};
     cot_run_items(queue, serial && sums > 0 ? 1 : sums, conv1d_reduce_item, &reduction);
-}
-
-/* ---- dinitial_state of sequences without tokens ---------------------------------------------------------------- *
- * The pieces of a sequence write its dinitial_state. A sequence without tokens has no pieces: its dinitial_state is its
- * dfinal_state. */
-
-static inline void conv1d_store_empty_dinitial_state(const conv1d_backward_problem *problem, int64_t index,
-                                                     int64_t state_item)
-{
-    const cot_causal_conv1d_backward_args *a = &problem->args;
-    const conv1d_sizes *sizes = &problem->sizes;
-    const conv1d_span span = conv1d_span_at(sizes, &a->seq_idx, &a->cu_seqlens, index);
-    if (span.first != span.end)
-        return;
-    const int64_t begin = state_item * CONV1D_STATE_CHANNELS;
-    const int64_t end = begin + CONV1D_STATE_CHANNELS < sizes->D ? begin + CONV1D_STATE_CHANNELS : sizes->D;
-    for (int64_t d = begin; d < end; d++)
-        for (int64_t i = 0; i < sizes->K - 1; i++)
-            conv1d_store(&a->dinitial_state, index, d, i,
-                         cot_is_present(&a->dfinal_state) ? conv1d_load(&a->dfinal_state, index, d, i) : 0);
 }
 
 #endif

@@ -11,7 +11,10 @@
 #ifndef COT_CAUSAL_CONV1D_ROWS_H
 #define COT_CAUSAL_CONV1D_ROWS_H
 
+#include "causal_conv1d_instances.h"
+#include "causal_conv1d_pieces.h"
 #include "causal_conv1d_to_f32.h"
+#include "simd/silu.h"
 
 /* l1, l2: the addresses that the loop prefetches into the L1 and the L2 cache while it computes element 0. For later
  * elements it adds the same offset to both. Measured as a fraction of a copy's speed, forward with tensors of at least

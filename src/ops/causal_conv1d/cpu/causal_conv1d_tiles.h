@@ -4,6 +4,7 @@
 #ifndef COT_CAUSAL_CONV1D_TILES_H
 #define COT_CAUSAL_CONV1D_TILES_H
 
+#include "causal_conv1d_pieces.h"
 #include "causal_conv1d_to_f32.h"
 
 enum {
