@@ -99,10 +99,10 @@ V_INLINE void compute_g_vectors(const row_args *row, int64_t begin, int64_t end,
     const vf bias = v_set1(row->weight[K]);
     const conv1d_prefetch_base prefetch_x = row->prefetch_x, prefetch_dy = row->prefetch_dy;
     for (int64_t i = begin; i < end;) {
-        const int64_t stop = end - i < SUM_TERMS * VW ? end : i + SUM_TERMS * VW;
+        const int64_t chunk_end = end - i < SUM_TERMS * VW ? end : i + SUM_TERMS * VW;
         for (int64_t k = 0; k <= K; k++)
             sums[k] = v_zero();
-        for (; i < stop; i += VW) {
+        for (; i < chunk_end; i += VW) {
             conv1d_prefetch(&prefetch_x, i * size);
             conv1d_prefetch(&prefetch_dy, i * size);
             vf g = v_load_as(dy + i * size, dtype);
@@ -228,10 +228,10 @@ V_INLINE void one_pass_registers(const row_args *row, int64_t begin, int64_t end
     vf tap0 = v_load(x + begin + VW);
     vf z = one_pass_convolve(w, bias, v_load(x + begin), tap0, K, &x0);
     for (int64_t i = begin; i < end;) {
-        const int64_t stop = end - i < SUM_TERMS * VW ? end : i + SUM_TERMS * VW;
+        const int64_t chunk_end = end - i < SUM_TERMS * VW ? end : i + SUM_TERMS * VW;
         for (int64_t k = 0; k <= K; k++)
             sums[k] = v_zero();
-        for (; i < stop; i += 2 * VW) {
+        for (; i < chunk_end; i += 2 * VW) {
             const float *from = i + 2 * VW < end ? x + i : x_tail;
             for (int64_t line = 0; line < 2 * VW * size; line += 64) {
                 v_prefetch((const void *)(prefetch_x + (uintptr_t)(i * size + line)));

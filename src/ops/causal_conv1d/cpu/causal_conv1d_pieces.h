@@ -40,15 +40,15 @@ typedef struct conv1d_piece {
     const int32_t *seq_ids;
 } conv1d_piece;
 
-/* Iterates over the pieces of tokens [position, stop) of batch element b. */
+/* Iterates over the pieces of tokens [position, end) of batch element b. */
 typedef struct conv1d_piece_iterator {
     const conv1d_sequences *sequences;
-    int64_t b, position, stop, max_tokens;
+    int64_t b, position, end, max_tokens;
     int64_t sequence; /* of cu_seqlens: at or before `position`; conv1d_next_piece advances it */
     int32_t seq_ids[CONV1D_ROW_BUFFER_TOKENS + 2 * CONV1D_MAX_K + 64];
 } conv1d_piece_iterator;
 
-/* The sequence of cu_seqlens that holds token t. N = the padding after the last sequence. */
+/* Index of the sequence of cu_seqlens that holds token t. Returns sequence_count for padding after the last sequence. */
 static inline int64_t conv1d_find_sequence(const conv1d_sequences *sequences, int64_t t)
 {
     int64_t low = 0, high = sequences->sizes->sequence_count; /* the answer is in [low, high] */
@@ -63,15 +63,15 @@ static inline int64_t conv1d_find_sequence(const conv1d_sequences *sequences, in
 }
 
 static inline void conv1d_begin_pieces(conv1d_piece_iterator *it, const conv1d_sequences *sequences, int64_t b,
-                                       int64_t begin, int64_t stop, int64_t max_tokens)
+                                       int64_t begin, int64_t end, int64_t max_tokens)
 {
     it->sequences = sequences;
     it->b = b;
     it->position = begin;
-    it->stop = stop;
+    it->end = end;
     it->max_tokens = max_tokens;
     it->sequence = 0;
-    if (cot_is_present(sequences->cu_seqlens) && begin < stop) {
+    if (cot_is_present(sequences->cu_seqlens) && begin < end) {
         const int64_t K = sequences->sizes->K;
         it->sequence = conv1d_find_sequence(sequences, begin < K - 1 ? 0 : begin - (K - 1));
     }
@@ -128,9 +128,9 @@ static inline void conv1d_label_tokens(conv1d_piece_iterator *it, conv1d_piece *
 static inline bool conv1d_next_piece(conv1d_piece_iterator *it, conv1d_piece *piece)
 {
     const conv1d_sequences *sequences = it->sequences;
-    if (it->position >= it->stop)
+    if (it->position >= it->end)
         return false;
-    const int64_t left = it->stop - it->position;
+    const int64_t left = it->end - it->position;
     *piece = (conv1d_piece){.b = it->b,
                             .begin = it->position,
                             .end = it->position + (left < it->max_tokens ? left : it->max_tokens),

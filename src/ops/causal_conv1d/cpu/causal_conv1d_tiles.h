@@ -14,7 +14,7 @@ enum {
     CONV1D_TILE_L1_DISTANCE = 128            /* bytes, see conv1d_prefetch_tile */
 };
 
-/* Tokens of a tile that passes through buffers: fewer if a token has many channels. */
+/* Number of tokens of a tile that passes through buffers: fewer if a token has many channels. */
 V_INLINE int64_t conv1d_buffered_tile_tokens(int64_t channels)
 {
     return channels > CONV1D_CHANNEL_LAST_ITEM_CHANNELS ? 4 : CONV1D_TILE_TOKENS;
@@ -28,7 +28,7 @@ V_INLINE int64_t conv1d_pitch(int64_t channels)
     return cot_round_up(channels, VW) + CONV1D_PITCH_PADDING;
 }
 
-/* Are token i and the K-1 inputs before it of one sequence, and not padding? */
+/* Whether token i and the K-1 inputs before it are of one sequence, and not padding. */
 V_INLINE bool conv1d_single_sequence(const int32_t *seq_ids, int64_t i, int64_t K)
 {
     bool single_sequence = seq_ids[i] >= 0;
@@ -37,18 +37,17 @@ V_INLINE bool conv1d_single_sequence(const int32_t *seq_ids, int64_t i, int64_t 
     return single_sequence;
 }
 
-/* The number of tokens of [i, end) until conv1d_single_sequence changes its value. Writes the value to
- * *single_sequence. */
+/* Number of tokens of [i, end) until conv1d_single_sequence changes its value. Writes the value to *single_sequence. */
 static inline int64_t conv1d_single_sequence_run(const int32_t *seq_ids, int64_t i, int64_t end, int64_t K,
                                                  bool *single_sequence)
 {
     *single_sequence = seq_ids == NULL || conv1d_single_sequence(seq_ids, i, K);
     if (seq_ids == NULL)
         return end - i;
-    int64_t stop = i + 1;
-    while (stop < end && conv1d_single_sequence(seq_ids, stop, K) == *single_sequence)
-        stop++;
-    return stop - i;
+    int64_t run_end = i + 1;
+    while (run_end < end && conv1d_single_sequence(seq_ids, run_end, K) == *single_sequence)
+        run_end++;
+    return run_end - i;
 }
 
 /* to[i][0..channels) = token begin+i of the tensor, in f32, i < n */
@@ -148,7 +147,7 @@ V_INLINE bool conv1d_contiguous_channels(const cot_tensor *tensor)
     return tensor->stride[1] == 1 || tensor->shape[1] == 1;
 }
 
-/* Can every token be stored with non-temporal stores? Tokens of 2-byte elements cannot: the arithmetic of those
+/* Whether every token can be stored with non-temporal stores. Tokens of 2-byte elements cannot: the arithmetic of those
  * kernels already takes as long as the memory transfers, and copying through the run buffers would add to it. */
 static inline bool conv1d_nontemporal_tokens(const cot_tensor *tensor)
 {
