@@ -14,7 +14,7 @@ enum {
     CONV1D_MAX_K = 32,               /* wider filters run on the scalar kernel */
     CONV1D_ROW_BUFFER_TOKENS = 2048, /* tokens of the buffers of a row, which fit in L1; channel-last: of a piece */
     CONV1D_MAX_ITEM_TOKENS = 16384,  /* tokens of one item, channel-first */
-    /* Channels of one item. Wide items are for x of at least CONV1D_WIDE_BYTES: they read few long memory ranges. */
+    /* Number of channels of one item. Wide items are for x of at least CONV1D_WIDE_BYTES: they read few long memory ranges. */
     CONV1D_CHANNEL_FIRST_MAX_ITEM_CHANNELS = 64,
     CONV1D_CHANNEL_LAST_ITEM_CHANNELS = 512,
     CONV1D_CHANNEL_LAST_WIDE_ITEM_CHANNELS = 2048,
@@ -89,7 +89,7 @@ static inline conv1d_item_grid conv1d_item_grid_channel_first(const conv1d_sizes
     return item_grid;
 }
 
-/* An x of at least this many bytes counts as larger than the L3 cache. */
+/* Number of bytes from which x counts as larger than the L3 cache. */
 enum { CONV1D_WIDE_BYTES = 64 << 20 };
 
 /* Number of channels of a channel-last item. Their column state (CONV1D_COLUMN_STATE_FLOATS) stays in the L1 cache, that
@@ -155,11 +155,11 @@ static inline conv1d_item conv1d_item_channel_last(const conv1d_item_grid *item_
                           batch_token % item_grid->items_along_tokens, index % item_grid->items_along_channels);
 }
 
-/* Several times the L2 cache of a core (1 or 2 MiB). */
+/* Number of bytes of all tensors of a call from which outputs are written by non-temporal stores: several times the L2
+ * cache of a core (1 or 2 MiB). */
 enum { CONV1D_NONTEMPORAL_BYTES = 8 << 20 };
 
-/* Whether outputs are written by non-temporal stores. tensors: number of tensors with the sizes of x that the kernel
- * reads or writes. */
+/* Whether outputs are written by non-temporal stores. tensors: number of tensors with the sizes of x in the call. */
 static inline bool conv1d_uses_nontemporal_stores(const conv1d_sizes *sizes, int tensors)
 {
     return (double)tensors * (double)sizes->B * (double)sizes->D * (double)sizes->T *

@@ -13,13 +13,13 @@
 
 #include "causal_conv1d_items.h"
 
-/* If the average sequence has fewer tokens than this, sequences share pieces. */
+/* Number of tokens of an average sequence below which sequences share pieces. */
 enum { CONV1D_LONG_SEQUENCE = 256 };
 
 typedef struct conv1d_sequences {
     const conv1d_sizes *sizes;
     const cot_tensor *seq_idx, *cu_seqlens;
-    bool split_at_sequences; /* pieces end where the sequences of cu_seqlens end */
+    bool split_at_sequences; /* whether pieces end where the sequences of cu_seqlens end */
 } conv1d_sequences;
 
 static inline conv1d_sequences conv1d_sequences_of(const conv1d_sizes *sizes, const cot_tensor *seq_idx,
@@ -35,7 +35,7 @@ typedef struct conv1d_piece {
     int64_t b, begin, end;
     int64_t valid_begin, valid_end;
     int64_t state; /* index along axis 0 of the state tensors; -1: the piece has no states */
-    bool padding;  /* every token is padding */
+    bool padding;  /* whether every token is padding */
     /* seq_ids[i] is the sequence of token begin-K+1+i, i <= end-begin+2K-3; negative = padding */
     const int32_t *seq_ids;
 } conv1d_piece;
@@ -157,7 +157,7 @@ static inline bool conv1d_next_piece(conv1d_piece_iterator *it, conv1d_piece *pi
     return true;
 }
 
-/* Does position `from` contribute to position `to`? Both are within K-1 tokens of the piece, `to` in [valid_begin,
+/* Whether position `from` contributes to position `to`. Both are within K-1 tokens of the piece, `to` in [valid_begin,
  * valid_end). */
 static inline bool conv1d_piece_same_sequence(const conv1d_piece *piece, int64_t K, int64_t from, int64_t to)
 {

@@ -9,18 +9,18 @@
 #include "ops/causal_conv1d/causal_conv1d_problem.h"
 
 enum {
-    /* Channels summed at once. Their terms in one partial sum are contiguous. The partial sums are far apart. */
+    /* Number of channels summed at once. Their terms in one partial sum are contiguous. The partial sums are far apart. */
     CONV1D_REDUCE_CHANNELS = 512,
-    /* Fewer terms than this are summed by one thread. Waking threads takes 2 us, 50 % of a small backward. */
+    /* Number of terms below which one thread sums them. Waking threads takes 2 us, 50 % of a small backward. */
     CONV1D_REDUCE_SERIAL_TERMS = 65536
 };
 
 typedef struct conv1d_reduction {
     const conv1d_backward_problem *problem;
     const float *partials;
-    int64_t partial_count; /* partial sums per channel: items_along_batch * items_along_tokens of the item grid */
-    int64_t
-        sums_per_item; /* of an item of the reduction. A sum: one tap or the bias, CONV1D_REDUCE_CHANNELS channels */
+    int64_t partial_count; /* number of partial sums per channel: items_along_batch * items_along_tokens */
+    /* number of sums of an item of the reduction. A sum is of one tap or the bias, for CONV1D_REDUCE_CHANNELS channels */
+    int64_t sums_per_item;
 } conv1d_reduction;
 
 /* Rounds twice for 16-bit gradients: to float32 and then to 16 bits. */
