@@ -44,7 +44,7 @@ typedef struct conv1d_piece {
 typedef struct conv1d_piece_iterator {
     const conv1d_sequences *sequences;
     int64_t b, position, end, max_tokens;
-    int64_t sequence; /* of cu_seqlens: at or before `position`; conv1d_next_piece advances it */
+    int64_t sequence; /* with split_at_sequences: index of a sequence at or before `position` */
     int32_t seq_ids[CONV1D_ROW_BUFFER_TOKENS + 2 * CONV1D_MAX_K + 64];
 } conv1d_piece_iterator;
 
@@ -70,11 +70,7 @@ static inline void conv1d_begin_pieces(conv1d_piece_iterator *it, const conv1d_s
     it->position = begin;
     it->end = end;
     it->max_tokens = max_tokens;
-    it->sequence = 0;
-    if (cot_is_present(sequences->cu_seqlens) && begin < end) {
-        const int64_t K = sequences->sizes->K;
-        it->sequence = conv1d_find_sequence(sequences, begin < K - 1 ? 0 : begin - (K - 1));
-    }
+    it->sequence = sequences->split_at_sequences ? conv1d_find_sequence(sequences, begin) : 0;
 }
 
 /* Writes the sequence ids of tokens [low, high) to seq_ids[0..]. Returns true if all of them are one sequence and not
