@@ -33,7 +33,6 @@ static void zero_outputs(const cot_tensor *y, const conv1d_piece *piece, int64_t
 typedef struct piece_work {
     const forward_context *context;
     const conv1d_piece *piece;
-    bool x_in_place, y_in_place;
     conv1d_row row;
     uint8_t mixed[CONV1D_ROW_BUFFER_TOKENS / CONV1D_GROUP_TOKENS + 1];
     float inputs[CONV1D_ROW_BUFFER_TOKENS + CONV1D_MAX_K], outputs[CONV1D_ROW_BUFFER_TOKENS];
@@ -47,9 +46,9 @@ static void forward_row(piece_work *work, int64_t d, const float *weight, bool l
     char *y = conv1d_element(&a->y, piece->b, d, piece->begin);
     conv1d_row row = work->row;
     row.weight = weight;
-    row.y = work->y_in_place ? (void *)y : work->outputs;
+    row.y = work->context->y_in_place ? (void *)y : work->outputs;
     /* The first `copied` outputs read a copy of their inputs, in `inputs`. The others read x in place. */
-    const int64_t copied = work->x_in_place ? conv1d_copied_outputs(piece, K) : n;
+    const int64_t copied = work->context->x_in_place ? conv1d_copied_outputs(piece, K) : n;
     if (copied > 0) {
         row.n = copied;
         const char *next = last_channel ? NULL : conv1d_element(&a->x, piece->b, d + 1, piece->begin);
@@ -67,7 +66,7 @@ static void forward_row(piece_work *work, int64_t d, const float *weight, bool l
         row.prefetch = conv1d_prefetch_same_row(row.x);
         conv1d_convolve(&row);
     }
-    if (!work->y_in_place)
+    if (!work->context->y_in_place)
         conv1d_scatter(y, a->y.dtype, a->y.stride[2], work->outputs, n);
 }
 
@@ -79,12 +78,10 @@ static void forward_piece(const forward_context *context, const conv1d_piece *pi
     piece_work work;
     work.context = context;
     work.piece = piece;
-    work.x_in_place = context->x_in_place;
-    work.y_in_place = context->y_in_place;
     work.row = (conv1d_row){.K = K,
-                            .dtype = work.y_in_place ? a->y.dtype : COT_F32,
+                            .dtype = context->y_in_place ? a->y.dtype : COT_F32,
                             .silu = a->activation == COT_ACTIVATION_SILU,
-                            .nontemporal = work.y_in_place && context->nontemporal};
+                            .nontemporal = context->y_in_place && context->nontemporal};
     if (piece->seq_ids != NULL) {
         conv1d_mark_mixed(work.mixed, piece->seq_ids, piece->end - piece->begin, K);
         work.row.seq_ids = piece->seq_ids;
