@@ -1320,10 +1320,10 @@ def front(results, peers):
     beta = " (beta)" if re.search(r"\db\d", version) else ""
     peer = f" {version}{beta}" if version else ""
     return "\n".join([f"On an {device.removeprefix('NVIDIA ')}, {span}, bf16 unless noted. Attention: batch x tokens = 16384, heads x d = 2048.",
-                      "", f"- *1.08x FA4*: cotangent's speed / the fastest peer's. FA4 is FlashAttention-4{peer}, FA3 FlashAttention-3. Only FA3's "
-                      "backward was measured. Deterministic peers are also listed, because cotangent is deterministic.",
-                      "- *0.98 of copy*: 98 % of a copy's bandwidth. *0.73 of products*: 73 % of matrix products' rate.",
-                      "- *torch.compile taps*: a sum of K shifted products of x. The package causal_conv1d was not timed as a single call.",
+                      "", f"- *1.08x FA4*: cotangent's speed / the fastest peer's. FA4 is FlashAttention-4{peer}, FA3 FlashAttention-3. Of FA3, "
+                      "only the backward was measured. Deterministic peers are also listed.",
+                      "- *0.98 of copy*: 98 % of a copy's bandwidth. *0.73 of products*: 73 % of the rate of a plain matrix product in the same run.",
+                      "- *torch.compile taps*: a sum of K shifted products of x. The package causal_conv1d was not installed, so it is missing here.",
                       "", *lines, "",
                       *lowest_ratios(device, results, peers)]) + "\n"
 
