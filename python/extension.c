@@ -84,6 +84,17 @@ static PyObject *raise_status(cot_status status)
     return NULL;
 }
 
+/* As raise_status, after cot_queue_create for a GPU. Replaces the name of this function, which a user of the package
+ * does not call. */
+static PyObject *raise_no_gpu(cot_status status)
+{
+    static const char prefix[] = "cot_queue_create: ";
+    const char *text = cot_error_message();
+    if (status != COT_NO_DEVICE || strncmp(text, prefix, sizeof prefix - 1) != 0)
+        return raise_status(status);
+    return PyErr_Format(PyExc_RuntimeError, "cotangent: %s: see python -m cotangent.doctor", text + sizeof prefix - 1);
+}
+
 /* ---- values to members ---------------------------------------------------------------------------------- */
 
 static PyObject *name_dtype, *name_shape, *name_stride, *name_data_ptr, *name_get_device;
@@ -398,7 +409,7 @@ static cot_queue *cuda_queue(long device)
         options.device = (int32_t)device;
         const cot_status status = cot_queue_create(&options, &cuda_queues[device]);
         if (status != COT_OK)
-            raise_status(status);
+            raise_no_gpu(status);
     }
     return cuda_queues[device];
 }
@@ -648,7 +659,7 @@ static PyObject *make_nccl_group(PyObject *self, PyObject *args)
         status = cot_group_create_nccl(&communicator, &options, &g->group);
     PyEval_RestoreThread(thread);
     if (status != COT_OK) {
-        raise_status(status);
+        raise_no_gpu(status);
         free_group(g);
         return NULL;
     }

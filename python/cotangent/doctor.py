@@ -17,7 +17,7 @@ def _say(mark: str, about: str, text: str) -> None:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return (str(error).strip() or type(error).__name__).splitlines()[0].replace(": see python -m cotangent.doctor", "")
 
 
 def _code_of(capability: "tuple[int, int]") -> str:

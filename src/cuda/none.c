@@ -9,7 +9,7 @@ static cot_status fail_open(const cot_queue_options *options, cot_device **out, 
 {
     (void)options, (void)out, (void)isa;
     return cot_fail(COT_NO_DEVICE,
-                    "cot_queue_create: this build has no CUDA backend (no nvcc was found, or COT_CUDA=OFF)");
+                    "cot_queue_create: built without kernels for NVIDIA GPUs (no nvcc was found, or COT_CUDA=OFF)");
 }
 
 /* The other calls need a device. */

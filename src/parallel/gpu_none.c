@@ -9,7 +9,8 @@
 cot_status cot_gpu_open(const char *call, void *context, int device, cot_gpu **out)
 {
     (void)context, (void)device, (void)out;
-    return cot_fail(COT_NO_DEVICE, "%s: this build has no CUDA backend (no nvcc was found, or COT_CUDA=OFF)", call);
+    return cot_fail(COT_NO_DEVICE, "%s: built without kernels for NVIDIA GPUs (no nvcc was found, or COT_CUDA=OFF)",
+                    call);
 }
 
 void cot_gpu_close(cot_gpu *gpu)

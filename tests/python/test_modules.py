@@ -207,6 +207,15 @@ def test_doctor_says_what_a_gpu_gets():
     assert "8.0 and later" in _code_of((7, 5))
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a machine with a GPU")
+def test_error_without_a_usable_gpu_names_the_doctor():
+    from cotangent import _C, doctor
+
+    with pytest.raises(RuntimeError, match="^cotangent: .*: see python -m cotangent.doctor$") as error:
+        _C.check_cuda(0)
+    assert "cot_queue_create" not in str(error.value) and not doctor._first_line(error.value).endswith("doctor")
+
+
 def test_shares_torchs_openmp():
     code = """
 import re, cotangent, torch

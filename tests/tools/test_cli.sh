@@ -94,7 +94,7 @@ COT_KERNEL=causal_conv1d=zzz expect 1 '[!!] COT_KERNEL    names zzz' doctor
 COT_KERNEL=bad expect 1 '[!!] cpu queues' doctor
 OMP_NUM_THREADS=999 expect 1 'set OMP_NUM_THREADS=' doctor
 expect 2 "unexpected argument 'extra'" doctor extra
-if "$program" info | grep -q 'no CUDA backend'; then
+if "$program" info | grep -q 'built without kernels for NVIDIA GPUs'; then
     expect 0 '[--] gpu code      none in this build, which is for the CPU alone' doctor
 else
     expect 0 '[ok] gpu code      machine code for sm_90a' doctor
