@@ -443,7 +443,7 @@ def _gather(x: Tensor, axis: int, length: int, group: str, cut: int, stripe: int
     own = len(rows[dist.get_rank(process_group)])
     if x.shape[axis] != own:
         raise ValueError(
-            f"unshard: x has {x.shape[axis]} tokens, expected {own}, the part of this rank of length {length}"
+            f"unshard: x has {x.shape[axis]} tokens on dim {axis}, expected {own}: this rank's part of length={length}"
         )
     longest = max(len(part) for part in rows)
     padded = x.new_zeros((longest, *x.movedim(axis, 0).shape[1:]))

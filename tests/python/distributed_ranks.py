@@ -253,7 +253,9 @@ def cuts(ranks):
     assert cp.all_reduce(torch.tensor([rank]).float(), group=own).item() == 2 * (rank - rank % 2) + 1
     expect(ValueError, "cut is 'diagonal', expected one of contiguous, zigzag, striped", lambda: cp.positions(4, cut="diagonal"))
     expect(ValueError, "stripe", lambda: cp.positions(4, cut="striped"))
-    expect(ValueError, "x has 3 tokens, expected", lambda: cp.unshard(torch.ones(3), dim=0, length=T, cut="contiguous"))
+    count = len(cp.positions(T, cut="contiguous"))
+    expect(ValueError, f"x has 3 tokens on dim 0, expected {count}: this rank's part of length={T}",
+           lambda: cp.unshard(torch.ones(3), dim=0, length=T, cut="contiguous"))  # fmt: skip
     expect(TypeError, "group is 3, expected a ProcessGroup", lambda: cp.positions(4, group=3, cut="contiguous"))
     expect(ValueError, "the group is already in use", lambda: cp.init_group())
     expect(NotImplementedError, "x is on meta, expected the CPU or a GPU", lambda: cp.all_reduce(torch.ones(2, device="meta")))

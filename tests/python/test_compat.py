@@ -224,7 +224,7 @@ def test_sdpa_refuses(device):
     q = torch.randn(1, 4, 3, 8, device=device)
     with pytest.raises(ValueError, match="attn_mask and is_causal are both given"):
         scaled_dot_product_attention(q, q, q, torch.ones(3, 3, device=device), is_causal=True)
-    with pytest.raises(ValueError, match="key has 2 heads, query 4"):
+    with pytest.raises(ValueError, match="key has 2 heads, expected 4 as query, or enable_gqa=True"):
         scaled_dot_product_attention(q, q[:, :2], q[:, :2])
 
 

@@ -382,7 +382,7 @@ def test_refusals(on_cpu):
         with pytest.raises(NotImplementedError, match=f"{name} is not supported"):
             integration.attention_forward(torch.nn.Module(), q, q, q, None, **{name: True})
     ends, others = torch.tensor([0, 1, 3]), torch.tensor([0, 2, 3])
-    with pytest.raises(NotImplementedError, match="cu_seq_lens_k differs"):
+    with pytest.raises(NotImplementedError, match="cotangent attention: cu_seq_lens_k must equal cu_seq_lens_q"):
         integration.attention_forward(torch.nn.Module(), q, q, q, None, cu_seq_lens_q=ends, cu_seq_lens_k=others,
                                       max_length_q=2, max_length_k=2)  # fmt: skip
     with pytest.raises(NotImplementedError, match="position_bias is not supported"):

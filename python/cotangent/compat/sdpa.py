@@ -72,7 +72,7 @@ def scaled_dot_product_attention(
     heads_q, heads_k, heads_v = (shape[-3] if len(shape) > 2 else 1 for shape in shapes.values())
     heads = max(heads_q, heads_k, heads_v)
     if heads_k not in (heads, 1) and not flag(name, "enable_gqa", enable_gqa):
-        raise ValueError(f"{name}: key has {heads_k} heads, query {heads_q} (enable_gqa)")
+        raise ValueError(f"{name}: key has {heads_k} heads, expected {heads_q} as query, or enable_gqa=True")
     try:
         leading = torch.broadcast_shapes(*(shape[:-3] for shape in shapes.values()))
     except RuntimeError:

@@ -463,8 +463,7 @@ def attention_forward(
             longest = max(int(max_length_q), int(max_length_q if max_length_k is None else max_length_k))
             same = cu_seq_lens_q is cu_seq_lens_k or torch.compiler.is_compiling() or torch.equal(cu_seq_lens_q, cu_seq_lens_k)
             if not same:
-                raise NotImplementedError("attn_implementation: cu_seq_lens_k differs from cu_seq_lens_q, which is not "
-                                          "supported by cotangent")  # fmt: skip
+                raise NotImplementedError("cotangent attention: cu_seq_lens_k must equal cu_seq_lens_q")
             segments = Segments(cu_seq_lens_q.to(torch.int32), None, longest)
         elif not mask.one_sequence:
             segments = _packed_by_positions(position_ids, B, Tq)
