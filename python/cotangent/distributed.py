@@ -150,6 +150,7 @@ class _Group(NamedTuple):
 
 # The handles of a ProcessGroup: one for CPU tensors, and one for each GPU whose tensors this rank has passed.
 _groups: "weakref.WeakKeyDictionary[Any, dict[Optional[int], _Group]]" = weakref.WeakKeyDictionary()
+_timeouts: "weakref.WeakKeyDictionary[Any, float]" = weakref.WeakKeyDictionary()  # of init_group() without a device
 
 
 def _name_of(group: Any) -> str:
@@ -236,12 +237,14 @@ def _cpu_handle(process_group: Any, timeout: float) -> Any:
     return _C.make_group(transport, transport.rank, transport.size, timeout)
 
 
-def _group(name: str, device: "Optional[int]" = None, timeout: float = 30.0) -> _Group:
+def _group(name: str, device: "Optional[int]" = None, timeout: "Optional[float]" = None) -> _Group:
     """The library's handle for a group and a device; None: the CPU. All ranks must make the first call."""
     process_group = _process_group(name)
     handles = _groups.setdefault(process_group, {})
     found = handles.get(device)
     if found is None:
+        if timeout is None:
+            timeout = _timeouts.get(process_group, 30.0)
         handle = (
             _cpu_handle(process_group, timeout) if device is None else _nccl_handle(process_group, device, timeout)
         )
@@ -254,13 +257,15 @@ def _group_of(name: str, x: Tensor) -> _Group:
     return _group(name, x.get_device() if x.is_cuda else None)
 
 
-def init_group(group: Any = None, *, timeout: float = 30.0, device: Any = "cpu") -> None:
-    """Prepares a group for tensors on `device`, and sets its timeout. All ranks must call it. Without init_group() the
-    first call of another function prepares the group with the default timeout. Raises ValueError if the group is
-    already prepared for this device.
+_IN_USE = "init_group: the group is already in use, expected init_group() before all other calls"
 
-    device   each call prepares the group for one device. Without device="cuda" a call sets only the timeout of CPU
-             tensors: those on a GPU keep 30 seconds
+
+def init_group(group: Any = None, *, timeout: float = 30.0, device: Any = None) -> None:
+    """Sets the timeout of a group, before its first call. All ranks must call it. Without init_group() the timeout is
+    30 seconds. Raises ValueError if the group is already in use, with a device only if it is in use on this device.
+
+    device   None: the timeout is for tensors on every device, and the first call with a tensor on a device prepares
+             the group for this device. "cpu" or "cuda": prepares the group for this device now, with this timeout
     timeout  how many seconds a rank waits for another rank without any progress. It must be longer than the time that
              one rank computes between two calls of this module while the others wait. On a GPU it must also be longer
              than the longest call
@@ -269,13 +274,20 @@ def init_group(group: Any = None, *, timeout: float = 30.0, device: Any = "cpu")
     >>> cp.init_group(group, timeout=600)        # a rank may compute for 10 minutes before it answers
     >>> positions = cp.positions(100, group=group, cut="zigzag")
     """
-    name, place = _name_of(group), torch.device(device)
+    name, seconds = _name_of(group), float(number("init_group", "timeout", timeout))
+    process_group = _process_group(name)
+    if device is None:
+        if process_group in _timeouts or _groups.get(process_group):
+            raise ValueError(_IN_USE)
+        _timeouts[process_group] = seconds
+        return
+    place = torch.device(device)
     if place.type not in ("cpu", "cuda"):
         raise ValueError(f"init_group: device is {place}, expected cpu or cuda")
     index = None if place.type == "cpu" else torch.cuda.current_device() if place.index is None else place.index
-    if index in _groups.get(_process_group(name), {}):
-        raise ValueError("init_group: the group is already in use, expected init_group() before all other calls")
-    _group(name, index, float(number("init_group", "timeout", timeout)))
+    if index in _groups.get(process_group, {}):
+        raise ValueError(_IN_USE)
+    _group(name, index, seconds)
 
 
 def check_group(group: Any = None) -> None:

@@ -274,6 +274,33 @@ def expect(kind, message, call):
     raise AssertionError(f"no {kind.__name__}: {message}")
 
 
+def timeouts(ranks):
+    """init_group() without a device sets the timeout of every device, with a device that of this device."""
+    group, seen, cpu_handle, nccl_handle = dist.new_group(list(range(ranks))), [], cp._cpu_handle, cp._nccl_handle
+
+    def handle_of_gpu(process_group, device, timeout):
+        seen.append(("cuda", device, timeout))
+
+    def handle_of_cpu(process_group, timeout):
+        seen.append(("cpu", timeout))
+        return cpu_handle(process_group, timeout)
+
+    cp._cpu_handle, cp._nccl_handle = handle_of_cpu, handle_of_gpu
+    try:
+        cp.init_group(group, timeout=60)
+        expect(ValueError, "the group is already in use", lambda: cp.init_group(group, timeout=70))
+        cp._group(group.group_name, 0), cp._group(group.group_name, 1, 80.0)
+        assert cp.all_reduce(torch.ones(1), group=group).item() == ranks
+        expect(ValueError, "the group is already in use", lambda: cp.init_group(group, timeout=70, device="cpu"))
+        other = dist.new_group(list(range(ranks)))
+        cp.init_group(other, timeout=90, device="cpu")
+        cp._group(other.group_name, 0)
+        expect(ValueError, "the group is already in use", lambda: cp.init_group(other, timeout=70))
+    finally:
+        cp._cpu_handle, cp._nccl_handle = cpu_handle, nccl_handle
+    assert seen == [("cuda", 0, 60.0), ("cuda", 1, 80.0), ("cpu", 60.0), ("cpu", 90.0), ("cuda", 0, 30.0)], seen
+
+
 def no_nccl(ranks):
     """A rank without NCCL: every rank gets an error, and none of them waits in NCCL."""
     nccl = Path(_C.__file__).parents[2] / "tests" / "parallel" / "nccl_whole" / "libnccl.so.2"
@@ -282,6 +309,7 @@ def no_nccl(ranks):
     name = dist.group.WORLD.group_name
     expect(RuntimeError, f"rank {first} has no NCCL for CUDA tensors: libmissing.so.2", lambda: cp._group(name, 0, 5.0))
     expect(ValueError, "device is meta, expected cpu or cuda", lambda: cp.init_group(device="meta"))
+    timeouts(ranks)
     cp.check_group()  # nothing to wait for
     cp.init_group(device="cpu")  # the group goes on
     cp.check_group()
