@@ -224,7 +224,7 @@ def markdown(columns, rows):
     """A table of rows; columns: (title, function from a row to a cell). Columns without content are left out."""
     cells = [[cell(row) for _, cell in columns] for row in rows]
     kept = [index for index in range(len(columns)) if any(line[index] for line in cells)]
-    marks = ["--:" if all(re.fullmatch(r"[-+\d.e]*( %)?", line[index]) for line in cells) else "---" for index in kept]
+    marks = ["--:" if all(re.fullmatch(r"[-+\d.e]*( %| [†‡§¶#])?", line[index]) for line in cells) else "---" for index in kept]
     return ["| " + " | ".join(columns[index][0] for index in kept) + " |", "|" + "|".join(marks) + "|",
             *("| " + " | ".join(line[index] for index in kept) + " |" for line in cells), ""]
 
@@ -272,6 +272,28 @@ def measured_note(rows):
         return f"{dates[0]},{' in the process of the peers (tools/peers),' if together else ''} {commits(dates[0])}."
     parts = [f"Rows of {date}: {commits(date)}." for date in dates]
     return " ".join(["Measured in the process of the peers (tools/peers)."] * together + parts)
+
+
+def origin(row):
+    """The date of a row, and if it is ours the commit."""
+    ours = row.get("ours") or "commit" in row
+    return row["date"], (short_commit(row["commit"]) if "commit" in row else "not recorded") if ours else None
+
+
+def origin_signs(rows):
+    """For a table whose rows have several origins: {origin: footnote sign}, and the note. The most frequent origin of our rows of
+    the newest date has no sign. Rows of peers share the sign of our rows of their date."""
+    ours = [origin(row) for row in rows if origin(row)[1] is not None]
+    newest = max(row["date"] for row in rows)
+    order = sorted(dict.fromkeys(ours), key=lambda found: (found[0] != newest, -ours.count(found), found))
+    if len(order) < 2 or order[0][0] != newest:
+        return {}, measured_note(rows)
+    signs = {found: sign for found, sign in zip(order, ["", "†", "‡", "§", "¶", "#"])}
+    for date in {row["date"] for row in rows} - {newest}:
+        signs[date, None] = next((signs[found] for found in order if found[0] == date), "")
+    together = " in the process of the peers (tools/peers)," if any(row.get("ours") for row in rows) else ""
+    parts = [f"{sign} {'' if date == newest else f'{date}, '}commit {commit}." for (date, commit), sign in signs.items() if sign and commit]
+    return signs, " ".join([f"{newest},{together} commit {order[0][1]}. Cells with a sign:"] + parts)
 
 
 MS = ("ms", lambda row: figure(row["ms"]))
@@ -374,6 +396,11 @@ def attention_cells(entries):
     return cells
 
 
+def attention_origins(entries):
+    """{((direction, d, mask), library, T): origin}, of the rows that attention_cells takes."""
+    return {(attention_place(row)[0], library_of(row), attention_place(row)[1]): origin(row) for row in entries}
+
+
 def product_rates(rows):
     """{T: the median rate of matrix products alone}, of bf16 rows that have one."""
     rates = {}
@@ -415,31 +442,49 @@ def sustained_note(entries):
     return [" ".join(parts), ""] if len(parts) == 2 else []
 
 
-def other_attention_beside_peers(peer_rows):
-    """The peers' cases outside that setting: TFLOP/s of each library, and ratios of ours to the fastest peer of each mode."""
+def other_cases(peer_rows):
+    """The peers' cases outside that setting: [(row, {library: TFLOP/s})]."""
     cases = {}
     for row in peer_rows:
         if not is_entry(row):
             cases.setdefault(same_work(row), (row, {}))[1][library_of(row)] = row["tflops"]
-    cases = [(row, rates) for row, rates in cases.values() if len(rates) > 1 and "cotangent" in rates]
+    return [(row, rates) for row, rates in cases.values() if len(rates) > 1 and "cotangent" in rates]
+
+
+def fastest_peer(rates):
+    return max(rate for name, rate in rates.items() if not name.startswith("cotangent"))
+
+
+def other_attention_beside_peers(peer_rows):
+    """The peers' cases outside that setting: TFLOP/s of each library, and ratios of ours to the fastest peer of each mode."""
+    cases = other_cases(peer_rows)
     if not cases:
         return []
     names = sorted({name for _, rates in cases for name in rates}, key=lambda name: (not name.startswith("cotangent"), name))
 
-    def ratio(case, deterministic):
-        row, rates = case
-        peers = [rate for name, rate in rates.items() if not name.startswith("cotangent")
-                 and (not deterministic or "deterministic" in name)]
-        if not peers or deterministic and row["direction"] == "forward":
-            return ""
-        ours = rates["cotangent"] if deterministic else rates.get("cotangent, nondeterministic", rates["cotangent"])
-        return f"{ours / max(peers):.2f}"
+    def ratio(case, own, deterministic=False):
+        _, rates = case
+        peers = {name: rate for name, rate in rates.items() if "deterministic" in name or not deterministic}
+        known = own in rates and any(not name.startswith("cotangent") for name in peers)
+        return f"{rates[own] / fastest_peer(peers):.2f}" if known else ""
     columns = [(key, lambda case, key=key: case_words(case[0][key])) for key in ("direction", "shape")]
     columns += [("options", lambda case: case_words(case[0]["options"].removesuffix("+nondeterministic")))]
     columns += [(name, lambda case, name=name: f"{case[1][name]:.0f}" if name in case[1] else "") for name in names]
-    columns += [("nondeterministic / fastest peer", lambda case: ratio(case, False)),
-                ("deterministic / fastest deterministic peer", lambda case: ratio(case, True))]
+    columns += [("deterministic / fastest peer", lambda case: ratio(case, "cotangent")),
+                ("nondeterministic / fastest peer", lambda case: ratio(case, "cotangent, nondeterministic")),
+                ("deterministic / fastest deterministic peer", lambda case: ratio(case, "cotangent", True))]
     return ["Beside peers, in turns:", "", *markdown(columns, cases)]
+
+
+def without_later(rows, peer_rows):
+    """The rows of bench without those whose case and mode the table of the peers has from a later day."""
+    tabled = {same_work(row) for row, _ in other_cases(peer_rows)}
+    dates = {}
+    for own in peer_rows:
+        if own.get("ours") and same_work(own) in tabled:
+            key = same_work(own), "nondeterministic" in own["options"]
+            dates[key] = max(own["date"], dates.get(key, ""))
+    return [row for row in rows if dates.get((same_work(row), "nondeterministic" in row["options"]), "") <= row["date"]]
 
 
 def by_case(rows):
@@ -460,12 +505,18 @@ def attention_gpu(rows, peer_rows):
             continue
         lengths = sorted({T for libraries in groups.values() for times in libraries.values() for T in times})
         timed = [row for row in entries if row["direction"] == direction]
-        lines += [f"### {direction.capitalize()}, TFLOP/s", "", measured_note(timed), "", *sustained_note(timed)]
+        origins = attention_origins(timed)
+        used = set(origins.values())
+        signs, note = origin_signs([row for row in timed if origin(row) in used])
+        lines += [f"### {direction.capitalize()}, TFLOP/s", "", note, "", *sustained_note(timed)]
+
+        def rate_cell(line, T):
+            key = (direction, int(line[0] or 0), line[1]), line[2], T
+            return f"{line[3][T]:.0f} {signs.get(origins.get(key), '')}".rstrip() if T in line[3] else ""
         rates = [(str(d), mask, name, values) for (_, d, mask), libraries in groups.items() for name, values in libraries.items()]
         rates += [("", "", "matrix products alone", products)] if products else []
         names = [("d", lambda line: line[0]), ("mask", lambda line: line[1]), ("library", lambda line: line[2])]
-        lines += markdown(names + [(f"T = {T}", lambda line, T=T: f"{line[3][T]:.0f}" if T in line[3] else "")
-                                   for T in lengths], rates)
+        lines += markdown(names + [(f"T = {T}", lambda line, T=T: rate_cell(line, T)) for T in lengths], rates)
         ratios = [(str(group[1]), group[2], f"{own} / {peer}", values)
                   for group, own, peer, values in attention_ratios(groups) if values]
         if ratios:
@@ -485,11 +536,14 @@ def attention_gpu(rows, peer_rows):
                                ("TFLOP/s", lambda row: f"{attention_rate(row):.0f}"),
                                column("of products", "product_ratio", ".2f")] + LOAD_COLUMNS, order)
             lines += ["</details>", ""]
-    others = [row for row in rows if not is_entry(row) and row["chosen"]]
+    all_others = [row for row in rows if not is_entry(row) and row["chosen"]]
+    others = without_later(all_others, peer_rows)
     if others:
         older = " A row of an old commit may show a slower kernel than the library has today." if commit_column(others) else ""
         lines += ["### Other shapes and options", "", "TFLOP/s count only the query-key pairs inside the mask." + older, ""]
         lines += other_attention_beside_peers(peer_rows)
+        if len(others) < len(all_others):
+            lines += ["The tables below are of `cotangent bench`. They leave out the cases that the process of the peers measured on a later day.", ""]
         for direction in dict.fromkeys(row["direction"] for row in others):
             rows_of = by_case([row for row in others if row["direction"] == direction])
             commits = {short_commit(row["commit"]) for row in rows_of}
@@ -839,8 +893,8 @@ ranks (*group*). Times are medians of the wall time in ms.
 
 CONTEXT_PARALLEL = """Causal, bf16, 16 heads of 128, each rank on its own GPU, over NCCL:
 [context_parallel.py](../../tools/peers/context_parallel.py). *single* is the call of one GPU. *zigzag ring*, *heads* and *ring of 2 heads*
-(two ranks exchange heads, and the pairs of ranks form a ring) are calls of `cotangent.distributed.attention`. In *all-gather of K and V*
-each rank gathers all keys and values, and calls `cotangent.attention` for its own queries. *torch context_parallel* is `torch.distributed.tensor.experimental.context_parallel` around
+(two ranks exchange heads, and the pairs of ranks form a ring) are calls of `cotangent.distributed.attention`. *all-gather by hand* is no
+option of it: in this program each rank gathers all keys and values, and calls `cotangent.attention` for its own queries. *torch context_parallel* is `torch.distributed.tensor.experimental.context_parallel` around
 FlashAttention-2 of PyTorch. Its shares are of cotangent's single call too, so they include the speed of FlashAttention-2. All calls take turns in one run. Each time is that of the slowest rank."""
 
 TRAIN_TORCH = """[train_torch.py](../../examples/train_torch.py) trains one model with the same batches, *batch* windows of *context* tokens a
@@ -883,7 +937,7 @@ def parallel_page(results):
             source, rows = results["context_parallel", device]
             lines += ["### PyTorch: cotangent.distributed and torch's context_parallel", "",
                       f"{rows[0]['date']}, commit {rows[0]['commit']}, torch {rows[0]['torch']}: {record_link(source)}. {CONTEXT_PARALLEL}", "",
-                      *markdown([("ranks", lambda row: str(row["ranks"])), ("T", lambda row: str(row["T"])), ("call", lambda row: row["kernel"]),
+                      *markdown([("ranks", lambda row: str(row["ranks"])), ("T", lambda row: str(row["T"])), ("call", lambda row: row["kernel"].replace("all-gather of K and V", "all-gather by hand")),
                                  *[(f"{part}, ms", lambda row, part=part: f"{row[part]['s'] * 1000:.1f}") for part in ("forward", "both")],
                                  *[(f"share of ideal, {part}", lambda row, part=part: f"{row[part]['share']:.2f}") for part in ("forward", "both")]],
                                 rows), ""]
@@ -1290,14 +1344,19 @@ def lowest_ratios(device, results, peers):
     parts = []
     for direction in ("forward", "backward"):
         if found := [ratio for ratio in ratios if ratio[1][0] == direction]:
-            ratio, (_, d, mask), _, peer, T = min(found)
-            parts.append((peer, sum(other == peer for _, _, _, other, _ in found), f"{direction} {ratio:.2f}x", f"(d={d} {mask} T={T})"))
+            ratio, _, _, peer, _ = min(found)
+            parts.append((peer, sum(other == peer for _, _, _, other, _ in found), f"{direction} {ratio:.2f}x"))
     if not parts:
         return []
-    if len({(peer, cases) for peer, cases, *_ in parts}) == 1:
-        text = f" to {parts[0][0].replace('FlashAttention-', 'FA')}, of {parts[0][1]} cases each: " + ", ".join(f"{value} {case}" for _, _, value, case in parts)
+    if len({(peer, cases) for peer, cases, _ in parts}) == 1:
+        lengths = [T for *_, T in ratios]
+        sizes = ", ".join(map(str, sorted({group[1] for _, group, *_ in ratios})))
+        text = (f" to {parts[0][0].replace('FlashAttention-', 'FA')}, of {parts[0][1]} cases (d {sizes}; full, causal; T {min(lengths)} to "
+                f"{max(lengths)}): " + ", ".join(value for _, _, value in parts))
+        others = [rates["cotangent"] / rates[parts[0][0]] for _, rates in other_cases(peer_rows) if parts[0][0] in rates]
+        text += f". GQA, packing, windows: {min(others):.2f}x" if others else ""
     else:
-        text = ": " + ", ".join(f"{value} {peer} {case} of {cases} cases" for peer, cases, value, case in parts)
+        text = ": " + ", ".join(f"{value} {peer} of {cases} cases" for peer, cases, value in parts)
     return [f"Lowest [attention ratios](docs/benchmarks/attention.md){text}.", ""]
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Times cotangent.distributed beside the context_parallel of PyTorch and an all-gather of K and V, on the GPUs of one host.
+"""Times cotangent.distributed beside the context_parallel of PyTorch and an all-gather of K and V by hand, on the GPUs of one host.
 
     torchrun --nproc-per-node N tools/peers/context_parallel.py [--lengths T,T] [--heads H] [--repeats N] [--json FILE]
 
@@ -155,7 +155,7 @@ for T in map(int, options.lengths.split(",")):
     expected = None
     candidates = []
     makers = [("single", single), ("zigzag ring", ours("zigzag", 1)), ("heads", ours("contiguous", ranks)),
-              ("all-gather of K and V", all_gather), ("torch context_parallel", torch_context_parallel)]  # fmt: skip
+              ("all-gather by hand", all_gather), ("torch context_parallel", torch_context_parallel)]  # fmt: skip
     if ranks > 2 and ranks % 2 == 0:
         makers.insert(3, ("ring of 2 heads", ours("zigzag", 2)))
     for name, make in makers:
