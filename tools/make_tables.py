@@ -893,8 +893,8 @@ ranks (*group*). Times are medians of the wall time in ms.
 
 CONTEXT_PARALLEL = """Causal, bf16, 16 heads of 128, each rank on its own GPU, over NCCL:
 [context_parallel.py](../../tools/peers/context_parallel.py). *single* is the call of one GPU. *zigzag ring*, *heads* and *ring of 2 heads*
-(two ranks exchange heads, and the pairs of ranks form a ring) are calls of `cotangent.distributed.attention`. *all-gather by hand* is no
-option of it: in this program each rank gathers all keys and values, and calls `cotangent.attention` for its own queries. *torch context_parallel* is `torch.distributed.tensor.experimental.context_parallel` around
+(two ranks exchange heads, and the pairs of ranks form a ring) are calls of `cotangent.distributed.attention`. *all-gather by hand* is not
+the option `all_gather=True`, which was not measured over NCCL: in this program each rank gathers all keys and values, and calls `cotangent.attention` for its own queries. *torch context_parallel* is `torch.distributed.tensor.experimental.context_parallel` around
 FlashAttention-2 of PyTorch. Its shares are of cotangent's single call too, so they include the speed of FlashAttention-2. All calls take turns in one run. Each time is that of the slowest rank."""
 
 TRAIN_TORCH = """[train_torch.py](../../examples/train_torch.py) trains one model with the same batches, *batch* windows of *context* tokens a
@@ -1380,7 +1380,7 @@ def front(results, peers):
     peer = f" {version}{beta}" if version else ""
     return "\n".join([f"On an {device.removeprefix('NVIDIA ')}, {span}, bf16 unless noted. Attention: batch x tokens = 16384, heads x d = 2048.",
                       "", f"- *1.08x FA4*: cotangent's speed / the fastest peer's. FA4 is FlashAttention-4{peer}, FA3 FlashAttention-3. Of FA3, "
-                      "only the backward was measured. Deterministic peers are also listed.",
+                      "only the backward was measured. cotangent ran in its deterministic default.",
                       "- *0.98 of copy*: 98 % of a copy's bandwidth. *0.73 of products*: 73 % of the rate of a plain matrix product in the same run.",
                       "- *torch.compile taps*: a sum of K shifted products of x. The package causal_conv1d was not installed, so it is missing here.",
                       "", *lines, "",

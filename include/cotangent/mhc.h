@@ -237,7 +237,7 @@ typedef struct cot_mhc_post_pre_forward_args {
     double post_scale;           /* likewise */
     double sinkhorn_eps;         /* likewise; only with next_h_res */
     int32_t sinkhorn_iterations; /* likewise; only with next_h_res */
-    int32_t h_res_is_out_in;     /* 0: h_res is [in,out];  1: [out,in]. next_h_res is always [in,out] */
+    int32_t h_res_is_out_in;     /* of h_res, as in mhc_post; next_h_res is that of mhc_pre */
     cot_tensor x;                /* [B,T,n,D] */
     cot_tensor f;                /* [B,T,D], x's dtype */
     cot_tensor h_post;           /* [B,T,n] */

@@ -205,8 +205,8 @@ def attention(
                    scores, and has a gradient. A value of -65504 (the lowest number of float16) or less masks the key,
                    as -inf does. To apply this rule, each call makes one copy of attn_bias
     deterministic  True: the same bits on every run. False is a permission: on a GPU the backward may add the parts of dq
-                   in any order, so dq may have other bits in each run. The library uses the permission only for
-                   classes of calls where it measured a gain, or no loss above 2 %
+                   in any order, so dq may have other bits in each run. The library does so mainly for long
+                   sequences and GQA, where this was faster, or at most 2 % slower
     return_lse     True: the result is (out, lse)
 
     Returns out [B,Tq,H,d_v] in the dtype of q. lse [B,H,Tq] is the logarithm of the sum of exp(s) over the keys and the

@@ -298,7 +298,8 @@ def mhc_post_pre(
         h_in, next_h_post, next_h_res = mhc_pre(y, phi, alpha, bias, gamma, ...)
 
     x, f, h_post, h_res, h_res_is_out_in
-              as in mhc_post. h_res_is_out_in does not change next_h_res, which is [in,out]
+              as in mhc_post. h_res_is_out_in applies to the input h_res only: pass next_h_res to the next
+              call unchanged, with the same h_res_is_out_in
     phi, alpha, bias, gamma
               as in mhc_pre, of the next layer
 
