@@ -49,7 +49,7 @@ static inline int64_t conv1d_index(const cot_tensor *tensor, int64_t i)
 /* ---- sequences ---------------------------------------------------------------------------------------- *
  * seq_idx and cu_seqlens answer one question: which tokens contribute to which outputs? A `conv1d_span` holds the tokens
  * [first, end) of one batch element. No token outside of the span contributes to a token inside. Within the span,
- * conv1d_same_sequence says whether position p contributes to position t. Positions first-K+1 .. first-1 are those of
+ * conv1d_contributes says whether position p contributes to position t. Positions first-K+1 .. first-1 are those of
  * the initial state. */
 typedef struct conv1d_span {
     int64_t b, first, end;  /* tokens [first, end) of batch element b */
@@ -83,18 +83,18 @@ static inline conv1d_span conv1d_span_at(const conv1d_sizes *sizes, const cot_te
 
 /* The sequence of position t of the span; negative for padding. Positions of the initial state (t < first) belong to
  * the sequence of the first token. */
-static inline int32_t conv1d_sequence_of(const conv1d_span *span, int64_t t)
+static inline int32_t conv1d_sequence_id(const conv1d_span *span, int64_t t)
 {
     if (span->seq_idx == NULL || span->first == span->end)
         return span->state < 0 ? -1 : 0;
     return span->seq_idx[(t < span->first ? span->first : t) * span->seq_idx_stride];
 }
 
-/* Does position p (a token, or in the initial state) contribute to position t? */
-static inline bool conv1d_same_sequence(const conv1d_span *span, int64_t p, int64_t t)
+/* Whether position p (a token, or in the initial state) contributes to position t. */
+static inline bool conv1d_contributes(const conv1d_span *span, int64_t p, int64_t t)
 {
-    const int32_t sequence = conv1d_sequence_of(span, t);
-    return sequence >= 0 && sequence == conv1d_sequence_of(span, p);
+    const int32_t sequence = conv1d_sequence_id(span, t);
+    return sequence >= 0 && sequence == conv1d_sequence_id(span, p);
 }
 
 #endif

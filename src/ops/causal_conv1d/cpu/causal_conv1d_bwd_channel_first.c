@@ -410,7 +410,7 @@ static void compute_g_only(const row_args *row, const uint8_t *mixed, int64_t ha
 
 typedef struct backward_context {
     const conv1d_backward_problem *problem;
-    conv1d_sequences sequences;
+    conv1d_packing packing;
     conv1d_item_grid item_grid;
     int64_t gradient_items; /* those with tokens. More items follow, which look for sequences without tokens */
     int64_t max_piece_tokens;
@@ -453,7 +453,7 @@ static float dfinal_term(const piece_work *work, int64_t d, int64_t position)
     const cot_tensor *dfinal_state = &work->context->problem->args.dfinal_state;
     const int64_t K = work->context->problem->sizes.K, state_position = position - work->piece->valid_end + K - 1;
     if (!cot_is_present(dfinal_state) || work->piece->state < 0 || state_position < 0 ||
-        !conv1d_piece_same_sequence(work->piece, K, position, work->piece->valid_end - 1))
+        !conv1d_contributes_in_piece(work->piece, K, position, work->piece->valid_end - 1))
         return 0;
     return conv1d_load(dfinal_state, work->piece->state, d, state_position);
 }
@@ -525,7 +525,7 @@ static void compute_dinitial_state(const piece_work *work, int64_t d, const floa
         float gradient = 0;
         for (int64_t k = 0; k <= i; k++) {
             const int64_t token = i - k;
-            if (token < work->halo_end && conv1d_piece_same_sequence(piece, K, position, piece->begin + token))
+            if (token < work->halo_end && conv1d_contributes_in_piece(piece, K, position, piece->begin + token))
                 gradient += weight[k] * work->g[token];
         }
         gradient += dfinal_term(work, d, position);
@@ -707,7 +707,7 @@ static void backward_item(void *argument, int64_t index, void *scratch)
     conv1d_piece_iterator pieces;
     conv1d_piece piece;
     for (int64_t b = item.b_begin; b < item.b_end; b++) {
-        conv1d_begin_pieces(&pieces, &context->sequences, b, item.t_begin, item.t_end, context->max_piece_tokens);
+        conv1d_begin_pieces(&pieces, &context->packing, b, item.t_begin, item.t_end, context->max_piece_tokens);
         while (conv1d_next_piece(&pieces, &piece))
             backward_split_piece(context, &piece, d_begin, d_end, buffers);
     }
@@ -723,12 +723,12 @@ cot_status V_NAME(causal_conv1d_bwd_channel_first)(cot_queue *queue, const void 
 {
     const conv1d_backward_problem *p = problem;
     const cot_causal_conv1d_backward_args *a = &p->args;
-    const bool states =
+    const bool has_states =
         cot_is_present(&a->initial_state) || cot_is_present(&a->dfinal_state) || cot_is_present(&a->dinitial_state);
     const bool packed = cot_is_present(&a->seq_idx) || cot_is_present(&a->cu_seqlens);
     backward_context context = {
         .problem = p,
-        .sequences = conv1d_sequences_of(&p->sizes, &a->seq_idx, &a->cu_seqlens, states),
+        .packing = conv1d_packing_of(&p->sizes, &a->seq_idx, &a->cu_seqlens, has_states),
         .item_grid = ((const conv1d_items_plan *)queue->plan)->item_grid,
         .x_in_place = a->x.dtype == COT_F32 && conv1d_contiguous_time(&a->x),
         .one_pass = p->sizes.K >= ONE_PASS_MIN_K && p->sizes.K <= ONE_PASS_MAX_K && cot_is_present(&a->dx) &&
@@ -737,7 +737,7 @@ cot_status V_NAME(causal_conv1d_bwd_channel_first)(cot_queue *queue, const void 
         .partials = workspace,
     };
     context.max_piece_tokens =
-        context.sequences.split_at_sequences || !packed ? CONV1D_MAX_ITEM_TOKENS : CONV1D_ROW_BUFFER_TOKENS;
+        context.packing.split_at_sequences || !packed ? CONV1D_MAX_ITEM_TOKENS : CONV1D_ROW_BUFFER_TOKENS;
     context.gradient_items = conv1d_item_count(&context.item_grid);
     int64_t all_items = context.gradient_items;
     if (cot_is_present(&a->dinitial_state) && p->sizes.K > 1)

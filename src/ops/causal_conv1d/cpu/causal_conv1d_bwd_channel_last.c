@@ -371,7 +371,7 @@ static int64_t (*const tile_gradients_table[CONV1D_INSTANCES][3])(const tile_arg
 
 typedef struct backward_context {
     const conv1d_backward_problem *problem;
-    conv1d_sequences sequences;
+    conv1d_packing packing;
     conv1d_item_grid item_grid;
     int64_t gradient_items; /* those with tokens. More items follow, which look for sequences without tokens */
     bool reads_tensors,     /* x and dy are read from the tensors, without staging */
@@ -420,7 +420,7 @@ static void store_dx(backward_work *work, const conv1d_piece *piece, int64_t i, 
         const bool is_token = position >= piece->begin;
         float *values = work->dx + offset * work->pitch;
         if (cot_is_present(&a->dfinal_state) && piece->state >= 0 && state_position >= 0 &&
-            conv1d_piece_same_sequence(piece, K, position, piece->valid_end - 1))
+            conv1d_contributes_in_piece(piece, K, position, piece->valid_end - 1))
             for (int64_t channel = 0; channel < work->channels; channel++)
                 values[channel] += conv1d_load(&a->dfinal_state, piece->state, work->d_begin + channel, state_position);
         if (is_token)
@@ -565,7 +565,7 @@ static void backward_item(void *argument, int64_t index, void *scratch)
     conv1d_piece_iterator pieces;
     conv1d_piece piece;
     for (int64_t b = item.b_begin; b < item.b_end; b++) {
-        conv1d_begin_pieces(&pieces, &context->sequences, b, item.t_begin, item.t_end, CONV1D_ROW_BUFFER_TOKENS);
+        conv1d_begin_pieces(&pieces, &context->packing, b, item.t_begin, item.t_end, CONV1D_ROW_BUFFER_TOKENS);
         while (conv1d_next_piece(&pieces, &piece))
             backward_piece(work, &piece);
     }
@@ -584,11 +584,11 @@ cot_status V_NAME(causal_conv1d_bwd_channel_last)(cot_queue *queue, const void *
 {
     const conv1d_backward_problem *p = problem;
     const cot_causal_conv1d_backward_args *a = &p->args;
-    const bool states =
+    const bool has_states =
         cot_is_present(&a->initial_state) || cot_is_present(&a->dfinal_state) || cot_is_present(&a->dinitial_state);
     backward_context context = {
         .problem = p,
-        .sequences = conv1d_sequences_of(&p->sizes, &a->seq_idx, &a->cu_seqlens, states),
+        .packing = conv1d_packing_of(&p->sizes, &a->seq_idx, &a->cu_seqlens, has_states),
         .item_grid = ((const conv1d_items_plan *)queue->plan)->item_grid,
         .reads_tensors = conv1d_contiguous_channels(&a->x) && conv1d_contiguous_channels(&a->dy),
         .partials = workspace,

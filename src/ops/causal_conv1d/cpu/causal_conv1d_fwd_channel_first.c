@@ -13,7 +13,7 @@ cot_status V_NAME(causal_conv1d_fwd_channel_first)(cot_queue *, const void *, vo
 
 typedef struct forward_context {
     const conv1d_forward_problem *problem;
-    conv1d_sequences sequences;
+    conv1d_packing packing;
     conv1d_item_grid item_grid;
     int64_t output_items; /* without the items of final_state */
     bool x_in_place, y_in_place, nontemporal;
@@ -111,7 +111,7 @@ static void forward_item(void *argument, int64_t index, void *scratch)
     conv1d_piece_iterator pieces;
     conv1d_piece piece;
     for (int64_t b = item.b_begin; b < item.b_end; b++) {
-        conv1d_begin_pieces(&pieces, &context->sequences, b, item.t_begin, item.t_end, context->max_piece_tokens);
+        conv1d_begin_pieces(&pieces, &context->packing, b, item.t_begin, item.t_end, context->max_piece_tokens);
         while (conv1d_next_piece(&pieces, &piece)) {
             if (piece.padding)
                 zero_outputs(&a->y, &piece, d_begin, d_end);
@@ -130,7 +130,7 @@ cot_status V_NAME(causal_conv1d_fwd_channel_first)(cot_queue *queue, const void 
     const cot_causal_conv1d_forward_args *a = &p->args;
     forward_context context = {
         .problem = p,
-        .sequences = conv1d_sequences_of(&p->sizes, &a->seq_idx, &a->cu_seqlens, cot_is_present(&a->initial_state)),
+        .packing = conv1d_packing_of(&p->sizes, &a->seq_idx, &a->cu_seqlens, cot_is_present(&a->initial_state)),
         .item_grid = conv1d_item_grid_channel_first(&p->sizes),
         .x_in_place = a->x.dtype == COT_F32 && conv1d_contiguous_time(&a->x),
         .y_in_place = conv1d_contiguous_time(&a->y),
@@ -139,8 +139,8 @@ cot_status V_NAME(causal_conv1d_fwd_channel_first)(cot_queue *queue, const void 
     /* If the loop reads and writes the tensors in place, no buffer limits the length of a piece. */
     const bool packed = cot_is_present(&a->seq_idx) || cot_is_present(&a->cu_seqlens);
     const bool in_place = context.x_in_place && context.y_in_place;
-    context.max_piece_tokens = in_place && (context.sequences.split_at_sequences || !packed) ? CONV1D_MAX_ITEM_TOKENS
-                                                                                             : CONV1D_ROW_BUFFER_TOKENS;
+    context.max_piece_tokens =
+        in_place && (context.packing.split_at_sequences || !packed) ? CONV1D_MAX_ITEM_TOKENS : CONV1D_ROW_BUFFER_TOKENS;
     if (cot_is_present(&a->y))
         context.output_items = conv1d_item_count(&context.item_grid);
     int64_t all_items = context.output_items;

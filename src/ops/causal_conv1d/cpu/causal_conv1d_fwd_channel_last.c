@@ -28,7 +28,7 @@ static int64_t (*const convolve_tile_table[CONV1D_INSTANCES][3])(const conv1d_ti
 
 typedef struct forward_context {
     const conv1d_forward_problem *problem;
-    conv1d_sequences sequences;
+    conv1d_packing packing;
     conv1d_item_grid item_grid;
     int64_t output_items; /* without the items of final_state */
     bool direct, nontemporal;
@@ -125,7 +125,7 @@ static void forward_item(void *argument, int64_t index, void *scratch)
     conv1d_piece_iterator pieces;
     conv1d_piece piece;
     for (int64_t b = item.b_begin; b < item.b_end; b++) {
-        conv1d_begin_pieces(&pieces, &context->sequences, b, item.t_begin, item.t_end, CONV1D_ROW_BUFFER_TOKENS);
+        conv1d_begin_pieces(&pieces, &context->packing, b, item.t_begin, item.t_end, CONV1D_ROW_BUFFER_TOKENS);
         while (conv1d_next_piece(&pieces, &piece))
             forward_piece(work, &piece);
     }
@@ -141,7 +141,7 @@ cot_status V_NAME(causal_conv1d_fwd_channel_last)(cot_queue *queue, const void *
     const bool direct = conv1d_contiguous_channels(&a->x) && conv1d_contiguous_channels(&a->y);
     forward_context context = {
         .problem = p,
-        .sequences = conv1d_sequences_of(&p->sizes, &a->seq_idx, &a->cu_seqlens, cot_is_present(&a->initial_state)),
+        .packing = conv1d_packing_of(&p->sizes, &a->seq_idx, &a->cu_seqlens, cot_is_present(&a->initial_state)),
         .item_grid = conv1d_item_grid_channel_last(&p->sizes),
         .direct = direct,
         .nontemporal = direct && cot_is_present(&a->y) && conv1d_nontemporal_tokens(&a->y) &&

@@ -81,7 +81,7 @@ static real convolve(const conv1d_sizes *sizes, const conv1d_span *span, const c
     real z = bias, chunk = 0;
     for (int64_t k = 0; k < sizes->K; k++) {
         const int64_t p = t - (sizes->K - 1) + k;
-        if (conv1d_same_sequence(span, p, t))
+        if (conv1d_contributes(span, p, t))
             chunk += load2(weight, d, k) * input_at(sizes, span, x, initial_state, d, p);
         if ((k + 1) % TAP_CHUNK == 0) {
             z += chunk;
@@ -102,7 +102,7 @@ static void forward_item(void *context, int64_t index)
     const conv1d_span span = conv1d_span_at(sizes, &a->seq_idx, &a->cu_seqlens, index / sizes->D);
     const real bias = load1_or_zero(&a->bias, d);
     for (int64_t t = span.first; cot_is_present(&a->y) && t < span.end; t++) {
-        if (conv1d_sequence_of(&span, t) < 0) {
+        if (conv1d_sequence_id(&span, t) < 0) {
             store3(&a->y, span.b, d, t, 0);
             continue;
         }
@@ -111,7 +111,7 @@ static void forward_item(void *context, int64_t index)
     }
     for (int64_t i = 0; cot_is_present(&a->final_state) && span.state >= 0 && i < sizes->K - 1; i++) {
         const int64_t p = span.end - (sizes->K - 1) + i;
-        const bool counts = conv1d_same_sequence(&span, p, span.end - 1);
+        const bool counts = conv1d_contributes(&span, p, span.end - 1);
         store3(&a->final_state, span.state, d, i, counts ? input_at(sizes, &span, &a->x, &a->initial_state, d, p) : 0);
     }
 }
@@ -171,11 +171,11 @@ static void backward_span(const conv1d_backward_problem *problem, const conv1d_s
     for (int64_t p = span->end - 1; p >= span->first - (K - 1); p--) {
         const bool token = p >= span->first;
         if (token) {
-            const bool padding = conv1d_sequence_of(span, p) < 0;
+            const bool padding = conv1d_sequence_id(span, p) < 0;
             const real g = padding ? 0 : gradient_of_z(problem, span, bias, d, p);
             ring[p % K] = g;
             for (int64_t k = 0; !padding && k < K; k++)
-                if (conv1d_same_sequence(span, p - (K - 1) + k, p))
+                if (conv1d_contributes(span, p - (K - 1) + k, p))
                     sums->chunk[k] += g * input_at(sizes, span, &a->x, &a->initial_state, d, p - (K - 1) + k);
             sums->chunk[K] += g;
             if (++sums->terms == TOKEN_CHUNK)
@@ -185,7 +185,7 @@ static void backward_span(const conv1d_backward_problem *problem, const conv1d_s
             continue;
         real gradient = 0, chunk = 0;
         for (int64_t j = token ? 0 : span->first - p; j < K && p + j < span->end; j++) {
-            if (conv1d_same_sequence(span, p, p + j))
+            if (conv1d_contributes(span, p, p + j))
                 chunk += load2(&a->weight, d, K - 1 - j) * ring[(p + j) % K];
             if ((j + 1) % TAP_CHUNK == 0) {
                 gradient += chunk;
@@ -195,7 +195,7 @@ static void backward_span(const conv1d_backward_problem *problem, const conv1d_s
         gradient += chunk;
         const int64_t state_position = p - span->end + K - 1;
         if (cot_is_present(&a->dfinal_state) && span->state >= 0 && state_position >= 0 &&
-            conv1d_same_sequence(span, p, span->end - 1))
+            conv1d_contributes(span, p, span->end - 1))
             gradient += load3(&a->dfinal_state, span->state, d, state_position);
         if (token)
             store3(&a->dx, span->b, d, p, gradient);

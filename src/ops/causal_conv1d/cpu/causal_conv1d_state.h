@@ -27,7 +27,7 @@ static inline void conv1d_store_final_state(const conv1d_sizes *sizes, const cot
         for (int64_t i = 0; i < positions; i++) {
             const int64_t position = span.end - positions + i;
             float value = 0;
-            if (conv1d_same_sequence(&span, position, span.end - 1)) {
+            if (conv1d_contributes(&span, position, span.end - 1)) {
                 if (position >= span.first)
                     value = conv1d_load(&a->x, span.b, d, position);
                 else if (cot_is_present(&a->initial_state))
