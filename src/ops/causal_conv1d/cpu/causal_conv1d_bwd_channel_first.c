@@ -694,9 +694,9 @@ static void backward_item(void *argument, int64_t index, void *scratch)
     const conv1d_sizes *sizes = &context->problem->sizes;
     const int64_t K = sizes->K;
     if (index >= context->gradient_items) {
-        const int64_t state_items = conv1d_state_items(sizes);
-        conv1d_store_empty_dinitial_state(context->problem, (index - context->gradient_items) / state_items,
-                                          (index - context->gradient_items) % state_items);
+        const int64_t items_per_span = conv1d_state_items_per_span(sizes);
+        conv1d_store_empty_dinitial_state(context->problem, (index - context->gradient_items) / items_per_span,
+                                          (index - context->gradient_items) % items_per_span);
         return;
     }
     const conv1d_item item = conv1d_item_channel_first(&context->item_grid, sizes, index);
@@ -741,7 +741,7 @@ cot_status V_NAME(causal_conv1d_bwd_channel_first)(cot_queue *queue, const void 
     context.gradient_items = conv1d_item_count(&context.item_grid);
     int64_t all_items = context.gradient_items;
     if (cot_is_present(&a->dinitial_state) && p->sizes.K > 1)
-        all_items += p->sizes.sequence_count * conv1d_state_items(&p->sizes);
+        all_items += p->sizes.sequence_count * conv1d_state_items_per_span(&p->sizes);
     cot_run_items_scratch(queue, all_items, backward_item, &context);
     conv1d_reduce(queue, p, workspace, context.item_grid.items_along_batch * context.item_grid.items_along_tokens);
     return COT_OK;

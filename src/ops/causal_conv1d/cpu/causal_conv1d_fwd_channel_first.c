@@ -99,9 +99,9 @@ static void forward_item(void *argument, int64_t index, void *scratch)
     const conv1d_sizes *sizes = &context->problem->sizes;
     const int64_t K = sizes->K;
     if (index >= context->output_items) {
-        const int64_t state_items = conv1d_state_items(sizes);
-        conv1d_store_final_state(sizes, a, (index - context->output_items) / state_items,
-                                 (index - context->output_items) % state_items);
+        const int64_t items_per_span = conv1d_state_items_per_span(sizes);
+        conv1d_store_final_state(sizes, a, (index - context->output_items) / items_per_span,
+                                 (index - context->output_items) % items_per_span);
         return;
     }
     const conv1d_item item = conv1d_item_channel_first(&context->item_grid, sizes, index);
@@ -145,7 +145,7 @@ cot_status V_NAME(causal_conv1d_fwd_channel_first)(cot_queue *queue, const void 
         context.output_items = conv1d_item_count(&context.item_grid);
     int64_t all_items = context.output_items;
     if (cot_is_present(&a->final_state) && p->sizes.K > 1)
-        all_items += p->sizes.sequence_count * conv1d_state_items(&p->sizes);
+        all_items += p->sizes.sequence_count * conv1d_state_items_per_span(&p->sizes);
     cot_run_items_scratch(queue, all_items, forward_item, &context);
     return COT_OK;
 }

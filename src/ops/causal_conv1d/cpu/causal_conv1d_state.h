@@ -11,7 +11,7 @@
 enum { CONV1D_STATE_CHANNELS = 256 };
 
 /* Number of state items of one span. */
-static inline int64_t conv1d_state_items(const conv1d_sizes *sizes)
+static inline int64_t conv1d_state_items_per_span(const conv1d_sizes *sizes)
 {
     return cot_ceil_div(sizes->D, CONV1D_STATE_CHANNELS);
 }
