@@ -507,7 +507,7 @@ static void compute_dx(piece_work *work, int64_t d, const float *weight)
         row.dtype = COT_F32;
         row.nontemporal = false;
         row.mixed = NULL;
-        conv1d_convolve_any(&row, 0, row.n);
+        conv1d_convolve_general(&row, 0, row.n);
     }
     for (int64_t i = work->dfinal_begin; i < n; i++)
         work->outputs[i - stored] += dfinal_term(work, d, piece->begin + i);

@@ -81,7 +81,7 @@ V_INLINE conv1d_writer dx_writer(const tile_args *tile, char *run_buffers)
                            .nontemporal = tile->nontemporal};
 }
 
-static void tile_gradients_any(const tile_args *tile, int64_t first_channel)
+static void tile_gradients_general(const tile_args *tile, int64_t first_channel)
 {
     const int64_t K = tile->K, size = conv1d_element_size(tile->dtype), dx_size = conv1d_element_size(tile->dx_dtype);
     for (int64_t channel = first_channel; channel < tile->channels; channel += VW) {
@@ -483,7 +483,7 @@ static void backward_tile(backward_work *work, const conv1d_piece *piece, const 
     const int64_t done_channels =
         fast ? tile_gradients_table[conv1d_instance_index(K)][tile.dtype - COT_F32](&tile) : 0;
     if (done_channels < work->channels)
-        tile_gradients_any(&tile, done_channels);
+        tile_gradients_general(&tile, done_channels);
     if (!direct_dx && !discarded)
         store_dx(work, piece, i, n);
 }

@@ -7,7 +7,7 @@
  * L1 cache.
  *
  * Each loop exists twice. The fast loop handles whole vectors of channels, and tokens whose K inputs are all of one
- * sequence, for a constant K = 2..8 or a variable K. The general loop (`_any`) handles the rest. */
+ * sequence, for a constant K = 2..8 or a variable K. The general loop (`..._general`) handles the rest. */
 #ifndef COT_CAUSAL_CONV1D_COLUMNS_H
 #define COT_CAUSAL_CONV1D_COLUMNS_H
 
@@ -28,7 +28,7 @@ typedef struct conv1d_tile_args {
     const int32_t *seq_ids; /* NULL, or input i+k contributes to token i only if seq_ids[i+k] == seq_ids[i+K-1] >= 0 */
 } conv1d_tile_args;
 
-static void conv1d_convolve_tile_any(const conv1d_tile_args *tile, int64_t first_channel)
+static void conv1d_convolve_tile_general(const conv1d_tile_args *tile, int64_t first_channel)
 {
     const int64_t K = tile->K, x_size = conv1d_element_size(tile->x_dtype), y_size = conv1d_element_size(tile->y_dtype);
     for (int64_t channel = first_channel; channel < tile->channels; channel += VW) {

@@ -76,7 +76,7 @@ static void forward_tile(forward_work *work, const conv1d_piece *piece, int64_t 
     const int64_t done_channels =
         single_sequence ? convolve_tile_table[conv1d_instance_index(tile.K)][tile.x_dtype - COT_F32](&tile) : 0;
     if (done_channels < work->channels)
-        conv1d_convolve_tile_any(&tile, done_channels);
+        conv1d_convolve_tile_general(&tile, done_channels);
     if (!context->direct)
         conv1d_scatter_tile(work->y, work->pitch, &a->y, piece->b, work->d_begin, work->channels, token, n);
 }

@@ -6,7 +6,7 @@
  * L1 cache.
  *
  * Each loop exists twice. The fast loop handles whole vectors of one sequence, for a constant K = 2..8 or a variable K.
- * The general loop (`_any`) handles the rest: partial vectors, and groups of 64 outputs whose inputs are of several
+ * The general loop (`..._general`) handles the rest: partial vectors, and groups of 64 outputs whose inputs are of several
  * sequences, or padding. */
 #ifndef COT_CAUSAL_CONV1D_ROWS_H
 #define COT_CAUSAL_CONV1D_ROWS_H
@@ -80,7 +80,7 @@ V_INLINE vm conv1d_valid_lanes(const int32_t *seq_ids, int64_t i, int64_t tap, i
     return vm_and(vm_equal(vi_load(seq_ids + i + tap), output_ids), vm_not_negative(output_ids));
 }
 
-static void conv1d_convolve_any(const conv1d_row *row, int64_t begin, int64_t end)
+static void conv1d_convolve_general(const conv1d_row *row, int64_t begin, int64_t end)
 {
     for (int64_t i = begin; i < end; i += VW) {
         const int lanes = (int)(end - i < VW ? end - i : VW);
@@ -191,18 +191,18 @@ static void conv1d_convolve(const conv1d_row *row)
     for (int64_t i = 0; i < row->n;) { /* i is 0 or a multiple of CONV1D_GROUP_TOKENS, and so of 2 VW */
         int64_t end = i + conv1d_uniform_length(row->mixed, i, row->n);
         if (row->mixed != NULL && row->mixed[i / CONV1D_GROUP_TOKENS]) {
-            conv1d_convolve_any(row, i, end);
+            conv1d_convolve_general(row, i, end);
             i = end;
             continue;
         }
         const int64_t vectors_begin = end - i <= unaligned_outputs ? end : i + unaligned_outputs;
         const int64_t vectors_end = vectors_begin + (end - vectors_begin) / (2 * VW) * (2 * VW);
         if (vectors_begin > i)
-            conv1d_convolve_any(row, i, vectors_begin);
+            conv1d_convolve_general(row, i, vectors_begin);
         if (vectors_end > vectors_begin)
             convolve_vectors(row, vectors_begin, vectors_end);
         if (end > vectors_end)
-            conv1d_convolve_any(row, vectors_end, end);
+            conv1d_convolve_general(row, vectors_end, end);
         i = end;
     }
 }

@@ -106,7 +106,7 @@ static void update_tile(update_work *work, int64_t t, int64_t n)
     conv1d_gather_tile(work->x, work->pitch, &a->x, work->b, work->d_begin, work->channels, t, n);
     const int64_t done_channels = convolve_tile_table[conv1d_instance_index(tile.K)](&tile);
     if (done_channels < work->channels)
-        conv1d_convolve_tile_any(&tile, done_channels);
+        conv1d_convolve_tile_general(&tile, done_channels);
     conv1d_scatter_tile(work->y, work->pitch, &a->y, work->b, work->d_begin, work->channels, t, n);
     for (int64_t i = 0; i < n; i++)
         store_token(work, t + i, work->x + i * work->pitch);
