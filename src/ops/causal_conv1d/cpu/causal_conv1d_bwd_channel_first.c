@@ -584,7 +584,7 @@ static void compute_g_and_sums(piece_work *work, int64_t d, bool last_channel, c
         row.dtype = COT_F32;
         row.prefetch_dy = conv1d_prefetch_next_row(row.dy, next_dy);
     }
-    const int64_t copied = work->context->x_in_place ? conv1d_copied_outputs(piece, K) : n;
+    const int64_t copied = work->context->x_in_place ? conv1d_outputs_from_copy(piece, K) : n;
     const int64_t copied_end = copied < n ? copied : work->halo_end; /* if all tokens are copied, so is the halo */
     const int64_t size = conv1d_element_size(row.dtype);
     if (copied > 0) {

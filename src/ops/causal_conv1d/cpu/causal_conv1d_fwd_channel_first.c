@@ -48,7 +48,7 @@ static void forward_row(piece_work *work, int64_t d, const float *weight, bool l
     row.weight = weight;
     row.y = work->context->y_in_place ? (void *)y : work->outputs;
     /* The first `copied` outputs read a copy of their inputs, in `inputs`. The others read x in place. */
-    const int64_t copied = work->context->x_in_place ? conv1d_copied_outputs(piece, K) : n;
+    const int64_t copied = work->context->x_in_place ? conv1d_outputs_from_copy(piece, K) : n;
     if (copied > 0) {
         row.n = copied;
         const char *next = last_channel ? NULL : conv1d_element(&a->x, piece->b, d + 1, piece->begin);

@@ -6,8 +6,8 @@
  * L1 cache.
  *
  * Each loop exists twice. The fast loop handles whole vectors of one sequence, for a constant K = 2..8 or a variable K.
- * The general loop (`..._general`) handles the rest: partial vectors, and groups of 64 outputs whose inputs are of several
- * sequences, or padding. */
+ * The general loop (`..._general`) handles the rest: partial vectors, and groups of 64 outputs whose inputs are of
+ * several sequences, or padding. */
 #ifndef COT_CAUSAL_CONV1D_ROWS_H
 #define COT_CAUSAL_CONV1D_ROWS_H
 
@@ -61,7 +61,7 @@ typedef struct conv1d_row {
     conv1d_prefetch_base prefetch; /* addresses to prefetch */
     /* NULL, or input i+k contributes to output i only if seq_ids[i+k] == seq_ids[i+output_offset] >= 0 */
     const int32_t *seq_ids;
-    int64_t output_offset;
+    int64_t output_offset; /* the token of output i is at seq_ids[i+output_offset]: K-1 in the forward, 0 for dx */
     /* With seq_ids. mixed[g]: whether the inputs of outputs [64 g, 64 g + 64) are of several sequences, or
      * padding. */
     const uint8_t *mixed;
@@ -133,7 +133,7 @@ V_INLINE void conv1d_convolve_body(const conv1d_row *row, int64_t begin, int64_t
     conv1d_convolve_two(x + begin, w, bias, K, z);
     for (int64_t i = begin; i < end; i += 2 * VW) {
         const int64_t next_i = i + 2 * VW < end ? i + 2 * VW : i;
-        /* The addresses are in the tensor x, `size` is of y: the tensors x and y have one dtype. If outputs pass through a
+        /* `i * size` is an offset in y, also used for x: both tensors have the same dtype. If outputs pass through a
          * buffer of f32 and x has 16 bits, each step prefetches twice the bytes that it reads, and the last steps
          * prefetch beyond the row. This is harmless. */
         for (int64_t line = 0; line < 2 * VW * size; line += 64)
@@ -221,7 +221,7 @@ static inline void conv1d_copy_weights(float *rows, const cot_tensor *weight, co
 /* Number of outputs at the start of a piece that read a copy of their inputs, if x is read in place. The first K-1
  * outputs may read inputs before valid_begin, which are in a state or 0. If they do, the number is CONV1D_GROUP_TOKENS
  * (one entry of `mixed`), or that of all outputs of a shorter piece. Else it is 0. */
-static inline int64_t conv1d_copied_outputs(const conv1d_piece *piece, int64_t K)
+static inline int64_t conv1d_outputs_from_copy(const conv1d_piece *piece, int64_t K)
 {
     const int64_t n = piece->end - piece->begin;
     if (piece->begin - (K - 1) >= piece->valid_begin)
