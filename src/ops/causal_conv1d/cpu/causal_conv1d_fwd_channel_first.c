@@ -61,7 +61,7 @@ static void forward_row(piece_work *work, int64_t d, const float *weight, bool l
         row.x = (const float *)(const void *)conv1d_element(&a->x, piece->b, d, piece->begin) + copied - (K - 1);
         row.y = conv1d_y_element(&row, copied);
         row.seq_ids = row.seq_ids != NULL ? row.seq_ids + copied : NULL;
-        row.mixed = row.mixed != NULL ? work->mixed + (copied > 0) : NULL;
+        row.mixed = row.mixed != NULL ? work->mixed + copied / CONV1D_GROUP_TOKENS : NULL;
         row.n = n - copied;
         row.prefetch = conv1d_prefetch_same_row(row.x);
         conv1d_convolve(&row);
