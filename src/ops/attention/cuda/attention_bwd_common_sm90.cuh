@@ -383,13 +383,13 @@ static __device__ __forceinline__ void add_staged_dq_tile(float (&acc)[32], cons
     }
 }
 
-/* Adds a staged dQ tile to dq_accum. If `store` (the first key block of a tile in deterministic mode), it stores the dQ
- * tile instead. Waits until the stage has been read. */
+/* Adds a staged dQ tile to dq_accum. If `overwrite` (the first key block of a tile in deterministic mode), it stores the
+ * dQ tile instead. Waits until the stage has been read. */
 static __device__ __forceinline__ void add_dq_tile(const attention_bwd_call &c, int64_t accum_tile, const float *dq,
-                                                   bool store)
+                                                   bool overwrite)
 {
     float *accum = c.dq_accum + accum_tile * ATTENTION_BWD_DQ_TILE;
-    if (store)
+    if (overwrite)
         cot_bulk_store(accum, dq, ATTENTION_BWD_DQ_TILE * sizeof(float));
     else
         cot_bulk_add_f32(accum, dq, ATTENTION_BWD_DQ_TILE * sizeof(float));
@@ -399,12 +399,12 @@ static __device__ __forceinline__ void add_dq_tile(const attention_bwd_call &c, 
 
 /* The same for the first 32 columns of a dQ tile: of each warp's 16 rows, the first half. */
 static __device__ __forceinline__ void add_half_dq_tile(const attention_bwd_call &c, int64_t accum_tile,
-                                                        const float *dq, bool store)
+                                                        const float *dq, bool overwrite)
 {
     enum { WARP_FLOATS = ATTENTION_BWD_DQ_TILE / 4, BYTES = WARP_FLOATS / 2 * sizeof(float) };
     float *accum = c.dq_accum + accum_tile * ATTENTION_BWD_DQ_TILE;
     for (int i = 0; i < ATTENTION_BWD_DQ_TILE; i += WARP_FLOATS)
-        if (store)
+        if (overwrite)
             cot_bulk_store(accum + i, dq + i, BYTES);
         else
             cot_bulk_add_f32(accum + i, dq + i, BYTES);

@@ -743,10 +743,10 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, bwd_
         asm volatile("" ::: "memory");
         const attention_work &out = s.work[n % s.WORK_STAGES];
         const int key = thread_key(out);
-        store_rows<E, GENERAL>(c, c.dv, c.dv_store, key_rows_out<GENERAL>(c, c.dv, out), key, 0, (int)c.d_v,
+        store_rows<E, GENERAL>(c, c.dv, c.dv_store_method, key_rows_out<GENERAL>(c, c.dv, out), key, 0, (int)c.d_v,
                                dv_scale<E>, dv);
-        store_rows<E, GENERAL>(c, c.dk, c.dk_store, key_rows_out<GENERAL>(c, c.dk, out), key, 0, (int)c.d_qk, c.scale,
-                               dk);
+        store_rows<E, GENERAL>(c, c.dk, c.dk_store_method, key_rows_out<GENERAL>(c, c.dk, out), key, 0, (int)c.d_qk,
+                               c.scale, dk);
     }
 }
 

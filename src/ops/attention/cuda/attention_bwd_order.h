@@ -47,7 +47,7 @@ static inline bool is_nondeterministic_faster(const attention_sizes *z, int64_t 
     return columns <= 128 && key_blocks >= (columns == 128 ? 32 : 128);
 }
 
-static inline enum attention_store store_of(const attention_problem *p, const cot_tensor *gradient)
+static inline enum attention_store_method store_method_of(const attention_problem *p, const cot_tensor *gradient)
 {
     if (!attention_has_aligned_rows(gradient) || gradient->shape[gradient->rank - 1] % 8 != 0)
         return ATTENTION_STORE_ELEMENTS;
@@ -151,7 +151,7 @@ static inline backward_choice choose_backward(const attention_problem *p, bool g
     /* The kernels that store dq do so as vectors of 16 bits, for one query head of each key-value head. There is none for
      * 96 used columns. */
     const bool may_store_dq =
-        !grouped && attention_bwd_used_columns(z) != 96 && store_of(p, &p->dq) == ATTENTION_STORE_VECTORS_16;
+        !grouped && attention_bwd_used_columns(z) != 96 && store_method_of(p, &p->dq) == ATTENTION_STORE_VECTORS_16;
     const bool pairs_stores_dq = pairs_store_dq(z, columns, key_blocks, may_store_dq);
     backward_choice choice = {.deterministic = true,
                               .descending_tiles = causal,

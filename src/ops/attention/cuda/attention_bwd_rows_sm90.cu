@@ -203,7 +203,7 @@ static __device__ __forceinline__ void postprocess(const attention_bwd_call &c)
     for (int column_group = 0; column_group < 8; column_group++)
         acc[column_group] = __ldcs(accum + strip * 256 + column_group * LANES + lane);
     const int64_t offset = t.b * c.dq.stride[0] + t.q_first_row * c.dq.stride[1] + t.h * c.dq.stride[2] + panel * 64;
-    if (c.dq_store == ATTENTION_STORE_VECTORS_16) {
+    if (c.dq_store_method == ATTENTION_STORE_VECTORS_16) {
 #pragma unroll
         for (int column_group = 0; column_group < 8; column_group++) {
             uint32_t *words = &staging[warp][lane / 4][4 * column_group + lane % 4];
@@ -224,8 +224,8 @@ static __device__ __forceinline__ void postprocess(const attention_bwd_call &c)
     for (int i = 0; i < 8; i++)
         values[4 * i] = acc[i].x, values[4 * i + 1] = acc[i].y, values[4 * i + 2] = acc[i].z,
                    values[4 * i + 3] = acc[i].w;
-    store_rows<E, /*GENERAL=*/true>(c, c.dq, c.dq_store, {offset, (int)t.rows, (int)t.used}, (int)first_row + lane / 4,
-                                    0, columns, c.scale, values);
+    store_rows<E, /*GENERAL=*/true>(c, c.dq, c.dq_store_method, {offset, (int)t.rows, (int)t.used},
+                                    (int)first_row + lane / 4, 0, columns, c.scale, values);
 }
 
 /* dsink[h] = -sum over queries of exp(sink[h] - lse) delta, in double. A thread block takes a head, a thread every

@@ -196,9 +196,9 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             .stores_dq = choice.stores_dq,
             .loads_out_vectors =
                 attention_has_vectors_16(&p->out) && attention_has_vectors_16(&p->dout) && z->d_v % 8 == 0,
-            .dq_store = store_of(p, &p->dq),
-            .dk_store = store_of(p, &p->dk),
-            .dv_store = store_of(p, &p->dv),
+            .dq_store_method = store_method_of(p, &p->dq),
+            .dk_store_method = store_method_of(p, &p->dk),
+            .dv_store_method = store_method_of(p, &p->dv),
             .scale = (float)z->scale,
             .exponent_factor = (float)((z->softcap > 0 ? z->softcap : z->scale) * 1.4426950408889634),
             .p_exponent = p_scaled ? ATTENTION_BWD_P_EXPONENT : 0,

@@ -83,17 +83,17 @@ static __device__ __forceinline__ void store_rows_f32(bool accumulate, float *da
  * store_rows_f32 out, for the warpgroup of dq: it gets 16-bit rows only (stores_dq), and would spill. */
 template <typename E, bool GENERAL, bool FLOATS = true, int N>
 static __device__ __forceinline__ void store_rows(const attention_bwd_call &c, const attention_array &out,
-                                                  int32_t store, const attention_rows_out &to, int row, int column,
+                                                  int32_t method, const attention_rows_out &to, int row, int column,
                                                   int columns, float scale, const float (&acc)[N])
 {
     if (out.data == nullptr)
         return;
     const int64_t offset = to.offset + column;
-    if (store == ATTENTION_STORE_VECTORS_16) {
+    if (method == ATTENTION_STORE_VECTORS_16) {
         store_rows_16<E, GENERAL>((E *)out.data + offset, out.stride[1], to, row, columns, scale, acc);
         return;
     }
-    if (FLOATS && store == ATTENTION_STORE_VECTORS_F32) {
+    if (FLOATS && method == ATTENTION_STORE_VECTORS_F32) {
         store_rows_f32<GENERAL>(c.accumulate, (float *)out.data + offset, out.stride[1], to, row, columns, scale, acc);
         return;
     }

@@ -613,7 +613,7 @@ static __device__ void compute_dv(const attention_bwd_call &c, wide_shared<COLUM
     }
 #pragma unroll
     for (int part = 0; part < S::TILE_CHUNKS; part++)
-        store_rows<E, GENERAL>(c, c.dv, c.dv_store, key_rows_out<GENERAL>(c, c.dv, w), thread_key(key_begin),
+        store_rows<E, GENERAL>(c, c.dv, c.dv_store_method, key_rows_out<GENERAL>(c, c.dv, w), thread_key(key_begin),
                                part * S::CHUNK_PANELS * 64, (int)c.d_v - part * S::CHUNK_PANELS * 64, INVERSE_P_SCALE,
                                dv[part]);
 }
@@ -740,7 +740,7 @@ static __device__ void compute_dk(const attention_bwd_call &c, wide_shared<COLUM
     }
 #pragma unroll
     for (int part = 0; part < S::DK_PARTS; part++)
-        store_rows<E, GENERAL>(c, c.dk, c.dk_store, key_rows_out<GENERAL>(c, c.dk, w), thread_key(key_begin),
+        store_rows<E, GENERAL>(c, c.dk, c.dk_store_method, key_rows_out<GENERAL>(c, c.dk, w), thread_key(key_begin),
                                part * PART_COLUMNS, (int)c.d_qk - part * PART_COLUMNS, c.scale, dk[part]);
 }
 

@@ -159,7 +159,7 @@ typedef struct attention_bwd_softcap {
 } attention_bwd_softcap;
 
 /* How a kernel stores a gradient. */
-enum attention_store {
+enum attention_store_method {
     ATTENTION_STORE_ELEMENTS,    /* one element at a time, any strides; also 16-bit gradients that accumulate */
     ATTENTION_STORE_VECTORS_16,  /* vectors of 16-bit elements, which do not accumulate */
     ATTENTION_STORE_VECTORS_F32, /* vectors of float32 elements, which may accumulate */
@@ -184,7 +184,7 @@ typedef struct attention_bwd_call {
     int32_t descending_tiles;        /* in those sections, the tiles of a key block are taken in descending order */
     int32_t stores_dq;               /* the main kernel stores dq: no kernel after it does */
     int32_t loads_out_vectors;       /* rows of out and dout are 16-bit elements at multiples of 16 bytes */
-    int32_t dq_store, dk_store, dv_store; /* attention_store */
+    int32_t dq_store_method, dk_store_method, dv_store_method; /* attention_store_method */
     float scale;
     float exponent_factor; /* scale times log2(e); softcap times log2(e) if there is a softcap */
     float p_exponent;      /* P is 2^p_exponent times as large; 0 if it is not scaled */
