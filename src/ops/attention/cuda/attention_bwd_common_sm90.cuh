@@ -111,13 +111,13 @@ static __device__ __forceinline__ bool work_of_general(const attention_bwd_call 
 {
     const attention_seqlen_info *seqlens = c.sequences.seqlens;
     const unsigned kv_heads = (unsigned)c.Hkv;
-    if (key_block_number >= (unsigned)seqlens[c.sequences.count].first_key_block * kv_heads)
+    if (key_block_number >= (unsigned)seqlens[c.sequences.count].key_blocks_before * kv_heads)
         return false;
     const int sequence =
-        attention_sequence_at(c.sequences, &attention_seqlen_info::first_key_block, kv_heads, key_block_number);
-    const attention_seqlen_info s = seqlens[sequence];
-    const unsigned key_blocks = (unsigned)(seqlens[sequence + 1].first_key_block - s.first_key_block);
-    const unsigned number_in_sequence = key_block_number - (unsigned)s.first_key_block * kv_heads;
+        attention_sequence_at(c.sequences, &attention_seqlen_info::key_blocks_before, kv_heads, key_block_number);
+    const attention_seqlen_info sequence_info = seqlens[sequence];
+    const unsigned key_blocks = (unsigned)(seqlens[sequence + 1].key_blocks_before - sequence_info.key_blocks_before);
+    const unsigned number_in_sequence = key_block_number - (unsigned)sequence_info.key_blocks_before * kv_heads;
     const unsigned section = number_in_sequence / (key_blocks * (unsigned)c.heads_per_section),
                    first_kv_head = section * (unsigned)c.heads_per_section;
     const unsigned section_kv_heads = min((unsigned)c.heads_per_section, kv_heads - first_kv_head),
@@ -128,15 +128,15 @@ static __device__ __forceinline__ bool work_of_general(const attention_bwd_call 
     w.first_head = w.kv_head * w.query_heads;
     const unsigned order_in_head = number_in_section / section_kv_heads;
     w.first_key = (int)(c.deterministic ? key_blocks - 1 - order_in_head : order_in_head) * KEYS;
-    w.q_first_row = s.q_first_row;
-    w.used_q = s.used_q;
-    w.k_first_row = s.k_first_row;
-    w.k_rows = s.k_rows;
-    w.used_k = s.used_k;
-    w.window_first = attention_clamp(s.diagonal - c.left, -ATTENTION_FAR, ATTENTION_FAR);
-    w.window_last = attention_clamp(s.diagonal + c.right, -ATTENTION_FAR, ATTENTION_FAR);
-    w.sequence_first_tile = s.first_tile * (int)c.H;
-    w.tiles_per_head = seqlens[sequence + 1].first_tile - s.first_tile;
+    w.q_first_row = sequence_info.q_first_row;
+    w.used_q = sequence_info.used_q;
+    w.k_first_row = sequence_info.k_first_row;
+    w.k_rows = sequence_info.k_rows;
+    w.used_k = sequence_info.used_k;
+    w.window_first = attention_clamp(sequence_info.diagonal - c.left, -ATTENTION_FAR, ATTENTION_FAR);
+    w.window_last = attention_clamp(sequence_info.diagonal + c.right, -ATTENTION_FAR, ATTENTION_FAR);
+    w.sequence_first_tile = sequence_info.tiles_before * (int)c.H;
+    w.tiles_per_head = seqlens[sequence + 1].tiles_before - sequence_info.tiles_before;
     /* From the first query that attends to the first key to the last query that attends to the last key. */
     const int first_query = max(w.first_key - w.window_last, 0);
     const int last_query = min(min(w.first_key + KEYS, w.used_k) - 1 - w.window_first, w.used_q - 1);

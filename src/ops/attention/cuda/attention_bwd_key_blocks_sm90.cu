@@ -465,7 +465,8 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
         if (GENERAL) {
             cot_griddepcontrol_wait(); /* for the kernel that writes seqlens */
             /* Beyond the last key block. Both thread blocks of a cluster take part in the reduction, or none. */
-            if (key_block_number >= (uint32_t)c.sequences.seqlens[c.sequences.count].first_key_block * (uint32_t)c.Hkv)
+            if (key_block_number >=
+                (uint32_t)c.sequences.seqlens[c.sequences.count].key_blocks_before * (uint32_t)c.Hkv)
                 return;
         }
     }

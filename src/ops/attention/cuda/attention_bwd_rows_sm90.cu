@@ -34,18 +34,18 @@ static __device__ __forceinline__ bool find_tile(const attention_bwd_call &c, un
         t.rows = t.used = c.Tq;
         return t.b < c.B;
     }
-    if (sequence_tile >= (unsigned)c.sequences.seqlens[c.sequences.count].first_tile)
+    if (sequence_tile >= (unsigned)c.sequences.seqlens[c.sequences.count].tiles_before)
         return false;
-    const int sequence = attention_sequence_at(c.sequences, &attention_seqlen_info::first_tile, 1, sequence_tile);
-    const attention_seqlen_info s = c.sequences.seqlens[sequence];
+    const int sequence = attention_sequence_at(c.sequences, &attention_seqlen_info::tiles_before, 1, sequence_tile);
+    const attention_seqlen_info sequence_info = c.sequences.seqlens[sequence];
     t.sequence = sequence;
     t.b = c.sequences.packed ? 0 : sequence;
-    t.tile = (int)sequence_tile - s.first_tile;
-    t.index =
-        (int64_t)s.first_tile * c.H + t.h * (c.sequences.seqlens[sequence + 1].first_tile - s.first_tile) + t.tile;
-    t.q_first_row = s.q_first_row;
-    t.rows = s.q_rows;
-    t.used = s.used_q;
+    t.tile = (int)sequence_tile - sequence_info.tiles_before;
+    t.index = (int64_t)sequence_info.tiles_before * c.H +
+              t.h * (c.sequences.seqlens[sequence + 1].tiles_before - sequence_info.tiles_before) + t.tile;
+    t.q_first_row = sequence_info.q_first_row;
+    t.rows = sequence_info.q_rows;
+    t.used = sequence_info.used_q;
     return t.rows > 0; /* 0 rows: the sequence exceeds max_tiles */
 }
 
@@ -241,9 +241,11 @@ KERNEL attention_bwd_dsink(const __grid_constant__ attention_bwd_call c)
     for (int b = 0; b < c.sequences.count; b++) {
         if (seqlens != nullptr && seqlens[b].q_rows == 0)
             continue;
-        const int64_t tiles = seqlens != nullptr ? seqlens[b + 1].first_tile - seqlens[b].first_tile : c.tiles_per_head;
-        const int64_t tiles_before = seqlens != nullptr ? seqlens[b].first_tile * c.H : b * c.H * c.tiles_per_head;
-        const int64_t begin = (tiles_before + h * tiles) * c.tile_queries;
+        const int64_t tiles =
+            seqlens != nullptr ? seqlens[b + 1].tiles_before - seqlens[b].tiles_before : c.tiles_per_head;
+        const int64_t sequence_first_tile =
+            seqlens != nullptr ? seqlens[b].tiles_before * c.H : b * c.H * c.tiles_per_head;
+        const int64_t begin = (sequence_first_tile + h * tiles) * c.tile_queries;
         for (int64_t i = begin + threadIdx.x; i < begin + tiles * c.tile_queries; i += LANES * WARPS)
             if (c.lse_log2[i] != __int_as_float(0x7f800000)) /* else the row has no gradient, whatever its delta is */
                 sum -= (double)(exp2f(sink2 - c.lse_log2[i]) * c.scaled_delta[i]);

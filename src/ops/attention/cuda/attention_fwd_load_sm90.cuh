@@ -144,11 +144,11 @@ static __device__ __forceinline__ attention_tile tile_of(const attention_fwd_cal
         t.tail_clean = 1;
     } else {
         const int sequence =
-            attention_sequence_at(c.sequences, &attention_seqlen_info::first_tile, (uint32_t)c.H, tile_number);
+            attention_sequence_at(c.sequences, &attention_seqlen_info::tiles_before, (uint32_t)c.H, tile_number);
         const attention_seqlen_info s = c.sequences.seqlens[sequence];
-        tile_position(c, tile_number - (uint32_t)s.first_tile * (uint32_t)c.H,
-                      (uint32_t)(c.sequences.seqlens[sequence + 1].first_tile - s.first_tile), (uint32_t)c.H, t.head,
-                      tile);
+        tile_position(c, tile_number - (uint32_t)s.tiles_before * (uint32_t)c.H,
+                      (uint32_t)(c.sequences.seqlens[sequence + 1].tiles_before - s.tiles_before), (uint32_t)c.H,
+                      t.head, tile);
         t.b = c.sequences.packed ? 0 : sequence;
         t.rows = s.q_rows;
         t.used = s.used_q;
@@ -247,7 +247,7 @@ template <class F> static __device__ __forceinline__ void load(const attention_f
     uint32_t total = (uint32_t)(c.sequences.count * c.tiles * c.H);
     if (c.sequences.seqlens != nullptr) {
         cot_griddepcontrol_wait();
-        total = (uint32_t)c.sequences.seqlens[c.sequences.count].first_tile * (uint32_t)c.H;
+        total = (uint32_t)c.sequences.seqlens[c.sequences.count].tiles_before * (uint32_t)c.H;
     }
     uint32_t tile_number = blockIdx.x;
     for (uint32_t n = 0;; n++) {

@@ -91,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_prepare(const __
         *c.tile_counter = (uint32_t)c.grid_blocks;
     if (c.seqlens == nullptr)
         return;
-    int64_t tiles_before = 0, key_blocks_before = 0;
+    int64_t earlier_tiles = 0, earlier_key_blocks = 0;
     for (int first = 0; first <= c.count; first += THREADS) {
         const int b = first + (int)threadIdx.x;
         attention_seqlen_info s = {};
@@ -100,18 +100,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_prepare(const __
         const int32_t tiles = (s.q_rows + c.tile_queries - 1) / c.tile_queries,
                       key_blocks = (s.k_rows + c.key_block_rows - 1) / c.key_block_rows;
         int64_t total_tiles, total_key_blocks;
-        const int64_t first_tile = tiles_before + inclusive_scan(tiles, sums, &total_tiles) - tiles,
-                      first_key_block =
-                          key_blocks_before + inclusive_scan(key_blocks, sums, &total_key_blocks) - key_blocks;
-        if (first_tile > c.max_tiles - tiles)
+        const int64_t tiles_before = earlier_tiles + inclusive_scan(tiles, sums, &total_tiles) - tiles,
+                      key_blocks_before =
+                          earlier_key_blocks + inclusive_scan(key_blocks, sums, &total_key_blocks) - key_blocks;
+        if (tiles_before > c.max_tiles - tiles)
             s.q_rows = s.used_q = 0;
-        if (first_key_block > c.max_key_blocks - key_blocks)
+        if (key_blocks_before > c.max_key_blocks - key_blocks)
             s.k_rows = s.used_k = 0;
-        s.first_tile = (int32_t)min(first_tile, (int64_t)c.max_tiles);
-        s.first_key_block = (int32_t)min(first_key_block, (int64_t)c.max_key_blocks);
+        s.tiles_before = (int32_t)min(tiles_before, (int64_t)c.max_tiles);
+        s.key_blocks_before = (int32_t)min(key_blocks_before, (int64_t)c.max_key_blocks);
         if (b <= c.count)
             c.seqlens[b] = s;
-        tiles_before += total_tiles;
-        key_blocks_before += total_key_blocks;
+        earlier_tiles += total_tiles;
+        earlier_key_blocks += total_key_blocks;
     }
 }

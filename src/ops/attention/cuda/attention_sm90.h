@@ -101,8 +101,8 @@ typedef struct attention_array {
 
 /* A sequence, with its lengths clamped. The kernel attention_prepare writes these entries. */
 typedef struct attention_seqlen_info {
-    int32_t first_tile, first_key_block; /* query tiles and key blocks of earlier sequences, for one head */
-    int32_t q_first_row, q_rows, used_q; /* rows of the tensors' views; used: limited by seqused */
+    int32_t tiles_before, key_blocks_before; /* query tiles and key blocks of earlier sequences, for one head */
+    int32_t q_first_row, q_rows, used_q;     /* rows of the tensors' views; used: limited by seqused */
     int32_t k_first_row, k_rows, used_k;
     int64_t diagonal; /* with a causal mask, query i attends to keys up to i + diagonal */
 } attention_seqlen_info;

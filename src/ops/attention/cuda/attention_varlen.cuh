@@ -11,16 +11,16 @@
 enum { ATTENTION_FAR = 1 << 30 }; /* beyond any key: rows are less than half of it */
 
 /* The sequence of query tile or key block `number`, where a sequence has those of `heads` heads: the last sequence with
- * first * heads <= number. `first_member` selects first_tile or first_key_block, which count the tiles or key blocks of
- * one head. */
+ * (tiles or key blocks before it) * heads <= number. `before_member` selects tiles_before or key_blocks_before, which
+ * count those of one head. */
 static __device__ __forceinline__ int attention_sequence_at(const attention_sequences &sequences,
-                                                            int32_t attention_seqlen_info::*first_member,
+                                                            int32_t attention_seqlen_info::*before_member,
                                                             uint32_t heads, uint32_t number)
 {
     int low = 0, high = sequences.count;
     while (high - low > 1) {
         const int middle = (low + high) / 2;
-        if ((uint32_t)(sequences.seqlens[middle].*first_member) * heads <= number)
+        if ((uint32_t)(sequences.seqlens[middle].*before_member) * heads <= number)
             low = middle;
         else
             high = middle;
