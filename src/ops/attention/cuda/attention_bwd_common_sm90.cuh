@@ -260,8 +260,8 @@ static __device__ __forceinline__ attention_dq_position dq_position_of(const att
  * accumulators. Both have COLUMNS columns and are in shared memory, in panels of 64 columns. The panels of A lie
  * a_stride bytes apart. */
 template <typename E, int COLUMNS, int N>
-static __device__ __forceinline__ void issue_gemm_ss(float (&acc)[N], const unsigned char *a, uint32_t a_stride,
-                                                     const unsigned char *b)
+static __device__ __forceinline__ void issue_gemm_abt(float (&acc)[N], const unsigned char *a, uint32_t a_stride,
+                                                      const unsigned char *b)
 {
     const uint64_t a_desc = cot_wgmma_k_major(cot_shared_address(a)), b_desc = cot_wgmma_k_major(cot_shared_address(b));
     cot_wgmma_fence();
@@ -274,7 +274,8 @@ static __device__ __forceinline__ void issue_gemm_ss(float (&acc)[N], const unsi
 
 /* Issues acc += A B, for dK and dV. A is 64 keys by 4 W queries, in W registers of a thread. B is a tile of Q or dO. */
 template <typename E, int N, int W>
-static __device__ __forceinline__ void issue_gemm_rs(float (&acc)[N], const uint32_t (&a)[W], const unsigned char *b)
+static __device__ __forceinline__ void issue_gemm_add_ab(float (&acc)[N], const uint32_t (&a)[W],
+                                                         const unsigned char *b)
 {
     cot_wgmma_fence();
     const uint64_t b_desc = cot_wgmma_mn_major(cot_shared_address(b), 4 * W * 128);

@@ -535,9 +535,9 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     float acc[N]; /* S, then P, then dP, then dS */
     /* 1. Issue S, and dK += dS^T Q of the previous step. */
     cot_mbarrier_wait(&s.q_full[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(ring_step));
-    issue_gemm_ss<E, T::USED_COLUMNS>(acc, s.k[0][r.consumer], sizeof s.k[0], s.q[q_stage][0]);
+    issue_gemm_abt<E, T::USED_COLUMNS>(acc, s.k[0][r.consumer], sizeof s.k[0], s.q[q_stage][0]);
     if (HAS_PREVIOUS_DS)
-        issue_gemm_rs<E>(r.dk, r.packed, s.q[r.previous_q][0]);
+        issue_gemm_add_ab<E>(r.dk, r.packed, s.q[r.previous_q][0]);
     if (SOFTCAP)
         cot_mbarrier_wait(&s.ds_empty[ds_stage], parity_of<ATTENTION_BWD_DS_STAGES>(ring_step) ^ 1);
     const int tile = GENERAL || TILE_COLUMNS == 128 ? tile_of(c, w, (int)(ring_step - ring_step_begin))
@@ -574,8 +574,8 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
         r.packed[i] = cot_pack_pair<E>(acc[2 * i], acc[2 * i + 1]);
     /* 3. Issue dP and dV += P^T dO. */
     cot_mbarrier_wait(&s.dout_full[dout_stage], parity_of<ATTENTION_BWD_DOUT_STAGES>(ring_step));
-    issue_gemm_ss<E, T::USED_COLUMNS>(acc, s.v[0][r.consumer], sizeof s.v[0], s.dout[dout_stage][0]);
-    issue_gemm_rs<E>(r.dv, r.packed, s.dout[dout_stage][0]);
+    issue_gemm_abt<E, T::USED_COLUMNS>(acc, s.v[0][r.consumer], sizeof s.v[0], s.dout[dout_stage][0]);
+    issue_gemm_add_ab<E>(r.dv, r.packed, s.dout[dout_stage][0]);
     float2 scaled_delta[QUERY_GROUPS];
     uint32_t upper[2][4];
     if (SOFTCAP) {
@@ -722,7 +722,7 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, bwd_
             bool skip = consumer_step<traits, ADDS_ZEROS>(c, s, w, ring_step_begin, ring_step, registers);
             for (ring_step++; ring_step < ring_step_end && !skip; ring_step++)
                 skip = consumer_step<traits, true>(c, s, w, ring_step_begin, ring_step, registers);
-            issue_gemm_rs<E>(dk, packed, s.q[previous_q][0]);
+            issue_gemm_add_ab<E>(dk, packed, s.q[previous_q][0]);
             cot_wgmma_wait<0>();
             __syncwarp();
             if (threadIdx.x % WARP == 0)

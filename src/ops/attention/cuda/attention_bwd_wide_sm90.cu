@@ -492,7 +492,7 @@ static __device__ __forceinline__ void issue_dv(wide_shared<COLUMNS, V_COLUMNS> 
 #pragma unroll
     for (int part = 0; part < PARTS; part++, chunk.next()) {
         cot_mbarrier_wait(&s.dout_full[chunk.stage], chunk.parity);
-        issue_gemm_rs<E>(dv[part], packed, s.dout[chunk.stage][0]);
+        issue_gemm_add_ab<E>(dv[part], packed, s.dout[chunk.stage][0]);
     }
 }
 
@@ -514,7 +514,7 @@ static __device__ __forceinline__ void dv_step(const attention_bwd_call &c, wide
     cot_mbarrier_wait(&s.q_full[q], parity_of<S::Q_STAGES>(step));
     /* step >> 31 is 0. Without it, the address of K would be loop-invariant, and the compiler would keep the
      * descriptors in registers, of which there are not enough. */
-    issue_gemm_ss<E, COLUMNS>(scores, s.k[0] + (step >> 31), SQUARE_BYTES, s.q[q][0]);
+    issue_gemm_abt<E, COLUMNS>(scores, s.k[0] + (step >> 31), SQUARE_BYTES, s.q[q][0]);
     if (!FIRST) {
         if (PARTS == 2) {
             cot_wgmma_wait<2>();
@@ -651,7 +651,7 @@ static __device__ __forceinline__ void issue_dk(float (&dk)[PARTS][N], const uin
 {
 #pragma unroll
     for (int part = 0; part < PARTS; part++)
-        issue_gemm_rs<E>(dk[part], packed, q[part * (N / 32)]);
+        issue_gemm_add_ab<E>(dk[part], packed, q[part * (N / 32)]);
 }
 
 /* One step of warpgroup 2: issues dK of the previous step and dP of this one, and computes dS. FIRST: there is no
