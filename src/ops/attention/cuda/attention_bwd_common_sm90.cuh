@@ -232,11 +232,11 @@ static __device__ __forceinline__ int64_t first_query_tile_of(const attention_bw
  * of dQ, in deterministic mode. */
 struct attention_dq_position {
     uint32_t before; /* key blocks that add before it */
-    bool last;
+    bool is_final;   /* it is the final key block of the tile: docs/kernels/glossary.md */
 };
 
-/* The position of a key block that adds without an order. before = 1: the tile is added, not stored. last = false: dq is
- * not stored. */
+/* The position of a key block that adds without an order. before = 1: the tile is added, not stored. is_final = false:
+ * dq is not stored. */
 constexpr attention_dq_position adds_without_order = {1, false};
 
 template <int QUERIES, bool GENERAL, int WORK_KEYS = KEYS>

@@ -3,9 +3,10 @@
  * attention_bwd_key_blocks_sm90.cu: the key-block kernel, the backward on Hopper for d and d_v up to 128. *Tile
  * columns* (TILE_COLUMNS): the width of a tile in shared memory, which is the larger of d and d_v, rounded up to 64 or
  * 128. *Used columns* (USED_COLUMNS): rounded up to 64, 96 or 128. The products and stores take these.
- * docs/kernels/glossary.md defines *key block*. K and V of a key block stay in shared memory, its dK and dV in
- * registers. A thread block takes one key block after another (take_key_block). For each, it loops over the tiles of
- * queries that attend to the keys, and takes each tile for all query heads that share the key-value head (the group).
+ * docs/kernels/glossary.md defines *key block* and *final key block*. K and V of a key block stay in shared memory, its
+ * dK and dV in registers. A thread block takes one key block after another (take_key_block). For each, it loops over the
+ * tiles of queries that attend to the keys, and takes each tile for all query heads that share the key-value head (the
+ * group).
  * The first tiles of a key block are loaded while the key block before is computed. The consumers store dK and dV while
  * the dQ warpgroup works on the last tile of the key block. With head_split = 2, a thread block takes one key block.
  * The two thread blocks of a cluster divide the heads of the group, and add their dK and dV at the end
@@ -56,9 +57,9 @@
  * semaphore for each dQ tile counts the key blocks that have stored or added. The thread block of a key block waits
  * only for key blocks that were taken earlier.
  *
- * With STORES_DQ the last key block of a tile does not add: its dq_writer loads the sums of the other key blocks into
- * the stage, on the barrier `dq ready`. The dQ warpgroup adds its own dQ tile and stores dq. The kernel `postprocess`
- * is not launched.
+ * With STORES_DQ the final key block of a dQ tile does not add: its dq_writer loads the sums of the other key blocks
+ * into the stage, on the barrier `dq ready`. The dQ warpgroup adds its own dQ tile and stores dq. The kernel
+ * `postprocess` is not launched.
  *
  * Each kernel has these versions:
  *
@@ -259,14 +260,16 @@ template <int USED_COLUMNS> static __device__ __forceinline__ bool is_half_dq_ti
 }
 
 /* A dq_writer: adds the dQ tiles of one dQ stage to memory. There is one writer for each stage: before a writer
- * increments the semaphore, it waits until the sums are in memory, which takes about one step. If STORES_DQ, the last
- * key block of a tile does not add: its writer loads the sums of the other key blocks into the stage, and the dQ
- * warpgroup stores dQ (is_final).
+ * increments the semaphore, it waits until the sums are in memory, which takes about one step. If STORES_DQ, the final
+ * key block of a dQ tile does not add: its writer loads the sums of the other key blocks into the stage, and the dQ
+ * warpgroup stores dq (is_final).
  *
  * Each dQ tile of the stage needs exactly one arrival on `dq ready`. Three cases:
- *   (1) this key block adds last, after others: it loads their sums (loads_sums), and the load arrives
+ *   (1) this is the tile's final key block, but not its only one: the writer loads the sums (loads_sums), and the load
+ *       arrives
  *   (2) the previous dQ tile of this key block has just left the stage: the writer arrives then, early (arrived_early)
- *   (3) otherwise (first dQ tile of a key block, or after a final one): the writer arrives at the top of the loop
+ *   (3) otherwise (first dQ tile of a key block, or the previous dQ tile was stored as dq): the writer arrives at the top
+ *       of the loop
  *
  *   dq_tile_index index of the dQ tile in the key block: step * DQ_TILES + its number in the step. On return: that of
  *                 the stage's first dQ tile in the next key block
@@ -282,17 +285,19 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
     const int end = step_count(w) * DQ_TILES;
     const auto position_of = [&](int index) {
         const int tile = tile_of(c, w, index / DQ_TILES);
-        return DETERMINISTIC ? dq_position_of<key_block_shared<TILE_COLUMNS>::QUERIES, GENERAL>(c, w, tile)
-                             : adds_without_order;
+        attention_dq_position position =
+            DETERMINISTIC ? dq_position_of<key_block_shared<TILE_COLUMNS>::QUERIES, GENERAL>(c, w, tile)
+                          : adds_without_order;
+        position.is_final = STORES_DQ && position.is_final; /* else every key block adds */
+        return position;
     };
-    const auto is_final = [&](const attention_dq_position &position) { return STORES_DQ && position.last; };
     bool arrived_early = false; /* for the dQ tile of the next iteration */
     for (; dq_tile_index < end; dq_tile_index += ATTENTION_BWD_DQ_STAGES, parity ^= 1) {
         const attention_step at = step_of(c, w, dq_tile_index / DQ_TILES);
         const int64_t accum_tile =
             (first_query_tile_of<GENERAL>(c, w, at.h) + at.tile) * DQ_TILES + dq_tile_index % DQ_TILES;
         const attention_dq_position position = position_of(dq_tile_index);
-        const bool loads_sums = is_final(position) && position.before > 0;
+        const bool loads_sums = position.is_final && position.before > 0;
         if (!loads_sums && !arrived_early) /* (3), before the wait: the dQ warpgroup may stage the dQ tile */
             cot_mbarrier_arrive(&s.dq_ready[stage]);
         if (DETERMINISTIC && position.before > 0)
@@ -304,7 +309,7 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
         }
         cot_mbarrier_wait(&s.dq_full[stage], parity);
         arrived_early = false;
-        if (is_final(position)) /* the dQ warpgroup stores dq, so there is nothing to add */
+        if (position.is_final) /* the dQ warpgroup stores dq, so there is nothing to add */
             continue;
         if (is_half_dq_tile<USED_COLUMNS>(dq_tile_index))
             add_half_dq_tile(c, accum_tile, s.dq[stage], position.before == 0);
@@ -312,7 +317,7 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
             add_dq_tile(c, accum_tile, s.dq[stage], position.before == 0);
         if (dq_tile_index + ATTENTION_BWD_DQ_STAGES < end) {
             const attention_dq_position next = position_of(dq_tile_index + ATTENTION_BWD_DQ_STAGES);
-            arrived_early = !is_final(next) || next.before == 0;
+            arrived_early = !next.is_final || next.before == 0;
         }
         if (arrived_early) /* (2), before release_next_key_block, which waits until the sums are in memory */
             cot_mbarrier_arrive(&s.dq_ready[stage]);
@@ -367,7 +372,7 @@ static __device__ __forceinline__ void compute_dq_tile(key_block_shared<TILE_COL
     cot_wgmma_wait<0>();
 }
 
-/* The dQ warpgroup stages dQ tiles for the dq_writers. If STORES_DQ and this key block is the last of the tile, the
+/* The dQ warpgroup stages dQ tiles for the dq_writers. If STORES_DQ and this is the tile's final key block, the
  * warpgroup adds the sums that the writer has loaded, and stores dq. */
 template <typename E, int TILE_COLUMNS, int USED_COLUMNS, bool GENERAL, bool STORES_DQ>
 static __device__ __forceinline__ void compute_dq_of_key_block(const attention_bwd_call &c,
@@ -390,7 +395,6 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
         const bool consumer_1_attends = !GENERAL || !fully_masked<QUERIES>(w, tile, w.first_key + 64);
         const attention_dq_position position =
             STORES_DQ ? dq_position_of<QUERIES, GENERAL>(c, w, tile) : adds_without_order;
-        const bool is_final = position.last; /* only if STORES_DQ: the warpgroup stores dq itself */
         cot_mbarrier_wait(&s.ds_full[ds.stage], ds.parity);
         for (int dq_tile = 0; dq_tile < DQ_TILES; dq_tile++, dq.next()) {
             uint64_t *ready = &s.dq_ready[dq.stage];
@@ -419,7 +423,7 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
                 continue;
             }
             compute(acc);
-            if (!is_final) { /* a dq_writer adds the tile to memory */
+            if (!position.is_final) { /* a dq_writer adds the tile to memory */
                 stage_dq_tile(s.dq[dq.stage], acc, &s.dq_full[dq.stage]);
                 continue;
             }

@@ -41,8 +41,8 @@
  *
  * Deterministic mode as in attention_bwd_key_blocks_sm90.cu, with pairs in place of key blocks. A pair waits only for
  * pairs that were taken earlier. The versions that store dq are for deterministic calls without GQA and without a causal
- * mask: the last pair of a head does not add to dq_accum. Its dQ warpgroup adds the sums of the other pairs, and stores
- * dq. */
+ * mask: the final pair of a dQ tile does not add to dq_accum. Its dQ warpgroup adds the sums of the other pairs, and
+ * stores dq. */
 #include "attention_bwd_consumer_sm90.cuh"
 
 enum { PAIR_KEYS = 2 * KEYS };
@@ -149,7 +149,7 @@ static __device__ __forceinline__ attention_dq_position position_of_pair(const a
     return dq_position_of<64, false, PAIR_KEYS>(c, w, 0);
 }
 
-/* The dq_writer: adds the dQ tiles of this block to memory. If STORES_DQ, the last pair of a head does not add: the
+/* The dq_writer: adds the dQ tiles of this block to memory. If STORES_DQ, the final pair of a dQ tile does not add: the
  * dq_writer loads the sums of the other pairs into the stage, and the dQ warpgroup stores dq. Executed by one
  * thread. */
 template <int TILE_COLUMNS, bool DETERMINISTIC, bool STORES_DQ>
@@ -166,7 +166,7 @@ static __device__ void write_pair_dq(const attention_bwd_mapped &m, pair_shared<
         cot_mbarrier_arrive(&s.kv_empty);
         if (w.first_key == NO_MORE_KEY_BLOCKS)
             break;
-        const bool is_final = STORES_DQ && position_of_pair(c, w).last;
+        const bool is_final = STORES_DQ && position_of_pair(c, w).is_final;
         const int steps = step_count(w);
         for (int step = 0; step < steps; step++, parity ^= 1) {
             const attention_step at = step_of(c, w, step);
@@ -238,7 +238,7 @@ static __device__ __forceinline__ void issue_dq(float (&acc)[32], const unsigned
     cot_wgmma_commit();
 }
 
-/* The dQ warpgroup stages dQ tiles for the dq_writer. If STORES_DQ and this pair adds last, the warpgroup adds the sums
+/* The dQ warpgroup stages dQ tiles for the dq_writer. If STORES_DQ and this is the final pair, the warpgroup adds the sums
  * that the dq_writer has loaded, and stores dq. */
 template <typename E, int TILE_COLUMNS, bool STORES_DQ>
 static __device__ void compute_pair_dq(const attention_bwd_call &c, pair_shared<TILE_COLUMNS> &s, int rank)
@@ -259,7 +259,6 @@ static __device__ void compute_pair_dq(const attention_bwd_call &c, pair_shared<
         /* STORES_DQ: the rows of dq, and the row of this thread. Read once, before the steps. There is one query head
          * for each key-value head, so a step is a tile, and the head is number 0 of the group. */
         const attention_dq_position position = STORES_DQ ? position_of_pair(c, w) : adds_without_order;
-        const bool is_final = STORES_DQ && position.last;
         const attention_rows_out rows = query_rows_out(c, w, 0);
         const int row_step = w.tile_direction * QUERIES;
         int row = w.first_tile * QUERIES + (TILE_COLUMNS == 64 ? 64 * rank : 0) + threadIdx.x % WARPGROUP / WARP * 16 +
@@ -286,7 +285,7 @@ static __device__ void compute_pair_dq(const attention_bwd_call &c, pair_shared<
                 if (steps == 1)
                     cot_mbarrier_arrive(&s.kv_empty);
             }
-            if (!is_final) { /* the dq_writer adds the tile to memory */
+            if (!position.is_final) { /* the dq_writer adds the tile to memory */
                 stage_dq_tile(s.dq[0], acc, &s.dq_full[0]);
                 continue;
             }
