@@ -35,7 +35,7 @@ extern __shared__ __align__(1024) unsigned char dynamic_shared_memory[];
 
 /* Two numbers of a step:
  *   step        counted within its key block: step_of gives its query head and tile
- *   ring_step   counted through all key blocks of the thread block: the position in the rings of stages. In the wide
+ *   ring_step   running total of the thread block, over all its key blocks: not taken modulo the stages. In the wide
  *               kernel, whose thread blocks compute one key block, it equals `step`
  *
  * A step uses stage ring_step % STAGES of a ring. It waits for the stage's `full` barrier with this parity. With the

@@ -370,16 +370,17 @@ template <int TILE_COLUMNS, bool GENERAL> static __device__ __forceinline__ uint
     return TILE_COLUMNS == 64 ? zero + 1 : GENERAL ? gridDim.y : 1;
 }
 
-/* Loads that the compiler must not move: they stay between the wgmma issued before them and the next wait for wgmma.
- * Shared memory is busy with the operands of wgmma, so a load takes hundreds of cycles. */
-static __device__ __forceinline__ int load_early(const int *from)
+/* Loads that the compiler must not move. Before a wait for wgmma they stay between the wgmma issued before them and
+ * that wait: shared memory is busy with the operands of wgmma, so a load takes hundreds of cycles. In the loop of
+ * compute_ds they stay in their iteration. */
+static __device__ __forceinline__ int load_pinned(const int *from)
 {
     int value;
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(cot_shared_address(from)) : "memory");
     return value;
 }
 
-static __device__ __forceinline__ float2 load_float2_early(const float *from)
+static __device__ __forceinline__ float2 load_float2_pinned(const float *from)
 {
     float2 values;
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
@@ -469,7 +470,7 @@ static __device__ __forceinline__ void compute_ds(typename T::shared &s, const c
         if (query_group >= PRELOADS && query_group < QUERY_GROUPS)
             scaled_delta[query_group] =
                 SUBTRACT_FIRST ? *(const float2 *)&s.scaled_delta[dout_stage][8 * query_group + r.lane_query]
-                               : load_float2_early(&s.scaled_delta[dout_stage][8 * query_group + r.lane_query]);
+                               : load_float2_pinned(&s.scaled_delta[dout_stage][8 * query_group + r.lane_query]);
     };
     const auto subtract_delta = [&](int query_group) {
 #pragma unroll
@@ -541,11 +542,11 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     if (SOFTCAP)
         cot_mbarrier_wait(&s.ds_empty[ds_stage], parity_of<ATTENTION_BWD_DS_STAGES>(ring_step) ^ 1);
     const int tile = GENERAL || TILE_COLUMNS == 128 ? tile_of(c, w, (int)(ring_step - ring_step_begin))
-                                                    : load_early(&s.tile_index[q_stage]);
+                                                    : load_pinned(&s.tile_index[q_stage]);
     float2 lse_log2[QUERY_GROUPS];
 #pragma unroll
     for (int query_group = 0; query_group < LSE_PRELOADS; query_group++)
-        lse_log2[query_group] = load_float2_early(&s.lse_log2[q_stage][8 * query_group + r.lane_query]);
+        lse_log2[query_group] = load_float2_pinned(&s.lse_log2[q_stage][8 * query_group + r.lane_query]);
     /* 2. Wait for S and compute P. Wait for dK, release its Q, and pack P. */
     cot_wgmma_wait<HAS_PREVIOUS_DS ? 1 : 0>();
     constexpr bool BIASED_BYTES = !cot_is_f16<E> && !(TILE_COLUMNS == 64 && GENERAL);
@@ -584,7 +585,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     }
 #pragma unroll
     for (int query_group = 0; query_group < DELTA_PRELOADS; query_group++)
-        scaled_delta[query_group] = load_float2_early(&s.scaled_delta[dout_stage][8 * query_group + r.lane_query]);
+        scaled_delta[query_group] = load_float2_pinned(&s.scaled_delta[dout_stage][8 * query_group + r.lane_query]);
     /* 4. Wait for dP, compute dS and store it for dQ. Wait for dV, release dO, and pack dS. */
     cot_wgmma_wait<1>();
     compute_ds<T, DELTA_PRELOADS>(s, r, ring_step, ds_address, saved, scaled_delta, upper, acc);
