@@ -76,11 +76,14 @@
  * then arrives on the tile's full barrier. */
 #include "attention_bwd_consumer_sm90.cuh"
 
+constexpr uint32_t NO_KEY_BLOCK = UINT32_MAX;
+
 /* The number of the thread block's next key block. In deterministic mode a key block waits until key blocks of lower
  * numbers have added to dQ. The counter gives out the numbers in order, and a thread block computes its key blocks in
  * that order. So the lowest unfinished key block waits for none, whichever thread blocks run. In a cluster
  * (head_split = 2), or without a counter, a thread block has only one key block: `backward` has put its number into
- * own_key_block_number. */
+ * own_key_block_number. The second call then returns NO_KEY_BLOCK, which is beyond the last key block and ends the
+ * loop. */
 template <int TILE_COLUMNS>
 static __device__ __forceinline__ uint32_t take_key_block(const attention_bwd_call &c,
                                                           key_block_shared<TILE_COLUMNS> &s)
@@ -88,7 +91,7 @@ static __device__ __forceinline__ uint32_t take_key_block(const attention_bwd_ca
     if (c.key_block_counter != nullptr && c.head_split == 1)
         return atomicAdd(c.key_block_counter, 1);
     const uint32_t own = s.own_key_block_number;
-    s.own_key_block_number = UINT32_MAX;
+    s.own_key_block_number = NO_KEY_BLOCK;
     return own;
 }
 
