@@ -237,7 +237,7 @@ struct attention_dq_position {
 
 /* The position of a key block that adds without an order. before = 1: the tile is added, not stored. is_final = false:
  * dq is not stored. */
-constexpr attention_dq_position adds_without_order = {1, false};
+constexpr attention_dq_position unordered_position = {1, false};
 
 template <int QUERIES, bool GENERAL, int WORK_KEYS = KEYS>
 static __device__ __forceinline__ attention_dq_position dq_position_of(const attention_bwd_call &c,

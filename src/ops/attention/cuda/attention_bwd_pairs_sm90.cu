@@ -172,7 +172,7 @@ static __device__ void write_pair_dq(const attention_bwd_mapped &m, pair_shared<
             const attention_step at = step_of(c, w, step);
             const int64_t accum_tile = (first_query_tile_of<false>(c, w, at.h) + at.tile) * s.DQ_TILES + rank;
             const attention_dq_position position =
-                DETERMINISTIC ? dq_position_of<QUERIES, false, PAIR_KEYS>(c, w, at.tile) : adds_without_order;
+                DETERMINISTIC ? dq_position_of<QUERIES, false, PAIR_KEYS>(c, w, at.tile) : unordered_position;
             const bool loads_sums = is_final && position.before > 0;
             if (!loads_sums && (step == 0 || is_final)) /* after other steps it has arrived already */
                 cot_mbarrier_arrive(&s.dq_ready[0]);
@@ -258,7 +258,7 @@ static __device__ void compute_pair_dq(const attention_bwd_call &c, pair_shared<
         float acc[32];
         /* STORES_DQ: the rows of dq, and the row of this thread. Read once, before the steps. There is one query head
          * for each key-value head, so a step is a tile, and the head is number 0 of the group. */
-        const attention_dq_position position = STORES_DQ ? position_of_pair(c, w) : adds_without_order;
+        const attention_dq_position position = STORES_DQ ? position_of_pair(c, w) : unordered_position;
         const attention_rows_out rows = query_rows_out(c, w, 0);
         const int row_step = w.tile_direction * QUERIES;
         int row = w.first_tile * QUERIES + (TILE_COLUMNS == 64 ? 64 * rank : 0) + threadIdx.x % WARPGROUP / WARP * 16 +

@@ -239,7 +239,7 @@ static __device__ void write_dq(const attention_bwd_call &c, wide_shared<COLUMNS
         const attention_step at = step_of(c, w, step);
         const int64_t accum_tile = (first_query_tile_of<GENERAL>(c, w, at.h) + at.tile) * S::COLUMN_PANELS + dq_tile;
         const uint32_t before =
-            DETERMINISTIC ? dq_position_of<QUERIES, GENERAL>(c, w, at.tile).before : adds_without_order.before;
+            DETERMINISTIC ? dq_position_of<QUERIES, GENERAL>(c, w, at.tile).before : unordered_position.before;
         if (DETERMINISTIC && before > 0)
             wait_for_earlier_key_blocks(c, accum_tile, before);
         cot_mbarrier_wait(&s.dq_full[writer], parity);
