@@ -10,8 +10,8 @@
  * The first tiles of a key block are loaded while the key block before is computed. The consumers store dK and dV while
  * the dQ warpgroup works on the last tile of the key block. With head_split = 2, a thread block takes one key block.
  * The two thread blocks of a cluster divide the heads of the group, and add their dK and dV at the end
- * (reduce_over_heads). Most full masks from 512 keys on, and long causal masks without GQA, run on the kernel of
- * attention_bwd_pairs_sm90.cu.
+ * (reduce_over_heads). Most full masks from 512 keys on, and causal masks with many keys, run on the kernel of
+ * attention_bwd_pairs_sm90.cu (takes_pairs).
  *
  * A tile has 128 queries at 64 tile columns, and 64 queries at 128 tile columns. Formulas (f16 scales P, see dv_scale):
  *

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * attention_bwd_pairs_sm90.cu: the pair kernel, the backward on Hopper by pairs of key blocks, d = d_v = 64 or 128. It
- * runs most full masks from 512 keys on, and long causal masks without GQA. A *pair* is two adjacent key blocks of a
+ * runs most full masks from 512 keys on, and causal masks with many keys (takes_pairs). A *pair* is two adjacent key blocks of a
  * key-value head, 256 keys. A cluster of two thread blocks takes one pair after another. In this file *block* is a thread
  * block: block r of the cluster computes dK and dV of key block r of the pair, with the consumers of
  * attention_bwd_key_blocks_sm90.cu, which has the formulas, the roles and the steps. The *peer* is the other block of the
