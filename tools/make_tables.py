@@ -29,14 +29,15 @@ MARKERS = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.S)
 
 
 # Words of records up to 2026-11-25, and what bench writes since then.
-RENAMED = {r"\bany-order\b": "nondeterministic", r"\bdrawn\b": "generated", r"\bR=(\d+)": r"iterations=\1"}
+RENAMED = {r"\bany-order\b": "nondeterministic", r"\bdrawn\b": "generated", r"\bR=(\d+)": r"iterations=\1",
+           "all-gather of K and V": "all-gather by hand"}
 
 
 def records(path):
     """The rows of a file of bench/results, with today's words."""
     rows = json.loads(path.read_text())
     for row in rows:
-        for key in row.keys() & {"options", "case", "figure"}:
+        for key in row.keys() & {"options", "case", "figure", "kernel"}:
             for old, new in RENAMED.items():
                 row[key] = re.sub(old, new, row[key])
     return rows
@@ -937,7 +938,7 @@ def parallel_page(results):
             source, rows = results["context_parallel", device]
             lines += ["### PyTorch: cotangent.distributed and torch's context_parallel", "",
                       f"{rows[0]['date']}, commit {rows[0]['commit']}, torch {rows[0]['torch']}: {record_link(source)}. {CONTEXT_PARALLEL}", "",
-                      *markdown([("ranks", lambda row: str(row["ranks"])), ("T", lambda row: str(row["T"])), ("call", lambda row: row["kernel"].replace("all-gather of K and V", "all-gather by hand")),
+                      *markdown([("ranks", lambda row: str(row["ranks"])), ("T", lambda row: str(row["T"])), ("call", lambda row: row["kernel"]),
                                  *[(f"{part}, ms", lambda row, part=part: f"{row[part]['s'] * 1000:.1f}") for part in ("forward", "both")],
                                  *[(f"share of ideal, {part}", lambda row, part=part: f"{row[part]['share']:.2f}") for part in ("forward", "both")]],
                                 rows), ""]
