@@ -385,26 +385,17 @@ static __device__ __forceinline__ void add_staged_dq_tile(float (&acc)[32], cons
 }
 
 /* Adds a staged dQ tile to dq_accum. If `overwrite` (the first key block of a tile in deterministic mode), it stores the
- * dQ tile instead. Waits until the stage has been read. */
+ * dQ tile instead. Waits until the stage has been read. HALF: only the first 32 columns, which are the first half of each
+ * warp's 16 rows. */
+template <bool HALF = false>
 static __device__ __forceinline__ void add_dq_tile(const attention_bwd_call &c, int64_t accum_tile, const float *dq,
                                                    bool overwrite)
 {
+    constexpr int PIECE_FLOATS = ATTENTION_BWD_DQ_TILE / (HALF ? 4 : 1);
+    constexpr int BYTES = PIECE_FLOATS / (HALF ? 2 : 1) * (int)sizeof(float);
     float *accum = c.dq_accum + accum_tile * ATTENTION_BWD_DQ_TILE;
-    if (overwrite)
-        cot_bulk_store(accum, dq, ATTENTION_BWD_DQ_TILE * sizeof(float));
-    else
-        cot_bulk_add_f32(accum, dq, ATTENTION_BWD_DQ_TILE * sizeof(float));
-    cot_bulk_commit();
-    cot_bulk_wait_read();
-}
-
-/* The same for the first 32 columns of a dQ tile: of each warp's 16 rows, the first half. */
-static __device__ __forceinline__ void add_half_dq_tile(const attention_bwd_call &c, int64_t accum_tile,
-                                                        const float *dq, bool overwrite)
-{
-    enum { WARP_FLOATS = ATTENTION_BWD_DQ_TILE / 4, BYTES = WARP_FLOATS / 2 * sizeof(float) };
-    float *accum = c.dq_accum + accum_tile * ATTENTION_BWD_DQ_TILE;
-    for (int i = 0; i < ATTENTION_BWD_DQ_TILE; i += WARP_FLOATS)
+#pragma unroll
+    for (int i = 0; i < ATTENTION_BWD_DQ_TILE; i += PIECE_FLOATS)
         if (overwrite)
             cot_bulk_store(accum + i, dq + i, BYTES);
         else

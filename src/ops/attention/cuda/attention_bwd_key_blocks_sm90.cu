@@ -315,7 +315,7 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
         if (position.is_final) /* the dQ warpgroup stores dq, so there is nothing to add */
             continue;
         if (is_half_dq_tile<USED_COLUMNS>(dq_tile_index))
-            add_half_dq_tile(c, accum_tile, s.dq[stage], position.before == 0);
+            add_dq_tile</*HALF=*/true>(c, accum_tile, s.dq[stage], position.before == 0);
         else
             add_dq_tile(c, accum_tile, s.dq[stage], position.before == 0);
         if (dq_tile_index + ATTENTION_BWD_DQ_STAGES < end) {
