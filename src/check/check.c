@@ -318,8 +318,13 @@ static bool kernel_selected(const worker *w, const cot_kernel *kernel)
  * numbers into sums of two or three bf16 turn an infinity into inf - inf. */
 static bool spreads_special(const cot_kernel *kernel, double special)
 {
-    static const char *const split_kernels[] = {"_amx_split", "mhc_pre_fwd_tiles_sm80", "mhc_pre_bwd_tiles_sm80",
-                                                "mhc_post_pre_fwd_tiles_sm80"};
+    static const char *const split_kernels[] = {"_amx_split",
+                                                "mhc_pre_fwd_tiles_sm80",
+                                                "mhc_pre_bwd_tiles_sm80",
+                                                "mhc_post_pre_fwd_tiles_sm80",
+                                                "mhc_pre_fwd_cluster_sm90",
+                                                "mhc_pre_bwd_cluster_sm90",
+                                                "mhc_post_pre_fwd_split_sm90"};
     bool spreads = special != 0 && strstr(kernel->name, "im2col") != NULL;
     for (size_t i = 0; i < sizeof split_kernels / sizeof *split_kernels; i++)
         spreads = spreads || (isinf(special) && strstr(kernel->name, split_kernels[i]) != NULL);

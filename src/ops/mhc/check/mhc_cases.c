@@ -483,26 +483,30 @@ static void large_shapes(cot_case_visitor *v, int op, int direction)
     }
 }
 
-/* Four streams in 16 bits, with enough tokens for the GPU kernels' rings to wrap around. The last shapes are for the
- * clusters of 4 and of 8 blocks. */
+/* Enough tokens for the rings of the Hopper kernels to wrap around, for every number of blocks of a cluster. */
 static void many_tiles(cot_case_visitor *v, int op, int direction)
 {
     static const struct {
-        int64_t D, tokens;
+        int64_t n, D, tokens;
         cot_dtype dtype;
     } shapes[] = {
-        {4096, 1, COT_BF16},    {4096, 40, COT_BF16},   {4096, 129, COT_BF16}, {512, 800, COT_BF16},
-        {1280, 130, COT_BF16},  {64, 900, COT_BF16},    {7168, 1, COT_F16},    {7168, 2, COT_BF16},
-        {7168, 65, COT_BF16},   {4096, 63, COT_F16},    {1280, 130, COT_F16},  {64, 900, COT_F16},
-        {17408, 120, COT_BF16}, {7168, 64, COT_F16},    {64, 3000, COT_BF16},  {1024, 200, COT_F16},
-        {768, 33, COT_BF16},    {1088, 1500, COT_BF16}, {2048, 100, COT_F16},  {1024, 2000, COT_BF16},
-        {2048, 500, COT_BF16},  {192, 4000, COT_BF16},  {640, 1000, COT_BF16},
+        {4, 4096, 1, COT_BF16},    {4, 4096, 40, COT_BF16},   {4, 4096, 129, COT_BF16}, {4, 512, 800, COT_BF16},
+        {4, 1280, 130, COT_BF16},  {4, 64, 900, COT_BF16},    {4, 7168, 1, COT_F16},    {4, 7168, 2, COT_BF16},
+        {4, 7168, 65, COT_BF16},   {4, 4096, 63, COT_F16},    {4, 1280, 130, COT_F16},  {4, 64, 900, COT_F16},
+        {4, 17408, 120, COT_BF16}, {4, 7168, 64, COT_F16},    {4, 64, 3000, COT_BF16},  {4, 1024, 200, COT_F16},
+        {4, 768, 33, COT_BF16},    {4, 1088, 1500, COT_BF16}, {4, 2048, 100, COT_F16},  {4, 1024, 2000, COT_BF16},
+        {4, 2048, 500, COT_BF16},  {4, 192, 4000, COT_BF16},  {4, 640, 1000, COT_BF16}, {4, 2048, 300, COT_F32},
+        {4, 768, 2000, COT_F32},   {4, 4096, 500, COT_F32},   {2, 8192, 300, COT_BF16}, {2, 4096, 500, COT_F16},
+        {2, 1024, 3000, COT_BF16}, {2, 2048, 1000, COT_F32},  {2, 8192, 200, COT_F32},  {2, 3584, 700, COT_F32},
+        {4, 4096, 60, COT_F32},    {4, 1280, 63, COT_F32},    {4, 320, 300, COT_F32},   {2, 8192, 33, COT_BF16},
+        {2, 2560, 130, COT_BF16},  {2, 1920, 300, COT_BF16},  {2, 4160, 40, COT_F16},   {2, 832, 200, COT_F32},
     };
-    const size_t first_of_gpu = 14;
+    const size_t first_of_gpu = 14, end_of_gpu = 32; /* these are checked on a GPU only */
     uint64_t state = 301 + (uint64_t)(op * 2 + direction);
     for (size_t i = 0; op != SINKHORN && i < sizeof shapes / sizeof *shapes; i++) {
-        case_shape p = {.op = op, .direction = direction, .dtype = shapes[i].dtype, .n = 4};
-        p.uses = i < first_of_gpu ? COT_CASE_CHECK : COT_CASE_CHECK_CUDA;
+        case_shape p = {.op = op, .direction = direction, .dtype = shapes[i].dtype};
+        p.n = shapes[i].n;
+        p.uses = i < first_of_gpu || i >= end_of_gpu ? COT_CASE_CHECK : COT_CASE_CHECK_CUDA;
         p.B = 1 + (int64_t)(i & 1 & (shapes[i].tokens % 2 == 0));
         p.D = shapes[i].D;
         p.T = shapes[i].tokens / p.B;
@@ -572,6 +576,7 @@ static void bench_shapes(cot_case_visitor *v, int op, int direction)
         {8192, 4, 7168, COT_BF16, GPU}, {8192, 4, 1280, COT_BF16, GPU},  {40, 4, 4096, COT_BF16, GPU},
         {8192, 2, 4096, COT_BF16, GPU}, {4096, 8, 4096, COT_BF16, GPU},  {8192, 4, 4096, COT_F16, GPU},
         {8192, 4, 4096, COT_F32, GPU},  {16384, 4, 768, COT_BF16, GPU},  {8192, 4, 2048, COT_BF16, GPU},
+        {8192, 2, 2048, COT_BF16, GPU}, {8192, 4, 2048, COT_F32, GPU},   {8192, 2, 4096, COT_F32, GPU},
     };
     const size_t first_of_gpu = 7;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {

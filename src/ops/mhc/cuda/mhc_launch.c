@@ -104,7 +104,15 @@ static const cot_cuda_kernel pre_mma_dphi[3][3] = MMA(mhc_pre_mma_dphi, DPHI_BYT
 /* By the blocks of a cluster: see cluster_index. */
 #define HOPPER_CLUSTERS(image, stem) \
     {HOPPER_BLOCKS(image, stem, 4), HOPPER_BLOCKS(image, stem, 8), HOPPER(image, stem)}
-static const cot_cuda_kernel pre_fwd_clusters[3][2] = HOPPER_CLUSTERS(mhc_pre_fwd_sm90, mhc_pre_fwd_cluster_sm90);
+#define PRE_FWD(name)                                                                               \
+    {                                                                                               \
+        {cot_image_mhc_pre_fwd_sm90, "mhc_pre_fwd_cluster_sm90_" #name "_blocks4", MHC_SM90_SHARED_BYTES},     \
+            {cot_image_mhc_pre_fwd_sm90, "mhc_pre_fwd_cluster_sm90_" #name "_blocks8", MHC_SM90_SHARED_BYTES}, \
+            {cot_image_mhc_pre_fwd_sm90, "mhc_pre_fwd_cluster_sm90_" #name, MHC_SM90_SHARED_BYTES},            \
+    }
+/* By n (2, 4), dtype (f32, f16, bf16) and the blocks of a cluster. */
+static const cot_cuda_kernel pre_fwd_clusters[2][3][3] = {{PRE_FWD(n2_f32), PRE_FWD(n2_f16), PRE_FWD(n2_bf16)},
+                                                      {PRE_FWD(f32), PRE_FWD(f16), PRE_FWD(bf16)}};
 static const cot_cuda_kernel pre_fwd_wide[2] = HOPPER(mhc_pre_fwd_sm90, mhc_pre_fwd_wide_sm90);
 static const cot_cuda_kernel pre_fwd_split[2] = HOPPER(mhc_pre_fwd_sm90, mhc_pre_fwd_split_sm90);
 static const cot_cuda_kernel post_pre_fwd_clusters[3][2] =
@@ -122,8 +130,10 @@ static const cot_cuda_kernel pre_bwd_split_post[2] = HOPPER(mhc_pre_bwd_split_sm
     {{cot_image_mhc_pre_bwd_cluster_sm90, #stem "_blocks4", MHC_SM90_SHARED_BYTES},          \
      {cot_image_mhc_pre_bwd_cluster_sm90, #stem "_blocks8", MHC_SM90_SHARED_BYTES},          \
      {cot_image_mhc_pre_bwd_cluster_sm90, #stem, MHC_SM90_SHARED_BYTES}}
-static const cot_cuda_kernel pre_bwd_clusters[3] = PRE_BWD(mhc_pre_bwd_cluster_sm90);
-static const cot_cuda_kernel pre_bwd_clusters_post[3] = PRE_BWD(mhc_pre_bwd_cluster_post_sm90);
+/* By n (2, 4) too. */
+static const cot_cuda_kernel pre_bwd_clusters[2][3] = {PRE_BWD(mhc_pre_bwd_cluster_sm90_n2), PRE_BWD(mhc_pre_bwd_cluster_sm90)};
+static const cot_cuda_kernel pre_bwd_clusters_post[2][3] = {PRE_BWD(mhc_pre_bwd_cluster_post_sm90_n2),
+                                                        PRE_BWD(mhc_pre_bwd_cluster_post_sm90)};
 static const cot_cuda_kernel pre_bwd_clusters_records[3] = PRE_BWD(mhc_pre_bwd_cluster_records_sm90);
 /* clang-format on */
 
@@ -247,13 +257,12 @@ static cot_status make_tile_map(cot_queue *queue, CUtensorMap *map, const mhc_si
                                 tile_box box)
 {
     const int64_t token = s->T > 1 ? t->stride[1] : t->stride[0], streams = t->rank == 4 ? s->n : 1;
+    const int64_t size = (int64_t)cot_dtype_size(s->dtype), chunk_columns = 128 / size;
     /* The driver checks strides also for axes of one element. */
     return cot_cuda_swizzled_map(
-        queue, map, s->dtype, 4, t->data,
-        (const int64_t[]){MHC_SM90_CHUNK_COLUMNS, s->tokens, s->D / MHC_SM90_CHUNK_COLUMNS, streams},
-        (const int64_t[]){s->tokens > 1 ? 2 * token : 16, 2 * MHC_SM90_CHUNK_COLUMNS,
-                          streams > 1 ? 2 * t->stride[2] : 16},
-        (const int[]){MHC_SM90_CHUNK_COLUMNS, box.tokens, box.chunks, box.streams});
+        queue, map, s->dtype, 4, t->data, (const int64_t[]){chunk_columns, s->tokens, s->D / chunk_columns, streams},
+        (const int64_t[]){s->tokens > 1 ? size * token : 16, 128, streams > 1 ? size * t->stride[2] : 16},
+        (const int[]){(int)chunk_columns, box.tokens, box.chunks, box.streams});
 }
 
 static bool is_aligned(const cot_tensor *tensor, uintptr_t multiple)
@@ -374,14 +383,14 @@ static cot_status forward_sm90(cot_queue *queue, const void *problem, void *work
         c->sums = (float *)((char *)workspace + plan->sums);
         c->slices = plan->slices;
     }
-    const bool wide = !split && c->D > MHC_SM90_MAX_D;
-    const tile_box box = wide ? (tile_box){MHC_SM90_WIDE_BLOCK_CHUNKS, MHC_SM90_WIDE_TILE, MHC_SM90_N}
-                              : (tile_box){MHC_SM90_BLOCK_CHUNKS, MHC_SM90_TILE, MHC_SM90_N};
+    const int columns = MHC_SM90_COLUMNS_OF(c->n), size = (int)cot_dtype_size(p->sizes.dtype);
+    const bool wide = !split && c->D > MHC_SM90_CLUSTER_BLOCKS * columns;
+    const tile_box box = {(wide ? MHC_SM90_WIDE_COLUMNS : columns) * size / 128, MHC_SM90_FWD_TILE(wide, size), c->n};
     const int cluster_blocks = wide ? MHC_SM90_CLUSTER_BLOCKS : mhc_sm90_cluster_blocks(&p->sizes);
-    const cot_cuda_kernel *kernels = split  ? pre_fwd_split
-                                     : wide ? pre_fwd_wide
-                                            : pre_fwd_clusters[cluster_index(cluster_blocks)];
-    const cot_cuda_kernel *kernel = &kernels[p->sizes.dtype - COT_F16];
+    const cot_cuda_kernel *kernel =
+        split  ? &pre_fwd_split[p->sizes.dtype - COT_F16]
+        : wide ? &pre_fwd_wide[p->sizes.dtype - COT_F16]
+               : &pre_fwd_clusters[c->n == 4][p->sizes.dtype - COT_F32][cluster_index(cluster_blocks)];
     cot_status status = make_tile_map(queue, &mapped.x, &p->sizes, &a->x, box);
     if (status == COT_OK)
         status =
@@ -492,8 +501,8 @@ static cot_status map_backward(cot_queue *queue, mhc_mapped_call *mapped, const 
 {
     const cot_mhc_pre_backward_args *a = &p->args;
     const bool dx = cot_is_present(&a->dx), post = dx && cot_is_present(&a->dx_post);
-    const tile_box all_streams = {MHC_SM90_BLOCK_CHUNKS, MHC_SM90_TILE, MHC_SM90_N},
-                   one_stream = {MHC_SM90_BLOCK_CHUNKS, MHC_SM90_TILE, 1};
+    const int chunks = MHC_SM90_COLUMNS_OF(mapped->call.n) / MHC_SM90_CHUNK_COLUMNS;
+    const tile_box all_streams = {chunks, MHC_SM90_TILE, mapped->call.n}, one_stream = {chunks, MHC_SM90_TILE, 1};
     cot_status status = make_tile_map(queue, &mapped->x, &p->sizes, &a->x, all_streams);
     if (status == COT_OK)
         status = make_tile_map(queue, &mapped->dh_in, &p->sizes, &a->dh_in, one_stream);
@@ -506,7 +515,7 @@ static cot_status map_backward(cot_queue *queue, mhc_mapped_call *mapped, const 
     return status;
 }
 
-/* Whether the data pointers of x, dh_in, dx and dx_post are aligned as the copy engine (TMA) requires. */
+/* Whether the data pointers of x, dh_in, dx and dx_post are aligned as TMA requires. */
 static bool backward_is_aligned(const cot_mhc_pre_backward_args *a)
 {
     return is_aligned(&a->x, 16) && is_aligned(&a->dh_in, 16) && is_aligned(&a->dx, 16) && is_aligned(&a->dx_post, 16);
@@ -535,8 +544,8 @@ static cot_status backward_cluster(cot_queue *queue, const mhc_pre_backward_prob
         return status;
     c->token_parts = c->parts * cluster_blocks * MHC_SM90_OWNERS(cluster_blocks, c->dx_post.data != NULL);
     const cot_cuda_kernel *kernels = keep_records              ? pre_bwd_clusters_records
-                                     : c->dx_post.data != NULL ? pre_bwd_clusters_post
-                                                               : pre_bwd_clusters;
+                                     : c->dx_post.data != NULL ? pre_bwd_clusters_post[c->n == 4]
+                                                               : pre_bwd_clusters[c->n == 4];
     const cot_status launch_status =
         launch_clusters(queue, &kernels[cluster_index(cluster_blocks)], cluster_blocks, MHC_SM90_TILE,
                         MHC_SM90_BWD_THREADS, c->dh_res.data != NULL, c, &mapped);
@@ -744,9 +753,8 @@ cot_status mhc_post_pre_fwd_tiles_sm80(cot_queue *queue, const void *problem, vo
 cot_status mhc_post_pre_fwd_split_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
     const mhc_pre_forward_problem pre = mhc_pre_half_forward(problem);
-    const bool split = pre.sizes.D > MHC_SM90_WIDE_MAX_D || cost_sm90_split(&pre) < cost_sm90_pre_fwd(&pre);
     const cot_status status = launch_post_half(queue, problem);
-    return status == COT_OK ? forward_sm90(queue, &pre, workspace, split) : status;
+    return status == COT_OK ? forward_sm90(queue, &pre, workspace, mhc_sm90_pre_half_is_split(&pre)) : status;
 }
 
 cot_status mhc_post_pre_fwd_cluster_sm90(cot_queue *queue, const void *problem, void *workspace)

@@ -52,10 +52,11 @@ static inline int64_t mhc_cuda_slice_columns(const mhc_sizes *s)
     return columns;
 }
 
-/* The blocks of a cluster, for D up to MHC_SM90_MAX_D. */
+/* The blocks of a cluster without wide blocks. */
 static inline int mhc_sm90_cluster_blocks(const mhc_sizes *s)
 {
-    return s->D <= 4 * MHC_SM90_COLUMNS ? 4 : s->D <= 8 * MHC_SM90_COLUMNS ? 8 : MHC_SM90_CLUSTER_BLOCKS;
+    const int64_t columns = MHC_SM90_COLUMNS_OF(s->n);
+    return s->D <= 4 * columns ? 4 : s->D <= 8 * columns ? 8 : MHC_SM90_CLUSTER_BLOCKS;
 }
 
 /* ---- pre's backward ----------------------------------------------------------------------------------- */
@@ -170,15 +171,13 @@ static inline bool mhc_cuda_has_float2_rows(const cot_tensor *t)
     return !cot_is_present(t) || (t->stride[1] == 1 && t->stride[0] % 2 == 0);
 }
 
-/* Admission of the Hopper kernels. tensors: [B,T,4,D] or [B,T,D]. */
-static inline const char *mhc_sm90_admit(const void *problem, const cot_tensor *const tensors[], int count,
-                                         const cot_tensor *phi, const cot_tensor *gamma)
+/* What all Hopper kernels require of the layout. tensors: [B,T,n,D] or [B,T,D]. */
+static inline const char *mhc_sm90_admit_layout(const void *problem, const cot_tensor *const tensors[], int count,
+                                                const cot_tensor *phi, const cot_tensor *gamma)
 {
     const mhc_sizes *sizes = problem;
-    if (sizes->n != MHC_SM90_N || (sizes->dtype != COT_BF16 && sizes->dtype != COT_F16))
-        return "n must be 4, and the dtype f16 or bf16";
-    if (sizes->D % MHC_SM90_CHUNK_COLUMNS != 0 || sizes->D > MHC_SM90_BLOCKS * MHC_SM90_COLUMNS)
-        return "D must be a multiple of 64, at most 33792";
+    if (sizes->D % MHC_SM90_CHUNK_COLUMNS != 0)
+        return "D must be a multiple of 64";
     if (!mhc_cuda_has_float2_rows(phi) || !mhc_cuda_has_float2_rows(gamma))
         return "rows of phi and gamma must be contiguous, and begin at multiples of 8 bytes";
     for (int i = 0; i < count; i++) {
@@ -188,6 +187,18 @@ static inline const char *mhc_sm90_admit(const void *problem, const cot_tensor *
             return "the stride between streams must be positive";
     }
     return mhc_cuda_admit_rows(problem, tensors, count);
+}
+
+/* Admission of the Hopper kernels for n = 4. */
+static inline const char *mhc_sm90_admit(const void *problem, const cot_tensor *const tensors[], int count,
+                                         const cot_tensor *phi, const cot_tensor *gamma)
+{
+    const mhc_sizes *sizes = problem;
+    if (sizes->n != MHC_SM90_N || (sizes->dtype != COT_BF16 && sizes->dtype != COT_F16))
+        return "n must be 4, and the dtype f16 or bf16";
+    if (sizes->D > MHC_SM90_BLOCKS * MHC_SM90_COLUMNS)
+        return "it supports D up to 33792";
+    return mhc_sm90_admit_layout(problem, tensors, count, phi, gamma);
 }
 
 static inline const char *admit_sm90_pre_fwd_split(const void *problem)
@@ -205,19 +216,31 @@ static inline const char *admit_sm90_pre_bwd_split(const void *problem)
 
 static inline const char *admit_sm90_pre_fwd(const void *problem)
 {
-    if (((const mhc_sizes *)problem)->D > MHC_SM90_WIDE_MAX_D)
+    const mhc_sizes *sizes = problem;
+    const cot_mhc_pre_forward_args *a = &((const mhc_pre_forward_problem *)problem)->args;
+    if (sizes->n == MHC_SM90_N && sizes->dtype != COT_F32 && sizes->D > MHC_SM90_WIDE_MAX_D)
         return "it supports D up to 7168";
-    return admit_sm90_pre_fwd_split(problem);
+    if (sizes->n == MHC_SM90_N && sizes->dtype != COT_F32)
+        return admit_sm90_pre_fwd_split(problem);
+    if ((sizes->n != MHC_SM90_N && sizes->n != 2) || sizes->dtype == COT_F64)
+        return "n must be 2 or 4, and the dtype f32, f16 or bf16";
+    if (sizes->D > MHC_SM90_CLUSTER_BLOCKS * MHC_SM90_COLUMNS_OF(sizes->n))
+        return sizes->n == 2 ? "it supports D up to 8192" : "in f32, it supports D up to 4096";
+    return mhc_sm90_admit_layout(problem, (const cot_tensor *const[]){&a->x, &a->h_in}, 2, &a->phi, &a->gamma);
 }
 
 static inline const char *admit_sm90_pre_bwd(const void *problem)
 {
     const mhc_sizes *sizes = problem;
+    const cot_mhc_pre_backward_args *a = &((const mhc_pre_backward_problem *)problem)->args;
     if (sizes->dtype != COT_BF16)
         return "it supports bf16 only";
-    if (sizes->D > MHC_SM90_MAX_D)
-        return "it supports D up to 4096";
-    return admit_sm90_pre_bwd_split(problem);
+    if (sizes->n != MHC_SM90_N && sizes->n != 2)
+        return "n must be 2 or 4";
+    if (sizes->D > MHC_SM90_CLUSTER_BLOCKS * MHC_SM90_COLUMNS_OF(sizes->n))
+        return sizes->n == 2 ? "it supports D up to 8192" : "it supports D up to 4096";
+    return mhc_sm90_admit_layout(problem, (const cot_tensor *const[]){&a->x, &a->dh_in, &a->dx_post, &a->dx}, 4,
+                                 &a->phi, &a->gamma);
 }
 
 /* Only the order of the costs matters. */
@@ -237,13 +260,15 @@ static inline double cost_sm80_tiles(const void *problem)
 static inline double cost_sm90_pre_bwd(const void *problem)
 {
     const mhc_sizes *sizes = problem;
-    return mhc_sm90_cluster_blocks(sizes) * MHC_SM90_COLUMNS;
+    return mhc_sm90_cluster_blocks(sizes) * MHC_SM90_COLUMNS_OF(sizes->n);
 }
 
 static inline double cost_sm90_pre_fwd(const void *problem)
 {
     const mhc_sizes *sizes = problem;
-    return sizes->D > MHC_SM90_MAX_D ? MHC_SM90_WIDE_MAX_D : mhc_sm90_cluster_blocks(sizes) * MHC_SM90_COLUMNS;
+    const int64_t columns = MHC_SM90_COLUMNS_OF(sizes->n);
+    return sizes->D > MHC_SM90_CLUSTER_BLOCKS * columns ? MHC_SM90_WIDE_MAX_D
+                                                        : (double)(mhc_sm90_cluster_blocks(sizes) * columns);
 }
 
 /* x is read twice, but all blocks have work for any D. */
@@ -322,10 +347,17 @@ static inline mhc_cuda_pre_fwd_plan mhc_cuda_plan_post_pre_fwd_tiles(const mhc_p
     return mhc_cuda_plan_pre_fwd_tiles(&pre);
 }
 
+/* Whether the second of two kernels, pre, is the split kernel and not the cluster kernel. */
+static inline bool mhc_sm90_pre_half_is_split(const mhc_pre_forward_problem *pre)
+{
+    return admit_sm90_pre_fwd(pre) != NULL ||
+           (admit_sm90_pre_fwd_split(pre) == NULL && cost_sm90_split(pre) < cost_sm90_pre_fwd(pre));
+}
+
 static inline mhc_cuda_pre_fwd_plan mhc_sm90_plan_post_pre_fwd_split(const mhc_post_pre_forward_problem *p)
 {
     const mhc_pre_forward_problem pre = mhc_pre_half_forward(p);
-    return mhc_cuda_plan_pre_fwd(&pre, mhc_sm90_slices(&p->sizes), false);
+    return mhc_cuda_plan_pre_fwd(&pre, mhc_sm90_pre_half_is_split(&pre) ? mhc_sm90_slices(&p->sizes) : 0, false);
 }
 
 COT_PLAN(plan_sm80_post_pre_fwd_tiles, mhc_cuda_pre_fwd_plan, mhc_cuda_plan_post_pre_fwd_tiles(problem))
@@ -389,7 +421,8 @@ static inline const char *admit_sm90_post_pre_bwd(const void *problem)
 static inline const char *admit_sm90_post_pre_fwd_split(const void *problem)
 {
     const mhc_pre_forward_problem pre = mhc_pre_half_forward(problem);
-    return admit_sm90_pre_fwd_split(&pre);
+    const char *reason = admit_sm90_pre_fwd(&pre);
+    return reason == NULL || admit_sm90_pre_fwd_split(&pre) == NULL ? NULL : reason;
 }
 
 static inline const char *admit_sm90_post_pre_fwd(const void *problem)

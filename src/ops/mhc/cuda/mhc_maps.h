@@ -7,9 +7,9 @@
 
 #include <cuda.h>
 
-/* n = 4, bf16 or f16. A cluster processes a tile of tokens. Each block of the cluster has some columns d of all four
- * streams, and holds its part of phi: in registers, in the backward the first terms in shared memory. A smaller D has
- * smaller clusters: otherwise some blocks would have no columns. */
+/* A cluster processes a tile of tokens. Each block of the cluster has some columns d of all streams, and holds its part
+ * of phi: in registers, in the backward the first terms in shared memory. A smaller D has smaller clusters: otherwise some
+ * blocks would have no columns. The numbers are for n = 4, bf16 and f16, unless their comment says otherwise. */
 enum {
     MHC_SM90_N = 4,
     MHC_SM90_M = MHC_SM90_N * (MHC_SM90_N + 2),
@@ -19,11 +19,13 @@ enum {
     MHC_SM90_CHUNK_COLUMNS = 64, /* columns in 128 bytes */
     MHC_SM90_BLOCK_CHUNKS = 4,   /* chunks of a block in each stream */
     MHC_SM90_COLUMNS = MHC_SM90_CHUNK_COLUMNS * MHC_SM90_BLOCK_CHUNKS,
+    MHC_SM90_K = MHC_SM90_N * MHC_SM90_COLUMNS, /* columns of a block in all streams, for any n and dtype */
     MHC_SM90_MAX_D = MHC_SM90_CLUSTER_BLOCKS * MHC_SM90_COLUMNS,
     /* The forward for a larger D: more columns in a block, fewer tokens in a tile. */
     MHC_SM90_WIDE_TILE = 8,
     MHC_SM90_WIDE_BLOCK_CHUNKS = 7,
-    MHC_SM90_WIDE_MAX_D = MHC_SM90_CLUSTER_BLOCKS * MHC_SM90_WIDE_BLOCK_CHUNKS * MHC_SM90_CHUNK_COLUMNS,
+    MHC_SM90_WIDE_COLUMNS = MHC_SM90_WIDE_BLOCK_CHUNKS * MHC_SM90_CHUNK_COLUMNS,
+    MHC_SM90_WIDE_MAX_D = MHC_SM90_CLUSTER_BLOCKS * MHC_SM90_WIDE_COLUMNS,
     MHC_SM90_SHARED_BYTES = 232448, /* maximum of a block */
     MHC_SM90_FWD_THREADS = 512,
     MHC_SM90_BWD_THREADS = 384,
@@ -39,6 +41,10 @@ enum {
     MHC_SM90_RECORD_COUNTS = 2
 };
 
+/* Columns of a block in each of n streams. */
+#define MHC_SM90_COLUMNS_OF(n) (MHC_SM90_K / (n))
+/* Tokens of a tile of the forward. element: bytes of an element of x. */
+#define MHC_SM90_FWD_TILE(wide, element) ((wide) || (element) == 4 ? MHC_SM90_WIDE_TILE : MHC_SM90_TILE)
 /* The most clusters that an H100 or H200 holds at once, by their number of blocks. */
 #define MHC_SM90_CLUSTERS_OF(blocks) ((blocks) == 16 ? 7 : (blocks) == 8 ? 15 : 30)
 /* Owner warps of a block of pre's backward. A kernel that adds dx_post has no warp left for a second one. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mhc_pre_bwd_cluster_sm90.cu: pre backward in one pass over x and dh_in, for n = 4 and bf16.
+ * mhc_pre_bwd_cluster_sm90.cu: pre backward in one pass over x and dh_in, for n = 2 and 4, bf16.
  *
  * A token's *record* (mhc_token_record) has what the products of all blocks need: dh_mix as three terms, h_pre, and
  * factor (c of the formulas). It depends on dh_pre, which is a sum over all columns. So for each tile, every block sends
@@ -44,13 +44,14 @@ enum data_gradient { NO_DX, DX, DX_AND_POST };
 
 /* With DX_AND_POST, the buffer of dx_post takes the place of one stage. With NO_DX, one more stage takes the place of the terms of
  * phi gamma. */
-template <data_gradient MODE_, int BLOCKS_> struct bwd_traits {
+template <int N_, data_gradient MODE_, int BLOCKS_> struct bwd_traits : bwd_sizes<N_> {
     static constexpr data_gradient MODE = MODE_;
     enum {
         BLOCKS = BLOCKS_,                                      /* of a cluster */
         OWNED = TILE / BLOCKS,                                 /* tokens of a tile that a block owns */
         OWNERS = MHC_SM90_OWNERS(BLOCKS, MODE == DX_AND_POST), /* owner warps of a block */
         OWNER_TOKENS = OWNED / OWNERS,                         /* tokens of each owner warp */
+        SENT_BYTES = TILE * 16 * (N_ == 2 ? 5 : RECORD_UNITS), /* of the records of a tile, see send_units */
         STAGES = MODE == NO_DX ? 5
                  : MODE == DX  ? 4
                                : 3,
@@ -65,15 +66,17 @@ template <data_gradient MODE_, int BLOCKS_> struct bwd_traits {
 };
 
 template <typename Traits> struct shared_memory {
-    enum { STAGES = Traits::STAGES };
+    typedef bwd_sizes<Traits::N> sizes;
+    enum { STAGES = Traits::STAGES, N = Traits::N, STREAM_BYTES = Traits::STREAM_BYTES };
     static constexpr data_gradient MODE = Traits::MODE;
-    unsigned char stages[STAGES][STAGE_BYTES]; /* x [stream][chunk][token][128 bytes, swizzled], then dh_in likewise */
+    unsigned char stages[STAGES]
+                        [Traits::STAGE_BYTES]; /* x [stream][chunk][token][128 bytes, swizzled], then dh_in likewise */
     /* Unused without dx_post: an array cannot have size 0. */
     unsigned char dx_post[MODE == DX_AND_POST ? N : 1][MODE == DX_AND_POST ? STREAM_BYTES : 1024];
-    phi_fragments<MODE == NO_DX ? 1 : COLUMN_GROUPS> phi;
+    phi_fragments<MODE == NO_DX ? 1 : COLUMN_GROUPS, Traits::OCTETS> phi;
     token_record records[STAGES][TILE], owned_records[Traits::OWNED];
-    float gathered[STAGES][Traits::OWNED][Traits::BLOCKS][N];
-    float warp_dh_pre[MMA_WARPS][TILE][N];
+    float gathered[STAGES][Traits::OWNED][Traits::BLOCKS][4]; /* dh_pre, zero from element N on */
+    float4 warp_dh_pre[MMA_WARPS][TILE];                      /* likewise */
     uint64_t full[STAGES], gathered_full[STAGES], records_full[STAGES], dx_full[STAGES], warp_dh_pre_full,
         warp_dh_pre_empty;
     uint64_t post_full[N], post_empty[N];
@@ -87,9 +90,9 @@ extern __shared__ __align__(1024) unsigned char memory[];
 
 /* ---- MMA warps ---------------------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ int64_t first_column(void)
+template <int N> static __device__ __forceinline__ int64_t first_column(void)
 {
-    return cot_cluster_rank() * MHC_SM90_COLUMNS + threadIdx.x / 32 * COLUMNS;
+    return cot_cluster_rank() * MHC_SM90_COLUMNS_OF(N) + threadIdx.x / 32 * bwd_sizes<N>::COLUMNS;
 }
 
 /* Computes the warp's part of dh_pre: the diagonals of dh_in x^T, for 8 tokens at a time. The lanes that hold elements of the
@@ -98,19 +101,21 @@ template <typename Traits>
 static __device__ __forceinline__ void compute_dh_pre(shared_memory<Traits> &s, uint32_t x, uint32_t dh_in, int warp,
                                                       uint32_t parity)
 {
+    constexpr int N = Traits::N, STREAM_GROUPS = Traits::STREAM_GROUPS;
     const int lane = threadIdx.x % 32, g = lane / 4;
     const bool odd = g % 2 != 0;
-    float low[N], high[N];
-    uint32_t A[2][4];
-    cot_ldmatrix_x4(A[0], unit_address(dh_in, 0));
-    cot_ldmatrix_x4(A[1], unit_address(dh_in, 1));
+    float low[4] = {0}, high[4] = {0};
+    uint32_t A[STREAM_GROUPS][4];
+#pragma unroll
+    for (int step = 0; step < STREAM_GROUPS; step++)
+        cot_ldmatrix_x4(A[step], unit_address<N>(dh_in, step));
 #pragma unroll
     for (int i = 0; i < N; i++) {
         float sums[2][4] = {0};
 #pragma unroll
-        for (int step = 0; step < 2; step++) {
+        for (int step = 0; step < STREAM_GROUPS; step++) {
             uint32_t B[4];
-            cot_ldmatrix_x4(B, unit_address(x, 2 * i + step));
+            cot_ldmatrix_x4(B, unit_address<N>(x, STREAM_GROUPS * i + step));
             cot_mma_bf16(sums[0], A[step][0], A[step][1], A[step][2], A[step][3], B[0], B[1]);
             cot_mma_bf16(sums[1], A[step][0], A[step][1], A[step][2], A[step][3], B[2], B[3]);
         }
@@ -119,8 +124,8 @@ static __device__ __forceinline__ void compute_dh_pre(shared_memory<Traits> &s, 
     }
     cot_mbarrier_wait(&s.warp_dh_pre_empty, parity ^ 1);
     if (lane % 4 == g / 2) {
-        *(float4 *)s.warp_dh_pre[warp][g] = make_float4(low[0], low[1], low[2], low[3]);
-        *(float4 *)s.warp_dh_pre[warp][g + 8] = make_float4(high[0], high[1], high[2], high[3]);
+        s.warp_dh_pre[warp][g] = make_float4(low[0], low[1], low[2], low[3]);
+        s.warp_dh_pre[warp][g + 8] = make_float4(high[0], high[1], high[2], high[3]);
     }
     arrive_all_lanes(&s.warp_dh_pre_full);
 }
@@ -129,15 +134,15 @@ template <typename Traits>
 static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory<Traits> &s, int tiles)
 {
     constexpr data_gradient MODE = Traits::MODE;
-    constexpr int CLUSTERS = MHC_SM90_CLUSTERS_OF(Traits::BLOCKS);
+    constexpr int N = Traits::N, OCTETS = Traits::OCTETS, CLUSTERS = MHC_SM90_CLUSTERS_OF(Traits::BLOCKS);
     const int warp = threadIdx.x / 32;
-    uint32_t second_terms[COLUMN_GROUPS][6];
+    uint32_t second_terms[COLUMN_GROUPS][2 * OCTETS];
     if constexpr (MODE != NO_DX)
-        load_phi<0, COLUMN_GROUPS / 2>(c, s, first_column(), warp, phi_scale<__nv_bfloat16, MODE == DX_AND_POST>,
+        load_phi<0, COLUMN_GROUPS / 2>(c, s, first_column<N>(), warp, phi_scale<__nv_bfloat16, MODE == DX_AND_POST>,
                                        second_terms);
     cot_cluster_wait();
     if constexpr (MODE != NO_DX)
-        load_phi<COLUMN_GROUPS / 2, COLUMN_GROUPS>(c, s, first_column(), warp,
+        load_phi<COLUMN_GROUPS / 2, COLUMN_GROUPS>(c, s, first_column<N>(), warp,
                                                    phi_scale<__nv_bfloat16, MODE == DX_AND_POST>, second_terms);
     float dphi_part[COLUMN_GROUPS][OCTETS][4] = {0};
     const lane_units units = find_lane_units(s, warp);
@@ -149,13 +154,14 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
         /* dh_pre is computed one tile ahead: the first iteration computes it for two tiles, the others for one. */
         for (; next_tile < tiles && next_tile <= tile + CLUSTERS; next_tile += CLUSTERS, next_ring.next()) {
             cot_mbarrier_wait(&s.full[next_ring.stage], next_ring.parity);
-            const uint32_t stage_offset = (uint32_t)(next_ring.stage * STAGE_BYTES);
-            compute_dh_pre(s, units.by_column + stage_offset, units.by_token + stage_offset + X_BYTES, warp, parity);
+            const uint32_t stage_offset = (uint32_t)(next_ring.stage * Traits::STAGE_BYTES);
+            compute_dh_pre(s, units.by_column + stage_offset, units.by_token + stage_offset + Traits::X_BYTES, warp,
+                           parity);
             parity ^= 1;
         }
         cot_mbarrier_wait(&s.records_full[ring.stage], ring.parity);
         if (threadIdx.x == 0)
-            cot_mbarrier_arrive_expect(&s.records_full[ring.stage], sizeof s.records[0]);
+            cot_mbarrier_arrive_expect(&s.records_full[ring.stage], Traits::SENT_BYTES);
         if constexpr (MODE == NO_DX)
             accumulate_tile<__nv_bfloat16>(s, units, ring, dphi_part);
         else
@@ -163,9 +169,9 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
                                                               dphi_part);
         post_parity ^= 1;
     }
-    const int64_t d = first_column();
+    const int64_t d = first_column<N>();
     if (d < c.D && (present(c.dphi) || present(c.dgamma)))
-        store_dphi_part(c, dphi_part, (int64_t)(blockIdx.x / Traits::BLOCKS), d);
+        store_dphi_part<N>(c, dphi_part, (int64_t)(blockIdx.x / Traits::BLOCKS), d);
 }
 
 /* ---- other roles -------------------------------------------------------------------------------------- */
@@ -179,10 +185,10 @@ template <typename Traits> static __device__ __forceinline__ void reduce(shared_
     {
         cot_mbarrier_wait(&s.warp_dh_pre_full, parity);
         if (token < TILE) {
-            float4 sum = *(const float4 *)s.warp_dh_pre[0][token];
+            float4 sum = s.warp_dh_pre[0][token];
 #pragma unroll
             for (int warp = 1; warp < MMA_WARPS; warp++) {
-                const float4 other = *(const float4 *)s.warp_dh_pre[warp][token];
+                const float4 other = s.warp_dh_pre[warp][token];
                 sum = {sum.x + other.x, sum.y + other.y, sum.z + other.z, sum.w + other.w};
             }
             const int owner_rank = token % Traits::BLOCKS, k = token / Traits::BLOCKS;
@@ -197,12 +203,16 @@ template <typename Traits> static __device__ __forceinline__ void reduce(shared_
 }
 
 /* Sends 16-byte units of an owner warp's records to all blocks. Units 0, 3, 6 (the first unit of each term) and 10 (factor)
- * depend on dh_pre: AFTER_DH_PRE sends these, the call before sends units 1, 2, 4, 5, 7, 8 and 9. k counts the tokens that
+ * depend on dh_pre: AFTER_DH_PRE sends these, the call before sends units 1, 2, 4, 5, 7, 8 and 9. With n = 2 a term has only
+ * its first unit: the call before sends unit 9. k counts the tokens that
  * the block owns: token k of the block is token rank + k * BLOCKS of the tile. first_k: the owner warp's first token. */
 template <bool AFTER_DH_PRE, typename Traits>
 static __device__ __forceinline__ void send_units(shared_memory<Traits> &s, int stage, int rank, int first_k)
 {
-    constexpr uint32_t COUNT = AFTER_DH_PRE ? 4 : RECORD_UNITS - 4, ITEMS = COUNT * TILE / Traits::OWNERS;
+    constexpr uint32_t COUNT = AFTER_DH_PRE          ? 4
+                               : Traits::OCTETS == 1 ? 1
+                                                     : RECORD_UNITS - 4,
+                       ITEMS = COUNT * TILE / Traits::OWNERS;
     const uint32_t to = cot_shared_address(&s.records[stage][rank + first_k * Traits::BLOCKS]),
                    barrier = cot_shared_address(&s.records_full[stage]);
     __syncwarp();
@@ -212,8 +222,9 @@ static __device__ __forceinline__ void send_units(shared_memory<Traits> &s, int 
         const uint32_t copy = item / COUNT, index = item % COUNT;
         const uint32_t k = Traits::OWNER_TOKENS == 1 ? 0 : copy / Traits::BLOCKS,
                        block = Traits::OWNER_TOKENS == 1 ? copy : copy % Traits::BLOCKS;
-        const uint32_t unit =
-            AFTER_DH_PRE ? index * 3 + index / 3 : index * 3 / 2 + 1 - index / 6; /* 0 3 6 10 : 1 2 4 5 7 8 9 */
+        const uint32_t unit = AFTER_DH_PRE ? index * 3 + index / 3
+                              : COUNT == 1 ? 9
+                                           : index * 3 / 2 + 1 - index / 6; /* 0 3 6 10 : 9 : 1 2 4 5 7 8 9 */
         const uint4 words = ((const uint4 *)&s.owned_records[first_k + k])[unit];
         cot_store_async(cot_mapa(to + k * (uint32_t)(Traits::BLOCKS * sizeof(token_record)) + unit * 16, block),
                         cot_mapa(barrier, block), words.x, words.y, words.z, words.w);
@@ -246,17 +257,18 @@ template <typename Traits>
 static __device__ __forceinline__ void make_owned_records(const mhc_call &c, shared_memory<Traits> &s, int owner_warp,
                                                           int rank, int tiles)
 {
-    constexpr int TOKENS = Traits::OWNER_TOKENS, TOKEN_LANES = 32 / TOKENS;
+    constexpr int N = Traits::N, M = Traits::M, TOKENS = Traits::OWNER_TOKENS, TOKEN_LANES = 32 / TOKENS,
+                  LANE_BLOCKS = TOKEN_LANES / N; /* blocks whose dh_pre the lanes of a token load at once */
     const int lane = threadIdx.x % 32, first_k = owner_warp * TOKENS;
     const float alpha = lane < M ? load_f32(c.alpha, alpha_index(N, lane) * c.alpha.stride[0]) : 0.0f;
     const float alpha_pre = __shfl_sync(0xffffffffu, alpha, 0);
     double dbias = 0, dalpha = 0;         /* of coefficient `lane` of h_post and h_res */
     double dbias_pre = 0, dalpha_pre = 0; /* of coefficient lane % N of h_pre, over tokens lane / TOKEN_LANES */
     cot_griddepcontrol_wait();            /* waits for mhc_pre_dz, if it was launched */
-    const token_element value = input_element(c, lane);
+    const token_element value = input_element<N>(c, lane);
     token_inputs inputs[TOKENS];
     auto load_token = [&](int tile, int k) {
-        inputs[k] = load_inputs(c, value, (uint32_t)(tile * TILE + rank + (first_k + k) * Traits::BLOCKS));
+        inputs[k] = load_inputs<N>(c, value, (uint32_t)(tile * TILE + rank + (first_k + k) * Traits::BLOCKS));
     };
 #pragma unroll
     for (int k = 0; k < TOKENS; k++)
@@ -295,18 +307,19 @@ static __device__ __forceinline__ void make_owned_records(const mhc_call &c, sha
          * tile. */
         if (owner_warp == 0 && lane == 0)
             cot_mbarrier_arrive_expect(&s.gathered_full[ring.stage], sizeof s.gathered[0]);
-        const float(*parts)[N] = s.gathered[ring.stage][first_k + lane / TOKEN_LANES];
+        const float(*parts)[4] = s.gathered[ring.stage][first_k + lane / TOKEN_LANES];
         const int block = lane % TOKEN_LANES / N;
-        float dh_pre = parts[block][lane % N];
-        if (Traits::OWNERS == 1) /* a token has fewer lanes than there are values: each lane adds those of two blocks */
-            dh_pre += parts[block + Traits::BLOCKS / 2][lane % N];
+        float dh_pre = LANE_BLOCKS <= Traits::BLOCKS || block < Traits::BLOCKS ? parts[block][lane % N] : 0.0f;
+        if (LANE_BLOCKS < Traits::BLOCKS)
+            dh_pre += parts[block + LANE_BLOCKS][lane % N];
 #pragma unroll
         for (int width = TOKEN_LANES / 2; width >= N; width /= 2)
             dh_pre += __shfl_xor_sync(0xffffffffu, dh_pre, width);
         const float dz_pre = dh_pre * slope, du = alpha_pre * dz_pre;
         float sum = du * pending.h_mix;
-        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+#pragma unroll
+        for (int width = N / 2; width >= 1; width /= 2)
+            sum += __shfl_xor_sync(0xffffffffu, sum, width);
         token_record &record = s.owned_records[first_k + lane / TOKEN_LANES];
         if (lane % TOKEN_LANES < N)
             set_terms(record, lane % N, du * pending.inv_rms);
@@ -341,9 +354,9 @@ template <typename Traits>
 static __device__ __forceinline__ void load_tile(const mhc_mapped_call &p, shared_memory<Traits> &s, int stage,
                                                  int tile, int rank)
 {
-    cot_mbarrier_arrive_expect(&s.full[stage], STAGE_BYTES);
-    cot_tma_load_4d(s.stages[stage], &p.x, 0, tile * TILE, rank * MHC_SM90_BLOCK_CHUNKS, 0, &s.full[stage]);
-    cot_tma_load_4d(s.stages[stage] + X_BYTES, &p.dh_in, 0, tile * TILE, rank * MHC_SM90_BLOCK_CHUNKS, 0,
+    cot_mbarrier_arrive_expect(&s.full[stage], Traits::STAGE_BYTES);
+    cot_tma_load_4d(s.stages[stage], &p.x, 0, tile * TILE, rank * Traits::CHUNKS, 0, &s.full[stage]);
+    cot_tma_load_4d(s.stages[stage] + Traits::X_BYTES, &p.dh_in, 0, tile * TILE, rank * Traits::CHUNKS, 0,
                     &s.full[stage]);
 }
 
@@ -360,7 +373,7 @@ static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_
         {
             cot_mbarrier_wait(&s.dx_full[ring.stage], ring.parity);
             if (Traits::MODE != NO_DX && present(p.call.dx)) {
-                cot_tma_store_4d(&p.dx, 0, tile * TILE, rank * MHC_SM90_BLOCK_CHUNKS, 0, s.stages[ring.stage]);
+                cot_tma_store_4d(&p.dx, 0, tile * TILE, rank * Traits::CHUNKS, 0, s.stages[ring.stage]);
                 cot_bulk_commit();
                 cot_bulk_wait_read();
             }
@@ -382,11 +395,10 @@ static __device__ __forceinline__ void produce_dx_post(const mhc_mapped_call &p,
         uint32_t parity = 1;
         FOR_EACH_TILE(tile, ring, tiles)
         {
-            for (int i = 0; i < N; i++) {
+            for (int i = 0; i < s.N; i++) {
                 cot_mbarrier_wait(&s.post_empty[i], parity);
-                cot_mbarrier_arrive_expect(&s.post_full[i], STREAM_BYTES);
-                cot_tma_load_4d(s.dx_post[i], &p.dx_post, 0, tile * TILE, rank * MHC_SM90_BLOCK_CHUNKS, i,
-                                &s.post_full[i]);
+                cot_mbarrier_arrive_expect(&s.post_full[i], Traits::STREAM_BYTES);
+                cot_tma_load_4d(s.dx_post[i], &p.dx_post, 0, tile * TILE, rank * Traits::CHUNKS, i, &s.post_full[i]);
             }
             parity ^= 1;
         }
@@ -409,11 +421,11 @@ template <typename Traits> static __device__ __forceinline__ void backward(const
             cot_mbarrier_init(&s.records_full[stage], 1);
             cot_mbarrier_init(&s.dx_full[stage], MMA_WARPS);
             cot_mbarrier_arrive_expect(&s.gathered_full[stage], sizeof s.gathered[0]);
-            cot_mbarrier_arrive_expect(&s.records_full[stage], sizeof s.records[0]);
+            cot_mbarrier_arrive_expect(&s.records_full[stage], Traits::SENT_BYTES);
         }
         cot_mbarrier_init(&s.warp_dh_pre_full, 32 * MMA_WARPS);
         cot_mbarrier_init(&s.warp_dh_pre_empty, 32);
-        for (int i = 0; i < N; i++) {
+        for (int i = 0; i < s.N; i++) {
             cot_mbarrier_init(&s.post_full[i], 1);
             cot_mbarrier_init(&s.post_empty[i], MMA_WARPS);
         }
@@ -444,17 +456,19 @@ template <typename Traits> static __device__ __forceinline__ void backward(const
 }
 
 /* blocks: of a cluster. A suffix of the name tells it, if it is not 16. */
-#define INSTANCE(name, mode, blocks)                                          \
+#define INSTANCE(name, n, mode, blocks)                                       \
     extern "C" __global__ void __launch_bounds__(MHC_SM90_BWD_THREADS, 1)     \
         mhc_pre_bwd_cluster_##name(const __grid_constant__ mhc_mapped_call p) \
     {                                                                         \
-        backward<bwd_traits<mode, blocks>>(p);                                \
+        backward<bwd_traits<n, mode, blocks>>(p);                             \
     }
 /* post: adds dx_post. records, for post_pre: no dx; also stores the records. */
-#define INSTANCES(suffix, blocks)                    \
-    INSTANCE(sm90##suffix, DX, blocks)               \
-    INSTANCE(post_sm90##suffix, DX_AND_POST, blocks) \
-    INSTANCE(records_sm90##suffix, NO_DX, blocks)
+#define INSTANCES(suffix, blocks)                       \
+    INSTANCE(sm90##suffix, 4, DX, blocks)               \
+    INSTANCE(post_sm90##suffix, 4, DX_AND_POST, blocks) \
+    INSTANCE(records_sm90##suffix, 4, NO_DX, blocks)    \
+    INSTANCE(sm90_n2##suffix, 2, DX, blocks)            \
+    INSTANCE(post_sm90_n2##suffix, 2, DX_AND_POST, blocks)
 INSTANCES(, 16)
 INSTANCES(_blocks8, 8)
 INSTANCES(_blocks4, 4)

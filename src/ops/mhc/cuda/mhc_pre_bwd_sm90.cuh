@@ -15,47 +15,62 @@
 #include "mhc_mma.cuh"
 
 enum {
-    N = MHC_SM90_N,
-    M = MHC_SM90_M,
-    OCTETS = M / 8,
     TILE = MHC_SM90_TILE,
     CHUNK_BYTES = TILE * 128, /* of a chunk in a tile */
-    STREAM_BYTES = MHC_SM90_BLOCK_CHUNKS * CHUNK_BYTES,
-    X_BYTES = N * STREAM_BYTES,
-    STAGE_BYTES = X_BYTES + MHC_SM90_BLOCK_CHUNKS * CHUNK_BYTES,
-    COLUMNS = 32, /* of an MMA warp, in each stream */
-    COLUMN_GROUPS = N * COLUMNS / 16,
-    MMA_WARPS = MHC_SM90_COLUMNS / COLUMNS,
-    TERMS = 3
+    MMA_WARPS = 8,
+    COLUMN_GROUPS = MHC_SM90_K / 16 / MMA_WARPS, /* of an MMA warp. A group is 16 columns of a stream */
+    TERMS = 3,
+    TERM_OCTETS = 3 /* of one term of a record */
+};
+
+/* What depends on the number of streams. */
+template <int N_> struct bwd_sizes {
+    enum {
+        N = N_,
+        M = N * (N + 2),
+        OCTETS = M / 8,
+        CHUNKS = MHC_SM90_COLUMNS_OF(N) / MHC_SM90_CHUNK_COLUMNS, /* of a block in each stream */
+        STREAM_BYTES = CHUNKS * CHUNK_BYTES,
+        X_BYTES = N * STREAM_BYTES,
+        STAGE_BYTES = X_BYTES + STREAM_BYTES,
+        COLUMNS = MHC_SM90_COLUMNS_OF(N) / MMA_WARPS, /* of an MMA warp, in each stream */
+        STREAM_GROUPS = COLUMNS / 16,
+        PAIRS = OCTETS / 2 /* of octets: one m16n8k16 multiplies both */
+    };
 };
 
 typedef mhc_token_record token_record;
 static_assert(sizeof(token_record) == 176, "must be an odd number of 16-byte units");
 
-/* Terms of phi gamma as B fragments: 6 registers for each group of a warp. */
-template <int COUNT> struct phi_fragments {
-    uint2 words[MMA_WARPS][COUNT][3][32];
+/* Terms of phi gamma as B fragments: two registers for each octet and group of a warp. */
+template <int COUNT, int OCTETS> struct phi_fragments {
+    uint2 words[MMA_WARPS][COUNT][OCTETS][32];
 
-    __device__ __forceinline__ void store(int warp, int group, const uint32_t (&terms)[6])
+    __device__ __forceinline__ void store(int warp, int group, const uint32_t (&terms)[2 * OCTETS])
     {
 #pragma unroll
-        for (int v = 0; v < 3; v++)
+        for (int v = 0; v < OCTETS; v++)
             words[warp][group][v][threadIdx.x % 32] = make_uint2(terms[2 * v], terms[2 * v + 1]);
     }
-    __device__ __forceinline__ void load(int warp, int group, uint32_t (&terms)[6]) const
+    __device__ __forceinline__ void load(int warp, int group, uint32_t (&terms)[2 * OCTETS]) const
     {
 #pragma unroll
-        for (int v = 0; v < 3; v++) {
+        for (int v = 0; v < OCTETS; v++) {
             const uint2 pair = words[warp][group][v][threadIdx.x % 32];
             terms[2 * v] = pair.x, terms[2 * v + 1] = pair.y;
         }
     }
 };
 
-/* A group is 16 columns. A warp has two groups of each stream: group / 2 is the stream. */
-static __device__ __forceinline__ constexpr int column_of(int group)
+/* First column of a group, counted from the warp's first column. */
+template <int N> static __device__ __forceinline__ constexpr int column_of(int group)
 {
-    return group % 2 * 16;
+    return group % bwd_sizes<N>::STREAM_GROUPS * 16;
+}
+
+template <int N> static __device__ __forceinline__ constexpr int stream_of(int group)
+{
+    return group / bwd_sizes<N>::STREAM_GROUPS;
 }
 
 /* The terms of phi gamma are divided by MHC_CUDA_MIX_SCALE. In one kernel the registers do not suffice for that, and
@@ -67,34 +82,36 @@ constexpr float phi_scale = cot_is_f16<E> &&ADD_POST ? 1.0f : 1.0f / MHC_CUDA_MI
  * shared memory. The second terms stay in registers. Those of groups from REGISTER_GROUPS on go to shared memory. */
 template <int BEGIN, int END, int REGISTER_GROUPS, typename S>
 static __device__ __forceinline__ void load_phi(const mhc_call &c, S &s, int64_t d, int warp, float scale,
-                                                uint32_t (&second_terms)[REGISTER_GROUPS][6])
+                                                uint32_t (&second_terms)[REGISTER_GROUPS][2 * S::sizes::OCTETS])
 {
+    constexpr int N = S::sizes::N, OCTETS = S::sizes::OCTETS, PAIRS = S::sizes::PAIRS;
     const int lane = threadIdx.x % 32;
     const bool inside = d < c.D;
 #pragma unroll
     for (int group = BEGIN; group < END; group++) {
-        uint32_t first[6], rest[6];
+        uint32_t first[2 * OCTETS], rest[2 * OCTETS];
 #pragma unroll
         for (int t = 0; t < 2; t++) {
-            const int64_t column = d + column_of(group) + t * 8 + lane / 4;
+            const int64_t column = d + column_of<N>(group) + t * 8 + lane / 4;
             float weight = scale;
             if (present(c.gamma) && inside)
-                weight *= load_f32(c.gamma, group / 2 * c.gamma.stride[0] + column * c.gamma.stride[1]);
+                weight *= load_f32(c.gamma, stream_of<N>(group) * c.gamma.stride[0] + column * c.gamma.stride[1]);
 #pragma unroll
             for (int octet = 0; octet < OCTETS; octet++) {
                 float values[2];
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
                     const int j = octet * 8 + lane % 4 * 2 + r;
-                    values[r] =
-                        inside ? load_f32(c.phi, j * c.phi.stride[0] + (group / 2 * c.D + column) * c.phi.stride[1]) *
-                                     weight
-                               : 0.0f;
+                    values[r] = inside ? load_f32(c.phi, j * c.phi.stride[0] +
+                                                             (stream_of<N>(group) * c.D + column) * c.phi.stride[1]) *
+                                             weight
+                                       : 0.0f;
                 }
                 uint32_t terms[2];
                 cot_split_bf16(values[0], values[1], terms);
-                first[octet < 2 ? 2 * t + octet : 4 + t] = terms[0];
-                rest[octet < 2 ? 2 * t + octet : 4 + t] = terms[1];
+                const int index = octet < 2 * PAIRS ? 2 * t + octet : 4 * PAIRS + t;
+                first[index] = terms[0];
+                rest[index] = terms[1];
             }
         }
         s.phi.store(warp, group, first);
@@ -103,39 +120,42 @@ static __device__ __forceinline__ void load_phi(const mhc_call &c, S &s, int64_t
                 s.second.store(warp, group - REGISTER_GROUPS, rest);
         if (group < REGISTER_GROUPS)
 #pragma unroll
-            for (int i = 0; i < 6; i++)
+            for (int i = 0; i < 2 * OCTETS; i++)
                 second_terms[group][i] = rest[i];
     }
     __syncwarp();
 }
 
 /* Address of the 16-byte unit of a group that the lane passes to ldmatrix. The matrix rows are the tile's tokens. */
-static __device__ __forceinline__ uint32_t unit_address(uint32_t first, int group)
+template <int N> static __device__ __forceinline__ uint32_t unit_address(uint32_t first, int group)
 {
-    return (first ^ (uint32_t)(group % 2 * 32)) + (uint32_t)(group / 2 * STREAM_BYTES);
+    return (first ^ (uint32_t)(column_of<N>(group) * 2)) + (uint32_t)(stream_of<N>(group) * bwd_sizes<N>::STREAM_BYTES);
 }
 
 /* dphi_part += x^T dh_mix, for groups BEGIN to END - 1. Each fragment of dphi_part is [16 columns][8 rows of phi]. */
-template <typename E, int BEGIN = 0, int END = COLUMN_GROUPS>
+template <typename E, int N, int BEGIN = 0, int END = COLUMN_GROUPS>
 static __device__ __forceinline__ void accumulate_dphi(uint32_t x, uint32_t records,
-                                                       float (&dphi_part)[COLUMN_GROUPS][OCTETS][4])
+                                                       float (&dphi_part)[COLUMN_GROUPS][bwd_sizes<N>::OCTETS][4])
 {
+    constexpr int OCTETS = bwd_sizes<N>::OCTETS;
     const int lane = threadIdx.x % 32;
     const uint32_t token = (uint32_t)(lane % 16);
     uint32_t B[TERMS * OCTETS + 1][2];
 #pragma unroll
     for (int pair = 0; pair < TERMS * OCTETS; pair += 2) {
-        const int last_index = TERMS * OCTETS - 1, second_pair = pair + 1 < last_index ? pair + 1 : last_index;
+        const int last_index = TERMS * OCTETS - 1, next = pair + 1 < last_index ? pair + 1 : last_index;
+        const int unit = pair / OCTETS * TERM_OCTETS + pair % OCTETS,
+                  next_unit = next / OCTETS * TERM_OCTETS + next % OCTETS;
         uint32_t r[4];
         cot_ldmatrix_x4_trans(r, records + token * (uint32_t)sizeof(token_record) +
-                                     (uint32_t)(lane < 16 ? pair : second_pair) * 16);
+                                     (uint32_t)(lane < 16 ? unit : next_unit) * 16);
         B[pair][0] = r[0], B[pair][1] = r[1], B[pair + 1][0] = r[2], B[pair + 1][1] = r[3];
     }
 #pragma unroll
     for (int group = BEGIN; group < END; group++) {
         uint32_t A[4];
         float product[OCTETS][4] = {0};
-        cot_ldmatrix_x4_trans(A, unit_address(x, group));
+        cot_ldmatrix_x4_trans(A, unit_address<N>(x, group));
         if constexpr (cot_is_f16<E>) {
             uint32_t low[4];
 #pragma unroll
@@ -171,26 +191,31 @@ template <typename E, bool ADD_POST, int REGISTER_GROUPS, typename S>
 static __device__ __forceinline__ void compute_dx(S &s, uint32_t x, uint32_t dh_in, uint32_t dx_post,
                                                   const cot_pipeline_state<S::STAGES> &ring, int warp,
                                                   uint32_t post_parity,
-                                                  const uint32_t (&second_terms)[REGISTER_GROUPS][6])
+                                                  const uint32_t (&second_terms)[REGISTER_GROUPS][2 * S::sizes::OCTETS])
 {
+    constexpr int N = S::sizes::N, OCTETS = S::sizes::OCTETS, STREAM_GROUPS = S::sizes::STREAM_GROUPS,
+                  LAST = OCTETS - 1, LAST_INDEX = 4 * S::sizes::PAIRS;
     const int lane = threadIdx.x % 32, g = lane / 4;
     const token_record *records = s.records[ring.stage];
     const float factor[2] = {records[g].factor, records[g + 8].factor};
-    /* First and second terms of dh_mix: A[0] and A[1] hold octets 0 and 1 of each term, octet2 holds octet 2 of
-     * both. */
-    uint32_t A[2][4], octet2[4], dh_in_words[2][4];
+    /* First and second terms of dh_mix: `last` holds the last octet of both. With three octets, A[0] and A[1] hold the
+     * other two of each term. */
+    uint32_t A[2][4], last[4], dh_in_words[STREAM_GROUPS][4];
     const uint32_t record = cot_shared_address(&records[lane % 16]);
-    cot_ldmatrix_x4(A[0], record + (uint32_t)(lane / 16) * 16);
-    cot_ldmatrix_x4(A[1], record + (uint32_t)(OCTETS + lane / 16) * 16);
-    cot_ldmatrix_x4(octet2, record + (uint32_t)(2 + lane / 16 * OCTETS) * 16);
-    cot_ldmatrix_x4(dh_in_words[0], unit_address(dh_in, 0));
-    cot_ldmatrix_x4(dh_in_words[1], unit_address(dh_in, 1));
+    if constexpr (OCTETS == 3) {
+        cot_ldmatrix_x4(A[0], record + (uint32_t)(lane / 16) * 16);
+        cot_ldmatrix_x4(A[1], record + (uint32_t)(TERM_OCTETS + lane / 16) * 16);
+    }
+    cot_ldmatrix_x4(last, record + (uint32_t)(LAST + lane / 16 * TERM_OCTETS) * 16);
+#pragma unroll
+    for (int group = 0; group < STREAM_GROUPS; group++)
+        cot_ldmatrix_x4(dh_in_words[group], unit_address<N>(dh_in, group));
     /* This wait never blocks. Without it the compiler loads ahead into more registers than there are. */
     if (!ADD_POST)
         cot_mbarrier_wait(&s.full[ring.stage], ring.parity);
 #pragma unroll
     for (int group = 0; group < COLUMN_GROUPS; group++) {
-        uint32_t phi[6], second[6], x_words[4], post_words[4];
+        uint32_t phi[2 * OCTETS], second[2 * OCTETS], x_words[4], post_words[4];
         float sums[2][4] = {0};
         s.phi.load(warp, group, phi);
         if constexpr (REGISTER_GROUPS < COLUMN_GROUPS)
@@ -198,37 +223,41 @@ static __device__ __forceinline__ void compute_dx(S &s, uint32_t x, uint32_t dh_
                 s.second.load(warp, group - REGISTER_GROUPS, second);
         if (group < REGISTER_GROUPS)
 #pragma unroll
-            for (int i = 0; i < 6; i++)
+            for (int i = 0; i < 2 * OCTETS; i++)
                 second[i] = second_terms[group][i];
 #pragma unroll
         for (int t = 0; t < 2; t++) /* smallest products first */
-            cot_mma_bf16_k8(sums[t], octet2[0], octet2[1], second[4 + t]);
+            cot_mma_bf16_k8(sums[t], last[0], last[1], second[LAST_INDEX + t]);
 #pragma unroll
         for (int t = 0; t < 2; t++)
-            cot_mma_bf16_k8(sums[t], octet2[2], octet2[3], phi[4 + t]);
+            cot_mma_bf16_k8(sums[t], last[2], last[3], phi[LAST_INDEX + t]);
+        if constexpr (OCTETS == 3) {
+#pragma unroll
+            for (int t = 0; t < 2; t++)
+                cot_mma_bf16(sums[t], A[0][0], A[0][1], A[0][2], A[0][3], second[2 * t], second[2 * t + 1]);
+#pragma unroll
+            for (int t = 0; t < 2; t++)
+                cot_mma_bf16(sums[t], A[1][0], A[1][1], A[1][2], A[1][3], phi[2 * t], phi[2 * t + 1]);
+        }
 #pragma unroll
         for (int t = 0; t < 2; t++)
-            cot_mma_bf16(sums[t], A[0][0], A[0][1], A[0][2], A[0][3], second[2 * t], second[2 * t + 1]);
+            cot_mma_bf16_k8(sums[t], last[0], last[1], phi[LAST_INDEX + t]);
+        if constexpr (OCTETS == 3)
 #pragma unroll
-        for (int t = 0; t < 2; t++)
-            cot_mma_bf16(sums[t], A[1][0], A[1][1], A[1][2], A[1][3], phi[2 * t], phi[2 * t + 1]);
-#pragma unroll
-        for (int t = 0; t < 2; t++)
-            cot_mma_bf16_k8(sums[t], octet2[0], octet2[1], phi[4 + t]);
-#pragma unroll
-        for (int t = 0; t < 2; t++)
-            cot_mma_bf16(sums[t], A[0][0], A[0][1], A[0][2], A[0][3], phi[2 * t], phi[2 * t + 1]);
-        const float h_pre[2] = {records[g].h_pre[group / 2], records[g + 8].h_pre[group / 2]};
-        cot_ldmatrix_x4(x_words, unit_address(x, group));
+            for (int t = 0; t < 2; t++)
+                cot_mma_bf16(sums[t], A[0][0], A[0][1], A[0][2], A[0][3], phi[2 * t], phi[2 * t + 1]);
+        const int stream = stream_of<N>(group);
+        const float h_pre[2] = {records[g].h_pre[stream], records[g + 8].h_pre[stream]};
+        cot_ldmatrix_x4(x_words, unit_address<N>(x, group));
         if (ADD_POST) {
-            if (group % 2 == 0)
-                cot_mbarrier_wait(&s.post_full[group / 2], post_parity);
-            cot_ldmatrix_x4(post_words, unit_address(dx_post, group));
+            if (group % STREAM_GROUPS == 0)
+                cot_mbarrier_wait(&s.post_full[stream], post_parity);
+            cot_ldmatrix_x4(post_words, unit_address<N>(dx_post, group));
         }
 #pragma unroll
         for (int i = 0; i < 4; i++) { /* tokens g and g+8 of columns 2q and 2q+1, then of the columns 8 further */
             const int half = i % 2, t = i / 2;
-            const uint32_t dh_in_word = dh_in_words[group % 2][i];
+            const uint32_t dh_in_word = dh_in_words[group % STREAM_GROUPS][i];
             float low = sums[t][2 * half], high = sums[t][2 * half + 1];
             const float2 from_x = cot_unpack_pair<E>(x_words[i]), from_dh_in = cot_unpack_pair<E>(dh_in_word);
             if (phi_scale<E, ADD_POST> == 1.0f)
@@ -244,11 +273,11 @@ static __device__ __forceinline__ void compute_dx(S &s, uint32_t x, uint32_t dh_
             }
             x_words[i] = cot_pack_pair<E>(low, high);
         }
-        cot_stmatrix_x4(unit_address(x, group), x_words);
-        if (ADD_POST && group % 2 != 0) {
+        cot_stmatrix_x4(unit_address<N>(x, group), x_words);
+        if (ADD_POST && group % STREAM_GROUPS == STREAM_GROUPS - 1) {
             __syncwarp();
             if (lane == 0)
-                cot_mbarrier_arrive(&s.post_empty[group / 2]);
+                cot_mbarrier_arrive(&s.post_empty[stream]);
         }
     }
 }
@@ -269,9 +298,11 @@ struct token_inputs {
     float value, h_post, h_mix, inv_rms;
 };
 
+template <int N>
 static __device__ __forceinline__ token_inputs load_inputs(const mhc_call &c, const token_element &value,
                                                            uint32_t token)
 {
+    constexpr int M = bwd_sizes<N>::M;
     const int lane = threadIdx.x % 32;
     const uint32_t b = token / (uint32_t)c.T, t = token - b * (uint32_t)c.T;
     token_inputs in = {};
@@ -289,8 +320,9 @@ static __device__ __forceinline__ token_inputs load_inputs(const mhc_call &c, co
 }
 
 /* With dh_res, dz of post and res is in the workspace: it includes Sinkhorn's gradient. */
-static __device__ __forceinline__ token_element input_element(const mhc_call &c, int j)
+template <int N> static __device__ __forceinline__ token_element input_element(const mhc_call &c, int j)
 {
+    constexpr int M = bwd_sizes<N>::M;
     const int ij = j - 2 * N;
     if (j < N)
         return token_element(c.h_pre, j * c.h_pre.stride[2], true);
@@ -304,10 +336,12 @@ static __device__ __forceinline__ token_element input_element(const mhc_call &c,
 
 /* ---- end of a tile and of the kernel ----------------------------------------------------------------- */
 
+template <int N>
 static __device__ __forceinline__ void store_dphi_part(const mhc_call &c,
-                                                       const float (&dphi_part)[COLUMN_GROUPS][OCTETS][4], int64_t part,
-                                                       int64_t d)
+                                                       const float (&dphi_part)[COLUMN_GROUPS][bwd_sizes<N>::OCTETS][4],
+                                                       int64_t part, int64_t d)
 {
+    constexpr int M = bwd_sizes<N>::M, OCTETS = bwd_sizes<N>::OCTETS;
     const int lane = threadIdx.x % 32;
     float *to = c.dphi_parts + part * M * N * c.D + d;
 #pragma unroll
@@ -316,8 +350,8 @@ static __device__ __forceinline__ void store_dphi_part(const mhc_call &c,
         for (int octet = 0; octet < OCTETS; octet++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                to[((octet * 8 + lane % 4 * 2 + i % 2) * N + group / 2) * c.D + column_of(group) + lane / 4 +
-                   i / 2 * 8] = dphi_part[group][octet][i];
+                to[((octet * 8 + lane % 4 * 2 + i % 2) * N + stream_of<N>(group)) * c.D + column_of<N>(group) +
+                   lane / 4 + i / 2 * 8] = dphi_part[group][octet][i];
 }
 
 /* Addresses in the first stage of the 16-byte units that the lane passes to ldmatrix, for the warp's first group.
@@ -329,9 +363,10 @@ struct lane_units {
 
 template <typename S> static __device__ __forceinline__ lane_units find_lane_units(const S &s, int warp)
 {
-    const uint32_t lane = threadIdx.x % 32, first_unit = (uint32_t)warp % 2 * 4,
+    constexpr int CHUNK_WARPS = MHC_SM90_CHUNK_COLUMNS / S::sizes::COLUMNS;
+    const uint32_t lane = threadIdx.x % 32, first_unit = (uint32_t)warp % CHUNK_WARPS * (8 / CHUNK_WARPS),
                    stages = cot_shared_address(s.stages[0]);
-    const uint32_t chunk = stages + (uint32_t)(warp / 2 * CHUNK_BYTES);
+    const uint32_t chunk = stages + (uint32_t)(warp / CHUNK_WARPS * CHUNK_BYTES);
     return {chunk + lane % 16 * 128 + ((first_unit + lane / 16) ^ lane % 8) * 16,
             chunk + (lane / 16 * 8 + lane % 8) * 128 + ((first_unit + lane / 8 % 2) ^ lane % 8) * 16,
             cot_shared_address(s.dx_post[0]) - stages};
@@ -341,13 +376,14 @@ template <typename S> static __device__ __forceinline__ lane_units find_lane_uni
 template <typename E, typename S>
 static __device__ __forceinline__ void accumulate_tile(S &s, const lane_units &units,
                                                        const cot_pipeline_state<S::STAGES> &ring,
-                                                       float (&dphi_part)[COLUMN_GROUPS][OCTETS][4])
+                                                       float (&dphi_part)[COLUMN_GROUPS][S::sizes::OCTETS][4])
 {
-    const uint32_t x = units.by_column + (uint32_t)(ring.stage * STAGE_BYTES),
+    constexpr int N = S::sizes::N;
+    const uint32_t x = units.by_column + (uint32_t)(ring.stage * S::sizes::STAGE_BYTES),
                    records = cot_shared_address(s.records[ring.stage]);
-    accumulate_dphi<E, 0, COLUMN_GROUPS / 2>(x, records, dphi_part);
+    accumulate_dphi<E, N, 0, COLUMN_GROUPS / 2>(x, records, dphi_part);
     cot_mbarrier_wait(&s.full[ring.stage], ring.parity); /* never blocks, see compute_dx */
-    accumulate_dphi<E, COLUMN_GROUPS / 2, COLUMN_GROUPS>(x, records, dphi_part);
+    accumulate_dphi<E, N, COLUMN_GROUPS / 2, COLUMN_GROUPS>(x, records, dphi_part);
     __syncwarp();
     if (threadIdx.x % 32 == 0)
         cot_mbarrier_arrive(&s.dx_full[ring.stage]);
@@ -356,16 +392,16 @@ static __device__ __forceinline__ void accumulate_tile(S &s, const lane_units &u
 /* Adds the tile to dphi_part, computes its dx if dx is an output, and signals that the MMA warps have finished the
  * stage. */
 template <typename E, bool ADD_POST, int REGISTER_GROUPS, typename S>
-static __device__ __forceinline__ void multiply_tile(const mhc_call &c, S &s, const lane_units &units,
-                                                     const cot_pipeline_state<S::STAGES> &ring, int warp,
-                                                     uint32_t post_parity,
-                                                     const uint32_t (&second_terms)[REGISTER_GROUPS][6],
-                                                     float (&dphi_part)[COLUMN_GROUPS][OCTETS][4])
+static __device__ __forceinline__ void multiply_tile(
+    const mhc_call &c, S &s, const lane_units &units, const cot_pipeline_state<S::STAGES> &ring, int warp,
+    uint32_t post_parity, const uint32_t (&second_terms)[REGISTER_GROUPS][2 * S::sizes::OCTETS],
+    float (&dphi_part)[COLUMN_GROUPS][S::sizes::OCTETS][4])
 {
-    const uint32_t stage_offset = (uint32_t)(ring.stage * STAGE_BYTES);
-    accumulate_dphi<E>(units.by_column + stage_offset, cot_shared_address(s.records[ring.stage]), dphi_part);
+    const uint32_t stage_offset = (uint32_t)(ring.stage * S::sizes::STAGE_BYTES);
+    accumulate_dphi<E, S::sizes::N>(units.by_column + stage_offset, cot_shared_address(s.records[ring.stage]),
+                                    dphi_part);
     if (present(c.dx)) {
-        compute_dx<E, ADD_POST>(s, units.by_token + stage_offset, units.by_token + stage_offset + X_BYTES,
+        compute_dx<E, ADD_POST>(s, units.by_token + stage_offset, units.by_token + stage_offset + S::sizes::X_BYTES,
                                 units.by_token + units.dx_post, ring, warp, post_parity, second_terms);
         cot_fence_proxy_async();
     }

@@ -44,6 +44,17 @@
 
 #include "../../../cuda/device/bulk.cuh"
 
+typedef bwd_sizes<MHC_SM90_N> sizes_of_n4;
+enum {
+    N = sizes_of_n4::N,
+    M = sizes_of_n4::M,
+    OCTETS = sizes_of_n4::OCTETS,
+    STREAM_BYTES = sizes_of_n4::STREAM_BYTES,
+    X_BYTES = sizes_of_n4::X_BYTES,
+    STAGE_BYTES = sizes_of_n4::STAGE_BYTES,
+    COLUMNS = sizes_of_n4::COLUMNS
+};
+
 /* Groups whose second terms of phi gamma stay in registers. */
 template <bool ADD_POST> constexpr int register_groups = ADD_POST ? 5 : 7;
 
@@ -76,11 +87,12 @@ template <> struct team_memory<0> {
 
 /* The buffer of dx_post, or a team's memory, replaces one stage. */
 template <bool ADD_POST, bool ONE_PASS> struct shared_memory {
+    typedef sizes_of_n4 sizes;
     enum { STAGES = ADD_POST || ONE_PASS ? 3 : 4 };
     unsigned char stages[STAGES][STAGE_BYTES]; /* x [stream][chunk][token][128 bytes, swizzled], then dh_in likewise */
     unsigned char dx_post[ADD_POST ? N : 1][ADD_POST ? STREAM_BYTES : 16];
-    phi_fragments<COLUMN_GROUPS> phi;
-    phi_fragments<COLUMN_GROUPS - register_groups<ADD_POST>> second;
+    phi_fragments<COLUMN_GROUPS, OCTETS> phi;
+    phi_fragments<COLUMN_GROUPS - register_groups<ADD_POST>, OCTETS> second;
     token_record records[STAGES][TILE];
     uint64_t full[STAGES], dx_full[STAGES], post_full[N], post_empty[N];
     team_memory<ONE_PASS ? DEPTH : 0> team;
@@ -123,7 +135,7 @@ template <typename E, bool ADD_POST, bool ONE_PASS>
 static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory<ADD_POST, ONE_PASS> &s, int tiles)
 {
     const int warp = threadIdx.x / 32;
-    uint32_t second_terms[register_groups<ADD_POST>][6];
+    uint32_t second_terms[register_groups<ADD_POST>][2 * OCTETS];
     load_phi<0, COLUMN_GROUPS / 2>(c, s, first_column<ONE_PASS>(c), warp, phi_scale<E, ADD_POST>, second_terms);
     load_phi<COLUMN_GROUPS / 2, COLUMN_GROUPS>(c, s, first_column<ONE_PASS>(c), warp, phi_scale<E, ADD_POST>,
                                                second_terms);
@@ -138,7 +150,7 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
     }
     const int64_t d = first_column<ONE_PASS>(c);
     if (d < c.D && (present(c.dphi) || present(c.dgamma)))
-        store_dphi_part(c, dphi_part, part_of<ONE_PASS>(c), d);
+        store_dphi_part<N>(c, dphi_part, part_of<ONE_PASS>(c), d);
 }
 
 /* Waits until all records of a tile are in global memory and visible to the copy engine (async proxy). */
@@ -315,7 +327,7 @@ static __device__ __forceinline__ void make_records(const mhc_call &c, team_memo
     const int lane = threadIdx.x % 32;
     const bool leader = warp == 0 && lane == 0;
     const float alpha = lane < M ? load_f32(c.alpha, alpha_index(N, lane) * c.alpha.stride[0]) : 0.0f;
-    const token_element value = input_element(c, lane);
+    const token_element value = input_element<N>(c, lane);
     cot_griddepcontrol_wait();
     if (leader)
         s.next_token[0] = (int)atomicAdd(c.counters + MHC_SM90_NEXT_TOKEN, 1u);
@@ -330,7 +342,7 @@ static __device__ __forceinline__ void make_records(const mhc_call &c, team_memo
             next_token = (int)atomicAdd(c.counters + MHC_SM90_NEXT_TOKEN, 1u);
         token_inputs in = {};
         if (writer)
-            in = load_inputs(c, value, (uint32_t)token);
+            in = load_inputs<N>(c, value, (uint32_t)token);
         for (int polls = 0; producer_tile != nullptr || polls < MAX_POLLS; polls++) {
             if (token / TILE - ROUNDS_AHEAD * (int)c.parts <=
                 (producer_tile != nullptr ? *(const volatile int *)producer_tile

@@ -58,37 +58,40 @@
 
 #include "../../../cuda/device/bulk.cuh"
 
-enum {
-    N = MHC_SM90_N,
-    M = MHC_SM90_M,
-    SUMS = 28, /* floats of a token: M of h_mix, the sum of squares, padding to a multiple of 16 bytes */
-    MMA_WARPS = 8,
-    OCTETS = M / 8
-};
-static_assert((int)SUMS == (int)MHC_CUDA_SUMS(MHC_SM90_N), "SUMS must equal the layout that mhc_pre_tokens.cu reads");
+#include <type_traits>
 
-template <typename E> constexpr int terms_of = cot_is_f16<E> ? 2 : 3;
-template <typename E> constexpr int groups_of = terms_of<E> *OCTETS;
+enum { MMA_WARPS = 8 };
 
-/* The configuration of a block with 64 * CHUNKS_ columns of each stream. With more than 4 chunks, phi gamma does not
- * fit in registers. Shared memory then holds the second terms of a warp's last steps (f16) or all third terms as bytes
- * (bf16). */
-template <typename E_, int CHUNKS_, int BLOCKS_, bool POST_PRE_ = false> struct fwd_traits {
+/* The configuration of a block with COLUMNS_ columns of each of N_ streams. With more than 1024 columns in all, phi gamma
+ * does not fit in registers. Shared memory then holds the second terms of a warp's last steps (f16) or all third terms as
+ * bytes (bf16). */
+template <typename E_, int N_, int COLUMNS_, int BLOCKS_, bool POST_PRE_ = false> struct fwd_traits {
     typedef E_ E;
     enum {
+        N = N_,
+        M = N * (N + 2),
+        OCTETS = M / 8,
+        SUMS = MHC_CUDA_SUMS(N), /* floats of a token: M of h_mix, the sum of squares, padding to 16 bytes */
+        IS_F32 = sizeof(E) == 4,
+        TERMS = cot_is_f16<E> ? 2 : 3, /* of phi gamma */
+        PLANES = IS_F32 ? 3 : 1,       /* terms of x */
+        VECTOR = 16 / sizeof(E),
         POST_PRE = POST_PRE_,
-        CHUNKS = CHUNKS_,
+        COLUMNS = COLUMNS_,
+        CHUNK_COLUMNS = 128 / sizeof(E),
+        CHUNKS = COLUMNS / CHUNK_COLUMNS,
         BLOCKS = BLOCKS_, /* of a cluster */
-        WIDE = CHUNKS > MHC_SM90_BLOCK_CHUNKS,
-        TILE = WIDE ? MHC_SM90_WIDE_TILE : MHC_SM90_TILE,
+        WIDE = N * COLUMNS > MHC_SM90_K,
+        TILE = MHC_SM90_FWD_TILE(WIDE, sizeof(E)),
         OWNED = TILE > BLOCKS ? TILE / BLOCKS : 1, /* tokens of a tile that a block owns, if it owns any */
         STAGES = POST_PRE ? 5 : 6,
-        STREAM_BYTES = CHUNKS * MHC_SM90_CHUNK_COLUMNS * TILE * 2, /* of one stream in a stage */
+        STREAM_BYTES = CHUNKS * 128 * TILE, /* of one stream in a stage */
         STAGE_BYTES = N * STREAM_BYTES,
-        LOOKAHEAD = 2,                                                /* tiles from y to h_in */
-        STEPS = N * CHUNKS * MHC_SM90_CHUNK_COLUMNS / 16 / MMA_WARPS, /* steps of 16 k of one MMA warp */
+        LOOKAHEAD = 2,                        /* tiles from y to h_in */
+        STEPS = N * COLUMNS / 16 / MMA_WARPS, /* steps of 16 k of one MMA warp */
         PAIRS = STEPS / 2,
-        ROW_GROUPS = groups_of<E>,
+        CHUNK_STEPS = CHUNK_COLUMNS / 16,
+        ROW_GROUPS = TERMS * OCTETS,
         /* Groups of a step that stay in registers, except in the last SHARED_STEPS steps. */
         REGISTER_GROUPS = WIDE ? 2 * OCTETS : ROW_GROUPS,
         /* Steps whose second terms are in shared memory: the smallest number without register spills. */
@@ -97,19 +100,22 @@ template <typename E_, int CHUNKS_, int BLOCKS_, bool POST_PRE_ = false> struct 
         /* Registers of a thread of the MMA warps, of the owner's warpgroup and of the h_in warps. An owner of several
          * tokens of a tile needs more than an owner of one. */
         LOOPS_POST_PRE = OWNED > 1 && POST_PRE,
-        MMA_REGISTERS = WIDE                              ? 216
+        MMA_REGISTERS = IS_F32                            ? 224
+                        : WIDE                            ? 216
                         : LOOPS_POST_PRE && cot_is_f16<E> ? 200
                                                           : 208,
-        OWNER_REGISTERS = LOOPS_POST_PRE ? (cot_is_f16<E> ? 48 : 40)
-                          : OWNED > 1    ? 56
-                          : POST_PRE     ? 32
-                          : WIDE         ? 40
-                                         : 48,
-        H_IN_REGISTERS = LOOPS_POST_PRE ? (cot_is_f16<E> ? 64 : 56)
-                         : OWNED > 1    ? 40
-                         : POST_PRE     ? 64
-                         : WIDE         ? 40
-                                        : 48,
+        OWNER_REGISTERS = IS_F32           ? (OWNED > 1 ? 40 : 32)
+                          : LOOPS_POST_PRE ? (cot_is_f16<E> ? 48 : 40)
+                          : OWNED > 1      ? 56
+                          : POST_PRE       ? 32
+                          : WIDE           ? 40
+                                           : 48,
+        H_IN_REGISTERS = IS_F32           ? (OWNED > 1 ? 24 : 32)
+                         : LOOPS_POST_PRE ? (cot_is_f16<E> ? 64 : 56)
+                         : OWNED > 1      ? 40
+                         : POST_PRE       ? 64
+                         : WIDE           ? 40
+                                          : 48,
         SUM_UNROLL = LOOPS_POST_PRE ? 4 : BLOCKS, /* blocks whose sums the owner loads at once */
         /* Pairs of steps whose squares the tensor cores sum before a float32 addition. */
         SQUARES_PAIRS = BYTE_TERMS ? 4 : 1
@@ -124,17 +130,17 @@ template <typename Traits> struct shared_memory {
     unsigned char x[Traits::STAGES][Traits::STAGE_BYTES]; /* [stream][chunk][token][128 bytes, swizzled] */
     unsigned char f[Traits::POST_PRE ? Traits::STAGES : 1]
                    [Traits::POST_PRE ? Traits::STREAM_BYTES : 16]; /* x without streams */
-    uint2 phi[MMA_WARPS][Traits::SHARED_STEPS > 0 ? Traits::SHARED_STEPS : 1][Traits::SHARED_STEPS > 0 ? OCTETS : 1]
-             [Traits::SHARED_STEPS > 0 ? 32 : 1];
+    uint2 phi[MMA_WARPS][Traits::SHARED_STEPS > 0 ? Traits::SHARED_STEPS : 1]
+             [Traits::SHARED_STEPS > 0 ? Traits::OCTETS : 1][Traits::SHARED_STEPS > 0 ? 32 : 1];
     /* One word for each step. */
-    uint2 third_terms[MMA_WARPS][Traits::BYTE_TERMS ? Traits::PAIRS : 1][Traits::BYTE_TERMS ? OCTETS : 1]
+    uint2 third_terms[MMA_WARPS][Traits::BYTE_TERMS ? Traits::PAIRS : 1][Traits::BYTE_TERMS ? Traits::OCTETS : 1]
                      [Traits::BYTE_TERMS ? 32 : 1];
-    float warp_sums[MMA_WARPS][Traits::TILE][SUMS];
+    float warp_sums[MMA_WARPS][Traits::TILE][Traits::SUMS];
     /* Sums from all blocks, for each token of this block in the ring. */
-    float gathered[Traits::STAGES * Traits::TILE / Traits::BLOCKS][Traits::BLOCKS][SUMS];
-    float h_pre[Traits::STAGES][Traits::TILE][N];
+    float gathered[Traits::STAGES * Traits::TILE / Traits::BLOCKS][Traits::BLOCKS][Traits::SUMS];
+    float4 h_pre[Traits::STAGES][Traits::TILE]; /* zero from element N on */
     /* Of each token: rows of h_res, then h_post. Tiles alternate between two buffers. */
-    float4 post_coefficients[2][Traits::POST_PRE ? Traits::TILE : 1][N + 1];
+    float4 post_coefficients[2][Traits::POST_PRE ? Traits::TILE : 1][Traits::N + 1];
     /* Scales of rows r, 8 + r and 16 + r of a warp. */
     float4 row_scales[Traits::BYTE_TERMS ? MMA_WARPS : 1][Traits::BYTE_TERMS ? 8 : 1];
     uint64_t full[Traits::STAGES], empty[Traits::STAGES], gathered_full[Traits::STAGES], h_pre_full[Traits::STAGES];
@@ -149,18 +155,20 @@ extern __shared__ __align__(1024) unsigned char memory[];
 /* phi gamma in half a step: the lane's two columns, and the lane's row of each octet. */
 template <typename Traits>
 static __device__ __forceinline__ void load_phi_gamma(const mhc_call &c, int rank, int warp, int step, int half,
-                                                      float2 (&weights)[OCTETS])
+                                                      float2 (&weights)[Traits::OCTETS])
 {
-    const int row = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
-    const int k_step = warp * Traits::STEPS + step, block = k_step / 4, stream = block / Traits::CHUNKS;
-    const int d =
-        (rank * Traits::CHUNKS + block % Traits::CHUNKS) * MHC_SM90_CHUNK_COLUMNS + k_step % 4 * 16 + half * 8 + pair;
+    const int row = threadIdx.x % 32 / 4, pair = threadIdx.x % 4;
+    const int k_step = warp * Traits::STEPS + step, block = k_step / Traits::CHUNK_STEPS,
+              stream = block / Traits::CHUNKS;
+    /* An f32 x is loaded four columns at a time: a lane then has the same four in phi gamma. */
+    const int d = (rank * Traits::CHUNKS + block % Traits::CHUNKS) * Traits::CHUNK_COLUMNS +
+                  k_step % Traits::CHUNK_STEPS * 16 + (Traits::IS_F32 ? pair * 4 + half * 2 : half * 8 + pair * 2);
     const bool inside = d < c.D;
     float2 gamma = {1.0f, 1.0f};
     if (present(c.gamma) && inside)
         gamma = *(const float2 *)((const float *)c.gamma.data + stream * c.gamma.stride[0] + d);
 #pragma unroll
-    for (int octet = 0; octet < OCTETS; octet++) {
+    for (int octet = 0; octet < Traits::OCTETS; octet++) {
         float2 value = {0.0f, 0.0f};
         if (inside)
             value =
@@ -176,8 +184,9 @@ constexpr float THIRD_CENTER = 192.0f; /* center of the range of a third term, i
  * THIRD_CENTER is at most 2^-17 p = 64 units, where p is the power of two below the row's largest element. */
 template <typename Traits>
 static __device__ __forceinline__ void find_row_scales(const mhc_call &c, int rank, int warp,
-                                                       float (&row_scale)[OCTETS])
+                                                       float (&row_scale)[Traits::OCTETS])
 {
+    constexpr int OCTETS = Traits::OCTETS;
     float largest[OCTETS] = {0};
 #pragma unroll
     for (int s = 0; s < Traits::STEPS; s++)
@@ -222,9 +231,11 @@ template <typename Traits>
 static __device__ __forceinline__ void split_phi_gamma(const mhc_call &c, shared_memory<Traits> &shared, int rank,
                                                        int warp,
                                                        uint32_t (&phi)[Traits::STEPS][Traits::REGISTER_GROUPS][2],
-                                                       float (&row_scale)[OCTETS])
+                                                       float (&row_scale)[Traits::OCTETS])
 {
-    typedef typename Traits::E E;
+    /* The terms of an f32 x's phi gamma are bf16. */
+    typedef std::conditional_t<Traits::IS_F32, __nv_bfloat16, typename Traits::E> E;
+    constexpr int OCTETS = Traits::OCTETS;
     if constexpr (cot_is_f16<E> || Traits::BYTE_TERMS)
         find_row_scales<Traits>(c, rank, warp, row_scale);
     if (Traits::BYTE_TERMS && threadIdx.x % 4 == 0)
@@ -234,7 +245,7 @@ static __device__ __forceinline__ void split_phi_gamma(const mhc_call &c, shared
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float2 weights[OCTETS];
-            if (Traits::WIDE && (2 * s + half) % 8 == 0)
+            if ((Traits::WIDE || Traits::IS_F32) && (2 * s + half) % 8 == 0)
                 __syncwarp(); /* otherwise the compiler loads further ahead than the registers allow */
             load_phi_gamma<Traits>(c, rank, warp, s, half, weights);
 #pragma unroll
@@ -245,7 +256,7 @@ static __device__ __forceinline__ void split_phi_gamma(const mhc_call &c, shared
                 if constexpr (cot_is_f16<E>)
                     rest = {rest.x * (1.0f / row_scale[octet]), rest.y * (1.0f / row_scale[octet])};
 #pragma unroll
-                for (int t = 0; t < terms_of<E>; t++) {
+                for (int t = 0; t < Traits::TERMS; t++) {
                     const float2 term_input = rest;
                     const uint32_t term = cot_pack_pair<E>(rest.x, rest.y);
                     const float2 value = cot_unpack_pair<E>(term);
@@ -269,9 +280,10 @@ static __device__ __forceinline__ void split_phi_gamma(const mhc_call &c, shared
 template <typename Traits>
 static __device__ __forceinline__ void load_step(const shared_memory<Traits> &s, int warp, int step,
                                                  const uint32_t (&phi)[Traits::STEPS][Traits::REGISTER_GROUPS][2],
-                                                 const uint2 (&third_terms)[OCTETS],
+                                                 const uint2 (&third_terms)[Traits::OCTETS],
                                                  uint32_t (&A)[Traits::ROW_GROUPS][2])
 {
+    constexpr int OCTETS = Traits::OCTETS;
 #pragma unroll
     for (int group = 0; group < Traits::ROW_GROUPS; group++) {
         if (Traits::BYTE_TERMS && group >= 2 * OCTETS) {
@@ -293,7 +305,8 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
                                                 const tile_schedule &schedule)
 {
     typedef typename Traits::E E;
-    constexpr int ROW_GROUPS = Traits::ROW_GROUPS, M_TILES = ROW_GROUPS / 2, TILE = Traits::TILE;
+    constexpr int M = Traits::M, OCTETS = Traits::OCTETS, TILE = Traits::TILE;
+    constexpr int ROW_GROUPS = Traits::ROW_GROUPS, M_TILES = ROW_GROUPS / 2;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     uint32_t phi[Traits::STEPS][Traits::REGISTER_GROUPS][2], parity = 0;
     float row_scale[OCTETS];
@@ -385,12 +398,97 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
     }
 }
 
+static __device__ __forceinline__ float4 load_shared_f32x4(uint32_t address)
+{
+    float4 v;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(address));
+    return v;
+}
+
+/* The same for an f32 x, whose elements are split into three bf16 terms. Products of fourth and higher order are left
+ * out. CUDA cores sum the squares. */
+template <typename Traits>
+static __device__ __forceinline__ void multiply_f32(const mhc_call &c, shared_memory<Traits> &s,
+                                                    const tile_schedule &schedule)
+{
+    constexpr int M = Traits::M, OCTETS = Traits::OCTETS, TERMS = Traits::TERMS, TILE = Traits::TILE;
+    constexpr int LAST = Traits::ROW_GROUPS - 1; /* the last group of rows: the others are pairs */
+    static_assert(TILE == 8, "a product has the tokens of a tile as its columns");
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, token = lane / 4, pair = lane % 4;
+    uint32_t phi[Traits::STEPS][Traits::ROW_GROUPS][2], parity = 0;
+    float row_scale[OCTETS];
+    split_phi_gamma<Traits>(c, s, schedule.column_block, warp, phi, row_scale);
+    __syncwarp();
+    cot_cluster_wait();
+    /* A lane has four columns of its token in each of the two steps of a chunk. Lanes of odd tokens load those of the
+     * second step first: otherwise the loads of two tokens would use the same banks. */
+    const bool swaps = token % 2 != 0;
+    const uint32_t row = cot_shared_address(s.x) + (uint32_t)((warp * Traits::PAIRS * TILE + token) * 128) +
+                         (uint32_t)(((pair + (swaps ? 4 : 0)) ^ token) * 16);
+    FOR_EACH_TILE(tile, ring, schedule)
+    {
+        /* [pair of row groups]: products of the first term of x; of the second and third terms. */
+        float sums[LAST / 2][4] = {0}, low_sums[OCTETS][4] = {0};
+        /* Of the last group: products of both steps of a chunk. The other half of each is not used. */
+        float last_sums[2][4] = {0}, squares = 0.0f;
+        uint32_t x = row + (uint32_t)(ring.stage * Traits::STAGE_BYTES);
+        cot_mbarrier_wait(&s.full[ring.stage], ring.parity);
+#pragma unroll
+        for (int chunk = 0; chunk < Traits::PAIRS; chunk++, x += TILE * 128) {
+            const float4 first = load_shared_f32x4(x), second = load_shared_f32x4(x ^ 64);
+#pragma unroll
+            for (int u = 0; u < 2; u++) {
+                const float4 v = swaps == (u == 0) ? second : first;
+                const uint32_t(&A)[Traits::ROW_GROUPS][2] = phi[2 * chunk + u], (&A_first)[2] = phi[2 * chunk][LAST],
+                      (&A_second)[2] = phi[2 * chunk + 1][LAST];
+                uint32_t low[TERMS], high[TERMS];
+                squares = fmaf(v.w, v.w, fmaf(v.z, v.z, fmaf(v.y, v.y, fmaf(v.x, v.x, squares))));
+                cot_split_bf16(v.x, v.y, low);
+                cot_split_bf16(v.z, v.w, high);
+#pragma unroll
+                for (int p = TERMS - 1; p >= 0; p--)
+#pragma unroll
+                    for (int group = 0; group < (TERMS - p) * OCTETS && group < LAST; group += 2)
+                        cot_mma_bf16(p == 0 ? sums[group / 2] : low_sums[group / 2], A[group][0], A[group + 1][0],
+                                     A[group][1], A[group + 1][1], low[p], high[p]);
+                cot_mma_bf16(last_sums[u], A_first[0], A_second[0], A_first[1], A_second[1], low[0], high[0]);
+            }
+        }
+        squares += __shfl_xor_sync(0xffffffffu, squares, 1);
+        squares += __shfl_xor_sync(0xffffffffu, squares, 2);
+        cot_mbarrier_wait(&s.warp_sums_empty, parity ^ 1);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float *to = s.warp_sums[warp][pair * 2 + half];
+#pragma unroll
+            for (int octet = 0; octet < OCTETS; octet++) { /* add the smallest terms first */
+                float sum = 0.0f;
+#pragma unroll
+                for (int term = TERMS - 1; term >= 0; term--) {
+                    const int group = term * OCTETS + octet, low_group = group - OCTETS;
+                    if (low_group >= 0)
+                        sum += low_sums[low_group / 2][low_group % 2 * 2 + half];
+                    sum += group == LAST ? last_sums[0][half] + last_sums[1][2 + half]
+                                         : sums[group / 2][group % 2 * 2 + half];
+                }
+                to[octet * 8 + lane / 4] = sum;
+            }
+        }
+        if (pair == 0)
+            s.warp_sums[warp][token][M] = squares;
+        arrive_all_lanes(&s.warp_sums_full);
+        parity ^= 1;
+    }
+}
+
 /* Starts the loads of the coefficients of post, of the tokens of one h_in warp: zero for tokens that do not exist. */
 template <typename Traits>
-static __device__ __forceinline__ void load_post_coefficients(const mhc_post_pre_call &p, float4 (*to)[N + 1],
+static __device__ __forceinline__ void load_post_coefficients(const mhc_post_pre_call &p, float4 (*to)[Traits::N + 1],
                                                               int first_token)
 {
-    constexpr int FLOATS = N * N + N;
+    constexpr int N = Traits::N, FLOATS = N * N + N;
     const int axis = p.call.T > 1 ? 1 : 0; /* of the stride between tokens, for any B */
 #pragma unroll 1 /* otherwise the offsets of all elements take registers in the loop over tiles */
     for (int index = threadIdx.x % 32; index < Traits::TILE / 4 * FLOATS; index += 32) {
@@ -407,9 +505,11 @@ static __device__ __forceinline__ void load_post_coefficients(const mhc_post_pre
 /* Replaces x of one token and 16 bytes of each chunk by y. */
 template <typename Traits>
 static __device__ __forceinline__ void apply_post(unsigned char *x, const unsigned char *f,
-                                                  const float4 (&post_coefficients)[N + 1])
+                                                  const float4 (&post_coefficients)[Traits::N + 1])
 {
     typedef typename Traits::E E;
+    constexpr int N = Traits::N;
+    static_assert(N == 4 && sizeof(E) == 2, "post_pre is for n = 4, f16 and bf16");
     float coefficient[N + 1][N];
 #pragma unroll
     for (int i = 0; i <= N; i++) {
@@ -456,16 +556,16 @@ static __device__ __forceinline__ void compute_h_in(const mhc_call &c, const mhc
                                                     shared_memory<Traits> &s, const tile_schedule &schedule)
 {
     typedef typename Traits::E E;
+    constexpr int N = Traits::N, VECTOR = Traits::VECTOR, CHUNK_COLUMNS = Traits::CHUNK_COLUMNS;
     /* 16-byte units in a chunk of one stream. A thread processes one unit in every (128 / UNITS)-th chunk. */
     constexpr int UNITS = Traits::TILE * 8;
     static_assert(!Traits::POST_PRE || UNITS == 128, "a thread must have one unit of every chunk");
     const int thread = threadIdx.x % 128, t = thread % UNITS / 8, unit = thread % 8;
     const int x_offset = (thread / UNITS * Traits::TILE + t) * 128 + (unit ^ (t & 7)) * 16;
-    const int d = (schedule.column_block * Traits::CHUNKS + thread / UNITS) * MHC_SM90_CHUNK_COLUMNS + unit * 8;
+    const int d = (schedule.column_block * Traits::CHUNKS + thread / UNITS) * CHUNK_COLUMNS + unit * VECTOR;
     /* Number of the block's chunks below D, counted from the thread's first chunk. */
     const int chunks =
-        min((int)Traits::CHUNKS, (int)c.D / MHC_SM90_CHUNK_COLUMNS - schedule.column_block * Traits::CHUNKS) -
-        thread / UNITS;
+        min((int)Traits::CHUNKS, (int)c.D / CHUNK_COLUMNS - schedule.column_block * Traits::CHUNKS) - thread / UNITS;
     const int64_t stride = c.h_in.stride[c.T > 1 ? 1 : 0]; /* between tokens, for any B */
     auto finish_tile = [&](int tile, const cot_pipeline_state<Traits::STAGES> &ring) {
         if (!Traits::POST_PRE)
@@ -481,21 +581,20 @@ static __device__ __forceinline__ void compute_h_in(const mhc_call &c, const mhc
             const int chunk = pass * (128 / UNITS);
             if (!active || chunk >= chunks)
                 break;
-            const float4 h = *(const float4 *)s.h_pre[ring.stage][t];
-            const float h_pre[N] = {h.x, h.y, h.z, h.w};
-            float sum[8] = {0};
+            const float4 h = s.h_pre[ring.stage][t];
+            const float h_pre[4] = {h.x, h.y, h.z, h.w};
+            float sum[VECTOR] = {0};
 #pragma unroll
             for (int i = 0; i < N; i++) {
                 const uint4 raw = *(const uint4 *)(x + (i * Traits::CHUNKS + chunk) * Traits::TILE * 128);
-                const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+                cot_vector<E, VECTOR> piece = {{raw.x, raw.y, raw.z, raw.w}};
+                float values[VECTOR];
+                cot_unpack(piece, values);
 #pragma unroll
-                for (int w = 0; w < 4; w++) {
-                    const float2 pair = cot_unpack_pair<E>(words[w]);
-                    sum[2 * w] = fmaf(h_pre[i], pair.x, sum[2 * w]);
-                    sum[2 * w + 1] = fmaf(h_pre[i], pair.y, sum[2 * w + 1]);
-                }
+                for (int v = 0; v < VECTOR; v++)
+                    sum[v] = fmaf(h_pre[i], values[v], sum[v]);
             }
-            cot_store_vector<E, 8>(to + chunk * MHC_SM90_CHUNK_COLUMNS, sum);
+            cot_store_vector<E, VECTOR>(to + chunk * CHUNK_COLUMNS, sum);
         }
         __syncwarp();
         if (Traits::POST_PRE && thread == 0)
@@ -567,6 +666,7 @@ template <typename Traits, bool SPLIT>
 static __device__ __forceinline__ void reduce(const mhc_call &c, shared_memory<Traits> &s,
                                               const tile_schedule &schedule)
 {
+    constexpr int SUMS = Traits::SUMS;
     const int thread = threadIdx.x % 64;
     uint32_t parity = 0;
     if (!SPLIT)
@@ -601,9 +701,9 @@ static __device__ __forceinline__ void reduce(const mhc_call &c, shared_memory<T
 }
 
 /* The element where lane j stores coefficient j. */
-static __device__ __forceinline__ token_element value_element(const mhc_call &c, int j)
+template <int N> static __device__ __forceinline__ token_element value_element(const mhc_call &c, int j)
 {
-    const int ij = j - 2 * N;
+    const int M = N * (N + 2), ij = j - 2 * N;
     if (j < N)
         return token_element(c.h_pre, j * c.h_pre.stride[2], true);
     if (j < 2 * N)
@@ -633,11 +733,12 @@ template <typename Traits>
 static __device__ __forceinline__ void run_owner(const mhc_call &c, shared_memory<Traits> &s,
                                                  const tile_schedule &schedule)
 {
+    constexpr int N = Traits::N, M = Traits::M, SUMS = Traits::SUMS;
     const int lane = threadIdx.x % 32;
     const bool is_coefficient = lane < M;
     const float alpha = is_coefficient ? load_f32(c.alpha, alpha_index(N, lane) * c.alpha.stride[0]) : 0.0f;
     const float bias = is_coefficient ? load_f32(c.bias, lane * c.bias.stride[0]) : 0.0f;
-    const token_element to_value = value_element(c, lane);
+    const token_element to_value = value_element<N>(c, lane);
     /* Lane M, which sums the squares, stores inv_rms. */
     const token_element to_sum = is_coefficient ? token_element(c.h_mix, lane * c.h_mix.stride[2], true)
                                                 : token_element(c.inv_rms, 0, lane == M);
@@ -665,12 +766,12 @@ static __device__ __forceinline__ void run_owner(const mhc_call &c, shared_memor
             const float z = fmaf(alpha, sum * inv_rms, bias), e = expf(-fabsf(z)), larger = reciprocal_newton(1.0f + e);
             const float sigmoid = z < 0.0f ? e * larger : larger;
             const float value = lane < N ? sigmoid + c.hc_eps : lane < 2 * N ? c.post_scale * sigmoid : z;
-            uint32_t h_pre[N];
+            uint32_t h_pre[4] = {0};
 #pragma unroll
             for (int i = 0; i < N; i++)
                 h_pre[i] = __float_as_uint(__shfl_sync(0xffffffffu, value, i));
             if (lane < Traits::BLOCKS)
-                cot_store_async(cot_mapa(cot_shared_address(s.h_pre[ring.stage][tile_token]), lane),
+                cot_store_async(cot_mapa(cot_shared_address(&s.h_pre[ring.stage][tile_token]), lane),
                                 cot_mapa(cot_shared_address(&s.h_pre_full[ring.stage]), lane), h_pre[0], h_pre[1],
                                 h_pre[2], h_pre[3]);
             const uint32_t token = (uint32_t)(tile * Traits::TILE + tile_token), b = token / (uint32_t)c.T,
@@ -691,7 +792,7 @@ static __device__ __forceinline__ void run_owner(const mhc_call &c, shared_memor
  * one register of the compiler, and a role with few registers spills it for all. */
 template <typename Traits> static __device__ __forceinline__ tile_schedule for_role(tile_schedule schedule)
 {
-    if constexpr (Traits::POST_PRE) {
+    if constexpr (Traits::POST_PRE || Traits::IS_F32) {
         int block;
         asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
         schedule.first = block / Traits::BLOCKS;
@@ -747,7 +848,10 @@ template <typename Traits, bool SPLIT, typename Call> static __device__ __forcei
         cot_cluster_arrive(); /* the matching wait precedes the first store to another block */
     if (warp < MMA_WARPS) {
         cot_setmaxnreg_inc<(SPLIT ? 224 : Traits::MMA_REGISTERS)>();
-        multiply<Traits, SPLIT>(c, s, for_role<Traits>(schedule));
+        if constexpr (Traits::IS_F32)
+            multiply_f32(c, s, for_role<Traits>(schedule));
+        else
+            multiply<Traits, SPLIT>(c, s, for_role<Traits>(schedule));
     } else if (warp < MMA_WARPS + 4) {
         cot_setmaxnreg_dec<(SPLIT ? 56 : Traits::OWNER_REGISTERS)>();
         if (warp < MMA_WARPS + 2)
@@ -770,26 +874,32 @@ template <typename Traits, bool SPLIT, typename Call> static __device__ __forcei
 }
 
 /* blocks: of a cluster. A suffix of the name tells it, if it is not 16. */
-#define POST_PRE_INSTANCE(name, element, blocks)                                     \
-    extern "C" __global__ void __launch_bounds__(MHC_SM90_FWD_THREADS, 1)            \
-        mhc_post_pre_fwd_cluster_##name(const __grid_constant__ mhc_post_pre_call p) \
-    {                                                                                \
-        forward<fwd_traits<element, MHC_SM90_BLOCK_CHUNKS, blocks, true>, false>(p); \
+#define POST_PRE_INSTANCE(name, element, blocks)                                         \
+    extern "C" __global__ void __launch_bounds__(MHC_SM90_FWD_THREADS, 1)                \
+        mhc_post_pre_fwd_cluster_##name(const __grid_constant__ mhc_post_pre_call p)     \
+    {                                                                                    \
+        forward<fwd_traits<element, 4, MHC_SM90_COLUMNS_OF(4), blocks, true>, false>(p); \
     }
-#define INSTANCE(name, element, chunks, blocks, split, threads)       \
+#define INSTANCE(name, element, n, columns, blocks, split, threads)   \
     extern "C" __global__ void __launch_bounds__(threads, 1)          \
         mhc_pre_fwd_##name(const __grid_constant__ mhc_mapped_call p) \
     {                                                                 \
-        forward<fwd_traits<element, chunks, blocks>, split>(p);       \
+        forward<fwd_traits<element, n, columns, blocks>, split>(p);   \
     }
-#define INSTANCES(dtype, element)                                                                            \
-    POST_PRE_INSTANCE(sm90_##dtype, element, 16)                                                             \
-    POST_PRE_INSTANCE(sm90_##dtype##_blocks8, element, 8)                                                    \
-    POST_PRE_INSTANCE(sm90_##dtype##_blocks4, element, 4)                                                    \
-    INSTANCE(cluster_sm90_##dtype, element, MHC_SM90_BLOCK_CHUNKS, 16, false, MHC_SM90_FWD_THREADS)          \
-    INSTANCE(cluster_sm90_##dtype##_blocks8, element, MHC_SM90_BLOCK_CHUNKS, 8, false, MHC_SM90_FWD_THREADS) \
-    INSTANCE(cluster_sm90_##dtype##_blocks4, element, MHC_SM90_BLOCK_CHUNKS, 4, false, MHC_SM90_FWD_THREADS) \
-    INSTANCE(wide_sm90_##dtype, element, MHC_SM90_WIDE_BLOCK_CHUNKS, 16, false, MHC_SM90_FWD_THREADS)        \
-    INSTANCE(split_sm90_##dtype, element, MHC_SM90_BLOCK_CHUNKS, 16, true, MHC_SM90_SPLIT_THREADS)
+#define CLUSTER_INSTANCES(name, element, n)                                                                     \
+    INSTANCE(cluster_sm90_##name, element, n, MHC_SM90_COLUMNS_OF(n), 16, false, MHC_SM90_FWD_THREADS)          \
+    INSTANCE(cluster_sm90_##name##_blocks8, element, n, MHC_SM90_COLUMNS_OF(n), 8, false, MHC_SM90_FWD_THREADS) \
+    INSTANCE(cluster_sm90_##name##_blocks4, element, n, MHC_SM90_COLUMNS_OF(n), 4, false, MHC_SM90_FWD_THREADS)
+#define INSTANCES(dtype, element)                                                                      \
+    POST_PRE_INSTANCE(sm90_##dtype, element, 16)                                                       \
+    POST_PRE_INSTANCE(sm90_##dtype##_blocks8, element, 8)                                              \
+    POST_PRE_INSTANCE(sm90_##dtype##_blocks4, element, 4)                                              \
+    INSTANCE(wide_sm90_##dtype, element, 4, MHC_SM90_WIDE_COLUMNS, 16, false, MHC_SM90_FWD_THREADS)    \
+    INSTANCE(split_sm90_##dtype, element, 4, MHC_SM90_COLUMNS_OF(4), 16, true, MHC_SM90_SPLIT_THREADS) \
+    CLUSTER_INSTANCES(dtype, element, 4)
 INSTANCES(f16, __half)
 INSTANCES(bf16, __nv_bfloat16)
+CLUSTER_INSTANCES(f32, float, 4)
+CLUSTER_INSTANCES(n2_f16, __half, 2)
+CLUSTER_INSTANCES(n2_bf16, __nv_bfloat16, 2)
+CLUSTER_INSTANCES(n2_f32, float, 2)
