@@ -43,15 +43,20 @@ static const forward_kernel f16_softcap_kernels[] = {ATTENTION_FWD_SMALL_SOFTCAP
 /* Query heads of a section: whole groups. Sections divide the heads of a call evenly. If sequences may differ in length,
  * they divide the heads of each sequence. K and V of a section take at most section_bytes. Without a causal mask they
  * should fit in the L2 cache. Under a causal mask, the long tiles of the last section start late, and the call waits for
- * them: fewer and larger sections lose less. Heads with few keys are the exception: in a large section, their K and V
- * would be read from memory several times. Measured on an H200: docs/experiments/attention.md. */
+ * them: fewer and larger sections lose less. Heads with few keys are an exception: in a large section, their K and V
+ * would be read from memory several times. So are many more keys than queries, as for one rank of a sequence on many
+ * GPUs: all tiles are long, and one head at a time is faster. Measured on an H200: docs/experiments/attention.md. */
 static int32_t heads_per_section(const attention_sizes *z, bool sequences_differ)
 {
     const bool is_window = z->left < z->Tk && z->right < z->Tk - z->left;
     const int64_t keys = is_window ? z->left + z->right + 1 : z->Tk;
     const int64_t head_bytes = cot_max(keys * (z->d_qk + z->d_v) * (int64_t)cot_dtype_size(z->dtype), 1);
-    const bool has_large_sections = z->right < z->Tk && (head_bytes >= 2 << 20 || z->d_qk <= 64);
-    const int64_t section_bytes = (has_large_sections ? 96 : 32) << 20,
+    const bool is_causal = z->right < z->Tk, has_long_tiles = is_causal && 2 * z->Tq <= z->Tk && head_bytes >= 8 << 20;
+    const bool has_large_sections = is_causal && !has_long_tiles && (head_bytes >= 2 << 20 || z->d_qk <= 64);
+    const int64_t section_bytes = (has_long_tiles       ? 8
+                                   : has_large_sections ? 96
+                                                        : 32)
+                                  << 20,
                   most_heads = z->d_qk <= 64 || has_large_sections ? INT64_MAX : 64,
                   section_heads = cot_clamp(section_bytes / head_bytes, 1, most_heads);
     const int64_t heads = sequences_differ ? z->Hkv : z->B * z->Hkv, sections = cot_ceil_div(heads, section_heads);

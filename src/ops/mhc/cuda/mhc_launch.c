@@ -126,15 +126,17 @@ static const cot_cuda_kernel pre_bwd_one_pass = {cot_image_mhc_pre_bwd_split_sm9
 static const cot_cuda_kernel pre_bwd_one_pass_init = {cot_image_mhc_pre_bwd_split_sm90, "mhc_pre_bwd_one_pass_init", 0};
 static const cot_cuda_kernel pre_bwd_split_post[2] = HOPPER(mhc_pre_bwd_split_sm90, mhc_pre_bwd_split_post_sm90);
 /* By the blocks of a cluster. */
-#define PRE_BWD(stem)                                                                        \
-    {{cot_image_mhc_pre_bwd_cluster_sm90, #stem "_blocks4", MHC_SM90_SHARED_BYTES},          \
-     {cot_image_mhc_pre_bwd_cluster_sm90, #stem "_blocks8", MHC_SM90_SHARED_BYTES},          \
+#define PRE_BWD(stem)                                                               \
+    {{cot_image_mhc_pre_bwd_cluster_sm90, #stem "_blocks4", MHC_SM90_SHARED_BYTES}, \
+     {cot_image_mhc_pre_bwd_cluster_sm90, #stem "_blocks8", MHC_SM90_SHARED_BYTES}, \
      {cot_image_mhc_pre_bwd_cluster_sm90, #stem, MHC_SM90_SHARED_BYTES}}
-/* By n (2, 4) too. */
-static const cot_cuda_kernel pre_bwd_clusters[2][3] = {PRE_BWD(mhc_pre_bwd_cluster_sm90_n2), PRE_BWD(mhc_pre_bwd_cluster_sm90)};
-static const cot_cuda_kernel pre_bwd_clusters_post[2][3] = {PRE_BWD(mhc_pre_bwd_cluster_post_sm90_n2),
-                                                        PRE_BWD(mhc_pre_bwd_cluster_post_sm90)};
-static const cot_cuda_kernel pre_bwd_clusters_records[3] = PRE_BWD(mhc_pre_bwd_cluster_records_sm90);
+/* By n (2, 4), dtype (f16, bf16) and the blocks of a cluster. */
+#define PRE_BWD_CLUSTERS(stem)                        \
+    {{PRE_BWD(stem##_n2_f16), PRE_BWD(stem##_n2_bf16)}, \
+     {PRE_BWD(stem##_f16), PRE_BWD(stem##_bf16)}}
+static const cot_cuda_kernel pre_bwd_clusters[2][2][3] = PRE_BWD_CLUSTERS(mhc_pre_bwd_cluster_sm90);
+static const cot_cuda_kernel pre_bwd_clusters_post[2][2][3] = PRE_BWD_CLUSTERS(mhc_pre_bwd_cluster_post_sm90);
+static const cot_cuda_kernel pre_bwd_clusters_records[3] = PRE_BWD(mhc_pre_bwd_cluster_records_sm90_bf16);
 /* clang-format on */
 
 /* ---- arguments ---------------------------------------------------------------------------------------- */
@@ -543,9 +545,10 @@ static cot_status backward_cluster(cot_queue *queue, const mhc_pre_backward_prob
     if (status != COT_OK)
         return status;
     c->token_parts = c->parts * cluster_blocks * MHC_SM90_OWNERS(cluster_blocks, c->dx_post.data != NULL);
+    const int dtype = p->sizes.dtype - COT_F16;
     const cot_cuda_kernel *kernels = keep_records              ? pre_bwd_clusters_records
-                                     : c->dx_post.data != NULL ? pre_bwd_clusters_post[c->n == 4]
-                                                               : pre_bwd_clusters[c->n == 4];
+                                     : c->dx_post.data != NULL ? pre_bwd_clusters_post[c->n == 4][dtype]
+                                                               : pre_bwd_clusters[c->n == 4][dtype];
     const cot_status launch_status =
         launch_clusters(queue, &kernels[cluster_index(cluster_blocks)], cluster_blocks, MHC_SM90_TILE,
                         MHC_SM90_BWD_THREADS, c->dh_res.data != NULL, c, &mapped);

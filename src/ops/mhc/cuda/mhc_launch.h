@@ -233,10 +233,8 @@ static inline const char *admit_sm90_pre_bwd(const void *problem)
 {
     const mhc_sizes *sizes = problem;
     const cot_mhc_pre_backward_args *a = &((const mhc_pre_backward_problem *)problem)->args;
-    if (sizes->dtype != COT_BF16)
-        return "it supports bf16 only";
-    if (sizes->n != MHC_SM90_N && sizes->n != 2)
-        return "n must be 2 or 4";
+    if ((sizes->n != MHC_SM90_N && sizes->n != 2) || (sizes->dtype != COT_BF16 && sizes->dtype != COT_F16))
+        return "n must be 2 or 4, and the dtype f16 or bf16";
     if (sizes->D > MHC_SM90_CLUSTER_BLOCKS * MHC_SM90_COLUMNS_OF(sizes->n))
         return sizes->n == 2 ? "it supports D up to 8192" : "it supports D up to 4096";
     return mhc_sm90_admit_layout(problem, (const cot_tensor *const[]){&a->x, &a->dh_in, &a->dx_post, &a->dx}, 4,

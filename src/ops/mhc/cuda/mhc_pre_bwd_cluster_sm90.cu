@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mhc_pre_bwd_cluster_sm90.cu: pre backward in one pass over x and dh_in, for n = 2 and 4, bf16.
+ * mhc_pre_bwd_cluster_sm90.cu: pre backward in one pass over x and dh_in, for n = 2 and 4, f16 and bf16.
  *
  * A token's *record* (mhc_token_record) has what the products of all blocks need: dh_mix as three terms, h_pre, and
  * factor (c of the formulas). It depends on dh_pre, which is a sum over all columns. So for each tile, every block sends
@@ -44,7 +44,8 @@ enum data_gradient { NO_DX, DX, DX_AND_POST };
 
 /* With DX_AND_POST, the buffer of dx_post takes the place of one stage. With NO_DX, one more stage takes the place of the terms of
  * phi gamma. */
-template <int N_, data_gradient MODE_, int BLOCKS_> struct bwd_traits : bwd_sizes<N_> {
+template <typename E_, int N_, data_gradient MODE_, int BLOCKS_> struct bwd_traits : bwd_sizes<N_> {
+    typedef E_ E;
     static constexpr data_gradient MODE = MODE_;
     enum {
         BLOCKS = BLOCKS_,                                      /* of a cluster */
@@ -59,9 +60,7 @@ template <int N_, data_gradient MODE_, int BLOCKS_> struct bwd_traits : bwd_size
         MMA_REGISTERS = MODE != DX_AND_POST ? 216
                         : BLOCKS == 4       ? 208
                                             : 224,
-        OTHER_REGISTERS = MODE != DX_AND_POST ? 72
-                          : BLOCKS == 4       ? 88
-                                              : 56
+        OTHER_REGISTERS = 504 - 2 * MMA_REGISTERS
     };
 };
 
@@ -116,8 +115,8 @@ static __device__ __forceinline__ void compute_dh_pre(shared_memory<Traits> &s, 
         for (int step = 0; step < STREAM_GROUPS; step++) {
             uint32_t B[4];
             cot_ldmatrix_x4(B, unit_address<N>(x, STREAM_GROUPS * i + step));
-            cot_mma_bf16(sums[0], A[step][0], A[step][1], A[step][2], A[step][3], B[0], B[1]);
-            cot_mma_bf16(sums[1], A[step][0], A[step][1], A[step][2], A[step][3], B[2], B[3]);
+            mma<typename Traits::E>(sums[0], A[step][0], A[step][1], A[step][2], A[step][3], B[0], B[1]);
+            mma<typename Traits::E>(sums[1], A[step][0], A[step][1], A[step][2], A[step][3], B[2], B[3]);
         }
         low[i] = odd ? sums[0][1] : sums[0][0];
         high[i] = odd ? sums[1][3] : sums[1][2];
@@ -133,17 +132,17 @@ static __device__ __forceinline__ void compute_dh_pre(shared_memory<Traits> &s, 
 template <typename Traits>
 static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory<Traits> &s, int tiles)
 {
+    typedef typename Traits::E E;
     constexpr data_gradient MODE = Traits::MODE;
     constexpr int N = Traits::N, OCTETS = Traits::OCTETS, CLUSTERS = MHC_SM90_CLUSTERS_OF(Traits::BLOCKS);
     const int warp = threadIdx.x / 32;
     uint32_t second_terms[COLUMN_GROUPS][2 * OCTETS];
     if constexpr (MODE != NO_DX)
-        load_phi<0, COLUMN_GROUPS / 2>(c, s, first_column<N>(), warp, phi_scale<__nv_bfloat16, MODE == DX_AND_POST>,
-                                       second_terms);
+        load_phi<0, COLUMN_GROUPS / 2>(c, s, first_column<N>(), warp, phi_scale<E, MODE == DX_AND_POST>, second_terms);
     cot_cluster_wait();
     if constexpr (MODE != NO_DX)
-        load_phi<COLUMN_GROUPS / 2, COLUMN_GROUPS>(c, s, first_column<N>(), warp,
-                                                   phi_scale<__nv_bfloat16, MODE == DX_AND_POST>, second_terms);
+        load_phi<COLUMN_GROUPS / 2, COLUMN_GROUPS>(c, s, first_column<N>(), warp, phi_scale<E, MODE == DX_AND_POST>,
+                                                   second_terms);
     float dphi_part[COLUMN_GROUPS][OCTETS][4] = {0};
     const lane_units units = find_lane_units(s, warp);
     cot_pipeline_state<Traits::STAGES> next_ring;
@@ -163,10 +162,10 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
         if (threadIdx.x == 0)
             cot_mbarrier_arrive_expect(&s.records_full[ring.stage], Traits::SENT_BYTES);
         if constexpr (MODE == NO_DX)
-            accumulate_tile<__nv_bfloat16>(s, units, ring, dphi_part);
+            accumulate_tile<E>(s, units, ring, dphi_part);
         else
-            multiply_tile<__nv_bfloat16, MODE == DX_AND_POST>(c, s, units, ring, warp, post_parity, second_terms,
-                                                              dphi_part);
+            multiply_tile<E, MODE == DX_AND_POST, cot_is_f16<E> && MODE == DX>(c, s, units, ring, warp, post_parity,
+                                                                               second_terms, dphi_part);
         post_parity ^= 1;
     }
     const int64_t d = first_column<N>();
@@ -456,19 +455,24 @@ template <typename Traits> static __device__ __forceinline__ void backward(const
 }
 
 /* blocks: of a cluster. A suffix of the name tells it, if it is not 16. */
-#define INSTANCE(name, n, mode, blocks)                                       \
+#define INSTANCE(name, element, n, mode, blocks)                              \
     extern "C" __global__ void __launch_bounds__(MHC_SM90_BWD_THREADS, 1)     \
         mhc_pre_bwd_cluster_##name(const __grid_constant__ mhc_mapped_call p) \
     {                                                                         \
-        backward<bwd_traits<n, mode, blocks>>(p);                             \
+        backward<bwd_traits<element, n, mode, blocks>>(p);                    \
     }
 /* post: adds dx_post. records, for post_pre: no dx; also stores the records. */
-#define INSTANCES(suffix, blocks)                       \
-    INSTANCE(sm90##suffix, 4, DX, blocks)               \
-    INSTANCE(post_sm90##suffix, 4, DX_AND_POST, blocks) \
-    INSTANCE(records_sm90##suffix, 4, NO_DX, blocks)    \
-    INSTANCE(sm90_n2##suffix, 2, DX, blocks)            \
-    INSTANCE(post_sm90_n2##suffix, 2, DX_AND_POST, blocks)
-INSTANCES(, 16)
-INSTANCES(_blocks8, 8)
-INSTANCES(_blocks4, 4)
+#define INSTANCES(dtype, element, suffix, blocks)                        \
+    INSTANCE(sm90_##dtype##suffix, element, 4, DX, blocks)               \
+    INSTANCE(post_sm90_##dtype##suffix, element, 4, DX_AND_POST, blocks) \
+    INSTANCE(sm90_n2_##dtype##suffix, element, 2, DX, blocks)            \
+    INSTANCE(post_sm90_n2_##dtype##suffix, element, 2, DX_AND_POST, blocks)
+INSTANCES(f16, __half, , 16)
+INSTANCES(f16, __half, _blocks8, 8)
+INSTANCES(f16, __half, _blocks4, 4)
+INSTANCES(bf16, __nv_bfloat16, , 16)
+INSTANCES(bf16, __nv_bfloat16, _blocks8, 8)
+INSTANCES(bf16, __nv_bfloat16, _blocks4, 4)
+INSTANCE(records_sm90_bf16, __nv_bfloat16, 4, NO_DX, 16)
+INSTANCE(records_sm90_bf16_blocks8, __nv_bfloat16, 4, NO_DX, 8)
+INSTANCE(records_sm90_bf16_blocks4, __nv_bfloat16, 4, NO_DX, 4)

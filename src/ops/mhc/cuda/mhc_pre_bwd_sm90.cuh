@@ -372,34 +372,45 @@ template <typename S> static __device__ __forceinline__ lane_units find_lane_uni
             cot_shared_address(s.dx_post[0]) - stages};
 }
 
+/* Adds the tile to dphi_part. HALVES: the second half of the groups is not begun before the first is finished, which
+ * takes fewer registers. x: of the lane, in the tile's stage. */
+template <typename E, bool HALVES, typename S>
+static __device__ __forceinline__ void accumulate_dphi_of_tile(S &s, uint32_t x,
+                                                               const cot_pipeline_state<S::STAGES> &ring,
+                                                               float (&dphi_part)[COLUMN_GROUPS][S::sizes::OCTETS][4])
+{
+    constexpr int N = S::sizes::N, HALF = HALVES ? COLUMN_GROUPS / 2 : COLUMN_GROUPS;
+    const uint32_t records = cot_shared_address(s.records[ring.stage]);
+    accumulate_dphi<E, N, 0, HALF>(x, records, dphi_part);
+    if constexpr (HALVES) {
+        cot_mbarrier_wait(&s.full[ring.stage], ring.parity); /* never blocks, see compute_dx */
+        accumulate_dphi<E, N, HALF, COLUMN_GROUPS>(x, records, dphi_part);
+    }
+}
+
 /* Adds the tile to dphi_part and signals that the MMA warps have finished the stage. */
 template <typename E, typename S>
 static __device__ __forceinline__ void accumulate_tile(S &s, const lane_units &units,
                                                        const cot_pipeline_state<S::STAGES> &ring,
                                                        float (&dphi_part)[COLUMN_GROUPS][S::sizes::OCTETS][4])
 {
-    constexpr int N = S::sizes::N;
-    const uint32_t x = units.by_column + (uint32_t)(ring.stage * S::sizes::STAGE_BYTES),
-                   records = cot_shared_address(s.records[ring.stage]);
-    accumulate_dphi<E, N, 0, COLUMN_GROUPS / 2>(x, records, dphi_part);
-    cot_mbarrier_wait(&s.full[ring.stage], ring.parity); /* never blocks, see compute_dx */
-    accumulate_dphi<E, N, COLUMN_GROUPS / 2, COLUMN_GROUPS>(x, records, dphi_part);
+    accumulate_dphi_of_tile<E, true>(s, units.by_column + (uint32_t)(ring.stage * S::sizes::STAGE_BYTES), ring,
+                                     dphi_part);
     __syncwarp();
     if (threadIdx.x % 32 == 0)
         cot_mbarrier_arrive(&s.dx_full[ring.stage]);
 }
 
 /* Adds the tile to dphi_part, computes its dx if dx is an output, and signals that the MMA warps have finished the
- * stage. */
-template <typename E, bool ADD_POST, int REGISTER_GROUPS, typename S>
+ * stage. HALVES: see accumulate_dphi_of_tile. */
+template <typename E, bool ADD_POST, bool HALVES, int REGISTER_GROUPS, typename S>
 static __device__ __forceinline__ void multiply_tile(
     const mhc_call &c, S &s, const lane_units &units, const cot_pipeline_state<S::STAGES> &ring, int warp,
     uint32_t post_parity, const uint32_t (&second_terms)[REGISTER_GROUPS][2 * S::sizes::OCTETS],
     float (&dphi_part)[COLUMN_GROUPS][S::sizes::OCTETS][4])
 {
     const uint32_t stage_offset = (uint32_t)(ring.stage * S::sizes::STAGE_BYTES);
-    accumulate_dphi<E, S::sizes::N>(units.by_column + stage_offset, cot_shared_address(s.records[ring.stage]),
-                                    dphi_part);
+    accumulate_dphi_of_tile<E, HALVES>(s, units.by_column + stage_offset, ring, dphi_part);
     if (present(c.dx)) {
         compute_dx<E, ADD_POST>(s, units.by_token + stage_offset, units.by_token + stage_offset + S::sizes::X_BYTES,
                                 units.by_token + units.dx_post, ring, warp, post_parity, second_terms);

@@ -145,7 +145,7 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
     FOR_EACH_TILE(tile, ring, c, tiles)
     {
         cot_mbarrier_wait(&s.full[ring.stage], ring.parity);
-        multiply_tile<E, ADD_POST>(c, s, units, ring, warp, post_parity, second_terms, dphi_part);
+        multiply_tile<E, ADD_POST, false>(c, s, units, ring, warp, post_parity, second_terms, dphi_part);
         post_parity ^= 1;
     }
     const int64_t d = first_column<ONE_PASS>(c);

@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mhc_pre_fwd_sm90.cu: pre forward and post_pre forward on Hopper, for n = 4, bf16 and f16. The kernels:
+ * mhc_pre_fwd_sm90.cu: pre forward and post_pre forward on Hopper. The kernels are for n = 4, bf16 and f16, the first ones also
+ * for n = 2 and f32:
  *
- *   mhc_pre_fwd_cluster_sm90_*        one pass over x, D up to 4096
+ *   mhc_pre_fwd_cluster_sm90_*        one pass over x, D up to 4096, with n = 2 up to 8192
  *   mhc_pre_fwd_wide_sm90_*           the same with wider blocks (WIDE), D up to 7168. The kernel table counts it to
  *                                     mhc_pre_fwd_cluster_sm90
  *   mhc_pre_fwd_split_sm90_*          no clusters (SPLIT), any D: x is read twice
  *   mhc_post_pre_fwd_cluster_sm90_*   post_pre (POST_PRE), D up to 4096
  *
- * Clusters of BLOCKS blocks process tiles of 16 tokens. BLOCKS is 16, or 8 for D up to 2048, or 4 for D up to 1024.
- * Block r of the cluster has columns [256 r, 256 r + 256) of all four streams and computes h_in of these columns. It
- * is also the owner block of the tokens r, r + BLOCKS, ... of each tile. The ring has one stage for a tile. Roles:
+ * Clusters of BLOCKS blocks process tiles of 16 tokens, in f32 of 8. BLOCKS is 16, or 8 for D up to 2048, or 4 for D up
+ * to 1024. Block r of the cluster has columns [256 r, 256 r + 256) of all four streams and computes h_in of these
+ * columns. With n = 2 these numbers of columns and the limits of D are twice as large. Block r is also the owner block of
+ * the tokens r, r + BLOCKS, ... of each tile. The ring has one stage for a tile. Roles:
  *
  *   producer     loads x of the tile into shared memory by one TMA box
  *   8 MMA warps  128 k each. phi gamma, as three bf16 terms (float32's 24 bits), is the A operand and stays in
@@ -74,7 +76,6 @@ template <typename E_, int N_, int COLUMNS_, int BLOCKS_, bool POST_PRE_ = false
         SUMS = MHC_CUDA_SUMS(N), /* floats of a token: M of h_mix, the sum of squares, padding to 16 bytes */
         IS_F32 = sizeof(E) == 4,
         TERMS = cot_is_f16<E> ? 2 : 3, /* of phi gamma */
-        PLANES = IS_F32 ? 3 : 1,       /* terms of x */
         VECTOR = 16 / sizeof(E),
         POST_PRE = POST_PRE_,
         COLUMNS = COLUMNS_,
@@ -110,13 +111,8 @@ template <typename E_, int N_, int COLUMNS_, int BLOCKS_, bool POST_PRE_ = false
                           : POST_PRE       ? 32
                           : WIDE           ? 40
                                            : 48,
-        H_IN_REGISTERS = IS_F32           ? (OWNED > 1 ? 24 : 32)
-                         : LOOPS_POST_PRE ? (cot_is_f16<E> ? 64 : 56)
-                         : OWNED > 1      ? 40
-                         : POST_PRE       ? 64
-                         : WIDE           ? 40
-                                          : 48,
-        SUM_UNROLL = LOOPS_POST_PRE ? 4 : BLOCKS, /* blocks whose sums the owner loads at once */
+        H_IN_REGISTERS = 512 - 2 * MMA_REGISTERS - OWNER_REGISTERS, /* what is left of 64 K registers */
+        SUM_UNROLL = LOOPS_POST_PRE ? 4 : BLOCKS,                   /* blocks whose sums the owner loads at once */
         /* Pairs of steps whose squares the tensor cores sum before a float32 addition. */
         SQUARES_PAIRS = BYTE_TERMS ? 4 : 1
     };
@@ -398,15 +394,6 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
     }
 }
 
-static __device__ __forceinline__ float4 load_shared_f32x4(uint32_t address)
-{
-    float4 v;
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "r"(address));
-    return v;
-}
-
 /* The same for an f32 x, whose elements are split into three bf16 terms. Products of fourth and higher order are left
  * out. CUDA cores sum the squares. */
 template <typename Traits>
@@ -437,16 +424,20 @@ static __device__ __forceinline__ void multiply_f32(const mhc_call &c, shared_me
         cot_mbarrier_wait(&s.full[ring.stage], ring.parity);
 #pragma unroll
         for (int chunk = 0; chunk < Traits::PAIRS; chunk++, x += TILE * 128) {
-            const float4 first = load_shared_f32x4(x), second = load_shared_f32x4(x ^ 64);
+            const cot_words<4> first = cot_load_shared<4>(x), second = cot_load_shared<4>(x ^ 64);
 #pragma unroll
             for (int u = 0; u < 2; u++) {
-                const float4 v = swaps == (u == 0) ? second : first;
+                float v[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    v[i] = __uint_as_float(swaps == (u == 0) ? second.word[i] : first.word[i]);
                 const uint32_t(&A)[Traits::ROW_GROUPS][2] = phi[2 * chunk + u], (&A_first)[2] = phi[2 * chunk][LAST],
                       (&A_second)[2] = phi[2 * chunk + 1][LAST];
                 uint32_t low[TERMS], high[TERMS];
-                squares = fmaf(v.w, v.w, fmaf(v.z, v.z, fmaf(v.y, v.y, fmaf(v.x, v.x, squares))));
-                cot_split_bf16(v.x, v.y, low);
-                cot_split_bf16(v.z, v.w, high);
+                squares = fmaf(v[3], v[3], fmaf(v[2], v[2], fmaf(v[1], v[1], fmaf(v[0], v[0], squares))));
+                cot_split_bf16(v[0], v[1], low);
+                cot_split_bf16(v[2], v[3], high);
+                /* A pair may have a group more than the order of the products needs. */
 #pragma unroll
                 for (int p = TERMS - 1; p >= 0; p--)
 #pragma unroll
