@@ -16,7 +16,7 @@ enum {
     CONV1D_FWD_WARP_TOKENS = 32, /* contiguous channels: tokens per warp */
     CONV1D_BWD_WARP_TOKENS = 32,
     CONV1D_BWD_WARPS = 4,
-    /* On Hopper the copy engine loads the whole tile of a block into shared memory. */
+    /* On Hopper, TMA loads the whole tile of a block into shared memory. */
     CONV1D_SM90_WARPS = 4,
     CONV1D_SM90_FWD_CHUNKS = 2, /* contiguous time: chunks per warp */
     CONV1D_SM90_BWD_CHUNKS = 4,

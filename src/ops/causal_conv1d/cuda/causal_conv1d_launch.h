@@ -168,8 +168,8 @@ static inline const char *admit_sm80_bwd_channel_last(const void *problem)
     return conv1d_portable_refusal_bwd(problem, 1);
 }
 
-/* The contiguous axis holds whole vectors of 8 elements. The copy engine needs strides that are multiples of 16 bytes
- * and not negative. Whether the data is aligned to 16 bytes is known only at the launch: if it is not, the sm90 kernel
+/* The contiguous axis holds whole vectors of 8 elements. TMA needs strides that are multiples of 16 bytes and
+ * not negative. Whether the data is aligned to 16 bytes is known only at the launch: if it is not, the sm90 kernel
  * falls back to the sm80 kernel. */
 static inline const char *conv1d_sm90_refusal(const conv1d_sizes *sizes, const cot_tensor *const *tensors, int count,
                                               int axis, bool packed)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * causal_conv1d_sm90.cuh: common parts of the Hopper kernels: K up to 4, whole aligned vectors, no packing. A block
- * processes one tile. The copy engine loads the tile and its halo into shared memory while the block loads weight and
- * bias. Blocks have little work: see the comment above CONV1D_WARPS.
+ * processes one tile. TMA loads the tile and its halo into shared memory while the block loads weight and bias. Blocks
+ * have little work: see the comment above CONV1D_WARPS.
  *
  *   barrier   arrivals          phase ends when          who waits
  *   full      1, by thread 0    the tile has arrived     every thread, once */
