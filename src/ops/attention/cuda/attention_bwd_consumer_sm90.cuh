@@ -340,9 +340,9 @@ template <typename E> static __device__ __forceinline__ uint32_t pack_two_volati
     return word;
 }
 
-/* Whether this consumer skips a tile because all of its scores are masked. The warp vote shows ptxas that the result is
- * uniform. Without windows at most one tile of a key block could be skipped, and the test of each tile would cost
- * more. */
+/* Whether this consumer skips a tile because all of its scores are masked. Only in GENERAL versions. The plain versions
+ * have no windows: a key block could skip at most one tile, and testing every tile would cost more than that tile. The
+ * warp vote shows ptxas that the result is uniform. */
 template <int QUERIES, bool GENERAL>
 static __device__ __forceinline__ bool is_skipped(const consumer_work &w, int tile, int key_begin)
 {
