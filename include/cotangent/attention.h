@@ -34,7 +34,7 @@
  *
  * Dtypes: q, k, v and dout have one dtype, f32, f16 or bf16. out, dq, dk and dv have q's dtype, or f32 (for blocks that
  * are merged or summed later). lse, dlse and delta are f32. sink, alibi_slopes, bias and their gradients may each be
- * f32, f16 or bf16. Sums are float32. P and dS = P * (dP - delta) may be rounded to q's dtype between two products.
+ * f32, f16 or bf16. Sums are float32. P and dS (of the backward) may be rounded to q's dtype between two products.
  * f64 (CPU): all tensors are f64. On a processor with AMX, f32 numbers below 2^-110 lose their last bits, and a product
  * with a number above 3.38e38 is NaN.
  *
@@ -130,12 +130,13 @@ COT_API cot_status cot_attention_forward_workspace(cot_queue *queue, const cot_a
  * softcap:
  *
  *     delta[i] = sum_c dout[i,c] * out[i,c] - dlse[i]          or the tensor delta, if it is given
- *     dP[j] = sum_c dout[i,c] * v[j,c] * m[i,j] / keep;        dS[j] = P[j] * (dP[j] - delta[i]);   dZ = dS * (1 - t^2)
- *     dq[i] = scale * sum_j dZ[i,j] * k[j]                     dk[j] = scale * sum_{h,i} dZ[i,j] * q[i]
+ *     dP[j] = sum_c dout[i,c] * v[j,c] * m[i,j] / keep;        dY[j] = P[j] * (dP[j] - delta[i]);   dS = dY * (1 - t^2)
+ *     dq[i] = scale * sum_j dS[i,j] * k[j]                     dk[j] = scale * sum_{h,i} dS[i,j] * q[i]
  *     dv[j] = sum_{h,i} P[i,j] * m[i,j] / keep * dout[i]       h over the query heads of the group
- *     dbias = dS, summed over the axes where bias has size 1   dsink[h] = -sum_{b,i} exp(sink[h] - lse[i]) * delta[i]
+ *     dbias = dY, summed over the axes where bias has size 1   dsink[h] = -sum_{b,i} exp(sink[h] - lse[i]) * delta[i]
  *
- * P = exp(s - lse) uses the given lse. A query with lse = -inf has no gradient. */
+ * dY is the gradient of the score y, dS that of x: they differ with softcap only. P = exp(s - lse) uses the given
+ * lse. A query with lse = -inf has no gradient. */
 typedef struct cot_attention_backward_args {
     size_t struct_size;
     int32_t causal;                 /* as in the forward */

@@ -61,12 +61,12 @@ typedef struct attention_merge_problem {
 
 /* ---- sequences ---------------------------------------------------------------------------------------- */
 
-/* One sequence of a call: rows q_row .. q_row+q_rows of q's view, of which the first Tq are used. The k members are
- * the same for keys. The diagonal of query i is at key i + diagonal. */
+/* One sequence of a call: rows q_row .. q_row+q_rows of q's view, of which the first used_q are used: those below
+ * seqused_q. The k members are the same for keys. The diagonal of query i is at key i + diagonal. */
 typedef struct attention_sequence {
     int64_t b;
-    int64_t q_row, q_rows, Tq;
-    int64_t k_row, k_rows, Tk;
+    int64_t q_row, q_rows, used_q;
+    int64_t k_row, k_rows, used_k;
     int64_t diagonal;
 } attention_sequence;
 
@@ -75,7 +75,7 @@ static inline int64_t attention_load_i32(const cot_tensor *tensor, int64_t i)
     return ((const int32_t *)tensor->data)[i * tensor->stride[0]];
 }
 
-/* A packed call has one more sequence with Tq = Tk = 0: it holds the rows beyond the last sequence. */
+/* A packed call has one more sequence with used_q = used_k = 0: it holds the rows beyond the last sequence. */
 static inline int64_t attention_sequence_count(const attention_problem *p)
 {
     return p->sizes.B + p->sizes.packed;
@@ -85,7 +85,7 @@ static inline attention_sequence attention_sequence_at(const attention_problem *
 {
     const attention_sizes *z = &p->sizes;
     attention_sequence s = {.b = b, .q_rows = z->Tq, .k_rows = z->Tk};
-    int64_t used_q = z->q_length, used_k = z->k_length;
+    int64_t sequence_q_length = z->q_length, sequence_k_length = z->k_length;
     if (z->packed) {
         s.q_row = attention_load_i32(&p->cu_seqlens_q, b);
         s.k_row = attention_load_i32(&p->cu_seqlens_k, b);
@@ -94,16 +94,16 @@ static inline attention_sequence attention_sequence_at(const attention_problem *
             s.k_rows = z->rows_k - s.k_row;
             return s;
         }
-        used_q = s.q_rows = attention_load_i32(&p->cu_seqlens_q, b + 1) - s.q_row;
-        used_k = s.k_rows = attention_load_i32(&p->cu_seqlens_k, b + 1) - s.k_row;
+        sequence_q_length = s.q_rows = attention_load_i32(&p->cu_seqlens_q, b + 1) - s.q_row;
+        sequence_k_length = s.k_rows = attention_load_i32(&p->cu_seqlens_k, b + 1) - s.k_row;
     }
     if (cot_is_present(&p->seqused_q))
-        used_q = attention_load_i32(&p->seqused_q, b);
+        sequence_q_length = attention_load_i32(&p->seqused_q, b);
     if (cot_is_present(&p->seqused_k))
-        used_k = attention_load_i32(&p->seqused_k, b);
-    s.Tq = cot_clamp(used_q - z->q_begin, 0, s.q_rows);
-    s.Tk = cot_clamp(used_k - z->k_begin, 0, s.k_rows);
-    s.diagonal = used_k - used_q + z->q_begin - z->k_begin;
+        sequence_k_length = attention_load_i32(&p->seqused_k, b);
+    s.used_q = cot_clamp(sequence_q_length - z->q_begin, 0, s.q_rows);
+    s.used_k = cot_clamp(sequence_k_length - z->k_begin, 0, s.k_rows);
+    s.diagonal = sequence_k_length - sequence_q_length + z->q_begin - z->k_begin;
     return s;
 }
 
@@ -115,13 +115,13 @@ typedef struct attention_span {
 static inline attention_span attention_visible_keys(const attention_sizes *z, const attention_sequence *s, int64_t i)
 {
     const int64_t key = i + s->diagonal;
-    return (attention_span){cot_clamp(key - z->left, 0, s->Tk), cot_clamp(key + z->right + 1, 0, s->Tk)};
+    return (attention_span){cot_clamp(key - z->left, 0, s->used_k), cot_clamp(key + z->right + 1, 0, s->used_k)};
 }
 
 static inline attention_span attention_visible_queries(const attention_sizes *z, const attention_sequence *s, int64_t j)
 {
     const int64_t query = j - s->diagonal;
-    return (attention_span){cot_clamp(query - z->right, 0, s->Tq), cot_clamp(query + z->left + 1, 0, s->Tq)};
+    return (attention_span){cot_clamp(query - z->right, 0, s->used_q), cot_clamp(query + z->left + 1, 0, s->used_q)};
 }
 
 /* ---- elements ----------------------------------------------------------------------------------------- */

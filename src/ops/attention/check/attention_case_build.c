@@ -143,7 +143,7 @@ static double visible_pairs_of_head(const attention_case_params *p, int64_t Tq, 
                                .right = p->causal                    ? 0
                                         : p->window && p->right >= 0 ? p->right
                                                                      : ATTENTION_UNBOUNDED};
-    const attention_sequence s = {.Tq = Tq, .Tk = Tk, .diagonal = Tk - Tq};
+    const attention_sequence s = {.used_q = Tq, .used_k = Tk, .diagonal = Tk - Tq};
     double pairs = 0;
     for (int64_t i = 0; i < Tq; i++) {
         const attention_span span = attention_visible_keys(&z, &s, i);

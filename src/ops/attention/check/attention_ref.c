@@ -11,13 +11,13 @@
  * magnitude of x:
  *     M(c) = |scale| sum |q k|;   M(s) = (1-t^2) M(c) + |slope (i+off-j)| + |bias| + |s|
  *     M(lse) = 1 + |lse| + sum P M(s);  M(P) = P (1 + M(s) + M(lse));  M(out) = sum M(P) |v|
- *     M(dP) = sum |dout v|;  M(delta) = sum |dout out| + |dlse|;  M(dS) = M(P) |dP - delta| + P (M(dP) + M(delta))
- *     M(dZ) = M(dS) (1-t^2) + |dS| (1 + t^2 + 2 |t| (1-t^2) M(c) / softcap)
+ *     M(dP) = sum |dout v|;  M(delta) = sum |dout out| + |dlse|;  M(dY) = M(P) |dP - delta| + P (M(dP) + M(delta))
+ *     M(dS) = M(dY) (1-t^2) + |dY| (1 + t^2 + 2 |t| (1-t^2) M(c) / softcap)
  * and so on for the gradients. In the backward lse is an input, so M(lse) = |lse| there.
  *
- * A P or dZ rounded to float16 has an error of up to 2^-25, however small it is: that is half the spacing below
+ * A P or dS rounded to float16 has an error of up to 2^-25, however small it is: that is half the spacing below
  * float16's normal range. The error rule allows 2^-9 of a magnitude there, so SUBNORMAL_MAGNITUDE, 2^-16, is added to
- * M(P) and M(dZ). For longer formats the rule allows so little that this adds nothing, except for a P below the range
+ * M(P) and M(dS). For longer formats the rule allows so little that this adds nothing, except for a P below the range
  * of float32.
  *
  * NaN and infinities follow the formulas, and keys outside the mask take no part. But kernels multiply whole tiles. A
@@ -436,8 +436,8 @@ typedef struct backward_state {
 } backward_state;
 
 typedef struct pair {
-    long double P, dS, dZ; /* P before dropout */
-    double keep, P_magnitude, dS_magnitude, dZ_magnitude;
+    long double P, dY, dS; /* P before dropout */
+    double keep, P_magnitude, dY_magnitude, dS_magnitude;
     bool zero_weight; /* dropped, or a score of -inf: a kernel may select, or multiply by 0 */
 } pair;
 
@@ -458,13 +458,13 @@ static bool make_pair(const backward_state *g, const sequence *s, int64_t h, int
     dP_magnitude = x->keep == 0 ? 0 : x->keep * dP_magnitude;
     x->zero_weight = x->keep == 0 || y.s == -INFINITY;
     x->P = y.s == -INFINITY ? 0 : exponential(c, (long double)y.s - lse);
-    x->dS = y.s == -INFINITY ? 0 : x->P * (dP - delta);
-    x->dZ = x->dS * y.slope;
+    x->dY = y.s == -INFINITY ? 0 : x->P * (dP - delta);
+    x->dS = x->dY * y.slope;
     x->P_magnitude = (x->P == 0 ? 0 : (double)x->P * (1 + y.magnitude + fabs(lse))) + SUBNORMAL_MAGNITUDE;
-    x->dS_magnitude = y.s == -INFINITY
+    x->dY_magnitude = y.s == -INFINITY
                           ? 0
                           : x->P_magnitude * fabs((double)dP - delta) + (double)x->P * (dP_magnitude + delta_magnitude);
-    x->dZ_magnitude = x->dS_magnitude * y.slope + fabs((double)x->dS) * y.slope_magnitude + SUBNORMAL_MAGNITUDE;
+    x->dS_magnitude = x->dY_magnitude * y.slope + fabs((double)x->dY) * y.slope_magnitude + SUBNORMAL_MAGNITUDE;
     return true;
 }
 
@@ -537,15 +537,15 @@ static void query_row(const backward_state *g, const sequence *s, int64_t h, int
         if (!make_pair(g, s, h, i, j, &x))
             continue;
         if (cot_is_present(&a->dq))
-            add_row(&dq, c->scale * x.dZ, fabs(c->scale) * x.dZ_magnitude, rows_of(&a->k, s->k_row + j, h / c->group));
+            add_row(&dq, c->scale * x.dS, fabs(c->scale) * x.dS_magnitude, rows_of(&a->k, s->k_row + j, h / c->group));
         if (cot_is_present(&a->dbias)) {
             const int64_t index = bias_index(&a->dbias, s->b, h, i, j);
             double *magnitude = (double *)g->m->dbias.data + index;
             const bool may_be_nan =
                 signbit(*magnitude) ||
                 (x.zero_weight && (query_has_nonfinite(g, s, h, i) || key_has_nonfinite(g, s, h / c->group, j)));
-            g->dbias[index] += x.dS;
-            *magnitude = copysign(fabs(*magnitude) + x.dS_magnitude, may_be_nan ? -1 : 1);
+            g->dbias[index] += x.dY;
+            *magnitude = copysign(fabs(*magnitude) + x.dY_magnitude, may_be_nan ? -1 : 1);
         }
     }
     if (cot_is_present(&a->dq))
@@ -570,7 +570,7 @@ static void key_row(const backward_state *g, const sequence *s, int64_t hkv, int
             pair x;
             if (!make_pair(g, s, h, i, j, &x))
                 continue;
-            add_row(&dk, c->scale * x.dZ, fabs(c->scale) * x.dZ_magnitude, rows_of(&a->q, s->q_row + i, h));
+            add_row(&dk, c->scale * x.dS, fabs(c->scale) * x.dS_magnitude, rows_of(&a->q, s->q_row + i, h));
             if (x.keep != 0)
                 add_row(&dv, x.P * x.keep, x.P_magnitude * x.keep, rows_of(&a->dout, s->q_row + i, h));
         }

@@ -24,7 +24,8 @@ _Static_assert(sizeof(dbias_buffers) <=
                    ATTENTION_BWD_SCRATCH(sizeof(mt), MT_SAME_FORM) + ATTENTION_DBIAS_SCRATCH(sizeof(mt)),
                "the buffers must fit the scratch slice");
 
-/* Adds dS^T of keys [first_key, first_key + SCORE_ROWS) and a query block to sums[SCORE_ROWS][BLOCK]. */
+/* Adds dY^T of keys [first_key, first_key + SCORE_ROWS) and a query block to sums[SCORE_ROWS][BLOCK]. dY is dS without
+ * the slope of the softcap. */
 static void add_strip(const context *c, const score_context *a, const key_strip *keys, strip_buffers *buffers,
                       double *sums, int64_t first_key, int64_t query_block)
 {
@@ -106,8 +107,8 @@ static void dbias_item(void *memory, int64_t item, void *scratch)
     mt_begin(&host_tiles);
     for (int64_t b = batch.first; b < batch.end; b++) {
         const attention_sequence s = attention_sequence_at(p, b);
-        const attention_span query_blocks = tile_span(shape[2], q_tile, s.Tq, BLOCK),
-                             strips = tile_span(shape[3], k_tile, s.Tk, SCORE_ROWS);
+        const attention_span query_blocks = tile_span(shape[2], q_tile, s.used_q, BLOCK),
+                             strips = tile_span(shape[3], k_tile, s.used_k, SCORE_ROWS);
         for (int64_t h = heads.first; h < heads.end; h++) {
             const score_context a = make_score_context(p, &s, h);
             for (int64_t strip = strips.first; strip < strips.end; strip++) {

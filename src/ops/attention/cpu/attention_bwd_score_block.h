@@ -32,7 +32,7 @@ static void pack_keys(const context *c, const attention_sequence *s, int64_t hkv
 {
     const attention_problem *p = c->p;
     for (int64_t r = 0; r < rows; r += STRIP) {
-        const int64_t used = cot_clamp(s->Tk - j - r, 0, STRIP), row = s->k_row + j + r;
+        const int64_t used = cot_clamp(s->used_k - j - r, 0, STRIP), row = s->k_row + j + r;
         load_rows(staging, c->layout.qk_size, &p->k, s->b, row, hkv, used, p->sizes.d_qk);
         pack_a(k, rows, r, staging, c->layout.qk_size);
         if (kt != NULL)
@@ -159,7 +159,7 @@ typedef struct strip_options {
     bool masked, softcap, dropout;
 } strip_options;
 
-/* P^T (times the dropout factor) and dZ^T of key j and queries [i, i + VW). `offset` is the position of the score in
+/* P^T (times the dropout factor) and dS^T of key j and queries [i, i + VW). `offset` is the position of the score in
  * its score tile. */
 V_INLINE void compute_p_and_ds(const score_context *a, const strip_buffers *buffers, int64_t offset, int64_t j,
                                int64_t i, strip_options o, vf lse, vf delta, vf dp, vf *prob, vf *ds)

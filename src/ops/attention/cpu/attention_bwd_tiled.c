@@ -54,8 +54,9 @@ static void store_dk_dv(const context *c, const attention_sequence *s, int64_t h
         for (int64_t n = 0; n < c->layout.v_size; n += MT)
             memset(dv + mt_offset(BLOCK, strip * STRIP, n), 0, STRIP * MT * sizeof(float));
     }
-    /* Keys beyond Tk: their weights are 0, but 0 times a NaN or an infinity of dout or q is NaN. */
-    for (int64_t r = cot_clamp(s->Tk - key_block * BLOCK, 0, rows); r < rows; r++) {
+    /* Keys from used_k on get gradients of 0. Their weights are 0, but the products multiply dout and q by them, and 0
+     * times a NaN or an infinity is NaN. */
+    for (int64_t r = cot_clamp(s->used_k - key_block * BLOCK, 0, rows); r < rows; r++) {
         for (int64_t n = 0; n < c->layout.qk_size; n += MT)
             memset(dk + mt_offset(BLOCK, r, n), 0, MT * sizeof(float));
         for (int64_t n = 0; n < c->layout.v_size; n += MT)
@@ -217,7 +218,7 @@ static void store_dq_item(void *memory, int64_t item, void *scratch)
                 }
             }
         }
-        /* Queries beyond Tq, for the same reason as in store_dk_dv. */
+        /* Queries from used_q on get gradients of 0, for the same reason as in store_dk_dv. */
         for (int64_t i = cot_clamp(query_block.used - r, 0, STRIP); i < STRIP; i++)
             for (int64_t n = 0; n < qk_size; n += MT)
                 memset(rows + mt_offset(STRIP, i, n), 0, MT * sizeof(float));

@@ -49,8 +49,8 @@ static inline int64_t attention_first_slot(const attention_axis *x, int64_t b)
     return attention_load_i32(x->along_keys ? &x->p->cu_seqlens_k : &x->p->cu_seqlens_q, b) / x->block_size + b;
 }
 
-/* A block: rows first .. first+rows of `sequence`; the first `used` of them are below Tq or Tk. rows is 0 in a spare
- * slot. */
+/* A block: rows first .. first+rows of `sequence`. The first `used` of them are below used_q or used_k. rows is 0 in a
+ * spare slot. */
 typedef struct attention_block {
     attention_sequence sequence;
     int64_t slot, first, rows, used;
@@ -73,7 +73,8 @@ static inline attention_block attention_block_at(const attention_axis *x, int64_
     block.first = (slot - attention_first_slot(x, low)) * x->block_size;
     block.rows =
         cot_clamp((x->along_keys ? block.sequence.k_rows : block.sequence.q_rows) - block.first, 0, x->block_size);
-    block.used = cot_clamp((x->along_keys ? block.sequence.Tk : block.sequence.Tq) - block.first, 0, block.rows);
+    block.used =
+        cot_clamp((x->along_keys ? block.sequence.used_k : block.sequence.used_q) - block.first, 0, block.rows);
     return block;
 }
 
@@ -82,7 +83,7 @@ static inline attention_block attention_block_at(const attention_axis *x, int64_
 static inline attention_span attention_visible_keys_of_rows(const attention_sizes *sizes, const attention_sequence *s,
                                                             int64_t first, int64_t end)
 {
-    end = end < s->Tq ? end : s->Tq;
+    end = end < s->used_q ? end : s->used_q;
     if (first >= end)
         return (attention_span){0, 0};
     return (attention_span){attention_visible_keys(sizes, s, first).first,
@@ -92,7 +93,7 @@ static inline attention_span attention_visible_keys_of_rows(const attention_size
 static inline attention_span attention_visible_queries_of_rows(const attention_sizes *sizes,
                                                                const attention_sequence *s, int64_t first, int64_t end)
 {
-    end = end < s->Tk ? end : s->Tk;
+    end = end < s->used_k ? end : s->used_k;
     if (first >= end)
         return (attention_span){0, 0};
     return (attention_span){attention_visible_queries(sizes, s, first).first,

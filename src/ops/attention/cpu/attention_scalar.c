@@ -189,9 +189,9 @@ static void forward_item(void *memory, int64_t item)
     const attention_problem *p = c->problem;
     const head a = head_at(p, item / p->sizes.H, item % p->sizes.H);
     real *scores = c->workspace + item * (p->sizes.Tk + p->sizes.d_v), *out = scores + p->sizes.Tk;
-    for (int64_t i = 0; i < a.s.Tq; i++)
+    for (int64_t i = 0; i < a.s.used_q; i++)
         forward_row(&a, i, scores, out);
-    for (int64_t i = a.s.Tq; i < a.s.q_rows; i++)
+    for (int64_t i = a.s.used_q; i < a.s.q_rows; i++)
         store_row(p, &a, a.s.q_row + i, NULL, 0, -INFINITY);
 }
 
@@ -223,9 +223,9 @@ static real lse_of(const head *a, int64_t i)
     return load(&a->p->lse, attention_lse_offset(&a->p->lse, a->s.b, a->h, a->s.q_row + i));
 }
 
-/* P (times the dropout factor), dS and dZ of one pair. */
+/* P (times the dropout factor), dY and dS of one pair. */
 typedef struct pair {
-    real P, dS, dZ;
+    real P, dY, dS;
 } pair;
 
 static pair pair_at(const head *a, int64_t i, int64_t j, real lse, real delta)
@@ -236,8 +236,8 @@ static pair pair_at(const head *a, int64_t i, int64_t j, real lse, real delta)
                factor = (real)attention_dropout_factor(&a->dropout, i, j);
     const real dP = factor * dot(&p->dout, attention_row_offset(&p->dout, a->s.b, a->s.q_row + i, a->h), &p->v,
                                  attention_row_offset(&p->v, a->s.b, a->s.k_row + j, a->hkv), p->sizes.d_v);
-    const real dS = P * (dP - delta);
-    return (pair){P * factor, dS, dS * softcap_slope};
+    const real dY = P * (dP - delta);
+    return (pair){P * factor, dY, dY * softcap_slope};
 }
 
 static void backward_row(const head *a, int64_t i, real *dq, real *dk, real *dv)
@@ -253,8 +253,8 @@ static void backward_row(const head *a, int64_t i, real *dq, real *dk, real *dv)
     for (int64_t j = keys.first; lse != -INFINITY && j < keys.end; j++) {
         const pair x = pair_at(a, i, j, lse, delta);
         const int64_t k_offset = attention_row_offset(&p->k, a->s.b, a->s.k_row + j, a->hkv);
-        add_row(dq, x.dZ, &p->k, k_offset, d);
-        add_row(dk + j * d, x.dZ, &p->q, q_offset, d);
+        add_row(dq, x.dS, &p->k, k_offset, d);
+        add_row(dk + j * d, x.dS, &p->q, q_offset, d);
         add_row(dv + j * p->sizes.d_v, x.P, &p->dout, dout_offset, p->sizes.d_v);
     }
     const int64_t offset = cot_is_present(&p->dq) ? attention_row_offset(&p->dq, a->s.b, row, a->h) : 0;
@@ -288,9 +288,9 @@ static void backward_item(void *memory, int64_t item)
         dk[n] = 0;
     for (int64_t h = hkv * group; h < (hkv + 1) * group; h++) {
         const head a = head_at(p, b, h);
-        for (int64_t i = 0; i < s.Tq; i++)
+        for (int64_t i = 0; i < s.used_q; i++)
             backward_row(&a, i, dq, dk, dv);
-        for (int64_t i = s.Tq; cot_is_present(&p->dq) && i < s.q_rows; i++)
+        for (int64_t i = s.used_q; cot_is_present(&p->dq) && i < s.q_rows; i++)
             for (int64_t n = 0; n < z->d_qk; n++)
                 store(&p->dq, attention_row_offset(&p->dq, b, s.q_row + i, h) + n * p->dq.stride[3], p->accumulate, 0);
     }
@@ -307,7 +307,7 @@ static void dsink_item(void *memory, int64_t h)
     double sum = 0;
     for (int64_t b = 0; b < p->sizes.B; b++) {
         const head a = head_at(p, b, h);
-        for (int64_t i = 0; i < a.s.Tq; i++) {
+        for (int64_t i = 0; i < a.s.used_q; i++) {
             const real lse = lse_of(&a, i);
             if (lse != -INFINITY)
                 sum -= (double)(EXP(sink - lse) * delta_of(&a, i));
@@ -335,14 +335,14 @@ static void dbias_item(void *memory, int64_t item)
     for (int64_t b = batch.first; b < batch.end; b++) {
         for (int64_t h = heads.first; h < heads.end; h++) {
             const head a = head_at(p, b, h);
-            const attention_span rows = bias_span(shape[2], i_index, a.s.Tq);
+            const attention_span rows = bias_span(shape[2], i_index, a.s.used_q);
             for (int64_t i = rows.first; i < rows.end; i++) {
                 const attention_span keys = attention_visible_keys(&p->sizes, &a.s, i),
-                                     key_range = bias_span(shape[3], j_index, a.s.Tk);
+                                     key_range = bias_span(shape[3], j_index, a.s.used_k);
                 const real lse = lse_of(&a, i), delta = delta_of(&a, i);
                 const int64_t first = keys.first > key_range.first ? keys.first : key_range.first;
                 for (int64_t j = first; lse != -INFINITY && j < key_range.end && j < keys.end; j++)
-                    sum += (double)pair_at(&a, i, j, lse, delta).dS;
+                    sum += (double)pair_at(&a, i, j, lse, delta).dY;
             }
         }
     }

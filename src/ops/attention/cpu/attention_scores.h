@@ -41,13 +41,13 @@ static inline score_context make_score_context(const attention_problem *p, const
 /* The keys visible to query i; empty for a row beyond the last query. */
 V_INLINE attention_span visible_keys(const score_context *a, int64_t i)
 {
-    return i < a->sequence.Tq ? attention_visible_keys(&a->p->sizes, &a->sequence, i) : (attention_span){0, 0};
+    return i < a->sequence.used_q ? attention_visible_keys(&a->p->sizes, &a->sequence, i) : (attention_span){0, 0};
 }
 
 /* The queries that see key j; empty for a row beyond the last key. */
 V_INLINE attention_span visible_queries(const score_context *a, int64_t j)
 {
-    return j < a->sequence.Tk ? attention_visible_queries(&a->p->sizes, &a->sequence, j) : (attention_span){0, 0};
+    return j < a->sequence.used_k ? attention_visible_queries(&a->p->sizes, &a->sequence, j) : (attention_span){0, 0};
 }
 
 /* ---- modifiers and dropout ----------------------------------------------------------------------------- */
@@ -106,8 +106,8 @@ static void modify_scores(const score_context *a, const score_tile *t, float *s,
     const int axis = t->keys_in_rows ? 2 : 3; /* the bias axis along the tile's columns */
     const int64_t stride = has_bias && p->bias.shape[axis] > 1 ? p->bias.stride[axis] : 0;
     const int64_t bias_rows =
-        t->keys_in_rows ? a->sequence.Tk - t->j : a->sequence.Tq - t->i; /* rows of the tile within bias */
-    const int64_t bias_columns = t->keys_in_rows ? a->sequence.Tq - t->i : a->sequence.Tk - t->j;
+        t->keys_in_rows ? a->sequence.used_k - t->j : a->sequence.used_q - t->i; /* rows of the tile within bias */
+    const int64_t bias_columns = t->keys_in_rows ? a->sequence.used_q - t->i : a->sequence.used_k - t->j;
     for (int64_t r = 0; r < t->rows; r++) {
         for (int64_t c = t->columns.first; c < t->columns.end; c += VW) {
             const int64_t i = t->i + (t->keys_in_rows ? c : r), j = t->j + (t->keys_in_rows ? r : c);

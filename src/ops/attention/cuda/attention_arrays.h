@@ -66,8 +66,8 @@ static inline attention_sequences attention_sequences_of(cot_queue *queue, const
         .max_key_blocks = INT32_MAX,
         .cu_q = attention_array_of(&p->cu_seqlens_q),
         .cu_k = attention_array_of(&p->cu_seqlens_k),
-        .used_q = attention_array_of(&p->seqused_q),
-        .used_k = attention_array_of(&p->seqused_k),
+        .seqused_q = attention_array_of(&p->seqused_q),
+        .seqused_k = attention_array_of(&p->seqused_k),
         .fault = cot_cuda_fault_word(queue),
     };
 }

@@ -19,7 +19,7 @@
  *   dV += P^T dO   dK += dS^T Q                            dQ += dS K
  *   lse_log2 = lse log2(e)    delta = sum over columns of dO O, minus dlse
  *
- * With softcap, dS is the dZ of attention.h: it contains the factor 1 - tanh^2.
+ * With softcap, dS also has the factor 1 - tanh^2, as in attention.h.
  * The stores multiply dK and dQ by the softmax scale, and in f16 dV by dv_scale.
  *
  *   warpgroup 0       producer: one thread (GENERAL: a warp) loads by TMA, three dq_writers add finished dQ tiles to

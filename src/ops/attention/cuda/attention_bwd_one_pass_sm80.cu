@@ -112,26 +112,26 @@ DEVICE void backward_one_pass(const attention_sm80_call &c)
     clear_accumulators(acc_dv);
     /* The loop reads these from shared memory: there are not enough registers. */
     struct stored_work {
-        int b, q_first_row, Tq, Tk, diagonal, first, end;
+        int b, q_first_row, used_q, used_k, diagonal, first, end;
     };
     static_assert(sizeof(stored_work) <= ATTENTION_WORK_BYTES, "stored_work must fit");
     volatile stored_work *const stored = (volatile stored_work *)(statistics + 2 * 8 * QUERIES);
     if (threadIdx.x == 0) {
-        stored->b = s.b, stored->q_first_row = s.q_first_row, stored->Tq = s.Tq, stored->Tk = s.Tk,
+        stored->b = s.b, stored->q_first_row = s.q_first_row, stored->used_q = s.used_q, stored->used_k = s.used_k,
         stored->diagonal = s.diagonal;
         stored->first = first, stored->end = queries.end;
     }
     const auto stored_sequence = [&] {
-        return sequence{stored->b, stored->q_first_row, 0, 0, 0, stored->Tq, stored->Tk, stored->diagonal};
+        return sequence{stored->b, stored->q_first_row, 0, 0, 0, stored->used_q, stored->used_k, stored->diagonal};
     };
     const auto load = [&](const sequence &s, int h, int i0, int stage) {
-        load_tile<E, QUERIES, HEAD_DIM, THREADS>(q_tiles + stage * q_bytes, c.q,
-                                                 row_offset(c.q, s.b, s.q_first_row + i0, h), s.Tq - i0, (int)c.d, 0);
+        load_tile<E, QUERIES, HEAD_DIM, THREADS>(
+            q_tiles + stage * q_bytes, c.q, row_offset(c.q, s.b, s.q_first_row + i0, h), s.used_q - i0, (int)c.d, 0);
         load_tile<E, QUERIES, HEAD_DIM, THREADS>(dout_tiles + stage * q_bytes, c.dout,
-                                                 row_offset(c.dout, s.b, s.q_first_row + i0, h), s.Tq - i0, (int)c.d_v,
-                                                 0);
+                                                 row_offset(c.dout, s.b, s.q_first_row + i0, h), s.used_q - i0,
+                                                 (int)c.d_v, 0);
         if (threadIdx.x < QUERIES) {
-            const bool in_range = i0 + (int)threadIdx.x < s.Tq;
+            const bool in_range = i0 + (int)threadIdx.x < s.used_q;
             const int64_t number = in_range ? statistic_row(c, s, h) + i0 + threadIdx.x : 0;
             const uint32_t to = cot_shared_address(statistics + stage * (8 * QUERIES) + 4 * threadIdx.x);
             cot_cp_async_zfill<4>(in_range, to, c.row_lse + number);
@@ -149,7 +149,7 @@ DEVICE void backward_one_pass(const attention_sm80_call &c)
         float *const to = c.dq_accum + (first_accum_row(c, s, h) + i0 + row) * HEAD_DIM + column * 16 + reload_lane();
 #pragma unroll
         for (int m = 0; m < DQ_ROWS / 16; m++)
-            if (i0 + row + 16 * m < s.Tq)
+            if (i0 + row + 16 * m < s.used_q)
 #pragma unroll
                 for (int n = 0; n < DQ_COLUMNS / 8; n++)
 #pragma unroll
@@ -166,9 +166,9 @@ DEVICE void backward_one_pass(const attention_sm80_call &c)
     };
     int h = (int)hkv * gqa_group, i0 = first, stage = 0;
     if (steps > 0) {
-        load_tile<E, KEYS, HEAD_DIM, THREADS>(k_tile, c.k, row_offset(c.k, s.b, s.k_first_row + j0, hkv), s.Tk - j0,
+        load_tile<E, KEYS, HEAD_DIM, THREADS>(k_tile, c.k, row_offset(c.k, s.b, s.k_first_row + j0, hkv), s.used_k - j0,
                                               (int)c.d, 0);
-        load_tile<E, KEYS, HEAD_DIM, THREADS>(v_tile, c.v, row_offset(c.v, s.b, s.k_first_row + j0, hkv), s.Tk - j0,
+        load_tile<E, KEYS, HEAD_DIM, THREADS>(v_tile, c.v, row_offset(c.v, s.b, s.k_first_row + j0, hkv), s.used_k - j0,
                                               (int)c.d_v, 0);
         load(s, h, i0, 0);
     }
@@ -243,12 +243,12 @@ DEVICE void backward_one_pass(const attention_sm80_call &c)
     }
     float factor[2][2] = {{c.scale, c.scale}, {c.scale, c.scale}};
     if (is_present(c.dk))
-        store_rows<E, HEAD_DIM>(c.dk, row_offset(c.dk, s.b, s.k_first_row + j0, hkv), c.accumulate, s.Tk - j0,
+        store_rows<E, HEAD_DIM>(c.dk, row_offset(c.dk, s.b, s.k_first_row + j0, hkv), c.accumulate, s.used_k - j0,
                                 s.k_rows - j0, (int)c.d, acc_dk, factor, k_tile, warp_key(),
                                 query_split() * DKV_COLUMNS);
     factor[0][0] = factor[0][1] = factor[1][0] = factor[1][1] = 1.0f;
     if (is_present(c.dv))
-        store_rows<E, HEAD_DIM>(c.dv, row_offset(c.dv, s.b, s.k_first_row + j0, hkv), c.accumulate, s.Tk - j0,
+        store_rows<E, HEAD_DIM>(c.dv, row_offset(c.dv, s.b, s.k_first_row + j0, hkv), c.accumulate, s.used_k - j0,
                                 s.k_rows - j0, (int)c.d_v, acc_dv, factor, v_tile, warp_key(),
                                 query_split() * DKV_COLUMNS);
 }

@@ -50,24 +50,24 @@ DEVICE void backward_q(const attention_sm80_call &c)
         for (int half = 0; half < 2; half++) {
             const int i = i0 + row + 16 * m + 8 * half;
             lse[m][half] = INFINITE, delta[m][half] = 0.0f;
-            if (i < s.Tq) {
+            if (i < s.used_q) {
                 lse[m][half] = c.row_lse[statistic_row(c, s, h) + i];
                 delta[m][half] = c.row_delta[statistic_row(c, s, h) + i];
             }
         }
     const auto load = [&](int j0, int stage) {
         load_tile<E, COLUMNS, D_QK, THREADS>(k_tiles + stage * k_bytes, c.k,
-                                             row_offset(c.k, s.b, s.k_first_row + j0, hkv), s.Tk - j0, (int)c.d,
+                                             row_offset(c.k, s.b, s.k_first_row + j0, hkv), s.used_k - j0, (int)c.d,
                                              c.pitch);
         load_tile<E, COLUMNS, D_V, THREADS>(v_tiles + stage * v_bytes, c.v,
-                                            row_offset(c.v, s.b, s.k_first_row + j0, hkv), s.Tk - j0, (int)c.d_v,
+                                            row_offset(c.v, s.b, s.k_first_row + j0, hkv), s.used_k - j0, (int)c.d_v,
                                             c.pitch);
     };
     if (first < keys.end) {
-        load_tile<E, ROWS, D_QK, THREADS>(q_tile, c.q, row_offset(c.q, s.b, s.q_first_row + i0, h), s.Tq - i0, (int)c.d,
-                                          c.pitch);
-        load_tile<E, ROWS, D_V, THREADS>(dout_tile, c.dout, row_offset(c.dout, s.b, s.q_first_row + i0, h), s.Tq - i0,
-                                         (int)c.d_v, c.pitch);
+        load_tile<E, ROWS, D_QK, THREADS>(q_tile, c.q, row_offset(c.q, s.b, s.q_first_row + i0, h), s.used_q - i0,
+                                          (int)c.d, c.pitch);
+        load_tile<E, ROWS, D_V, THREADS>(dout_tile, c.dout, row_offset(c.dout, s.b, s.q_first_row + i0, h),
+                                         s.used_q - i0, (int)c.d_v, c.pitch);
         load(first, 0);
     }
     int stage = 0;
@@ -115,7 +115,7 @@ DEVICE void backward_q(const attention_sm80_call &c)
 #pragma unroll
     for (int m = 0; m < M; m++)
         factor[m][0] = factor[m][1] = c.scale;
-    store_rows<E, D_QK>(c.dq, row_offset(c.dq, s.b, s.q_first_row + i0, h), c.accumulate, s.Tq - i0, s.q_rows - i0,
+    store_rows<E, D_QK>(c.dq, row_offset(c.dq, s.b, s.q_first_row + i0, h), c.accumulate, s.used_q - i0, s.q_rows - i0,
                         (int)c.d, acc, factor, q_tile);
 }
 
@@ -154,12 +154,13 @@ DEVICE void backward_kv(const attention_sm80_call &c)
     clear_accumulators(acc_dv);
     const auto load = [&](int h, int i0, int stage) {
         load_tile<E, COLUMNS, D_QK, THREADS>(q_tiles + stage * q_bytes, c.q,
-                                             row_offset(c.q, s.b, s.q_first_row + i0, h), s.Tq - i0, (int)c.d, c.pitch);
+                                             row_offset(c.q, s.b, s.q_first_row + i0, h), s.used_q - i0, (int)c.d,
+                                             c.pitch);
         load_tile<E, COLUMNS, D_V, THREADS>(dout_tiles + stage * dout_bytes, c.dout,
-                                            row_offset(c.dout, s.b, s.q_first_row + i0, h), s.Tq - i0, (int)c.d_v,
+                                            row_offset(c.dout, s.b, s.q_first_row + i0, h), s.used_q - i0, (int)c.d_v,
                                             c.pitch);
         if (threadIdx.x < COLUMNS) {
-            const bool in_range = i0 + (int)threadIdx.x < s.Tq;
+            const bool in_range = i0 + (int)threadIdx.x < s.used_q;
             const int64_t number = in_range ? statistic_row(c, s, h) + i0 + threadIdx.x : 0;
             const uint32_t to = cot_shared_address(statistics + stage * (8 * COLUMNS) + 4 * threadIdx.x);
             cot_cp_async_zfill<4>(in_range, to, c.row_lse + number);
@@ -168,10 +169,10 @@ DEVICE void backward_kv(const attention_sm80_call &c)
     };
     int h = (int)hkv * gqa_group, i0 = first, stage = 0;
     if (steps > 0) {
-        load_tile<E, ROWS, D_QK, THREADS>(k_tile, c.k, row_offset(c.k, s.b, s.k_first_row + j0, hkv), s.Tk - j0,
+        load_tile<E, ROWS, D_QK, THREADS>(k_tile, c.k, row_offset(c.k, s.b, s.k_first_row + j0, hkv), s.used_k - j0,
                                           (int)c.d, c.pitch);
         if (WITH_K)
-            load_tile<E, ROWS, D_V, THREADS>(v_tile, c.v, row_offset(c.v, s.b, s.k_first_row + j0, hkv), s.Tk - j0,
+            load_tile<E, ROWS, D_V, THREADS>(v_tile, c.v, row_offset(c.v, s.b, s.k_first_row + j0, hkv), s.used_k - j0,
                                              (int)c.d_v, c.pitch);
         load(h, i0, 0);
     }
@@ -256,7 +257,7 @@ DEVICE void backward_kv(const attention_sm80_call &c)
         for (int m = 0; m < M; m++)
             factor[m][0] = factor[m][1] = c.scale;
         if (is_present(c.dk))
-            store_rows<E, D_QK>(c.dk, row_offset(c.dk, s.b, s.k_first_row + j0, hkv), c.accumulate, s.Tk - j0,
+            store_rows<E, D_QK>(c.dk, row_offset(c.dk, s.b, s.k_first_row + j0, hkv), c.accumulate, s.used_k - j0,
                                 s.k_rows - j0, (int)c.d, acc_dk, factor, k_tile);
     }
     if constexpr (WITH_V) {
@@ -265,7 +266,7 @@ DEVICE void backward_kv(const attention_sm80_call &c)
             factor[m][0] = factor[m][1] = SCORE_MODS && c.dropped > 0 ? c.keep_scale : 1.0f;
         if (is_present(c.dv))
             store_rows<E, WITH_K ? D_V : D_QK>(c.dv, row_offset(c.dv, s.b, s.k_first_row + j0, hkv), c.accumulate,
-                                               s.Tk - j0, s.k_rows - j0, (int)c.d_v, acc_dv, factor,
+                                               s.used_k - j0, s.k_rows - j0, (int)c.d_v, acc_dv, factor,
                                                WITH_K ? v_tile : k_tile);
     }
 }

@@ -47,7 +47,7 @@ DEVICE index_range index_range_of(int64_t size, int64_t n, int64_t step, int64_t
     return size == 1 ? index_range{0, all} : index_range{n, end};
 }
 
-/* Adds dS of one tile to acc. */
+/* Adds dY of one tile to acc, as in attention.h: dS without the slope of the softcap. */
 DEVICE void add_tile(const attention_sm80_call &c, const sequence &s, const score_mods &mods, int64_t h,
                      const score_tile &t, double (&acc)[N][4])
 {
@@ -59,13 +59,13 @@ DEVICE void add_tile(const attention_sm80_call &c, const sequence &s, const scor
     const int row = lane_row<1>();
     float x[1][N][4], cap_slopes[1][N][4], dp[1][N][4];
     __syncthreads();
-    load_tile<float, ROWS, MAX_D, THREADS>(q, c.q, row_offset(c.q, s.b, s.q_first_row + t.i, h), s.Tq - t.i, (int)c.d,
-                                           c.pitch);
-    load_tile<float, ROWS, MAX_D, THREADS>(dout, c.dout, row_offset(c.dout, s.b, s.q_first_row + t.i, h), s.Tq - t.i,
-                                           (int)c.d_v, c.pitch);
-    load_tile<float, COLUMNS, MAX_D, THREADS>(k, c.k, row_offset(c.k, s.b, s.k_first_row + t.j, hkv), s.Tk - t.j,
+    load_tile<float, ROWS, MAX_D, THREADS>(q, c.q, row_offset(c.q, s.b, s.q_first_row + t.i, h), s.used_q - t.i,
+                                           (int)c.d, c.pitch);
+    load_tile<float, ROWS, MAX_D, THREADS>(dout, c.dout, row_offset(c.dout, s.b, s.q_first_row + t.i, h),
+                                           s.used_q - t.i, (int)c.d_v, c.pitch);
+    load_tile<float, COLUMNS, MAX_D, THREADS>(k, c.k, row_offset(c.k, s.b, s.k_first_row + t.j, hkv), s.used_k - t.j,
                                               (int)c.d, c.pitch);
-    load_tile<float, COLUMNS, MAX_D, THREADS>(v, c.v, row_offset(c.v, s.b, s.k_first_row + t.j, hkv), s.Tk - t.j,
+    load_tile<float, COLUMNS, MAX_D, THREADS>(v, c.v, row_offset(c.v, s.b, s.k_first_row + t.j, hkv), s.used_k - t.j,
                                               (int)c.d_v, c.pitch);
     __syncthreads();
     warp_gemm_abt<float, MAX_D>(x, q, k, (int)c.d, c.pitch);
@@ -78,7 +78,7 @@ DEVICE void add_tile(const attention_sm80_call &c, const sequence &s, const scor
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int i = t.i + row + 8 * half;
-        if (i >= s.Tq)
+        if (i >= s.used_q)
             continue;
         const float lse = load_at(c.lse, statistic_offset(c.lse, s.b, h, s.q_first_row + i));
         const float delta = c.row_delta[statistic_row(c, s, h) + i];
@@ -112,8 +112,8 @@ KERNEL(bwd_f32_sm80_dbias_d256)
     double acc[N][4] = {};
     for (int64_t b = batch.first; b < batch.end; b++) {
         const sequence s = sequence_at(c, b);
-        const index_range query_range = index_range_of(shape[2], first_i, ROWS, s.Tq),
-                          key_range = index_range_of(shape[3], first_j, COLUMNS, s.Tk);
+        const index_range query_range = index_range_of(shape[2], first_i, ROWS, s.used_q),
+                          key_range = index_range_of(shape[3], first_j, COLUMNS, s.used_k);
         for (int64_t h = heads.first; h < heads.end; h++) {
             const score_mods mods = score_mods_of(c, s, h);
             for (int64_t i0 = query_range.first; i0 < query_range.end; i0 += ROWS) {

@@ -79,10 +79,10 @@ DEVICE void forward(const attention_sm80_call &c)
     for (int m = 0; m < M; m++)
         row_max[m][0] = row_max[m][1] = -INFINITE, row_sum[m][0] = row_sum[m][1] = 0.0f;
     if (first < keys.end) {
-        load_tile<E, ROWS, D_QK, THREADS>(q_tile, c.q, row_offset(c.q, s.b, s.q_first_row + i0, h), s.Tq - i0, (int)c.d,
-                                          c.pitch);
+        load_tile<E, ROWS, D_QK, THREADS>(q_tile, c.q, row_offset(c.q, s.b, s.q_first_row + i0, h), s.used_q - i0,
+                                          (int)c.d, c.pitch);
         load_tile<E, COLUMNS, D_QK, THREADS>(k_tile, c.k, row_offset(c.k, s.b, s.k_first_row + first, hkv),
-                                             s.Tk - first, (int)c.d, c.pitch);
+                                             s.used_k - first, (int)c.d, c.pitch);
     }
 #pragma unroll 1
     for (int j0 = first; j0 < keys.end; j0 += COLUMNS) {
@@ -90,14 +90,14 @@ DEVICE void forward(const attention_sm80_call &c)
         float x[M][N][4];
         wait_for_copies();
         __syncthreads(); /* K is loaded, and all warps have read V */
-        load_tile<E, COLUMNS, D_V, THREADS>(v_tile, c.v, row_offset(c.v, s.b, s.k_first_row + j0, hkv), s.Tk - j0,
+        load_tile<E, COLUMNS, D_V, THREADS>(v_tile, c.v, row_offset(c.v, s.b, s.k_first_row + j0, hkv), s.used_k - j0,
                                             (int)c.d_v, c.pitch);
         warp_gemm_abt<E, D_QK>(x, q_tile, k_tile, (int)c.d, c.pitch);
         wait_for_copies();
         __syncthreads();
         if (j0 + COLUMNS < keys.end)
             load_tile<E, COLUMNS, D_QK, THREADS>(k_tile, c.k, row_offset(c.k, s.b, s.k_first_row + j0 + COLUMNS, hkv),
-                                                 s.Tk - j0 - COLUMNS, (int)c.d, c.pitch);
+                                                 s.used_k - j0 - COLUMNS, (int)c.d, c.pitch);
         finish_scores<E, SCORE_MODS, false, false>(c, s, mods, t, all_visible<false>(c, s, t, ROWS, COLUMNS), x, x);
         softmax_step<E>(x, scale, row_max, row_sum, acc);
         if constexpr (SCORE_MODS) {
@@ -140,13 +140,13 @@ DEVICE void forward(const attention_sm80_call &c)
                                 ? sink + logf(total) /* the maximum is the sink, which is exact in natural units */
                             : is_f32<E> ? base + logf(total)
                                         : 0.6931471805599453f * (base + log2f(total));
-                if (total == 0.0f || i >= s.Tq)
+                if (total == 0.0f || i >= s.used_q)
                     lse = -INFINITE;
                 ((float *)c.lse.data)[statistic_offset(c.lse, s.b, h, s.q_first_row + i)] = lse;
             }
         }
     if (is_present(c.out))
-        store_rows<E, D_QK>(c.out, row_offset(c.out, s.b, s.q_first_row + i0, h), false, s.Tq - i0, s.q_rows - i0,
+        store_rows<E, D_QK>(c.out, row_offset(c.out, s.b, s.q_first_row + i0, h), false, s.used_q - i0, s.q_rows - i0,
                             (int)c.d_v, acc, factor, q_tile);
 }
 

@@ -56,11 +56,11 @@ static __device__ attention_seqlen_info sequence_of(const attention_sequences &c
     attention_seqlen_info s = {0, 0, (int32_t)q, (int32_t)(q_end - q), 0, (int32_t)k, (int32_t)(k_end - k), 0, 0};
     if (b == c.B)
         return s;
-    const int64_t used_q = used_of(c, c.used_q, b, c.packed ? q_end - q : c.q_length);
-    const int64_t used_k = used_of(c, c.used_k, b, c.packed ? k_end - k : c.k_length);
-    s.used_q = (int32_t)used_in_part(used_q, c.q_begin, q_end - q);
-    s.used_k = (int32_t)used_in_part(used_k, c.k_begin, k_end - k);
-    s.diagonal = used_k - used_q + c.q_begin - c.k_begin;
+    const int64_t sequence_q_length = used_of(c, c.seqused_q, b, c.packed ? q_end - q : c.q_length);
+    const int64_t sequence_k_length = used_of(c, c.seqused_k, b, c.packed ? k_end - k : c.k_length);
+    s.used_q = (int32_t)used_in_part(sequence_q_length, c.q_begin, q_end - q);
+    s.used_k = (int32_t)used_in_part(sequence_k_length, c.k_begin, k_end - k);
+    s.diagonal = sequence_k_length - sequence_q_length + c.q_begin - c.k_begin;
     return s;
 }
 

@@ -67,7 +67,7 @@ KERNEL(bwd_preprocess, attention_sm80_call)
             store_statistics(c, h * c.rows_q + s.q_first_row + i, INFINITE, 0.0f);
         return;
     }
-    const bool in_range = row < s.Tq;
+    const bool in_range = row < s.used_q;
     float lse = INFINITE, delta = 0.0f;
     if (in_range) {
         const int64_t i = s.q_first_row + row;
@@ -85,7 +85,7 @@ KERNEL(bwd_preprocess, attention_sm80_call)
     }
     if (row < s.q_rows)
         store_statistics(c, statistic_row(c, s, h) + row, lse, delta);
-    if (c.dq_accum != nullptr && coord.tile * (int64_t)ROWS < s.Tq) {
+    if (c.dq_accum != nullptr && coord.tile * (int64_t)ROWS < s.used_q) {
         float4 *const accum =
             (float4 *)(c.dq_accum + (first_accum_row(c, s, h) + coord.tile * (int64_t)ROWS) * c.accum_columns);
         for (int n = threadIdx.x; n < ROWS * (int)c.accum_columns / 4; n += THREADS)
@@ -112,7 +112,7 @@ KERNEL(dq_rows, attention_sm80_call)
         if (row >= s.q_rows || column >= c.d)
             continue;
         float value[8] = {};
-        if (row < s.Tq) {
+        if (row < s.used_q) {
             const float4 *const from = (const float4 *)(c.dq_accum + (first_accum_row(c, s, h) + row / 16 * 16) * size +
                                                         column * 16 + row % 16 / 8 * 64 + lane % 8 * 4);
             const float4 even = from[0], odd = from[8];

@@ -50,10 +50,10 @@ DEVICE int64_t clamp(int64_t value, int64_t low, int64_t high)
 
 /* ---- sequences ------------------------------------------------------------------------------------------- */
 
-/* As attention_sequence in attention_problem.h: rows q_first_row .. q_first_row + q_rows - 1. Rows from Tq on are
+/* As attention_sequence in attention_problem.h: rows q_first_row .. q_first_row + q_rows - 1. Rows from used_q on are
  * beyond seqused. */
 struct sequence {
-    int b, q_first_row, k_first_row, q_rows, k_rows, Tq, Tk, diagonal;
+    int b, q_first_row, k_first_row, q_rows, k_rows, used_q, used_k, diagonal;
 };
 
 /* The row where sequence n begins. Values out of order or out of range are clamped, so that no access leaves the
@@ -102,11 +102,12 @@ DEVICE sequence sequence_at(const attention_sm80_call &c, int b)
         full_q = s.q_rows = sequence_length(c, c.cu_q, b, s.q_first_row, c.rows_q, c.Tq);
         full_k = s.k_rows = sequence_length(c, c.cu_k, b, s.k_first_row, c.rows_k, c.Tk);
     }
-    const int used_q = used_length(c, c.used_q, b, full_q), used_k = used_length(c, c.used_k, b, full_k);
+    const int sequence_q_length = used_length(c, c.seqused_q, b, full_q),
+              sequence_k_length = used_length(c, c.seqused_k, b, full_k);
     const int q_begin = (int)c.q_begin, k_begin = (int)c.k_begin;
-    s.Tq = min(max(used_q - q_begin, 0), s.q_rows);
-    s.Tk = min(max(used_k - k_begin, 0), s.k_rows);
-    s.diagonal = used_k - used_q + q_begin - k_begin;
+    s.used_q = min(max(sequence_q_length - q_begin, 0), s.q_rows);
+    s.used_k = min(max(sequence_k_length - k_begin, 0), s.k_rows);
+    s.diagonal = sequence_k_length - sequence_q_length + q_begin - k_begin;
     return s;
 }
 
@@ -154,18 +155,18 @@ struct span {
 
 DEVICE span key_span(const attention_sm80_call &c, const sequence &s, int i, int i_end)
 {
-    if (i >= s.Tq)
+    if (i >= s.used_q)
         return {0, 0};
-    const int last = min(i_end, s.Tq) - 1;
-    return {min(max(i + s.diagonal - c.left, 0), s.Tk), min(max(last + s.diagonal + c.right + 1, 0), s.Tk)};
+    const int last = min(i_end, s.used_q) - 1;
+    return {min(max(i + s.diagonal - c.left, 0), s.used_k), min(max(last + s.diagonal + c.right + 1, 0), s.used_k)};
 }
 
 DEVICE span query_span(const attention_sm80_call &c, const sequence &s, int j, int j_end)
 {
-    if (j >= s.Tk)
+    if (j >= s.used_k)
         return {0, 0};
-    const int last = min(j_end, s.Tk) - 1;
-    return {min(max(j - s.diagonal - c.right, 0), s.Tq), min(max(last - s.diagonal + c.left + 1, 0), s.Tq)};
+    const int last = min(j_end, s.used_k) - 1;
+    return {min(max(j - s.diagonal - c.right, 0), s.used_q), min(max(last - s.diagonal + c.left + 1, 0), s.used_q)};
 }
 
 /* Read %tid again. Addresses derived from it are then computed where they are used, in a few instructions. Otherwise
@@ -409,7 +410,7 @@ template <bool KEYS_IN_ROWS> DEVICE int2 query_key_of(const score_tile &t, int r
 template <bool KEYS_IN_ROWS>
 DEVICE bool all_visible(const attention_sm80_call &c, const sequence &s, const score_tile &t, int queries, int keys)
 {
-    return (!KEYS_IN_ROWS || t.i + queries <= s.Tq) && t.j + keys <= s.Tk &&
+    return (!KEYS_IN_ROWS || t.i + queries <= s.used_q) && t.j + keys <= s.used_k &&
            t.j + keys - 1 <= t.i + s.diagonal + c.right && t.j >= t.i + queries - 1 + s.diagonal - c.left;
 }
 
@@ -425,10 +426,10 @@ DEVICE void apply_mask(const attention_sm80_call &c, const sequence &s, const sc
             int first, last;
             if (KEYS_IN_ROWS) {
                 first = t.j + r - s.diagonal - c.right - t.i;
-                last = t.j + r < s.Tk ? min(t.j + r - s.diagonal + c.left, s.Tq - 1) - t.i : -1;
+                last = t.j + r < s.used_k ? min(t.j + r - s.diagonal + c.left, s.used_q - 1) - t.i : -1;
             } else {
                 first = t.i + r + s.diagonal - c.left - t.j;
-                last = min(t.i + r + s.diagonal + c.right, s.Tk - 1) - t.j;
+                last = min(t.i + r + s.diagonal + c.right, s.used_k - 1) - t.j;
             }
 #pragma unroll
             for (int n = 0; n < N; n++)
@@ -500,7 +501,7 @@ DEVICE void modify_scores(const attention_sm80_call &c, const sequence &s, const
                     const int distance = query_key.x + s.diagonal - query_key.y;
                     y -= mods.slope * (float)abs(distance);
                 }
-                if (is_present(c.bias) && query_key.x < s.Tq && query_key.y < s.Tk)
+                if (is_present(c.bias) && query_key.x < s.used_q && query_key.y < s.used_k)
                     y += load_at(c.bias, mods.bias + (int64_t)query_key.x * c.bias.stride[2] +
                                              (int64_t)query_key.y * c.bias.stride[3]);
                 x[m][n][e] = is_f32<E> ? y : 1.4426950408889634f * y;

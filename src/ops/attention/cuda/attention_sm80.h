@@ -65,7 +65,7 @@ typedef struct attention_sm80_call {
     int32_t pitch;                                 /* floats between rows of the float32 kernels' tiles */
     int64_t bias_shape[4];
     uint64_t seed, offset, groups;
-    attention_view cu_q, cu_k, used_q, used_k, seed_tensor, offset_tensor, sink, alibi_slopes, bias;
+    attention_view cu_q, cu_k, seqused_q, seqused_k, seed_tensor, offset_tensor, sink, alibi_slopes, bias;
     attention_view q, k, v, out, lse, dout, dlse, delta, dq, dk, dv, dsink, dbias;
     float *row_lse;   /* [H][rows_q] lse_factor lse; inf for queries without gradient */
     float *row_delta; /* [H][rows_q] delta */

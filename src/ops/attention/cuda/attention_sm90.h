@@ -119,7 +119,7 @@ typedef struct attention_sequences {
         max_key_blocks; /* most tiles and key blocks of one head in all sequences: cu_seqlens out of order could need more */
     int32_t tile_queries, key_block_rows; /* rows of a query tile, rows of a key block */
     int32_t grid_blocks;                  /* thread blocks of the next kernel: the first value of tile_counter */
-    attention_array cu_q, cu_k, used_q, used_k;
+    attention_array cu_q, cu_k, seqused_q, seqused_k;
     attention_seqlen_info *seqlens; /* workspace: [count + 1]; null: no kernel of the call needs it */
     uint32_t *tile_counter;         /* workspace: the next tile; null if each thread block has one tile */
     unsigned long long *fault;
