@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
- * test_attention_order.c: the tables of docs/kernels/attention_bwd_order.md compared with choose_backward, and the sizes
- * that the backward for Hopper supports.
+ * test_attention_order.c: the tables of docs/kernels/attention_bwd_order.md, and the table of kernels in the README of
+ * the op, compared with choose_backward; the sizes that the backward for Hopper supports.
  *
  * A row of a table applies to a call if all phrases of its cells "mode" and "call" do. The first row that applies counts.
  * A phrase that is not in `applies` fails the test. */
 #include "ops/attention/cuda/attention_bwd_order.h"
 
+#include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -15,8 +16,9 @@
 #include <cmocka.h>
 
 #define PAGE "docs/kernels/attention_bwd_order.md"
+#define README "src/ops/attention/README.md"
 
-enum { MAX_ROWS = 40, CELLS = 6, CELL_BYTES = 128 };
+enum { MAX_ROWS = 40, CELLS = 8, CELL_BYTES = 128 };
 
 /* The rows of a table, without its two header lines. */
 typedef struct table {
@@ -47,12 +49,12 @@ static void read_row(char *line, char cells[CELLS][CELL_BYTES])
     }
 }
 
-/* The table whose header line begins with `header`. */
-static table read_table(const char *header)
+/* The table of a page whose header line begins with `header`. */
+static table read_table(const char *path, const char *header)
 {
     table t = {.rows = -2};
     char line[1024];
-    FILE *page = fopen(PAGE, "r");
+    FILE *page = fopen(path, "r");
     assert_non_null(page);
     bool inside = false;
     while (fgets(line, sizeof line, page) != NULL) {
@@ -192,12 +194,71 @@ static void compare(const call *c, const table *modes, const table *directions, 
     }
 }
 
+/* ---- the table of kernels ---------------------------------------------------------------------------------- */
+
+static bool matches(const char *cell, bool value, const char *if_true, const char *if_false)
+{
+    assert_true(cell[0] == '\0' || strcmp(cell, if_true) == 0 || strcmp(cell, if_false) == 0);
+    return cell[0] == '\0' || strcmp(cell, value ? if_true : if_false) == 0;
+}
+
+/* A cell such as "4 to 32", "at least 16", "up to 16", "any" or "never". */
+static bool contains(const char *cell, int64_t key_blocks)
+{
+    long low = 0, high = LONG_MAX;
+    if (strcmp(cell, "never") == 0)
+        return false;
+    if (cell[0] != '\0' && strcmp(cell, "any") != 0)
+        assert_true(sscanf(cell, "%ld to %ld", &low, &high) == 2 || sscanf(cell, "at least %ld", &low) == 1 ||
+                    sscanf(cell, "up to %ld", &high) == 1);
+    return key_blocks >= low && key_blocks <= high;
+}
+
+static bool other_conditions_hold(const call *c, const char *cell)
+{
+    const attention_sizes *z = &c->problem->sizes;
+    const bool is_long_call = is_long(z, c->columns), is_bf16 = z->dtype == COT_BF16;
+    if (cell[0] == '\0')
+        return true;
+    if (strcmp(cell, "not *long*") == 0)
+        return !is_long_call;
+    if (strcmp(cell, "not *long*; at 64 tile columns bf16") == 0)
+        return !is_long_call && (c->columns != 64 || is_bf16);
+    if (strcmp(cell, "at 128 tile columns not *long*") == 0)
+        return c->columns != 128 || !is_long_call;
+    assert_string_equal(cell, "at least 256 key blocks in the call");
+    return c->key_blocks * z->B * z->Hkv >= 256;
+}
+
+/* The sentences above the table are conditions, too: the pair kernel needs an even number of key blocks or many, and the
+ * versions that store dq need dq stored as vectors. */
+static void compare_kernel(const call *c, const table *kernels)
+{
+    const attention_problem *p = c->problem;
+    const bool may_store_dq = store_method_of(p, &p->dq) == ATTENTION_STORE_VECTORS_16;
+    for (int row = 0; row < kernels->rows; row++) {
+        const char(*cell)[CELL_BYTES] = kernels->cell[row];
+        const bool pairs = strcmp(cell[6], "pair kernel") == 0, stores_dq = strcmp(cell[7], "`_stores_dq`") == 0;
+        if (!matches(cell[0], p->sizes.right == 0, "causal", "full") ||
+            !matches(cell[1], p->sizes.H != p->sizes.Hkv, "yes", "no") ||
+            !matches(cell[2], c->choice.deterministic, "yes", "no") ||
+            !contains(cell[c->columns == 64 ? 3 : 4], c->key_blocks) || !other_conditions_hold(c, cell[5]) ||
+            (pairs && c->key_blocks % 2 != 0 && c->key_blocks <= 64) || (stores_dq && !may_store_dq))
+            continue;
+        assert_int_equal(c->choice.pairs, pairs);
+        assert_int_equal(c->choice.stores_dq, stores_dq);
+        return;
+    }
+    fail_msg("no row of the table of kernels applies to a call");
+}
+
 static void test_tables(void **state)
 {
     (void)state;
-    const table modes = read_table("| call with `allow_nondeterminism` |");
-    const table directions = read_table("| mode | call | key blocks by keys |");
-    const table heads = read_table("| mode | call | 64 |");
+    const table modes = read_table(PAGE, "| call with `allow_nondeterminism` |");
+    const table directions = read_table(PAGE, "| mode | call | key blocks by keys |");
+    const table heads = read_table(PAGE, "| mode | call | 64 |");
+    const table kernels = read_table(README, "| mask | GQA | deterministic | key blocks, 64 tile columns |");
     static const int64_t columns[] = {64, 96, 128, 192, 256}, queries[] = {1, 24576, 24577, 98304, 98305},
                          key_blocks[] = {1,  2,  3,  4,  5,  7,   8,   15,  16,  17,  31,  32,  33,  43,
                                          63, 64, 65, 96, 99, 127, 128, 129, 180, 255, 256, 257, 300, 600},
@@ -228,6 +289,8 @@ static void test_tables(void **state)
                                 .stride = {c.columns, c.columns, c.columns, 1}};
             c.choice = choose_backward(&p, c.general, c.columns);
             compare(&c, &modes, &directions, &heads);
+            if (!c.general && c.columns <= 128 && attention_bwd_used_columns(&p.sizes) != 96)
+                compare_kernel(&c, &kernels);
             calls++;
         }
     assert_true(calls > 10000);

@@ -149,7 +149,7 @@ static __device__ __forceinline__ bool work_of_general(const attention_bwd_call 
 /* In shared memory: where a cluster receives the number of its key block, and the barrier that completes when the
  * number has arrived. `work` later takes the same memory: at 64 tile columns no other is free. PTX requires
  * mbarrier.inval before any other use of this memory. The kernels leave it out, because ptxas 13.0 then spills
- * registers in 7 of the 16 key-block kernels. They rely on the hardware, not on PTX: the memory is reused only after
+ * registers in 7 of the 20 key-block kernels. They rely on the hardware, not on PTX: the memory is reused only after
  * all threads have waited for the barrier's only phase, and it is never an mbarrier again. Check this for each new
  * architecture. */
 struct cluster_ticket {
