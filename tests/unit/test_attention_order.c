@@ -2,8 +2,8 @@
  * test_attention_order.c: the tables of docs/kernels/attention_bwd_order.md, and the table of kernels in the README of
  * the op, compared with choose_backward; the sizes that the backward for Hopper supports.
  *
- * A row of a table applies to a call if all phrases of its cells "mode" and "call" do. The first row that applies counts.
- * A phrase that is not in `applies` fails the test. */
+ * A row of a table applies to a call if all phrases of its cells "mode" and "call" do. The first row that applies
+ * counts. A phrase that is not in `applies` fails the test. */
 #include "ops/attention/cuda/attention_bwd_order.h"
 
 #include <limits.h>
@@ -75,8 +75,8 @@ static table read_table(const char *path, const char *header)
 
 static bool applies(const call *c, const char *phrase)
 {
-    const attention_sizes *z = &c->problem->sizes;
-    const bool causal = z->right == 0, grouped = z->H != z->Hkv, is_long_call = is_long(z, c->columns);
+    const attention_sizes *sizes = &c->problem->sizes;
+    const bool causal = sizes->right == 0, grouped = sizes->H != sizes->Hkv, is_long_call = is_long(sizes, c->columns);
     const struct {
         const char *phrase;
         bool applies;
@@ -84,8 +84,8 @@ static bool applies(const call *c, const char *phrase)
         {"both", true},
         {"deterministic", c->choice.deterministic},
         {"nondeterministic", !c->choice.deterministic},
-        {"`_general`", c->general && z->softcap == 0},
-        {"`_softcap`", z->softcap > 0},
+        {"`_general`", c->general && sizes->softcap == 0},
+        {"`_softcap`", sizes->softcap > 0},
         {"`_general` or `_softcap`", c->general},
         {"pair kernel", c->choice.pairs},
         {"pair kernel that stores dq", c->choice.pairs && c->choice.stores_dq},
@@ -96,12 +96,12 @@ static bool applies(const call *c, const char *phrase)
         {"long", is_long_call},
         {"key_blocks >= 128", c->key_blocks >= 128},
         {"64 tile columns", c->columns == 64},
-        {"96 used columns", attention_bwd_used_columns(z) == 96},
+        {"96 used columns", attention_bwd_used_columns(sizes) == 96},
         {"128 tile columns", c->columns == 128},
         {"128 tile columns and above", c->columns >= 128},
         {"up to 128 tile columns", c->columns <= 128},
         {"above 128 tile columns", c->columns > 128},
-        {"above 128 tile columns or with one key-value head", c->columns > 128 || z->Hkv == 1},
+        {"above 128 tile columns or with one key-value head", c->columns > 128 || sizes->Hkv == 1},
         {"all others", true},
     };
     for (int i = 0; i < COUNT(phrases); i++)
@@ -145,7 +145,7 @@ static int row_of(const table *t, const call *c, int conditions)
 /* "8", "clamp(256 / key_blocks, 2, 32)", or "min(half, ...)" of the latter. */
 static int64_t heads_of(const call *c, const char *cell)
 {
-    const attention_sizes *z = &c->problem->sizes;
+    const attention_sizes *sizes = &c->problem->sizes;
     long dividend, low, high, heads;
     const bool capped = strncmp(cell, "min(half, ", 10) == 0;
     const char *value = capped ? cell + 10 : cell;
@@ -153,7 +153,7 @@ static int64_t heads_of(const call *c, const char *cell)
         heads = (long)cot_clamp(dividend / c->key_blocks, low, high);
     else
         assert_int_equal(sscanf(value, "%ld", &heads), 1);
-    return capped ? cot_min(heads, cot_max(z->B * z->Hkv / 2, 1)) : heads;
+    return capped ? cot_min(heads, cot_max(sizes->B * sizes->Hkv / 2, 1)) : heads;
 }
 
 /* Whether a cell means "descending" for a section: "ascending", "descending", or "one; last section: other". */
@@ -169,7 +169,7 @@ static bool is_descending(const char *cell, bool last_section)
 static void compare(const call *c, const table *modes, const table *directions, const table *heads)
 {
     const backward_choice *choice = &c->choice;
-    const attention_sizes *z = &c->problem->sizes;
+    const attention_sizes *sizes = &c->problem->sizes;
     bool deterministic = true;
     if (c->problem->allow_nondeterminism) {
         const char *mode = modes->cell[row_of(modes, c, 1)][1], *condition = strstr(mode, " if ");
@@ -184,7 +184,7 @@ static void compare(const call *c, const table *modes, const table *directions, 
     const int column = c->columns == 64 ? 2 : c->columns == 128 ? 3 : 4;
     assert_int_equal(choice->heads_per_section, heads_of(c, heads->cell[row_of(heads, c, 2)][column]));
     const char(*direction)[CELL_BYTES] = directions->cell[row_of(directions, c, 2)];
-    const int64_t sections = cot_ceil_div(z->B * z->Hkv, choice->heads_per_section);
+    const int64_t sections = cot_ceil_div(sizes->B * sizes->Hkv, choice->heads_per_section);
     for (int64_t section = 0; section < sections; section += cot_max(sections - 1, 1)) {
         /* As work_of and work_of_general do. */
         const bool ascending = c->general ? !choice->deterministic : section >= choice->first_ascending_section;
@@ -216,8 +216,8 @@ static bool contains(const char *cell, int64_t key_blocks)
 
 static bool other_conditions_hold(const call *c, const char *cell)
 {
-    const attention_sizes *z = &c->problem->sizes;
-    const bool is_long_call = is_long(z, c->columns), is_bf16 = z->dtype == COT_BF16;
+    const attention_sizes *sizes = &c->problem->sizes;
+    const bool is_long_call = is_long(sizes, c->columns), is_bf16 = sizes->dtype == COT_BF16;
     if (cell[0] == '\0')
         return true;
     if (strcmp(cell, "not *long*") == 0)
@@ -227,11 +227,11 @@ static bool other_conditions_hold(const call *c, const char *cell)
     if (strcmp(cell, "at 128 tile columns not *long*") == 0)
         return c->columns != 128 || !is_long_call;
     assert_string_equal(cell, "at least 256 key blocks in the call");
-    return c->key_blocks * z->B * z->Hkv >= 256;
+    return c->key_blocks * sizes->B * sizes->Hkv >= 256;
 }
 
-/* The sentences above the table are conditions, too: the pair kernel needs an even number of key blocks or many, and the
- * versions that store dq need dq stored as vectors. */
+/* The sentences above the table are conditions, too: the pair kernel needs an even number of key blocks or many, and
+ * the versions that store dq need dq stored as vectors. */
 static void compare_kernel(const call *c, const table *kernels)
 {
     const attention_problem *p = c->problem;

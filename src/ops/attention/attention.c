@@ -29,29 +29,29 @@ typedef struct options {
     int64_t q_begin, q_length, k_begin, k_length;
 } options;
 
-static cot_status check_mask(const char *call, const options *o, attention_sizes *z)
+static cot_status check_mask(const char *call, const options *o, attention_sizes *sizes)
 {
     CHECK(check_flag(call, "causal", o->causal));
     CHECK(check_flag(call, "window", o->window));
     const struct {
         const char *name;
         int64_t size;
-    } sizes[] = {{"window_left", o->window_left}, {"window_right", o->window_right}};
-    for (int i = 0; i < COUNT(sizes); i++) {
-        if (!o->window && sizes[i].size != 0)
+    } sides[] = {{"window_left", o->window_left}, {"window_right", o->window_right}};
+    for (int i = 0; i < COUNT(sides); i++) {
+        if (!o->window && sides[i].size != 0)
             return cot_fail(COT_INVALID_ARGUMENT, "%s: %s is %" PRId64 ", expected 0 without window", call,
-                            sizes[i].name, sizes[i].size);
-        if (sizes[i].size < -1)
+                            sides[i].name, sides[i].size);
+        if (sides[i].size < -1)
             return cot_fail(COT_INVALID_ARGUMENT, "%s: %s is %" PRId64 ", expected -1 (all) or more", call,
-                            sizes[i].name, sizes[i].size);
+                            sides[i].name, sides[i].size);
     }
     if (o->causal && o->window_right > 0)
         return cot_fail(COT_INVALID_ARGUMENT, "%s: window_right is %" PRId64 ", expected 0 or -1 with causal", call,
                         o->window_right);
-    z->left = !o->window || o->window_left < 0 ? ATTENTION_UNBOUNDED : o->window_left;
-    z->right = !o->window || o->window_right < 0 ? ATTENTION_UNBOUNDED : o->window_right;
-    z->left = z->left < ATTENTION_UNBOUNDED ? z->left : ATTENTION_UNBOUNDED;
-    z->right = o->causal ? 0 : z->right < ATTENTION_UNBOUNDED ? z->right : ATTENTION_UNBOUNDED;
+    sizes->left = !o->window || o->window_left < 0 ? ATTENTION_UNBOUNDED : o->window_left;
+    sizes->right = !o->window || o->window_right < 0 ? ATTENTION_UNBOUNDED : o->window_right;
+    sizes->left = sizes->left < ATTENTION_UNBOUNDED ? sizes->left : ATTENTION_UNBOUNDED;
+    sizes->right = o->causal ? 0 : sizes->right < ATTENTION_UNBOUNDED ? sizes->right : ATTENTION_UNBOUNDED;
     return COT_OK;
 }
 
@@ -61,7 +61,7 @@ static bool is_normal_factor(double factor)
     return fabs(factor) >= 1e-30 && fabs(factor) <= 1e30;
 }
 
-static cot_status check_numbers(const char *call, const options *o, attention_sizes *z)
+static cot_status check_numbers(const char *call, const options *o, attention_sizes *sizes)
 {
     if (o->scale != 0 && !is_normal_factor(o->scale))
         return cot_fail(COT_INVALID_ARGUMENT, "%s: scale is %g, expected 0 or a magnitude from 1e-30 to 1e30", call,
@@ -71,12 +71,12 @@ static cot_status check_numbers(const char *call, const options *o, attention_si
                         o->softcap);
     if (!(o->dropout_p >= 0 && o->dropout_p <= 1))
         return cot_fail(COT_INVALID_ARGUMENT, "%s: dropout_p is %g, expected 0 to 1", call, o->dropout_p);
-    z->scale = o->scale != 0 ? o->scale : 1 / sqrt((double)z->d_qk);
-    z->softcap = o->softcap;
-    if (z->softcap > 0 && !is_normal_factor(z->scale / z->softcap))
+    sizes->scale = o->scale != 0 ? o->scale : 1 / sqrt((double)sizes->d_qk);
+    sizes->softcap = o->softcap;
+    if (sizes->softcap > 0 && !is_normal_factor(sizes->scale / sizes->softcap))
         return cot_fail(COT_INVALID_ARGUMENT, "%s: scale / softcap is %g, expected a magnitude from 1e-30 to 1e30",
-                        call, z->scale / z->softcap);
-    z->dropped = (uint32_t)lrint(65536 * o->dropout_p);
+                        call, sizes->scale / sizes->softcap);
+    sizes->dropped = (uint32_t)lrint(65536 * o->dropout_p);
     return COT_OK;
 }
 
@@ -101,12 +101,12 @@ static cot_status check_block(const char *call, const char *axis, bool packed, i
 /* ---- shapes ------------------------------------------------------------------------------------------- */
 
 /* An axis of a tensor: its symbol, the tensor that defines its size, and the size. */
-typedef struct axis {
+typedef struct tensor_axis {
     const char *symbol, *source;
     int64_t size;
-} axis;
+} tensor_axis;
 
-static cot_status check_axes(const char *call, const char *name, const cot_tensor *t, const axis *axes, int rank)
+static cot_status check_axes(const char *call, const char *name, const cot_tensor *t, const tensor_axis *axes, int rank)
 {
     CHECK(cot_check_tensor(call, name, t, COT_FLOATS, rank, rank));
     for (int i = 0; cot_is_present(t) && i < rank; i++)
@@ -132,100 +132,101 @@ static cot_status check_statistic(const char *call, const char *name, const cot_
                     cot_dtype_name(expected));
 }
 
-static cot_status check_heads(const char *call, attention_sizes *z)
+static cot_status check_heads(const char *call, attention_sizes *sizes)
 {
-    if (z->H < 1 || z->Hkv < 1 || z->H % z->Hkv != 0)
+    if (sizes->H < 1 || sizes->Hkv < 1 || sizes->H % sizes->Hkv != 0)
         return cot_fail(COT_INVALID_SHAPE, "%s: q has H=%" PRId64 ", expected a multiple of k's Hkv=%" PRId64, call,
-                        z->H, z->Hkv);
-    if (z->d_qk < 1 || z->d_v < 1)
+                        sizes->H, sizes->Hkv);
+    if (sizes->d_qk < 1 || sizes->d_v < 1)
         return cot_fail(COT_INVALID_SHAPE, "%s: %s, expected 1 or more", call,
-                        z->d_qk < 1 ? "q has d=0" : "v has d_v=0");
+                        sizes->d_qk < 1 ? "q has d=0" : "v has d_v=0");
     return COT_OK;
 }
 
 /* B, Tq, H and d come from q; Tk and Hkv from k; d_v from v. */
 static cot_status check_qkv(const char *call, attention_problem *p)
 {
-    attention_sizes *z = &p->sizes;
+    attention_sizes *sizes = &p->sizes;
     CHECK(cot_check_tensor(call, "cu_seqlens_q", &p->cu_seqlens_q, COT_DTYPE_BIT(COT_I32), 1, 1));
     CHECK(cot_check_tensor(call, "cu_seqlens_k", &p->cu_seqlens_k, COT_DTYPE_BIT(COT_I32), 1, 1));
-    z->packed = cot_is_present(&p->cu_seqlens_q);
-    if (z->packed != cot_is_present(&p->cu_seqlens_k))
+    sizes->packed = cot_is_present(&p->cu_seqlens_q);
+    if (sizes->packed != cot_is_present(&p->cu_seqlens_k))
         return cot_fail(COT_INVALID_ARGUMENT, "%s: cu_seqlens_%s is given without cu_seqlens_%s, expected both or none",
-                        call, z->packed ? "q" : "k", z->packed ? "k" : "q");
-    const int rank = z->packed ? 3 : 4, rows = rank - 3;
+                        call, sizes->packed ? "q" : "k", sizes->packed ? "k" : "q");
+    const int rank = sizes->packed ? 3 : 4, rows = rank - 3;
     CHECK(cot_check_required(call, "q", &p->q));
     CHECK(cot_check_tensor(call, "q", &p->q, COT_FLOATS, rank, rank));
     CHECK(cot_check_required(call, "k", &p->k));
     CHECK(cot_check_tensor(call, "k", &p->k, COT_FLOATS, rank, rank));
     CHECK(cot_check_required(call, "v", &p->v));
     CHECK(cot_check_tensor(call, "v", &p->v, COT_FLOATS, rank, rank));
-    z->dtype = p->q.dtype;
-    CHECK(check_dtype_of(call, "k", &p->k, z->dtype, false));
-    CHECK(check_dtype_of(call, "v", &p->v, z->dtype, false));
-    z->B = z->packed ? p->cu_seqlens_q.shape[0] - 1 : p->q.shape[0];
-    z->Tq = p->q.shape[rows];
-    z->Tk = p->k.shape[rows];
-    z->H = p->q.shape[rows + 1];
-    z->d_qk = p->q.shape[rows + 2];
-    z->Hkv = p->k.shape[rows + 1];
-    z->d_v = p->v.shape[rows + 2];
-    if (!z->packed) {
-        CHECK(cot_check_size(call, "k", &p->k, 0, "B", "q", z->B));
-        CHECK(cot_check_size(call, "v", &p->v, 0, "B", "q", z->B));
+    sizes->dtype = p->q.dtype;
+    CHECK(check_dtype_of(call, "k", &p->k, sizes->dtype, false));
+    CHECK(check_dtype_of(call, "v", &p->v, sizes->dtype, false));
+    sizes->B = sizes->packed ? p->cu_seqlens_q.shape[0] - 1 : p->q.shape[0];
+    sizes->Tq = p->q.shape[rows];
+    sizes->Tk = p->k.shape[rows];
+    sizes->H = p->q.shape[rows + 1];
+    sizes->d_qk = p->q.shape[rows + 2];
+    sizes->Hkv = p->k.shape[rows + 1];
+    sizes->d_v = p->v.shape[rows + 2];
+    if (!sizes->packed) {
+        CHECK(cot_check_size(call, "k", &p->k, 0, "B", "q", sizes->B));
+        CHECK(cot_check_size(call, "v", &p->v, 0, "B", "q", sizes->B));
     }
-    CHECK(cot_check_size(call, "k", &p->k, rows + 2, "d", "q", z->d_qk));
-    CHECK(cot_check_size(call, "v", &p->v, rows, z->packed ? "total_k" : "Tk", "k", z->Tk));
-    CHECK(cot_check_size(call, "v", &p->v, rows + 1, "Hkv", "k", z->Hkv));
-    return check_heads(call, z);
+    CHECK(cot_check_size(call, "k", &p->k, rows + 2, "d", "q", sizes->d_qk));
+    CHECK(cot_check_size(call, "v", &p->v, rows, sizes->packed ? "total_k" : "Tk", "k", sizes->Tk));
+    CHECK(cot_check_size(call, "v", &p->v, rows + 1, "Hkv", "k", sizes->Hkv));
+    return check_heads(call, sizes);
 }
 
 /* Packed: max_seqlen replaces Tq and Tk, which until here are the rows of all sequences. */
 static cot_status check_packing(const char *call, const options *o, attention_problem *p)
 {
-    attention_sizes *z = &p->sizes;
-    const axis batch[] = {{"B", z->packed ? "cu_seqlens_q" : "q", z->B}};
+    attention_sizes *sizes = &p->sizes;
+    const tensor_axis batch[] = {{"B", sizes->packed ? "cu_seqlens_q" : "q", sizes->B}};
     const struct {
         const char *name;
         int64_t given;
         int64_t *T, *rows;
-    } lengths[] = {{"max_seqlen_q", o->max_seqlen_q, &z->Tq, &z->rows_q},
-                   {"max_seqlen_k", o->max_seqlen_k, &z->Tk, &z->rows_k}};
-    if (z->packed) {
-        if (z->B < 0)
+    } lengths[] = {{"max_seqlen_q", o->max_seqlen_q, &sizes->Tq, &sizes->rows_q},
+                   {"max_seqlen_k", o->max_seqlen_k, &sizes->Tk, &sizes->rows_k}};
+    if (sizes->packed) {
+        if (sizes->B < 0)
             return cot_fail(COT_INVALID_SHAPE, "%s: cu_seqlens_q has 0 entries, expected B+1", call);
-        CHECK(cot_check_size(call, "cu_seqlens_k", &p->cu_seqlens_k, 0, "B+1", "cu_seqlens_q", z->B + 1));
+        CHECK(cot_check_size(call, "cu_seqlens_k", &p->cu_seqlens_k, 0, "B+1", "cu_seqlens_q", sizes->B + 1));
     }
     for (int i = 0; i < COUNT(lengths); i++) {
-        *lengths[i].rows = *lengths[i].T * (z->packed ? 1 : z->B);
-        if (lengths[i].given < 0 || (!z->packed && lengths[i].given != 0))
+        *lengths[i].rows = *lengths[i].T * (sizes->packed ? 1 : sizes->B);
+        if (lengths[i].given < 0 || (!sizes->packed && lengths[i].given != 0))
             return cot_fail(COT_INVALID_ARGUMENT, "%s: %s is %" PRId64 ", expected 0%s", call, lengths[i].name,
-                            lengths[i].given, z->packed ? " or more" : " without cu_seqlens");
-        if (z->packed) /* at most the row count: a sequence is not longer than all sequences */
+                            lengths[i].given, sizes->packed ? " or more" : " without cu_seqlens");
+        if (sizes->packed) /* at most the row count: a sequence is not longer than all sequences */
             *lengths[i].T = lengths[i].given < *lengths[i].rows ? lengths[i].given : *lengths[i].rows;
     }
     CHECK(cot_check_tensor(call, "seqused_q", &p->seqused_q, COT_DTYPE_BIT(COT_I32), 1, 1));
     if (cot_is_present(&p->seqused_q))
-        CHECK(cot_check_size(call, "seqused_q", &p->seqused_q, 0, "B", batch->source, z->B));
+        CHECK(cot_check_size(call, "seqused_q", &p->seqused_q, 0, "B", batch->source, sizes->B));
     CHECK(cot_check_tensor(call, "seqused_k", &p->seqused_k, COT_DTYPE_BIT(COT_I32), 1, 1));
     if (cot_is_present(&p->seqused_k))
-        CHECK(cot_check_size(call, "seqused_k", &p->seqused_k, 0, "B", batch->source, z->B));
-    z->q_begin = o->q_begin, z->q_length = o->q_length;
-    z->k_begin = o->k_begin, z->k_length = o->k_length;
-    CHECK(check_block(call, "q", z->packed, z->Tq, &z->q_begin, &z->q_length));
-    CHECK(check_block(call, "k", z->packed, z->Tk, &z->k_begin, &z->k_length));
-    z->longest_k = z->packed ? o->max_seqlen_k : z->k_length;
+        CHECK(cot_check_size(call, "seqused_k", &p->seqused_k, 0, "B", batch->source, sizes->B));
+    sizes->q_begin = o->q_begin, sizes->q_length = o->q_length;
+    sizes->k_begin = o->k_begin, sizes->k_length = o->k_length;
+    CHECK(check_block(call, "q", sizes->packed, sizes->Tq, &sizes->q_begin, &sizes->q_length));
+    CHECK(check_block(call, "k", sizes->packed, sizes->Tk, &sizes->k_begin, &sizes->k_length));
+    sizes->longest_k = sizes->packed ? o->max_seqlen_k : sizes->k_length;
     return COT_OK;
 }
 
 static cot_status check_bias(const char *call, const char *name, const cot_tensor *t, const options *o,
-                             const attention_sizes *z)
+                             const attention_sizes *sizes)
 {
-    const axis axes[] = {
-        {"B", "q", z->B},
-        {"H", "q", z->H},
-        {z->packed ? "max_seqlen_q" : "Tq", z->packed ? "the call" : "q", z->packed ? o->max_seqlen_q : z->Tq},
-        {z->packed ? "max_seqlen_k" : "Tk", z->packed ? "the call" : "k", z->packed ? o->max_seqlen_k : z->Tk}};
+    const tensor_axis axes[] = {{"B", "q", sizes->B},
+                                {"H", "q", sizes->H},
+                                {sizes->packed ? "max_seqlen_q" : "Tq", sizes->packed ? "the call" : "q",
+                                 sizes->packed ? o->max_seqlen_q : sizes->Tq},
+                                {sizes->packed ? "max_seqlen_k" : "Tk", sizes->packed ? "the call" : "k",
+                                 sizes->packed ? o->max_seqlen_k : sizes->Tk}};
     CHECK(cot_check_tensor(call, name, t, COT_FLOATS, 4, 4));
     for (int i = 0; cot_is_present(t) && i < 4; i++)
         if (t->shape[i] != 1)
@@ -244,51 +245,52 @@ static cot_status check_memory_words(const char *call, const char *name, const c
 
 static cot_status check_optional_inputs(const char *call, const options *o, attention_problem *p)
 {
-    const attention_sizes *z = &p->sizes;
+    const attention_sizes *sizes = &p->sizes;
     CHECK(check_memory_words(call, "dropout_seed_tensor", &p->dropout_seed_tensor));
     CHECK(check_memory_words(call, "dropout_offset_tensor", &p->dropout_offset_tensor));
-    const axis heads[] = {{"H", "q", z->H}};
+    const tensor_axis heads[] = {{"H", "q", sizes->H}};
     CHECK(check_axes(call, "sink", &p->sink, heads, 1));
     CHECK(cot_check_tensor(call, "alibi_slopes", &p->alibi_slopes, COT_FLOATS, 1, 2));
     if (cot_is_present(&p->alibi_slopes)) {
         const int rank = p->alibi_slopes.rank;
         if (rank == 2)
-            CHECK(cot_check_size(call, "alibi_slopes", &p->alibi_slopes, 0, "B", "q", z->B));
-        CHECK(cot_check_size(call, "alibi_slopes", &p->alibi_slopes, rank - 1, "H", "q", z->H));
+            CHECK(cot_check_size(call, "alibi_slopes", &p->alibi_slopes, 0, "B", "q", sizes->B));
+        CHECK(cot_check_size(call, "alibi_slopes", &p->alibi_slopes, rank - 1, "H", "q", sizes->H));
     }
-    return check_bias(call, "bias", &p->bias, o, z);
+    return check_bias(call, "bias", &p->bias, o, sizes);
 }
 
 /* A tensor of q's shape, with `size` columns. */
 static cot_status check_like_q(const char *call, const char *name, const cot_tensor *t, const attention_problem *p,
                                int64_t size, const char *symbol, const char *source)
 {
-    const attention_sizes *z = &p->sizes;
-    const axis axes[] = {{"B", "q", z->B},
-                         {z->packed ? "total_q" : "Tq", "q", p->q.shape[z->packed ? 0 : 1]},
-                         {"H", "q", z->H},
-                         {symbol, source, size}};
-    return check_axes(call, name, t, axes + z->packed, 4 - z->packed);
+    const attention_sizes *sizes = &p->sizes;
+    const tensor_axis axes[] = {{"B", "q", sizes->B},
+                                {sizes->packed ? "total_q" : "Tq", "q", p->q.shape[sizes->packed ? 0 : 1]},
+                                {"H", "q", sizes->H},
+                                {symbol, source, size}};
+    return check_axes(call, name, t, axes + sizes->packed, 4 - sizes->packed);
 }
 
 static cot_status check_like_k(const char *call, const char *name, const cot_tensor *t, const attention_problem *p,
                                int64_t size, const char *symbol, const char *source)
 {
-    const attention_sizes *z = &p->sizes;
-    const axis axes[] = {{"B", "q", z->B},
-                         {z->packed ? "total_k" : "Tk", "k", p->k.shape[z->packed ? 0 : 1]},
-                         {"Hkv", "k", z->Hkv},
-                         {symbol, source, size}};
-    return check_axes(call, name, t, axes + z->packed, 4 - z->packed);
+    const attention_sizes *sizes = &p->sizes;
+    const tensor_axis axes[] = {{"B", "q", sizes->B},
+                                {sizes->packed ? "total_k" : "Tk", "k", p->k.shape[sizes->packed ? 0 : 1]},
+                                {"Hkv", "k", sizes->Hkv},
+                                {symbol, source, size}};
+    return check_axes(call, name, t, axes + sizes->packed, 4 - sizes->packed);
 }
 
 static cot_status check_like_lse(const char *call, const char *name, const cot_tensor *t, const attention_problem *p)
 {
-    const attention_sizes *z = &p->sizes;
-    const axis axes[] = {
-        {"B", "q", z->B}, {"H", "q", z->H}, {z->packed ? "total_q" : "Tq", "q", p->q.shape[z->packed ? 0 : 1]}};
-    CHECK(check_axes(call, name, t, axes + z->packed, 3 - z->packed));
-    return check_statistic(call, name, t, z->dtype);
+    const attention_sizes *sizes = &p->sizes;
+    const tensor_axis axes[] = {{"B", "q", sizes->B},
+                                {"H", "q", sizes->H},
+                                {sizes->packed ? "total_q" : "Tq", "q", p->q.shape[sizes->packed ? 0 : 1]}};
+    CHECK(check_axes(call, name, t, axes + sizes->packed, 3 - sizes->packed));
+    return check_statistic(call, name, t, sizes->dtype);
 }
 
 /* ---- checks of all calls ------------------------------------------------------------------------------- */
@@ -362,13 +364,13 @@ static cot_status check_seqused(const char *call, const char *name, const cot_te
 static cot_status check_lengths(const char *call, const void *problem)
 {
     const attention_problem *p = problem;
-    const attention_sizes *z = &p->sizes;
-    if (z->packed) {
-        CHECK(check_cu_seqlens(call, "q", &p->cu_seqlens_q, z->rows_q, z->Tq));
-        CHECK(check_cu_seqlens(call, "k", &p->cu_seqlens_k, z->rows_k, z->Tk));
+    const attention_sizes *sizes = &p->sizes;
+    if (sizes->packed) {
+        CHECK(check_cu_seqlens(call, "q", &p->cu_seqlens_q, sizes->rows_q, sizes->Tq));
+        CHECK(check_cu_seqlens(call, "k", &p->cu_seqlens_k, sizes->rows_k, sizes->Tk));
     }
-    CHECK(check_seqused(call, "q", &p->seqused_q, &p->cu_seqlens_q, z->B, z->q_length));
-    return check_seqused(call, "k", &p->seqused_k, &p->cu_seqlens_k, z->B, z->k_length);
+    CHECK(check_seqused(call, "q", &p->seqused_q, &p->cu_seqlens_q, sizes->B, sizes->q_length));
+    return check_seqused(call, "k", &p->seqused_k, &p->cu_seqlens_k, sizes->B, sizes->k_length);
 }
 
 /* [T,H,*] becomes [1,T,H,*] and [H,T] becomes [1,H,T], with a batch stride of 0. So kernels see one form. */
@@ -452,7 +454,7 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
     const options o = COPY_OPTIONS(a);
     memset(p, 0, sizeof *p);
     COPY_INPUTS(p, a);
-    const attention_sizes *z = &p->sizes;
+    const attention_sizes *sizes = &p->sizes;
     p->accumulate = a->accumulate;
     p->allow_nondeterminism = a->allow_nondeterminism;
     p->dout = a->dout, p->dlse = a->dlse, p->delta = a->delta;
@@ -463,17 +465,17 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
     CHECK(cot_check_required(call, "lse", &p->lse));
     CHECK(check_delta(call, p));
     CHECK(cot_check_required(call, "dout", &p->dout));
-    CHECK(check_like_q(call, "dout", &p->dout, p, z->d_v, "d_v", "v"));
-    CHECK(check_dtype_of(call, "dout", &p->dout, z->dtype, false));
+    CHECK(check_like_q(call, "dout", &p->dout, p, sizes->d_v, "d_v", "v"));
+    CHECK(check_dtype_of(call, "dout", &p->dout, sizes->dtype, false));
     CHECK(check_like_lse(call, "dlse", &p->dlse, p));
     CHECK(check_like_lse(call, "delta", &p->delta, p));
-    CHECK(check_like_q(call, "dq", &p->dq, p, z->d_qk, "d", "q"));
-    CHECK(check_dtype_of(call, "dq", &p->dq, z->dtype, true));
-    CHECK(check_like_k(call, "dk", &p->dk, p, z->d_qk, "d", "k"));
-    CHECK(check_dtype_of(call, "dk", &p->dk, z->dtype, true));
-    CHECK(check_like_k(call, "dv", &p->dv, p, z->d_v, "d_v", "v"));
-    CHECK(check_dtype_of(call, "dv", &p->dv, z->dtype, true));
-    const axis heads[] = {{"H", "q", z->H}};
+    CHECK(check_like_q(call, "dq", &p->dq, p, sizes->d_qk, "d", "q"));
+    CHECK(check_dtype_of(call, "dq", &p->dq, sizes->dtype, true));
+    CHECK(check_like_k(call, "dk", &p->dk, p, sizes->d_qk, "d", "k"));
+    CHECK(check_dtype_of(call, "dk", &p->dk, sizes->dtype, true));
+    CHECK(check_like_k(call, "dv", &p->dv, p, sizes->d_v, "d_v", "v"));
+    CHECK(check_dtype_of(call, "dv", &p->dv, sizes->dtype, true));
+    const tensor_axis heads[] = {{"H", "q", sizes->H}};
     CHECK(check_axes(call, "dsink", &p->dsink, heads, 1));
     if (cot_is_present(&p->dsink))
         CHECK(cot_check_required(call, "sink", &p->sink));
@@ -484,7 +486,7 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
         for (int i = 0; i < 4; i++)
             CHECK(cot_check_size(call, "dbias", &p->dbias, i, symbols[i], "bias", p->bias.shape[i]));
     }
-    CHECK(check_f64(direction, args, z->dtype));
+    CHECK(check_f64(direction, args, sizes->dtype));
     if (with_data)
         CHECK(check_memory(direction, args, false));
     add_batch_axes(p);
@@ -492,33 +494,36 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
 }
 
 /* The first tensor of delta and merge: [B,Tq,H,d_v] or packed [total_q,H,d_v]. */
-static cot_status check_first(const char *call, const char *name, const cot_tensor *t, attention_sizes *z)
+static cot_status check_first(const char *call, const char *name, const cot_tensor *t, attention_sizes *sizes)
 {
     CHECK(cot_check_required(call, name, t));
     CHECK(cot_check_tensor(call, name, t, COT_FLOATS, 3, 4));
-    z->packed = t->rank == 3;
-    z->B = z->packed ? 1 : t->shape[0];
-    z->Tq = t->shape[t->rank - 3];
-    z->H = t->shape[t->rank - 2];
-    z->d_v = t->shape[t->rank - 1];
-    z->dtype = t->dtype;
+    sizes->packed = t->rank == 3;
+    sizes->B = sizes->packed ? 1 : t->shape[0];
+    sizes->Tq = t->shape[t->rank - 3];
+    sizes->H = t->shape[t->rank - 2];
+    sizes->d_v = t->shape[t->rank - 1];
+    sizes->dtype = t->dtype;
     return COT_OK;
 }
 
 static cot_status check_like_first(const char *call, const char *name, const cot_tensor *t, const char *first,
-                                   const attention_sizes *z)
+                                   const attention_sizes *sizes)
 {
-    const axis axes[] = {
-        {"B", first, z->B}, {z->packed ? "total_q" : "Tq", first, z->Tq}, {"H", first, z->H}, {"d_v", first, z->d_v}};
-    return check_axes(call, name, t, axes + z->packed, 4 - z->packed);
+    const tensor_axis axes[] = {{"B", first, sizes->B},
+                                {sizes->packed ? "total_q" : "Tq", first, sizes->Tq},
+                                {"H", first, sizes->H},
+                                {"d_v", first, sizes->d_v}};
+    return check_axes(call, name, t, axes + sizes->packed, 4 - sizes->packed);
 }
 
 static cot_status check_statistic_of(const char *call, const char *name, const cot_tensor *t, const char *first,
-                                     const attention_sizes *z)
+                                     const attention_sizes *sizes)
 {
-    const axis axes[] = {{"B", first, z->B}, {"H", first, z->H}, {z->packed ? "total_q" : "Tq", first, z->Tq}};
-    CHECK(check_axes(call, name, t, axes + z->packed, 3 - z->packed));
-    return check_statistic(call, name, t, z->dtype);
+    const tensor_axis axes[] = {
+        {"B", first, sizes->B}, {"H", first, sizes->H}, {sizes->packed ? "total_q" : "Tq", first, sizes->Tq}};
+    CHECK(check_axes(call, name, t, axes + sizes->packed, 3 - sizes->packed));
+    return check_statistic(call, name, t, sizes->dtype);
 }
 
 static cot_status validate_delta(const char *call, const void *args, bool with_data, void *problem)
@@ -557,7 +562,7 @@ static cot_status validate_merge(const char *call, const void *args, bool with_d
     CHECK(check_statistic_of(call, "lse_a", &a->lse_a, "out_a", &p->sizes));
     CHECK(cot_check_required(call, "lse_b", &a->lse_b));
     CHECK(check_statistic_of(call, "lse_b", &a->lse_b, "out_a", &p->sizes));
-    const axis heads[] = {{"H", "out_a", p->sizes.H}};
+    const tensor_axis heads[] = {{"H", "out_a", p->sizes.H}};
     CHECK(check_axes(call, "sink", &a->sink, heads, 1));
     CHECK(check_like_first(call, "out", &a->out, "out_a", &p->sizes));
     CHECK(check_statistic_of(call, "lse", &a->lse, "out_a", &p->sizes));

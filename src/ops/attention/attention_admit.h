@@ -11,33 +11,33 @@
 COT_ADMIT_SCALAR(attention_sizes)
 
 /* Pairs of a query and a key, as if all were visible. The visible share is the same for every kernel. */
-static inline double attention_pairs(const attention_sizes *z)
+static inline double attention_pairs(const attention_sizes *sizes)
 {
-    return (double)z->H * (double)z->rows_q * (double)z->Tk;
+    return (double)sizes->H * (double)sizes->rows_q * (double)sizes->Tk;
 }
 
 static inline double cost_fwd_scalar(const void *problem)
 {
-    const attention_sizes *z = problem;
-    return attention_pairs(z) * (40 + 8 * (double)(z->d_qk + z->d_v));
+    const attention_sizes *sizes = problem;
+    return attention_pairs(sizes) * (40 + 8 * (double)(sizes->d_qk + sizes->d_v));
 }
 
 static inline double cost_bwd_scalar(const void *problem)
 {
-    const attention_sizes *z = problem;
-    return attention_pairs(z) * (60 + 20 * (double)(z->d_qk + z->d_v));
+    const attention_sizes *sizes = problem;
+    return attention_pairs(sizes) * (60 + 20 * (double)(sizes->d_qk + sizes->d_v));
 }
 
 static inline double cost_rows_scalar(const void *problem)
 {
-    const attention_sizes *z = problem;
-    return 10.0 * (double)z->B * (double)z->Tq * (double)z->H * (double)z->d_v;
+    const attention_sizes *sizes = problem;
+    return 10.0 * (double)sizes->B * (double)sizes->Tq * (double)sizes->H * (double)sizes->d_v;
 }
 
 /* The vectorised kernels of delta and merge. */
-static inline const char *attention_admit_rows(const attention_sizes *z, const cot_tensor *const tensors[3])
+static inline const char *attention_admit_rows(const attention_sizes *sizes, const cot_tensor *const tensors[3])
 {
-    if (z->dtype == COT_F64)
+    if (sizes->dtype == COT_F64)
         return "it computes in float32, the tensors are f64";
     for (int i = 0; i < 3; i++)
         if (cot_is_present(tensors[i]) && tensors[i]->stride[3] != 1 && tensors[i]->shape[3] > 1)
@@ -68,8 +68,8 @@ static inline const char *admit_merge_bf16(const void *problem)
 
 static inline double attention_cost_rows(const void *problem, double cycles)
 {
-    const attention_sizes *z = problem;
-    return cycles * (double)z->B * (double)z->Tq * (double)z->H * (10 + (double)z->d_v);
+    const attention_sizes *sizes = problem;
+    return cycles * (double)sizes->B * (double)sizes->Tq * (double)sizes->H * (10 + (double)sizes->d_v);
 }
 
 static inline double cost_rows_portable(const void *problem)
@@ -95,27 +95,27 @@ static inline double cost_rows_avx512bf16(const void *problem)
 /* Forward: for every sequence and head, one row of scores and one row of out. */
 static inline size_t workspace_fwd_scalar(const void *problem)
 {
-    const attention_sizes *z = problem;
-    return cot_bytes(COT_PRODUCT(z->B + z->packed, z->H, z->Tk + z->d_v), sizeof(double));
+    const attention_sizes *sizes = problem;
+    return cot_bytes(COT_PRODUCT(sizes->B + sizes->packed, sizes->H, sizes->Tk + sizes->d_v), sizeof(double));
 }
 
 /* Backward: for every sequence and key-value head, dk and dv of all rows, and one row of dq. */
 static inline size_t workspace_bwd_scalar(const void *problem)
 {
-    const attention_sizes *z = problem;
-    const int64_t sums = COT_PRODUCT(z->rows_k, z->Hkv, z->d_qk + z->d_v);
-    return cot_bytes(cot_add(sums, COT_PRODUCT(z->B + z->packed, z->Hkv, z->d_qk)), sizeof(double));
+    const attention_sizes *sizes = problem;
+    const int64_t sums = COT_PRODUCT(sizes->rows_k, sizes->Hkv, sizes->d_qk + sizes->d_v);
+    return cot_bytes(cot_add(sums, COT_PRODUCT(sizes->B + sizes->packed, sizes->Hkv, sizes->d_qk)), sizeof(double));
 }
 
 /* ---- tiled kernels --------------------------------------------------------------------------------------- */
 
 static inline const char *attention_admit_tiled(const attention_problem *p)
 {
-    const attention_sizes *z = &p->sizes;
+    const attention_sizes *sizes = &p->sizes;
     const cot_tensor *const rows[] = {&p->q, &p->k, &p->v, &p->out, &p->dout, &p->dq, &p->dk, &p->dv};
-    if (z->dtype == COT_F64)
+    if (sizes->dtype == COT_F64)
         return "it computes in float32, the tensors are f64";
-    if (z->d_qk > ATTENTION_MAX_D || z->d_v > ATTENTION_MAX_D)
+    if (sizes->d_qk > ATTENTION_MAX_D || sizes->d_v > ATTENTION_MAX_D)
         return "it supports d and d_v up to 256";
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (cot_is_present(rows[i]) && rows[i]->stride[3] != 1 && rows[i]->shape[3] > 1)
@@ -167,19 +167,19 @@ static inline const char *admit_tiled_split3(const void *problem)
 static inline double attention_cost_tiled(const attention_problem *p, double multiplications, double rate,
                                           double softmax)
 {
-    const attention_sizes *z = &p->sizes;
-    softmax += (z->softcap > 0 ? 50 : 0) + (z->dropped > 0 ? 10 : 0) +
+    const attention_sizes *sizes = &p->sizes;
+    softmax += (sizes->softcap > 0 ? 50 : 0) + (sizes->dropped > 0 ? 10 : 0) +
                (cot_is_present(&p->bias) || cot_is_present(&p->alibi_slopes) ? 10 : 0);
-    const double sequences = (double)z->B + 1;
-    const double rows_q = (double)z->H * ((double)z->rows_q + sequences * ATTENTION_STRIP);
-    const double rows_k = (double)z->Hkv * ((double)z->rows_k + sequences * ATTENTION_BLOCK);
-    const double pairs = rows_q * (double)cot_round_up(z->Tk, ATTENTION_STRIP);
+    const double sequences = (double)sizes->B + 1;
+    const double rows_q = (double)sizes->H * ((double)sizes->rows_q + sequences * ATTENTION_STRIP);
+    const double rows_k = (double)sizes->Hkv * ((double)sizes->rows_k + sequences * ATTENTION_BLOCK);
+    const double pairs = rows_q * (double)cot_round_up(sizes->Tk, ATTENTION_STRIP);
     /* dbias computes two of the five products again, and it sums in double. */
     if (cot_is_present(&p->dbias)) {
         multiplications *= 1.4;
         softmax += 5;
     }
-    return pairs * (multiplications / rate + softmax) + (rows_q + rows_k) * (double)(z->d_qk + z->d_v) + 20000;
+    return pairs * (multiplications / rate + softmax) + (rows_q + rows_k) * (double)(sizes->d_qk + sizes->d_v) + 20000;
 }
 
 /* `size` is the bytes of an operand's element: a float, or one to three bf16. `keys` is the maximum keys of a forward
@@ -205,16 +205,16 @@ COT_WORKSPACES(tiled_amx_split3, 6, false, ATTENTION_FWD_AMX_KEYS(6))
 #undef COT_WORKSPACES
 
 /* Costs by instruction set: multiply-adds per cycle, and lanes of the softmax. */
-#define COT_COSTS(isa, rate, lanes)                                                                   \
-    static inline double cost_fwd_tiled_##isa(const void *problem)                                    \
-    {                                                                                                 \
-        const attention_sizes *z = problem;                                                           \
-        return attention_cost_tiled(problem, (double)(z->d_qk + z->d_v), rate, 16.0 / lanes);         \
-    }                                                                                                 \
-    static inline double cost_bwd_tiled_##isa(const void *problem)                                    \
-    {                                                                                                 \
-        const attention_sizes *z = problem;                                                           \
-        return attention_cost_tiled(problem, (double)(3 * z->d_qk + 2 * z->d_v), rate, 20.0 / lanes); \
+#define COT_COSTS(isa, rate, lanes)                                                                           \
+    static inline double cost_fwd_tiled_##isa(const void *problem)                                            \
+    {                                                                                                         \
+        const attention_sizes *sizes = problem;                                                               \
+        return attention_cost_tiled(problem, (double)(sizes->d_qk + sizes->d_v), rate, 16.0 / lanes);         \
+    }                                                                                                         \
+    static inline double cost_bwd_tiled_##isa(const void *problem)                                            \
+    {                                                                                                         \
+        const attention_sizes *sizes = problem;                                                               \
+        return attention_cost_tiled(problem, (double)(3 * sizes->d_qk + 2 * sizes->d_v), rate, 20.0 / lanes); \
     }
 COT_COSTS(portable, 2, 2)
 COT_COSTS(avx2, 12, 8)

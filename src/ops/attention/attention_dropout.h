@@ -26,17 +26,17 @@ static inline uint64_t attention_load_u64(const cot_tensor *t)
 
 static inline attention_dropout attention_dropout_of(const attention_problem *p, const attention_sequence *s, int64_t h)
 {
-    const attention_sizes *z = &p->sizes;
-    attention_dropout a = {.dropped = z->dropped, .factor = 1};
-    if (z->dropped == 0)
+    const attention_sizes *sizes = &p->sizes;
+    attention_dropout a = {.dropped = sizes->dropped, .factor = 1};
+    if (sizes->dropped == 0)
         return a;
     a.seed = p->dropout_seed + attention_load_u64(&p->dropout_seed_tensor);
     a.offset = p->dropout_offset + attention_load_u64(&p->dropout_offset_tensor);
-    const int64_t R = z->packed ? attention_load_i32(&p->cu_seqlens_q, z->B) : z->B * z->q_length;
-    a.first_row = (uint64_t)(h * R + (z->packed ? s->q_row : s->b * z->q_length + z->q_begin));
-    a.groups_per_row = (uint64_t)cot_ceil_div(z->longest_k, COT_DROPOUT_GROUP);
-    a.k_begin = z->k_begin;
-    a.factor = z->dropped < 65536 ? 65536.0 / (65536 - z->dropped) : 0;
+    const int64_t R = sizes->packed ? attention_load_i32(&p->cu_seqlens_q, sizes->B) : sizes->B * sizes->q_length;
+    a.first_row = (uint64_t)(h * R + (sizes->packed ? s->q_row : s->b * sizes->q_length + sizes->q_begin));
+    a.groups_per_row = (uint64_t)cot_ceil_div(sizes->longest_k, COT_DROPOUT_GROUP);
+    a.k_begin = sizes->k_begin;
+    a.factor = sizes->dropped < 65536 ? 65536.0 / (65536 - sizes->dropped) : 0;
     return a;
 }
 

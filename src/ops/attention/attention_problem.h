@@ -83,15 +83,15 @@ static inline int64_t attention_sequence_count(const attention_problem *p)
 
 static inline attention_sequence attention_sequence_at(const attention_problem *p, int64_t b)
 {
-    const attention_sizes *z = &p->sizes;
-    attention_sequence s = {.b = b, .q_rows = z->Tq, .k_rows = z->Tk};
-    int64_t sequence_q_length = z->q_length, sequence_k_length = z->k_length;
-    if (z->packed) {
+    const attention_sizes *sizes = &p->sizes;
+    attention_sequence s = {.b = b, .q_rows = sizes->Tq, .k_rows = sizes->Tk};
+    int64_t sequence_q_length = sizes->q_length, sequence_k_length = sizes->k_length;
+    if (sizes->packed) {
         s.q_row = attention_load_i32(&p->cu_seqlens_q, b);
         s.k_row = attention_load_i32(&p->cu_seqlens_k, b);
-        if (b == z->B) {
-            s.q_rows = z->rows_q - s.q_row;
-            s.k_rows = z->rows_k - s.k_row;
+        if (b == sizes->B) {
+            s.q_rows = sizes->rows_q - s.q_row;
+            s.k_rows = sizes->rows_k - s.k_row;
             return s;
         }
         sequence_q_length = s.q_rows = attention_load_i32(&p->cu_seqlens_q, b + 1) - s.q_row;
@@ -101,9 +101,9 @@ static inline attention_sequence attention_sequence_at(const attention_problem *
         sequence_q_length = attention_load_i32(&p->seqused_q, b);
     if (cot_is_present(&p->seqused_k))
         sequence_k_length = attention_load_i32(&p->seqused_k, b);
-    s.used_q = cot_clamp(sequence_q_length - z->q_begin, 0, s.q_rows);
-    s.used_k = cot_clamp(sequence_k_length - z->k_begin, 0, s.k_rows);
-    s.diagonal = sequence_k_length - sequence_q_length + z->q_begin - z->k_begin;
+    s.used_q = cot_clamp(sequence_q_length - sizes->q_begin, 0, s.q_rows);
+    s.used_k = cot_clamp(sequence_k_length - sizes->k_begin, 0, s.k_rows);
+    s.diagonal = sequence_k_length - sequence_q_length + sizes->q_begin - sizes->k_begin;
     return s;
 }
 
@@ -112,16 +112,20 @@ typedef struct attention_span {
     int64_t first, end;
 } attention_span;
 
-static inline attention_span attention_visible_keys(const attention_sizes *z, const attention_sequence *s, int64_t i)
+static inline attention_span attention_visible_keys(const attention_sizes *sizes, const attention_sequence *s,
+                                                    int64_t i)
 {
     const int64_t key = i + s->diagonal;
-    return (attention_span){cot_clamp(key - z->left, 0, s->used_k), cot_clamp(key + z->right + 1, 0, s->used_k)};
+    return (attention_span){cot_clamp(key - sizes->left, 0, s->used_k),
+                            cot_clamp(key + sizes->right + 1, 0, s->used_k)};
 }
 
-static inline attention_span attention_visible_queries(const attention_sizes *z, const attention_sequence *s, int64_t j)
+static inline attention_span attention_visible_queries(const attention_sizes *sizes, const attention_sequence *s,
+                                                       int64_t j)
 {
     const int64_t query = j - s->diagonal;
-    return (attention_span){cot_clamp(query - z->right, 0, s->used_q), cot_clamp(query + z->left + 1, 0, s->used_q)};
+    return (attention_span){cot_clamp(query - sizes->right, 0, s->used_q),
+                            cot_clamp(query + sizes->left + 1, 0, s->used_q)};
 }
 
 /* ---- elements ----------------------------------------------------------------------------------------- */

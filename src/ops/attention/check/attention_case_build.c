@@ -139,14 +139,14 @@ static cot_tensor bias_tensor(const attention_case_params *p)
 /* The visible pairs of one head of a sequence with these lengths. */
 static double visible_pairs_of_head(const attention_case_params *p, int64_t Tq, int64_t Tk)
 {
-    const attention_sizes z = {.left = p->window && p->left >= 0 ? p->left : ATTENTION_UNBOUNDED,
-                               .right = p->causal                    ? 0
-                                        : p->window && p->right >= 0 ? p->right
-                                                                     : ATTENTION_UNBOUNDED};
+    const attention_sizes sizes = {.left = p->window && p->left >= 0 ? p->left : ATTENTION_UNBOUNDED,
+                                   .right = p->causal                    ? 0
+                                            : p->window && p->right >= 0 ? p->right
+                                                                         : ATTENTION_UNBOUNDED};
     const attention_sequence s = {.used_q = Tq, .used_k = Tk, .diagonal = Tk - Tq};
     double pairs = 0;
     for (int64_t i = 0; i < Tq; i++) {
-        const attention_span span = attention_visible_keys(&z, &s, i);
+        const attention_span span = attention_visible_keys(&sizes, &s, i);
         pairs += span.end > span.first ? (double)(span.end - span.first) : 0;
     }
     return pairs;

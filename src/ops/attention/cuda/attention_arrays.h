@@ -49,18 +49,18 @@ static inline cot_status attention_launch(cot_queue *queue, const cot_cuda_kerne
 /* The sequences of a call, without the sizes of tiles and the pointers into the workspace. */
 static inline attention_sequences attention_sequences_of(cot_queue *queue, const attention_problem *p)
 {
-    const attention_sizes *z = &p->sizes;
+    const attention_sizes *sizes = &p->sizes;
     return (attention_sequences){
-        .q_begin = z->q_begin,
-        .q_length = z->q_length,
-        .k_begin = z->k_begin,
-        .k_length = z->k_length,
-        .B = (int32_t)z->B,
-        .packed = z->packed,
-        .Tq = (int32_t)(z->packed ? z->rows_q : z->Tq),
-        .Tk = (int32_t)(z->packed ? z->rows_k : z->Tk),
-        .max_seqlen_q = (int32_t)(z->Tq < INT32_MAX ? z->Tq : INT32_MAX),
-        .max_seqlen_k = (int32_t)(z->Tk < INT32_MAX ? z->Tk : INT32_MAX),
+        .q_begin = sizes->q_begin,
+        .q_length = sizes->q_length,
+        .k_begin = sizes->k_begin,
+        .k_length = sizes->k_length,
+        .B = (int32_t)sizes->B,
+        .packed = sizes->packed,
+        .Tq = (int32_t)(sizes->packed ? sizes->rows_q : sizes->Tq),
+        .Tk = (int32_t)(sizes->packed ? sizes->rows_k : sizes->Tk),
+        .max_seqlen_q = (int32_t)(sizes->Tq < INT32_MAX ? sizes->Tq : INT32_MAX),
+        .max_seqlen_k = (int32_t)(sizes->Tk < INT32_MAX ? sizes->Tk : INT32_MAX),
         .count = (int32_t)attention_sequence_count(p),
         .max_tiles = INT32_MAX,
         .max_key_blocks = INT32_MAX,
@@ -81,11 +81,11 @@ static inline cot_status attention_launch_prepare(cot_queue *queue, const attent
 
 /* A score is `factor` times tanh. The coefficients of the series contain powers of scale / softcap, if those are normal
  * float32 numbers. Otherwise no score uses the series. */
-static inline attention_softcap attention_softcap_of(const attention_sizes *z, float factor)
+static inline attention_softcap attention_softcap_of(const attention_sizes *sizes, float factor)
 {
     attention_softcap cap = {0};
-    if (z->softcap > 0) {
-        const double scale = z->scale / z->softcap, square = scale * scale, max_scale = 16384,
+    if (sizes->softcap > 0) {
+        const double scale = sizes->scale / sizes->softcap, square = scale * scale, max_scale = 16384,
                      linear = scale * (double)factor;
         const bool normal = fabs(scale) > 1 / max_scale && fabs(scale) < max_scale;
         cap.scale = (float)scale;

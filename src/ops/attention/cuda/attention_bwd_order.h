@@ -21,29 +21,31 @@ typedef struct backward_choice {
 /* Whether q, dout and dq of one head exceed 24 MiB, half of the L2 cache of an H100 or H200. Then the key blocks of a
  * head must work on nearby tiles of queries, or the tiles leave the cache. At 64 tile columns the limit is 48 MiB,
  * because the order for long sequences costs more there. */
-static inline bool is_long(const attention_sizes *z, int64_t columns)
+static inline bool is_long(const attention_sizes *sizes, int64_t columns)
 {
     const int64_t row_bytes = columns * (2 * (int64_t)sizeof(uint16_t) + (int64_t)sizeof(float));
-    return cot_mul(z->Tq, row_bytes) > (columns == 64 ? 48 : 24) << 20;
+    return cot_mul(sizes->Tq, row_bytes) > (columns == 64 ? 48 : 24) << 20;
 }
 
 /* Whether the nondeterministic mode of the _general and _softcap versions is faster: where a query can attend to more than
  * 2048 keys. */
-static inline bool is_nondeterministic_general_faster(const attention_sizes *z)
+static inline bool is_nondeterministic_general_faster(const attention_sizes *sizes)
 {
-    return cot_min(cot_min(z->left, z->Tk) + 1 + cot_min(z->right, z->Tk), z->Tk) > 16 * ATTENTION_BWD_KEYS;
+    return cot_min(cot_min(sizes->left, sizes->Tk) + 1 + cot_min(sizes->right, sizes->Tk), sizes->Tk) >
+           16 * ATTENTION_BWD_KEYS;
 }
 
 /* pairs: the call would run on the pair kernel. Not for the _general and _softcap versions. */
-static inline bool is_nondeterministic_faster(const attention_sizes *z, int64_t columns, int64_t key_blocks, bool pairs)
+static inline bool is_nondeterministic_faster(const attention_sizes *sizes, int64_t columns, int64_t key_blocks,
+                                              bool pairs)
 {
-    const bool causal = z->right == 0;
-    if (attention_bwd_used_columns(z) == 96)
+    const bool causal = sizes->right == 0;
+    if (attention_bwd_used_columns(sizes) == 96)
         return false;
-    if (z->H != z->Hkv)
+    if (sizes->H != sizes->Hkv)
         return !causal || columns > 128 || pairs;
     if (causal)
-        return columns == 64 ? is_long(z, columns) : key_blocks >= 128;
+        return columns == 64 ? is_long(sizes, columns) : key_blocks >= 128;
     return columns <= 128 && key_blocks >= (columns == 128 ? 32 : 128);
 }
 
@@ -58,34 +60,35 @@ static inline enum attention_store_method store_method_of(const attention_proble
 
 /* Whether the pair kernel, if it runs the call in deterministic mode, stores dq: with at most 4096 keys, and not in f16 at
  * 64 columns, where ptxas 13.0 spills a register. may_store_dq: see choose_backward. */
-static inline bool pairs_store_dq(const attention_sizes *z, int64_t columns, int64_t key_blocks, bool may_store_dq)
+static inline bool pairs_store_dq(const attention_sizes *sizes, int64_t columns, int64_t key_blocks, bool may_store_dq)
 {
-    return may_store_dq && z->right != 0 && key_blocks <= 32 && (columns == 128 || z->dtype == COT_BF16);
+    return may_store_dq && sizes->right != 0 && key_blocks <= 32 && (columns == 128 || sizes->dtype == COT_BF16);
 }
 
 /* Whether a call runs on the pair kernel. Under a causal mask, one thread block of a cluster computes masked tiles. With an
  * odd number of key blocks, the second key block of the last pair has only masked keys. With GQA a pair takes long, and
  * few pairs would occupy the multiprocessors unevenly. */
-static inline bool takes_pairs(const attention_sizes *z, int64_t columns, int64_t key_blocks, bool deterministic,
+static inline bool takes_pairs(const attention_sizes *sizes, int64_t columns, int64_t key_blocks, bool deterministic,
                                bool stores_dq)
 {
-    if (columns > 128 || attention_bwd_used_columns(z) == 96 || z->Tq == 0 || (key_blocks % 2 != 0 && key_blocks < 64))
+    if (columns > 128 || attention_bwd_used_columns(sizes) == 96 || sizes->Tq == 0 ||
+        (key_blocks % 2 != 0 && key_blocks < 64))
         return false;
-    if (z->right == 0 && z->H != z->Hkv)
-        return columns == 128 && key_blocks >= 32 && cot_mul(key_blocks, cot_mul(z->B, z->Hkv)) >= 256;
-    if (z->right == 0)
+    if (sizes->right == 0 && sizes->H != sizes->Hkv)
+        return columns == 128 && key_blocks >= 32 && cot_mul(key_blocks, cot_mul(sizes->B, sizes->Hkv)) >= 256;
+    if (sizes->right == 0)
         return key_blocks >= (columns == 64 ? 128 : 32);
-    return key_blocks >= (columns == 64 && !stores_dq ? 16 : 4) && !(deterministic && is_long(z, columns));
+    return key_blocks >= (columns == 64 && !stores_dq ? 16 : 4) && !(deterministic && is_long(sizes, columns));
 }
 
 /* Key-value heads of a section under a full mask in deterministic mode: one line for each row of the page's table. */
-static inline int64_t full_mask_section_heads(const backward_choice *choice, const attention_sizes *z, int64_t columns,
-                                              int64_t key_blocks)
+static inline int64_t full_mask_section_heads(const backward_choice *choice, const attention_sizes *sizes,
+                                              int64_t columns, int64_t key_blocks)
 {
     const bool is_64 = columns == 64;
-    if (is_long(z, columns))
+    if (is_long(sizes, columns))
         return 1;
-    if (choice->pairs && z->H != z->Hkv)
+    if (choice->pairs && sizes->H != sizes->Hkv)
         return 2;
     if (choice->pairs && choice->stores_dq)
         return is_64 ? cot_clamp(128 / key_blocks, 8, 32) : 8;
@@ -104,10 +107,10 @@ static inline int64_t full_mask_section_heads(const backward_choice *choice, con
  * multiprocessor. Full masks gain nothing. */
 static inline int32_t head_split_of(const attention_problem *p, int64_t columns, bool pairs)
 {
-    const attention_sizes *z = &p->sizes;
-    const int64_t gqa_group = z->H / cot_max(z->Hkv, 1),
-                  key_blocks = cot_mul(attention_bwd_key_blocks_per_head(p), z->Hkv);
-    return columns <= 128 && z->right == 0 && gqa_group % 2 == 0 && !pairs && key_blocks < 384 ? 2 : 1;
+    const attention_sizes *sizes = &p->sizes;
+    const int64_t gqa_group = sizes->H / cot_max(sizes->Hkv, 1),
+                  key_blocks = cot_mul(attention_bwd_key_blocks_per_head(p), sizes->Hkv);
+    return columns <= 128 && sizes->right == 0 && gqa_group % 2 == 0 && !pairs && key_blocks < 384 ? 2 : 1;
 }
 
 /* Chooses mode, kernel and order of a call, by measurements on an H200 and an H100. docs/kernels/attention_bwd_order.md
@@ -117,23 +120,24 @@ static inline int32_t head_split_of(const attention_problem *p, int64_t columns,
  * it. */
 static inline backward_choice choose_backward(const attention_problem *p, bool general, int64_t columns)
 {
-    const attention_sizes *z = &p->sizes;
-    const bool causal = z->right == 0, is_wide = columns > 128, grouped = z->H != z->Hkv;
-    const bool is_long_call = is_long(z, columns);
-    const int64_t key_blocks = cot_max(cot_ceil_div(z->Tk, ATTENTION_BWD_KEYS), 1),
-                  batch_kv_heads = cot_mul(z->B, z->Hkv);
+    const attention_sizes *sizes = &p->sizes;
+    const bool causal = sizes->right == 0, is_wide = columns > 128, grouped = sizes->H != sizes->Hkv;
+    const bool is_long_call = is_long(sizes, columns);
+    const int64_t key_blocks = cot_max(cot_ceil_div(sizes->Tk, ATTENTION_BWD_KEYS), 1),
+                  batch_kv_heads = cot_mul(sizes->B, sizes->Hkv);
     if (general) { /* it has one order for each mode */
-        backward_choice choice = {.deterministic = !p->allow_nondeterminism || !is_nondeterministic_general_faster(z),
+        backward_choice choice = {.deterministic =
+                                      !p->allow_nondeterminism || !is_nondeterministic_general_faster(sizes),
                                   .heads_per_section = 4,
                                   .head_split = head_split_of(p, columns, false)};
-        if (z->softcap > 0 && !is_wide)
+        if (sizes->softcap > 0 && !is_wide)
             choice.heads_per_section = columns == 64 ? 32 : 8;
         else if (!choice.deterministic && !is_wide)
             choice.heads_per_section = 8;
         return choice;
     }
-    const bool nondeterministic_pairs = takes_pairs(z, columns, key_blocks, false, false);
-    if (p->allow_nondeterminism && is_nondeterministic_faster(z, columns, key_blocks, nondeterministic_pairs)) {
+    const bool nondeterministic_pairs = takes_pairs(sizes, columns, key_blocks, false, false);
+    if (p->allow_nondeterminism && is_nondeterministic_faster(sizes, columns, key_blocks, nondeterministic_pairs)) {
         backward_choice choice = {.heads_per_section = 2,
                                   .descending_tiles = causal && grouped,
                                   .pairs = nondeterministic_pairs,
@@ -151,15 +155,15 @@ static inline backward_choice choose_backward(const attention_problem *p, bool g
     /* The kernels that store dq do so as vectors of 16 bits, for one query head of each key-value head. There is none for
      * 96 used columns. */
     const bool may_store_dq =
-        !grouped && attention_bwd_used_columns(z) != 96 && store_method_of(p, &p->dq) == ATTENTION_STORE_VECTORS_16;
-    const bool pairs_stores_dq = pairs_store_dq(z, columns, key_blocks, may_store_dq);
+        !grouped && attention_bwd_used_columns(sizes) != 96 && store_method_of(p, &p->dq) == ATTENTION_STORE_VECTORS_16;
+    const bool pairs_stores_dq = pairs_store_dq(sizes, columns, key_blocks, may_store_dq);
     backward_choice choice = {.deterministic = true,
                               .descending_tiles = causal,
-                              .pairs = takes_pairs(z, columns, key_blocks, true, pairs_stores_dq)};
+                              .pairs = takes_pairs(sizes, columns, key_blocks, true, pairs_stores_dq)};
     choice.head_split = head_split_of(p, columns, choice.pairs);
     choice.stores_dq = choice.pairs ? pairs_stores_dq : columns == 64 && may_store_dq;
     if (!causal) {
-        choice.heads_per_section = (int32_t)full_mask_section_heads(&choice, z, columns, key_blocks);
+        choice.heads_per_section = (int32_t)full_mask_section_heads(&choice, sizes, columns, key_blocks);
         choice.first_ascending_section = INT32_MAX;
     } else if (is_long_call) {
         choice.heads_per_section = grouped ? 2 : 4;

@@ -76,16 +76,16 @@ typedef struct plain_kernels {
 static const plain_kernels bf16_plain_kernels = PLAIN_KERNELS_OF(bf16), f16_plain_kernels = PLAIN_KERNELS_OF(f16);
 static const cot_cuda_kernel dsink = {cot_image_attention_bwd_rows_sm90, "attention_bwd_dsink", 0};
 
-static int kernels_index(const attention_sizes *z, bool general)
+static int kernels_index(const attention_sizes *sizes, bool general)
 {
-    const int64_t columns = attention_bwd_used_columns(z);
-    const int size = columns == 64    ? SIZE_64
-                     : columns == 96  ? SIZE_96
-                     : columns == 128 ? SIZE_128
-                     : columns == 256 ? SIZE_256
-                     : z->d_v <= 128  ? SIZE_192_128
-                                      : SIZE_192;
-    return size + (z->softcap > 0 ? SOFTCAP : general ? GENERAL : PLAIN);
+    const int64_t columns = attention_bwd_used_columns(sizes);
+    const int size = columns == 64       ? SIZE_64
+                     : columns == 96     ? SIZE_96
+                     : columns == 128    ? SIZE_128
+                     : columns == 256    ? SIZE_256
+                     : sizes->d_v <= 128 ? SIZE_192_128
+                                         : SIZE_192;
+    return size + (sizes->softcap > 0 ? SOFTCAP : general ? GENERAL : PLAIN);
 }
 
 /* Encodes the map of lse_log2 and delta, which follow each other: one query tile is one row. */
@@ -106,12 +106,12 @@ static cot_status map_dq_accum(cot_queue *queue, CUtensorMap *map, const attenti
 
 /* Coefficients for attention_bwd_softcap: power series of tanh and of its derivative, economised with Chebyshev
  * polynomials. So all coefficients differ a little from those of Taylor. */
-static attention_bwd_softcap backward_softcap(const attention_sizes *z)
+static attention_bwd_softcap backward_softcap(const attention_sizes *sizes)
 {
     attention_bwd_softcap cap = {0};
-    if (z->softcap > 0) {
-        const double scale = z->scale / z->softcap, square = scale * scale, max_scale = 16384;
-        const double factor = z->softcap * 1.4426950408889634, linear = scale * factor;
+    if (sizes->softcap > 0) {
+        const double scale = sizes->scale / sizes->softcap, square = scale * scale, max_scale = 16384;
+        const double factor = sizes->softcap * 1.4426950408889634, linear = scale * factor;
         const bool normal = fabs(scale) > 1 / max_scale && fabs(scale) < max_scale;
         /* tolerance: relative error that P and slope may have.
          *   tanh x = x - x^3 / 3 + 2/15 x^5 - 17/315 x^7 + 62/2835 x^9 - ...
@@ -121,7 +121,8 @@ static attention_bwd_softcap backward_softcap(const attention_sizes *z)
          *   short series    slope: 2/3 x^4 / 8 = x^4 / 12         tanh: 2/15 x^5 / 16 = x^5 / 120
          *   long series     slope: 17/45 x^6 / 32 = x^6 / 84      tanh: 17/315 x^7 / 64 = x^7 / 1185
          *   second power    slope: 62/315 x^8 = x^8 / 5           tanh: 62/2835 x^9 = x^9 / 45 */
-        const double tolerance = z->dtype == COT_F16 ? 0x1p-16 : 0x1p-13, tanh_tolerance = tolerance / z->softcap;
+        const double tolerance = sizes->dtype == COT_F16 ? 0x1p-16 : 0x1p-13,
+                     tanh_tolerance = tolerance / sizes->softcap;
         const double short_max = fmin(pow(12 * tolerance, 1.0 / 4), pow(120 * tanh_tolerance, 1.0 / 5)),
                      short2 = short_max * short_max, short4 = short2 * short2;
         const double long_max = fmin(fmin(pow(84 * tolerance, 1.0 / 6), pow(1185 * tanh_tolerance, 1.0 / 7)),
@@ -148,46 +149,46 @@ static attention_bwd_softcap backward_softcap(const attention_sizes *z)
 static cot_status backward(cot_queue *queue, const attention_problem *p, void *workspace,
                            const backward_kernels *kernel_table, const plain_kernels *plain)
 {
-    const attention_sizes *z = &p->sizes;
+    const attention_sizes *sizes = &p->sizes;
     const attention_sm90_bwd_plan *plan = queue->plan;
     const bool general = plan->general;
     const int64_t columns = plan->tile_columns;
-    const backward_kernels *kernels = &kernel_table[kernels_index(z, general)];
+    const backward_kernels *kernels = &kernel_table[kernels_index(sizes, general)];
     /* Thread blocks that divide the keys of a key block. */
     const unsigned key_split = columns > 128 ? ATTENTION_BWD_WIDE_KEY_SPLIT : 1;
     const int64_t row_lanes = columns == 192 ? 32 : columns / 8; /* lanes of preprocess for one row */
-    const bool p_scaled = z->dtype == COT_F16 && columns <= 128;
+    const bool p_scaled = sizes->dtype == COT_F16 && columns <= 128;
     const backward_choice choice = choose_backward(p, general, columns);
-    const int64_t gqa_group = z->H / cot_max(z->Hkv, 1), head_split = choice.head_split;
-    const int64_t work_items = choice.pairs ? cot_ceil_div(z->Tk, 2 * ATTENTION_BWD_KEYS) * z->B * z->Hkv
-                                            : attention_bwd_key_blocks_per_head(p) * z->Hkv;
+    const int64_t gqa_group = sizes->H / cot_max(sizes->Hkv, 1), head_split = choice.head_split;
+    const int64_t work_items = choice.pairs ? cot_ceil_div(sizes->Tk, 2 * ATTENTION_BWD_KEYS) * sizes->B * sizes->Hkv
+                                            : attention_bwd_key_blocks_per_head(p) * sizes->Hkv;
     const unsigned cluster_size = choice.pairs ? 2 : key_split * (unsigned)head_split;
     /* Whether a thread block takes one key block after another. */
     const bool is_persistent = columns <= 128 && head_split == 1 && plan->tiles > 0;
     /* `preprocess` clears the counter, and is launched only if there are queries. In the nondeterministic mode key
      * blocks do not wait, and clusters take them by the index of the cluster. */
     const bool counts_key_blocks = is_persistent || (choice.deterministic && plan->tiles > 0);
-    if (z->H == 0)
+    if (sizes->H == 0)
         return COT_OK;
     attention_bwd_mapped mapped = {
         .call = {
             .sequences = attention_sequences_of(queue, p),
-            .B = z->B,
-            .H = z->H,
-            .Hkv = z->Hkv,
-            .Tq = z->Tq,
-            .Tk = z->Tk,
-            .d_qk = z->d_qk,
-            .d_v = z->d_v,
-            .tiles_per_head = cot_ceil_div(z->Tq, plan->tile_queries),
+            .B = sizes->B,
+            .H = sizes->H,
+            .Hkv = sizes->Hkv,
+            .Tq = sizes->Tq,
+            .Tk = sizes->Tk,
+            .d_qk = sizes->d_qk,
+            .d_v = sizes->d_v,
+            .tiles_per_head = cot_ceil_div(sizes->Tq, plan->tile_queries),
             .head_split = (uint32_t)head_split,
             .work_items = (uint32_t)work_items,
             .inverse_query_heads = (uint32_t)cot_ceil_div(INT64_C(1) << 31, cot_max(gqa_group / head_split, 1)),
             .tile_queries = (int32_t)plan->tile_queries,
-            .diagonal = z->k_length - z->q_length + z->q_begin - z->k_begin,
-            .left = z->left,
-            .right = z->right,
-            .causal = z->right == 0,
+            .diagonal = sizes->k_length - sizes->q_length + sizes->q_begin - sizes->k_begin,
+            .left = sizes->left,
+            .right = sizes->right,
+            .causal = sizes->right == 0,
             .deterministic = choice.deterministic,
             .accumulate = p->accumulate,
             .heads_per_section = choice.heads_per_section,
@@ -195,15 +196,15 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             .descending_tiles = choice.descending_tiles,
             .stores_dq = choice.stores_dq,
             .loads_out_vectors =
-                attention_has_vectors_16(&p->out) && attention_has_vectors_16(&p->dout) && z->d_v % 8 == 0,
+                attention_has_vectors_16(&p->out) && attention_has_vectors_16(&p->dout) && sizes->d_v % 8 == 0,
             .dq_store_method = store_method_of(p, &p->dq),
             .dk_store_method = store_method_of(p, &p->dk),
             .dv_store_method = store_method_of(p, &p->dv),
-            .scale = (float)z->scale,
-            .exponent_factor = (float)((z->softcap > 0 ? z->softcap : z->scale) * 1.4426950408889634),
+            .scale = (float)sizes->scale,
+            .exponent_factor = (float)((sizes->softcap > 0 ? sizes->softcap : sizes->scale) * 1.4426950408889634),
             .p_exponent = p_scaled ? ATTENTION_BWD_P_EXPONENT : 0,
             .dp_scale = p_scaled ? ATTENTION_BWD_DP_SCALE : 1,
-            .cap = backward_softcap(z),
+            .cap = backward_softcap(sizes),
             .lse = attention_array_of(&p->lse),
             .out = attention_array_of(&p->out),
             .dout = attention_array_of(&p->dout),
@@ -237,7 +238,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
                                                              1, 1},
                                                   .threads = ROWS_THREADS},
                                   c);
-    if (z->rows_k > 0) {
+    if (sizes->rows_k > 0) {
         const int tile_rows = choice.pairs ? 64 : (int)plan->tile_queries; /* that one load takes */
         if (status == COT_OK && tiles > 0)
             status = map_statistics(queue, &mapped.statistics, c, tiles);
@@ -278,7 +279,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             c);
     if (status == COT_OK && c->dsink.data != NULL)
         status = attention_launch(queue, &dsink,
-                                  (cot_cuda_grid){.blocks = {(unsigned)z->H, 1, 1}, .threads = ROWS_THREADS}, c);
+                                  (cot_cuda_grid){.blocks = {(unsigned)sizes->H, 1, 1}, .threads = ROWS_THREADS}, c);
     return status;
 }
 

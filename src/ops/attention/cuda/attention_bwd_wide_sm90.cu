@@ -236,10 +236,11 @@ static __device__ void write_dq(const attention_bwd_call &c, wide_shared<COLUMNS
     for (int dq_tile_index = writer; dq_tile_index < own_steps * S::DQ_TILES; dq_tile_index += 2, parity ^= 1) {
         const int step = S::BY_TILES ? 2 * (dq_tile_index / S::DQ_TILES) + rank : dq_tile_index / S::DQ_TILES;
         const int dq_tile = dq_tile_index % S::DQ_TILES + (S::BY_TILES ? 0 : rank * S::DQ_TILES);
-        const attention_step at = step_of(c, w, step);
-        const int64_t accum_tile = (first_query_tile_of<GENERAL>(c, w, at.h) + at.tile) * S::COLUMN_PANELS + dq_tile;
+        const attention_step step_info = step_of(c, w, step);
+        const int64_t accum_tile =
+            (first_query_tile_of<GENERAL>(c, w, step_info.h) + step_info.tile) * S::COLUMN_PANELS + dq_tile;
         const uint32_t before =
-            DETERMINISTIC ? dq_position_of<QUERIES, GENERAL>(c, w, at.tile).before : unordered_position.before;
+            DETERMINISTIC ? dq_position_of<QUERIES, GENERAL>(c, w, step_info.tile).before : unordered_position.before;
         if (DETERMINISTIC && before > 0)
             wait_for_earlier_key_blocks(c, accum_tile, before);
         cot_mbarrier_wait(&s.dq_full[writer], parity);

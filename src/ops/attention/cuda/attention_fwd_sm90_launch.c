@@ -46,30 +46,32 @@ static const forward_kernel f16_softcap_kernels[] = {ATTENTION_FWD_SMALL_SOFTCAP
  * them: fewer and larger sections lose less. Heads with few keys are an exception: in a large section, their K and V
  * would be read from memory several times. So are many more keys than queries, as for one rank of a sequence on many
  * GPUs: all tiles are long, and one head at a time is faster. Measured on an H200: docs/experiments/attention.md. */
-static int32_t heads_per_section(const attention_sizes *z, bool sequences_differ)
+static int32_t heads_per_section(const attention_sizes *sizes, bool sequences_differ)
 {
-    const bool is_window = z->left < z->Tk && z->right < z->Tk - z->left;
-    const int64_t keys = is_window ? z->left + z->right + 1 : z->Tk;
-    const int64_t head_bytes = cot_max(keys * (z->d_qk + z->d_v) * (int64_t)cot_dtype_size(z->dtype), 1);
-    const bool is_causal = z->right < z->Tk, has_long_tiles = is_causal && 2 * z->Tq <= z->Tk && head_bytes >= 8 << 20;
-    const bool has_large_sections = is_causal && !has_long_tiles && (head_bytes >= 2 << 20 || z->d_qk <= 64);
+    const bool is_window = sizes->left < sizes->Tk && sizes->right < sizes->Tk - sizes->left;
+    const int64_t keys = is_window ? sizes->left + sizes->right + 1 : sizes->Tk;
+    const int64_t head_bytes = cot_max(keys * (sizes->d_qk + sizes->d_v) * (int64_t)cot_dtype_size(sizes->dtype), 1);
+    const bool is_causal = sizes->right < sizes->Tk,
+               has_long_tiles = is_causal && 2 * sizes->Tq <= sizes->Tk && head_bytes >= 8 << 20;
+    const bool has_large_sections = is_causal && !has_long_tiles && (head_bytes >= 2 << 20 || sizes->d_qk <= 64);
     const int64_t section_bytes = (has_long_tiles       ? 8
                                    : has_large_sections ? 96
                                                         : 32)
                                   << 20,
-                  most_heads = z->d_qk <= 64 || has_large_sections ? INT64_MAX : 64,
+                  most_heads = sizes->d_qk <= 64 || has_large_sections ? INT64_MAX : 64,
                   section_heads = cot_clamp(section_bytes / head_bytes, 1, most_heads);
-    const int64_t heads = sequences_differ ? z->Hkv : z->B * z->Hkv, sections = cot_ceil_div(heads, section_heads);
-    return (int32_t)(z->H / z->Hkv * cot_ceil_div(heads, sections));
+    const int64_t heads = sequences_differ ? sizes->Hkv : sizes->B * sizes->Hkv,
+                  sections = cot_ceil_div(heads, section_heads);
+    return (int32_t)(sizes->H / sizes->Hkv * cot_ceil_div(heads, sections));
 }
 
 /* Sets the factors that turn scores into exponents, and exponents into lse. */
-static void set_scales(attention_fwd_call *c, const attention_sizes *z)
+static void set_scales(attention_fwd_call *c, const attention_sizes *sizes)
 {
-    const double factor = z->softcap > 0 ? z->softcap : fabs(z->scale);
+    const double factor = sizes->softcap > 0 ? sizes->softcap : fabs(sizes->scale);
     const float exponent_factor = (float)(factor * 1.4426950408889634);
-    c->cap = attention_softcap_of(z, exponent_factor);
-    c->exponent_factor = z->softcap > 0 ? 1 : exponent_factor;
+    c->cap = attention_softcap_of(sizes, exponent_factor);
+    c->exponent_factor = sizes->softcap > 0 ? 1 : exponent_factor;
     const double lse_scale = factor / (double)exponent_factor;
     c->lse_scale = (float)lse_scale;
     c->lse_scale_low = (float)(lse_scale - (double)c->lse_scale);
@@ -78,29 +80,30 @@ static void set_scales(attention_fwd_call *c, const attention_sizes *z)
 static cot_status forward(cot_queue *queue, const attention_problem *p, void *workspace, const forward_kernel *plain,
                           const forward_kernel *with_softcap)
 {
-    const attention_sizes *z = &p->sizes;
+    const attention_sizes *sizes = &p->sizes;
     const attention_sm90_fwd_plan *plan = queue->plan;
-    const forward_kernel *k = z->softcap > 0 || z->scale < 0 ? with_softcap : plain;
-    while (z->d_qk > k->d || z->d_v > k->d_v)
+    const forward_kernel *k = sizes->softcap > 0 || sizes->scale < 0 ? with_softcap : plain;
+    while (sizes->d_qk > k->d || sizes->d_v > k->d_v)
         k++;
-    const int64_t queries = 64 * k->consumers, tiles = cot_ceil_div(z->Tq, queries);
+    const int64_t queries = 64 * k->consumers, tiles = cot_ceil_div(sizes->Tq, queries);
     const int64_t sequence_count = attention_sequence_count(p);
-    const int64_t total_tiles = (z->packed ? z->rows_q / queries + sequence_count : tiles * sequence_count) * z->H;
-    if (z->rows_q == 0 || total_tiles == 0 || (!cot_is_present(&p->out) && !cot_is_present(&p->lse)))
+    const int64_t total_tiles =
+        (sizes->packed ? sizes->rows_q / queries + sequence_count : tiles * sequence_count) * sizes->H;
+    if (sizes->rows_q == 0 || total_tiles == 0 || (!cot_is_present(&p->out) && !cot_is_present(&p->lse)))
         return COT_OK;
     const int64_t blocks = total_tiles < queue->device->multiprocessors ? total_tiles : queue->device->multiprocessors;
     attention_fwd_mapped mapped = {.call = {
                                        .sequences = attention_sequences_of(queue, p),
-                                       .left = z->left,
-                                       .right = z->right,
-                                       .diagonal = z->k_length - z->q_length + z->q_begin - z->k_begin,
-                                       .H = (int32_t)z->H,
-                                       .heads_per_kv_head = (int32_t)(z->H / z->Hkv),
-                                       .d_qk = (int32_t)z->d_qk,
-                                       .d_v = (int32_t)z->d_v,
+                                       .left = sizes->left,
+                                       .right = sizes->right,
+                                       .diagonal = sizes->k_length - sizes->q_length + sizes->q_begin - sizes->k_begin,
+                                       .H = (int32_t)sizes->H,
+                                       .heads_per_kv_head = (int32_t)(sizes->H / sizes->Hkv),
+                                       .d_qk = (int32_t)sizes->d_qk,
+                                       .d_v = (int32_t)sizes->d_v,
                                        .tiles = (int32_t)tiles,
-                                       .heads_per_section = heads_per_section(z, plan->varlen),
-                                       .stores_out_vectors = attention_has_vectors_16(&p->out) && z->d_v % 8 == 0,
+                                       .heads_per_section = heads_per_section(sizes, plan->varlen),
+                                       .stores_out_vectors = attention_has_vectors_16(&p->out) && sizes->d_v % 8 == 0,
                                        .out = attention_array_of(&p->out),
                                        .lse = attention_array_of(&p->lse),
                                        .sink = attention_array_of(&p->sink),
@@ -108,13 +111,13 @@ static cot_status forward(cot_queue *queue, const attention_problem *p, void *wo
     attention_sequences *sequences = &mapped.call.sequences;
     sequences->tile_queries = (int32_t)queries;
     sequences->key_block_rows = 1; /* the forward has no key blocks */
-    sequences->max_tiles = (int32_t)(total_tiles / z->H);
+    sequences->max_tiles = (int32_t)(total_tiles / sizes->H);
     sequences->grid_blocks = (int32_t)blocks;
     /* If each block has one tile, there is no counter and no kernel before this one. */
     const bool needs_prepare = plan->varlen || total_tiles > blocks;
     sequences->tile_counter = needs_prepare ? workspace : NULL;
     sequences->seqlens = plan->varlen ? (attention_seqlen_info *)((char *)workspace + plan->seqlens) : NULL;
-    set_scales(&mapped.call, z);
+    set_scales(&mapped.call, sizes);
     cot_status status = needs_prepare ? attention_launch_prepare(queue, sequences) : COT_OK;
     if (status == COT_OK)
         status = attention_encode_row_map(queue, &mapped.q, &p->q, (int)queries, p->q.data);

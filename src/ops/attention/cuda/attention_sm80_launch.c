@@ -156,36 +156,36 @@ static attention_view bias_view(const cot_tensor *t)
 
 static attention_sm80_call call_of(cot_queue *queue, const attention_problem *p, bool f32)
 {
-    const attention_sizes *z = &p->sizes;
+    const attention_sizes *sizes = &p->sizes;
     const double log2e = 1.4426950408889634;
     attention_sm80_call c = {
-        .B = z->B,
-        .H = z->H,
-        .Hkv = z->Hkv,
-        .Tq = z->Tq,
-        .Tk = z->Tk,
-        .d = z->d_qk,
-        .d_v = z->d_v,
-        .rows_q = z->rows_q,
-        .rows_k = z->rows_k,
-        .left = (int32_t)cot_clamp(z->left, 0, ATTENTION_FAR),
-        .right = (int32_t)cot_clamp(z->right, 0, ATTENTION_FAR),
-        .q_begin = z->q_begin,
-        .q_length = z->q_length,
-        .k_begin = z->k_begin,
-        .k_length = z->k_length,
-        .packed = z->packed,
+        .B = sizes->B,
+        .H = sizes->H,
+        .Hkv = sizes->Hkv,
+        .Tq = sizes->Tq,
+        .Tk = sizes->Tk,
+        .d = sizes->d_qk,
+        .d_v = sizes->d_v,
+        .rows_q = sizes->rows_q,
+        .rows_k = sizes->rows_k,
+        .left = (int32_t)cot_clamp(sizes->left, 0, ATTENTION_FAR),
+        .right = (int32_t)cot_clamp(sizes->right, 0, ATTENTION_FAR),
+        .q_begin = sizes->q_begin,
+        .q_length = sizes->q_length,
+        .k_begin = sizes->k_begin,
+        .k_length = sizes->k_length,
+        .packed = sizes->packed,
         .accumulate = p->accumulate,
-        .negative_scale = z->scale < 0,
-        .scale = (float)z->scale,
-        .score_scale = (float)(fabs(z->scale) * log2e),
-        .softcap = (float)z->softcap,
+        .negative_scale = sizes->scale < 0,
+        .scale = (float)sizes->scale,
+        .score_scale = (float)(fabs(sizes->scale) * log2e),
+        .softcap = (float)sizes->softcap,
         .lse_factor = f32 ? 1.0f : (float)log2e,
-        .dropped = z->dropped,
-        .keep_scale = z->dropped < 65536 ? (float)(65536.0 / (65536 - z->dropped)) : 0.0f,
+        .dropped = sizes->dropped,
+        .keep_scale = sizes->dropped < 65536 ? (float)(65536.0 / (65536 - sizes->dropped)) : 0.0f,
         .seed = p->dropout_seed,
         .offset = p->dropout_offset,
-        .groups = (uint64_t)cot_ceil_div(z->longest_k, 8),
+        .groups = (uint64_t)cot_ceil_div(sizes->longest_k, 8),
         .cu_q = view(&p->cu_seqlens_q),
         .cu_k = view(&p->cu_seqlens_k),
         .seqused_q = view(&p->seqused_q),
@@ -210,7 +210,7 @@ static attention_sm80_call call_of(cot_queue *queue, const attention_problem *p,
         .dbias = view(&p->dbias),
         .fault = cot_cuda_fault_word(queue),
     };
-    const int64_t longest_row = z->d_qk > z->d_v ? z->d_qk : z->d_v;
+    const int64_t longest_row = sizes->d_qk > sizes->d_v ? sizes->d_qk : sizes->d_v;
     c.pitch = (int32_t)((longest_row + 31) / 32 * 32 + 4);
     for (int axis = 0; axis < 4; axis++)
         c.bias_shape[axis] = p->dbias.shape[axis];
@@ -374,27 +374,27 @@ cot_status attention_delta_sm80(cot_queue *queue, const void *problem, void *wor
 {
     (void)workspace;
     const attention_delta_problem *p = problem;
-    const attention_sizes *z = &p->sizes;
-    const attention_delta_call c = {.B = z->B,
-                                    .H = z->H,
-                                    .Tq = z->Tq,
-                                    .d_v = z->d_v,
+    const attention_sizes *sizes = &p->sizes;
+    const attention_delta_call c = {.B = sizes->B,
+                                    .H = sizes->H,
+                                    .Tq = sizes->Tq,
+                                    .d_v = sizes->d_v,
                                     .out = view(&p->args.out),
                                     .dout = view(&p->args.dout),
                                     .dlse = view(&p->args.dlse),
                                     .delta = view(&p->args.delta)};
-    return launch_delta_or_merge(queue, &delta_rows, z->B * z->H * z->Tq, &c);
+    return launch_delta_or_merge(queue, &delta_rows, sizes->B * sizes->H * sizes->Tq, &c);
 }
 
 cot_status attention_merge_sm80(cot_queue *queue, const void *problem, void *workspace)
 {
     (void)workspace;
     const attention_merge_problem *p = problem;
-    const attention_sizes *z = &p->sizes;
-    const attention_merge_call c = {.B = z->B,
-                                    .H = z->H,
-                                    .Tq = z->Tq,
-                                    .d_v = z->d_v,
+    const attention_sizes *sizes = &p->sizes;
+    const attention_merge_call c = {.B = sizes->B,
+                                    .H = sizes->H,
+                                    .Tq = sizes->Tq,
+                                    .d_v = sizes->d_v,
                                     .out_a = view(&p->args.out_a),
                                     .out_b = view(&p->args.out_b),
                                     .lse_a = view(&p->args.lse_a),
@@ -402,5 +402,5 @@ cot_status attention_merge_sm80(cot_queue *queue, const void *problem, void *wor
                                     .sink = view(&p->args.sink),
                                     .out = view(&p->args.out),
                                     .lse = view(&p->args.lse)};
-    return launch_delta_or_merge(queue, &merge_rows, z->B * z->H * z->Tq, &c);
+    return launch_delta_or_merge(queue, &merge_rows, sizes->B * sizes->H * sizes->Tq, &c);
 }

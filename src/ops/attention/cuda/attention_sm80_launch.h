@@ -18,16 +18,16 @@ static inline bool attention_has_score_mods(const attention_problem *p)
 /* Requirements of every portable kernel. The smallest tile of any kernel has 16 rows. */
 static inline const char *attention_portable_refusal(const attention_problem *p)
 {
-    const attention_sizes *z = &p->sizes;
-    if (z->d_qk > 256 || z->d_v > 256)
+    const attention_sizes *sizes = &p->sizes;
+    if (sizes->d_qk > 256 || sizes->d_v > 256)
         return "it supports d and d_v up to 256";
     /* The sum of a row index, the distance of two rows and ATTENTION_FAR fits in 31 bits. */
     const int64_t max_rows = INT32_MAX / 8;
-    if (z->q_length > max_rows || z->k_length > max_rows ||
-        (z->packed && (z->rows_q > max_rows || z->rows_k > max_rows)))
+    if (sizes->q_length > max_rows || sizes->k_length > max_rows ||
+        (sizes->packed && (sizes->rows_q > max_rows || sizes->rows_k > max_rows)))
         return "it counts Tq and Tk in 28 bits";
-    const int64_t tiles = cot_max(cot_ceil_div(cot_max(z->Tq, z->Tk), 16), 1);
-    if ((double)tiles * (double)z->H * (double)(z->B + z->packed) > INT32_MAX)
+    const int64_t tiles = cot_max(cot_ceil_div(cot_max(sizes->Tq, sizes->Tk), 16), 1);
+    if ((double)tiles * (double)sizes->H * (double)(sizes->B + sizes->packed) > INT32_MAX)
         return "a grid has no room for B, H, Tq or Tk";
     if (cot_is_present(&p->dbias) && (double)cot_elements(&p->dbias) > INT32_MAX)
         return "a grid has no room for dbias";
@@ -59,17 +59,18 @@ static inline const char *admit_f32_sm80(const void *problem)
 
 static inline const char *admit_rows_sm80(const void *problem)
 {
-    const attention_sizes *z = problem;
-    if (z->dtype == COT_F64)
+    const attention_sizes *sizes = problem;
+    if (sizes->dtype == COT_F64)
         return "it computes in float32, the tensors are f64";
-    return (double)z->B * (double)z->H * (double)z->Tq > INT32_MAX ? "a grid has no room for B, H and Tq" : NULL;
+    return (double)sizes->B * (double)sizes->H * (double)sizes->Tq > INT32_MAX ? "a grid has no room for B, H and Tq"
+                                                                               : NULL;
 }
 
 /* Twice the cost of the Hopper kernels for a score (cost_fwd_sm90). */
 static inline double cost_sm80(const void *problem)
 {
-    const attention_sizes *z = problem;
-    return 3000.0 + 2 * (double)z->H * (double)z->rows_q * (double)z->Tk;
+    const attention_sizes *sizes = problem;
+    return 3000.0 + 2 * (double)sizes->H * (double)sizes->rows_q * (double)sizes->Tk;
 }
 
 static inline double cost_f32_sm80(const void *problem)
@@ -81,8 +82,8 @@ static inline double cost_f32_sm80(const void *problem)
  * with d_v up to 128 other kernels fill up fewer columns with zeros. */
 static inline bool attention_supports_one_pass(const attention_problem *p)
 {
-    const attention_sizes *z = &p->sizes;
-    return !attention_has_score_mods(p) && !(z->d_qk > 128 && z->d_qk <= 192 && z->d_v <= 128);
+    const attention_sizes *sizes = &p->sizes;
+    return !attention_has_score_mods(p) && !(sizes->d_qk > 128 && sizes->d_qk <= 192 && sizes->d_v <= 128);
 }
 
 /* Whether that pass also computes dq, in any order of blocks, if it supports the problem. */
@@ -92,10 +93,11 @@ static inline bool attention_one_pass_computes_dq(const attention_problem *p)
 }
 
 /* Rows of dq_accum for one head. */
-static inline int64_t attention_accum_rows(const attention_sizes *z)
+static inline int64_t attention_accum_rows(const attention_sizes *sizes)
 {
     const int64_t rows = ATTENTION_ACCUM_ROWS;
-    return cot_mul(rows, z->packed ? z->rows_q / rows + z->B : cot_mul(z->B, cot_ceil_div(z->Tq, rows)));
+    return cot_mul(rows,
+                   sizes->packed ? sizes->rows_q / rows + sizes->B : cot_mul(sizes->B, cot_ceil_div(sizes->Tq, rows)));
 }
 
 /* The plan of a backward. The offsets of the workspace's parts are in bytes. lse of the rows comes first. */
@@ -108,18 +110,18 @@ typedef struct attention_sm80_bwd_plan {
 
 static inline attention_sm80_bwd_plan attention_sm80_bwd_plan_of(const attention_problem *p, bool supports_one_pass)
 {
-    const attention_sizes *z = &p->sizes;
+    const attention_sizes *sizes = &p->sizes;
     const bool pass_computes_dq = supports_one_pass && attention_one_pass_computes_dq(p);
-    const int64_t rows = cot_mul(z->H, z->rows_q), longest = cot_max(z->d_qk, z->d_v),
+    const int64_t rows = cot_mul(sizes->H, sizes->rows_q), longest = cot_max(sizes->d_qk, sizes->d_v),
                   columns = longest <= 64    ? 64
                             : longest <= 128 ? 128
                                              : 256;
     attention_sm80_bwd_plan plan = {.supports_one_pass = supports_one_pass,
                                     .pass_computes_dq = pass_computes_dq,
-                                    .accum_rows = pass_computes_dq ? attention_accum_rows(z) : 0};
+                                    .accum_rows = pass_computes_dq ? attention_accum_rows(sizes) : 0};
     cot_workspace_reserve(&plan.bytes, rows, sizeof(float));
     plan.row_delta = cot_workspace_reserve(&plan.bytes, rows, sizeof(float));
-    plan.dq_accum = cot_workspace_reserve(&plan.bytes, COT_PRODUCT(z->H, plan.accum_rows, columns), sizeof(float));
+    plan.dq_accum = cot_workspace_reserve(&plan.bytes, COT_PRODUCT(sizes->H, plan.accum_rows, columns), sizeof(float));
     return plan;
 }
 

@@ -40,20 +40,20 @@ static inline bool attention_rows_contiguous(const cot_tensor *tensor)
 /* ---- forward ------------------------------------------------------------------------------------------- */
 
 /* Upper bound of the call's query tiles. */
-static inline double attention_fwd_tiles(const attention_sizes *z)
+static inline double attention_fwd_tiles(const attention_sizes *sizes)
 {
-    return ((double)z->rows_q / 128 + (double)z->B + 1) * (double)z->H;
+    return ((double)sizes->rows_q / 128 + (double)sizes->B + 1) * (double)sizes->H;
 }
 
 static inline const char *attention_fwd_sm90_refusal(const attention_problem *p)
 {
-    const attention_sizes *z = &p->sizes;
-    if (z->d_qk > 256 || z->d_v > 256)
+    const attention_sizes *sizes = &p->sizes;
+    if (sizes->d_qk > 256 || sizes->d_v > 256)
         return "it supports d and d_v up to 256";
-    if (z->dropped > 0 || cot_is_present(&p->alibi_slopes) || cot_is_present(&p->bias))
+    if (sizes->dropped > 0 || cot_is_present(&p->alibi_slopes) || cot_is_present(&p->bias))
         return "it supports no dropout, ALiBi or bias";
-    if (z->B > INT32_MAX / 64 || z->H > INT32_MAX / 64 || z->rows_q > INT32_MAX / 4 || z->rows_k > INT32_MAX / 4 ||
-        attention_fwd_tiles(z) > INT32_MAX / 4)
+    if (sizes->B > INT32_MAX / 64 || sizes->H > INT32_MAX / 64 || sizes->rows_q > INT32_MAX / 4 ||
+        sizes->rows_k > INT32_MAX / 4 || attention_fwd_tiles(sizes) > INT32_MAX / 4)
         return "it counts rows and tiles in 32 bits";
     if (!attention_tma_aligned(&p->q) || !attention_tma_aligned(&p->k) || !attention_tma_aligned(&p->v))
         return "q, k and v need a contiguous last axis, and data and other strides at multiples of 16 bytes";
@@ -76,8 +76,8 @@ static inline const char *admit_fwd_f16_sm90(const void *problem)
 
 static inline double cost_fwd_sm90(const void *problem)
 {
-    const attention_sizes *z = problem;
-    return 1000.0 + (double)z->H * (double)z->rows_q * (double)z->Tk;
+    const attention_sizes *sizes = problem;
+    return 1000.0 + (double)sizes->H * (double)sizes->rows_q * (double)sizes->Tk;
 }
 
 /* Whether sequences differ in length, so that the kernel attention_prepare must write seqlens. */
@@ -106,77 +106,79 @@ COT_PLAN(plan_fwd_sm90, attention_sm90_fwd_plan, attention_sm90_fwd_plan_of(prob
 /* ---- backward ------------------------------------------------------------------------------------------ */
 
 /* Tile columns: the width of the kernel's tiles of Q and K in shared memory. */
-static inline int64_t attention_bwd_tile_columns(const attention_sizes *z)
+static inline int64_t attention_bwd_tile_columns(const attention_sizes *sizes)
 {
-    const int64_t columns = z->d_qk > z->d_v ? z->d_qk : z->d_v;
+    const int64_t columns = sizes->d_qk > sizes->d_v ? sizes->d_qk : sizes->d_v;
     return columns <= 64 ? 64 : columns <= 128 ? 128 : columns <= 192 ? 192 : 256;
 }
 
 /* Used columns: those that the products compute. The key-block kernel leaves out the last 32 of 128 tile columns if d
  * and d_v are at most 96. */
-static inline int64_t attention_bwd_used_columns(const attention_sizes *z)
+static inline int64_t attention_bwd_used_columns(const attention_sizes *sizes)
 {
-    const int64_t columns = attention_bwd_tile_columns(z);
-    return columns == 128 && z->d_qk <= 96 && z->d_v <= 96 ? 96 : columns;
+    const int64_t columns = attention_bwd_tile_columns(sizes);
+    return columns == 128 && sizes->d_qk <= 96 && sizes->d_v <= 96 ? 96 : columns;
 }
 
 /* Queries of a tile. */
-static inline int64_t attention_bwd_tile_queries(const attention_sizes *z)
+static inline int64_t attention_bwd_tile_queries(const attention_sizes *sizes)
 {
-    return ATTENTION_BWD_TILE_QUERIES(attention_bwd_tile_columns(z));
+    return ATTENTION_BWD_TILE_QUERIES(attention_bwd_tile_columns(sizes));
 }
 
 /* Query tiles of one head, of all sequences. An upper bound if sequences differ in length. */
 static inline int64_t attention_bwd_tiles(const attention_problem *p)
 {
-    const attention_sizes *z = &p->sizes;
-    if (z->packed)
-        return z->rows_q / attention_bwd_tile_queries(z) + attention_sequence_count(p);
-    return cot_mul(z->B, cot_ceil_div(z->Tq, attention_bwd_tile_queries(z)));
+    const attention_sizes *sizes = &p->sizes;
+    if (sizes->packed)
+        return sizes->rows_q / attention_bwd_tile_queries(sizes) + attention_sequence_count(p);
+    return cot_mul(sizes->B, cot_ceil_div(sizes->Tq, attention_bwd_tile_queries(sizes)));
 }
 
 /* Key blocks of one head, of all sequences. An upper bound if sequences differ in length. */
 static inline int64_t attention_bwd_key_blocks_per_head(const attention_problem *p)
 {
-    const attention_sizes *z = &p->sizes;
-    if (z->packed)
-        return z->rows_k / ATTENTION_BWD_KEYS + attention_sequence_count(p);
-    return cot_mul(z->B, cot_ceil_div(z->Tk, ATTENTION_BWD_KEYS));
+    const attention_sizes *sizes = &p->sizes;
+    if (sizes->packed)
+        return sizes->rows_k / ATTENTION_BWD_KEYS + attention_sequence_count(p);
+    return cot_mul(sizes->B, cot_ceil_div(sizes->Tk, ATTENTION_BWD_KEYS));
 }
 
 /* Whether d and d_v are the columns that a kernel computes. */
-static inline bool attention_bwd_fills_tiles(const attention_sizes *z)
+static inline bool attention_bwd_fills_tiles(const attention_sizes *sizes)
 {
-    return (z->d_qk == z->d_v && z->d_qk == attention_bwd_used_columns(z)) || (z->d_qk == 192 && z->d_v == 128);
+    return (sizes->d_qk == sizes->d_v && sizes->d_qk == attention_bwd_used_columns(sizes)) ||
+           (sizes->d_qk == 192 && sizes->d_v == 128);
 }
 
 /* Whether the call needs the ..._general or ..._softcap kernels: sequences of different lengths, windows, softcap, or d
  * and d_v that are smaller than a tile. */
 static inline bool attention_bwd_needs_general(const attention_problem *p)
 {
-    const attention_sizes *z = &p->sizes;
-    const int64_t unbounded = z->q_length + z->k_length;
-    return !attention_bwd_fills_tiles(z) || attention_is_varlen(p) || z->softcap > 0 || z->left < unbounded ||
-           (z->right != 0 && z->right < unbounded);
+    const attention_sizes *sizes = &p->sizes;
+    const int64_t unbounded = sizes->q_length + sizes->k_length;
+    return !attention_bwd_fills_tiles(sizes) || attention_is_varlen(p) || sizes->softcap > 0 ||
+           sizes->left < unbounded || (sizes->right != 0 && sizes->right < unbounded);
 }
 
 static inline const char *attention_bwd_sm90_refusal(const attention_problem *p)
 {
-    const attention_sizes *z = &p->sizes;
-    if (z->d_qk > 256 || z->d_v > 256)
+    const attention_sizes *sizes = &p->sizes;
+    if (sizes->d_qk > 256 || sizes->d_v > 256)
         return "it supports d and d_v up to 256";
-    if (attention_bwd_tile_columns(z) == 256 && z->softcap > 0 && z->dtype == COT_F16)
+    if (attention_bwd_tile_columns(sizes) == 256 && sizes->softcap > 0 && sizes->dtype == COT_F16)
         return "f16 with softcap and d or d_v above 192 needs more registers than there are";
-    if (z->dropped > 0 || cot_is_present(&p->alibi_slopes) || cot_is_present(&p->bias))
+    if (sizes->dropped > 0 || cot_is_present(&p->alibi_slopes) || cot_is_present(&p->bias))
         return "it supports no dropout, ALiBi or bias";
-    if (z->B > INT32_MAX / 64 || z->H > INT32_MAX / 64 || z->q_length > INT32_MAX / 4 || z->k_length > INT32_MAX / 4 ||
-        (double)attention_bwd_key_blocks_per_head(p) * (double)z->Hkv > INT32_MAX / 4)
+    if (sizes->B > INT32_MAX / 64 || sizes->H > INT32_MAX / 64 || sizes->q_length > INT32_MAX / 4 ||
+        sizes->k_length > INT32_MAX / 4 ||
+        (double)attention_bwd_key_blocks_per_head(p) * (double)sizes->Hkv > INT32_MAX / 4)
         return "it counts sequences, heads, queries, keys and key blocks in 32 bits";
-    const double gqa_group = (double)z->H / (double)cot_max(z->Hkv, 1);
-    if (gqa_group * gqa_group * (double)(z->Tq / attention_bwd_tile_queries(z) + 1) > INT32_MAX)
+    const double gqa_group = (double)sizes->H / (double)cot_max(sizes->Hkv, 1);
+    if (gqa_group * gqa_group * (double)(sizes->Tq / attention_bwd_tile_queries(sizes) + 1) > INT32_MAX)
         return "it counts the steps of a key block in 31 bits"; /* see step_of */
-    if (attention_bwd_needs_general(p) && (z->rows_q > INT32_MAX / 4 || z->rows_k > INT32_MAX / 4 ||
-                                           (double)attention_bwd_tiles(p) * (double)z->H > INT32_MAX / 64))
+    if (attention_bwd_needs_general(p) && (sizes->rows_q > INT32_MAX / 4 || sizes->rows_k > INT32_MAX / 4 ||
+                                           (double)attention_bwd_tiles(p) * (double)sizes->H > INT32_MAX / 64))
         return "it counts rows and tiles in 32 bits";
     if (!attention_tma_aligned(&p->q) || !attention_tma_aligned(&p->k) || !attention_tma_aligned(&p->v) ||
         !attention_tma_aligned(&p->dout))
@@ -201,8 +203,8 @@ static inline const char *admit_bwd_f16_sm90(const void *problem)
 
 static inline double cost_bwd_sm90(const void *problem)
 {
-    const attention_sizes *z = problem;
-    return 1000.0 + (double)z->H * (double)z->rows_q * (double)z->Tk;
+    const attention_sizes *sizes = problem;
+    return 1000.0 + (double)sizes->H * (double)sizes->rows_q * (double)sizes->Tk;
 }
 
 /* The plan of a backward: the kernels' tiles, and the offsets of the workspace's parts in bytes. */
