@@ -10,14 +10,14 @@
 #include "attention_bwd_score_block.h"
 
 /* k and v of SCORE_ROWS keys. */
-typedef struct key_strip {
+typedef struct score_tile_keys {
     _Alignas(64) mt k[SCORE_ROWS * ATTENTION_MAX_D], v[SCORE_ROWS * ATTENTION_MAX_D];
-} key_strip;
+} score_tile_keys;
 
 typedef struct dbias_buffers {
-    strip_buffers strip;
+    score_tile_buffers score_tile;
     _Alignas(64) double sums[SCORE_ROWS * BLOCK];
-    key_strip keys;
+    score_tile_keys keys;
 } dbias_buffers;
 
 _Static_assert(sizeof(dbias_buffers) <=
@@ -26,39 +26,39 @@ _Static_assert(sizeof(dbias_buffers) <=
 
 /* Adds dY^T of keys [first_key, first_key + SCORE_ROWS) and a query block to sums[SCORE_ROWS][BLOCK]. dY is dS without
  * the slope of the softcap. */
-static void add_strip(const context *c, const score_context *a, const key_strip *keys, strip_buffers *buffers,
-                      double *sums, int64_t first_key, int64_t query_block)
+static void add_score_tile(const context *c, const score_context *ctx, const score_tile_keys *keys,
+                           score_tile_buffers *buffers, double *sums, int64_t first_key, int64_t query_block)
 {
     const attention_problem *p = c->p;
     const attention_axis queries = {p, false, BLOCK};
     const int64_t qk_size = c->layout.qk_size, v_size = c->layout.v_size, first_query = query_block * BLOCK;
-    const attention_span strips = attention_round_to_strips(
-        attention_visible_queries_of_rows(&p->sizes, &a->sequence, first_key, first_key + SCORE_ROWS), first_query,
+    const attention_span query_range = attention_round_to_strips(
+        attention_visible_queries_of_rows(&p->sizes, &ctx->sequence, first_key, first_key + SCORE_ROWS), first_query,
         BLOCK);
-    const int64_t n = strips.end - strips.first;
+    const int64_t n = query_range.end - query_range.first;
     if (n == 0)
         return;
-    const int64_t q_slot = (attention_first_slot(&queries, a->sequence.b) + query_block) * p->sizes.H + a->h;
-    const int64_t tile_offset = mt_offset(SCORE_ROWS, 0, strips.first);
+    const int64_t q_slot = (attention_first_slot(&queries, ctx->sequence.b) + query_block) * p->sizes.H + ctx->h;
+    const int64_t tile_offset = mt_offset(SCORE_ROWS, 0, query_range.first);
     const query_forms q = query_forms_at(c, q_slot);
     const float *lse = c->lse + q_slot * BLOCK, *delta = c->delta + q_slot * BLOCK;
-    mt_product_all_terms(SCORE_ROWS, n, qk_size, keys->k, SCORE_ROWS, q.q_t + mt_offset(qk_size, 0, strips.first),
+    mt_product_all_terms(SCORE_ROWS, n, qk_size, keys->k, SCORE_ROWS, q.q_t + mt_offset(qk_size, 0, query_range.first),
                          qk_size, buffers->scores + tile_offset, SCORE_ROWS, false, NULL);
-    mt_product_all_terms(SCORE_ROWS, n, v_size, keys->v, SCORE_ROWS, q.dout_t + mt_offset(v_size, 0, strips.first),
+    mt_product_all_terms(SCORE_ROWS, n, v_size, keys->v, SCORE_ROWS, q.dout_t + mt_offset(v_size, 0, query_range.first),
                          v_size, buffers->dp + tile_offset, SCORE_ROWS, false, NULL);
-    const score_tile tile = {first_query, first_key, true, SCORE_ROWS, strips};
-    const strip_options o = {
-        .exp_scale = v_set1(scores_exp_scale(p)), .masked = true, .dropout = a->dropout.dropped > 0};
-    modify_scores(a, &tile, buffers->scores, NULL);
+    const score_tile tile = {first_query, first_key, true, SCORE_ROWS, query_range};
+    const score_tile_options o = {
+        .exp_scale = v_set1(scores_exp_scale(p)), .masked = true, .dropout = ctx->dropout.dropped > 0};
+    modify_scores(ctx, &tile, buffers->scores, NULL);
     if (o.dropout)
-        fill_dropout_factors(a, &tile, buffers->dropout_factors);
+        fill_dropout_factors(ctx, &tile, buffers->dropout_factors);
     for (int64_t r = 0; r < SCORE_ROWS; r++)
-        for (int64_t i = strips.first; i < strips.end; i += VW) {
+        for (int64_t i = query_range.first; i < query_range.end; i += VW) {
             const int64_t offset = panel_offset(SCORE_ROWS, r, i);
             float values[VW];
             vf prob, ds;
-            compute_p_and_ds(a, buffers, offset, first_key + r, first_query + i, o, v_load(lse + i), v_load(delta + i),
-                             v_load(buffers->dp + offset), &prob, &ds);
+            compute_p_and_ds(ctx, buffers, offset, first_key + r, first_query + i, o, v_load(lse + i),
+                             v_load(delta + i), v_load(buffers->dp + offset), &prob, &ds);
             v_store(values, ds);
             for (int64_t lane = 0; lane < VW; lane++)
                 sums[r * BLOCK + i + lane] += (double)values[lane];
@@ -108,14 +108,15 @@ static void dbias_item(void *memory, int64_t item, void *scratch)
     for (int64_t b = batch.first; b < batch.end; b++) {
         const attention_sequence s = attention_sequence_at(p, b);
         const attention_span query_blocks = tile_span(shape[2], q_tile, s.used_q, BLOCK),
-                             strips = tile_span(shape[3], k_tile, s.used_k, SCORE_ROWS);
+                             key_tiles = tile_span(shape[3], k_tile, s.used_k, SCORE_ROWS);
         for (int64_t h = heads.first; h < heads.end; h++) {
-            const score_context a = make_score_context(p, &s, h);
-            for (int64_t strip = strips.first; strip < strips.end; strip++) {
-                pack_keys(c, &s, h / (sizes->H / sizes->Hkv), strip * SCORE_ROWS, SCORE_ROWS, buffers->keys.k, NULL,
-                          buffers->keys.v, buffers->strip.staging[0]);
+            const score_context ctx = make_score_context(p, &s, h);
+            for (int64_t key_tile = key_tiles.first; key_tile < key_tiles.end; key_tile++) {
+                pack_keys(c, &s, h / (sizes->H / sizes->Hkv), key_tile * SCORE_ROWS, SCORE_ROWS, buffers->keys.k, NULL,
+                          buffers->keys.v, buffers->score_tile.staging[0]);
                 for (int64_t query_block = query_blocks.first; query_block < query_blocks.end; query_block++)
-                    add_strip(c, &a, &buffers->keys, &buffers->strip, buffers->sums, strip * SCORE_ROWS, query_block);
+                    add_score_tile(c, &ctx, &buffers->keys, &buffers->score_tile, buffers->sums, key_tile * SCORE_ROWS,
+                                   query_block);
             }
         }
     }

@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
- * attention_bwd_overlapped.h: the backward's elementwise arithmetic overlapped with its products, for AMX products of
- * two and three bf16.
+ * attention_bwd_overlapped.h: the backward's elementwise arithmetic overlapped with its products. For AMX operands that
+ * are split into two or three bf16.
  *
- * It processes SCORE_ROWS keys of a query block at a time. P^T and dS^T of a result tile (32 keys x 32 queries)
- * are computed two keys per k-step of the tile products. Those products are the next result tiles of S^T and dP^T, and
- * dv, dk and dq of the previous keys, which are pending until then. Products of two and three bf16 take long enough to
- * hide all of this arithmetic, which is more expensive there: P and dS are split into terms. Products of one bf16 take
- * too little time to hide it: separate passes are as fast. */
+ * One call processes a score tile: SCORE_ROWS keys and a query block. The elementwise arithmetic, P^T and dS^T, runs
+ * between tile products: two keys of a result tile (32 keys x 32 queries) per k-step. The tile products are those of
+ * the next result tiles of S^T and dP^T, and those of dv, dk and dq of the previous score tile, which are pending until
+ * then.
+ *
+ * With split operands the products take long enough to hide all of the arithmetic, although it is more expensive there:
+ * P and dS are split, too. Products of one bf16 take too little time to hide it, so they use the separate passes of
+ * attention_bwd_score_block.h, which are as fast. */
 #ifndef COT_ATTENTION_BWD_OVERLAPPED_H
 #define COT_ATTENTION_BWD_OVERLAPPED_H
 
@@ -43,8 +46,10 @@ typedef struct score_queue {
     int64_t next, count;
     score_result_tile current;
     int64_t rows_left;
-    vf exp_scale, prob[2], ds[2];             /* prob: of one key; ds: dS^T of the even one of two keys */
-    bool step_has_rows;                       /* there was a row left when this k-step began */
+    vf exp_scale;
+    vf prob[2];                               /* P^T of the current key */
+    vf ds[2];                                 /* dS^T of the even key of a pair, until the odd one is ready */
+    bool step_has_rows;                       /* rows_left > 0 at step 0 of this k-step */
     mt_prefetch_range *prefetch, *prefetch_2; /* ranges to prefetch meanwhile, one after the other */
 } score_queue;
 
@@ -139,14 +144,14 @@ static void finish_pending(pending_products *pending)
     pending->count = pending->done = 0;
 }
 
-/* The strips of queries visible to each strip of SCORE_ROWS keys, and the keys visible to each strip of queries.
- * `result_tiles` counts the visible ones. */
+/* For each strip of the SCORE_ROWS keys, the range of queries that attend to it, and for each strip of queries the
+ * range of keys that it attends to, both in whole strips. result_tiles: how many result tiles these ranges have. */
 typedef struct visible_strips {
     attention_span queries[SCORE_ROWS / STRIP], keys[BLOCK / STRIP];
     int64_t result_tiles;
 } visible_strips;
 
-static visible_strips visible_strips_of(const context *c, const score_context *a, int64_t first_key,
+static visible_strips visible_strips_of(const context *c, const score_context *ctx, int64_t first_key,
                                         int64_t first_query)
 {
     visible_strips visible = {.result_tiles = 0};
@@ -154,9 +159,10 @@ static visible_strips visible_strips_of(const context *c, const score_context *a
         visible.keys[i] = (attention_span){SCORE_ROWS, 0};
     for (int64_t r = 0; r < SCORE_ROWS; r += STRIP) {
         const attention_span rows =
-            attention_visible_queries_of_rows(&c->p->sizes, &a->sequence, first_key + r, first_key + r + STRIP);
-        const attention_span strips = visible.queries[r / STRIP] = attention_round_to_strips(rows, first_query, BLOCK);
-        for (int64_t i = strips.first / STRIP; i < strips.end / STRIP; i++, visible.result_tiles++) {
+            attention_visible_queries_of_rows(&c->p->sizes, &ctx->sequence, first_key + r, first_key + r + STRIP);
+        const attention_span query_range = visible.queries[r / STRIP] =
+            attention_round_to_strips(rows, first_query, BLOCK);
+        for (int64_t i = query_range.first / STRIP; i < query_range.end / STRIP; i++, visible.result_tiles++) {
             visible.keys[i].first = visible.keys[i].first < r ? visible.keys[i].first : r;
             visible.keys[i].end = r + STRIP;
         }
@@ -165,8 +171,8 @@ static visible_strips visible_strips_of(const context *c, const score_context *a
 }
 
 /* Queues the products of rows [first_row, first_row + SCORE_ROWS) of the key block. dv and dk go column panel by
- * column panel, since the strips of keys share a panel of B. dq^T goes by two rows of result tiles. */
-static void queue_products(const context *c, const score_block *b, const strip_buffers *buffers,
+ * column panel, because the strips of keys share a panel of B. dq^T goes by two rows of result tiles. */
+static void queue_products(const context *c, const score_block *b, const score_tile_buffers *buffers,
                            const visible_strips *visible, int64_t first_row, pending_products *pending)
 {
     const int64_t qk_size = c->layout.qk_size, v_size = c->layout.v_size,
@@ -208,10 +214,10 @@ static void queue_products(const context *c, const score_block *b, const strip_b
 }
 
 /* Sets masked scores to -inf in s[STRIP][STRIP]. Row 0 is key first_key, column 0 is query first_query. */
-static void apply_mask(const score_context *a, float *s, int64_t first_key, int64_t first_query)
+static void apply_mask(const score_context *ctx, float *s, int64_t first_key, int64_t first_query)
 {
     for (int64_t r = 0; r < STRIP; r++) {
-        const attention_span queries = visible_queries(a, first_key + r);
+        const attention_span queries = visible_queries(ctx, first_key + r);
         for (int64_t c = 0; c < STRIP; c += VW)
             v_store(s + r * MT + c, mask_scores(v_load(s + r * MT + c), queries.first - first_query - c,
                                                 queries.end - first_query - c));
@@ -220,14 +226,14 @@ static void apply_mask(const score_context *a, float *s, int64_t first_key, int6
 
 /* Computes P^T and dS^T of rows [first_row, first_row + SCORE_ROWS) of the key block for the query block,
  * while it runs the pending products. The products of these keys become pending. */
-static void backward_score_block_overlapped(const context *c, const score_context *a, const score_block *b,
-                                            strip_buffers *buffers, pending_products *pending, int64_t first_row)
+static void backward_score_block_overlapped(const context *c, const score_context *ctx, const score_block *b,
+                                            score_tile_buffers *buffers, pending_products *pending, int64_t first_row)
 {
     /* Result tiles of S^T and dP^T lie in the buffers that backward_score_block uses for whole score tiles. */
     float(*const s)[STRIP * STRIP] = (float(*)[STRIP * STRIP]) buffers->scores;
     float(*const dp)[STRIP * STRIP] = (float(*)[STRIP * STRIP]) buffers->dp;
     const int64_t qk_size = c->layout.qk_size, v_size = c->layout.v_size, first_key = b->first_key + first_row;
-    const visible_strips visible = visible_strips_of(c, a, first_key, b->first_query);
+    const visible_strips visible = visible_strips_of(c, ctx, first_key, b->first_query);
     if (visible.result_tiles == 0)
         return;
     buffers->buffer = 1 - buffers->buffer;
@@ -251,8 +257,8 @@ static void backward_score_block_overlapped(const context *c, const score_contex
             mt_product_result_tile(v_size, 1, b->v + mt_offset(BLOCK, first_row + r, 0), BLOCK,
                                    b->q.dout_t + mt_offset(v_size, 0, i), dp[ring_slot], false, true, overlap_step,
                                    &queue);
-            if (!all_visible(a, first_key + r, STRIP, b->first_query, queries))
-                apply_mask(a, s[ring_slot], first_key + r, b->first_query + i);
+            if (!all_visible(ctx, first_key + r, STRIP, b->first_query, queries))
+                apply_mask(ctx, s[ring_slot], first_key + r, b->first_query + i);
             const int64_t offset = buffer_offset + mt_offset(SCORE_ROWS, r, i);
             ring[ring_slot] = (score_result_tile){s[ring_slot],          dp[ring_slot],          b->lse + i,
                                                   b->delta + i,          buffers->prob + offset, buffers->ds + offset,

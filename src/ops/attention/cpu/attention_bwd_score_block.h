@@ -26,7 +26,7 @@ static query_forms query_forms_at(const context *c, int64_t index)
 
 /* ---- packing -------------------------------------------------------------------------------------------- */
 
-/* Packs keys [j, j + rows): k and v, and k^T unless NULL. `staging` holds a strip of rows. */
+/* Packs keys [j, j + rows): k and v, and k^T unless kt is NULL. `staging` holds a strip of rows. */
 static void pack_keys(const context *c, const attention_sequence *s, int64_t hkv, int64_t j, int64_t rows, mt *k,
                       mt *kt, mt *v, float *staging)
 {
@@ -65,8 +65,8 @@ static void sum_dout_out(float *delta, const float *dout, const float *out, int6
     }
 }
 
-/* The factor of lse. exp_scores multiplies a score by (float)scale. lse is therefore multiplied by (float)scale / scale,
- * so that both have the same rounding error, which cancels. */
+/* The factor of lse. exp_scores multiplies a score by (float)scale. lse is therefore multiplied by (float)scale /
+ * scale, so that both have the same rounding error, which cancels. */
 static double lse_exp_scale(const attention_problem *p)
 {
     return scores_exp_scale(p) / (scores_are_modified(p) ? 1 : p->sizes.scale);
@@ -122,9 +122,9 @@ static void pack_queries_item(void *memory, int64_t item, void *scratch)
 
 /* ---- a score block ------------------------------------------------------------------------------------------- */
 
-/* Tiles [SCORE_ROWS][BLOCK] of a strip of keys and a query block: S^T and dP^T become P^T and dS^T. dp holds the
- * whole key block, since the product for dq reads it at once. With AMX the products read dS^T in both forms. */
-typedef struct strip_buffers {
+/* The buffers of a score tile, SCORE_ROWS keys by a query block: S^T and dP^T become P^T and dS^T. dp holds the whole
+ * key block, because the product for dq reads it at once. With AMX the products read dS^T in both forms. */
+typedef struct score_tile_buffers {
     _Alignas(64) float scores[SCORE_ROWS * BLOCK], dp[BLOCK * BLOCK];
     /* With one form P^T and dS^T overwrite scores and dp. Otherwise attention_bwd_overlapped.h uses these arrays as two
      * buffers, alternately; backward_score_block uses the first half of prob and ds, and all of ds_b. */
@@ -133,36 +133,36 @@ typedef struct strip_buffers {
     int64_t buffer;
     _Alignas(64) float softcap_slopes[SCORE_ROWS * BLOCK], dropout_factors[SCORE_ROWS * BLOCK];
     _Alignas(64) float staging[2][STRIP * ATTENTION_MAX_D]; /* rows before packing */
-} strip_buffers;
+} score_tile_buffers;
 
-_Static_assert(sizeof(strip_buffers) <= ATTENTION_BWD_SCRATCH(sizeof(mt), MT_SAME_FORM),
+_Static_assert(sizeof(score_tile_buffers) <= ATTENTION_BWD_SCRATCH(sizeof(mt), MT_SAME_FORM),
                "the buffers must fit the scratch slice");
 
-/* Pointers to the operands: P^T and dS^T of a strip, and dS^T of the score block in B form. */
-typedef struct strip_operands {
+/* Pointers to the operands: P^T and dS^T of a score tile, and dS^T of the score block in B form. */
+typedef struct score_tile_operands {
     mt *prob, *ds, *ds_b;
     int64_t ds_rows;
-} strip_operands;
+} score_tile_operands;
 
-V_INLINE strip_operands strip_operands_at(strip_buffers *buffers, int64_t first_row)
+V_INLINE score_tile_operands score_tile_operands_at(score_tile_buffers *buffers, int64_t first_row)
 {
     if (MT_SAME_FORM)
-        return (strip_operands){(mt *)buffers->scores, (mt *)buffers->dp + mt_offset(BLOCK, first_row, 0),
-                                (mt *)buffers->dp, BLOCK};
-    return (strip_operands){buffers->prob, buffers->ds, buffers->ds_b, SCORE_ROWS};
+        return (score_tile_operands){(mt *)buffers->scores, (mt *)buffers->dp + mt_offset(BLOCK, first_row, 0),
+                                     (mt *)buffers->dp, BLOCK};
+    return (score_tile_operands){buffers->prob, buffers->ds, buffers->ds_b, SCORE_ROWS};
 }
 
-/* Constants of a strip. For unmodified scores the bools are compile-time constants after inlining, so that unused
+/* Constants of a score tile. For unmodified scores the bools are compile-time constants after inlining, so that unused
  * features cost nothing. */
-typedef struct strip_options {
+typedef struct score_tile_options {
     vf exp_scale;
     bool masked, softcap, dropout;
-} strip_options;
+} score_tile_options;
 
 /* P^T (times the dropout factor) and dS^T of key j and queries [i, i + VW). `offset` is the position of the score in
  * its score tile. */
-V_INLINE void compute_p_and_ds(const score_context *a, const strip_buffers *buffers, int64_t offset, int64_t j,
-                               int64_t i, strip_options o, vf lse, vf delta, vf dp, vf *prob, vf *ds)
+V_INLINE void compute_p_and_ds(const score_context *ctx, const score_tile_buffers *buffers, int64_t offset, int64_t j,
+                               int64_t i, score_tile_options o, vf lse, vf delta, vf dp, vf *prob, vf *ds)
 {
     *prob = exp_scores(v_load(buffers->scores + offset), o.exp_scale, lse);
     if (o.dropout)
@@ -173,20 +173,22 @@ V_INLINE void compute_p_and_ds(const score_context *a, const strip_buffers *buff
     if (o.softcap)
         *ds = v_mul(*ds, v_load(buffers->softcap_slopes + offset));
     if (o.masked) {
-        const attention_span queries = visible_queries(a, j);
+        const attention_span queries = visible_queries(ctx, j);
         *prob = select_span(queries.first - i, queries.end - i, *prob, v_zero());
         *ds = select_span(queries.first - i, queries.end - i, *ds, v_zero());
     }
 }
 
-/* Computes P^T and dS^T of keys [first_key, first_key + rows), which begin at row first_row of the key block. The
- * queries are first_query + strips; lse and delta begin at first_query. The stores take two keys and 2 VW queries at a time. */
-V_INLINE void compute_p_and_ds_of_strip(const score_context *a, strip_buffers *buffers, int64_t first_row, int64_t rows,
-                                        int64_t first_key, int64_t first_query, attention_span strips, const float *lse,
-                                        const float *delta, strip_options o)
+/* Computes P^T and dS^T of keys [first_key, first_key + rows), which begin at row first_row of the key block.
+ * query_range is relative to first_query, where lse and delta begin. The stores take two keys and 2 VW queries at a
+ * time. */
+V_INLINE void compute_p_and_ds_of_score_tile(const score_context *ctx, score_tile_buffers *buffers, int64_t first_row,
+                                             int64_t rows, int64_t first_key, int64_t first_query,
+                                             attention_span query_range, const float *lse, const float *delta,
+                                             score_tile_options o)
 {
-    const strip_operands to = strip_operands_at(buffers, first_row);
-    for (int64_t i = strips.first; i < strips.end; i += 2 * VW) {
+    const score_tile_operands to = score_tile_operands_at(buffers, first_row);
+    for (int64_t i = query_range.first; i < query_range.end; i += 2 * VW) {
         for (int64_t r = 0; r < rows; r += 2) {
             vf prob[2][2], ds[2][2];
             V_UNROLL
@@ -194,7 +196,7 @@ V_INLINE void compute_p_and_ds_of_strip(const score_context *a, strip_buffers *b
                 V_UNROLL
                 for (int64_t m = 0; m < 2; m++) {
                     const vf dp = v_load(buffers->dp + panel_offset(BLOCK, first_row + r + n, i) + m * VW);
-                    compute_p_and_ds(a, buffers, panel_offset(SCORE_ROWS, r + n, i) + m * VW, first_key + r + n,
+                    compute_p_and_ds(ctx, buffers, panel_offset(SCORE_ROWS, r + n, i) + m * VW, first_key + r + n,
                                      first_query + i + m * VW, o, v_load(lse + i + m * VW), v_load(delta + i + m * VW),
                                      dp, &prob[n][m], &ds[n][m]);
                 }
@@ -208,14 +210,14 @@ V_INLINE void compute_p_and_ds_of_strip(const score_context *a, strip_buffers *b
     }
 }
 
-/* Whether each of `rows` keys is visible to every query of first_query + strips. */
-static bool all_visible(const score_context *a, int64_t first_key, int64_t rows, int64_t first_query,
-                        attention_span strips)
+/* Whether every query of query_range, which is relative to first_query, attends to each of `rows` keys. */
+static bool all_visible(const score_context *ctx, int64_t first_key, int64_t rows, int64_t first_query,
+                        attention_span query_range)
 {
-    const attention_span first_queries = visible_queries(a, first_key),
-                         last_queries = visible_queries(a, first_key + rows - 1);
-    return last_queries.first <= first_query + strips.first && first_queries.end >= first_query + strips.end &&
-           last_queries.first < last_queries.end;
+    const attention_span first_queries = visible_queries(ctx, first_key),
+                         last_queries = visible_queries(ctx, first_key + rows - 1);
+    return last_queries.first <= first_query + query_range.first &&
+           first_queries.end >= first_query + query_range.end && last_queries.first < last_queries.end;
 }
 
 /* The scores of a key block and a query block: the operands and results of their products. */
@@ -226,45 +228,51 @@ typedef struct score_block {
     const float *lse, *delta;
     float *dq; /* [qk_size][BLOCK]; dk and dv are [BLOCK][qk_size] and [BLOCK][v_size] */
     float *dk, *dv;
-    /* Whether the accumulators hold a value, for each strip of dq and of dk and dv. */
+    /* Whether the accumulators hold a value, for each strip of dq and for each strip of dk and dv. */
     bool *dq_initialized, *dkv_initialized;
     mt_prefetch_range *forms_prefetch, *dq_prefetch; /* the next query block */
 } score_block;
 
-/* Differentiates rows [first_row, first_row + rows) of the key block with the queries `strips` of their block. */
-static void backward_key_rows(const context *c, const score_context *a, const score_block *b, strip_buffers *buffers,
-                              int64_t first_row, int64_t rows, attention_span strips, bool visible)
+/* Differentiates rows [first_row, first_row + rows) of the key block with the queries query_range of their block. */
+static void backward_key_rows(const context *c, const score_context *ctx, const score_block *b,
+                              score_tile_buffers *buffers, int64_t first_row, int64_t rows, attention_span query_range,
+                              bool visible)
 {
     const attention_problem *p = c->p;
     const int64_t qk_size = c->layout.qk_size, v_size = c->layout.v_size, j = b->first_key + first_row,
-                  n = strips.end - strips.first;
+                  n = query_range.end - query_range.first;
     const int64_t row_offset = mt_offset(BLOCK, first_row, 0);
-    const strip_operands operands = strip_operands_at(buffers, first_row);
-    mt_product(rows, n, qk_size, b->k + row_offset, BLOCK, b->q.q_t + mt_offset(qk_size, 0, strips.first), qk_size,
-               buffers->scores + mt_offset(SCORE_ROWS, 0, strips.first), SCORE_ROWS, false, b->forms_prefetch);
-    mt_product_all_terms(rows, n, v_size, b->v + row_offset, BLOCK, b->q.dout_t + mt_offset(v_size, 0, strips.first),
-                         v_size, buffers->dp + row_offset + mt_offset(BLOCK, 0, strips.first), BLOCK, false,
-                         b->forms_prefetch);
-    strip_options o = {.exp_scale = v_set1(scores_exp_scale(p)), .masked = true};
-    if (a->modified) {
-        const score_tile tile = {b->first_query, j, true, rows, strips};
-        modify_scores(a, &tile, buffers->scores, buffers->softcap_slopes);
-        if (a->dropout.dropped > 0)
-            fill_dropout_factors(a, &tile, buffers->dropout_factors);
+    const score_tile_operands operands = score_tile_operands_at(buffers, first_row);
+    mt_product(rows, n, qk_size, b->k + row_offset, BLOCK, b->q.q_t + mt_offset(qk_size, 0, query_range.first), qk_size,
+               buffers->scores + mt_offset(SCORE_ROWS, 0, query_range.first), SCORE_ROWS, false, b->forms_prefetch);
+    mt_product_all_terms(
+        rows, n, v_size, b->v + row_offset, BLOCK, b->q.dout_t + mt_offset(v_size, 0, query_range.first), v_size,
+        buffers->dp + row_offset + mt_offset(BLOCK, 0, query_range.first), BLOCK, false, b->forms_prefetch);
+    score_tile_options o = {.exp_scale = v_set1(scores_exp_scale(p)), .masked = true};
+    /* Three equal calls: each is inlined, and its options are constants in its branch. So the loop for unmodified
+     * scores has no code for softcap and dropout, and the one without masks has none for masks. */
+    if (ctx->modified) {
+        const score_tile tile = {b->first_query, j, true, rows, query_range};
+        modify_scores(ctx, &tile, buffers->scores, buffers->softcap_slopes);
+        if (ctx->dropout.dropped > 0)
+            fill_dropout_factors(ctx, &tile, buffers->dropout_factors);
         o.softcap = p->sizes.softcap > 0;
-        o.dropout = a->dropout.dropped > 0;
-        compute_p_and_ds_of_strip(a, buffers, first_row, rows, j, b->first_query, strips, b->lse, b->delta, o);
+        o.dropout = ctx->dropout.dropped > 0;
+        compute_p_and_ds_of_score_tile(ctx, buffers, first_row, rows, j, b->first_query, query_range, b->lse, b->delta,
+                                       o);
     } else if (visible) {
         o.masked = false;
-        compute_p_and_ds_of_strip(a, buffers, first_row, rows, j, b->first_query, strips, b->lse, b->delta, o);
+        compute_p_and_ds_of_score_tile(ctx, buffers, first_row, rows, j, b->first_query, query_range, b->lse, b->delta,
+                                       o);
     } else {
-        compute_p_and_ds_of_strip(a, buffers, first_row, rows, j, b->first_query, strips, b->lse, b->delta, o);
+        compute_p_and_ds_of_score_tile(ctx, buffers, first_row, rows, j, b->first_query, query_range, b->lse, b->delta,
+                                       o);
     }
-    mt_product(rows, v_size, n, operands.prob + mt_offset(SCORE_ROWS, 0, strips.first), SCORE_ROWS,
-               b->q.dout + mt_offset(BLOCK, strips.first, 0), BLOCK, b->dv + row_offset, BLOCK,
+    mt_product(rows, v_size, n, operands.prob + mt_offset(SCORE_ROWS, 0, query_range.first), SCORE_ROWS,
+               b->q.dout + mt_offset(BLOCK, query_range.first, 0), BLOCK, b->dv + row_offset, BLOCK,
                b->dkv_initialized[first_row / STRIP], b->forms_prefetch);
-    mt_product(rows, qk_size, n, operands.ds + mt_offset(operands.ds_rows, 0, strips.first), operands.ds_rows,
-               b->q.q + mt_offset(BLOCK, strips.first, 0), BLOCK, b->dk + row_offset, BLOCK,
+    mt_product(rows, qk_size, n, operands.ds + mt_offset(operands.ds_rows, 0, query_range.first), operands.ds_rows,
+               b->q.q + mt_offset(BLOCK, query_range.first, 0), BLOCK, b->dk + row_offset, BLOCK,
                b->dkv_initialized[first_row / STRIP], b->forms_prefetch);
     for (int64_t r = first_row; r < first_row + rows; r += STRIP)
         b->dkv_initialized[r / STRIP] = true;
@@ -272,7 +280,8 @@ static void backward_key_rows(const context *c, const score_context *a, const sc
 
 /* Differentiates SCORE_ROWS keys at a time, or STRIP keys where a mask edge crosses the score tile: fewer masked scores
  * are computed. */
-static void backward_score_block(const context *c, const score_context *a, const score_block *b, strip_buffers *buffers)
+static void backward_score_block(const context *c, const score_context *ctx, const score_block *b,
+                                 score_tile_buffers *buffers)
 {
     const attention_sizes *sizes = &c->p->sizes;
     const int64_t qk_size = c->layout.qk_size;
@@ -281,24 +290,25 @@ static void backward_score_block(const context *c, const score_context *a, const
         keys[n] = (attention_span){BLOCK, 0};
     for (int64_t first_row = 0, rows; first_row < BLOCK; first_row += rows) {
         const int64_t j = b->first_key + first_row;
-        attention_span strips;
+        attention_span query_range;
         for (rows = first_row % SCORE_ROWS == 0 ? SCORE_ROWS : STRIP;; rows = STRIP) {
-            strips = attention_round_to_strips(attention_visible_queries_of_rows(sizes, &a->sequence, j, j + rows),
-                                               b->first_query, BLOCK);
-            if (rows == STRIP || strips.first == strips.end ||
+            query_range = attention_round_to_strips(
+                attention_visible_queries_of_rows(sizes, &ctx->sequence, j, j + rows), b->first_query, BLOCK);
+            if (rows == STRIP || query_range.first == query_range.end ||
                 (b->dkv_initialized[first_row / STRIP] == b->dkv_initialized[first_row / STRIP + 1] &&
-                 all_visible(a, j, rows, b->first_query, strips)))
+                 all_visible(ctx, j, rows, b->first_query, query_range)))
                 break;
         }
-        if (strips.first == strips.end)
+        if (query_range.first == query_range.end)
             continue;
-        backward_key_rows(c, a, b, buffers, first_row, rows, strips, all_visible(a, j, rows, b->first_query, strips));
-        for (int64_t i = strips.first / STRIP; i < strips.end / STRIP; i++) {
+        backward_key_rows(c, ctx, b, buffers, first_row, rows, query_range,
+                          all_visible(ctx, j, rows, b->first_query, query_range));
+        for (int64_t i = query_range.first / STRIP; i < query_range.end / STRIP; i++) {
             keys[i].first = keys[i].first < first_row ? keys[i].first : first_row;
             keys[i].end = first_row + rows;
         }
     }
-    const mt *ds = strip_operands_at(buffers, 0).ds_b;
+    const mt *ds = score_tile_operands_at(buffers, 0).ds_b;
     for (int64_t i = 0; i < BLOCK / STRIP; i++) {
         const int64_t n = keys[i].end - keys[i].first;
         if (n <= 0)

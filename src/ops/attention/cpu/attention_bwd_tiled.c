@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_bwd_tiled.c: dq, dk and dv in tiles, on the products of simd/matmul.h. Scores are computed transposed,
- * with keys in rows and queries in lanes. Then P^T and dS^T are stored as the products for dv and dk read them:
+ * attention_bwd_tiled.c: dq, dk and dv in tiles, by the products of simd/matmul.h. Scores are transposed: a row is a
+ * key, and the lanes of a vector are queries. P^T and dS^T then have the layout in which the products for dv and dk
+ * read them:
  *
  *     S^T = K Q^T;  dP^T = V dout^T;  P^T = exp(scale S^T - lse);  dS^T = P^T (dP^T - delta)
  *     dv += P^T dout;  dk += dS^T q;  dq^T += K^T dS^T
@@ -16,7 +17,10 @@
  * time: it packs them, loops over the query blocks that attend to them, accumulates their dk and dv, and adds to the
  * chunk's own dq^T.
  * (3) dq is the sum over the chunks, in their order. The number of chunks depends on the shape alone.
- * (4) dbias, one tile at a time (attention_bwd_dbias.h), and dsink. */
+ * (4) dbias, one tile at a time (attention_bwd_dbias.h), and dsink.
+ *
+ * attention_fwd_tiled.c explains the names of simd/simd.h and simd/matmul.h: mt, MT, MT_SAME_FORM, the A and B
+ * forms. */
 #include "attention_bwd_dbias.h"
 #include "attention_bwd_score_block.h"
 #if defined(COT_MATMUL_SPLIT)
@@ -81,16 +85,17 @@ typedef struct item_keys {
 #endif
 } item_keys;
 
-/* Differentiates a query block at all these key blocks: its operands and its dq are loaded once for all of
- * them. */
-static void backward_query_block(const context *c, item_keys *g, const score_context *a, int64_t query_block, bool last,
-                                 strip_buffers *buffers)
+/* Differentiates a query block with all key blocks of `keys`, because its operands and its dq then are loaded once for
+ * all of them. */
+static void backward_query_block(const context *c, item_keys *keys, const score_context *ctx, int64_t query_block,
+                                 bool last, score_tile_buffers *buffers)
 {
     const attention_problem *p = c->p;
     const attention_axis queries = {p, false, BLOCK};
-    const int64_t q_row = ((attention_first_slot(&queries, g->sequence.b) + query_block) * p->sizes.H + a->h) * BLOCK;
-    const attention_span visible = visible_key_blocks(p, &g->sequence, query_block);
-    float *dq = c->dq + (g->chunk * c->layout.q_slots * p->sizes.H * BLOCK + q_row) * c->layout.qk_size;
+    const int64_t q_row =
+        ((attention_first_slot(&queries, keys->sequence.b) + query_block) * p->sizes.H + ctx->h) * BLOCK;
+    const attention_span visible = visible_key_blocks(p, &keys->sequence, query_block);
+    float *dq = c->dq + (keys->chunk * c->layout.q_slots * p->sizes.H * BLOCK + q_row) * c->layout.qk_size;
     mt_prefetch_range forms_prefetch = {NULL, NULL}, dq_prefetch = {NULL, NULL};
     if (!last) {
         forms_prefetch.next = (const char *)query_forms_at(c, q_row / BLOCK + p->sizes.H).q_t;
@@ -98,40 +103,40 @@ static void backward_query_block(const context *c, item_keys *g, const score_con
         dq_prefetch.next = (const char *)(dq + p->sizes.H * BLOCK * c->layout.qk_size);
         dq_prefetch.end = dq_prefetch.next + BLOCK * c->layout.qk_size * (int64_t)sizeof(float);
     }
-    const attention_span key_blocks = {g->first > visible.first ? g->first : visible.first,
-                                       g->end < visible.end ? g->end : visible.end};
+    const attention_span key_blocks = {cot_max(keys->first, visible.first), cot_min(keys->end, visible.end)};
     if (key_blocks.first >= key_blocks.end)
         return;
+    /* An earlier step of the item has initialized dq if the chunk has earlier key blocks that the queries attend to. */
     bool dq_initialized[BLOCK / STRIP];
     for (int64_t i = 0; i < BLOCK / STRIP; i++)
-        dq_initialized[i] = key_blocks.first > g->key_blocks.first && key_blocks.first > visible.first;
+        dq_initialized[i] = key_blocks.first > keys->key_blocks.first && key_blocks.first > visible.first;
     for (int64_t key_block = key_blocks.first; key_block < key_blocks.end; key_block++) {
-        const int64_t k_row = (key_block - g->first) * BLOCK;
+        const int64_t k_row = (key_block - keys->first) * BLOCK;
         const score_block b = {
             .first_key = key_block * BLOCK,
             .first_query = query_block * BLOCK,
             .q = query_forms_at(c, q_row / BLOCK),
-            .k = g->k + k_row * c->layout.qk_size,
-            .kt = g->kt + k_row * c->layout.qk_size,
-            .v = g->v + k_row * c->layout.v_size,
+            .k = keys->k + k_row * c->layout.qk_size,
+            .kt = keys->kt + k_row * c->layout.qk_size,
+            .v = keys->v + k_row * c->layout.v_size,
             .lse = c->lse + q_row,
             .delta = c->delta + q_row,
             .dq = dq,
-            .dk = g->dk + k_row * c->layout.qk_size,
-            .dv = g->dv + k_row * c->layout.v_size,
+            .dk = keys->dk + k_row * c->layout.qk_size,
+            .dv = keys->dv + k_row * c->layout.v_size,
             .dq_initialized = dq_initialized,
-            .dkv_initialized = g->dkv_initialized[key_block - g->first],
+            .dkv_initialized = keys->dkv_initialized[key_block - keys->first],
             .forms_prefetch = &forms_prefetch,
             .dq_prefetch = &dq_prefetch,
         };
 #if defined(COT_MATMUL_SPLIT)
-        if (!a->modified) {
+        if (!ctx->modified) {
             for (int64_t first_row = 0; first_row < BLOCK; first_row += SCORE_ROWS)
-                backward_score_block_overlapped(c, a, &b, buffers, &g->pending, first_row);
+                backward_score_block_overlapped(c, ctx, &b, buffers, &keys->pending, first_row);
             continue;
         }
 #endif
-        backward_score_block(c, a, &b, buffers);
+        backward_score_block(c, ctx, &b, buffers);
     }
     for (int64_t i = 0; i < BLOCK / STRIP; i++)
         if (!dq_initialized[i])
@@ -144,41 +149,42 @@ static void backward_item(void *memory, int64_t item, void *scratch)
     const attention_problem *p = c->p;
     const attention_sizes *sizes = &p->sizes;
     const int64_t group = sizes->H / sizes->Hkv, b = item / c->layout.chunks / sizes->Hkv;
-    item_keys g = {.sequence = attention_sequence_at(p, b),
-                   .chunk = item % c->layout.chunks,
-                   .hkv = item / c->layout.chunks % sizes->Hkv};
-    g.key_blocks = attention_chunk_blocks(g.chunk, c->layout.chunks, cot_ceil_div(g.sequence.k_rows, BLOCK));
-    g.k = c->keys + item * c->layout.key_block_elements;
-    g.kt = g.k + L2_KEY_BLOCKS * BLOCK * c->layout.qk_size;
-    g.v = g.kt + L2_KEY_BLOCKS * BLOCK * c->layout.qk_size;
-    g.dk = c->dk + item * L2_KEY_BLOCKS * BLOCK * (c->layout.qk_size + c->layout.v_size);
-    g.dv = g.dk + L2_KEY_BLOCKS * BLOCK * c->layout.qk_size;
-    strip_buffers *const buffers = scratch;
+    item_keys keys = {.sequence = attention_sequence_at(p, b),
+                      .chunk = item % c->layout.chunks,
+                      .hkv = item / c->layout.chunks % sizes->Hkv};
+    keys.key_blocks = attention_chunk_blocks(keys.chunk, c->layout.chunks, cot_ceil_div(keys.sequence.k_rows, BLOCK));
+    keys.k = c->keys + item * c->layout.key_block_elements;
+    keys.kt = keys.k + L2_KEY_BLOCKS * BLOCK * c->layout.qk_size;
+    keys.v = keys.kt + L2_KEY_BLOCKS * BLOCK * c->layout.qk_size;
+    keys.dk = c->dk + item * L2_KEY_BLOCKS * BLOCK * (c->layout.qk_size + c->layout.v_size);
+    keys.dv = keys.dk + L2_KEY_BLOCKS * BLOCK * c->layout.qk_size;
+    score_tile_buffers *const buffers = scratch;
     mt_state host_tiles;
     buffers->buffer = 0;
     mt_begin(&host_tiles);
-    for (g.first = g.key_blocks.first; g.first < g.key_blocks.end; g.first = g.end) {
-        g.end = g.first + L2_KEY_BLOCKS < g.key_blocks.end ? g.first + L2_KEY_BLOCKS : g.key_blocks.end;
-        memset(g.dkv_initialized, 0, sizeof g.dkv_initialized);
-        for (int64_t key_block = g.first; key_block < g.end; key_block++) {
-            const int64_t row = (key_block - g.first) * BLOCK;
-            pack_keys(c, &g.sequence, g.hkv, key_block * BLOCK, BLOCK, g.k + row * c->layout.qk_size,
-                      g.kt + row * c->layout.qk_size, g.v + row * c->layout.v_size, buffers->staging[0]);
+    for (keys.first = keys.key_blocks.first; keys.first < keys.key_blocks.end; keys.first = keys.end) {
+        keys.end = keys.first + L2_KEY_BLOCKS < keys.key_blocks.end ? keys.first + L2_KEY_BLOCKS : keys.key_blocks.end;
+        memset(keys.dkv_initialized, 0, sizeof keys.dkv_initialized);
+        for (int64_t key_block = keys.first; key_block < keys.end; key_block++) {
+            const int64_t row = (key_block - keys.first) * BLOCK;
+            pack_keys(c, &keys.sequence, keys.hkv, key_block * BLOCK, BLOCK, keys.k + row * c->layout.qk_size,
+                      keys.kt + row * c->layout.qk_size, keys.v + row * c->layout.v_size, buffers->staging[0]);
         }
         const attention_span rows =
-            attention_visible_queries_of_rows(sizes, &g.sequence, g.first * BLOCK, g.end * BLOCK);
-        for (int64_t h = g.hkv * group; h < (g.hkv + 1) * group; h++) {
-            const score_context a = make_score_context(p, &g.sequence, h);
+            attention_visible_queries_of_rows(sizes, &keys.sequence, keys.first * BLOCK, keys.end * BLOCK);
+        for (int64_t h = keys.hkv * group; h < (keys.hkv + 1) * group; h++) {
+            const score_context ctx = make_score_context(p, &keys.sequence, h);
             for (int64_t query_block = rows.first / BLOCK; query_block * BLOCK < rows.end; query_block++)
-                backward_query_block(c, &g, &a, query_block, (query_block + 1) * BLOCK >= rows.end, buffers);
+                backward_query_block(c, &keys, &ctx, query_block, (query_block + 1) * BLOCK >= rows.end, buffers);
         }
 #if defined(COT_MATMUL_SPLIT)
-        finish_pending(&g.pending);
+        finish_pending(&keys.pending);
 #endif
-        for (int64_t key_block = g.first; key_block < g.end; key_block++)
-            store_dk_dv(c, &g.sequence, g.hkv, key_block, g.dk + (key_block - g.first) * BLOCK * c->layout.qk_size,
-                        g.dv + (key_block - g.first) * BLOCK * c->layout.v_size,
-                        g.dkv_initialized[key_block - g.first]);
+        for (int64_t key_block = keys.first; key_block < keys.end; key_block++)
+            store_dk_dv(c, &keys.sequence, keys.hkv, key_block,
+                        keys.dk + (key_block - keys.first) * BLOCK * c->layout.qk_size,
+                        keys.dv + (key_block - keys.first) * BLOCK * c->layout.v_size,
+                        keys.dkv_initialized[key_block - keys.first]);
     }
     mt_end(&host_tiles);
 }

@@ -24,15 +24,15 @@ typedef struct row_range {
     int64_t b, i, count;
 } row_range;
 
-static row_range row_range_of(const attention_sizes *z, int64_t item)
+static row_range row_range_of(const attention_sizes *sizes, int64_t item)
 {
-    const int64_t ranges = cot_ceil_div(z->Tq, ROWS), i = item % ranges * ROWS;
-    return (row_range){item / ranges, i, cot_clamp(z->Tq - i, 0, ROWS)};
+    const int64_t ranges = cot_ceil_div(sizes->Tq, ROWS), i = item % ranges * ROWS;
+    return (row_range){item / ranges, i, cot_clamp(sizes->Tq - i, 0, ROWS)};
 }
 
-static int64_t item_count(const attention_sizes *z)
+static int64_t item_count(const attention_sizes *sizes)
 {
-    return cot_mul(z->B, cot_ceil_div(z->Tq, ROWS));
+    return cot_mul(sizes->B, cot_ceil_div(sizes->Tq, ROWS));
 }
 
 V_INLINE const void *element_pointer(const cot_tensor *t, cot_dtype dtype, int64_t offset)

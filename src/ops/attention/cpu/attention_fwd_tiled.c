@@ -39,8 +39,8 @@ typedef struct context {
     _Atomic int64_t *next_group; /* the next private group */
 } context;
 
-/* The operands of a sequence and key-value head. Block i begins at element i * block_stride * qk_size of kt and at element
- * i * block_stride * v_size of v. */
+/* The operands of a sequence and key-value head. Block i begins at element i * block_stride * qk_size of kt and at
+ * element i * block_stride * v_size of v. */
 typedef struct packed_keys {
     mt *kt, *v;
     int64_t block_stride;
@@ -152,24 +152,24 @@ V_INLINE vf sum_per_vector(vf v[VW])
 
 /* Sets masked scores of queries [first_query, first_query + rows) to -inf. Column 0 of s[s_rows][] is key first_key.
  * The mask has its own pass because few blocks cross a mask edge. */
-static void apply_mask(const score_context *a, float *s, int64_t s_rows, int64_t first_query, int64_t rows,
-                       int64_t first_key, attention_span strips)
+static void apply_mask(const score_context *ctx, float *s, int64_t s_rows, int64_t first_query, int64_t rows,
+                       int64_t first_key, attention_span key_range)
 {
     for (int64_t r = 0; r < rows; r++) {
-        const attention_span keys = visible_keys(a, first_query + r);
+        const attention_span keys = visible_keys(ctx, first_query + r);
         const int64_t low = keys.first - first_key, high = keys.end - first_key;
-        for (int64_t c = strips.first; c < strips.end; c += VW)
+        for (int64_t c = key_range.first; c < key_range.end; c += VW)
             if (c < low || c + VW > high)
                 v_store(s + panel_offset(s_rows, r, c),
                         mask_scores(v_load(s + panel_offset(s_rows, r, c)), low - c, high - c));
     }
 }
 
-/* Softmax of the item's rows [first_row, first_row + rows) over the keys `strips` of a block. Scores become
+/* Softmax of the item's rows [first_row, first_row + rows) over the keys key_range of a block. Scores become
  * P = base^(score * exp_scale - row_max), see exp_scores. row_max and row_sum are updated, and out is rescaled to the
  * new maximum. */
-V_INLINE void softmax_strip(item_state *state, const attention_fwd_layout *layout, int64_t first_row, int64_t rows,
-                            attention_span strips, float exp_scale, bool dropout)
+V_INLINE void softmax_rows(item_state *state, const attention_fwd_layout *layout, int64_t first_row, int64_t rows,
+                           attention_span key_range, float exp_scale, bool dropout)
 {
     float *row_max = state->row_max + first_row, *row_sum = state->row_sum + first_row;
     mt *prob = prob_buffer(state);
@@ -177,7 +177,7 @@ V_INLINE void softmax_strip(item_state *state, const attention_fwd_layout *layou
         vf v[VW];
         for (int64_t i = 0; i < VW; i++) {
             vf even = v_set1(-INFINITY), odd = v_set1(-INFINITY);
-            for (int64_t c = strips.first; c < strips.end; c += 2 * VW) {
+            for (int64_t c = key_range.first; c < key_range.end; c += 2 * VW) {
                 float *s = state->scores + panel_offset(SCORE_ROWS, r + i, c);
                 vf y = v_load(s), z = v_load(s + VW);
                 if (SCALE_BEFORE_MAX) {
@@ -201,7 +201,7 @@ V_INLINE void softmax_strip(item_state *state, const attention_fwd_layout *layou
         for (int64_t i = 0; i < VW; i++) {
             const vf m = v_set1(row_max[r + i]), u = v_set1(SCALE_BEFORE_MAX ? 1 : exp_scale);
             vf even = v_zero(), odd = v_zero();
-            for (int64_t c = strips.first; c < strips.end; c += 2 * VW) {
+            for (int64_t c = key_range.first; c < key_range.end; c += 2 * VW) {
                 const int64_t offset = panel_offset(SCORE_ROWS, r + i, c);
                 vf e = exp_scores(v_load(state->scores + offset), u, m),
                    f = exp_scores(v_load(state->scores + offset + VW), u, m);
@@ -226,13 +226,14 @@ V_INLINE void softmax_strip(item_state *state, const attention_fwd_layout *layou
 
 /* ---- one item -------------------------------------------------------------------------------------------- */
 
-/* Whether each of `rows` queries attends to every key of `strips`, which is relative to block_first. */
-static bool all_visible(const score_context *a, int64_t first_query, int64_t rows, int64_t block_first,
-                        attention_span strips)
+/* Whether each of `rows` queries attends to every key of key_range, which is relative to block_first. */
+static bool all_visible(const score_context *ctx, int64_t first_query, int64_t rows, int64_t block_first,
+                        attention_span key_range)
 {
-    const attention_span first_keys = visible_keys(a, first_query), last_keys = visible_keys(a, first_query + rows - 1);
-    return last_keys.first <= block_first + strips.first && first_keys.end >= block_first + strips.end &&
-           last_keys.end >= block_first + strips.end;
+    const attention_span first_keys = visible_keys(ctx, first_query),
+                         last_keys = visible_keys(ctx, first_query + rows - 1);
+    return last_keys.first <= block_first + key_range.first && first_keys.end >= block_first + key_range.end &&
+           last_keys.end >= block_first + key_range.end;
 }
 
 /* A block of keys: its first key and its operands. */
@@ -241,30 +242,30 @@ typedef struct key_block {
     const mt *kt, *v;
 } key_block;
 
-/* Attends the item's rows [first_row, first_row + rows) to the keys `strips` of a block. */
-static void attend_strip(const context *c, const score_context *a, item_state *state, int64_t first_query,
-                         int64_t first_row, int64_t rows, const key_block *b, attention_span strips, bool visible)
+/* Attends the item's rows [first_row, first_row + rows) to the keys key_range of a block. */
+static void attend_rows(const context *c, const score_context *ctx, item_state *state, int64_t first_query,
+                        int64_t first_row, int64_t rows, const key_block *b, attention_span key_range, bool visible)
 {
-    const int64_t i = first_query + first_row, n = strips.end - strips.first;
+    const int64_t i = first_query + first_row, n = key_range.end - key_range.first;
     const float exp_scale = scores_exp_scale(c->p);
     mt_product_all_terms(rows, n, c->layout.qk_size, state->q + mt_offset(c->layout.rows, first_row, 0), c->layout.rows,
-                         b->kt + mt_offset(c->layout.qk_size, 0, strips.first), c->layout.qk_size,
-                         state->scores + mt_offset(SCORE_ROWS, 0, strips.first), SCORE_ROWS, false, NULL);
-    if (a->modified) {
-        const score_tile tile = {i, b->first, false, rows, strips};
-        modify_scores(a, &tile, state->scores, NULL);
-        if (a->dropout.dropped > 0)
-            fill_dropout_factors(a, &tile, state->dropout_factors);
+                         b->kt + mt_offset(c->layout.qk_size, 0, key_range.first), c->layout.qk_size,
+                         state->scores + mt_offset(SCORE_ROWS, 0, key_range.first), SCORE_ROWS, false, NULL);
+    if (ctx->modified) {
+        const score_tile tile = {i, b->first, false, rows, key_range};
+        modify_scores(ctx, &tile, state->scores, NULL);
+        if (ctx->dropout.dropped > 0)
+            fill_dropout_factors(ctx, &tile, state->dropout_factors);
     }
     if (!visible)
-        apply_mask(a, state->scores, SCORE_ROWS, i, rows, b->first, strips);
-    if (a->dropout.dropped > 0)
-        softmax_strip(state, &c->layout, first_row, rows, strips, exp_scale, true);
+        apply_mask(ctx, state->scores, SCORE_ROWS, i, rows, b->first, key_range);
+    if (ctx->dropout.dropped > 0)
+        softmax_rows(state, &c->layout, first_row, rows, key_range, exp_scale, true);
     else
-        softmax_strip(state, &c->layout, first_row, rows, strips, exp_scale, false);
+        softmax_rows(state, &c->layout, first_row, rows, key_range, exp_scale, false);
     const mt *prob = prob_buffer(state);
-    mt_product(rows, c->layout.v_size, n, prob + mt_offset(SCORE_ROWS, 0, strips.first), SCORE_ROWS,
-               b->v + mt_offset(c->layout.keys, strips.first, 0), c->layout.keys,
+    mt_product(rows, c->layout.v_size, n, prob + mt_offset(SCORE_ROWS, 0, key_range.first), SCORE_ROWS,
+               b->v + mt_offset(c->layout.keys, key_range.first, 0), c->layout.keys,
                state->out + mt_offset(c->layout.rows, first_row, 0), c->layout.rows,
                state->out_initialized[first_row / STRIP], NULL);
     for (int64_t r = first_row; r < first_row + rows; r += STRIP)
@@ -415,18 +416,18 @@ static void finish_pending(const context *c, pending_product *pending)
  * the pending product. The steps of this score tile's S and of the previous pending product compute the exponentials.
  * A call of `step` computes one or two rows. Returns false if P was too large: then the pending product
  * is done and only row_max has changed. */
-V_INLINE bool attend_overlapped(const context *c, const score_context *a, item_state *state, int64_t first_query,
+V_INLINE bool attend_overlapped(const context *c, const score_context *ctx, item_state *state, int64_t first_query,
                                 int64_t first_row, const key_block *b, void (*step)(void *, int))
 {
     _Alignas(64) float s[RING_SIZE][STRIP * STRIP], sums[SCORE_ROWS / 4 * VW] = {0};
     const int64_t i0 = first_query + first_row;
-    const attention_span strips = attention_round_to_strips(
-        attention_visible_keys_of_rows(&c->p->sizes, &a->sequence, i0, i0 + SCORE_ROWS), b->first, c->layout.keys);
-    if (strips.first == strips.end)
+    const attention_span key_range = attention_round_to_strips(
+        attention_visible_keys_of_rows(&c->p->sizes, &ctx->sequence, i0, i0 + SCORE_ROWS), b->first, c->layout.keys);
+    if (key_range.first == key_range.end)
         return true;
-    const bool visible = all_visible(a, i0, SCORE_ROWS, b->first, strips);
-    const int64_t n = strips.end - strips.first, result_tiles = n / STRIP * RESULT_TILES_DOWN;
-    mt *prob = prob_buffer(state) + mt_offset(SCORE_ROWS, 0, strips.first);
+    const bool visible = all_visible(ctx, i0, SCORE_ROWS, b->first, key_range);
+    const int64_t n = key_range.end - key_range.first, result_tiles = n / STRIP * RESULT_TILES_DOWN;
+    mt *prob = prob_buffer(state) + mt_offset(SCORE_ROWS, 0, key_range.first);
     pending_product *pending = &state->pending;
     softmax_result_tile ring[RING_SIZE];
     const float exp_scale = scores_exp_scale(c->p);
@@ -435,11 +436,11 @@ V_INLINE bool attend_overlapped(const context *c, const score_context *a, item_s
          result_tile++, ring_slot = (ring_slot + 1) % RING_SIZE) {
         const int64_t j = result_tile / RESULT_TILES_DOWN * STRIP, i = result_tile % RESULT_TILES_DOWN * STRIP;
         mt_product_result_tile(c->layout.qk_size, 1, state->q + mt_offset(c->layout.rows, first_row + i, 0),
-                               c->layout.rows, b->kt + mt_offset(c->layout.qk_size, 0, strips.first + j), s[ring_slot],
-                               false, true, step, &queue);
-        const attention_span keys = {strips.first + j, strips.first + j + STRIP};
-        if (!visible && !all_visible(a, i0 + i, STRIP, b->first, keys))
-            apply_mask(a, s[ring_slot], STRIP, i0 + i, STRIP, b->first + keys.first, (attention_span){0, STRIP});
+                               c->layout.rows, b->kt + mt_offset(c->layout.qk_size, 0, key_range.first + j),
+                               s[ring_slot], false, true, step, &queue);
+        const attention_span keys = {key_range.first + j, key_range.first + j + STRIP};
+        if (!visible && !all_visible(ctx, i0 + i, STRIP, b->first, keys))
+            apply_mask(ctx, s[ring_slot], STRIP, i0 + i, STRIP, b->first + keys.first, (attention_span){0, STRIP});
         if (!state->row_max_set[(first_row + i) / STRIP])
             state->row_max_set[(first_row + i) / STRIP] =
                 set_row_max(s[ring_slot], exp_scale, state->row_max + first_row + i);
@@ -468,7 +469,7 @@ V_INLINE bool attend_overlapped(const context *c, const score_context *a, item_s
     for (int64_t r = 0; r < SCORE_ROWS; r++)
         state->row_sum[first_row + r] += block_sum[r];
     *pending = (pending_product){.prob = prob,
-                                 .v = b->v + mt_offset(c->layout.keys, strips.first, 0),
+                                 .v = b->v + mt_offset(c->layout.keys, key_range.first, 0),
                                  .out = state->out + mt_offset(c->layout.rows, first_row, 0),
                                  .keys = n,
                                  .result_tiles = c->layout.v_size / STRIP * RESULT_TILES_DOWN,
@@ -483,44 +484,45 @@ V_INLINE bool attend_overlapped(const context *c, const score_context *a, item_s
 /* Attends SCORE_ROWS queries to a block of at most BLOCK keys, with running maxima and separate passes. In float32 it
  * works on STRIP queries at a time where a mask edge crosses the score tile: fewer masked scores are computed. With AMX
  * the shorter products cost more than that saves. */
-static void attend_running_max(const context *c, const score_context *a, item_state *state, int64_t first_query,
+static void attend_running_max(const context *c, const score_context *ctx, item_state *state, int64_t first_query,
                                int64_t first_row, const key_block *b)
 {
     const attention_sizes *sizes = &c->p->sizes;
     const int64_t i = first_query + first_row;
-    const attention_span strips = attention_round_to_strips(
-        attention_visible_keys_of_rows(sizes, &a->sequence, i, i + SCORE_ROWS), b->first, BLOCK);
-    if (strips.first == strips.end)
+    const attention_span key_range = attention_round_to_strips(
+        attention_visible_keys_of_rows(sizes, &ctx->sequence, i, i + SCORE_ROWS), b->first, BLOCK);
+    if (key_range.first == key_range.end)
         return;
-    const bool visible = all_visible(a, i, SCORE_ROWS, b->first, strips);
+    const bool visible = all_visible(ctx, i, SCORE_ROWS, b->first, key_range);
     if (!MT_SAME_FORM ||
         (visible && state->out_initialized[first_row / STRIP] == state->out_initialized[first_row / STRIP + 1])) {
-        attend_strip(c, a, state, first_query, first_row, SCORE_ROWS, b, strips, visible);
+        attend_rows(c, ctx, state, first_query, first_row, SCORE_ROWS, b, key_range, visible);
         return;
     }
     for (int64_t r = 0; r < SCORE_ROWS; r += STRIP) {
-        const attention_span visible_strips = attention_round_to_strips(
-            attention_visible_keys_of_rows(sizes, &a->sequence, i + r, i + r + STRIP), b->first, BLOCK);
-        if (visible_strips.first < visible_strips.end)
-            attend_strip(c, a, state, first_query, first_row + r, STRIP, b, visible_strips,
-                         all_visible(a, i + r, STRIP, b->first, visible_strips));
+        const attention_span visible_range = attention_round_to_strips(
+            attention_visible_keys_of_rows(sizes, &ctx->sequence, i + r, i + r + STRIP), b->first, BLOCK);
+        if (visible_range.first < visible_range.end)
+            attend_rows(c, ctx, state, first_query, first_row + r, STRIP, b, visible_range,
+                        all_visible(ctx, i + r, STRIP, b->first, visible_range));
     }
 }
 
-static void attend_block(const context *c, const score_context *a, item_state *state, int64_t first_query,
+static void attend_block(const context *c, const score_context *ctx, item_state *state, int64_t first_query,
                          const key_block *b)
 {
     for (int64_t first_row = 0; first_row < c->layout.rows; first_row += SCORE_ROWS) {
 #if defined(COT_MATMUL_AMX)
-        if (!a->modified && (c->layout.qk_size + c->layout.v_size >= 8 * MT
-                                 ? attend_overlapped(c, a, state, first_query, first_row, b, softmax_step)
-                                 : attend_overlapped(c, a, state, first_query, first_row, b, softmax_step_two_rows)))
+        if (!ctx->modified &&
+            (c->layout.qk_size + c->layout.v_size >= 8 * MT
+                 ? attend_overlapped(c, ctx, state, first_query, first_row, b, softmax_step)
+                 : attend_overlapped(c, ctx, state, first_query, first_row, b, softmax_step_two_rows)))
             continue;
 #endif
         for (int64_t key = 0; key < c->layout.keys; key += BLOCK) {
             const key_block narrow = {b->first + key, b->kt + mt_offset(c->layout.qk_size, 0, key),
                                       b->v + mt_offset(c->layout.keys, key, 0)};
-            attend_running_max(c, a, state, first_query, first_row, &narrow);
+            attend_running_max(c, ctx, state, first_query, first_row, &narrow);
         }
     }
 }
@@ -550,7 +552,7 @@ static void attend_query_block(const context *c, const attention_block *queries,
                                item_state *state)
 {
     const attention_problem *p = c->p;
-    const score_context a = make_score_context(p, &queries->sequence, h);
+    const score_context ctx = make_score_context(p, &queries->sequence, h);
     const float sink = cot_is_present(&p->sink) && queries->sequence.b < p->sizes.B
                            ? (float)cot_load_f64(p->sink.data, p->sink.dtype, h * p->sink.stride[0])
                            : -INFINITY;
@@ -577,7 +579,7 @@ static void attend_query_block(const context *c, const attention_block *queries,
         const int64_t row_offset = block * packed->block_stride;
         const key_block b = {block * c->layout.keys, packed->kt + row_offset * c->layout.qk_size,
                              packed->v + row_offset * c->layout.v_size};
-        attend_block(c, &a, state, queries->first, &b);
+        attend_block(c, &ctx, state, queries->first, &b);
     }
 #if defined(COT_MATMUL_AMX)
     finish_pending(c, &state->pending);

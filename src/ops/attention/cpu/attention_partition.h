@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * attention_partition.h: how the tiled kernels divide a call, and the layout of their workspace. Both depend on the shape
- * alone.
+ * attention_partition.h: how the tiled kernels divide a call, and the layout of their workspace. Both depend on the
+ * shape alone.
  *
  * Queries and keys are cut into blocks. Each sequence starts a new block. Each block has a slot: the slot's number
  * gives the place of the block's packed operands in the workspace. Packed sequences have some spare slots, because
@@ -42,11 +42,13 @@ static inline int64_t attention_slot_count(const attention_sizes *sizes, bool al
 }
 
 /* The slot of sequence b's first block. The slots of different sequences do not overlap. */
-static inline int64_t attention_first_slot(const attention_axis *x, int64_t b)
+static inline int64_t attention_first_slot(const attention_axis *axis, int64_t b)
 {
-    if (!x->p->sizes.packed)
-        return b * cot_ceil_div(x->along_keys ? x->p->sizes.Tk : x->p->sizes.Tq, x->block_size);
-    return attention_load_i32(x->along_keys ? &x->p->cu_seqlens_k : &x->p->cu_seqlens_q, b) / x->block_size + b;
+    if (!axis->p->sizes.packed)
+        return b * cot_ceil_div(axis->along_keys ? axis->p->sizes.Tk : axis->p->sizes.Tq, axis->block_size);
+    return attention_load_i32(axis->along_keys ? &axis->p->cu_seqlens_k : &axis->p->cu_seqlens_q, b) /
+               axis->block_size +
+           b;
 }
 
 /* A block: rows first .. first+rows of `sequence`. The first `used` of them are below used_q or used_k. rows is 0 in a
@@ -56,25 +58,25 @@ typedef struct attention_block {
     int64_t slot, first, rows, used;
 } attention_block;
 
-static inline attention_block attention_block_at(const attention_axis *x, int64_t slot)
+static inline attention_block attention_block_at(const attention_axis *axis, int64_t slot)
 {
     /* Binary search for the last sequence whose first slot is <= slot. */
-    int64_t low = 0, high = attention_sequence_count(x->p) - 1;
-    if (!x->p->sizes.packed)
-        low = high = slot / cot_ceil_div(x->along_keys ? x->p->sizes.Tk : x->p->sizes.Tq, x->block_size);
+    int64_t low = 0, high = attention_sequence_count(axis->p) - 1;
+    if (!axis->p->sizes.packed)
+        low = high = slot / cot_ceil_div(axis->along_keys ? axis->p->sizes.Tk : axis->p->sizes.Tq, axis->block_size);
     while (low < high) {
         const int64_t middle = (low + high + 1) / 2;
-        if (attention_first_slot(x, middle) <= slot)
+        if (attention_first_slot(axis, middle) <= slot)
             low = middle;
         else
             high = middle - 1;
     }
-    attention_block block = {.sequence = attention_sequence_at(x->p, low), .slot = slot};
-    block.first = (slot - attention_first_slot(x, low)) * x->block_size;
-    block.rows =
-        cot_clamp((x->along_keys ? block.sequence.k_rows : block.sequence.q_rows) - block.first, 0, x->block_size);
+    attention_block block = {.sequence = attention_sequence_at(axis->p, low), .slot = slot};
+    block.first = (slot - attention_first_slot(axis, low)) * axis->block_size;
+    block.rows = cot_clamp((axis->along_keys ? block.sequence.k_rows : block.sequence.q_rows) - block.first, 0,
+                           axis->block_size);
     block.used =
-        cot_clamp((x->along_keys ? block.sequence.used_k : block.sequence.used_q) - block.first, 0, block.rows);
+        cot_clamp((axis->along_keys ? block.sequence.used_k : block.sequence.used_q) - block.first, 0, block.rows);
     return block;
 }
 

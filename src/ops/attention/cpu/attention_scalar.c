@@ -123,13 +123,13 @@ static head head_at(const attention_problem *p, int64_t b, int64_t h)
 static real score(const head *a, int64_t i, int64_t j, real *softcap_slope)
 {
     const attention_problem *p = a->p;
-    const attention_sizes *z = &p->sizes;
-    real s = (real)z->scale * dot(&p->q, attention_row_offset(&p->q, a->s.b, a->s.q_row + i, a->h), &p->k,
-                                  attention_row_offset(&p->k, a->s.b, a->s.k_row + j, a->hkv), z->d_qk);
+    const attention_sizes *sizes = &p->sizes;
+    real s = (real)sizes->scale * dot(&p->q, attention_row_offset(&p->q, a->s.b, a->s.q_row + i, a->h), &p->k,
+                                      attention_row_offset(&p->k, a->s.b, a->s.k_row + j, a->hkv), sizes->d_qk);
     *softcap_slope = 1;
-    if (z->softcap > 0) {
-        const real t = TANH(s / (real)z->softcap);
-        s = (real)z->softcap * t;
+    if (sizes->softcap > 0) {
+        const real t = TANH(s / (real)sizes->softcap);
+        s = (real)sizes->softcap * t;
         *softcap_slope = 1 - t * t;
     }
     const int64_t distance = i + a->s.diagonal - j;
@@ -276,27 +276,27 @@ static void backward_item(void *memory, int64_t item)
 {
     const context *c = memory;
     const attention_problem *p = c->problem;
-    const attention_sizes *z = &p->sizes;
-    const int64_t b = item / z->Hkv, hkv = item % z->Hkv, group = z->H / z->Hkv;
+    const attention_sizes *sizes = &p->sizes;
+    const int64_t b = item / sizes->Hkv, hkv = item % sizes->Hkv, group = sizes->H / sizes->Hkv;
     const attention_sequence s = attention_sequence_at(p, b);
     /* The sums of dk and dv: one piece [Hkv][k_rows][d + d_v] per sequence. */
-    const int64_t rows_before = z->packed ? s.k_row : b * z->Tk;
-    real *dk = c->workspace + (rows_before * z->Hkv + hkv * s.k_rows) * (z->d_qk + z->d_v),
-         *dv = dk + s.k_rows * z->d_qk;
-    real *dq = c->workspace + z->rows_k * z->Hkv * (z->d_qk + z->d_v) + item * z->d_qk;
-    for (int64_t n = 0; n < s.k_rows * (z->d_qk + z->d_v); n++)
+    const int64_t rows_before = sizes->packed ? s.k_row : b * sizes->Tk;
+    real *dk = c->workspace + (rows_before * sizes->Hkv + hkv * s.k_rows) * (sizes->d_qk + sizes->d_v),
+         *dv = dk + s.k_rows * sizes->d_qk;
+    real *dq = c->workspace + sizes->rows_k * sizes->Hkv * (sizes->d_qk + sizes->d_v) + item * sizes->d_qk;
+    for (int64_t n = 0; n < s.k_rows * (sizes->d_qk + sizes->d_v); n++)
         dk[n] = 0;
     for (int64_t h = hkv * group; h < (hkv + 1) * group; h++) {
         const head a = head_at(p, b, h);
         for (int64_t i = 0; i < s.used_q; i++)
             backward_row(&a, i, dq, dk, dv);
         for (int64_t i = s.used_q; cot_is_present(&p->dq) && i < s.q_rows; i++)
-            for (int64_t n = 0; n < z->d_qk; n++)
+            for (int64_t n = 0; n < sizes->d_qk; n++)
                 store(&p->dq, attention_row_offset(&p->dq, b, s.q_row + i, h) + n * p->dq.stride[3], p->accumulate, 0);
     }
     const head a = {.p = p, .s = s, .hkv = hkv};
-    store_sums(&p->dk, &a, dk, z->d_qk, (real)z->scale);
-    store_sums(&p->dv, &a, dv, z->d_v, 1);
+    store_sums(&p->dk, &a, dk, sizes->d_qk, (real)sizes->scale);
+    store_sums(&p->dv, &a, dv, sizes->d_v, 1);
 }
 
 /* One element of dsink or dbias may sum over the whole call, so it sums in double. */
@@ -382,9 +382,9 @@ static void delta_item(void *memory, int64_t item)
 
 cot_status NAME(attention_delta_scalar)(cot_queue *queue, const void *problem, void *workspace)
 {
-    const attention_sizes *z = problem;
+    const attention_sizes *sizes = problem;
     (void)workspace;
-    cot_run_items(queue, z->B * z->H, delta_item, (void *)problem);
+    cot_run_items(queue, sizes->B * sizes->H, delta_item, (void *)problem);
     return COT_OK;
 }
 
@@ -415,8 +415,8 @@ static void merge_item(void *memory, int64_t item)
 
 cot_status NAME(attention_merge_scalar)(cot_queue *queue, const void *problem, void *workspace)
 {
-    const attention_sizes *z = problem;
+    const attention_sizes *sizes = problem;
     (void)workspace;
-    cot_run_items(queue, z->B * z->H, merge_item, (void *)problem);
+    cot_run_items(queue, sizes->B * sizes->H, merge_item, (void *)problem);
     return COT_OK;
 }

@@ -30,24 +30,26 @@ static inline float scores_exp_scale(const attention_problem *p)
 
 static inline score_context make_score_context(const attention_problem *p, const attention_sequence *s, int64_t h)
 {
-    score_context a = {.p = p, .sequence = *s, .h = h, .modified = scores_are_modified(p)};
+    score_context ctx = {.p = p, .sequence = *s, .h = h, .modified = scores_are_modified(p)};
     if (cot_is_present(&p->alibi_slopes) && s->b < p->sizes.B)
-        a.alibi_slope = (float)cot_load_f64(p->alibi_slopes.data, p->alibi_slopes.dtype,
-                                            attention_slope_offset(&p->alibi_slopes, s->b, h));
-    a.dropout = attention_dropout_of(p, s, h);
-    return a;
+        ctx.alibi_slope = (float)cot_load_f64(p->alibi_slopes.data, p->alibi_slopes.dtype,
+                                              attention_slope_offset(&p->alibi_slopes, s->b, h));
+    ctx.dropout = attention_dropout_of(p, s, h);
+    return ctx;
 }
 
-/* The keys visible to query i; empty for a row beyond the last query. */
-V_INLINE attention_span visible_keys(const score_context *a, int64_t i)
+/* The keys that query i attends to; empty for a row beyond the last query. */
+V_INLINE attention_span visible_keys(const score_context *ctx, int64_t i)
 {
-    return i < a->sequence.used_q ? attention_visible_keys(&a->p->sizes, &a->sequence, i) : (attention_span){0, 0};
+    return i < ctx->sequence.used_q ? attention_visible_keys(&ctx->p->sizes, &ctx->sequence, i)
+                                    : (attention_span){0, 0};
 }
 
-/* The queries that see key j; empty for a row beyond the last key. */
-V_INLINE attention_span visible_queries(const score_context *a, int64_t j)
+/* The queries that attend to key j; empty for a row beyond the last key. */
+V_INLINE attention_span visible_queries(const score_context *ctx, int64_t j)
 {
-    return j < a->sequence.used_k ? attention_visible_queries(&a->p->sizes, &a->sequence, j) : (attention_span){0, 0};
+    return j < ctx->sequence.used_k ? attention_visible_queries(&ctx->p->sizes, &ctx->sequence, j)
+                                    : (attention_span){0, 0};
 }
 
 /* ---- modifiers and dropout ----------------------------------------------------------------------------- */
@@ -95,19 +97,19 @@ V_INLINE vf load_bias(const cot_tensor *bias, int64_t offset, int64_t stride, in
 
 /* Turns the products s into scores, in panels of SCORE_ROWS rows. softcap_slopes, if not NULL, receives the
  * derivative of the softcap. */
-static void modify_scores(const score_context *a, const score_tile *t, float *s, float *softcap_slopes)
+static void modify_scores(const score_context *ctx, const score_tile *t, float *s, float *softcap_slopes)
 {
     static const float lanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const attention_problem *p = a->p;
+    const attention_problem *p = ctx->p;
     const vf scale = v_set1((float)p->sizes.scale), cap = v_set1((float)p->sizes.softcap),
-             alibi_slope = v_set1(a->alibi_slope);
+             alibi_slope = v_set1(ctx->alibi_slope);
     const vf inverse = v_set1(1 / (float)p->sizes.softcap);
     const bool has_softcap = p->sizes.softcap > 0, has_bias = cot_is_present(&p->bias);
     const int axis = t->keys_in_rows ? 2 : 3; /* the bias axis along the tile's columns */
     const int64_t stride = has_bias && p->bias.shape[axis] > 1 ? p->bias.stride[axis] : 0;
     const int64_t bias_rows =
-        t->keys_in_rows ? a->sequence.used_k - t->j : a->sequence.used_q - t->i; /* rows of the tile within bias */
-    const int64_t bias_columns = t->keys_in_rows ? a->sequence.used_q - t->i : a->sequence.used_k - t->j;
+        t->keys_in_rows ? ctx->sequence.used_k - t->j : ctx->sequence.used_q - t->i; /* rows of the tile within bias */
+    const int64_t bias_columns = t->keys_in_rows ? ctx->sequence.used_q - t->i : ctx->sequence.used_k - t->j;
     for (int64_t r = 0; r < t->rows; r++) {
         for (int64_t c = t->columns.first; c < t->columns.end; c += VW) {
             const int64_t i = t->i + (t->keys_in_rows ? c : r), j = t->j + (t->keys_in_rows ? r : c);
@@ -119,13 +121,13 @@ static void modify_scores(const score_context *a, const score_tile *t, float *s,
                 if (softcap_slopes != NULL)
                     v_store(softcap_slopes + offset, v_fnma(x, x, v_set1(1)));
             }
-            if (a->alibi_slope != 0) {
+            if (ctx->alibi_slope != 0) {
                 const vf distance = v_fma(v_load(lanes), v_set1(t->keys_in_rows ? 1 : -1),
-                                          v_set1((float)(i + a->sequence.diagonal - j)));
+                                          v_set1((float)(i + ctx->sequence.diagonal - j)));
                 y = v_fnma(alibi_slope, v_abs(distance), y);
             }
             if (has_bias && r < bias_rows && c < bias_columns)
-                y = v_add(y, load_bias(&p->bias, attention_bias_offset(&p->bias, a->sequence.b, a->h, i, j), stride,
+                y = v_add(y, load_bias(&p->bias, attention_bias_offset(&p->bias, ctx->sequence.b, ctx->h, i, j), stride,
                                        bias_columns - c));
             v_store(s + offset, y);
         }
@@ -133,10 +135,10 @@ static void modify_scores(const score_context *a, const score_tile *t, float *s,
 }
 
 /* The keep bits of query i for 8 * `groups` keys, one byte per group of 8 keys. The first group contains key j. */
-static void generate_keep_bits(const score_context *a, const v_philox *philox, int64_t i, int64_t j, int64_t groups,
+static void generate_keep_bits(const score_context *ctx, const v_philox *philox, int64_t i, int64_t j, int64_t groups,
                                uint8_t *bits)
 {
-    const attention_dropout *d = &a->dropout;
+    const attention_dropout *d = &ctx->dropout;
     const uint64_t first_group =
         (d->first_row + (uint64_t)i) * d->groups_per_row + (uint64_t)(d->k_begin + j) / COT_DROPOUT_GROUP;
     if (d->dropped > 65535)
@@ -148,10 +150,10 @@ static void generate_keep_bits(const score_context *a, const v_philox *philox, i
 
 /* Fills the dropout factors of P: 1/keep or 0. A tile begins at a multiple of SCORE_ROWS keys, but its first key need
  * not begin a group of 8. So one group more than BLOCK / 8 may be generated. */
-static void fill_dropout_factors(const score_context *a, const score_tile *t, float *factors)
+static void fill_dropout_factors(const score_context *ctx, const score_tile *t, float *factors)
 {
     enum { GROUPS = BLOCK / COT_DROPOUT_GROUP + 1, BITS_BYTES = GROUPS + 32 }; /* v_philox_keep writes up to 32 */
-    const attention_dropout *d = &a->dropout;
+    const attention_dropout *d = &ctx->dropout;
     const v_philox philox = v_philox_make(d->seed, d->offset, d->dropped);
     const int64_t shift = (d->k_begin + t->j) % COT_DROPOUT_GROUP; /* position of key t->j in its group */
     const float factor = (float)d->factor;
@@ -161,7 +163,7 @@ static void fill_dropout_factors(const score_context *a, const score_tile *t, fl
     uint8_t bits[BITS_BYTES];
     if (!t->keys_in_rows) {
         for (int64_t r = 0; r < t->rows; r++) {
-            generate_keep_bits(a, &philox, t->i + r, t->j, groups, bits);
+            generate_keep_bits(ctx, &philox, t->i + r, t->j, groups, bits);
             for (int64_t c = first; c < end; c++)
                 factors[panel_offset(SCORE_ROWS, r, c)] = bits[(shift + c) / 8] >> (shift + c) % 8 & 1 ? factor : 0;
         }
@@ -169,7 +171,7 @@ static void fill_dropout_factors(const score_context *a, const score_tile *t, fl
     }
     uint8_t query_bits[GROUPS][BLOCK]; /* [group][query]: the bits of one key are contiguous */
     for (int64_t c = first; c < end; c++) {
-        generate_keep_bits(a, &philox, t->i + c, t->j, groups, bits);
+        generate_keep_bits(ctx, &philox, t->i + c, t->j, groups, bits);
         for (int64_t g = 0; g < groups; g++)
             query_bits[g][c] = bits[g];
     }
