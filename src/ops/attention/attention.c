@@ -201,7 +201,7 @@ static cot_status check_packing(const char *call, const options *o, attention_pr
         if (lengths[i].given < 0 || (!sizes->packed && lengths[i].given != 0))
             return cot_fail(COT_INVALID_ARGUMENT, "%s: %s is %" PRId64 ", expected 0%s", call, lengths[i].name,
                             lengths[i].given, sizes->packed ? " or more" : " without cu_seqlens");
-        if (sizes->packed) /* at most the row count: a sequence is not longer than all sequences */
+        if (sizes->packed) /* at most the row count, because a sequence is not longer than all sequences */
             *lengths[i].T = lengths[i].given < *lengths[i].rows ? lengths[i].given : *lengths[i].rows;
     }
     CHECK(cot_check_tensor(call, "seqused_q", &p->seqused_q, COT_DTYPE_BIT(COT_I32), 1, 1));

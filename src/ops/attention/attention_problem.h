@@ -34,8 +34,8 @@ typedef struct attention_sizes {
 } attention_sizes;
 
 /* Forward and backward: the tensors of both argument structs. A tensor is absent in a direction that does not have
- * it. q, k, v, out and their gradients are [B,T,H,d]. In a packed call they are too: the batch stride is 0, and T
- * counts the rows of all sequences (see attention_sequence). lse, dlse and delta are [B,H,Tq]. */
+ * it. q, k, v, out and their gradients are [B,T,H,d]. A packed call has a batch stride of 0, and T counts the rows
+ * of all sequences (see attention_sequence). lse, dlse and delta are [B,H,Tq]. */
 typedef struct attention_problem {
     attention_sizes sizes; /* the first member of every problem struct of this op */
     uint64_t dropout_seed, dropout_offset;

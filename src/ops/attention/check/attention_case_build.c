@@ -174,11 +174,11 @@ static void forward_case(const attention_case_params *p, cot_case *c)
 }
 
 /* The number of elements in a row of a gradient that share one independent error, for the norm rule (compare.h). All
- * columns of a row share the errors of its P: in dk and dv those of the queries that attend to the key, in dq those of the
- * query's keys. P varies from pair to pair like exp of a unit normal. So n pairs count as (sum P^2)^2 / sum P^4 = n e^-4
- * independent errors. These are fewer than the columns if few pairs belong to the row. (Measured over 100 seeds of
- * B1 H2/1 T384/256 d33/17 causal, f32: the error's norm over dv's last 15 keys was 0.4 to 1.9 times the scalar kernel's, its
- * mean below 1. Over whole blocks of 4096 elements it was 0.6 to 1.25 times.) */
+ * columns of a row share the errors of its P: in dk and dv those of the queries that attend to the key, in dq those of
+ * the query's keys. P varies from pair to pair like exp of a unit normal. So n pairs count as (sum P^2)^2 / sum P^4 = n
+ * e^-4 independent errors. These are fewer than the columns if few pairs belong to the row. (Measured over 100 seeds of
+ * B1 H2/1 T384/256 d33/17 causal, f32: the error's norm over dv's last 15 keys was 0.4 to 1.9 times the scalar
+ * kernel's, its mean below 1. Over whole blocks of 4096 elements it was 0.6 to 1.25 times.) */
 static int64_t elements_per_error(const attention_case_params *p, int64_t rows, int64_t columns)
 {
     const double row_count = (double)p->B * (double)rows;

@@ -343,8 +343,8 @@ static void sweep_orders_cuda(cot_case_visitor *v)
                     .direction = COT_ATTENTION_BACKWARD, .uses = COT_CASE_CHECK_CUDA | COT_CASE_QUICK, .seed = 351});
 }
 
-/* Windows and diagonals at which a consumer of the Hopper backward skips its first or its last tiles. A tile takes a step
- * for each query head of a group: with 5 heads, more steps in a row are skipped than there are stages of Q. */
+/* Windows and diagonals at which a consumer of the Hopper backward skips its first or its last tiles. A tile takes a
+ * step for each query head of a group: with 5 heads, more steps in a row are skipped than there are stages of Q. */
 static void sweep_skips_cuda(cot_case_visitor *v)
 {
     static const hopper_shape shapes[] = {
@@ -358,8 +358,8 @@ static void sweep_skips_cuda(cot_case_visitor *v)
                 (attention_case_params){.direction = COT_ATTENTION_BACKWARD, .uses = COT_CASE_CHECK_CUDA, .seed = 361});
 }
 
-/* Enough keys for the Hopper backward by pairs of key blocks (takes_pairs), and numbers of key blocks that leave half of
- * a pair without keys. */
+/* Enough keys for the Hopper backward by pairs of key blocks (takes_pairs), and numbers of key blocks that leave half
+ * of a pair without keys. */
 static void sweep_pairs_cuda(cot_case_visitor *v)
 {
     static const hopper_shape shapes[] = {
@@ -380,7 +380,8 @@ static void sweep_pairs_cuda(cot_case_visitor *v)
                                             .f32_out = i % 4 == 3});
 }
 
-/* GQA under a causal mask with many key blocks: on the pair kernel, or without a division of the heads (head_split_of). */
+/* GQA under a causal mask with many key blocks: on the pair kernel, or without a division of the heads
+ * (head_split_of). */
 static void sweep_gqa_cuda(cot_case_visitor *v)
 {
     static const hopper_shape shapes[] = {

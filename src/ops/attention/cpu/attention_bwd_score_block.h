@@ -43,7 +43,7 @@ static void pack_keys(const context *c, const attention_sequence *s, int64_t hkv
 }
 
 /* delta[i] = sum_c dout[i,c] out[i,c] of STRIP rows, rounded like dP = dout v^T. So dP - delta is exactly 0 for a query
- * that attends to one key: there out is v. */
+ * that attends to one key, because its out is v. */
 static void sum_dout_out(float *delta, const float *dout, const float *out, int64_t columns)
 {
     for (int64_t r = 0; r < STRIP; r += VW) {
@@ -230,7 +230,7 @@ typedef struct score_block {
     float *dk, *dv;
     /* Whether the accumulators hold a value, for each strip of dq and for each strip of dk and dv. */
     bool *dq_initialized, *dkv_initialized;
-    mt_prefetch_range *forms_prefetch, *dq_prefetch; /* the next query block */
+    mt_prefetch_range *forms_prefetch, *dq_prefetch; /* operands and dq of the next query block */
 } score_block;
 
 /* Differentiates rows [first_row, first_row + rows) of the key block with the queries query_range of their block. */
@@ -249,8 +249,8 @@ static void backward_key_rows(const context *c, const score_context *ctx, const 
         rows, n, v_size, b->v + row_offset, BLOCK, b->q.dout_t + mt_offset(v_size, 0, query_range.first), v_size,
         buffers->dp + row_offset + mt_offset(BLOCK, 0, query_range.first), BLOCK, false, b->forms_prefetch);
     score_tile_options o = {.exp_scale = v_set1(scores_exp_scale(p)), .masked = true};
-    /* Three equal calls: each is inlined, and its options are constants in its branch. So the loop for unmodified
-     * scores has no code for softcap and dropout, and the one without masks has none for masks. */
+    /* Three equal calls, because each is inlined with options that are constants in its branch. So the loop for
+     * unmodified scores has no code for softcap and dropout, and the one without masks has none for masks. */
     if (ctx->modified) {
         const score_tile tile = {b->first_query, j, true, rows, query_range};
         modify_scores(ctx, &tile, buffers->scores, buffers->softcap_slopes);
@@ -278,8 +278,8 @@ static void backward_key_rows(const context *c, const score_context *ctx, const 
         b->dkv_initialized[r / STRIP] = true;
 }
 
-/* Differentiates SCORE_ROWS keys at a time, or STRIP keys where a mask edge crosses the score tile: fewer masked scores
- * are computed. */
+/* Differentiates SCORE_ROWS keys at a time, or STRIP keys where a mask edge crosses the score tile, so that fewer
+ * masked scores are computed. */
 static void backward_score_block(const context *c, const score_context *ctx, const score_block *b,
                                  score_tile_buffers *buffers)
 {

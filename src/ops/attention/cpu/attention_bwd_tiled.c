@@ -30,7 +30,7 @@
 cot_status V_NAME(attention_bwd_tiled)(cot_queue *, const void *, void *);
 
 /* Key blocks that stay in the L2 cache, with their dk and dv, while the item reads all queries. With AMX, the other
- * operands need more of the cache: with four key blocks a backward took 2.5 % to 17 % longer, most at d = 256. */
+ * operands need more of the cache. With four key blocks a backward took 2.5 % to 17 % longer, most at d = 256. */
 enum { L2_KEY_BLOCKS = MT_SAME_FORM ? ATTENTION_L2_KEY_BLOCKS : ATTENTION_L2_KEY_BLOCKS / 2 };
 
 /* ---- one item ------------------------------------------------------------------------------------------------- */

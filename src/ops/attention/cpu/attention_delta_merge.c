@@ -79,7 +79,8 @@ V_INLINE void delta_rows_as(const attention_delta_problem *p, row_range s, cot_d
         }
 }
 
-/* For the common dtypes of out and dout the loops are compiled with constant dtypes: no branch per vector. */
+/* For the common dtypes of out and dout the loops are compiled with constant dtypes, so that there is no branch per
+ * vector. */
 static void delta_item(void *memory, int64_t item)
 {
     const attention_delta_problem *p = memory;

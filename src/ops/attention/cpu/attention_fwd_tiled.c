@@ -27,7 +27,7 @@ enum {
     KEYS = MT_SAME_FORM ? ATTENTION_BLOCK : ATTENTION_FWD_AMX_KEYS(sizeof(mt)), /* maximum keys of a block */
     ROWS = ATTENTION_FWD_ROWS,
     ELEMENTS = ATTENTION_FWD_ELEMENTS,
-    /* Scores are scaled and rounded before the maximum: then exp's argument is exactly 0 at the largest score. */
+    /* Scores are scaled and rounded before the maximum, so that exp's argument is exactly 0 at the largest score. */
     SCALE_BEFORE_MAX = MT_SAME_FORM,
 };
 
@@ -78,7 +78,7 @@ static void pack_block(const context *c, const attention_block *block, int64_t h
     }
 }
 
-/* A group is the query heads of one key-value head of a sequence: they read the same keys. Returns whether one thread
+/* A group is the query heads of one key-value head of a sequence, which read the same keys. Returns whether one thread
  * processes the group alone. */
 static bool is_private(const context *c, int64_t b, int64_t hkv)
 {
@@ -302,7 +302,7 @@ typedef struct softmax_queue {
     softmax_result_tile current;
     int64_t rows_left;
     vf exp_scale, sum[4]; /* sum: sums of the last four rows */
-    bool step_has_rows;   /* there was a row left when this group of steps began */
+    bool step_has_rows;   /* rows_left > 0 when this group of steps began */
 } softmax_queue;
 
 /* Computes P of one row. `row` counts modulo 4; the fourth row stores the sums of all four. */
@@ -414,7 +414,7 @@ static void finish_pending(const context *c, pending_product *pending)
 
 /* Computes P of the item's rows [first_row, first_row + SCORE_ROWS) for the visible keys of a block. Their P V becomes
  * the pending product. The steps of this score tile's S and of the previous pending product compute the exponentials.
- * A call of `step` computes one or two rows. Returns false if P was too large: then the pending product
+ * A call of `step` computes one or two rows. Returns false if P was too large. Then the pending product
  * is done and only row_max has changed. */
 V_INLINE bool attend_overlapped(const context *c, const score_context *ctx, item_state *state, int64_t first_query,
                                 int64_t first_row, const key_block *b, void (*step)(void *, int))
@@ -482,8 +482,8 @@ V_INLINE bool attend_overlapped(const context *c, const score_context *ctx, item
 #endif
 
 /* Attends SCORE_ROWS queries to a block of at most BLOCK keys, with running maxima and separate passes. In float32 it
- * works on STRIP queries at a time where a mask edge crosses the score tile: fewer masked scores are computed. With AMX
- * the shorter products cost more than that saves. */
+ * works on STRIP queries at a time where a mask edge crosses the score tile, so that fewer masked scores are computed.
+ * With AMX the shorter products cost more than that saves. */
 static void attend_running_max(const context *c, const score_context *ctx, item_state *state, int64_t first_query,
                                int64_t first_row, const key_block *b)
 {
@@ -593,7 +593,8 @@ static void attend_item(void *memory, int64_t item, void *scratch)
     const context *c = memory;
     const attention_axis axis = {c->p, false, c->layout.rows};
     const int64_t h = item / c->layout.q_slots, hkv = h / (c->p->sizes.H / c->p->sizes.Hkv);
-    /* Under a causal mask the last queries see the most keys. They go first: no thread ends with a long item. */
+    /* Under a causal mask the last queries attend to the most keys. They go first, so that no thread ends with a long
+     * item. */
     const attention_block queries = attention_block_at(&axis, c->layout.q_slots - 1 - item % c->layout.q_slots);
     if (queries.rows == 0 || is_private(c, queries.sequence.b, hkv))
         return;
@@ -626,10 +627,10 @@ static void attend_private_groups(void *memory, int64_t thread, void *scratch)
 }
 
 /* If all sequences have the same length and there are at least two groups per thread, each thread processes whole
- * groups alone (attend_private_groups). All threads share the remaining groups: they are packed first, then their items
- * are distributed. With two or three groups per thread, one more group per thread is shared. Otherwise threads would
- * wait long for the last group. Sequences of different lengths are always shared: one of them may be as long as all
- * others together. */
+ * groups alone (attend_private_groups). All threads share the remaining groups. These are packed first, then their
+ * items are distributed. With two or three groups per thread, one more group per thread is shared. Otherwise threads
+ * would wait long for the last group. Sequences of different lengths are always shared, because one of them may be as
+ * long as all others together. */
 cot_status V_NAME(attention_fwd_tiled)(cot_queue *queue, const void *problem, void *workspace)
 {
     _Atomic int64_t next_group = 0;

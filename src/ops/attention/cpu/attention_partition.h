@@ -187,7 +187,7 @@ static inline attention_bwd_layout attention_bwd_layout_of(const attention_sizes
  * `size` is the bytes of an operand's element. one_form: P overwrites the scores and dS overwrites dP. */
 
 enum {
-    ATTENTION_FWD_ELEMENTS = ATTENTION_FWD_ROWS * ATTENTION_MAX_D / 2, /* of an item's q or out */
+    ATTENTION_FWD_ELEMENTS = ATTENTION_FWD_ROWS * ATTENTION_MAX_D / 2, /* elements of an item's q or out */
     ATTENTION_TILE_ELEMENTS = ATTENTION_SCORE_ROWS * ATTENTION_BLOCK,
     ATTENTION_STRIP_ELEMENTS = ATTENTION_STRIP * ATTENTION_MAX_D,
     ATTENTION_STATE_BYTES = 2048 /* for scalars, row sums and alignment gaps */

@@ -43,8 +43,8 @@ static inline void store(const cot_tensor *t, int64_t index, bool accumulate, do
     cot_store_f64(t->data, t->dtype, index, value);
 }
 
-/* A row of a tensor. Loops over rows are inlined once for each dtype: a branch on the dtype at every element would
- * take more time than the sums. */
+/* A row of a tensor. Loops over rows are inlined once for each dtype, because a branch on the dtype at every element
+ * would take more time than the sums. */
 typedef struct elements {
     const void *data;
     cot_dtype dtype;

@@ -28,7 +28,7 @@ V_INLINE void load_rows_as(float *x, int64_t ld, const cot_tensor *t, cot_dtype 
     const int64_t size = dtype == COT_F32 ? 4 : 2;
     for (int64_t r = 0; r < STRIP; r++) {
         const char *source = (const char *)t->data + (offset + r * t->stride[1]) * size;
-        for (int64_t c = 0; c < columns * size; c += 64) /* prefetches the next strip: its rows are far apart */
+        for (int64_t c = 0; c < columns * size; c += 64) /* prefetches the next strip, because its rows are far apart */
             v_prefetch(source + STRIP * t->stride[1] * size + c);
         for (int64_t c = 0; c < ld; c += VW) {
             const int64_t n = r < rows ? cot_clamp(columns - c, 0, VW) : 0;
@@ -129,8 +129,9 @@ V_INLINE void pack_transposed(mt *operand, bool b_form, int64_t row, const float
 
 /* ---- exponentials ----------------------------------------------------------------------------------------- *
  * exp_scores returns base^(s * scale - shift). The base is e, or 2 where P is rounded to 16 bits anyway. Base 2 is
- * cheaper: its range reduction needs no multiplication by ln(2), which has two parts. EXP_SCALE is log2(e) for base 2
- * and 1 for base e, so base^(score * EXP_SCALE) = exp(score). Row maxima and lse are kept multiplied by EXP_SCALE. */
+ * cheaper, because its range reduction needs no multiplication by ln(2), which has two parts. EXP_SCALE is log2(e) for
+ * base 2 and 1 for base e, so base^(score * EXP_SCALE) = exp(score). Row maxima and lse are kept multiplied by
+ * EXP_SCALE. */
 
 #if defined(COT_MATMUL_AMX) && !(defined(COT_MATMUL_SPLIT) && COT_MATMUL_SPLIT == 3)
 #define EXP_SCALE V_LOG2E
@@ -148,7 +149,7 @@ V_INLINE vf exp_scores(vf s, vf scale, vf shift)
 
 /* ---- masks ---------------------------------------------------------------------------------------------- */
 
-/* a in lanes [first, end), b elsewhere. This is a select, not a product: a NaN outside the mask is dropped. */
+/* a in lanes [first, end), b elsewhere. This is a select, not a product, so that a NaN outside the mask is dropped. */
 V_INLINE vf select_span(int64_t first, int64_t end, vf a, vf b)
 {
     const vm before = vm_first((int)cot_clamp(first, 0, VW)), up_to = vm_first((int)cot_clamp(end, 0, VW));

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * attention_bwd_common_sm90.cuh: device code that the three main kernels of the backward for Hopper share: the work of a
- * key block, wgmma products of 64 rows, masks, and additions to dQ. attention_bwd_store.cuh has the stores of dQ, dK and
- * dV. The layout of accumulators is in wgmma.cuh and, with a picture, in docs/kernels/gpu_basics.md.
+ * attention_bwd_common_sm90.cuh: device code that the three main kernels of the backward for Hopper share: the work of
+ * a key block, wgmma products of 64 rows, masks, and additions to dQ. attention_bwd_store.cuh has the stores of dQ, dK
+ * and dV. The layout of accumulators is in wgmma.cuh and, with a picture, in docs/kernels/gpu_basics.md.
  *
- * A *key block* is 128 keys of a key-value head. A *block* alone is a thread block. In the pair kernel a unit of work is
- * a pair of key blocks (WORK_KEYS = 256).
+ * A *key block* is 128 keys of a key-value head. A *block* alone is a thread block. In the pair kernel a unit of work
+ * is a pair of key blocks (WORK_KEYS = 256).
  *
  * Names in these kernels: m are the arguments of the launch (attention_bwd_mapped: tensor maps and c), c is the call, w
  * the work of the key block, s the shared memory. `statistics` are lse_log2 and scaled_delta, one row for each query
@@ -50,7 +50,8 @@ template <int STAGES> static __device__ __forceinline__ uint32_t parity_of(uint3
  * that share key-value head kv_head of batch element b (the group), or with head_split = 2 half of them. */
 struct attention_work {
     int b, kv_head, first_head, query_heads, first_key, tile_count, first_tile, tile_direction;
-    /* Only if GENERAL: the sequence of the keys, as rows of the tensors' views. */
+    /* Only if GENERAL: the sequence of the keys, as rows of the tensors' views. used_q, used_k: the rows below
+     * seqused. */
     int q_first_row, used_q, k_first_row, k_rows, used_k;
     int window_first, window_last; /* offsets: query i attends to keys i + window_first .. i + window_last */
     int sequence_first_tile;       /* index of the sequence's first query tile, among all query tiles of the call */
@@ -58,6 +59,7 @@ struct attention_work {
     bool keys_ascend;              /* only if not GENERAL: the order of key blocks, see work_of */
 };
 
+/* Sets the query tiles [begin, end), which may be empty. */
 static __device__ __forceinline__ void set_tiles(attention_work &w, int begin, int end, bool descending_tiles)
 {
     w.tile_count = max(end - begin, 0);
@@ -65,17 +67,14 @@ static __device__ __forceinline__ void set_tiles(attention_work &w, int begin, i
     w.tile_direction = descending_tiles ? -1 : 1;
 }
 
-/* Key blocks are numbered section by section. A section has c.heads_per_section key-value heads, from first_kv_head on.
- * The numbers of a section run over the first key block of each head, then over the second of each, and so on.
- * order_in_head is 0 for the first key block of a head. docs/kernels/attention_bwd_order.md has an example. The order of
- * the key blocks:
+/* The work of key block (or pair) key_block_number, where all sequences have the same length. Key blocks are numbered
+ * section by section. A section has c.heads_per_section key-value heads, from first_kv_head on. The numbers of a
+ * section run over the first key block of each head, then over the second of each, and so on. order_in_head is 0 for
+ * the first key block of a head.
  *
- *   ascending    from section c.first_ascending_section on. Under a causal mask the longest key blocks (most tiles) are
- *                first. With c.descending_tiles the tiles of a key block are taken in descending order
- *   descending   in the sections before. The tiles of each key block are taken in ascending order. Under a causal mask
- *                the shortest key blocks are first. A key block then begins at an earlier query tile than the key
- *                block that adds to dQ before it. It reaches each later tile after that key block did, so in
- *                deterministic mode it does not wait */
+ * From section c.first_ascending_section on, the keys ascend, and with c.descending_tiles the tiles of a key block
+ * descend. In the sections before, the keys descend and the tiles ascend. docs/kernels/attention_bwd_order.md has the
+ * reasons and an example. */
 template <int QUERIES, int WORK_KEYS = KEYS>
 static __device__ __forceinline__ attention_work work_of(const attention_bwd_call &c, unsigned key_block_number)
 {
@@ -102,9 +101,9 @@ static __device__ __forceinline__ attention_work work_of(const attention_bwd_cal
     return w;
 }
 
-/* For sequences of different lengths, and for windows. Key blocks are numbered sequence by sequence, and inside a
- * sequence as in work_of: with descending keys and ascending tiles in deterministic mode, else with ascending keys and
- * descending tiles. Returns false if key_block_number is not below the count of key blocks. */
+/* The same for sequences of different lengths, and for windows. Key blocks are numbered sequence by sequence, and
+ * inside a sequence as in work_of: with descending keys and ascending tiles in deterministic mode, else with ascending
+ * keys and descending tiles. Returns false if key_block_number is not below the count of key blocks. */
 template <int QUERIES>
 static __device__ __forceinline__ bool work_of_general(const attention_bwd_call &c, unsigned key_block_number,
                                                        attention_work &w)
@@ -147,19 +146,20 @@ static __device__ __forceinline__ bool work_of_general(const attention_bwd_call 
 }
 
 /* In shared memory: where a cluster receives the number of its key block, and the barrier that completes when the
- * number has arrived. `work` later takes the same memory: at 64 tile columns no other is free. PTX requires
+ * number has arrived. `work` later takes the same memory, because at 64 tile columns no other is free. PTX requires
  * mbarrier.inval before any other use of this memory. The kernels leave it out, because ptxas 13.0 then spills
  * registers in 7 of the 20 key-block kernels. They rely on the hardware, not on PTX: the memory is reused only after
  * all threads have waited for the barrier's only phase, and it is never an mbarrier again. Check this for each new
  * architecture. */
 struct cluster_ticket {
-    uint4 key_block_number; /* its first word */
+    uint4 key_block_number; /* first word: the number */
     uint64_t full;
 };
 
 /* The number of the key block that the two thread blocks of a cluster take together. Thread block 0 takes it from the
  * counter, so that a key block waits only for key blocks taken earlier, and sends it to the tickets of both. Without a
- * counter it is the index of the cluster. Executed by all threads of the cluster, once: it contains a cluster barrier. */
+ * counter it is the index of the cluster. Executed by all threads of the cluster, once, because it contains
+ * a cluster barrier. */
 static __device__ __forceinline__ uint32_t take_key_block_of_cluster(const attention_bwd_call &c,
                                                                      cluster_ticket &ticket)
 {
@@ -174,7 +174,7 @@ static __device__ __forceinline__ uint32_t take_key_block_of_cluster(const atten
     __syncwarp();
     cot_cluster_arrive();
     if (is_taker) {
-        cot_griddepcontrol_wait(); /* for the kernel that clears the counter */
+        cot_griddepcontrol_wait(); /* until the counter is cleared */
         key_block_number = atomicAdd(c.key_block_counter, 1);
     }
     __syncwarp();
@@ -194,7 +194,7 @@ struct attention_step {
     int h, tile;
 };
 
-/* Step `step` of a key block: all heads of a tile come before its next tile. So the key blocks of a key-value head stay
+/* Step `step` of a key block. All heads of a tile come before its next tile. So the key blocks of a key-value head stay
  * at the same tiles, and the L2 cache holds what they read and add to. With one head after the other, the key blocks of
  * a causal mask would drift apart, because they have different numbers of tiles. */
 static __device__ __forceinline__ attention_step step_of(const attention_bwd_call &c, const attention_work &w, int step)
@@ -231,8 +231,8 @@ static __device__ __forceinline__ int64_t first_query_tile_of(const attention_bw
 /* The position of a key block (in the pair kernel: of a pair) in the order in which key blocks add to a query tile
  * of dQ, in deterministic mode. */
 struct attention_dq_position {
-    uint32_t before; /* key blocks that add before it */
-    bool is_final;   /* it is the final key block of the tile: docs/kernels/glossary.md */
+    uint32_t before; /* how many key blocks add before it */
+    bool is_final;   /* whether it is the final key block of the tile: docs/kernels/glossary.md */
 };
 
 /* The position of a key block that adds without an order. before = 1: the tile is added, not stored. is_final = false:
@@ -256,8 +256,8 @@ static __device__ __forceinline__ attention_dq_position dq_position_of(const att
             work_item == (ascending ? range.last : range.first)};
 }
 
-/* Issues acc = A B^T, for S^T = K Q^T and dP^T = V dO^T. A has 64 rows (keys) and B 2 N rows (queries): a thread has N
- * accumulators. Both have COLUMNS columns and are in shared memory, in panels of 64 columns. The panels of A lie
+/* Issues acc = A B^T, for S^T = K Q^T and dP^T = V dO^T. A has 64 rows (keys) and B 2 N rows (queries), so a thread has
+ * N accumulators. Both have COLUMNS columns and are in shared memory, in panels of 64 columns. The panels of A lie
  * a_stride bytes apart. */
 template <typename E, int COLUMNS, int N>
 static __device__ __forceinline__ void issue_gemm_abt(float (&acc)[N], const unsigned char *a, uint32_t a_stride,
@@ -289,7 +289,7 @@ static __device__ __forceinline__ void issue_gemm_add_ab(float (&acc)[N], const 
 template <int QUERIES>
 static __device__ __forceinline__ bool needs_mask(const attention_bwd_call &c, int tile, int key_begin)
 {
-    const int diagonal_key = tile * QUERIES + (int)c.diagonal; /* of the tile's first query */
+    const int diagonal_key = tile * QUERIES + (int)c.diagonal; /* the last key that the tile's first query attends to */
     return (c.causal && key_begin + 63 > diagonal_key) || key_begin + 63 >= (int)c.Tk;
 }
 
@@ -338,8 +338,8 @@ static __device__ __forceinline__ void apply_mask_general(const WORK &w, int til
             scores[i] = masked_score;
 }
 
-/* Whether no query of the tile attends to any of the keys [key_begin, key_begin + 64). `|` instead of `||`: both
- * comparisons are always evaluated, so that no branch is needed between them. */
+/* Whether no query of the tile attends to any of the keys [key_begin, key_begin + 64). With `|` instead of `||`, all
+ * three comparisons are evaluated, without branches. */
 template <int QUERIES, typename WORK>
 static __device__ __forceinline__ bool fully_masked(const WORK &w, int tile, int key_begin)
 {
@@ -348,8 +348,8 @@ static __device__ __forceinline__ bool fully_masked(const WORK &w, int tile, int
            (key_begin >= w.used_k);
 }
 
-/* Stores a warp's 16 rows of a dQ tile to a stage in shared memory, in the order of the accumulators. With 16 accumulators
- * only the first 32 columns. */
+/* Stores a warp's 16 rows of a dQ tile to a stage in shared memory, in the order of the accumulators. With 16
+ * accumulators only the first 32 columns. */
 template <int N> static __device__ __forceinline__ void stage_dq_tile(float *dq, const float (&acc)[N], uint64_t *full)
 {
     const int warp = threadIdx.x % WARPGROUP / WARP, lane = threadIdx.x % WARP;
@@ -363,7 +363,7 @@ template <int N> static __device__ __forceinline__ void stage_dq_tile(float *dq,
         cot_mbarrier_arrive(full);
 }
 
-/* Waits until all key blocks before this one have added to the dQ tile: then its semaphore equals `before`. accum_tile:
+/* Waits until all key blocks before this one have added to the dQ tile. Its semaphore then equals `before`. accum_tile:
  * index of the dQ tile in dq_accum. */
 static __device__ __forceinline__ void wait_for_earlier_key_blocks(const attention_bwd_call &c, int64_t accum_tile,
                                                                    uint32_t before)
@@ -384,9 +384,9 @@ static __device__ __forceinline__ void add_staged_dq_tile(float (&acc)[32], cons
     }
 }
 
-/* Adds a staged dQ tile to dq_accum. If `overwrite` (the first key block of a tile in deterministic mode), it stores the
- * dQ tile instead. Waits until the stage has been read. HALF: only the first 32 columns, which are the first half of each
- * warp's 16 rows. */
+/* Adds a staged dQ tile to dq_accum. If `overwrite` (the first key block of a tile in deterministic mode), it stores
+ * the dQ tile instead. Waits until the stage has been read. HALF: only the first 32 columns, which are the first half
+ * of each warp's 16 rows. */
 template <bool HALF = false>
 static __device__ __forceinline__ void add_dq_tile(const attention_bwd_call &c, int64_t accum_tile, const float *dq,
                                                    bool overwrite)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * attention_bwd_consumer_sm90.cuh: what the key-block kernel and the pair kernel share: the shared memory of a thread
- * block, and the consumer warpgroups. attention_bwd_key_blocks_sm90.cu explains the roles, the barriers and the steps. */
+ * block, and the consumer warpgroups. attention_bwd_key_blocks_sm90.cu explains the roles, the barriers and the
+ * steps. */
 #ifndef COT_ATTENTION_BWD_CONSUMER_SM90_CUH
 #define COT_ATTENTION_BWD_CONSUMER_SM90_CUH
 
@@ -12,7 +13,7 @@
  * 32 + 64 + 2 x 208 = 512. */
 enum { PRODUCER_REGISTERS = 32, DQ_REGISTERS = 64, CONSUMER_REGISTERS = 208 };
 enum {
-    NO_MORE_KEY_BLOCKS = -1, /* first_key of the last entry of `work` */
+    NO_MORE_KEY_BLOCKS = -1, /* first_key of the entry of `work` that follows the last key block */
 };
 
 /* The shared memory of a thread block. PAIRS: in the pair kernel (attention_bwd_pairs_sm90.cu). */
@@ -24,8 +25,8 @@ template <int TILE_COLUMNS, bool PAIRS> struct bwd_shared {
          * `kv empty` of n - 2. Until then, warps read the work of n - 1 and n - 2, so 3 are enough. With 4,
          * n % WORK_STAGES is one AND. The pair kernel has no shared memory left for 4 at 64 tile columns. */
         WORK_STAGES = PAIRS ? 3 : 4,
-        QUERIES = ATTENTION_BWD_TILE_QUERIES(TILE_COLUMNS), /* of a tile */
-        Q_PANEL_BYTES = QUERIES * 64 * 2,                   /* of 64 columns */
+        QUERIES = ATTENTION_BWD_TILE_QUERIES(TILE_COLUMNS), /* queries of a tile */
+        Q_PANEL_BYTES = QUERIES * 64 * 2,                   /* bytes of a panel of Q or dO */
         DQ_TILES = QUERIES / 64 * COLUMN_PANELS,            /* dQ tiles of a step: 64 queries by 64 columns */
     };
     /* 128 keys: 64 for each consumer. */
@@ -39,16 +40,16 @@ template <int TILE_COLUMNS, bool PAIRS> struct bwd_shared {
     float dq[DQ_STAGES][ATTENTION_BWD_DQ_TILE];
     float lse_log2[ATTENTION_BWD_Q_STAGES][QUERIES], scaled_delta[ATTENTION_BWD_DOUT_STAGES][QUERIES];
     union {
-        attention_work work[WORK_STAGES]; /* of the key blocks, in turn */
-        cluster_ticket ticket;            /* before the producer writes `work` */
+        attention_work work[WORK_STAGES]; /* ring: entry n % WORK_STAGES describes key block n */
+        cluster_ticket ticket;            /* used only until the producer writes `work` */
     };
-    union { /* values for which the consumers have no registers at 64 tile columns */
-        int tile_index[ATTENTION_BWD_Q_STAGES]; /* not GENERAL: of the tile in each stage */
-        /* GENERAL without softcap: for each consumer warp, the ring_step of the first step of the key block that the
-         * warp computes (does not skip). */
+    union { /* values in shared memory, because the consumers have no registers for them at 64 tile columns */
+        int tile_index[ATTENTION_BWD_Q_STAGES]; /* plain versions: index of the query tile in each Q stage */
+        /* GENERAL without softcap: for each consumer warp, the ring_step of the first step that this warp does not skip
+         * in the current key block. */
         uint32_t first_computed_ring_step[TILE_COLUMNS == 64 && !PAIRS ? 8 : 1];
     };
-    uint32_t own_key_block_number; /* of a thread block that takes one key block: see take_key_block */
+    uint32_t own_key_block_number; /* only for thread blocks that take one key block: see take_key_block */
     uint32_t zero;                 /* 0, see opaque_zero */
     uint64_t kv_full, kv_empty, q_full[ATTENTION_BWD_Q_STAGES], q_empty[ATTENTION_BWD_Q_STAGES];
     uint64_t dout_full[ATTENTION_BWD_DOUT_STAGES], dout_empty[ATTENTION_BWD_DOUT_STAGES];
@@ -57,15 +58,15 @@ template <int TILE_COLUMNS, bool PAIRS> struct bwd_shared {
     uint64_t peer_ds_full[PAIRS ? 1 : 0], sent_ds_empty[PAIRS ? 1 : 0], pair_full[PAIRS ? 1 : 0],
         pair_empty[PAIRS ? 1 : 0];
     uint64_t peer_q_empty[PAIRS ? ATTENTION_BWD_Q_STAGES : 0], peer_dout_empty[PAIRS ? ATTENTION_BWD_DOUT_STAGES : 0];
-    uint4 pair_number[PAIRS ? 1 : 0]; /* its first word: the number of the pair of key blocks, sent by thread block 0 */
+    uint4 pair_number[PAIRS ? 1 : 0]; /* first word: the number of the pair of key blocks, which thread block 0 sends */
 };
 
 template <int TILE_COLUMNS> using key_block_shared = bwd_shared<TILE_COLUMNS, false>;
 template <int TILE_COLUMNS> using pair_shared = bwd_shared<TILE_COLUMNS, true>;
 
 /* Waits until no warp reads K and V of the previous key block any more, and then sets the expected bytes of K and V of
- * the next one. Consumers may still store dK and dV of the previous one. n: how many key blocks this thread block has
- * taken before. */
+ * the next one. Consumers may still store dK and dV of the previous one. n: the number of key blocks that this thread
+ * block has taken before. */
 template <int TILE_COLUMNS, bool PAIRS>
 static __device__ __forceinline__ void begin_loading_keys(bwd_shared<TILE_COLUMNS, PAIRS> &s, uint32_t n,
                                                           uint64_t *full)
@@ -85,7 +86,7 @@ static __device__ __forceinline__ void load_keys(const attention_bwd_mapped &m, 
     }
 }
 
-/* Prefetches the same panels into the L2 cache, because shared memory still holds the key block before. */
+/* Prefetches the same panels into the L2 cache. Shared memory still holds the previous key block. */
 template <int TILE_COLUMNS>
 static __device__ __forceinline__ void prefetch_keys(const attention_bwd_mapped &m, const attention_work &w,
                                                      int key_row)
@@ -96,8 +97,8 @@ static __device__ __forceinline__ void prefetch_keys(const attention_bwd_mapped 
     }
 }
 
-/* Completes `kv full` without loading K and V: no query attends to the keys, or there are no more key blocks. n: as in
- * begin_loading_keys. */
+/* Completes `kv full` without loading K and V, because no query attends to the keys or there are no more key blocks. n:
+ * as in begin_loading_keys. */
 template <int TILE_COLUMNS, bool PAIRS>
 static __device__ __forceinline__ void publish_work_only(bwd_shared<TILE_COLUMNS, PAIRS> &s, uint32_t n)
 {
@@ -178,7 +179,7 @@ template <typename E, int N, bool BIASED_BYTES> struct saved_p {
     }
 
     /* With softcap: element i of P times the slope. `upper` has bits 31 to 16, low_bytes bits 15 to 8. Bits 7 to 0 do
-     * not matter: they get a copy of bits 15 to 8. The selector 0x1000 takes the lower half of `upper` for an even
+     * not matter, so they get a copy of bits 15 to 8. The selector 0x1000 takes the lower half of `upper` for an even
      * element, 0x3200 the upper half for an odd one. */
     __device__ __forceinline__ float p_times_slope(const uint32_t (&upper)[4], int i) const
     {
@@ -188,8 +189,8 @@ template <typename E, int N, bool BIASED_BYTES> struct saved_p {
     }
 };
 
-/* P for dS at 96 used columns, where there are registers for float32. It has the functions of saved_p. With saved_p,
- * causal calls of 4096 tokens took 14 % longer on an H200. */
+/* P for dS at 96 used columns, where there are registers for P in float32. It has the functions of saved_p. With
+ * saved_p, causal calls of 4096 tokens took 14 % longer on an H200. */
 template <int N> struct float32_p {
     float p[N];
 
@@ -206,6 +207,7 @@ template <int N> struct float32_p {
     }
 };
 
+/* The type that keeps P for dS. */
 template <typename E, int N, bool BIASED_BYTES, int USED_COLUMNS> struct p_for_ds {
     using type = saved_p<E, N, BIASED_BYTES>;
 };
@@ -224,8 +226,8 @@ static __device__ __forceinline__ int tile_of(const attention_bwd_call &c, const
     return w.first_tile + w.tile_direction * (int)__umulhi(2 * (uint32_t)step, c.inverse_query_heads);
 }
 
-/* The key of this thread's accumulators 4i and 4i + 1. %tid is read again here: few tiles need the key, so it should
- * not occupy a register. */
+/* The key of this thread's accumulators 4i and 4i + 1. %tid is read again here, because few tiles need the key, and
+ * it should not occupy a register. */
 template <typename WORK> static __device__ __forceinline__ int thread_key(const WORK &w)
 {
     int thread;
@@ -246,7 +248,7 @@ static __device__ __forceinline__ void softcapped_p_with(const attention_bwd_cal
 {
     const attention_bwd_softcap &cap = c.cap;
     const float2 *lse_float2 = (const float2 *)lse_log2;
-    /* Loaded one iteration ahead: the compiler does not move loads above stores. */
+    /* Loaded one iteration ahead, because the compiler does not move loads above stores. */
     float2 next[2] = {first_lse, second_lse};
 #pragma unroll
     for (int k = 0; k < N / 8; k++) {
@@ -281,7 +283,7 @@ static __device__ __forceinline__ void softcapped_p_with(const attention_bwd_cal
             bits[i] = __float_as_uint(p_times_slope[i]);
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            upper[i] = __byte_perm(bits[2 * i], bits[2 * i + 1], 0x7632); /* the upper halves of both */
+            upper[i] = __byte_perm(bits[2 * i], bits[2 * i + 1], 0x7632); /* the upper halves of both words */
 #pragma unroll
         for (int i = 0; i < 2; i++) /* selectors as in saved_p::save */
             saved.low_bytes[2 * k + i] = __byte_perm(__byte_perm(bits[4 * i], bits[4 * i + 1], 0x0051),
@@ -306,20 +308,20 @@ static __device__ __forceinline__ void softcapped_p(const attention_bwd_call &c,
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             const float *x = scores + i + 4 * j;
-            /* 2^-126 is too small to matter. softcapped_p_with has the product x[0] * x[0] too: written as a product here,
-             * it makes ptxas 13.0 spill 8 bytes at 128 tile columns. */
+            /* The addend 2^-126 changes nothing. It keeps ptxas from sharing x[0] * x[0] with softcapped_p_with. If
+             * ptxas 13.0 shares it, it spills 8 bytes at 128 tile columns. */
             square_sums[j] = fmaf(x[3], x[3], fmaf(x[2], x[2], fmaf(x[1], x[1], fmaf(x[0], x[0], 0x1p-126f))));
         }
         bits = max(max(bits, __float_as_int(square_sums[0])), __float_as_int(square_sums[1]));
     }
-    const float max_square_sum = __int_as_float(bits); /* NaN if a score is NaN: then both comparisons below fail */
+    const float max_square_sum = __int_as_float(bits); /* NaN if a score is NaN. Both comparisons below then fail */
     if (__all_sync(0xffffffffu,
                    max_square_sum <= c.cap.short_max_square && !needs_mask_general<2 * N>(w, tile, key_begin))) {
         softcapped_p_with<E, N, SHORT_SERIES>(c, w, tile, 0, lse_log2, first_lse, second_lse, ds_address, scores,
                                               saved);
         return;
     }
-    cot_wgmma_wait<0>(); /* dK must have read dS: the code below needs the registers of dS */
+    cot_wgmma_wait<0>(); /* until dK has read dS, because the code below needs the registers of dS */
     const int key = thread_key(w);
     if (__all_sync(0xffffffffu, max_square_sum <= c.cap.long_max_square))
         softcapped_p_with<E, N, LONG_SERIES>(c, w, tile, key, lse_log2, first_lse, second_lse, ds_address, scores,
@@ -349,19 +351,19 @@ static __device__ __forceinline__ bool is_skipped(const consumer_work &w, int ti
     return GENERAL && __all_sync(0xffffffffu, fully_masked<QUERIES>(w, tile, key_begin));
 }
 
-/* ---- hiding constants from ptxas, and keeping loads in place ------------------------------------------------------- */
+/* ---- hiding constants from ptxas, and keeping loads in place ----------------------------------------------------- */
 
-/* 0, but the compiler cannot prove it. `restore` adds it to the packed P. This keeps the compiler from unpacking P before
- * registers are free. Versions that do not need it get a constant 0. */
+/* 0, but the compiler cannot prove it. `restore` adds it to the packed P. This keeps the compiler from unpacking P
+ * before registers are free. Versions that do not need it get a constant 0. */
 template <typename E, bool SOFTCAP, int TILE_COLUMNS, bool PAIRS>
 static __device__ __forceinline__ uint32_t opaque_zero(bwd_shared<TILE_COLUMNS, PAIRS> &s)
 {
     return (cot_is_f16<E> || TILE_COLUMNS == 64) && !SOFTCAP ? *(volatile uint32_t *)&s.zero : 0;
 }
 
-/* 1. Hidden where ptxas would otherwise fold the multiply-add: `restore` subtracts with an integer multiply-add, which
- * does not use the pipe of the permutations. Not needed at 128 tile columns in the plain versions. With softcap,
- * `restore` is not called.
+/* 1, but the compiler cannot prove it. `restore` subtracts with an integer multiply-add, because that does not use the
+ * pipe of the permutations. With a constant 1, ptxas would replace the multiply-add by an addition. The plain versions
+ * at 128 tile columns do not need it. With softcap, `restore` is not called.
  *   64 tile columns             opaque_zero + 1
  *   128 tile columns, GENERAL   gridDim.y, which is 1
  *   128 tile columns, plain     the constant 1 */
@@ -370,9 +372,8 @@ template <int TILE_COLUMNS, bool GENERAL> static __device__ __forceinline__ uint
     return TILE_COLUMNS == 64 ? zero + 1 : GENERAL ? gridDim.y : 1;
 }
 
-/* Loads that the compiler must not move. Before a wait for wgmma they stay between the wgmma issued before them and
- * that wait: shared memory is busy with the operands of wgmma, so a load takes hundreds of cycles. In the loop of
- * compute_ds they stay in their iteration. */
+/* Loads that the compiler must not move. They stand between wgmma and its wait: while wgmma reads shared memory, a load
+ * takes hundreds of cycles, and the wait hides that. In the loop of compute_ds they stay in their iteration. */
 static __device__ __forceinline__ int load_pinned(const int *from)
 {
     int value;
@@ -391,12 +392,12 @@ static __device__ __forceinline__ float2 load_float2_pinned(const float *from)
 }
 
 /* At 64 tile columns the first step of a key block multiplies a dS of zeros with its own tile of Q. A separate first
- * step without this product needs more registers than there are. NaN in Q reach dK in both cases: the next step
+ * step without this product needs more registers than there are. NaN in Q reach dK in both cases, because the next step
  * multiplies the same tile with its dS. */
 template <int TILE_COLUMNS, bool SOFTCAP> constexpr bool adds_zeros_first = TILE_COLUMNS == 64 && !SOFTCAP;
 
-/* The ring_step of the first step of the key block that this warp computes. It is in shared memory: in f16, a register
- * for it makes ptxas spill or serialise wgmma. */
+/* The ring_step of the first step that this warp does not skip in the current key block. It is in shared memory,
+ * because in f16 a register for it makes ptxas spill or serialise wgmma. */
 template <int TILE_COLUMNS>
 static __device__ __forceinline__ volatile uint32_t &first_computed_ring_step_of(key_block_shared<TILE_COLUMNS> &s)
 {
@@ -417,14 +418,14 @@ struct consumer_traits {
 template <typename T> struct consumer_registers {
     float (&dk)[T::USED_COLUMNS / 2], (&dv)[T::USED_COLUMNS / 2]; /* sums of the key block */
     uint32_t (&packed)[T::QUERIES / 4];                           /* P^T, then dS^T, in 16 bits */
-    uint32_t &previous_q;                                         /* the stage of the Q whose dS^T Q is not yet in dK */
+    uint32_t &previous_q;                                         /* the stage of the Q whose dS^T Q is not in dK yet */
     int &consumer;                                                /* 0 or 1: which of the two consumers this is */
     int &lane_query; /* the thread's accumulators hold queries lane_query and lane_query + 1 of each group of 8 */
     uint32_t &ds_fragments; /* shared address of this thread's fragment in stage 0 of dS */
 };
 
-/* Part 2 without softcap: P of a tile, in place of its scores. `lse_log2` holds the values of the first PRELOADS groups of
- * 8 queries, staged_lse those of the tile. */
+/* Part 2 without softcap: P of a tile, in place of its scores. `lse_log2` holds the values of the first PRELOADS groups
+ * of 8 queries, staged_lse those of the tile. */
 template <typename T, int PRELOADS, int N, int QUERY_GROUPS>
 static __device__ __forceinline__ void compute_p(const attention_bwd_call &c, const consumer_work &w, int tile,
                                                  int key_begin, const float *staged_lse, int lane_query,
@@ -463,8 +464,8 @@ static __device__ __forceinline__ void compute_ds(typename T::shared &s, const c
     constexpr int TILE_COLUMNS = T::TILE_COLUMNS;
     constexpr bool GENERAL = T::GENERAL, SOFTCAP = T::SOFTCAP;
     const uint32_t dout_stage = ring_step % ATTENTION_BWD_DOUT_STAGES, ds_stage = ring_step % ATTENTION_BWD_DS_STAGES;
-    /* At 128 tile columns without softcap all of scaled_delta is loaded here, above the stores: the compiler does not
-     * move loads above stores. The other versions do not have enough registers for this. */
+    /* At 128 tile columns without softcap all of scaled_delta is loaded here, above the stores, because the compiler
+     * does not move loads above stores. The other versions do not have enough registers for this. */
     constexpr bool SUBTRACT_FIRST = TILE_COLUMNS == 128 && !SOFTCAP;
     const auto load_delta = [&](int query_group) {
         if (query_group >= PRELOADS && query_group < QUERY_GROUPS)
@@ -512,8 +513,8 @@ static __device__ __forceinline__ void compute_ds(typename T::shared &s, const c
     }
 }
 
-/* One step of a consumer, in the parts 1 to 4 of the header of attention_bwd_key_blocks_sm90.cu. Returns whether to skip the
- * next tile.
+/* One step of a consumer, in the parts 1 to 4 of the comment at the top of attention_bwd_key_blocks_sm90.cu. Returns
+ * whether to skip the next tile.
  *   HAS_PREVIOUS_DS   false: leaves out dK += dS^T Q of the previous step
  *   ring_step_begin   the ring_step of the key block's step 0: `step` is ring_step - ring_step_begin
  * With SOFTCAP, the upper two bytes of P times the slope are in the dS buffer of this stage, until dS overwrites them.
@@ -533,7 +534,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     const int lane = threadIdx.x % WARP, key_begin = w.first_key + 64 * r.consumer;
     const uint32_t q_stage = ring_step % ATTENTION_BWD_Q_STAGES, dout_stage = ring_step % ATTENTION_BWD_DOUT_STAGES,
                    ds_stage = ring_step % ATTENTION_BWD_DS_STAGES;
-    float acc[N]; /* S, then P, then dP, then dS */
+    float acc[N]; /* holds S, then P, then dP, then dS */
     /* 1. Issue S, and dK += dS^T Q of the previous step. */
     cot_mbarrier_wait(&s.q_full[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(ring_step));
     issue_gemm_abt<E, T::USED_COLUMNS>(acc, s.k[0][r.consumer], sizeof s.k[0], s.q[q_stage][0]);
@@ -562,8 +563,9 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     if (HAS_PREVIOUS_DS) {
         cot_wgmma_wait<0>();
         __syncwarp();
-        /* ADDS_ZEROS: in the first step of the key block that this warp computes, previous_q is the step's own stage.
-         * dK added zeros times its Q. The next step reads this Q for dK, so the stage must not be released yet. */
+        /* ADDS_ZEROS: in the first step that this warp does not skip in the key block, previous_q is the step's own
+         * stage, and dK added zeros times its Q. The next step reads this Q for dK, so the stage must not be released
+         * yet. */
         bool is_first_computed_step = ADDS_ZEROS && ring_step == ring_step_begin;
         if constexpr (ADDS_ZEROS && GENERAL)
             is_first_computed_step = first_computed_ring_step_of(s) == ring_step;
@@ -606,8 +608,8 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     return skip;
 }
 
-/* One step of a consumer that skips the tile: it only waits and arrives on the barriers. The dQ warpgroup evaluates
- * fully_masked itself, and so leaves out this consumer's keys. */
+/* One step of a consumer that skips the tile. It only waits and arrives on the barriers. The dQ warpgroup evaluates
+ * fully_masked too, and leaves out this consumer's keys. */
 template <int TILE_COLUMNS, bool PAIRS>
 static __device__ __forceinline__ void skip_step(bwd_shared<TILE_COLUMNS, PAIRS> &s, uint32_t ring_step)
 {
@@ -631,13 +633,13 @@ static __device__ __forceinline__ void skip_step(bwd_shared<TILE_COLUMNS, PAIRS>
 template <int TILE_COLUMNS, int N>
 static __device__ __forceinline__ bool reduce_over_heads(float (&dk)[N], float (&dv)[N])
 {
-    enum { FLOATS = 4 * 2 * WARPGROUP }; /* of all consumer threads, 4 each */
+    enum { FLOATS = 4 * 2 * WARPGROUP }; /* 4 floats of each consumer thread */
     static_assert(N / 2 * FLOATS * sizeof(float) <= offsetof(key_block_shared<TILE_COLUMNS>, ds),
                   "dK and dV do not fit");
     const float *sums = (const float *)dynamic_shared_memory + 4 * (threadIdx.x - 2 * WARPGROUP);
     const bool is_sender = cot_cluster_rank() != 0;
     cot_cluster_arrive();
-    cot_cluster_wait(); /* until both thread blocks have ended their steps */
+    cot_cluster_wait(); /* both thread blocks have ended their steps */
     if (is_sender) {
         const uint32_t to = cot_mapa(cot_shared_address(sums), 0);
 #pragma unroll
@@ -658,6 +660,7 @@ static __device__ __forceinline__ bool reduce_over_heads(float (&dk)[N], float (
     return true;
 }
 
+/* The two cluster barriers of reduce_over_heads, for the warps that are not consumers. */
 static __device__ __forceinline__ void await_reduction(const attention_bwd_call &c)
 {
     __syncwarp();
@@ -665,8 +668,8 @@ static __device__ __forceinline__ void await_reduction(const attention_bwd_call 
         cot_cluster_arrive(), cot_cluster_wait();
 }
 
-/* The shuffles show ptxas that the members are uniform in a warp. ptxas then keeps them in uniform registers. used_k
- * and the window are defined and read only if GENERAL. */
+/* A copy of the members that the steps read. The shuffles show ptxas that they are uniform in a warp. ptxas then keeps
+ * them in uniform registers. used_k and the window are defined and read only if GENERAL. */
 static __device__ __forceinline__ consumer_work uniform_work(const attention_work &from)
 {
     const auto uniform = [](int x) { return __shfl_sync(0xffffffffu, x, 0); };
@@ -674,6 +677,7 @@ static __device__ __forceinline__ consumer_work uniform_work(const attention_wor
             uniform(from.used_k),    uniform(from.window_first), uniform(from.window_last)};
 }
 
+/* A consumer warpgroup: computes dK and dV of its 64 keys, of one key block after another, and stores them. */
 template <typename E, int TILE_COLUMNS, int USED_COLUMNS, bool GENERAL, bool SOFTCAP, bool PAIRS>
 static __device__ __forceinline__ void consume(const attention_bwd_call &c, bwd_shared<TILE_COLUMNS, PAIRS> &s)
 {
@@ -688,8 +692,10 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, bwd_
     int consumer = __shfl_sync(0xffffffffu, (int)threadIdx.x / WARPGROUP - 2, 0);
     uint32_t ds_fragments = fragment_address(s.ds[0][consumer]);
     int lane_query = 2 * (threadIdx.x % 4);
-    asm("" : "+r"(ds_fragments));              /* keeps the compiler from computing it again in each step */
-    if (TILE_COLUMNS == 128 || !cot_is_f16<E>) /* the same. f16 has no register for it at 64 tile columns */
+    /* Keeps the compiler from computing the variable again in each step. f16 has no register for lane_query at 64 tile
+     * columns. */
+    asm("" : "+r"(ds_fragments));
+    if (TILE_COLUMNS == 128 || !cot_is_f16<E>)
         asm("" : "+r"(lane_query));
     uint32_t ring_step = 0, previous_q = 0;
     const consumer_registers<traits> registers = {dk, dv, packed, previous_q, consumer, lane_query, ds_fragments};
@@ -729,8 +735,8 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, bwd_
             if (threadIdx.x % WARP == 0)
                 cot_mbarrier_arrive(&s.q_empty[previous_q]);
             /* The queries that attend to a key are consecutive, so all further steps are skipped. They may be more than
-             * the stages of Q. So the last computed tile is released first: else the producer would wait for it, and
-             * this warp for the producer. */
+             * the stages of Q. So the last tile that is not skipped is released first. Otherwise the producer would
+             * wait for its release, and this warp for the producer. */
             for (; GENERAL && ring_step < ring_step_end; ring_step++)
                 skip_step(s, ring_step);
         }
@@ -740,7 +746,7 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, bwd_
         /* Only one thread block of the cluster stores the sums of both. */
         if (!PAIRS && c.head_split > 1 && !reduce_over_heads<TILE_COLUMNS>(dk, dv))
             continue;
-        /* The stores read `work` again: its members need no registers during the steps. */
+        /* The stores read `work` again, so that its members need no registers during the steps. */
         asm volatile("" ::: "memory");
         const attention_work &out = s.work[n % s.WORK_STAGES];
         const int key = thread_key(out);

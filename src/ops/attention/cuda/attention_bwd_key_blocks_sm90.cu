@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_bwd_key_blocks_sm90.cu: the key-block kernel, the backward on Hopper for d and d_v up to 128. *Tile
- * columns* (TILE_COLUMNS): the width of a tile in shared memory, which is the larger of d and d_v, rounded up to 64 or
- * 128. *Used columns* (USED_COLUMNS): rounded up to 64, 96 or 128. The products and stores take these.
- * docs/kernels/glossary.md defines *key block* and *final key block*. K and V of a key block stay in shared memory, its
- * dK and dV in registers. A thread block takes one key block after another (take_key_block). For each, it loops over the
- * tiles of queries that attend to the keys, and takes each tile for all query heads that share the key-value head (the
- * group).
- * The first tiles of a key block are loaded while the key block before is computed. The consumers store dK and dV while
- * the dQ warpgroup works on the last tile of the key block. With head_split = 2, a thread block takes one key block.
- * The two thread blocks of a cluster divide the heads of the group, and add their dK and dV at the end
- * (reduce_over_heads). Most full masks from 512 keys on, and causal masks with many keys, run on the kernel of
- * attention_bwd_pairs_sm90.cu (takes_pairs).
+ * attention_bwd_key_blocks_sm90.cu: the key-block kernel, the backward on Hopper for d and d_v up to 128. A thread
+ * block keeps K, V, dK, dV of one key block (128 keys) on chip and loops over the query tiles that attend to it; dQ is
+ * summed in memory. K and V stay in shared memory, dK and dV in registers.
+ *
+ * *Tile columns* (TILE_COLUMNS) are the width of a tile in shared memory: the larger of d and d_v, rounded up to 64 or
+ * 128. *Used columns* (USED_COLUMNS) are those that the products and stores take: rounded up to 64, 96 or 128.
+ * docs/kernels/glossary.md defines *final key block*.
+ *
+ * A thread block takes one key block after another (take_key_block). It takes each tile for all query heads that share
+ * the key-value head (the group). The first tiles of a key block are loaded while the previous one is computed. The
+ * consumers store dK and dV while the dQ warpgroup works on the last tile of the key block. With head_split = 2, a
+ * thread block takes one key block. The two thread blocks of a cluster divide the heads of the group, and add their dK
+ * and dV at the end (reduce_over_heads). takes_pairs says which calls run on attention_bwd_pairs_sm90.cu instead.
  *
  * A tile has 128 queries at 64 tile columns, and 64 queries at 128 tile columns. Formulas (f16 scales P, see dv_scale):
  *
@@ -22,8 +23,8 @@
  * With softcap, dS also has the factor 1 - tanh^2, as in attention.h.
  * The stores multiply dK and dQ by the softmax scale, and in f16 dV by dv_scale.
  *
- *   warpgroup 0       producer: one thread (GENERAL: a warp) loads by TMA, three dq_writers add finished dQ tiles to
- *                     memory
+ *   warpgroup 0       producer: one thread (GENERAL: a warp) loads by TMA. dq_writers: three threads add finished dQ
+ *                     tiles to memory
  *   warpgroup 1       dQ: one tile of 64 queries and 64 columns at a time
  *   warpgroups 2, 3   consumers: 64 keys each. P^T and dS^T are register operands of dV and dK. dS reaches dQ through
  *                     shared memory.
@@ -57,22 +58,23 @@
  * semaphore for each dQ tile counts the key blocks that have stored or added. The thread block of a key block waits
  * only for key blocks that were taken earlier.
  *
- * With STORES_DQ the final key block of a dQ tile does not add: its dq_writer loads the sums of the other key blocks
+ * With STORES_DQ the final key block of a dQ tile does not add. Its dq_writer loads the sums of the other key blocks
  * into the stage, on the barrier `dq ready`. The dQ warpgroup adds its own dQ tile and stores dq. The kernel
  * `postprocess` is not launched.
  *
  * Each kernel has these versions:
  *
  *   plain        full and causal masks, d = d_v = 64, 96 or 128
- *   _stores_dq   the same with STORES_DQ, d = d_v = 64 or 128. A single kernel with a run-time branch was 8 % slower for long
- *                sequences at 128 tile columns
- *   _general     also windows, sequences of different lengths, and smaller d and d_v: TMA fills the other columns with 0
+ *   _stores_dq   the same with STORES_DQ, d = d_v = 64 or 128. A single kernel with a run-time branch was 8 % slower
+ *                for long sequences at 128 tile columns
+ *   _general     also windows, sequences of different lengths, and smaller d and d_v: TMA fills the other columns with
+ *                0
  *   _softcap     also softcap
  *
  * GENERAL is set in the last two versions. In these, a consumer skips a tile if no query of the tile attends to the
  * consumer's keys (at the ends of a window and at a diagonal). dQ then uses the other consumer's half of dS only. A
  * tile may contain rows of other sequences. Their products must be 0. Masking P to 0 is not enough, because
- * 0 * NaN = NaN. The producer warp therefore loads such a tile on the barrier `uncleared full`, clears those rows, and
+ * 0 * NaN is NaN. The producer warp therefore loads such a tile on the barrier `uncleared full`, clears those rows, and
  * then arrives on the tile's full barrier. */
 #include "attention_bwd_consumer_sm90.cuh"
 
@@ -80,9 +82,9 @@ constexpr uint32_t NO_KEY_BLOCK = UINT32_MAX;
 
 /* The number of the thread block's next key block. In deterministic mode a key block waits until key blocks of lower
  * numbers have added to dQ. The counter gives out the numbers in order, and a thread block computes its key blocks in
- * that order. So the lowest unfinished key block waits for none, whichever thread blocks run. In a cluster
- * (head_split = 2), or without a counter, a thread block has only one key block: `backward` has put its number into
- * own_key_block_number. The second call then returns NO_KEY_BLOCK, which is beyond the last key block and ends the
+ * that order. So the lowest unfinished key block waits for none, even if only some thread blocks are resident. In a
+ * cluster (head_split = 2), or without a counter, a thread block has only one key block: `backward` has put its number
+ * into own_key_block_number. The second call then returns NO_KEY_BLOCK, which is beyond the last key block and ends the
  * loop. */
 template <int TILE_COLUMNS>
 static __device__ __forceinline__ uint32_t take_key_block(const attention_bwd_call &c,
@@ -103,8 +105,8 @@ static __device__ __forceinline__ void take_heads(const attention_bwd_call &c, a
 }
 
 /* The producer of the plain versions. Executed by one thread. Stages and parities are computed from ring_step in each
- * step, because the thread has too few registers to keep them. load_tiles_general and load_pair_tiles have the same order
- * of waits and loads. */
+ * step, because the thread has too few registers to keep them. load_tiles_general and load_pair_tiles have the same
+ * order of waits and loads. */
 template <int TILE_COLUMNS>
 static __device__ void load_tiles(const attention_bwd_mapped &m, key_block_shared<TILE_COLUMNS> &s)
 {
@@ -114,7 +116,7 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, key_block_share
     cot_griddepcontrol_wait();
     cot_fence_proxy_async_global();
     const int first_delta_row = (int)(c.B * c.H * c.tiles_per_head); /* scaled_delta follows all rows of lse_log2 */
-    uint32_t n = 0, ring_step = 0; /* n: how many key blocks this thread block has taken before */
+    uint32_t n = 0, ring_step = 0; /* n: the number of key blocks that this thread block has taken before */
     for (;; n++) {
         const uint32_t key_block_number = take_key_block(c, s);
         if (key_block_number >= c.work_items) {
@@ -146,8 +148,8 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, key_block_share
                                 &s.dout_full[dout_stage]);
             cot_tma_load_4d(s.scaled_delta[dout_stage], &m.statistics, 0, first_delta_row + statistics_row, 0, 0,
                             &s.dout_full[dout_stage]);
-            /* K and V are loaded in the first step only, after its Q and dO: the wait for `kv empty`, until the
-             * previous key block is done, must not delay the first tile. */
+            /* K and V are loaded in the first step only, after its Q and dO, so that the wait for `kv empty` (until the
+             * previous key block is done) does not delay the first tile. */
             if (step > 0)
                 continue;
             begin_loading_keys(s, n, &s.kv_full);
@@ -170,10 +172,12 @@ static __device__ __forceinline__ void wait_and_clear(uint64_t *uncleared_full, 
         cot_mbarrier_arrive(full);
 }
 
-/* The producer of the GENERAL versions. It differs from load_tiles in four points:
+/* The producer of the GENERAL versions. Differences from load_tiles:
  *   - a whole warp executes it, to clear rows of other sequences (`clean`, uncleared_full)
  *   - key blocks come from work_of_general, and their sequences begin at any row of the tensors
+ *   - scaled_delta begins at a row that depends on the packing
  *   - `work` stays in shared memory
+ *   - it does not store tile_index, because the consumers compute the tile
  *   - K and V are not prefetched */
 template <int TILE_COLUMNS>
 static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_block_shared<TILE_COLUMNS> &s)
@@ -191,7 +195,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_blo
             attention_work &next = s.work[n % s.WORK_STAGES];
             if (!work_of_general<QUERIES>(c, take_key_block(c, s), next))
                 next.first_key = NO_MORE_KEY_BLOCKS;
-            take_heads(c, next); /* also after the last key block, where nobody reads the heads */
+            take_heads(c, next); /* also after the last key block, when no warp reads the heads */
         }
         __syncwarp();
         /* The threads have too few registers for a copy of w. Each step loads what it needs, all at once. */
@@ -232,8 +236,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_blo
             if (!clean)
                 wait_and_clear<key_block_shared<TILE_COLUMNS>::Q_PANEL_BYTES, COLUMN_PANELS>(
                     s.uncleared_full, uncleared_parity, s.dout[dout_stage], used, &s.dout_full[dout_stage]);
-            /* K and V are loaded in the first step only, after its Q and dO: the wait for `kv empty`, until the
-             * previous key block is done, must not delay the first tile. */
+            /* As in load_tiles. */
             if (step > 0)
                 continue;
             const bool keys_are_clean = w.first_key + KEYS <= w.used_k || w.k_first_row + w.used_k == c.sequences.Tk;
@@ -262,17 +265,17 @@ template <int USED_COLUMNS> static __device__ __forceinline__ bool is_half_dq_ti
     return USED_COLUMNS == 96 && dq_tile_index % 2 == 1;
 }
 
-/* A dq_writer: adds the dQ tiles of one dQ stage to memory. There is one writer for each stage: before a writer
- * increments the semaphore, it waits until the sums are in memory, which takes about one step. If STORES_DQ, the final
- * key block of a dQ tile does not add: its writer loads the sums of the other key blocks into the stage, and the dQ
- * warpgroup stores dq (is_final).
+/* A dq_writer adds the dQ tiles of one dQ stage to memory. Each stage has its own writer, because a writer waits until
+ * the sums are in memory before it increments the semaphore, and this takes about one step. If STORES_DQ, the final key
+ * block of a dQ tile does not add (is_final). Its writer loads the sums of the other key blocks into the stage, and the
+ * dQ warpgroup stores dq.
  *
  * Each dQ tile of the stage needs exactly one arrival on `dq ready`. Three cases:
  *   (1) this is the tile's final key block, but not its only one: the writer loads the sums (loads_sums), and the load
  *       arrives
  *   (2) the previous dQ tile of this key block has just left the stage: the writer arrives then, early (arrived_early)
- *   (3) otherwise (first dQ tile of a key block, or the previous dQ tile was stored as dq): the writer arrives at the top
- *       of the loop
+ *   (3) otherwise (first dQ tile of a key block, or the previous dQ tile was stored as dq): the writer arrives at the
+ *       top of the loop
  *
  *   dq_tile_index index of the dQ tile in the key block: step * DQ_TILES + its number in the step. On return: that of
  *                 the stage's first dQ tile in the next key block
@@ -285,23 +288,25 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
 {
     constexpr int DQ_TILES = key_block_shared<TILE_COLUMNS>::DQ_TILES;
     const attention_bwd_call &c = m.call;
+    static_assert(USED_COLUMNS != 96 || DQ_TILES % 2 == 0,
+                  "is_half_dq_tile: an odd index is an odd number in the step");
     const int end = step_count(w) * DQ_TILES;
     const auto position_of = [&](int index) {
         const int tile = tile_of(c, w, index / DQ_TILES);
         attention_dq_position position =
             DETERMINISTIC ? dq_position_of<key_block_shared<TILE_COLUMNS>::QUERIES, GENERAL>(c, w, tile)
                           : unordered_position;
-        position.is_final = STORES_DQ && position.is_final; /* else every key block adds */
+        position.is_final = STORES_DQ && position.is_final; /* without STORES_DQ every key block adds */
         return position;
     };
-    bool arrived_early = false; /* for the dQ tile of the next iteration */
+    bool arrived_early = false; /* whether the writer has arrived for the dQ tile of the next iteration */
     for (; dq_tile_index < end; dq_tile_index += ATTENTION_BWD_DQ_STAGES, parity ^= 1) {
         const attention_step step_info = step_of(c, w, dq_tile_index / DQ_TILES);
         const int64_t accum_tile =
             (first_query_tile_of<GENERAL>(c, w, step_info.h) + step_info.tile) * DQ_TILES + dq_tile_index % DQ_TILES;
         const attention_dq_position position = position_of(dq_tile_index);
         const bool loads_sums = position.is_final && position.before > 0;
-        if (!loads_sums && !arrived_early) /* (3), before the wait: the dQ warpgroup may stage the dQ tile */
+        if (!loads_sums && !arrived_early) /* (3), before the wait, so that the dQ warpgroup may stage the dQ tile */
             cot_mbarrier_arrive(&s.dq_ready[stage]);
         if (DETERMINISTIC && position.before > 0)
             wait_for_earlier_key_blocks(c, accum_tile, position.before);
@@ -335,7 +340,7 @@ static __device__ void write_dq(const attention_bwd_mapped &m, key_block_shared<
 {
     uint32_t parity = 0;
     int dq_tile_index = stage;
-    cot_griddepcontrol_wait(); /* for the kernel that clears dq_accum and the semaphores */
+    cot_griddepcontrol_wait(); /* until dq_accum and the semaphores are cleared */
     cot_fence_proxy_async_global();
     for (uint32_t n = 0;; n++) {
         cot_mbarrier_wait(&s.kv_full, n & 1);
@@ -352,7 +357,8 @@ static __device__ void write_dq(const attention_bwd_mapped &m, key_block_shared<
 /* Computes a dQ tile of a step, dQ = dS K, over the keys of consumers first_consumer to last_consumer. Waits on `dq
  * ready` of the stage while the products run.
  *   acc       N sums per thread. The 128 threads have the first 2 N columns of 64 queries
- *   dq_tile   number of the dQ tile in the step: i * COLUMN_PANELS + j has queries 64 i to 64 i + 63 of the tile, panel j */
+ *   dq_tile   number of the dQ tile in the step: i * COLUMN_PANELS + j has queries 64 i to 64 i + 63 of the tile, panel
+ *             j */
 template <typename E, int TILE_COLUMNS, int N>
 static __device__ __forceinline__ void compute_dq_tile(key_block_shared<TILE_COLUMNS> &s, float (&acc)[N], uint32_t ds,
                                                        int dq_tile, int first_consumer, int last_consumer,
@@ -470,7 +476,7 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
     if (c.head_split > 1) {
         key_block_number = take_key_block_of_cluster(c, s.ticket);
         if (GENERAL) {
-            cot_griddepcontrol_wait(); /* for the kernel that writes seqlens */
+            cot_griddepcontrol_wait(); /* until seqlens is written */
             /* Beyond the last key block. Both thread blocks of a cluster take part in the reduction, or none. */
             if (key_block_number >=
                 (uint32_t)c.sequences.seqlens[c.sequences.count].key_blocks_before * (uint32_t)c.Hkv)

@@ -11,7 +11,7 @@
  *
  * A warp computes the scores of 32 keys and of a part of the tile's queries. It accumulates 64 columns of dK and dV for
  * its 32 keys. QUERY_SPLITS warps share the same keys. If there are several, they exchange P and dS through shared
- * memory, in 16 bits. Nothing is rounded twice: dS is computed from P before P is rounded. */
+ * memory, in 16 bits. Nothing is rounded twice, because dS is computed from P before P is rounded. */
 #include "attention_sm80.cuh"
 
 /* Columns of a tile of P or dS in shared memory: a row is a key, with 64 queries. */
@@ -110,7 +110,7 @@ DEVICE void backward_one_pass(const attention_sm80_call &c)
     float acc_dk[2][DKV_COLUMNS / 8][4], acc_dv[2][DKV_COLUMNS / 8][4];
     clear_accumulators(acc_dk);
     clear_accumulators(acc_dv);
-    /* The loop reads these from shared memory: there are not enough registers. */
+    /* The loop reads these from shared memory, because there are not enough registers. */
     struct stored_work {
         int b, q_first_row, used_q, used_k, diagonal, first, end;
     };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * attention_bwd_order.h: chooses the kernel of the backward for Hopper that runs a call, and the order in which it takes
- * the key blocks. For the host code, and for tests/unit/test_attention_order.c. In this file key_blocks are those of one
- * head. */
+ * attention_bwd_order.h: chooses the kernel of the backward for Hopper that runs a call, and the order in which it
+ * takes the key blocks. For the host code, and for tests/unit/test_attention_order.c. In this file key_blocks are those
+ * of one head. */
 #ifndef COT_ATTENTION_BWD_ORDER_H
 #define COT_ATTENTION_BWD_ORDER_H
 
@@ -27,8 +27,8 @@ static inline bool is_long(const attention_sizes *sizes, int64_t columns)
     return cot_mul(sizes->Tq, row_bytes) > (columns == 64 ? 48 : 24) << 20;
 }
 
-/* Whether the nondeterministic mode of the _general and _softcap versions is faster: where a query can attend to more than
- * 2048 keys. */
+/* Whether the nondeterministic mode of the _general and _softcap versions is faster: where a query can attend to more
+ * than 2048 keys. */
 static inline bool is_nondeterministic_general_faster(const attention_sizes *sizes)
 {
     return cot_min(cot_min(sizes->left, sizes->Tk) + 1 + cot_min(sizes->right, sizes->Tk), sizes->Tk) >
@@ -58,16 +58,16 @@ static inline enum attention_store_method store_method_of(const attention_proble
     return p->accumulate ? ATTENTION_STORE_ELEMENTS : ATTENTION_STORE_VECTORS_16;
 }
 
-/* Whether the pair kernel, if it runs the call in deterministic mode, stores dq: with at most 4096 keys, and not in f16 at
- * 64 columns, where ptxas 13.0 spills a register. may_store_dq: see choose_backward. */
+/* Whether the pair kernel, if it runs the call in deterministic mode, stores dq: with at most 4096 keys, and not in f16
+ * at 64 columns, where ptxas 13.0 spills a register. may_store_dq: see choose_backward. */
 static inline bool pairs_store_dq(const attention_sizes *sizes, int64_t columns, int64_t key_blocks, bool may_store_dq)
 {
     return may_store_dq && sizes->right != 0 && key_blocks <= 32 && (columns == 128 || sizes->dtype == COT_BF16);
 }
 
-/* Whether a call runs on the pair kernel. Under a causal mask, one thread block of a cluster computes masked tiles. With an
- * odd number of key blocks, the second key block of the last pair has only masked keys. With GQA a pair takes long, and
- * few pairs would occupy the multiprocessors unevenly. */
+/* Whether a call runs on the pair kernel. Under a causal mask, one thread block of a cluster computes masked tiles.
+ * With an odd number of key blocks, the second key block of the last pair has only masked keys. With GQA a pair takes
+ * long, and few pairs would occupy the multiprocessors unevenly. */
 static inline bool takes_pairs(const attention_sizes *sizes, int64_t columns, int64_t key_blocks, bool deterministic,
                                bool stores_dq)
 {
@@ -101,9 +101,9 @@ static inline int64_t full_mask_section_heads(const backward_choice *choice, con
     return is_64 ? cot_clamp(512 / key_blocks, 4, 32) : cot_clamp(128 / key_blocks, 8, 16);
 }
 
-/* The thread blocks of a cluster that divide the query heads of a key block, and add their dK and dV at the end. Under a
- * causal mask the longest key block has twice the average work. With GQA and few key blocks in the call, half of the GPU
- * would wait for the longest ones: two thread blocks halve this time. 384 key blocks are about three for each
+/* The thread blocks of a cluster that divide the query heads of a key block, and add their dK and dV at the end. Under
+ * a causal mask the longest key block has twice the average work. With GQA and few key blocks in the call, half of the
+ * GPU would wait for the longest ones. Two thread blocks halve this time. 384 key blocks are about three for each
  * multiprocessor. Full masks gain nothing. */
 static inline int32_t head_split_of(const attention_problem *p, int64_t columns, bool pairs)
 {
@@ -152,8 +152,8 @@ static inline backward_choice choose_backward(const attention_problem *p, bool g
             choice.heads_per_section = is_long_call ? 4 : 8;
         return choice;
     }
-    /* The kernels that store dq do so as vectors of 16 bits, for one query head of each key-value head. There is none for
-     * 96 used columns. */
+    /* The kernels that store dq do so as vectors of 16 bits, for one query head of each key-value head. There is none
+     * for 96 used columns. */
     const bool may_store_dq =
         !grouped && attention_bwd_used_columns(sizes) != 96 && store_method_of(p, &p->dq) == ATTENTION_STORE_VECTORS_16;
     const bool pairs_stores_dq = pairs_store_dq(sizes, columns, key_blocks, may_store_dq);

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_bwd_pairs_sm90.cu: the pair kernel, the backward on Hopper by pairs of key blocks, d = d_v = 64 or 128. It
- * runs most full masks from 512 keys on, and causal masks with many keys (takes_pairs). A *pair* is two adjacent key blocks of a
- * key-value head, 256 keys. A cluster of two thread blocks takes one pair after another. In this file *block* is a thread
- * block: block r of the cluster computes dK and dV of key block r of the pair, with the consumers of
- * attention_bwd_key_blocks_sm90.cu, which has the formulas, the roles and the steps. The *peer* is the other block of the
- * cluster. The two blocks share three things:
+ * attention_bwd_pairs_sm90.cu: the pair kernel, the backward on Hopper by pairs of key blocks, d = d_v = 64 or 128.
+ * takes_pairs says which calls run on it. A *pair* is two adjacent key blocks of a key-value head, 256 keys. A cluster
+ * of two thread blocks takes one pair after another. In this file *block* is a thread block: block r of the cluster
+ * computes dK and dV of key block r of the pair, with the consumers of attention_bwd_key_blocks_sm90.cu, which has the
+ * formulas, the roles and the steps. The *peer* is the other block of the cluster. The two blocks share three things:
  *
  *   dQ        A block computes one of the two dQ tiles of a step, over the keys of the pair. The peer's dQ tile needs
  *             the dS of this block too, so the block sends that dS to the peer. Compared with the key-block kernel, a
@@ -20,8 +19,8 @@
  *   warpgroup 1       dQ
  *   warpgroups 2, 3   consumers: 64 keys each
  *
- * Barriers. q full, q empty, dout full, dout empty and dq ready are those of attention_bwd_key_blocks_sm90.cu, uncleared
- * full is absent. "Remote": the peer arrives.
+ * Barriers. q full, q empty, dout full, dout empty and dq ready are those of attention_bwd_key_blocks_sm90.cu,
+ * uncleared full is absent. "Remote": the peer arrives.
  *
  *   barrier           arrivals (bytes)          phase ends when                          who waits
  *   kv full           1 (K, V, part of peer K)  K, V, the columns of the peer's K that   consumers, dQ, dq_writer,
@@ -40,9 +39,9 @@
  *   pair empty        1 remote: its producer    block 1 has read the number              producer of block 0
  *
  * Deterministic mode as in attention_bwd_key_blocks_sm90.cu, with pairs in place of key blocks. A pair waits only for
- * pairs that were taken earlier. The versions that store dq are for deterministic calls without GQA and without a causal
- * mask: the final pair of a dQ tile does not add to dq_accum. Its dQ warpgroup adds the sums of the other pairs, and
- * stores dq. */
+ * pairs that were taken earlier. The versions that store dq are for deterministic calls without GQA and without a
+ * causal mask: the final pair of a dQ tile does not add to dq_accum. Its dQ warpgroup adds the sums of the other pairs,
+ * and stores dq. */
 #include "attention_bwd_consumer_sm90.cuh"
 
 enum { PAIR_KEYS = 2 * KEYS };
@@ -79,7 +78,7 @@ static __device__ __forceinline__ void open_stage_in_both(uint64_t *peer_empty, 
     cot_mbarrier_wait(peer_empty, use & 1);
 }
 
-/* The producer. Executed by one thread. It differs from load_tiles of the key-block kernel in three points:
+/* The producer. Executed by one thread. Differences from load_tiles of the key-block kernel:
  *   - `work` stays in shared memory, because the thread has few registers
  *   - each block loads half of a tile into the shared memory of both blocks (open_stage_in_both)
  *   - it also loads a part of the peer's K */
@@ -93,7 +92,7 @@ static __device__ void load_pair_tiles(const attention_bwd_mapped &m, pair_share
     cot_fence_proxy_async_global();
     const int first_delta_row = (int)(c.B * c.H * c.tiles_per_head); /* scaled_delta follows all rows of lse_log2 */
     const int column = TILE_COLUMNS == 64 ? 0 : 64 * rank,
-              row_in_tile = TILE_COLUMNS == 64 ? 64 * rank : 0; /* of the half */
+              row_in_tile = TILE_COLUMNS == 64 ? 64 * rank : 0; /* origin of this block's half within the tile */
     uint32_t ring_step = 0;
     for (uint32_t n = 0;; n++) {
         const uint32_t pair_number = take_pair(c, s, rank, n);
@@ -116,7 +115,7 @@ static __device__ void load_pair_tiles(const attention_bwd_mapped &m, pair_share
             const uint32_t bytes = COLUMN_PANELS * s.Q_PANEL_BYTES + QUERIES * sizeof(float);
             const uint32_t q_use = ring_step / ATTENTION_BWD_Q_STAGES, dout_use = ring_step / ATTENTION_BWD_DOUT_STAGES;
             cot_mbarrier_wait(&s.q_empty[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(ring_step) ^ 1);
-            s.tile_index[q_stage] = tile; /* before the arrival on q_full, behind which the consumers read it */
+            s.tile_index[q_stage] = tile; /* before the arrival on q_full, for which the consumers wait */
             open_stage_in_both(&s.peer_q_empty[q_stage], rank, q_use, &s.q_full[q_stage], bytes);
             cot_tma_load_4d_to_both(s.q[q_stage][0] + rank * SQUARE_BYTES, &m.q, column, query, head, b,
                                     &s.q_full[q_stage]);
@@ -127,8 +126,8 @@ static __device__ void load_pair_tiles(const attention_bwd_mapped &m, pair_share
                                     &s.dout_full[dout_stage]);
             cot_tma_load_4d(s.scaled_delta[dout_stage], &m.statistics, 0, first_delta_row + statistics_row, 0, 0,
                             &s.dout_full[dout_stage]);
-            /* K and V are loaded in the first step only, after its Q and dO: the wait for `kv empty`, until the
-             * previous pair is done, must not delay the first tile. */
+            /* K and V are loaded in the first step only, after its Q and dO, so that the wait for `kv empty` (until the
+             * previous pair is done) does not delay the first tile. */
             if (step > 0)
                 continue;
             begin_loading_keys(s, n, &s.kv_full);
@@ -142,14 +141,15 @@ static __device__ void load_pair_tiles(const attention_bwd_mapped &m, pair_share
 }
 
 /* The position of a pair in the order in which pairs add to dQ. It is the same for all tiles, because STORES_DQ is only
- * for calls without a causal mask. So any QUERIES and any tile give it: 64 and 0 are arbitrary. */
+ * for calls without a causal mask. So any QUERIES and any tile give it, and 64 and 0 are
+ * arbitrary. */
 static __device__ __forceinline__ attention_dq_position position_of_pair(const attention_bwd_call &c,
                                                                          const attention_work &w)
 {
     return dq_position_of<64, false, PAIR_KEYS>(c, w, 0);
 }
 
-/* The dq_writer: adds the dQ tiles of this block to memory. If STORES_DQ, the final pair of a dQ tile does not add: the
+/* The dq_writer adds the dQ tiles of this block to memory. If STORES_DQ, the final pair of a dQ tile does not add. Its
  * dq_writer loads the sums of the other pairs into the stage, and the dQ warpgroup stores dq. Executed by one
  * thread. */
 template <int TILE_COLUMNS, bool DETERMINISTIC, bool STORES_DQ>
@@ -157,7 +157,7 @@ static __device__ void write_pair_dq(const attention_bwd_mapped &m, pair_shared<
 {
     constexpr int QUERIES = pair_shared<TILE_COLUMNS>::QUERIES;
     const attention_bwd_call &c = m.call;
-    cot_griddepcontrol_wait(); /* for the kernel that clears dq_accum and the semaphores */
+    cot_griddepcontrol_wait(); /* until dq_accum and the semaphores are cleared */
     cot_fence_proxy_async_global();
     uint32_t parity = 0;
     for (uint32_t n = 0;; n++) {
@@ -175,7 +175,7 @@ static __device__ void write_pair_dq(const attention_bwd_mapped &m, pair_shared<
             const attention_dq_position position =
                 DETERMINISTIC ? dq_position_of<QUERIES, false, PAIR_KEYS>(c, w, step_info.tile) : unordered_position;
             const bool loads_sums = is_final && position.before > 0;
-            if (!loads_sums && (step == 0 || is_final)) /* after other steps it has arrived already */
+            if (!loads_sums && (step == 0 || is_final)) /* after the other steps the dq_writer has arrived already */
                 cot_mbarrier_arrive(&s.dq_ready[0]);
             if (DETERMINISTIC && position.before > 0)
                 wait_for_earlier_key_blocks(c, accum_tile, position.before);
@@ -197,7 +197,7 @@ static __device__ void write_pair_dq(const attention_bwd_mapped &m, pair_shared<
     cot_bulk_wait();
 }
 
-/* The sender: copies this block's dS of the peer's dQ tile to the peer. Executed by one thread. */
+/* The sender copies this block's dS of the peer's dQ tile to the peer. Executed by one thread. */
 template <int TILE_COLUMNS> static __device__ void send_ds(pair_shared<TILE_COLUMNS> &s, int rank)
 {
     const uint32_t peer_ds = cot_mapa(cot_shared_address(s.peer_ds), rank ^ 1),
@@ -239,8 +239,8 @@ static __device__ __forceinline__ void issue_dq(float (&acc)[32], const unsigned
     cot_wgmma_commit();
 }
 
-/* The dQ warpgroup stages dQ tiles for the dq_writer. If STORES_DQ and this is the final pair, the warpgroup adds the sums
- * that the dq_writer has loaded, and stores dq. */
+/* The dQ warpgroup stages dQ tiles for the dq_writer. If STORES_DQ and this is the final pair, the warpgroup adds the
+ * sums that the dq_writer has loaded, and stores dq. */
 template <typename E, int TILE_COLUMNS, bool STORES_DQ>
 static __device__ void compute_pair_dq(const attention_bwd_call &c, pair_shared<TILE_COLUMNS> &s, int rank)
 {
@@ -344,8 +344,8 @@ static __device__ __forceinline__ void backward_pairs(const attention_bwd_mapped
         consume<E, TILE_COLUMNS, TILE_COLUMNS, /*GENERAL=*/false, /*SOFTCAP=*/false>(c, s);
     }
     __syncwarp();
-    cot_cluster_arrive(); /* until the peer no longer accesses this block's shared memory */
-    cot_cluster_wait();
+    cot_cluster_arrive();
+    cot_cluster_wait(); /* the peer no longer accesses this block's shared memory */
 }
 
 #define INSTANCE(name, element, columns, stores_dq)                                      \
@@ -360,4 +360,4 @@ static __device__ __forceinline__ void backward_pairs(const attention_bwd_mapped
     INSTANCE(dtype##_sm90_d128_pairs_stores_dq, element, 128, true)
 INSTANCES(bf16, __nv_bfloat16)
 INSTANCES(f16, __half)
-INSTANCE(bf16_sm90_d64_pairs_stores_dq, __nv_bfloat16, 64, true) /* in f16 ptxas 13.0 spills a register */
+INSTANCE(bf16_sm90_d64_pairs_stores_dq, __nv_bfloat16, 64, true) /* not in f16: ptxas 13.0 spills a register */

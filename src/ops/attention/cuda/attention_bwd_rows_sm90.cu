@@ -15,8 +15,8 @@ enum { LANES = 32, WARPS = 8 };
 /* A query tile of a head. b: of the tensors' views; index: among all tiles, in the order of lse_log2. */
 struct attention_tile {
     int64_t b, h, tile, index;
-    int64_t q_first_row, rows, used; /* of its sequence */
-    int sequence;                    /* GENERAL */
+    int64_t q_first_row, rows, used; /* first row, rows and used rows of its sequence */
+    int sequence;                    /* its sequence; only if GENERAL */
 };
 
 /* Finds tile number tile_index. The head is the fastest index, because the heads of a row are adjacent in memory.
@@ -177,9 +177,10 @@ template <int COLUMNS, bool GENERAL> static __device__ __forceinline__ void prep
     }
 }
 
-/* dq from dq_accum, which is in the order of wgmma accumulators. A strip, 16 queries of 64 columns, is 4 KiB. A float4 holds two
- * adjacent columns of row r and two of row r + 8. A warp transposes the 4 KiB to rows through shared memory. Rows of 144
- * bytes there avoid bank conflicts, both for stores in the accumulators' order and for loads of 16 bytes per lane. */
+/* dq from dq_accum, which is in the order of wgmma accumulators. A strip, 16 queries of 64 columns, is 4 KiB. A float4
+ * holds two adjacent columns of row r and two of row r + 8. A warp transposes the 4 KiB to rows through shared memory.
+ * Rows of 144 bytes there avoid bank conflicts, both for stores in the accumulators' order and for loads of 16 bytes
+ * per lane. */
 template <typename E, int COLUMNS, bool GENERAL>
 static __device__ __forceinline__ void postprocess(const attention_bwd_call &c)
 {

@@ -88,7 +88,7 @@ static int kernels_index(const attention_sizes *sizes, bool general)
     return size + (sizes->softcap > 0 ? SOFTCAP : general ? GENERAL : PLAIN);
 }
 
-/* Encodes the map of lse_log2 and delta, which follow each other: one query tile is one row. */
+/* Encodes the map of lse_log2 and delta, which follow each other. One query tile is one row. */
 static cot_status map_statistics(cot_queue *queue, CUtensorMap *map, const attention_bwd_call *c, int64_t tiles)
 {
     const int64_t rows = 2 * tiles, row = c->tile_queries * (int64_t)sizeof(float);
@@ -116,8 +116,8 @@ static attention_bwd_softcap backward_softcap(const attention_sizes *sizes)
         /* tolerance: relative error that P and slope may have.
          *   tanh x = x - x^3 / 3 + 2/15 x^5 - 17/315 x^7 + 62/2835 x^9 - ...
          *   slope  = 1 - x^2 + 2/3 x^4 - 17/45 x^6 + 62/315 x^8 - ...
-         * Lower powers replace the first omitted power x^n, except for 1 / 2^(n-1) of it (Chebyshev polynomials). The long
-         * series also counts the second omitted power.
+         * Lower powers replace the first omitted power x^n, except for 1 / 2^(n-1) of it (Chebyshev polynomials). The
+         * long series also counts the second omitted power.
          *   short series    slope: 2/3 x^4 / 8 = x^4 / 12         tanh: 2/15 x^5 / 16 = x^5 / 120
          *   long series     slope: 17/45 x^6 / 32 = x^6 / 84      tanh: 17/315 x^7 / 64 = x^7 / 1185
          *   second power    slope: 62/315 x^8 = x^8 / 5           tanh: 62/2835 x^9 = x^9 / 45 */
@@ -156,7 +156,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
     const backward_kernels *kernels = &kernel_table[kernels_index(sizes, general)];
     /* Thread blocks that divide the keys of a key block. */
     const unsigned key_split = columns > 128 ? ATTENTION_BWD_WIDE_KEY_SPLIT : 1;
-    const int64_t row_lanes = columns == 192 ? 32 : columns / 8; /* lanes of preprocess for one row */
+    const int64_t row_lanes = columns == 192 ? 32 : columns / 8; /* lanes of preprocess that share a row */
     const bool p_scaled = sizes->dtype == COT_F16 && columns <= 128;
     const backward_choice choice = choose_backward(p, general, columns);
     const int64_t gqa_group = sizes->H / cot_max(sizes->Hkv, 1), head_split = choice.head_split;
@@ -232,14 +232,14 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
     cot_status status = general ? attention_launch_prepare(queue, sequences) : COT_OK;
     if (status == COT_OK && tiles > 0)
         status = attention_launch(queue, &kernels->preprocess,
-                                  /* no remainder: a tile of any size takes whole thread blocks */
+                                  /* no remainder, because every tile takes whole thread blocks */
                                   (cot_cuda_grid){.blocks = {(unsigned)(tiles * plan->tile_queries * row_lanes /
                                                                         (ROWS_THREADS * ATTENTION_BWD_PREPROCESS_ROWS)),
                                                              1, 1},
                                                   .threads = ROWS_THREADS},
                                   c);
     if (sizes->rows_k > 0) {
-        const int tile_rows = choice.pairs ? 64 : (int)plan->tile_queries; /* that one load takes */
+        const int tile_rows = choice.pairs ? 64 : (int)plan->tile_queries; /* rows of one TMA box */
         if (status == COT_OK && tiles > 0)
             status = map_statistics(queue, &mapped.statistics, c, tiles);
         if (status == COT_OK && c->stores_dq && tiles > 0)

@@ -40,21 +40,22 @@ static __device__ __forceinline__ void store_rows_16(E *data, int64_t stride, co
     }
 }
 
-/* Adds two floats to global memory. The L2 cache adds: the thread does not wait, and needs no old value. */
+/* Adds two floats to global memory. The L2 cache adds, so the thread does not wait and needs no old value. */
 static __device__ __forceinline__ void add_global(float *to, float2 x)
 {
     asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x.x), "f"(x.y) : "memory");
 }
 
-/* Floats: the quad stores 32 adjacent bytes of a row. `accumulate` adds them in the L2 cache: a load would need registers
- * that the kernels do not have. */
+/* Floats: the quad stores 32 adjacent bytes of a row. `accumulate` adds them in the L2 cache, because a load would need
+ * registers that the kernels do not have. */
 template <bool GENERAL, int N>
 static __device__ __forceinline__ void store_rows_f32(bool accumulate, float *data, int64_t stride,
                                                       const attention_rows_out &to, int row, int columns, float scale,
                                                       const float (&acc)[N])
 {
     unsigned thread = threadIdx.x;
-    if (N == 32) /* read again: at 64 tile columns a register that lived during the steps would spill another one */
+    if (N ==
+        32) /* read again, because at 64 tile columns a register that lived during the steps would spill another one */
         asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
     const int lane_column = 2 * (int)(thread % 4);
 #pragma unroll

@@ -3,8 +3,8 @@
  * attention_bwd_wide_sm90.cu: the wide kernel, the backward on Hopper for d or d_v above 128. The formulas are in
  * attention_bwd_key_blocks_sm90.cu. dK of 64 keys and dV of 64 keys each need most registers of a warpgroup. A thread
  * block therefore takes 64 keys, and the two thread blocks of a cluster share a key block of 128 keys. In this file
- * *block* is a thread block, and the *peer* is the other block of the cluster. Both blocks loop over the same tiles of 64
- * queries. The dQ of a tile needs the dS of both blocks. The blocks divide dQ by tiles or by columns:
+ * *block* is a thread block, and the *peer* is the other block of the cluster. Both blocks loop over the same tiles of
+ * 64 queries. The dQ of a tile needs the dS of both blocks. The blocks divide dQ by tiles or by columns:
  *
  *   by tiles     d and d_v up to 192. In step j, block j % 2 computes all columns of dQ, and the other block sends its
  *                dS. So a block has the time of two steps for the dQ of a tile. It holds all columns of the peer's K.
@@ -42,8 +42,8 @@
  *   uncleared full  1 (the tile)                  a tile to clear is loaded       the warp that loads it
  *
  * P reaches warpgroup 2 in 16 bits with more precision than E, so that the P in dS is not rounded twice (see saved_p in
- * attention_bwd_consumer_sm90.cuh, and encode_p). The order of key blocks, the deterministic mode, the tiles to clear, and
- * the plain, _general and _softcap versions are those of attention_bwd_key_blocks_sm90.cu. */
+ * attention_bwd_consumer_sm90.cuh, and encode_p). The order of key blocks, the deterministic mode, the tiles to clear,
+ * and the plain, _general and _softcap versions are those of attention_bwd_key_blocks_sm90.cu. */
 #include "attention_bwd_common_sm90.cuh"
 
 #include "../../../cuda/device/mma.cuh"
@@ -60,7 +60,7 @@ template <int COLUMNS, int V_COLUMNS> struct wide_shared {
         BY_TILES = COLUMNS <= 192,
         Q_STAGES = 2,
         TILE_CHUNKS = BY_TILES ? 1 : 2, /* a tile of dO is loaded in this many chunks of columns */
-        DOUT_STAGES = BY_TILES ? 2 : 3, /* of one chunk each */
+        DOUT_STAGES = BY_TILES ? 2 : 3, /* each holds one chunk */
         CHUNK_PANELS = V_PANELS / TILE_CHUNKS,
         DK_PARTS = BY_TILES ? 1 : 2, /* dK is computed by this many products, each for a part of the columns */
         DS_STAGES = BY_TILES ? 2 : 1,
@@ -74,7 +74,7 @@ template <int COLUMNS, int V_COLUMNS> struct wide_shared {
     unsigned char k[COLUMN_PANELS][SQUARE_BYTES], peer_k[PEER_PANELS][SQUARE_BYTES], v[V_PANELS][SQUARE_BYTES];
     unsigned char q[Q_STAGES][COLUMN_PANELS][SQUARE_BYTES];
     unsigned char dout[DOUT_STAGES][CHUNK_PANELS][SQUARE_BYTES];
-    unsigned char ds[DS_STAGES][SQUARE_BYTES], peer_ds[SQUARE_BYTES]; /* [query][key]; peer_ds: sent by the peer */
+    unsigned char ds[DS_STAGES][SQUARE_BYTES], peer_ds[SQUARE_BYTES]; /* [query][key]; the peer sends peer_ds */
     float dq[DQ_STAGES][ATTENTION_BWD_DQ_TILE];
     float lse_log2[Q_STAGES][QUERIES], delta[2][QUERIES];
     uint32_t low_bits[DS_STAGES][WARPGROUP]; /* if E is f16: the lowest bits of P, see encode_p; 16-byte aligned */
@@ -83,7 +83,7 @@ template <int COLUMNS, int V_COLUMNS> struct wide_shared {
     uint64_t dq_full[2], dq_ready[DQ_STAGES], uncleared_full[2];
     union {
         attention_work work;   /* GENERAL: for warpgroup 3, which has too few registers for a copy */
-        cluster_ticket ticket; /* before `work` is written */
+        cluster_ticket ticket; /* used only until `work` is written */
     };
 };
 
@@ -231,7 +231,7 @@ static __device__ void write_dq(const attention_bwd_call &c, wide_shared<COLUMNS
     /* The steps in which this block computes dQ. By tiles these are steps rank, rank + 2, ... */
     const int own_steps = S::BY_TILES ? (steps + 1 - rank) / 2 : steps;
     uint32_t parity = 0;
-    cot_griddepcontrol_wait(); /* for the kernel that clears dq_accum */
+    cot_griddepcontrol_wait(); /* until dq_accum is cleared */
     cot_fence_proxy_async_global();
     for (int dq_tile_index = writer; dq_tile_index < own_steps * S::DQ_TILES; dq_tile_index += 2, parity ^= 1) {
         const int step = S::BY_TILES ? 2 * (dq_tile_index / S::DQ_TILES) + rank : dq_tile_index / S::DQ_TILES;
@@ -394,8 +394,8 @@ static __device__ void compute_dq_by_columns(wide_shared<COLUMNS, V_COLUMNS> &s,
 /* Elements 2i and 2i + 1 of 2^4 P in one word: warpgroup 1 encodes them, warpgroup 2 decodes them.
  *   E = bf16   as f16: 8 times finer than bf16 for P >= 2^-18
  *   E = f16    17 bits without a sign, 5 of exponent and 12 of mantissa: 4 times finer than f16, also for P >= 2^-18.
- *              The lowest bits of a thread's 32 elements are one word, low_bits. (With 11 bits of mantissa the norm of the
- *              error was up to 1.03 of its bound.)
+ *              The lowest bits of a thread's 32 elements are one word, low_bits. (With 11 bits of mantissa the norm of
+ *              the error was up to 1.03 of its bound.)
  * Both hold P up to 4095, in case lse is not that of the forward. Beyond that, dV is infinite. */
 /* Times this, the exponent of a float32 fits in the lowest five bits of its field. */
 static constexpr float EXPONENT_REBIAS = 0x1p-112f;
@@ -475,8 +475,8 @@ static __device__ __forceinline__ uint32_t softcapped_p(const attention_bwd_soft
     return low_bits;
 }
 
-/* The key of this thread's accumulators 4i and 4i + 1. %tid is read again here: few tiles need the key, so it should
- * not occupy a register. */
+/* The key of this thread's accumulators 4i and 4i + 1. %tid is read again here, because few tiles need the key, and
+ * it should not occupy a register. */
 static __device__ __forceinline__ int thread_key(int key_begin)
 {
     int thread;
@@ -777,10 +777,10 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
     if (!GENERAL) {
         w = work_of<QUERIES>(c, key_block_number);
     } else {
-        cot_griddepcontrol_wait();      /* for the kernel that writes seqlens */
+        cot_griddepcontrol_wait();      /* until seqlens is written */
         cot_fence_proxy_async_global(); /* orders the TMA loads below after it */
         if (!work_of_general<QUERIES>(c, key_block_number, w))
-            return;      /* so does the peer */
+            return;      /* the peer returns, too */
         __syncthreads(); /* all threads have read the ticket */
         if (threadIdx.x == 0)
             s.work = w;

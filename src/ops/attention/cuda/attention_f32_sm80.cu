@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_f32_sm80.cu: float32 instances of attention_fwd_sm80.cuh and attention_bwd_sm80.cuh, on FMAs. They support tensors
- * of any float dtype, which are converted to float32 when loaded, every option, and float32 results of 16-bit inputs.
- * The dbias kernel here is also used for 16-bit problems: a float32 dbias would show the rounding of 16-bit
- * products. */
+ * attention_f32_sm80.cu: float32 instances of attention_fwd_sm80.cuh and attention_bwd_sm80.cuh, on FMAs. They support
+ * tensors of any float dtype, which are converted to float32 when loaded, every option, and float32 results of 16-bit
+ * inputs. The dbias kernel here is also used for 16-bit problems, because a float32 dbias would show the rounding of
+ * 16-bit products. */
 #include "attention_bwd_sm80.cuh"
 #include "attention_fwd_sm80.cuh"
 

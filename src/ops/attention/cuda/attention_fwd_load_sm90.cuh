@@ -28,10 +28,10 @@ struct forward_traits {
         /* Up to d = 128 the producer computes the key ranges of the warpgroups. Above, each consumer computes its
          * own. */
         PUBLISH_RANGES = D_ <= 128,
-        STAGE_O = D_ <= 128, /* O goes through shared memory, where it becomes whole rows: there is space for it */
+        STAGE_O = D_ <= 128, /* O goes through shared memory, where it becomes whole rows, if there is space for it */
         /* The first and the last step may take half of a key tile. */
         HALF_TILES = KEYS == 128 && CONSUMERS == 2 && !SOFTCAP,
-        /* P may reach 2^MAX_P_LOG2: scores may exceed row_max by this exponent. */
+        /* P may reach 2^MAX_P_LOG2, because scores may exceed row_max by this exponent. */
         MAX_P_LOG2 = cot_is_f16<E_> ? 15 : 20,
         QUERIES = 64 * CONSUMERS,
         PANELS = (D + 63) / 64,
@@ -57,12 +57,12 @@ struct attention_key_range {
 
 /* A query tile. Rows and keys count from the first of the sequence. */
 struct attention_tile {
-    int b, head, kv_head;              /* b: of the tensors' views */
+    int b, head, kv_head;              /* b: batch index in the tensors' views */
     int q_first_row;                   /* in the view of q, out and lse */
     int rows, used;                    /* rows to be written; rows below seqused. rows < 0: there are no more tiles */
     int k_first_row, Tk;               /* first key in the view, number of keys */
     int window_first, window_last;     /* row i attends to keys window_first + i .. window_last + i */
-    int begin, end;                    /* key tiles */
+    int begin, end;                    /* key tiles [begin, end) */
     int tail_clean;                    /* 0: rows of the last key tile beyond Tk belong to another sequence */
     attention_key_range key_ranges[3]; /* for each consumer warpgroup; only with PUBLISH_RANGES */
 };
@@ -91,7 +91,8 @@ extern __shared__ __align__(1024) unsigned char attention_memory[];
 
 /* Head and query tile of tile number `tile_number` among the tiles of `heads` heads, `tiles` for each head. Tiles are
  * numbered section by section. A section has c.heads_per_section heads, from section_head on. In a section the tile is
- * the slower index and the head the faster one. Tiles count down: under a causal mask the last queries attend to the most keys. */
+ * the slower index and the head the faster one. Tiles count down, because under a causal mask the last queries attend
+ * to the most keys. */
 static __device__ __forceinline__ void tile_position(const attention_fwd_call &c, uint32_t tile_number, uint32_t tiles,
                                                      uint32_t heads, int &head, int &tile)
 {
@@ -260,13 +261,13 @@ template <class F> static __device__ __forceinline__ void load(const attention_f
         }
         t = tile_of<F>(c, tile_number);
         if (t.end > t.begin)
-            producer.load_k(t, t.end - 1); /* K first: the stage of Q may not be empty yet */
+            producer.load_k(t, t.end - 1); /* K first, because the stage of Q may not be empty yet */
         producer.publish(t, n);
         if (c.sequences.tile_counter == nullptr) {
             tile_number = total; /* each block has one tile */
         } else {
             if (n == 0)
-                cot_griddepcontrol_wait(); /* for the kernel that sets tile_counter */
+                cot_griddepcontrol_wait(); /* until tile_counter is set */
             if (producer.is_leader())
                 tile_number = atomicAdd(c.sequences.tile_counter, 1);
         }

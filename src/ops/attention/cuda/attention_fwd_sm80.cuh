@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * attention_fwd_sm80.cuh: the forward with the instructions of compute capability 8.0, one source for 16-bit products on
- * tensor cores (attention_fwd_sm80.cu) and for float32 (attention_f32_sm80.cu).
+ * attention_fwd_sm80.cuh: the forward with the instructions of compute capability 8.0, one source for 16-bit products
+ * on tensor cores (attention_fwd_sm80.cu) and for float32 (attention_f32_sm80.cu).
  *
  * A block takes ROWS queries of a head, 16 M for each warp. q stays in shared memory and the accumulators of out in
  * registers. K and V have one tile each. V is loaded while scores are computed, the next K during exp and the product
@@ -30,7 +30,7 @@ DEVICE void softmax_step(float (&x)[M][N][4], float scale, float (&row_max)[M][2
                 tile_max *= scale;
             const float old_max = row_max[m][half], new_max = fmaxf(old_max, tile_max);
             const float base =
-                new_max == -INFINITE ? 0.0f : new_max; /* no key yet: keeps the differences from being NaN */
+                new_max == -INFINITE ? 0.0f : new_max; /* no key yet: 0 keeps the differences from being NaN */
             const float rescale = exp_scaled<E>(old_max, 1.0f, base);
 #pragma unroll
             for (int n = 0; n < N_OUT; n++)
@@ -65,7 +65,7 @@ DEVICE void forward(const attention_sm80_call &c)
             ((float *)c.lse.data)[statistic_offset(c.lse, 0, h, s.q_first_row + i)] = -INFINITE;
         return;
     }
-    /* Under a causal mask the last tiles attend to the most keys: they come first. */
+    /* The last tiles come first, because under a causal mask they attend to the most keys. */
     const int i0 = (int)(c.tiles - 1 - coord.tile) * ROWS;
     if (i0 >= s.q_rows)
         return;

@@ -24,11 +24,11 @@
  *   wait O: release V_(j+1), rescale O, pack P_j
  * The warpgroups of a block attend to different keys. A warpgroup skips key tiles that none of its rows attends to.
  *
- * A row's row_max is a maximum of its scores, times exponent_factor, but it may be stale. It is raised to the true maximum
- * only when P would exceed 2^MAX_P_LOG2. O is therefore rarely rescaled, and the threads of a row rarely exchange
- * maxima. The relative precision is the same, and row_sum and O stay consistent. Because a raise is rare, unmasked tiles
- * after the first compute P at once and test it afterwards. A warp that finds P too large recomputes its scores. Other
- * tiles find their maximum first.
+ * A row's row_max is a maximum of its scores, times exponent_factor, but it may be stale. It is raised to the true
+ * maximum only when P would exceed 2^MAX_P_LOG2. O is therefore rarely rescaled, and the threads of a row rarely
+ * exchange maxima. The relative precision is the same, and row_sum and O stay consistent. Because a raise is rare,
+ * unmasked tiles after the first compute P at once and test it afterwards. A warp that finds P too large recomputes its
+ * scores. Other tiles find their maximum first.
  *
  * A counter hands out the tiles. Under a causal mask the long tiles of a sequence come first, so that the last tiles
  * are short. The order of each sum does not depend on the block that computes it. */
@@ -144,7 +144,8 @@ static __device__ __forceinline__ void store_global(void *to, const uint4 &x)
                  : "memory");
 }
 
-/* Two adjacent columns of O divided by the row's sum, in 16 bits. half: which of the thread's two rows. unit: 8 columns. */
+/* Two adjacent columns of O divided by the row's sum, in 16 bits. half: which of the thread's two rows. unit: 8
+ * columns. */
 template <class F>
 static __device__ __forceinline__ uint32_t output_pair(const float (&inverse_sum)[2], const float (&acc)[F::DV / 2],
                                                        int half, int unit)
@@ -278,7 +279,7 @@ static __device__ __forceinline__ void store_output(const attention_fwd_call &c,
                           (int64_t)(t.q_first_row + warp_row) * c.out.stride[1];
     if (F::STAGE_O && c.stores_out_vectors)
         store_staged<F>(c, t, out, staging, consumer_index, warp_row, inverse_sum, acc);
-    else if (!F::STAGE_O && c.stores_out_vectors) /* one test outside of the loops: the transposes overlap */
+    else if (!F::STAGE_O && c.stores_out_vectors) /* one test outside of the loops, so that the transposes overlap */
         store_transposed<F>(c, t, out, warp_row, inverse_sum, acc);
     else
         store_elements<F>(c, t, out, warp_row, inverse_sum, acc);
@@ -297,7 +298,8 @@ static __device__ __forceinline__ void epilogue(const attention_fwd_call &c, con
     for (int half = 0; half < 2; half++) {
         sum[half] = cot_quad_sum(state.row_sum[half]);
         sum[half] = row + 8 * half < t.used ? sum[half] : 0.0f;
-        inverse_sum[half] = sum[half] == 0.0f ? 0.0f : cot_rcp(sum[half]); /* a NaN sum is kept: it must show in out */
+        inverse_sum[half] =
+            sum[half] == 0.0f ? 0.0f : cot_rcp(sum[half]); /* a NaN sum is kept, because it must show in out */
     }
     const bool odd_lane = threadIdx.x % 2;
     const float total = odd_lane ? sum[1] : sum[0];
@@ -348,11 +350,12 @@ static __device__ __forceinline__ void consume(const attention_fwd_call &c, shar
         const int begin = range.begin, end = range.end, unmasked_begin = range.unmasked[0],
                   unmasked_end = range.unmasked[1];
         const int tiles_begin = t.begin;
-        /* Half tiles have code of their own: a wgmma must be issued and waited for in the same branch, or ptxas
+        /* Half tiles have code of their own, because a wgmma must be issued and waited for in the same branch, or ptxas
          * serialises all of them. */
         const bool half_first_step = F::HALF_TILES && range.half_first_step,
                    half_last_step = F::HALF_TILES && range.half_last_step;
-        /* Becomes false when scores exceed the range of softcap's short series: the next tile's probably do, too. */
+        /* Becomes false when scores exceed the range of softcap's short series. The next tile's scores
+         * probably do, too. */
         bool try_fast = !F::SOFTCAP || c.cap.short_max_square > 0.0f;
         consumer.skip_tiles(t.end - end);
         if (end > begin) {

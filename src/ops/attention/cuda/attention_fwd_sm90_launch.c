@@ -40,12 +40,13 @@ static const forward_kernel f16_kernels[] = {ATTENTION_FWD_SMALL(F16_SMALL) ATTE
 static const forward_kernel f16_softcap_kernels[] = {ATTENTION_FWD_SMALL_SOFTCAP(F16_SMALL)
                                                          ATTENTION_FWD_LARGE_SOFTCAP(F16_LARGE)};
 
-/* Query heads of a section: whole groups. Sections divide the heads of a call evenly. If sequences may differ in length,
- * they divide the heads of each sequence. K and V of a section take at most section_bytes. Without a causal mask they
- * should fit in the L2 cache. Under a causal mask, the long tiles of the last section start late, and the call waits for
- * them: fewer and larger sections lose less. Heads with few keys are an exception: in a large section, their K and V
- * would be read from memory several times. So are many more keys than queries, as for one rank of a sequence on many
- * GPUs: all tiles are long, and one head at a time is faster. Measured on an H200: docs/experiments/attention.md. */
+/* Query heads of a section: whole groups. Sections divide the heads of a call evenly. If sequences may differ in
+ * length, they divide the heads of each sequence. K and V of a section take at most section_bytes. Without a causal
+ * mask they should fit in the L2 cache. Under a causal mask, the long tiles of the last section start late, and the
+ * call waits for them. Fewer and larger sections lose less. Heads with few keys are an exception: in a large section,
+ * their K and V would be read from memory several times. So are many more keys than queries, as for one rank of a
+ * sequence on many GPUs, because all tiles are long, and one head at a time is faster. Measured on an H200:
+ * docs/experiments/attention.md. */
 static int32_t heads_per_section(const attention_sizes *sizes, bool sequences_differ)
 {
     const bool is_window = sizes->left < sizes->Tk && sizes->right < sizes->Tk - sizes->left;

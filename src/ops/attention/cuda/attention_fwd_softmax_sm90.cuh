@@ -40,7 +40,7 @@ static __device__ __forceinline__ uint32_t columns_below(int column)
 }
 
 /* Masks the scores of keys that the row may not attend to; column 0 is key `key`. Columns that every row of the warp
- * attends to are skipped: a mask edge crosses few of a tile's columns. */
+ * attends to are skipped, because a mask edge crosses few of a tile's columns. */
 template <class F, int N>
 static __device__ __forceinline__ void apply_mask(const attention_tile &t, int key, int row, float (&scores)[N])
 {
@@ -56,7 +56,7 @@ static __device__ __forceinline__ void apply_mask(const attention_tile &t, int k
 #pragma unroll
     for (int from = 0; from < N; from += CHUNK) {
         const uint32_t chunk_bits = (uint32_t)CHUNK_BITS << (from / 2);
-        /* Every row of the warp sees all columns of the chunk: no score is masked. */
+        /* Every row of the warp attends to all columns of the chunk, so no score is masked. */
         if (__all_sync(0xffffffffu, (visible[0] & visible[1] & chunk_bits) == chunk_bits))
             continue;
 #pragma unroll
@@ -66,7 +66,8 @@ static __device__ __forceinline__ void apply_mask(const attention_tile &t, int k
     }
 }
 
-/* The smallest of three non-negative floats, compared as integers: the GPU compares three integers at a time. */
+/* The smallest of three non-negative floats, compared as integers, because the GPU compares three integers at a
+ * time. */
 static __device__ __forceinline__ float min_bits(float a, float b, float c)
 {
     /* asm: in C++, the compiler puts the conversions to integers before the wait for wgmma, which serialises it. */
@@ -103,7 +104,7 @@ static __device__ __forceinline__ bool update_row_max(const attention_fwd_call &
     const float minus_infinity = __int_as_float(0xff800000);
     bool rescale = FIRST;
     max_score[0] *= c.exponent_factor, max_score[1] *= c.exponent_factor;
-    if (!FIRST) /* -inf - -inf is NaN where no key has been visible: the comparison is false */
+    if (!FIRST) /* -inf - -inf is NaN where no key has been visible, and the comparison is false */
         rescale = __any_sync(0xffffffffu, max_score[0] - state.row_max[0] > (float)F::MAX_P_LOG2 ||
                                               max_score[1] - state.row_max[1] > (float)F::MAX_P_LOG2);
 #pragma unroll
@@ -177,7 +178,7 @@ static __device__ __forceinline__ bool softmax_step_fast(const attention_fwd_cal
         valid = valid && scores_small && sum[half] <= (float)(1 << F::MAX_P_LOG2);
     }
     valid = __all_sync(0xffffffffu, valid);
-    /* Not in a branch: the compiler would move the additions above into it. */
+    /* Not in a branch, because the compiler would move the additions above into it. */
 #pragma unroll
     for (int half = 0; half < 2; half++)
         state.row_sum[half] += valid ? sum[half] : 0.0f;
@@ -187,7 +188,7 @@ static __device__ __forceinline__ bool softmax_step_fast(const attention_fwd_cal
 }
 
 /* Recomputes a warp's scores with mma.sync after softmax_step_fast failed. The other warps of the warpgroup are not
- * involved. Each group of 16 keys has its own loop: otherwise the compiler places all loads first, for which the large
+ * involved. Each group of 16 keys has its own loop. Otherwise the compiler places all loads first, for which the large
  * sizes have no registers. */
 template <class F>
 static __device__ __forceinline__ void recompute_scores(float (&scores)[F::KEYS / 2], const unsigned char *q,

@@ -192,7 +192,7 @@ KERNEL(merge_rows, attention_merge_call)
         lse_a = load_at(c.lse_a, statistic_offset(c.lse_a, b, h, i));
         lse_b = load_at(c.lse_b, statistic_offset(c.lse_b, b, h, i));
     }
-    __syncwarp(); /* lse may be lse_a: all lanes have read it */
+    __syncwarp(); /* all lanes have read lse_a, which may be lse */
     if (!in_range)
         return;
     const float sink = is_present(c.sink) ? load_at(c.sink, h * c.sink.stride[0]) : -INFINITE;

@@ -8,8 +8,9 @@
  * product.
  *
  * 16-bit tiles are stored row by row. Unit u (16 bytes) of row r is at u ^ (r % 8), so that ldmatrix reads eight rows
- * from different banks. Float32 (attention_f32_sm80.cu) has the same fragments and computes with FMAs, so that one source
- * is compiled for both. Its tiles are rows of `pitch` floats. Its sizes and dtypes are known only at run time. */
+ * from different banks. Float32 (attention_f32_sm80.cu) has the same fragments and computes with FMAs, so that one
+ * source is compiled for both. Its tiles are rows of `pitch` floats. Its sizes and dtypes are known only at run
+ * time. */
 #ifndef COT_ATTENTION_SM80_CUH
 #define COT_ATTENTION_SM80_CUH
 
@@ -233,7 +234,7 @@ DEVICE void load_tile(char *tile, const attention_view &t, int64_t offset, int r
     }
     constexpr int UNITS = HEAD_DIM / 8, STEP = THREADS / 8;
     const uint32_t to = cot_shared_address(tile);
-    if (t.vectorized) { /* eight lanes per row, 128 bytes at a time: differences between steps are constants */
+    if (t.vectorized) { /* eight lanes per row, 128 bytes at a time, so that differences between steps are constants */
         static_assert(ROWS % STEP == 0 && STEP % 8 == 0, "whole steps, which leave the swizzle as it is");
         const int thread = reload_thread(), r = thread / 8, u = thread % 8;
         const uint16_t *from = (const uint16_t *)t.data + offset + r * t.stride[1] + 8 * u;
@@ -406,7 +407,7 @@ template <bool KEYS_IN_ROWS> DEVICE int2 query_key_of(const score_tile &t, int r
 }
 
 /* Whether every query of the tile attends to all of its keys. Queries after the end count as masked where queries are
- * columns: nothing else keeps their P from becoming infinite in 16 bits. */
+ * columns, because nothing else keeps their P from becoming infinite in 16 bits. */
 template <bool KEYS_IN_ROWS>
 DEVICE bool all_visible(const attention_sm80_call &c, const sequence &s, const score_tile &t, int queries, int keys)
 {
@@ -445,8 +446,8 @@ DEVICE void apply_mask(const attention_sm80_call &c, const sequence &s, const sc
 /* Modifiers of scores and P for one sequence and query head: ALiBi, bias, dropout. */
 struct score_mods {
     float slope;
-    int64_t bias;          /* element of bias[b,h,0,0] */
-    uint64_t seed, offset; /* of dropout */
+    int64_t bias;          /* offset of bias[b,h,0,0], in elements */
+    uint64_t seed, offset; /* seed and offset of dropout */
     uint64_t row;          /* row number of query 0 for dropout */
 };
 

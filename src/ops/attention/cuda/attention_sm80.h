@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * attention_sm80.h: arguments that the host passes to the portable kernels of this op (attention_fwd_sm80.cu,
- * attention_bwd_sm80.cu, attention_bwd_one_pass_sm80.cu, attention_f32_sm80.cu, attention_rows.cu), by value, and their tiles.
- * For C and CUDA. */
+ * attention_bwd_sm80.cu, attention_bwd_one_pass_sm80.cu, attention_f32_sm80.cu, attention_rows.cu), by value, and their
+ * tiles. For C and CUDA. */
 #ifndef COT_ATTENTION_SM80_H
 #define COT_ATTENTION_SM80_H
 
@@ -53,14 +53,14 @@ typedef struct attention_view {
 
 typedef struct attention_sm80_call {
     int64_t B, H, Hkv, Tq, Tk, d, d_v; /* Tq and Tk: of the longest sequence */
-    int64_t rows_q, rows_k;            /* of all sequences */
+    int64_t rows_q, rows_k;            /* rows of all sequences */
     int64_t q_begin, q_length, k_begin, k_length;
-    int64_t tiles;       /* of this launch, for one sequence and head */
+    int64_t tiles;       /* tiles of this launch, for one sequence and head */
     int32_t left, right; /* ATTENTION_FAR is beyond any key */
     int32_t packed, accumulate;
     int32_t negative_scale; /* the scale is negative: the kernel negates the scores, score_scale is positive */
     float scale, score_scale, softcap, lse_factor; /* score_scale: factor of scores before ex2 or exp */
-    uint32_t dropped;                              /* of 65536 */
+    uint32_t dropped;                              /* drop probability times 65536 */
     float keep_scale;                              /* 1/keep */
     int32_t pitch;                                 /* floats between rows of the float32 kernels' tiles */
     int64_t bias_shape[4];
@@ -71,7 +71,7 @@ typedef struct attention_sm80_call {
     float *row_delta; /* [H][rows_q] delta */
     float *dq_accum;  /* [H][accum_rows][accum_columns]; null: two passes */
     int64_t accum_rows, accum_columns;
-    int32_t stages; /* of q and dout */
+    int32_t stages; /* stages of q and dout */
     unsigned long long *fault;
 } attention_sm80_call;
 

@@ -102,7 +102,7 @@ typedef struct attention_array {
 /* A sequence, with its lengths clamped. The kernel attention_prepare writes these entries. */
 typedef struct attention_seqlen_info {
     int32_t tiles_before, key_blocks_before; /* query tiles and key blocks of earlier sequences, for one head */
-    int32_t q_first_row, q_rows, used_q;     /* rows of the tensors' views; used: limited by seqused */
+    int32_t q_first_row, q_rows, used_q;     /* rows of the tensors' views; used_q: those below seqused */
     int32_t k_first_row, k_rows, used_k;
     int64_t diagonal; /* with a causal mask, query i attends to keys up to i + diagonal */
 } attention_seqlen_info;
@@ -115,10 +115,10 @@ typedef struct attention_sequences {
     int32_t Tq, Tk;                     /* rows of q and k; packed: of all sequences */
     int32_t max_seqlen_q, max_seqlen_k; /* packed: the longest allowed sequence */
     int32_t count;                      /* B; packed: one more, for the rows after the last sequence */
-    int32_t max_tiles,
-        max_key_blocks; /* most tiles and key blocks of one head in all sequences: cu_seqlens out of order could need more */
+    /* Limits on the tiles and key blocks of one head, in all sequences. Invalid cu_seqlens could exceed them. */
+    int32_t max_tiles, max_key_blocks;
     int32_t tile_queries, key_block_rows; /* rows of a query tile, rows of a key block */
-    int32_t grid_blocks;                  /* thread blocks of the next kernel: the first value of tile_counter */
+    int32_t grid_blocks; /* grid of the next kernel. tile_counter starts here: thread block i takes tile i first */
     attention_array cu_q, cu_k, seqused_q, seqused_k;
     attention_seqlen_info *seqlens; /* workspace: [count + 1]; null: no kernel of the call needs it */
     uint32_t *tile_counter;         /* workspace: the next tile; null if each thread block has one tile */
@@ -166,13 +166,13 @@ enum attention_store_method {
 };
 
 typedef struct attention_bwd_call {
-    /* If seqlens is set (..._general and ..._softcap kernels), Tq, Tk, tiles_per_head and diagonal are not valid, and
-     * work_items is an upper bound: the kernels read them from seqlens. */
+    /* If seqlens is set (..._general and ..._softcap kernels), Tq, Tk, tiles_per_head and diagonal must not be read,
+     * and work_items is an upper bound: the kernels read them from seqlens. */
     attention_sequences sequences;
     int64_t B, H, Hkv, Tq, Tk, d_qk, d_v;
     int64_t tiles_per_head; /* query tiles of one head in one sequence */
     uint32_t head_split;    /* thread blocks that divide the query heads of a key block: 1, or the 2 of a cluster */
-    uint32_t work_items;    /* of the call: key blocks; in the pair kernel, pairs of them */
+    uint32_t work_items;    /* key blocks of the call; in the pair kernel, pairs of key blocks */
     /* 2^31 / query heads of a thread block, rounded up: for divisions by multiplication */
     uint32_t inverse_query_heads;
     int64_t diagonal;     /* causal: query i attends to keys up to i + diagonal */
@@ -204,10 +204,10 @@ typedef struct attention_fwd_call {
     attention_sequences sequences;
     int64_t left, right, diagonal; /* query i attends to keys i + diagonal - left .. i + diagonal + right */
     int32_t H, heads_per_kv_head, d_qk, d_v;
-    int32_t tiles;                  /* of a sequence; packed: not valid */
+    int32_t tiles;                  /* query tiles of a sequence; packed: must not be read */
     int32_t heads_per_section;      /* heads whose tiles are interleaved */
     int32_t stores_out_vectors;     /* rows of out are 16-bit elements at multiples of 16 bytes */
-    attention_softcap cap;          /* its scores are exponents */
+    attention_softcap cap;          /* its scores are exponents of 2 */
     float exponent_factor;          /* of scores, positive: |scale| times log2(e); 1 with softcap */
     float lse_scale, lse_scale_low; /* lse per unit of (score times exponent_factor), as high and low part */
     attention_array out, lse, sink;

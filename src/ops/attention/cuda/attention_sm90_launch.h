@@ -89,7 +89,7 @@ static inline bool attention_is_varlen(const attention_problem *p)
 /* The plan of a forward. The workspace begins with the tile counter. */
 typedef struct attention_sm90_fwd_plan {
     bool varlen;           /* see attention_is_varlen */
-    size_t seqlens, bytes; /* offset of seqlens; of the whole workspace */
+    size_t seqlens, bytes; /* offset of seqlens; size of the whole workspace */
 } attention_sm90_fwd_plan;
 
 static inline attention_sm90_fwd_plan attention_sm90_fwd_plan_of(const attention_problem *p)
@@ -213,7 +213,7 @@ typedef struct attention_sm90_bwd_plan {
     int64_t tile_columns, tile_queries; /* the size of a tile */
     int64_t batch_tiles_per_head;       /* query tiles of one head, of all sequences */
     int64_t tiles;                      /* query tiles of all heads */
-    int64_t dq_tiles;                   /* of dq: 64 queries by 64 columns */
+    int64_t dq_tiles;                   /* dQ tiles of all heads: 64 queries by 64 columns each */
     size_t lse_log2, scaled_delta, dq_accum, dq_semaphore, key_block_counter, seqlens, bytes;
 } attention_sm90_bwd_plan;
 

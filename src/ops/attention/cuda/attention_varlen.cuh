@@ -8,7 +8,7 @@
 
 #include "../../../cuda/device/ptx.cuh"
 
-enum { ATTENTION_FAR = 1 << 30 }; /* beyond any key: rows are less than half of it */
+enum { ATTENTION_FAR = 1 << 30 }; /* beyond any key, because rows are less than half of it */
 
 /* The sequence of query tile or key block `number`, where a sequence has those of `heads` heads: the last sequence with
  * (tiles or key blocks before it) * heads <= number. `before_member` selects tiles_before or key_blocks_before, which
