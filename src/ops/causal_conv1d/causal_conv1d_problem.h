@@ -17,11 +17,11 @@ extern const cot_op cot_causal_conv1d_op;
 extern const cot_direction cot_causal_conv1d_directions[];
 
 /* B, D, T, K are the sizes of cotangent/causal_conv1d.h. sequence_count is N with cu_seqlens, else B: with seq_idx, the
- * sequences of a batch element count as one and share a state. A state tensor, where present, is [sequence_count, D, K-1].
- * A tensor that the header allows with two numbers of axes has the larger number here. */
+ * sequences of a batch element count as one and share a state. A state tensor, where present, is [sequence_count, D,
+ * K-1]. A tensor that the header allows with two numbers of axes has the larger number here. */
 typedef struct conv1d_sizes {
     int64_t B, D, T, K, sequence_count;
-    cot_dtype dtype; /* of x */
+    cot_dtype dtype; /* dtype of x */
 } conv1d_sizes;
 
 typedef struct conv1d_forward_problem {
@@ -47,14 +47,14 @@ static inline int64_t conv1d_index(const cot_tensor *tensor, int64_t i)
 }
 
 /* ---- sequences ---------------------------------------------------------------------------------------- *
- * seq_idx and cu_seqlens answer one question: which tokens contribute to which outputs? A `conv1d_span` holds the tokens
- * [first, end) of one batch element. No token outside of the span contributes to a token inside. Within the span,
- * conv1d_contributes says whether position p contributes to position t. Positions first-K+1 .. first-1 are those of
- * the initial state. */
+ * seq_idx and cu_seqlens answer one question: which tokens contribute to which outputs? A `conv1d_span` holds the
+ * tokens [first, end) of one batch element. No token outside of the span contributes to a token inside. Within the
+ * span, conv1d_contributes says whether position p contributes to position t. Positions first-K+1 .. first-1 are those
+ * of the initial state. */
 typedef struct conv1d_span {
     int64_t b, first, end;  /* tokens [first, end) of batch element b */
     int64_t state;          /* index along axis 0 of the state tensors; -1: padding, whose tokens contribute nowhere */
-    const int32_t *seq_idx; /* of batch element b; NULL if absent */
+    const int32_t *seq_idx; /* seq_idx of batch element b; NULL if absent */
     int64_t seq_idx_stride;
 } conv1d_span;
 

@@ -24,7 +24,7 @@ typedef struct case_shape {
     int direction;
     unsigned uses;
     int64_t B, D, T, K, S;
-    cot_layout layout, dlayout; /* of x and y (dx), and of dy */
+    cot_layout layout, dlayout; /* layout of x and y (dx), and of dy */
     cot_dtype dtype, weight_dtype, state_dtype;
     bool silu, bias, initial_state, final_state, accumulate;
     bool no_data_gradient, no_parameter_gradient; /* omit dx, or dweight and dbias */

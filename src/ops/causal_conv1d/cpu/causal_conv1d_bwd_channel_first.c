@@ -9,13 +9,13 @@
  * tokens are divided into pieces (causal_conv1d_pieces.h). A row is one channel of a piece. It passes through the
  * L1 cache in three forms:
  *     1. x, converted to f32 where it is not
- *     2. g, of the piece and of its halo. The halo is the next K-1 tokens (fewer at the end): dx of the piece needs their g
- *     3. dx, the forward convolution of g with the reversed weights
- * For K = 2..4 and a row of one sequence, one pass over the row computes g, dx and the sums, except at the row's ends. It
- * keeps g in registers (one_pass_registers). AVX2 has too few: there it computes g of 256 tokens into a buffer in the L1
- * cache, then their dx and sums (one_pass_buffered).
- * For tensors larger than the caches, short runs of reads and writes are faster. A loop that only reads and writes in
- * runs of 64 bytes is as fast as a copy. With runs of 8 KiB it has 75 % of that speed.
+ *     2. g, of the piece and of its halo. The halo is the next K-1 tokens (fewer at the end): dx of the piece needs
+ *     their g 3. dx, the forward convolution of g with the reversed weights
+ * For K = 2..4 and a row of one sequence, one pass over the row computes g, dx and the sums, except at the row's ends.
+ * It keeps g in registers (one_pass_registers). AVX2 has too few: there it computes g of 256 tokens into a buffer in
+ * the L1 cache, then their dx and sums (one_pass_buffered). For tensors larger than the caches, short runs of reads and
+ * writes are faster. A loop that only reads and writes in runs of 64 bytes is as fast as a copy. With runs of 8 KiB it
+ * has 75 % of that speed.
  *
  * dw and db are summed in three levels: `sums` per lane over a row, `totals` per channel over the pieces of an item,
  * `partials` (the totals of all items) in the workspace. causal_conv1d_reduce.h adds the partials.
@@ -34,10 +34,10 @@ typedef struct row_args {
     int64_t K;
     const float *x, *weight; /* as in conv1d_row */
     const char *dy;
-    cot_dtype dtype; /* of dy */
+    cot_dtype dtype; /* dtype of dy */
     bool silu;
     float *g;
-    vf *sums; /* K of dw and one of db */
+    vf *sums; /* K sums of dw and one of db */
     conv1d_prefetch_base prefetch_x, prefetch_dy;
     const int32_t *seq_ids;
     /* the members below are for the one-pass loops only */
@@ -154,9 +154,9 @@ static void (*const g_functions[CONV1D_INSTANCES][3])(const row_args *, int64_t,
  *     g, g_prev       g of vectors j-1, j-2 */
 
 /* Prefetch distances in bytes into the L1 cache, in addition to CONV1D_L1_DISTANCE for rows that are read in place.
- * Together with it, x is prefetched 2 KiB ahead and dy 3 KiB. Totals of 1 to 4 KiB were tried. With these the kernel was
- * fastest: 0.85 of a copy's speed. The same distance for both was slower. A prefetch into the L2 cache in addition was
- * slower too. */
+ * Together with it, x is prefetched 2 KiB ahead and dy 3 KiB. Totals of 1 to 4 KiB were tried. With these the kernel
+ * was fastest: 0.85 of a copy's speed. The same distance for both was slower. A prefetch into the L2 cache in addition
+ * was slower too. */
 enum { ONE_PASS_DISTANCE_X = 1024, ONE_PASS_DISTANCE_DY = 2048 };
 
 /* Returns dx of the tokens of vector g, and adds to the sums. g_next is the next vector of g. */
@@ -200,8 +200,8 @@ V_INLINE vf one_pass_convolve(const vf *w, vf bias, vf tap0, vf tap0_next, int64
 }
 
 /* Tokens [begin, end). Requires a positive multiple of 2 * VW tokens. Computes all of their sums, and dx of all but the
- * last two vectors. Stores g of the first vector to row->g and g of the last two vectors to row->g_last_vectors: compute_dx needs
- * them for dx at the ends of the row. */
+ * last two vectors. Stores g of the first vector to row->g and g of the last two vectors to row->g_last_vectors:
+ * compute_dx needs them for dx at the ends of the row. */
 V_INLINE void one_pass_registers(const row_args *row, int64_t begin, int64_t end, int64_t K, cot_dtype dtype, bool silu)
 {
     const int64_t size = conv1d_element_size(dtype);
@@ -211,8 +211,8 @@ V_INLINE void one_pass_registers(const row_args *row, int64_t begin, int64_t end
     const bool nontemporal = row->nontemporal;
     const uintptr_t prefetch_x = row->prefetch_x.l1 + ONE_PASS_DISTANCE_X,
                     prefetch_dy = row->prefetch_dy.l1 + ONE_PASS_DISTANCE_DY;
-    /* The last iteration loads 2 vectors from x + i + 2 VW, of which only K-1 elements exist. x_tail has them at the same
-     * offset, then zeros. */
+    /* The last iteration loads 2 vectors from x + i + 2 VW, of which only K-1 elements exist. x_tail has them at the
+     * same offset, then zeros. */
     float x_tail[4 * VW] = {0};
     memcpy(x_tail + 2 * VW, x + end, (size_t)(K - 1) * sizeof *x_tail);
     vf w[4], sums[5], dx_out[2];
@@ -389,8 +389,8 @@ static void (*const one_pass_table[ONE_PASS_MAX_K + 1][3])(const row_args *, int
 };
 /* clang-format on */
 
-/* Computes g and the sums, but not dx. The groups that `mixed` marks (conv1d_row) run compute_g_general, which supports any
- * mask. */
+/* Computes g and the sums, but not dx. The groups that `mixed` marks (conv1d_row) run compute_g_general, which supports
+ * any mask. */
 static void compute_g_only(const row_args *row, const uint8_t *mixed, int64_t halo_begin, int64_t halo_end)
 {
     for (int64_t i = 0; i < halo_begin;) {
@@ -533,10 +533,10 @@ static void compute_dinitial_state(const piece_work *work, int64_t d, const floa
     }
 }
 
-/* Computes g of the tokens [range_begin, range_begin + halo_end) of the piece, and adds those before the halo to the sums.
- * halo_begin and halo_end are relative to range_begin. Tokens from halo_begin on are the halo: the next piece adds them.
- * The one-pass loop also computes dx of all but its last two vectors, which it leaves to compute_dx. The loop runs only if
- * the range reaches the end of the piece and has four vectors or more. */
+/* Computes g of the tokens [range_begin, range_begin + halo_end) of the piece, and adds those before the halo to the
+ * sums. halo_begin and halo_end are relative to range_begin. Tokens from halo_begin on are the halo: the next piece
+ * adds them. The one-pass loop also computes dx of all but its last two vectors, which it leaves to compute_dx. The
+ * loop runs only if the range reaches the end of the piece and has four vectors or more. */
 static void compute_range(piece_work *work, int64_t d, row_args *row, int64_t range_begin, int64_t halo_begin,
                           int64_t halo_end)
 {
@@ -662,8 +662,8 @@ static void backward_rows(const backward_context *context, const conv1d_piece *p
 }
 
 /* Long pieces are processed channel by channel, so that the memory is read in order. They are cut into shorter pieces,
- * which fit in the buffers of a row. With the one-pass loop and x in place this is not needed: the buffers then hold only
- * the ends of a row. */
+ * which fit in the buffers of a row. With the one-pass loop and x in place this is not needed: the buffers then hold
+ * only the ends of a row. */
 static void backward_split_piece(const backward_context *context, const conv1d_piece *piece, int64_t d_begin,
                                  int64_t d_end, backward_buffers *buffers)
 {

@@ -6,14 +6,14 @@
  *
  * xe = [initial_state, x]: K-1 inputs before the first token, then x.
  *
- * causal_conv1d_items.h defines items, causal_conv1d_tiles.h tiles. conv1d_close_tap_chunk and conv1d_tap_sum add taps in
- * chunks of 16: causal_conv1d_to_f32.h has the reason.
+ * causal_conv1d_items.h defines items, causal_conv1d_tiles.h tiles. conv1d_close_tap_chunk and conv1d_tap_sum add taps
+ * in chunks of 16: causal_conv1d_to_f32.h has the reason.
  *
  * One loop over the tokens of a tile, for VW channels at a time, computes everything. At step i it holds the last K
- * inputs and the last K values of g. It adds to the sums, and completes dx of token i-K+1. A piece of n tokens therefore
- * takes n+K-1 steps. The dx of the first K-1 steps are stored to dinitial_state at the start of a sequence. Elsewhere
- * they are discarded, because the previous piece computes them. The halo of a piece is the next tokens, at most K-1. The
- * dx of the piece needs their g.
+ * inputs and the last K values of g. It adds to the sums, and completes dx of token i-K+1. A piece of n tokens
+ * therefore takes n+K-1 steps. The dx of the first K-1 steps are stored to dinitial_state at the start of a sequence.
+ * Elsewhere they are discarded, because the previous piece computes them. The halo of a piece is the next tokens, at
+ * most K-1. The dx of the piece needs their g.
  *
  * The sums of a tile are added to those of the item, in its column state. causal_conv1d_reduce.h reduces the sums of
  * the items, which are in the workspace.
@@ -33,7 +33,7 @@ typedef struct tile_args {
     const char *x, *dy; /* NULL: these steps have no token, g = 0 */
     char *dx;           /* step i writes dx of token i-K+1 */
     int64_t x_stride, dy_stride, dx_stride;
-    cot_dtype dtype, dx_dtype; /* of x and dy; of dx */
+    cot_dtype dtype, dx_dtype; /* dtype of x and dy; dtype of dx */
     float *column_state;       /* see column_vector_count */
     int64_t first_sum;         /* vector of the first sum that the tile adds to, see sums_vector */
     bool silu, nontemporal;
@@ -53,7 +53,8 @@ V_INLINE int64_t g_vector(int64_t K)
     return 2 * K;
 }
 
-/* The first vector of the sums. counted: those over the item's tokens; else those over halo tokens, which are discarded. */
+/* The first vector of the sums. counted: those over the item's tokens; else those over halo tokens, which are
+ * discarded. */
 V_INLINE int64_t sums_vector(int64_t K, bool counted)
 {
     return counted ? 3 * K - 1 : 4 * K;
@@ -140,7 +141,8 @@ static void tile_gradients_general(const tile_args *tile, int64_t first_channel)
 /* ---- through buffers: AVX2 --------------------------------------------------------------------------------------- *
  * K weights, K+1 sums and two windows of K do not fit in 16 registers at once. So the columns of a tile pass through
  * buffers in the L1 cache. x and dy are loaded to buffers; g replaces dy there; then dx and the sums are
- * computed. Two columns are buffered together: they fill a cache line, which is then read once and can be stored non-temporally. */
+ * computed. Two columns are buffered together: they fill a cache line, which is then read once and can be stored
+ * non-temporally. */
 
 /* Multiplies dy of `count` tokens by the slope of SiLU, which gives g. The tokens' operations are interleaved, as in
  * v_silu_slopes. */
@@ -396,7 +398,7 @@ typedef struct backward_steps {
     int64_t n;            /* tokens of the piece; steps below n add to its sums */
     int64_t halo_end;     /* steps from here on have no token */
     int64_t dfinal_begin; /* from this step on, the completed dx needs a term from dfinal_state */
-    int64_t count;        /* of steps */
+    int64_t count;        /* number of steps */
 } backward_steps;
 
 /* Whether the dx of the steps from i until next_change is discarded. */

@@ -26,8 +26,8 @@ _Static_assert((int)TILE == (int)MT, "TILE must be the tile of simd/matmul.h");
 typedef struct context {
     const conv1d_forward_problem *problem;
     conv1d_im2col_layout layout;
-    mt *patches;  /* for each batch element, in the A form of simd/matmul.h */
-    mt *expanded; /* in the B form */
+    mt *patches;  /* patches of each batch element, in the A form of simd/matmul.h */
+    mt *expanded; /* expanded weights, in the B form */
 } context;
 
 /* xe at token t of channel d, t >= -(K-1). */

@@ -7,14 +7,14 @@
 
 enum {
     CONV1D_IM2COL_TILE = 32,         /* MT of simd/matmul.h: T and D are rounded up to multiples of it */
-    CONV1D_IM2COL_ITEM_TOKENS = 256, /* of the product of one item */
+    CONV1D_IM2COL_ITEM_TOKENS = 256, /* tokens of the product of one item */
     CONV1D_IM2COL_ITEM_CHANNELS = 128,
     CONV1D_IM2COL_MAX_D = 1024,
     CONV1D_IM2COL_MAX_K = 8
 };
 
 typedef struct conv1d_im2col_layout {
-    int64_t D, T; /* rounded up */
+    int64_t D, T; /* D and T of the call, rounded up to tiles */
     size_t patches, expanded, bytes;
 } conv1d_im2col_layout;
 

@@ -50,8 +50,8 @@ V_INLINE vf conv1d_tap_sum(int64_t K, vf chunk, vf total)
     return K > CONV1D_TAP_CHUNK ? v_add(total, chunk) : chunk;
 }
 
-/* Whether the instruction set is AVX2, which has 16 vector registers. The backward then passes values through buffers in
- * the L1 cache, not in registers. */
+/* Whether the instruction set is AVX2, which has 16 vector registers. The backward then passes values through buffers
+ * in the L1 cache, not in registers. */
 enum { CONV1D_FEW_REGISTERS = VW == 8 };
 
 #endif

@@ -14,7 +14,8 @@ enum {
     CONV1D_MAX_K = 32,               /* wider filters run on the scalar kernel */
     CONV1D_ROW_BUFFER_TOKENS = 2048, /* tokens of the buffers of a row, which fit in L1; channel-last: of a piece */
     CONV1D_MAX_ITEM_TOKENS = 16384,  /* tokens of one item, channel-first */
-    /* Number of channels of one item. Wide items are for x of at least CONV1D_WIDE_BYTES: they read few long memory ranges. */
+    /* Number of channels of one item. Wide items are for x of at least CONV1D_WIDE_BYTES: they read few long memory
+     * ranges. */
     CONV1D_CHANNEL_FIRST_MAX_ITEM_CHANNELS = 64,
     CONV1D_CHANNEL_LAST_ITEM_CHANNELS = 512,
     CONV1D_CHANNEL_LAST_WIDE_ITEM_CHANNELS = 2048,
@@ -36,8 +37,8 @@ enum {
 /* Buffers of a channel-last item, in the thread's scratch. Only filters of K <= 4 have items of
  * CONV1D_CHANNEL_LAST_WIDE_ITEM_CHANNELS (conv1d_channel_last_item_channels). */
 enum {
-    /* A tile that passes through a buffer: 4 tokens of 2048 channels, or 8 of 512 (conv1d_buffered_tile_tokens), each with
-     * CONV1D_PITCH_PADDING, which is at most 16. */
+    /* A tile that passes through a buffer: 4 tokens of 2048 channels, or 8 of 512 (conv1d_buffered_tile_tokens), each
+     * with CONV1D_PITCH_PADDING, which is at most 16. */
     CONV1D_BUFFERED_TILE_FLOATS = 4 * (CONV1D_CHANNEL_LAST_WIDE_ITEM_CHANNELS + 16),
     /* 2K vectors for each column (see conv1d_pack_vector), and 5K+1 in the backward. */
     CONV1D_COLUMN_STATE_FLOATS = 8 * CONV1D_CHANNEL_LAST_WIDE_ITEM_CHANNELS,
@@ -92,8 +93,8 @@ static inline conv1d_item_grid conv1d_item_grid_channel_first(const conv1d_sizes
 /* Number of bytes from which x counts as larger than the L3 cache. */
 enum { CONV1D_WIDE_BYTES = 64 << 20 };
 
-/* Number of channels of a channel-last item. Their column state (CONV1D_COLUMN_STATE_FLOATS) stays in the L1 cache, that
- * of a wide item in the L2 cache. */
+/* Number of channels of a channel-last item. Their column state (CONV1D_COLUMN_STATE_FLOATS) stays in the L1 cache,
+ * that of a wide item in the L2 cache. */
 static inline int64_t conv1d_channel_last_item_channels(const conv1d_sizes *sizes)
 {
     if (sizes->K > 4)
@@ -137,7 +138,8 @@ static inline conv1d_item conv1d_item_at(const conv1d_item_grid *item_grid, cons
     return item;
 }
 
-/* Item number `index`, in memory order. Channel-first: consecutive items have the same channels and consecutive tokens. */
+/* Item number `index`, in memory order. Channel-first: consecutive items have the same channels and consecutive
+ * tokens. */
 static inline conv1d_item conv1d_item_channel_first(const conv1d_item_grid *item_grid, const conv1d_sizes *sizes,
                                                     int64_t index)
 {

@@ -2,9 +2,9 @@
  * causal_conv1d_pieces.h: divides the tokens of an item into pieces, and says which tokens contribute to which.
  *
  * A piece is a range of tokens [begin, end) of one batch element that a kernel handles at once. Tokens outside of
- * [valid_begin, valid_end) never contribute to tokens of the piece. If seq_ids is NULL, all tokens of the piece, and the
- * K-1 tokens on each side that lie in [valid_begin, valid_end), are of one sequence (fast path). Else seq_ids[i] is the
- * sequence of token begin-K+1+i.
+ * [valid_begin, valid_end) never contribute to tokens of the piece. If seq_ids is NULL, all tokens of the piece, and
+ * the K-1 tokens on each side that lie in [valid_begin, valid_end), are of one sequence (fast path). Else seq_ids[i] is
+ * the sequence of token begin-K+1+i.
  *
  * With cu_seqlens, pieces end at the ends of sequences in two cases: if there are states, because a piece
  * uses the state of one sequence only; and if sequences are long on average. */
@@ -49,7 +49,8 @@ typedef struct conv1d_piece_iterator {
     int32_t seq_ids[CONV1D_ROW_BUFFER_TOKENS + 2 * CONV1D_MAX_K + 64];
 } conv1d_piece_iterator;
 
-/* Index of the sequence of cu_seqlens that holds token t. Returns sequence_count for padding after the last sequence. */
+/* Index of the sequence of cu_seqlens that holds token t. Returns sequence_count for padding after the last
+ * sequence. */
 static inline int64_t conv1d_find_sequence(const conv1d_packing *packing, int64_t t)
 {
     int64_t low = 0, high = packing->sizes->sequence_count; /* the answer is in [low, high] */

@@ -9,7 +9,8 @@
 #include "ops/causal_conv1d/causal_conv1d_problem.h"
 
 enum {
-    /* Number of channels summed at once. Their terms in one partial sum are contiguous. The partial sums are far apart. */
+    /* Number of channels summed at once. Their terms in one partial sum are contiguous. The partial sums are far
+     * apart. */
     CONV1D_REDUCE_CHANNELS = 512,
     /* Number of terms below which one thread sums them. Waking threads takes 2 us, 50 % of a small backward. */
     CONV1D_REDUCE_SERIAL_TERMS = 65536
@@ -19,7 +20,8 @@ typedef struct conv1d_reduction {
     const conv1d_backward_problem *problem;
     const float *partials;
     int64_t partial_count; /* number of partial sums per channel: items_along_batch * items_along_tokens */
-    /* number of sums of an item of the reduction. A sum is of one tap or the bias, for CONV1D_REDUCE_CHANNELS channels */
+    /* number of sums of an item of the reduction. A sum is of one tap or the bias, for CONV1D_REDUCE_CHANNELS
+     * channels */
     int64_t sums_per_item;
 } conv1d_reduction;
 

@@ -56,7 +56,7 @@ typedef struct conv1d_row {
     const float *x;      /* n+K-1 inputs */
     const float *weight; /* [K+1]: K weights, then the bias */
     void *y;
-    cot_dtype dtype; /* of y */
+    cot_dtype dtype; /* dtype of y */
     bool silu, nontemporal;
     conv1d_prefetch_base prefetch; /* addresses to prefetch */
     /* NULL, or input i+k contributes to output i only if seq_ids[i+k] == seq_ids[i+output_offset] >= 0 */

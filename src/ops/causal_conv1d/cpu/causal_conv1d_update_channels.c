@@ -3,9 +3,9 @@
  * causal_conv1d_update_channels.c: decoding, y[t] = act(bias + sum_k w[k] * xe[t+k]), where xe is the last K-1 inputs
  * in conv_state followed by x. Also updates conv_state.
  *
- * An item is a range of channels of one batch element. The lanes of a vector are channels. It gathers the last K-1 inputs and
- * tiles of tokens into f32 buffers, convolves them as the forward does (causal_conv1d_columns.h), and scatters the
- * results. */
+ * An item is a range of channels of one batch element. The lanes of a vector are channels. It gathers the last K-1
+ * inputs and tiles of tokens into f32 buffers, convolves them as the forward does (causal_conv1d_columns.h), and
+ * scatters the results. */
 #include "causal_conv1d_columns.h"
 
 cot_status V_NAME(causal_conv1d_update_channels)(cot_queue *, const void *, void *);

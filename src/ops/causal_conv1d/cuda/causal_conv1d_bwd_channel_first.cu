@@ -13,7 +13,8 @@
 template <typename E, int W, bool PLAIN> static __device__ __forceinline__ void backward(const conv1d_call &c)
 {
     constexpr int V = vector_elements<E, W>, CHUNK = CONV1D_LANES * V, CHUNKS = CONV1D_BWD_CHUNKS;
-    __shared__ float first_g[CONV1D_WARPS + 1][W - 1]; /* of each warp; the last entry: of the next block */
+    __shared__ float first_g[CONV1D_WARPS + 1]
+                            [W - 1]; /* g of the first tokens of each warp; the last entry: those of the next block */
     __shared__ float warp_sums[CONV1D_WARPS][W + 1];
     const int T = (int)c.T, lane = threadIdx.x % CONV1D_LANES;
     const int warp = threadIdx.x / CONV1D_LANES, warps = blockDim.x / CONV1D_LANES;

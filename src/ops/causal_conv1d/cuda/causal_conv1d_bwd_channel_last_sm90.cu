@@ -17,7 +17,7 @@ constexpr int W = 4, V = CONV1D_SM90_BWD_V, CHANNELS = CONV1D_SM90_BWD_CHANNELS;
  * channels, the sums, and its position in the tiles. */
 template <typename E> struct part_state {
     float inputs[W][V], g[W][V], sums[W + 1][V];
-    const E *x; /* the next token, in the tile */
+    const E *x; /* this lane's channels of the next token, in the tile of x; dy: in the tile of dy */
     E *dy;
 };
 
@@ -58,7 +58,7 @@ static __device__ __forceinline__ void process_tokens(const conv1d_call &c, cons
     }
 }
 
-/* Load the taps and biases of the lane's channels, of dtype B. */
+/* Loads the taps of the lane's channels. Their dtype is B. */
 template <typename B>
 static __device__ __forceinline__ void load_packed_taps(const void *weight, int64_t d, float (&w)[W][V])
 {
@@ -99,6 +99,7 @@ static __device__ __forceinline__ void load_packed_lane_channels(const conv1d_ca
     channels.b = b;
     channels.d = d;
     channels.count = V;
+    static_assert(V == 2, "two biases");
     channels.bias[0] = channels.bias[1] = 0.0f;
     switch (c.bias.data != nullptr ? c.bias.dtype : 0) {
     case 0: break;
@@ -151,6 +152,8 @@ template <typename E> static __device__ __forceinline__ void backward(const conv
     const conv1d_call &c = m.call;
     const int warp_tokens = (int)c.warp_tokens, tile_tokens = 2 * CONV1D_SM90_HALO + CONV1D_SM90_WARPS * warp_tokens;
     const int b = (int)blockIdx.z, tile_begin = (int)blockIdx.y * CONV1D_SM90_WARPS * warp_tokens;
+    /* Waits until the previous kernel has ended. Then lets the next kernel (causal_conv1d_reduce) start early: it waits
+     * itself, before it reads the partial sums. */
     cot_griddepcontrol_wait();
     cot_griddepcontrol_launch_dependents();
     if (threadIdx.x == 0) {
@@ -183,8 +186,8 @@ template <typename E> static __device__ __forceinline__ void backward(const conv
         process_part<E, true>(c, channels, p, first_g);
     else
         process_part<E, false>(c, channels, p, first_g);
-    float(*warp_sums)[W + 1][CHANNELS] =
-        (float(*)[W + 1][CHANNELS]) conv1d_tile; /* the tile of x is no longer needed */
+    float(*warp_sums)[W + 1][CHANNELS] = (float(*)[W + 1][CHANNELS])
+        conv1d_tile; /* in place of the tile of x, which no warp reads after the barrier in process_part */
 #pragma unroll
     for (int k = 0; k <= W; k++)
 #pragma unroll

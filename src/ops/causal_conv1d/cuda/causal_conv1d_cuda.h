@@ -10,7 +10,7 @@
  * docs/experiments/causal_conv1d.md). */
 enum {
     CONV1D_LANES = 32,
-    CONV1D_WARPS = 8,      /* maximum of a block */
+    CONV1D_WARPS = 8,      /* maximum warps of a block */
     CONV1D_FWD_CHUNKS = 4, /* contiguous time: chunks per warp, of 32 V tokens each */
     CONV1D_BWD_CHUNKS = 4,
     CONV1D_FWD_WARP_TOKENS = 32, /* contiguous channels: tokens per warp */
@@ -63,7 +63,7 @@ typedef struct conv1d_call {
     int64_t warp_tokens;   /* contiguous channels: tokens per warp */
     float *partial; /* [partial_count][W+1][D] partial sums of dweight and dbias, W: the width of the kernel instance */
     int64_t partial_count; /* 1: the kernel itself writes dweight and dbias */
-    float *g;              /* for the generic backward: dL/dz, [B][D][T] */
+    float *g;              /* dL/dz, [B][D][T]; only for the generic backward */
 } conv1d_call;
 
 #endif

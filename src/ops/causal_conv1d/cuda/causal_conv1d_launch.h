@@ -320,7 +320,7 @@ static inline size_t workspace_cuda_fwd(const void *problem)
  * back to the sm80 kernels for misaligned data. */
 typedef struct conv1d_bwd_plan {
     conv1d_launch_config width4, width8, sm90;
-    size_t bytes; /* sufficient for all of them */
+    size_t bytes; /* enough for all of them */
 } conv1d_bwd_plan;
 
 static inline conv1d_bwd_plan conv1d_cuda_plan_bwd(const conv1d_backward_problem *p, int axis,
