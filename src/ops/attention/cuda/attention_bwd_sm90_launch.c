@@ -14,7 +14,7 @@
 #include "../attention_kernels.def"
 #undef COT_KERNEL_ENTRY
 
-extern const unsigned char cot_image_attention_bwd_rows_sm90[], cot_image_attention_bwd_key_blocks_sm90[],
+extern const unsigned char cot_image_attention_bwd_preprocess_sm90[], cot_image_attention_bwd_key_blocks_sm90[],
     cot_image_attention_bwd_pairs_sm90[], cot_image_attention_bwd_wide_sm90[];
 
 enum { ROWS_THREADS = 256, ROWS_WARPS = ROWS_THREADS / 32, DQ_TILE_WARPS = 4 /* of postprocess, for a dQ tile */ };
@@ -30,11 +30,11 @@ typedef struct backward_kernels {
 enum { SIZE_64, SIZE_96, SIZE_128, SIZE_192_128, SIZE_192, SIZE_256, SIZES };
 enum { PLAIN, GENERAL = SIZES, SOFTCAP = 2 * SIZES };
 
-#define KERNELS(dtype, size, main_size, image, shared_bytes)                                       \
-    {                                                                                              \
-        {cot_image_attention_bwd_rows_sm90, "attention_bwd_preprocess_" #size, 0},                 \
-            {image, "attention_bwd_" #dtype "_sm90_" #main_size, shared_bytes},                    \
-            {cot_image_attention_bwd_rows_sm90, "attention_bwd_postprocess_" #dtype "_" #size, 0}, \
+#define KERNELS(dtype, size, main_size, image, shared_bytes)                                             \
+    {                                                                                                    \
+        {cot_image_attention_bwd_preprocess_sm90, "attention_bwd_preprocess_" #size, 0},                 \
+            {image, "attention_bwd_" #dtype "_sm90_" #main_size, shared_bytes},                          \
+            {cot_image_attention_bwd_preprocess_sm90, "attention_bwd_postprocess_" #dtype "_" #size, 0}, \
     }
 #define KEY_BLOCK_KERNELS(dtype, size, main_size, columns) \
     KERNELS(dtype, size, main_size, cot_image_attention_bwd_key_blocks_sm90, ATTENTION_BWD_SHARED_BYTES(columns))
@@ -74,7 +74,7 @@ typedef struct plain_kernels {
             BOTH_SIZES(dtype, cot_image_attention_bwd_pairs_sm90, pairs_stores_dq, ATTENTION_BWD_PAIRS_SHARED_BYTES), \
     }
 static const plain_kernels bf16_plain_kernels = PLAIN_KERNELS_OF(bf16), f16_plain_kernels = PLAIN_KERNELS_OF(f16);
-static const cot_cuda_kernel dsink = {cot_image_attention_bwd_rows_sm90, "attention_bwd_dsink", 0};
+static const cot_cuda_kernel dsink = {cot_image_attention_bwd_preprocess_sm90, "attention_bwd_dsink", 0};
 
 static int kernels_index(const attention_sizes *sizes, bool general)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * attention_sm80.h: arguments that the host passes to the portable kernels of this op (attention_fwd_sm80.cu,
- * attention_bwd_sm80.cu, attention_bwd_one_pass_sm80.cu, attention_f32_sm80.cu, attention_rows.cu), by value, and their
- * tiles. For C and CUDA. */
+ * attention_bwd_sm80.cu, attention_bwd_one_pass_sm80.cu, attention_f32_sm80.cu, attention_delta_merge.cu), by value,
+ * and their tiles. For C and CUDA. */
 #ifndef COT_ATTENTION_SM80_H
 #define COT_ATTENTION_SM80_H
 

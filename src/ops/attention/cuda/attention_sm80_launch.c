@@ -14,7 +14,7 @@
 #undef COT_KERNEL_ENTRY
 
 extern const unsigned char cot_image_attention_fwd_sm80[], cot_image_attention_bwd_sm80[],
-    cot_image_attention_bwd_one_pass_sm80[], cot_image_attention_f32_sm80[], cot_image_attention_rows[];
+    cot_image_attention_bwd_one_pass_sm80[], cot_image_attention_f32_sm80[], cot_image_attention_delta_merge[];
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
@@ -96,11 +96,11 @@ static const tiled_kernel fwd_f32 = F32("fwd_f32_sm80", 1), dq_f32 = F32("bwd_f3
                    dk_f32 = F32("bwd_f32_sm80_dk", 2), dv_f32 = F32("bwd_f32_sm80_dv", 1),
                    dbias_f32 = F32("bwd_f32_sm80_dbias", 2);
 
-static const cot_cuda_kernel preprocess_rows = {cot_image_attention_rows, "attention_bwd_preprocess", 0},
-                             dsink_rows = {cot_image_attention_rows, "attention_dsink", 0},
-                             dq_rows = {cot_image_attention_rows, "attention_dq_rows", 0},
-                             delta_rows = {cot_image_attention_rows, "attention_delta_rows", 0},
-                             merge_rows = {cot_image_attention_rows, "attention_merge_rows", 0};
+static const cot_cuda_kernel preprocess_rows = {cot_image_attention_delta_merge, "attention_bwd_preprocess", 0},
+                             dsink_rows = {cot_image_attention_delta_merge, "attention_dsink", 0},
+                             dq_rows = {cot_image_attention_delta_merge, "attention_dq_rows", 0},
+                             delta_rows = {cot_image_attention_delta_merge, "attention_delta_rows", 0},
+                             merge_rows = {cot_image_attention_delta_merge, "attention_merge_rows", 0};
 /* clang-format on */
 
 /* The smallest kernel that supports the sizes, or NULL. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_bwd_rows_sm90.cu: row kernels of the backward for Hopper, before and after its main kernel. */
+ * attention_bwd_preprocess_sm90.cu: the kernels before and after the main kernel of the backward for Hopper:
+ * preprocess, postprocess and dsink. */
 #include "attention_bwd_store.cuh"
 #include "attention_varlen.cuh"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_rows.cu: row kernels with eight lanes per row: lse and delta before the portable backward's products, dq
- * and dsink after them, and delta and merge. */
+ * attention_delta_merge.cu: row kernels with eight lanes per row: lse and delta before the portable backward's
+ * products, dq and dsink after them, and delta and merge. */
 #include "attention_sm80.cuh"
 
 enum { LANES = ATTENTION_ROW_LANES, THREADS = ATTENTION_ROW_THREADS, ROWS = THREADS / LANES };
