@@ -76,7 +76,7 @@ static table read_table(const char *path, const char *header)
 static bool applies(const call *c, const char *phrase)
 {
     const attention_sizes *sizes = &c->problem->sizes;
-    const bool causal = sizes->right == 0, grouped = sizes->H != sizes->Hkv, is_long_call = is_long(sizes, c->columns);
+    const bool causal = sizes->right == 0, grouped = sizes->H != sizes->Hkv, is_long = exceeds_l2(sizes, c->columns);
     const struct {
         const char *phrase;
         bool applies;
@@ -93,7 +93,7 @@ static bool applies(const call *c, const char *phrase)
         {"full mask", !causal},
         {"causal", causal},
         {"GQA", grouped},
-        {"long", is_long_call},
+        {"long", is_long},
         {"key_blocks >= 128", c->key_blocks >= 128},
         {"64 tile columns", c->columns == 64},
         {"96 used columns", attention_bwd_used_columns(sizes) == 96},
@@ -217,15 +217,15 @@ static bool contains(const char *cell, int64_t key_blocks)
 static bool other_conditions_hold(const call *c, const char *cell)
 {
     const attention_sizes *sizes = &c->problem->sizes;
-    const bool is_long_call = is_long(sizes, c->columns), is_bf16 = sizes->dtype == COT_BF16;
+    const bool is_long = exceeds_l2(sizes, c->columns), is_bf16 = sizes->dtype == COT_BF16;
     if (cell[0] == '\0')
         return true;
     if (strcmp(cell, "not *long*") == 0)
-        return !is_long_call;
+        return !is_long;
     if (strcmp(cell, "not *long*; at 64 tile columns bf16") == 0)
-        return !is_long_call && (c->columns != 64 || is_bf16);
+        return !is_long && (c->columns != 64 || is_bf16);
     if (strcmp(cell, "at 128 tile columns not *long*") == 0)
-        return c->columns != 128 || !is_long_call;
+        return c->columns != 128 || !is_long;
     assert_string_equal(cell, "at least 256 key blocks in the call");
     return c->key_blocks * sizes->B * sizes->Hkv >= 256;
 }

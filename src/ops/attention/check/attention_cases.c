@@ -358,8 +358,8 @@ static void sweep_skips_cuda(cot_case_visitor *v)
                 (attention_case_params){.direction = COT_ATTENTION_BACKWARD, .uses = COT_CASE_CHECK_CUDA, .seed = 361});
 }
 
-/* Enough keys for the Hopper backward by pairs of key blocks (takes_pairs), and numbers of key blocks that leave half
- * of a pair without keys. */
+/* Enough keys for the Hopper backward by pairs of key blocks (uses_pair_kernel), and numbers of key blocks that leave
+ * half of a pair without keys. */
 static void sweep_pairs_cuda(cot_case_visitor *v)
 {
     static const hopper_shape shapes[] = {

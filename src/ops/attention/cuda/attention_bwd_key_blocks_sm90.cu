@@ -12,7 +12,7 @@
  * the key-value head (the group). The first tiles of a key block are loaded while the previous one is computed. The
  * consumers store dK and dV while the dQ warpgroup works on the last tile of the key block. With head_split = 2, a
  * thread block takes one key block. The two thread blocks of a cluster divide the heads of the group, and add their dK
- * and dV at the end (reduce_over_heads). takes_pairs says which calls run on attention_bwd_pairs_sm90.cu instead.
+ * and dV at the end (reduce_over_heads). uses_pair_kernel says which calls run on attention_bwd_pairs_sm90.cu instead.
  *
  * A tile has 128 queries at 64 tile columns, and 64 queries at 128 tile columns. Formulas (f16 scales P, see dv_scale):
  *

@@ -18,10 +18,11 @@ typedef struct backward_choice {
     int32_t head_split; /* thread blocks that divide the query heads of a key block, see head_split_of */
 } backward_choice;
 
-/* Whether q, dout and dq of one head exceed 24 MiB, half of the L2 cache of an H100 or H200. Then the key blocks of a
- * head must work on nearby tiles of queries, or the tiles leave the cache. At 64 tile columns the limit is 48 MiB,
- * because the order for long sequences costs more there. */
-static inline bool is_long(const attention_sizes *sizes, int64_t columns)
+/* Whether q, dout and dq of one head exceed 24 MiB, half of the L2 cache of an H100 or H200 (*long* in
+ * docs/kernels/attention_bwd_order.md). Then the key blocks of a head must work on nearby tiles of queries, or the
+ * tiles leave the cache. At 64 tile columns the limit is 48 MiB, because the order for long sequences costs more
+ * there. */
+static inline bool exceeds_l2(const attention_sizes *sizes, int64_t columns)
 {
     const int64_t row_bytes = columns * (2 * (int64_t)sizeof(uint16_t) + (int64_t)sizeof(float));
     return cot_mul(sizes->Tq, row_bytes) > (columns == 64 ? 48 : 24) << 20;
@@ -45,7 +46,7 @@ static inline bool is_nondeterministic_faster(const attention_sizes *sizes, int6
     if (sizes->H != sizes->Hkv)
         return !causal || columns > 128 || pairs;
     if (causal)
-        return columns == 64 ? is_long(sizes, columns) : key_blocks >= 128;
+        return columns == 64 ? exceeds_l2(sizes, columns) : key_blocks >= 128;
     return columns <= 128 && key_blocks >= (columns == 128 ? 32 : 128);
 }
 
@@ -60,7 +61,8 @@ static inline enum attention_store_method store_method_of(const attention_proble
 
 /* Whether the pair kernel, if it runs the call in deterministic mode, stores dq: with at most 4096 keys, and not in f16
  * at 64 columns, where ptxas 13.0 spills a register. may_store_dq: see choose_backward. */
-static inline bool pairs_store_dq(const attention_sizes *sizes, int64_t columns, int64_t key_blocks, bool may_store_dq)
+static inline bool pair_kernel_stores_dq(const attention_sizes *sizes, int64_t columns, int64_t key_blocks,
+                                         bool may_store_dq)
 {
     return may_store_dq && sizes->right != 0 && key_blocks <= 32 && (columns == 128 || sizes->dtype == COT_BF16);
 }
@@ -68,8 +70,8 @@ static inline bool pairs_store_dq(const attention_sizes *sizes, int64_t columns,
 /* Whether a call runs on the pair kernel. Under a causal mask, one thread block of a cluster computes masked tiles.
  * With an odd number of key blocks, the second key block of the last pair has only masked keys. With GQA a pair takes
  * long, and few pairs would occupy the multiprocessors unevenly. */
-static inline bool takes_pairs(const attention_sizes *sizes, int64_t columns, int64_t key_blocks, bool deterministic,
-                               bool stores_dq)
+static inline bool uses_pair_kernel(const attention_sizes *sizes, int64_t columns, int64_t key_blocks,
+                                    bool deterministic, bool stores_dq)
 {
     if (columns > 128 || attention_bwd_used_columns(sizes) == 96 || sizes->Tq == 0 ||
         (key_blocks % 2 != 0 && key_blocks < 64))
@@ -78,7 +80,7 @@ static inline bool takes_pairs(const attention_sizes *sizes, int64_t columns, in
         return columns == 128 && key_blocks >= 32 && cot_mul(key_blocks, cot_mul(sizes->B, sizes->Hkv)) >= 256;
     if (sizes->right == 0)
         return key_blocks >= (columns == 64 ? 128 : 32);
-    return key_blocks >= (columns == 64 && !stores_dq ? 16 : 4) && !(deterministic && is_long(sizes, columns));
+    return key_blocks >= (columns == 64 && !stores_dq ? 16 : 4) && !(deterministic && exceeds_l2(sizes, columns));
 }
 
 /* Key-value heads of a section under a full mask in deterministic mode: one line for each row of the page's table. */
@@ -86,7 +88,7 @@ static inline int64_t full_mask_section_heads(const backward_choice *choice, con
                                               int64_t columns, int64_t key_blocks)
 {
     const bool is_64 = columns == 64;
-    if (is_long(sizes, columns))
+    if (exceeds_l2(sizes, columns))
         return 1;
     if (choice->pairs && sizes->H != sizes->Hkv)
         return 2;
@@ -122,7 +124,7 @@ static inline backward_choice choose_backward(const attention_problem *p, bool g
 {
     const attention_sizes *sizes = &p->sizes;
     const bool causal = sizes->right == 0, is_wide = columns > 128, grouped = sizes->H != sizes->Hkv;
-    const bool is_long_call = is_long(sizes, columns);
+    const bool is_long = exceeds_l2(sizes, columns);
     const int64_t key_blocks = cot_max(cot_ceil_div(sizes->Tk, ATTENTION_BWD_KEYS), 1),
                   batch_kv_heads = cot_mul(sizes->B, sizes->Hkv);
     if (general) { /* it has one order for each mode */
@@ -136,7 +138,7 @@ static inline backward_choice choose_backward(const attention_problem *p, bool g
             choice.heads_per_section = 8;
         return choice;
     }
-    const bool nondeterministic_pairs = takes_pairs(sizes, columns, key_blocks, false, false);
+    const bool nondeterministic_pairs = uses_pair_kernel(sizes, columns, key_blocks, false, false);
     if (p->allow_nondeterminism && is_nondeterministic_faster(sizes, columns, key_blocks, nondeterministic_pairs)) {
         backward_choice choice = {.heads_per_section = 2,
                                   .descending_tiles = causal && grouped,
@@ -147,25 +149,25 @@ static inline backward_choice choose_backward(const attention_problem *p, bool g
         else if (choice.pairs)
             choice.heads_per_section = 1;
         else if (grouped)
-            choice.heads_per_section = is_long_call ? 1 : 4;
+            choice.heads_per_section = is_long ? 1 : 4;
         else if (causal)
-            choice.heads_per_section = is_long_call ? 4 : 8;
+            choice.heads_per_section = is_long ? 4 : 8;
         return choice;
     }
     /* The kernels that store dq do so as vectors of 16 bits, for one query head of each key-value head. There is none
      * for 96 used columns. */
     const bool may_store_dq =
         !grouped && attention_bwd_used_columns(sizes) != 96 && store_method_of(p, &p->dq) == ATTENTION_STORE_VECTORS_16;
-    const bool pairs_stores_dq = pairs_store_dq(sizes, columns, key_blocks, may_store_dq);
+    const bool pair_kernel_would_store_dq = pair_kernel_stores_dq(sizes, columns, key_blocks, may_store_dq);
     backward_choice choice = {.deterministic = true,
                               .descending_tiles = causal,
-                              .pairs = takes_pairs(sizes, columns, key_blocks, true, pairs_stores_dq)};
+                              .pairs = uses_pair_kernel(sizes, columns, key_blocks, true, pair_kernel_would_store_dq)};
     choice.head_split = head_split_of(p, columns, choice.pairs);
-    choice.stores_dq = choice.pairs ? pairs_stores_dq : columns == 64 && may_store_dq;
+    choice.stores_dq = choice.pairs ? pair_kernel_would_store_dq : columns == 64 && may_store_dq;
     if (!causal) {
         choice.heads_per_section = (int32_t)full_mask_section_heads(&choice, sizes, columns, key_blocks);
         choice.first_ascending_section = INT32_MAX;
-    } else if (is_long_call) {
+    } else if (is_long) {
         choice.heads_per_section = grouped ? 2 : 4;
     } else if (grouped && !is_wide) {
         choice.heads_per_section = 8;

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * attention_bwd_pairs_sm90.cu: the pair kernel, the backward on Hopper by pairs of key blocks, d = d_v = 64 or 128.
- * takes_pairs says which calls run on it. A *pair* is two adjacent key blocks of a key-value head, 256 keys. A cluster
- * of two thread blocks takes one pair after another. In this file *block* is a thread block: block r of the cluster
- * computes dK and dV of key block r of the pair, with the consumers of attention_bwd_key_blocks_sm90.cu, which has the
- * formulas, the roles and the steps. The *peer* is the other block of the cluster. The two blocks share three things:
+ * uses_pair_kernel says which calls run on it. A *pair* is two adjacent key blocks of a key-value head, 256 keys. A
+ * cluster of two thread blocks takes one pair after another. In this file *block* is a thread block: block r of the
+ * cluster computes dK and dV of key block r of the pair, with the consumers of attention_bwd_key_blocks_sm90.cu, which
+ * has the formulas, the roles and the steps. The *peer* is the other block of the cluster. The two blocks share three
+ * things:
  *
  *   dQ        A block computes one of the two dQ tiles of a step, over the keys of the pair. The peer's dQ tile needs
  *             the dS of this block too, so the block sends that dS to the peer. Compared with the key-block kernel, a
