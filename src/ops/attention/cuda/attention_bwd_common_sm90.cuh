@@ -220,8 +220,8 @@ static __device__ __forceinline__ int step_count(const attention_work &w)
 /* Index, among all query tiles of the call, of tile 0 of query head h of the group. lse_log2 has one row per query
  * tile, dq_accum has DQ_TILES dQ tiles per query tile. */
 template <bool GENERAL>
-static __device__ __forceinline__ int64_t first_query_tile_of(const attention_bwd_call &c, const attention_work &w,
-                                                              int h)
+static __device__ __forceinline__ int64_t query_tile_base_of(const attention_bwd_call &c, const attention_work &w,
+                                                             int h)
 {
     if (GENERAL)
         return w.sequence_first_tile + (int64_t)(w.first_head + h) * w.tiles_per_head;

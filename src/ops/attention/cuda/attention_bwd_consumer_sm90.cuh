@@ -47,7 +47,7 @@ template <int TILE_COLUMNS, bool PAIRS> struct bwd_shared {
         int tile_index[ATTENTION_BWD_Q_STAGES]; /* plain versions: index of the query tile in each Q stage */
         /* GENERAL without softcap: for each consumer warp, the ring_step of the first step that this warp does not skip
          * in the current key block. */
-        uint32_t first_computed_ring_step[TILE_COLUMNS == 64 && !PAIRS ? 8 : 1];
+        uint32_t first_unskipped_ring_step[TILE_COLUMNS == 64 && !PAIRS ? 8 : 1];
     };
     uint32_t own_key_block_number; /* only for thread blocks that take one key block: see take_key_block */
     uint32_t zero;                 /* 0, see opaque_zero */
@@ -241,7 +241,7 @@ enum { SHORT_SERIES, LONG_SERIES, TANH };
 /* P with softcap. dS needs P times the slope 1 - tanh^2. low_bytes holds bits 15 to 8 of that product, and bits 31 to
  * 16 are stored in the buffer of dS in shared memory. key: unused by SHORT_SERIES, whose tiles have no masked score. */
 template <typename E, int N, int METHOD>
-static __device__ __forceinline__ void softcapped_p_with(const attention_bwd_call &c, const consumer_work &w, int tile,
+static __device__ __forceinline__ void compute_p_softcap(const attention_bwd_call &c, const consumer_work &w, int tile,
                                                          int key, const float *lse_log2, float2 first_lse,
                                                          float2 second_lse, uint32_t ds_address, float (&scores)[N],
                                                          saved_p<E, N, false> &saved)
@@ -292,14 +292,14 @@ static __device__ __forceinline__ void softcapped_p_with(const attention_bwd_cal
     }
 }
 
-/* Selects the method for a tile. Most tiles are not masked and have small scores. One warp vote tests both: no score is
- * masked, and the largest sum of four squares is small. key_begin: the consumer's first key. first_lse, second_lse: the
- * first elements of lse_log2. */
+/* Selects the method for a tile, and computes P. Most tiles are not masked and have small scores. One warp vote tests
+ * both: no score is masked, and the largest sum of four squares is small. key_begin: the consumer's first key.
+ * first_lse, second_lse: the first elements of lse_log2. */
 template <typename E, int N>
-static __device__ __forceinline__ void softcapped_p(const attention_bwd_call &c, const consumer_work &w, int tile,
-                                                    int key_begin, const float *lse_log2, float2 first_lse,
-                                                    float2 second_lse, uint32_t ds_address, float (&scores)[N],
-                                                    saved_p<E, N, false> &saved)
+static __device__ __forceinline__ void select_softcap_method(const attention_bwd_call &c, const consumer_work &w,
+                                                             int tile, int key_begin, const float *lse_log2,
+                                                             float2 first_lse, float2 second_lse, uint32_t ds_address,
+                                                             float (&scores)[N], saved_p<E, N, false> &saved)
 {
     int bits = 0;
 #pragma unroll
@@ -308,7 +308,7 @@ static __device__ __forceinline__ void softcapped_p(const attention_bwd_call &c,
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             const float *x = scores + i + 4 * j;
-            /* The addend 2^-126 changes nothing. It keeps ptxas from sharing x[0] * x[0] with softcapped_p_with. If
+            /* The addend 2^-126 changes nothing. It keeps ptxas from sharing x[0] * x[0] with compute_p_softcap. If
              * ptxas 13.0 shares it, it spills 8 bytes at 128 tile columns. */
             square_sums[j] = fmaf(x[3], x[3], fmaf(x[2], x[2], fmaf(x[1], x[1], fmaf(x[0], x[0], 0x1p-126f))));
         }
@@ -317,17 +317,17 @@ static __device__ __forceinline__ void softcapped_p(const attention_bwd_call &c,
     const float max_square_sum = __int_as_float(bits); /* NaN if a score is NaN. Both comparisons below then fail */
     if (__all_sync(0xffffffffu,
                    max_square_sum <= c.cap.short_max_square && !needs_mask_general<2 * N>(w, tile, key_begin))) {
-        softcapped_p_with<E, N, SHORT_SERIES>(c, w, tile, 0, lse_log2, first_lse, second_lse, ds_address, scores,
+        compute_p_softcap<E, N, SHORT_SERIES>(c, w, tile, 0, lse_log2, first_lse, second_lse, ds_address, scores,
                                               saved);
         return;
     }
     cot_wgmma_wait<0>(); /* until dK has read dS, because the code below needs the registers of dS */
     const int key = thread_key(w);
     if (__all_sync(0xffffffffu, max_square_sum <= c.cap.long_max_square))
-        softcapped_p_with<E, N, LONG_SERIES>(c, w, tile, key, lse_log2, first_lse, second_lse, ds_address, scores,
+        compute_p_softcap<E, N, LONG_SERIES>(c, w, tile, key, lse_log2, first_lse, second_lse, ds_address, scores,
                                              saved);
     else
-        softcapped_p_with<E, N, TANH>(c, w, tile, key, lse_log2, first_lse, second_lse, ds_address, scores, saved);
+        compute_p_softcap<E, N, TANH>(c, w, tile, key, lse_log2, first_lse, second_lse, ds_address, scores, saved);
 }
 
 /* dS is packed twice: here for shared memory, while the registers of P are in use, and later for dK. `volatile` keeps
@@ -399,9 +399,9 @@ template <int TILE_COLUMNS, bool SOFTCAP> constexpr bool adds_zeros_first = TILE
 /* The ring_step of the first step that this warp does not skip in the current key block. It is in shared memory,
  * because in f16 a register for it makes ptxas spill or serialise wgmma. */
 template <int TILE_COLUMNS>
-static __device__ __forceinline__ volatile uint32_t &first_computed_ring_step_of(key_block_shared<TILE_COLUMNS> &s)
+static __device__ __forceinline__ volatile uint32_t &first_unskipped_ring_step_of(key_block_shared<TILE_COLUMNS> &s)
 {
-    return s.first_computed_ring_step[threadIdx.x / WARP % 8];
+    return s.first_unskipped_ring_step[threadIdx.x / WARP % 8];
 }
 
 /* What a consumer is compiled for. */
@@ -554,8 +554,8 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     typename p_for_ds<E, N, BIASED_BYTES && !SOFTCAP, T::USED_COLUMNS>::type saved;
     const uint32_t ds_address = r.ds_fragments + ds_stage * (uint32_t)sizeof s.ds[0];
     if constexpr (SOFTCAP) {
-        softcapped_p(c, w, tile, key_begin, s.lse_log2[q_stage] + r.lane_query, lse_log2[0], lse_log2[1], ds_address,
-                     acc, saved);
+        select_softcap_method(c, w, tile, key_begin, s.lse_log2[q_stage] + r.lane_query, lse_log2[0], lse_log2[1],
+                              ds_address, acc, saved);
     } else {
         compute_p<T, LSE_PRELOADS>(c, w, tile, key_begin, s.lse_log2[q_stage], r.lane_query, lse_log2, acc);
         saved.save(acc);
@@ -566,10 +566,10 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
         /* ADDS_ZEROS: in the first step that this warp does not skip in the key block, previous_q is the step's own
          * stage, and dK added zeros times its Q. The next step reads this Q for dK, so the stage must not be released
          * yet. */
-        bool is_first_computed_step = ADDS_ZEROS && ring_step == ring_step_begin;
+        bool is_first_unskipped_step = ADDS_ZEROS && ring_step == ring_step_begin;
         if constexpr (ADDS_ZEROS && GENERAL)
-            is_first_computed_step = first_computed_ring_step_of(s) == ring_step;
-        if (!is_first_computed_step && lane == 0)
+            is_first_unskipped_step = first_unskipped_ring_step_of(s) == ring_step;
+        if (!is_first_unskipped_step && lane == 0)
             cot_mbarrier_arrive(&s.q_empty[r.previous_q]);
     }
 #pragma unroll
@@ -718,7 +718,7 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, bwd_
             skip_step(s, ring_step);
         if constexpr (GENERAL && ADDS_ZEROS)
             if (threadIdx.x % WARP == 0)
-                first_computed_ring_step_of(s) = ring_step;
+                first_unskipped_ring_step_of(s) = ring_step;
         if (ring_step < ring_step_end) {
             if (ADDS_ZEROS) {
                 previous_q = ring_step % ATTENTION_BWD_Q_STAGES;

@@ -133,7 +133,7 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, key_block_share
                            dout_stage = ring_step % ATTENTION_BWD_DOUT_STAGES;
             const attention_step step_info = step_of(c, w, step);
             const int tile = step_info.tile, head = w.first_head + step_info.h;
-            const int statistics_row = (int)first_query_tile_of<false>(c, w, step_info.h) + tile;
+            const int statistics_row = (int)query_tile_base_of<false>(c, w, step_info.h) + tile;
             const uint32_t bytes = COLUMN_PANELS * s.Q_PANEL_BYTES + QUERIES * sizeof(float);
             cot_mbarrier_wait(&s.q_empty[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(ring_step) ^ 1);
             s.tile_index[q_stage] = tile;
@@ -208,7 +208,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_blo
                            dout_stage = ring_step % ATTENTION_BWD_DOUT_STAGES;
             const attention_step step_info = step_of(c, w, step);
             const int tile = step_info.tile, head = w.first_head + step_info.h, b = w.b;
-            const int statistics_row = (int)first_query_tile_of<true>(c, w, step_info.h) + tile;
+            const int statistics_row = (int)query_tile_base_of<true>(c, w, step_info.h) + tile;
             const uint32_t bytes = COLUMN_PANELS * s.Q_PANEL_BYTES + QUERIES * sizeof(float);
             /* TMA fills rows after the tensor's last row with zeros. */
             const bool clean = w.q_first_row + w.used_q == c.sequences.Tq || tile < w.used_q / QUERIES;
@@ -303,7 +303,7 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
     for (; dq_tile_index < end; dq_tile_index += ATTENTION_BWD_DQ_STAGES, parity ^= 1) {
         const attention_step step_info = step_of(c, w, dq_tile_index / DQ_TILES);
         const int64_t accum_tile =
-            (first_query_tile_of<GENERAL>(c, w, step_info.h) + step_info.tile) * DQ_TILES + dq_tile_index % DQ_TILES;
+            (query_tile_base_of<GENERAL>(c, w, step_info.h) + step_info.tile) * DQ_TILES + dq_tile_index % DQ_TILES;
         const attention_dq_position position = position_of(dq_tile_index);
         const bool loads_sums = position.is_final && position.before > 0;
         if (!loads_sums && !arrived_early) /* (3), before the wait, so that the dQ warpgroup may stage the dQ tile */

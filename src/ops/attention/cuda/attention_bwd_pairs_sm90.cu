@@ -111,7 +111,7 @@ static __device__ void load_pair_tiles(const attention_bwd_mapped &m, pair_share
                            dout_stage = ring_step % ATTENTION_BWD_DOUT_STAGES;
             const attention_step step_info = step_of(c, w, step);
             const int tile = step_info.tile, head = w.first_head + step_info.h, b = w.b;
-            const int statistics_row = (int)first_query_tile_of<false>(c, w, step_info.h) + tile,
+            const int statistics_row = (int)query_tile_base_of<false>(c, w, step_info.h) + tile,
                       query = tile * QUERIES + row_in_tile;
             const uint32_t bytes = COLUMN_PANELS * s.Q_PANEL_BYTES + QUERIES * sizeof(float);
             const uint32_t q_use = ring_step / ATTENTION_BWD_Q_STAGES, dout_use = ring_step / ATTENTION_BWD_DOUT_STAGES;
@@ -172,7 +172,7 @@ static __device__ void write_pair_dq(const attention_bwd_mapped &m, pair_shared<
         for (int step = 0; step < steps; step++, parity ^= 1) {
             const attention_step step_info = step_of(c, w, step);
             const int64_t accum_tile =
-                (first_query_tile_of<false>(c, w, step_info.h) + step_info.tile) * s.DQ_TILES + rank;
+                (query_tile_base_of<false>(c, w, step_info.h) + step_info.tile) * s.DQ_TILES + rank;
             const attention_dq_position position =
                 DETERMINISTIC ? dq_position_of<QUERIES, false, PAIR_KEYS>(c, w, step_info.tile) : unordered_position;
             const bool loads_sums = is_final && position.before > 0;

@@ -180,7 +180,7 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, wide_shared<COL
         for (int h = 0; h < w.query_heads; h++) {
             /* The row of lse_log2, or without LOADS_Q the row of delta. At 256 columns, an addition of first_delta_row
              * where the row of delta is used would spill registers. */
-            const int statistics_row = (LOADS_Q ? 0 : first_delta_row) + (int)first_query_tile_of<GENERAL>(c, w, h);
+            const int statistics_row = (LOADS_Q ? 0 : first_delta_row) + (int)query_tile_base_of<GENERAL>(c, w, h);
             if (LOADS_Q) {
                 uint64_t *full = clean ? &s.q_full[q.stage] : uncleared_full;
                 cot_mbarrier_wait(&s.q_empty[q.stage], q.parity ^ 1);
@@ -238,7 +238,7 @@ static __device__ void write_dq(const attention_bwd_call &c, wide_shared<COLUMNS
         const int dq_tile = dq_tile_index % S::DQ_TILES + (S::BY_TILES ? 0 : rank * S::DQ_TILES);
         const attention_step step_info = step_of(c, w, step);
         const int64_t accum_tile =
-            (first_query_tile_of<GENERAL>(c, w, step_info.h) + step_info.tile) * S::COLUMN_PANELS + dq_tile;
+            (query_tile_base_of<GENERAL>(c, w, step_info.h) + step_info.tile) * S::COLUMN_PANELS + dq_tile;
         const uint32_t before =
             DETERMINISTIC ? dq_position_of<QUERIES, GENERAL>(c, w, step_info.tile).before : unordered_position.before;
         if (DETERMINISTIC && before > 0)
@@ -439,9 +439,10 @@ static __device__ __forceinline__ uint32_t low_bits_address(const uint32_t (&low
 /* With softcap: packs P for dV, and stores P times the slope for dS. Returns their low bits. TANH: tanh is computed,
  * otherwise by the long series of attention_bwd_softcap. */
 template <typename E, bool TANH>
-static __device__ __forceinline__ uint32_t softcapped_p(const attention_bwd_softcap &cap, const attention_work &w,
-                                                        int tile, int key, const float *lse_log2, uint32_t ds_address,
-                                                        const float (&scores)[32], uint32_t (&packed)[16])
+static __device__ __forceinline__ uint32_t compute_p_softcap(const attention_bwd_softcap &cap, const attention_work &w,
+                                                             int tile, int key, const float *lse_log2,
+                                                             uint32_t ds_address, const float (&scores)[32],
+                                                             uint32_t (&packed)[16])
 {
     uint32_t low_bits = 0;
 #pragma unroll
@@ -559,11 +560,11 @@ static __device__ __forceinline__ void dv_step(const attention_bwd_call &c, wide
         for (int i = 0; i < 32; i++)
             square_sum = fmaf(scores[i], scores[i], square_sum);
         if (__all_sync(0xffffffffu, square_sum <= c.cap.long_max_square))
-            low_bits =
-                softcapped_p<E, false>(c.cap, w, tile, thread_key(key_begin), lse_log2, ds_address, scores, packed);
+            low_bits = compute_p_softcap<E, false>(c.cap, w, tile, thread_key(key_begin), lse_log2, ds_address, scores,
+                                                   packed);
         else
             low_bits =
-                softcapped_p<E, true>(c.cap, w, tile, thread_key(key_begin), lse_log2, ds_address, scores, packed);
+                compute_p_softcap<E, true>(c.cap, w, tile, thread_key(key_begin), lse_log2, ds_address, scores, packed);
     } else {
 #pragma unroll
         for (int k = 0; k < 4; k++) {
