@@ -53,10 +53,11 @@ struct attention_work {
     /* Only if GENERAL: the sequence of the keys, as rows of the tensors' views. used_q, used_k: the rows below
      * seqused. */
     int q_first_row, used_q, k_first_row, k_rows, used_k;
-    int window_first, window_last; /* offsets: query i attends to keys i + window_first .. i + window_last */
-    int sequence_first_tile;       /* index of the sequence's first query tile, among all query tiles of the call */
-    int tiles_per_head;            /* query tiles of the sequence, for one head */
-    bool keys_ascend;              /* only if not GENERAL: the order of key blocks, see work_of */
+    /* Query i attends to keys i + window_left_offset .. i + window_right_offset. */
+    int window_left_offset, window_right_offset;
+    int sequence_first_tile; /* index of the sequence's first query tile, among all query tiles of the call */
+    int tiles_per_head;      /* query tiles of the sequence, for one head */
+    bool keys_ascend;        /* only if not GENERAL: the order of key blocks, see work_of */
 };
 
 /* Sets the query tiles [begin, end), which may be empty. */
@@ -132,13 +133,15 @@ static __device__ __forceinline__ bool work_of_general(const attention_bwd_call 
     w.k_first_row = sequence_info.k_first_row;
     w.k_rows = sequence_info.k_rows;
     w.used_k = sequence_info.used_k;
-    w.window_first = attention_clamp(sequence_info.diagonal - c.left, -ATTENTION_FAR, ATTENTION_FAR);
-    w.window_last = attention_clamp(sequence_info.diagonal + c.right, -ATTENTION_FAR, ATTENTION_FAR);
+    w.window_left_offset =
+        attention_clamp(sequence_info.diagonal - c.left, -ATTENTION_UNBOUNDED_32, ATTENTION_UNBOUNDED_32);
+    w.window_right_offset =
+        attention_clamp(sequence_info.diagonal + c.right, -ATTENTION_UNBOUNDED_32, ATTENTION_UNBOUNDED_32);
     w.sequence_first_tile = sequence_info.tiles_before * (int)c.H;
     w.tiles_per_head = seqlens[sequence + 1].tiles_before - sequence_info.tiles_before;
     /* From the first query that attends to the first key to the last query that attends to the last key. */
-    const int first_query = max(w.first_key - w.window_last, 0);
-    const int last_query = min(min(w.first_key + KEYS, w.used_k) - 1 - w.window_first, w.used_q - 1);
+    const int first_query = max(w.first_key - w.window_right_offset, 0);
+    const int last_query = min(min(w.first_key + KEYS, w.used_k) - 1 - w.window_left_offset, w.used_q - 1);
     /* empty: no query attends to any of the keys, so there are no tiles. */
     const bool empty = w.first_key >= w.used_k || last_query < first_query;
     set_tiles(w, first_query / QUERIES, empty ? 0 : last_query / QUERIES + 1, !c.deterministic);
@@ -243,12 +246,13 @@ template <int QUERIES, bool GENERAL, int WORK_KEYS = KEYS>
 static __device__ __forceinline__ attention_dq_position dq_position_of(const attention_bwd_call &c,
                                                                        const attention_work &w, int tile)
 {
-    const int window_last = GENERAL    ? w.window_last
-                            : c.causal ? attention_clamp(c.diagonal, -ATTENTION_FAR, ATTENTION_FAR)
-                                       : ATTENTION_FAR;
+    const int window_right_offset = GENERAL ? w.window_right_offset
+                                    : c.causal
+                                        ? attention_clamp(c.diagonal, -ATTENTION_UNBOUNDED_32, ATTENTION_UNBOUNDED_32)
+                                        : ATTENTION_UNBOUNDED_32;
     const attention_key_block_range range = attention_key_block_range_of(
         tile * QUERIES, QUERIES, GENERAL ? w.used_q : (int)c.Tq, GENERAL ? w.used_k : (int)c.Tk,
-        GENERAL ? w.window_first : -ATTENTION_FAR, window_last, WORK_KEYS);
+        GENERAL ? w.window_left_offset : -ATTENTION_UNBOUNDED_32, window_right_offset, WORK_KEYS);
     const int work_item = w.first_key / WORK_KEYS;
     /* GENERAL: descending in deterministic mode. */
     const bool ascending = GENERAL ? !c.deterministic : w.keys_ascend;
@@ -300,7 +304,7 @@ static __device__ __forceinline__ void apply_mask(const attention_bwd_call &c, i
 {
     constexpr int QUERIES = 2 * N;
     const int diagonal_key = tile * QUERIES + (int)c.diagonal, Tk = (int)c.Tk;
-    const float masked = __int_as_float(c.exponent_factor < 0.0f ? 0x7f800000 : 0xff800000);
+    const float masked = __int_as_float(c.softmax_scale_log2 < 0.0f ? 0x7f800000 : 0xff800000);
 #pragma unroll
     for (int i = 0; i < N; i++) {
         const int query_in_tile = 8 * (i / 4) + 2 * (threadIdx.x % 4) + i % 2, score_key = key + 8 * (i / 2 % 2);
@@ -315,7 +319,8 @@ template <int QUERIES, typename WORK>
 static __device__ __forceinline__ bool needs_mask_general(const WORK &w, int tile, int key_begin)
 {
     /* The first and the last key that the tile's first query attends to. */
-    const int first_visible = tile * QUERIES + w.window_first, last_visible = tile * QUERIES + w.window_last;
+    const int first_visible = tile * QUERIES + w.window_left_offset,
+              last_visible = tile * QUERIES + w.window_right_offset;
     const int last_key = key_begin + 63;
     return last_key > last_visible || key_begin < first_visible + QUERIES - 1 || last_key >= w.used_k;
 }
@@ -325,7 +330,8 @@ template <int QUERIES, typename WORK>
 static __device__ __forceinline__ bool is_masked(const WORK &w, int tile, int key, int i)
 {
     const int query = tile * QUERIES + 8 * (i / 4) + 2 * (threadIdx.x % 4) + i % 2, score_key = key + 8 * (i / 2 % 2);
-    return score_key > query + w.window_last || score_key < query + w.window_first || score_key >= w.used_k;
+    return score_key > query + w.window_right_offset || score_key < query + w.window_left_offset ||
+           score_key >= w.used_k;
 }
 
 template <typename WORK, int N>
@@ -344,8 +350,8 @@ template <int QUERIES, typename WORK>
 static __device__ __forceinline__ bool fully_masked(const WORK &w, int tile, int key_begin)
 {
     const int first_query = tile * QUERIES;
-    return (key_begin > first_query + QUERIES - 1 + w.window_last) | (key_begin + 63 < first_query + w.window_first) |
-           (key_begin >= w.used_k);
+    return (key_begin > first_query + QUERIES - 1 + w.window_right_offset) |
+           (key_begin + 63 < first_query + w.window_left_offset) | (key_begin >= w.used_k);
 }
 
 /* Stores a warp's 16 rows of a dQ tile to a stage in shared memory, in the order of the accumulators. With 16
@@ -422,16 +428,16 @@ static __device__ __forceinline__ uint32_t fragment_address(const unsigned char 
 
 /* The rows of dK or dV of this key block's sequence and head. */
 template <bool GENERAL>
-static __device__ __forceinline__ attention_rows_out key_rows_out(const attention_bwd_call &c,
-                                                                  const attention_array &out, const attention_work &w)
+static __device__ __forceinline__ output_rows key_output_rows(const attention_bwd_call &c, const attention_array &out,
+                                                              const attention_work &w)
 {
     return {w.b * out.stride[0] + (GENERAL ? w.k_first_row : 0) * out.stride[1] + w.kv_head * out.stride[2],
             GENERAL ? w.k_rows : (int)c.Tk, GENERAL ? w.used_k : (int)c.Tk};
 }
 
 /* The rows of dQ of query head h of the group, where all sequences have the same length. */
-static __device__ __forceinline__ attention_rows_out query_rows_out(const attention_bwd_call &c,
-                                                                    const attention_work &w, int h)
+static __device__ __forceinline__ output_rows query_output_rows(const attention_bwd_call &c, const attention_work &w,
+                                                                int h)
 {
     return {w.b * c.dq.stride[0] + (w.first_head + h) * c.dq.stride[2], (int)c.Tq, (int)c.Tq};
 }

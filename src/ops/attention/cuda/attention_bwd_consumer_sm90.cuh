@@ -217,7 +217,7 @@ template <typename E, int N, bool BIASED_BYTES> struct p_for_ds<E, N, BIASED_BYT
 
 /* The members of attention_work that the steps of a consumer read. */
 struct consumer_work {
-    int first_key, first_tile, tile_direction, used_k, window_first, window_last;
+    int first_key, first_tile, tile_direction, used_k, window_left_offset, window_right_offset;
 };
 
 /* The tile of step_of. */
@@ -436,7 +436,7 @@ static __device__ __forceinline__ void compute_p(const attention_bwd_call &c, co
     if (GENERAL ? needs_mask_general<QUERIES>(w, tile, key_begin) : needs_mask<QUERIES>(c, tile, key_begin)) {
         if (GENERAL)
             apply_mask_general(w, tile, thread_key(w),
-                               __int_as_float(c.exponent_factor < 0.0f ? 0x7f800000 : 0xff800000), scores);
+                               __int_as_float(c.softmax_scale_log2 < 0.0f ? 0x7f800000 : 0xff800000), scores);
         else
             apply_mask(c, tile, thread_key(w), scores);
     }
@@ -447,7 +447,7 @@ static __device__ __forceinline__ void compute_p(const attention_bwd_call &c, co
 #pragma unroll
         for (int i = 0; i < 4; i++)
             scores[4 * query_group + i] =
-                cot_ex2(fmaf(scores[4 * query_group + i], c.exponent_factor,
+                cot_ex2(fmaf(scores[4 * query_group + i], c.softmax_scale_log2,
                              i % 2 == 0 ? -lse_log2[query_group].x : -lse_log2[query_group].y));
     }
 }
@@ -673,8 +673,8 @@ static __device__ __forceinline__ void await_reduction(const attention_bwd_call 
 static __device__ __forceinline__ consumer_work uniform_work(const attention_work &from)
 {
     const auto uniform = [](int x) { return __shfl_sync(0xffffffffu, x, 0); };
-    return {uniform(from.first_key), uniform(from.first_tile),   uniform(from.tile_direction),
-            uniform(from.used_k),    uniform(from.window_first), uniform(from.window_last)};
+    return {uniform(from.first_key), uniform(from.first_tile),         uniform(from.tile_direction),
+            uniform(from.used_k),    uniform(from.window_left_offset), uniform(from.window_right_offset)};
 }
 
 /* A consumer warpgroup: computes dK and dV of its 64 keys, of one key block after another, and stores them. */
@@ -750,9 +750,9 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, bwd_
         asm volatile("" ::: "memory");
         const attention_work &out = s.work[n % s.WORK_STAGES];
         const int key = thread_key(out);
-        store_rows<E, GENERAL>(c, c.dv, c.dv_store_method, key_rows_out<GENERAL>(c, c.dv, out), key, 0, (int)c.d_v,
+        store_rows<E, GENERAL>(c, c.dv, c.dv_store_method, key_output_rows<GENERAL>(c, c.dv, out), key, 0, (int)c.d_v,
                                dv_scale<E>, dv);
-        store_rows<E, GENERAL>(c, c.dk, c.dk_store_method, key_rows_out<GENERAL>(c, c.dk, out), key, 0, (int)c.d_qk,
+        store_rows<E, GENERAL>(c, c.dk, c.dk_store_method, key_output_rows<GENERAL>(c, c.dk, out), key, 0, (int)c.d_qk,
                                c.scale, dk);
     }
 }

@@ -444,8 +444,8 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
             /* The only query head of the group is number 0. */
             const int row =
                 tile * QUERIES + dq_tile / s.COLUMN_PANELS * 64 + threadIdx.x % WARPGROUP / WARP * 16 + lane / 4;
-            store_rows<E, /*GENERAL=*/false, /*FLOATS=*/false>(c, c.dq, c.dq_store_method, query_rows_out(c, w, 0), row,
-                                                               dq_tile % s.COLUMN_PANELS * 64, 64, c.scale, acc);
+            store_rows<E, /*GENERAL=*/false, /*FLOATS=*/false>(c, c.dq, c.dq_store_method, query_output_rows(c, w, 0),
+                                                               row, dq_tile % s.COLUMN_PANELS * 64, 64, c.scale, acc);
         }
     }
     if (steps == 0 && lane == 0)

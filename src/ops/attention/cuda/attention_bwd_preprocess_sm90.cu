@@ -70,13 +70,15 @@ static __device__ __forceinline__ bool is_visited(const attention_bwd_call &c, c
     attention_key_block_range range;
     if (GENERAL) {
         const attention_seqlen_info s = c.sequences.seqlens[t.sequence];
-        range = attention_key_block_range_of(first_query, QUERIES, s.used_q, s.used_k,
-                                             attention_clamp(s.diagonal - c.left, -ATTENTION_FAR, ATTENTION_FAR),
-                                             attention_clamp(s.diagonal + c.right, -ATTENTION_FAR, ATTENTION_FAR));
+        range = attention_key_block_range_of(
+            first_query, QUERIES, s.used_q, s.used_k,
+            attention_clamp(s.diagonal - c.left, -ATTENTION_UNBOUNDED_32, ATTENTION_UNBOUNDED_32),
+            attention_clamp(s.diagonal + c.right, -ATTENTION_UNBOUNDED_32, ATTENTION_UNBOUNDED_32));
     } else {
-        range = attention_key_block_range_of(first_query, QUERIES, (int)c.Tq, (int)c.Tk, -ATTENTION_FAR,
-                                             c.causal ? attention_clamp(c.diagonal, -ATTENTION_FAR, ATTENTION_FAR)
-                                                      : ATTENTION_FAR);
+        range = attention_key_block_range_of(
+            first_query, QUERIES, (int)c.Tq, (int)c.Tk, -ATTENTION_UNBOUNDED_32,
+            c.causal ? attention_clamp(c.diagonal, -ATTENTION_UNBOUNDED_32, ATTENTION_UNBOUNDED_32)
+                     : ATTENTION_UNBOUNDED_32);
     }
     return range.last >= range.first;
 }

@@ -9,7 +9,7 @@
 #include "../../../cuda/device/quad.cuh"
 
 /* Rows of a gradient that a warpgroup stores: rows of [b][row][head], from `offset` (in elements) on. */
-struct attention_rows_out {
+struct output_rows {
     int64_t offset;
     int rows, used; /* rows that exist; GENERAL: rows from `used` on get 0 (with `accumulate` they keep their
                       * values), even where their accumulators hold NaN */
@@ -17,7 +17,7 @@ struct attention_rows_out {
 
 /* 16-bit elements, not accumulated: a quad transposes its accumulators, so that a lane has 8 adjacent columns. */
 template <typename E, bool GENERAL, int N>
-static __device__ __forceinline__ void store_rows_16(E *data, int64_t stride, const attention_rows_out &to, int row,
+static __device__ __forceinline__ void store_rows_16(E *data, int64_t stride, const output_rows &to, int row,
                                                      int columns, float scale, const float (&acc)[N])
 {
 #pragma unroll
@@ -50,7 +50,7 @@ static __device__ __forceinline__ void add_global(float *to, float2 x)
  * registers that the kernels do not have. */
 template <bool GENERAL, int N>
 static __device__ __forceinline__ void store_rows_f32(bool accumulate, float *data, int64_t stride,
-                                                      const attention_rows_out &to, int row, int columns, float scale,
+                                                      const output_rows &to, int row, int columns, float scale,
                                                       const float (&acc)[N])
 {
     unsigned thread = threadIdx.x;
@@ -84,7 +84,7 @@ static __device__ __forceinline__ void store_rows_f32(bool accumulate, float *da
  * store_rows_f32 out, for the warpgroup of dq: it gets 16-bit rows only (stores_dq), and would spill. */
 template <typename E, bool GENERAL, bool FLOATS = true, int N>
 static __device__ __forceinline__ void store_rows(const attention_bwd_call &c, const attention_array &out,
-                                                  int32_t method, const attention_rows_out &to, int row, int column,
+                                                  int32_t method, const output_rows &to, int row, int column,
                                                   int columns, float scale, const float (&acc)[N])
 {
     if (out.data == nullptr)

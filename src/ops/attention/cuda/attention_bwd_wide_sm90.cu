@@ -535,7 +535,7 @@ static __device__ __forceinline__ void dv_step(const attention_bwd_call &c, wide
         if (GENERAL) {
             if (needs_mask_general<QUERIES>(w, tile, key_begin))
                 apply_mask_general(w, tile, thread_key(key_begin),
-                                   __int_as_float(c.exponent_factor < 0.0f ? 0x7f800000 : 0xff800000), scores);
+                                   __int_as_float(c.softmax_scale_log2 < 0.0f ? 0x7f800000 : 0xff800000), scores);
         } else if (needs_mask<QUERIES>(c, tile, key_begin)) {
             apply_mask(c, tile, thread_key(key_begin), scores);
         }
@@ -544,7 +544,7 @@ static __device__ __forceinline__ void dv_step(const attention_bwd_call &c, wide
             const float2 lse = *(const float2 *)&lse_log2[8 * query_group];
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                scores[4 * query_group + i] = cot_ex2(fmaf(scores[4 * query_group + i], c.exponent_factor,
+                scores[4 * query_group + i] = cot_ex2(fmaf(scores[4 * query_group + i], c.softmax_scale_log2,
                                                            i % 2 == 0 ? P_EXPONENT - lse.x : P_EXPONENT - lse.y));
         }
         __syncwarp();
@@ -615,7 +615,7 @@ static __device__ void compute_dv(const attention_bwd_call &c, wide_shared<COLUM
     }
 #pragma unroll
     for (int part = 0; part < S::TILE_CHUNKS; part++)
-        store_rows<E, GENERAL>(c, c.dv, c.dv_store_method, key_rows_out<GENERAL>(c, c.dv, w), thread_key(key_begin),
+        store_rows<E, GENERAL>(c, c.dv, c.dv_store_method, key_output_rows<GENERAL>(c, c.dv, w), thread_key(key_begin),
                                part * S::CHUNK_PANELS * 64, (int)c.d_v - part * S::CHUNK_PANELS * 64, INVERSE_P_SCALE,
                                dv[part]);
 }
@@ -742,7 +742,7 @@ static __device__ void compute_dk(const attention_bwd_call &c, wide_shared<COLUM
     }
 #pragma unroll
     for (int part = 0; part < S::DK_PARTS; part++)
-        store_rows<E, GENERAL>(c, c.dk, c.dk_store_method, key_rows_out<GENERAL>(c, c.dk, w), thread_key(key_begin),
+        store_rows<E, GENERAL>(c, c.dk, c.dk_store_method, key_output_rows<GENERAL>(c, c.dk, w), thread_key(key_begin),
                                part * PART_COLUMNS, (int)c.d_qk - part * PART_COLUMNS, c.scale, dk[part]);
 }
 

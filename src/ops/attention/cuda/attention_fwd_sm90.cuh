@@ -4,7 +4,7 @@
  * as there are any. A tile has 64 queries for each consumer warpgroup. For each tile, the block loops over the key
  * tiles that its queries attend to, from the last to the first:
  *
- *   S = Q K^T    P = exp2(exponent_factor S - row_max)    O += P V    row_sum += rows of P
+ *   S = Q K^T    P = exp2(softmax_scale_log2 S - row_max)    O += P V    row_sum += rows of P
  *
  *   warpgroup 0   producer: one warp takes tile numbers, publishes the tiles' descriptions, and loads by TMA
  *   the others    consumers: 64 queries each. O, S and P are in registers
@@ -24,7 +24,7 @@
  *   wait O: release V_(j+1), rescale O, pack P_j
  * The warpgroups of a block attend to different keys. A warpgroup skips key tiles that none of its rows attends to.
  *
- * A row's row_max is a maximum of its scores, times exponent_factor, but it may be stale. It is raised to the true
+ * A row's row_max is a maximum of its scores, times softmax_scale_log2, but it may be stale. It is raised to the true
  * maximum only when P would exceed 2^MAX_P_LOG2. O is therefore rarely rescaled, and the threads of a row rarely
  * exchange maxima. The relative precision is the same, and row_sum and O stay consistent. Because a raise is rare,
  * unmasked tiles after the first compute P at once and test it afterwards. A warp that finds P too large recomputes its

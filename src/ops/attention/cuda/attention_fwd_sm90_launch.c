@@ -70,10 +70,10 @@ static int32_t heads_per_section(const attention_sizes *sizes, bool sequences_di
 static void set_scales(attention_fwd_call *c, const attention_sizes *sizes)
 {
     const double factor = sizes->softcap > 0 ? sizes->softcap : fabs(sizes->scale);
-    const float exponent_factor = (float)(factor * 1.4426950408889634);
-    c->cap = attention_softcap_of(sizes, exponent_factor);
-    c->exponent_factor = sizes->softcap > 0 ? 1 : exponent_factor;
-    const double lse_scale = factor / (double)exponent_factor;
+    const float softmax_scale_log2 = (float)(factor * 1.4426950408889634);
+    c->cap = attention_softcap_of(sizes, softmax_scale_log2);
+    c->softmax_scale_log2 = sizes->softcap > 0 ? 1 : softmax_scale_log2;
+    const double lse_scale = factor / (double)softmax_scale_log2;
     c->lse_scale = (float)lse_scale;
     c->lse_scale_low = (float)(lse_scale - (double)c->lse_scale);
 }

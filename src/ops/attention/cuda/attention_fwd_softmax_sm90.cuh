@@ -14,7 +14,8 @@
 
 /* Softmax state of this thread's two rows. */
 struct softmax_state {
-    /* A maximum of the row's scores, times exponent_factor, which may be stale, or -inf: see attention_fwd_sm90.cuh. */
+    /* A maximum of the row's scores, times softmax_scale_log2, which may be stale, or -inf: see
+     * attention_fwd_sm90.cuh. */
     float row_max[2];
     float row_sum[2]; /* of this thread's own P */
 };
@@ -49,8 +50,8 @@ static __device__ __forceinline__ void apply_mask(const attention_tile &t, int k
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int tile_row = row + 8 * half;
-        visible[half] = columns_below(min(t.window_last + tile_row + 1, t.Tk) - column) &
-                        ~columns_below(t.window_first + tile_row - column);
+        visible[half] = columns_below(min(t.window_right_offset + tile_row + 1, t.Tk) - column) &
+                        ~columns_below(t.window_left_offset + tile_row - column);
     }
     enum { CHUNK = F::SOFTCAP ? 16 : 32 /* scores; twice as many columns */, CHUNK_BITS = (1 << CHUNK / 2) - 1 };
 #pragma unroll
@@ -103,7 +104,7 @@ static __device__ __forceinline__ bool update_row_max(const attention_fwd_call &
     find_thread_max(scores, max_score);
     const float minus_infinity = __int_as_float(0xff800000);
     bool rescale = FIRST;
-    max_score[0] *= c.exponent_factor, max_score[1] *= c.exponent_factor;
+    max_score[0] *= c.softmax_scale_log2, max_score[1] *= c.softmax_scale_log2;
     if (!FIRST) /* -inf - -inf is NaN where no key has been visible, and the comparison is false */
         rescale = __any_sync(0xffffffffu, max_score[0] - state.row_max[0] > (float)F::MAX_P_LOG2 ||
                                               max_score[1] - state.row_max[1] > (float)F::MAX_P_LOG2);
@@ -129,7 +130,7 @@ static __device__ __forceinline__ void exponentiate(const attention_fwd_call &c,
     float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        scores[i] = cot_ex2(fmaf(scores[i], c.exponent_factor, -base[i / 2 % 2]));
+        scores[i] = cot_ex2(fmaf(scores[i], c.softmax_scale_log2, -base[i / 2 % 2]));
         sum[i % 4] += scores[i];
     }
 #pragma unroll
@@ -154,7 +155,7 @@ static __device__ __forceinline__ bool softmax_step_fast(const attention_fwd_cal
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             float &score = scores[i + j];
-            float factor = c.exponent_factor;
+            float factor = c.softmax_scale_log2;
             if (F::SOFTCAP) {
                 const float square = score * score;
                 factor =

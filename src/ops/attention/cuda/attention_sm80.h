@@ -31,7 +31,7 @@ enum { ATTENTION_SM80_WARPS = 4, ATTENTION_F32_WARPS = 2, ATTENTION_ROW_LANES = 
 #define ATTENTION_ONE_PASS_TILES(DO) DO(d64, 64, 128, 32, 4) DO(d128, 128, 128, 64, 8) DO(d256, 256, 64, 64, 8)
 /* clang-format on */
 
-enum { ATTENTION_FAR = 1 << 30 };
+enum { ATTENTION_UNBOUNDED_32 = 1 << 30 }; /* ATTENTION_UNBOUNDED in 32 bits */
 
 /* One pass accumulates dq in float32, in the order of mma fragments: 16 rows of 8 columns are 128 floats, and element e
  * of lane l is number 32 e + l. A sequence begins at a multiple of ATTENTION_ACCUM_ROWS rows. */
@@ -56,7 +56,7 @@ typedef struct attention_sm80_call {
     int64_t rows_q, rows_k;            /* rows of all sequences */
     int64_t q_begin, q_length, k_begin, k_length;
     int64_t tiles;       /* tiles of this launch, for one sequence and head */
-    int32_t left, right; /* ATTENTION_FAR is beyond any key */
+    int32_t left, right; /* the window; ATTENTION_UNBOUNDED_32 is beyond any key */
     int32_t packed, accumulate;
     int32_t negative_scale; /* the scale is negative: the kernel negates the scores, score_scale is positive */
     float scale, score_scale, softcap, lse_factor; /* score_scale: factor of scores before ex2 or exp */

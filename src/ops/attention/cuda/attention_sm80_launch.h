@@ -21,7 +21,7 @@ static inline const char *attention_portable_refusal(const attention_problem *p)
     const attention_sizes *sizes = &p->sizes;
     if (sizes->d_qk > 256 || sizes->d_v > 256)
         return "it supports d and d_v up to 256";
-    /* The sum of a row index, the distance of two rows and ATTENTION_FAR fits in 31 bits. */
+    /* The sum of a row index, the distance of two rows and ATTENTION_UNBOUNDED_32 fits in 31 bits. */
     const int64_t max_rows = INT32_MAX / 8;
     if (sizes->q_length > max_rows || sizes->k_length > max_rows ||
         (sizes->packed && (sizes->rows_q > max_rows || sizes->rows_k > max_rows)))

@@ -186,9 +186,9 @@ typedef struct attention_bwd_call {
     int32_t loads_out_vectors;       /* rows of out and dout are 16-bit elements at multiples of 16 bytes */
     int32_t dq_store_method, dk_store_method, dv_store_method; /* attention_store_method */
     float scale;
-    float exponent_factor; /* scale times log2(e); softcap times log2(e) if there is a softcap */
-    float p_exponent;      /* P is 2^p_exponent times as large; 0 if it is not scaled */
-    float dp_scale;        /* dP is dp_scale times as large; 1 if it is not scaled */
+    float softmax_scale_log2; /* scale times log2(e); softcap times log2(e) if there is a softcap */
+    float p_exponent;         /* P is 2^p_exponent times as large; 0 if it is not scaled */
+    float dp_scale;           /* dP is dp_scale times as large; 1 if it is not scaled */
     attention_bwd_softcap cap;
     attention_array lse, out, dout, dlse, delta, sink, dq, dk, dv, dsink;
     /* Workspace, by sequence and head. DQ_TILES = tile_queries / 64 * tile_columns / 64. */
@@ -208,8 +208,8 @@ typedef struct attention_fwd_call {
     int32_t heads_per_section;      /* heads whose tiles are interleaved */
     int32_t stores_out_vectors;     /* rows of out are 16-bit elements at multiples of 16 bytes */
     attention_softcap cap;          /* its scores are exponents of 2 */
-    float exponent_factor;          /* of scores, positive: |scale| times log2(e); 1 with softcap */
-    float lse_scale, lse_scale_low; /* lse per unit of (score times exponent_factor), as high and low part */
+    float softmax_scale_log2;       /* of scores, positive: |scale| times log2(e); 1 with softcap */
+    float lse_scale, lse_scale_low; /* lse per unit of (score times softmax_scale_log2), as high and low part */
     attention_array out, lse, sink;
 } attention_fwd_call;
 

@@ -8,7 +8,8 @@
 
 #include "../../../cuda/device/ptx.cuh"
 
-enum { ATTENTION_FAR = 1 << 30 }; /* beyond any key, because rows are less than half of it */
+/* ATTENTION_UNBOUNDED in 32 bits. It is beyond any key, because rows are less than half of it. */
+enum { ATTENTION_UNBOUNDED_32 = 1 << 30 };
 
 /* The sequence of query tile or key block `number`, where a sequence has those of `heads` heads: the last sequence with
  * (tiles or key blocks before it) * heads <= number. `before_member` selects tiles_before or key_blocks_before, which
@@ -47,13 +48,14 @@ struct attention_key_block_range {
 };
 
 /* The range for the tile that begins at query first_query, of `queries` queries. Query i attends to the keys
- * i + window_first .. i + window_last that are below used_k. */
+ * i + window_left_offset .. i + window_right_offset that are below used_k. */
 static __device__ __forceinline__ attention_key_block_range
-attention_key_block_range_of(int first_query, int queries, int used_q, int used_k, int window_first, int window_last,
-                             int key_block_rows = ATTENTION_BWD_KEYS)
+attention_key_block_range_of(int first_query, int queries, int used_q, int used_k, int window_left_offset,
+                             int window_right_offset, int key_block_rows = ATTENTION_BWD_KEYS)
 {
     const int last_query = min(first_query + queries, used_q) - 1;
-    const int first_key = max(first_query + window_first, 0), last_key = min(last_query + window_last, used_k - 1);
+    const int first_key = max(first_query + window_left_offset, 0),
+              last_key = min(last_query + window_right_offset, used_k - 1);
     if (last_query < first_query || last_key < first_key)
         return {0, -1};
     return {first_key / key_block_rows, last_key / key_block_rows};
