@@ -29,7 +29,7 @@
  * has. */
 enum attention_bwd_version { VERSION_PLAIN, VERSION_STORES_DQ, VERSION_GENERAL, VERSION_SOFTCAP };
 
-enum { KEYS = ATTENTION_BWD_KEYS, WARPGROUP = 128, WARP = 32, SQUARE_BYTES = 64 * 64 * 2 /* of 16 bits */ };
+enum { KEYS = ATTENTION_BWD_KEYS, WARPGROUP = 128, WARP = 32, TILE_64X64_BYTES = 64 * 64 * 2 /* of 16 bits */ };
 
 extern __shared__ __align__(1024) unsigned char dynamic_shared_memory[];
 

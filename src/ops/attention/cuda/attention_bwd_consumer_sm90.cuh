@@ -30,13 +30,13 @@ template <int TILE_COLUMNS, bool PAIRS> struct bwd_shared {
         DQ_TILES = QUERIES / 64 * COLUMN_PANELS,            /* dQ tiles of a step: 64 queries by 64 columns */
     };
     /* 128 keys: 64 for each consumer. */
-    unsigned char k[COLUMN_PANELS][2][SQUARE_BYTES], v[COLUMN_PANELS][2][SQUARE_BYTES];
+    unsigned char k[COLUMN_PANELS][2][TILE_64X64_BYTES], v[COLUMN_PANELS][2][TILE_64X64_BYTES];
     unsigned char q[ATTENTION_BWD_Q_STAGES][COLUMN_PANELS][Q_PANEL_BYTES];
     unsigned char dout[ATTENTION_BWD_DOUT_STAGES][COLUMN_PANELS][Q_PANEL_BYTES];
     unsigned char ds[ATTENTION_BWD_DS_STAGES][2]
                     [QUERIES * 64 * 2]; /* [query][key], one tile for each consumer's keys */
     /* Operands of dQ from the peer: its dS for the dQ tile that this thread block computes, and 64 columns of its K. */
-    unsigned char peer_ds[PAIRS ? 2 : 0][SQUARE_BYTES], peer_k[PAIRS ? 2 : 0][SQUARE_BYTES];
+    unsigned char peer_ds[PAIRS ? 2 : 0][TILE_64X64_BYTES], peer_k[PAIRS ? 2 : 0][TILE_64X64_BYTES];
     float dq[DQ_STAGES][ATTENTION_BWD_DQ_TILE];
     float lse_log2[ATTENTION_BWD_Q_STAGES][QUERIES], scaled_delta[ATTENTION_BWD_DOUT_STAGES][QUERIES];
     union {

@@ -248,9 +248,9 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_blo
             static_assert(offsetof(key_block_shared<TILE_COLUMNS>, v) == sizeof s.k,
                           "V follows K: one call clears both");
             if (!keys_are_clean)
-                wait_and_clear<2 * SQUARE_BYTES, 2 * COLUMN_PANELS>(s.uncleared_full, uncleared_parity,
-                                                                    (unsigned char(*)[2 * SQUARE_BYTES]) s.k,
-                                                                    w.used_k - w.first_key, &s.kv_full);
+                wait_and_clear<2 * TILE_64X64_BYTES, 2 * COLUMN_PANELS>(s.uncleared_full, uncleared_parity,
+                                                                        (unsigned char(*)[2 * TILE_64X64_BYTES]) s.k,
+                                                                        w.used_k - w.first_key, &s.kv_full);
         }
         if (leader && steps == 0)
             publish_work_only(s, n);
@@ -368,9 +368,9 @@ static __device__ __forceinline__ void compute_dq_tile(key_block_shared<TILE_COL
 #pragma unroll
     for (int consumer = first_consumer; consumer <= last_consumer; consumer++) {
         const uint64_t a =
-            cot_wgmma_k_major(cot_shared_address(s.ds[ds][consumer] + dq_tile / s.COLUMN_PANELS * SQUARE_BYTES));
+            cot_wgmma_k_major(cot_shared_address(s.ds[ds][consumer] + dq_tile / s.COLUMN_PANELS * TILE_64X64_BYTES));
         const uint64_t b =
-            cot_wgmma_mn_major(cot_shared_address(s.k[dq_tile % s.COLUMN_PANELS][consumer]), SQUARE_BYTES);
+            cot_wgmma_mn_major(cot_shared_address(s.k[dq_tile % s.COLUMN_PANELS][consumer]), TILE_64X64_BYTES);
 #pragma unroll
         for (int k = 0; k < 4; k++)
             cot_wgmma<E, false, true>(acc, a + k * COT_WGMMA_K_STEP, b + k * COT_WGMMA_MN_STEP,

@@ -118,12 +118,12 @@ static __device__ void load_pair_tiles(const attention_bwd_mapped &m, pair_share
             cot_mbarrier_wait(&s.q_empty[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(ring_step) ^ 1);
             s.tile_index[q_stage] = tile; /* before the arrival on q_full, for which the consumers wait */
             open_stage_in_both(&s.peer_q_empty[q_stage], rank, q_use, &s.q_full[q_stage], bytes);
-            cot_tma_load_4d_to_both(s.q[q_stage][0] + rank * SQUARE_BYTES, &m.q, column, query, head, b,
+            cot_tma_load_4d_to_both(s.q[q_stage][0] + rank * TILE_64X64_BYTES, &m.q, column, query, head, b,
                                     &s.q_full[q_stage]);
             cot_tma_load_4d(s.lse_log2[q_stage], &m.statistics, 0, statistics_row, 0, 0, &s.q_full[q_stage]);
             cot_mbarrier_wait(&s.dout_empty[dout_stage], parity_of<ATTENTION_BWD_DOUT_STAGES>(ring_step) ^ 1);
             open_stage_in_both(&s.peer_dout_empty[dout_stage], rank, dout_use, &s.dout_full[dout_stage], bytes);
-            cot_tma_load_4d_to_both(s.dout[dout_stage][0] + rank * SQUARE_BYTES, &m.dout, column, query, head, b,
+            cot_tma_load_4d_to_both(s.dout[dout_stage][0] + rank * TILE_64X64_BYTES, &m.dout, column, query, head, b,
                                     &s.dout_full[dout_stage]);
             cot_tma_load_4d(s.scaled_delta[dout_stage], &m.statistics, 0, first_delta_row + statistics_row, 0, 0,
                             &s.dout_full[dout_stage]);
@@ -216,16 +216,16 @@ template <int TILE_COLUMNS> static __device__ void send_ds(pair_shared<TILE_COLU
             cot_mbarrier_wait(&s.ds_full[ds.stage], ds.parity);
             cot_mbarrier_wait(s.sent_ds_empty, parity ^ 1);
             for (int consumer = 0; consumer < 2; consumer++)
-                cot_bulk_copy_to_block(peer_ds + consumer * SQUARE_BYTES,
+                cot_bulk_copy_to_block(peer_ds + consumer * TILE_64X64_BYTES,
                                        cot_shared_address(s.ds[ds.stage][consumer]) +
-                                           (TILE_COLUMNS == 64 ? (rank ^ 1) * SQUARE_BYTES : 0),
-                                       SQUARE_BYTES, peer_ds_full);
+                                           (TILE_COLUMNS == 64 ? (rank ^ 1) * TILE_64X64_BYTES : 0),
+                                       TILE_64X64_BYTES, peer_ds_full);
         }
     }
 }
 
 /* Issues acc += dS K over 128 keys. `ds` and `k` are those of the first 64 keys, those of the others lie ds_stride and
- * SQUARE_BYTES bytes later. If not `add`, acc = dS K. */
+ * TILE_64X64_BYTES bytes later. If not `add`, acc = dS K. */
 template <typename E>
 static __device__ __forceinline__ void issue_dq(float (&acc)[32], const unsigned char *ds, int ds_stride,
                                                 const unsigned char *k, bool add)
@@ -234,7 +234,7 @@ static __device__ __forceinline__ void issue_dq(float (&acc)[32], const unsigned
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         const uint64_t a = cot_wgmma_k_major(cot_shared_address(ds + i / 4 * ds_stride)),
-                       b = cot_wgmma_mn_major(cot_shared_address(k + i / 4 * SQUARE_BYTES), SQUARE_BYTES);
+                       b = cot_wgmma_mn_major(cot_shared_address(k + i / 4 * TILE_64X64_BYTES), TILE_64X64_BYTES);
         cot_wgmma<E, false, true>(acc, a + i % 4 * COT_WGMMA_K_STEP, b + i % 4 * COT_WGMMA_MN_STEP, add || i > 0);
     }
     cot_wgmma_commit();
@@ -270,13 +270,13 @@ static __device__ void compute_pair_dq(const attention_bwd_call &c, pair_shared<
             if (leader)
                 cot_mbarrier_arrive_expect(s.peer_ds_full, sizeof s.peer_ds);
             __syncwarp();
-            issue_dq<E>(acc, s.ds[ds.stage][0] + (TILE_COLUMNS == 64 ? rank * SQUARE_BYTES : 0), sizeof s.ds[0][0],
+            issue_dq<E>(acc, s.ds[ds.stage][0] + (TILE_COLUMNS == 64 ? rank * TILE_64X64_BYTES : 0), sizeof s.ds[0][0],
                         s.k[TILE_COLUMNS == 64 ? 0 : rank][0], false);
             cot_mbarrier_wait(s.peer_ds_full, parity);
             if (leader)
                 cot_mbarrier_arrive_remote(peer_ds_empty + ds.stage * sizeof(uint64_t));
             __syncwarp();
-            issue_dq<E>(acc, s.peer_ds[0], SQUARE_BYTES, s.peer_k[0], true);
+            issue_dq<E>(acc, s.peer_ds[0], TILE_64X64_BYTES, s.peer_k[0], true);
             cot_wgmma_wait<1>();
             if (lane == 0)
                 cot_mbarrier_arrive(&s.ds_empty[ds.stage]);

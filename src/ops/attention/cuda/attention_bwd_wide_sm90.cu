@@ -71,10 +71,11 @@ template <int COLUMNS, int V_COLUMNS> struct wide_shared {
         DQ_REGISTERS = BY_TILES ? 104 : 64,
         CONSUMER_REGISTERS = BY_TILES ? 184 : 208, /* DQ + 2 * CONSUMER + PRODUCER = 4 * 128, as at launch */
     };
-    unsigned char k[COLUMN_PANELS][SQUARE_BYTES], peer_k[PEER_PANELS][SQUARE_BYTES], v[V_PANELS][SQUARE_BYTES];
-    unsigned char q[Q_STAGES][COLUMN_PANELS][SQUARE_BYTES];
-    unsigned char dout[DOUT_STAGES][CHUNK_PANELS][SQUARE_BYTES];
-    unsigned char ds[DS_STAGES][SQUARE_BYTES], peer_ds[SQUARE_BYTES]; /* [query][key]; the peer sends peer_ds */
+    unsigned char k[COLUMN_PANELS][TILE_64X64_BYTES], peer_k[PEER_PANELS][TILE_64X64_BYTES],
+        v[V_PANELS][TILE_64X64_BYTES];
+    unsigned char q[Q_STAGES][COLUMN_PANELS][TILE_64X64_BYTES];
+    unsigned char dout[DOUT_STAGES][CHUNK_PANELS][TILE_64X64_BYTES];
+    unsigned char ds[DS_STAGES][TILE_64X64_BYTES], peer_ds[TILE_64X64_BYTES]; /* [query][key]; the peer sends peer_ds */
     float dq[DQ_STAGES][ATTENTION_BWD_DQ_TILE];
     float lse_log2[Q_STAGES][QUERIES], delta[2][QUERIES];
     uint32_t low_bits[DS_STAGES][WARPGROUP]; /* if E is f16: the lowest bits of P, see encode_p; 16-byte aligned */
@@ -91,11 +92,12 @@ template <int COLUMNS, int V_COLUMNS> struct wide_shared {
  * unless it is null. Executed by a warp. */
 template <int PANELS>
 static __device__ __forceinline__ void wait_and_clear(uint64_t *uncleared_full, uint32_t &parity,
-                                                      unsigned char (*panels)[SQUARE_BYTES], int row, uint64_t *full)
+                                                      unsigned char (*panels)[TILE_64X64_BYTES], int row,
+                                                      uint64_t *full)
 {
     cot_mbarrier_wait(uncleared_full, parity);
     parity ^= 1;
-    attention_clear_rows<SQUARE_BYTES, PANELS>(panels, max(row, 0));
+    attention_clear_rows<TILE_64X64_BYTES, PANELS>(panels, max(row, 0));
     if (full != nullptr && threadIdx.x % WARP == 0)
         cot_mbarrier_arrive(full);
 }
@@ -142,7 +144,7 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, wide_shared<COL
         if (leader) {
             uint64_t *full = clean ? &s.k_full : uncleared_full;
             const int peer_column = S::BY_TILES ? 0 : rank * (COLUMNS / 2);
-            cot_mbarrier_arrive_expect(full, (S::COLUMN_PANELS + S::PEER_PANELS) * SQUARE_BYTES);
+            cot_mbarrier_arrive_expect(full, (S::COLUMN_PANELS + S::PEER_PANELS) * TILE_64X64_BYTES);
             for (int panel = 0; panel < S::COLUMN_PANELS; panel++)
                 cot_tma_load_4d(s.k[panel], &m.k, panel * 64, keys.row, w.kv_head, w.b, full);
             for (int panel = 0; panel < S::PEER_PANELS; panel++)
@@ -150,7 +152,7 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, wide_shared<COL
         }
         if (!clean) {
             wait_and_clear<S::COLUMN_PANELS>(uncleared_full, uncleared_parity, s.k, keys.used, nullptr);
-            attention_clear_rows<SQUARE_BYTES, S::PEER_PANELS>(s.peer_k, max(peer_keys.used, 0));
+            attention_clear_rows<TILE_64X64_BYTES, S::PEER_PANELS>(s.peer_k, max(peer_keys.used, 0));
             if (leader)
                 cot_mbarrier_arrive(&s.k_full);
         }
@@ -158,7 +160,7 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, wide_shared<COL
     if (LOADS_DOUT) {
         if (leader) {
             uint64_t *full = keys.clean ? &s.v_full : uncleared_full;
-            cot_mbarrier_arrive_expect(full, S::V_PANELS * SQUARE_BYTES);
+            cot_mbarrier_arrive_expect(full, S::V_PANELS * TILE_64X64_BYTES);
             for (int panel = 0; panel < S::V_PANELS; panel++)
                 cot_tma_load_4d(s.v[panel], &m.v, panel * 64, keys.row, w.kv_head, w.b, full);
         }
@@ -185,7 +187,7 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, wide_shared<COL
                 uint64_t *full = clean ? &s.q_full[q.stage] : uncleared_full;
                 cot_mbarrier_wait(&s.q_empty[q.stage], q.parity ^ 1);
                 if (leader) {
-                    cot_mbarrier_arrive_expect(full, S::COLUMN_PANELS * SQUARE_BYTES + QUERIES * sizeof(float));
+                    cot_mbarrier_arrive_expect(full, S::COLUMN_PANELS * TILE_64X64_BYTES + QUERIES * sizeof(float));
                     for (int panel = 0; panel < S::COLUMN_PANELS; panel++)
                         cot_tma_load_4d(s.q[q.stage][panel], &m.q, panel * 64,
                                         (GENERAL ? w.q_first_row : 0) + tile * QUERIES, w.first_head + h, w.b, full);
@@ -200,7 +202,7 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, wide_shared<COL
                 uint64_t *full = clean ? &s.dout_full[chunk.stage] : uncleared_full;
                 cot_mbarrier_wait(&s.dout_empty[chunk.stage], chunk.parity ^ 1);
                 if (leader) {
-                    const uint32_t bytes = S::CHUNK_PANELS * SQUARE_BYTES;
+                    const uint32_t bytes = S::CHUNK_PANELS * TILE_64X64_BYTES;
                     cot_mbarrier_arrive_expect(full, part == 0 ? bytes + QUERIES * sizeof(float) : bytes);
                     for (int panel = 0; panel < S::CHUNK_PANELS; panel++)
                         cot_tma_load_4d(s.dout[chunk.stage][panel], &m.dout, (S::CHUNK_PANELS * part + panel) * 64,
@@ -259,7 +261,7 @@ static __device__ __forceinline__ void issue_dq(float (&acc)[N], const unsigned 
                                                 bool accumulate)
 {
     const uint64_t a_desc = cot_wgmma_k_major(cot_shared_address(ds)),
-                   b_desc = cot_wgmma_mn_major(cot_shared_address(k), SQUARE_BYTES);
+                   b_desc = cot_wgmma_mn_major(cot_shared_address(k), TILE_64X64_BYTES);
     cot_wgmma_fence();
 #pragma unroll
     for (int k_step = 0; k_step < 4; k_step++)
@@ -296,7 +298,7 @@ static __device__ void send_ds(wide_shared<COLUMNS, V_COLUMNS> &s, const attenti
     for (int step = rank ^ 1; step < step_count(w); step += 2, parity ^= 1) {
         cot_mbarrier_wait(&s.ds_full[stage], parity);
         cot_mbarrier_wait(&s.sent_ds_empty, parity ^ 1);
-        cot_bulk_copy_to_block(peer.ds, cot_shared_address(s.ds[stage]), SQUARE_BYTES, peer.ds_full);
+        cot_bulk_copy_to_block(peer.ds, cot_shared_address(s.ds[stage]), TILE_64X64_BYTES, peer.ds_full);
     }
 }
 
@@ -317,7 +319,7 @@ static __device__ void compute_dq_by_tiles(wide_shared<COLUMNS, V_COLUMNS> &s, c
     for (int step = rank; step < steps; step += 2, parity ^= 1) {
         cot_mbarrier_wait(&s.ds_full[stage], parity);
         if (leader)
-            cot_mbarrier_arrive_expect(&s.peer_ds_full, SQUARE_BYTES);
+            cot_mbarrier_arrive_expect(&s.peer_ds_full, TILE_64X64_BYTES);
         __syncwarp();
         {
             float acc[64];
@@ -365,9 +367,9 @@ static __device__ void compute_dq_by_columns(wide_shared<COLUMNS, V_COLUMNS> &s,
     for (int step = step_count(w); step > 0; step--, parity ^= 1) {
         cot_mbarrier_wait(&s.ds_full[0], parity);
         if (threadIdx.x % WARPGROUP == 0) {
-            cot_mbarrier_arrive_expect(&s.peer_ds_full, SQUARE_BYTES);
+            cot_mbarrier_arrive_expect(&s.peer_ds_full, TILE_64X64_BYTES);
             cot_mbarrier_wait(&s.sent_ds_empty, parity ^ 1);
-            cot_bulk_copy_to_block(peer.ds, cot_shared_address(s.ds[0]), SQUARE_BYTES, peer.ds_full);
+            cot_bulk_copy_to_block(peer.ds, cot_shared_address(s.ds[0]), TILE_64X64_BYTES, peer.ds_full);
         }
         __syncwarp();
 #pragma unroll
@@ -516,7 +518,7 @@ static __device__ __forceinline__ void dv_step(const attention_bwd_call &c, wide
     cot_mbarrier_wait(&s.q_full[q], parity_of<S::Q_STAGES>(step));
     /* step >> 31 is 0. Without it, the address of K would be loop-invariant, and the compiler would keep the
      * descriptors in registers, of which there are not enough. */
-    issue_gemm_abt<E, COLUMNS>(scores, s.k[0] + (step >> 31), SQUARE_BYTES, s.q[q][0]);
+    issue_gemm_abt<E, COLUMNS>(scores, s.k[0] + (step >> 31), TILE_64X64_BYTES, s.q[q][0]);
     if (!FIRST) {
         if (PARTS == 2) {
             cot_wgmma_wait<2>();
@@ -638,9 +640,9 @@ static __device__ __forceinline__ void issue_dp(wide_shared<COLUMNS, V_COLUMNS> 
 #pragma unroll
     for (int k = 0; k < V_COLUMNS / 16; k++) {
         const int panel = k / 4;
-        cot_wgmma<E, false, false>(dp, v_desc + panel * (SQUARE_BYTES >> 4) + k % 4 * COT_WGMMA_K_STEP,
-                                   dout_desc[panel / S::CHUNK_PANELS] + panel % S::CHUNK_PANELS * (SQUARE_BYTES >> 4) +
-                                       k % 4 * COT_WGMMA_K_STEP,
+        cot_wgmma<E, false, false>(dp, v_desc + panel * (TILE_64X64_BYTES >> 4) + k % 4 * COT_WGMMA_K_STEP,
+                                   dout_desc[panel / S::CHUNK_PANELS] +
+                                       panel % S::CHUNK_PANELS * (TILE_64X64_BYTES >> 4) + k % 4 * COT_WGMMA_K_STEP,
                                    k > 0);
     }
     cot_wgmma_commit();
@@ -649,7 +651,7 @@ static __device__ __forceinline__ void issue_dp(wide_shared<COLUMNS, V_COLUMNS> 
 /* Issues dK += dS^T Q for the keys of the thread block. */
 template <typename E, int PARTS, int N>
 static __device__ __forceinline__ void issue_dk(float (&dk)[PARTS][N], const uint32_t (&packed)[16],
-                                                const unsigned char (*q)[SQUARE_BYTES])
+                                                const unsigned char (*q)[TILE_64X64_BYTES])
 {
 #pragma unroll
     for (int part = 0; part < PARTS; part++)

@@ -22,23 +22,23 @@ enum {
     ATTENTION_BWD_DQ_TILE = 4096 /* floats of 64 queries and 64 columns of dq, in the order of wgmma accumulators */
 };
 
-/* Bytes of shared memory, in the order of the members of wide_shared and bwd_shared. A square is 64 rows of 64 16-bit
- * columns. */
+/* Bytes of shared memory, in the order of the members of wide_shared and bwd_shared. A 64 x 64 tile is 64 rows of 64
+ * 16-bit columns. */
 /* clang-format off */
-enum { ATTENTION_BWD_SQUARE_BYTES = 64 * 64 * 2 };
+enum { ATTENTION_BWD_TILE_64X64_BYTES = 64 * 64 * 2 };
 
 /* attention_bwd_wide_sm90.cu, d and d_v up to 192: dQ by tiles. */
-#define ATTENTION_BWD_WIDE_BY_TILES_SQUARES(d, d_v) \
-    ((d) / 64           /* K of 64 keys */          \
-     + (d) / 64         /* the peer's K */          \
-     + (d_v) / 64       /* V of 64 keys */          \
-     + 2 * ((d) / 64)   /* 2 stages of Q */         \
-     + 2 * ((d_v) / 64) /* 2 stages of dO */        \
-     + 2                /* 2 stages of dS */        \
-     + 1                /* the peer's dS */         \
+#define ATTENTION_BWD_WIDE_64X64_TILES_BY_TILES(d, d_v) \
+    ((d) / 64           /* K of 64 keys */              \
+     + (d) / 64         /* the peer's K */              \
+     + (d_v) / 64       /* V of 64 keys */              \
+     + 2 * ((d) / 64)   /* 2 stages of Q */             \
+     + 2 * ((d_v) / 64) /* 2 stages of dO */            \
+     + 2                /* 2 stages of dS */            \
+     + 1                /* the peer's dS */             \
      + 2 * 2)           /* 2 stages of a dQ tile */
 /* d or d_v above 192: dQ by columns. */
-#define ATTENTION_BWD_WIDE_BY_COLUMNS_SQUARES            \
+#define ATTENTION_BWD_WIDE_64X64_TILES_BY_COLUMNS        \
     (4       /* K of 64 keys */                          \
      + 2     /* half of the columns of the peer's K */   \
      + 4     /* V of 64 keys */                          \
@@ -47,11 +47,11 @@ enum { ATTENTION_BWD_SQUARE_BYTES = 64 * 64 * 2 };
      + 1     /* dS */                                    \
      + 1     /* the peer's dS */                         \
      + 2)    /* a dQ tile */
-#define ATTENTION_BWD_WIDE_SHARED_BYTES(d, d_v)                                                                  \
-    (ATTENTION_BWD_SQUARE_BYTES *                                                                                \
-         ((d) <= 192 ? ATTENTION_BWD_WIDE_BY_TILES_SQUARES(d, d_v) : ATTENTION_BWD_WIDE_BY_COLUMNS_SQUARES)      \
-     + 2 * 2 * 64 * 4                 /* 2 stages of lse_log2 and of delta, 64 queries each */                   \
-     + ((d) <= 192 ? 2 : 1) * 128 * 4 /* low bits of P: a word for each thread of a warpgroup and stage of dS */ \
+#define ATTENTION_BWD_WIDE_SHARED_BYTES(d, d_v)                                                                     \
+    (ATTENTION_BWD_TILE_64X64_BYTES *                                                                               \
+         ((d) <= 192 ? ATTENTION_BWD_WIDE_64X64_TILES_BY_TILES(d, d_v) : ATTENTION_BWD_WIDE_64X64_TILES_BY_COLUMNS) \
+     + 2 * 2 * 64 * 4                 /* 2 stages of lse_log2 and of delta, 64 queries each */                      \
+     + ((d) <= 192 ? 2 : 1) * 128 * 4 /* low bits of P: a word for each thread of a warpgroup and stage of dS */    \
      + 512)                           /* barriers, work */
 
 /* attention_bwd_key_blocks_sm90.cu. */
@@ -69,8 +69,8 @@ enum { ATTENTION_BWD_SQUARE_BYTES = 64 * 64 * 2 };
 /* attention_bwd_pairs_sm90.cu. */
 #define ATTENTION_BWD_PAIRS_SHARED_BYTES(columns)                                                              \
     (ATTENTION_BWD_SHARED_BYTES(columns)                                                                       \
-     + 2 * ATTENTION_BWD_SQUARE_BYTES                             /* the peer's dS, 128 keys and 64 queries */ \
-     + 2 * ATTENTION_BWD_SQUARE_BYTES                             /* the peer's K, 128 keys and 64 columns */  \
+     + 2 * ATTENTION_BWD_TILE_64X64_BYTES                         /* the peer's dS, 128 keys and 64 queries */ \
+     + 2 * ATTENTION_BWD_TILE_64X64_BYTES                         /* the peer's K, 128 keys and 64 columns */  \
      - (ATTENTION_BWD_DQ_STAGES - 1) * ATTENTION_BWD_DQ_TILE * 4) /* one stage of dQ tiles */
 /* clang-format on */
 
