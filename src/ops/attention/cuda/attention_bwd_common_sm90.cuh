@@ -27,7 +27,7 @@
 
 /* The versions of a kernel: the top of attention_bwd_key_blocks_sm90.cu explains them. SOFTCAP also has what GENERAL
  * has. */
-enum attention_bwd_version { VERSION_PLAIN, VERSION_STORES_DQ, VERSION_GENERAL, VERSION_SOFTCAP };
+enum attention_bwd_version { VERSION_SPECIALISED, VERSION_STORES_DQ, VERSION_GENERAL, VERSION_SOFTCAP };
 
 enum { KEYS = ATTENTION_BWD_KEYS, WARPGROUP = 128, WARP = 32, TILE_64X64_BYTES = 64 * 64 * 2 /* of 16 bits */ };
 

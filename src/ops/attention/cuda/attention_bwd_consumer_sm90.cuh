@@ -44,7 +44,7 @@ template <int TILE_COLUMNS, bool PAIRS> struct bwd_shared {
         cluster_ticket ticket;            /* used only until the producer writes `work` */
     };
     union { /* values in shared memory, because the consumers have no registers for them at 64 tile columns */
-        int tile_index[ATTENTION_BWD_Q_STAGES]; /* plain versions: index of the query tile in each Q stage */
+        int tile_index[ATTENTION_BWD_Q_STAGES]; /* specialised versions: index of the query tile in each Q stage */
         /* GENERAL without softcap: for each consumer warp, the ring_step of the first step that this warp does not skip
          * in the current key block. */
         uint32_t first_unskipped_ring_step[TILE_COLUMNS == 64 && !PAIRS ? 8 : 1];
@@ -342,9 +342,9 @@ template <typename E> static __device__ __forceinline__ uint32_t pack_two_volati
     return word;
 }
 
-/* Whether this consumer skips a tile because all of its scores are masked. Only in GENERAL versions. The plain versions
- * have no windows: a key block could skip at most one tile, and testing every tile would cost more than that tile. The
- * warp vote shows ptxas that the result is uniform. */
+/* Whether this consumer skips a tile because all of its scores are masked. Only in GENERAL versions. The specialised
+ * versions have no windows: a key block could skip at most one tile, and testing every tile would cost more than that
+ * tile. The warp vote shows ptxas that the result is uniform. */
 template <int QUERIES, bool GENERAL>
 static __device__ __forceinline__ bool is_skipped(const consumer_work &w, int tile, int key_begin)
 {
@@ -362,11 +362,11 @@ static __device__ __forceinline__ uint32_t opaque_zero(bwd_shared<TILE_COLUMNS, 
 }
 
 /* 1, but the compiler cannot prove it. `restore` subtracts with an integer multiply-add, because that does not use the
- * pipe of the permutations. With a constant 1, ptxas would replace the multiply-add by an addition. The plain versions
- * at 128 tile columns do not need it. With softcap, `restore` is not called.
+ * pipe of the permutations. With a constant 1, ptxas would replace the multiply-add by an addition. The specialised
+ * versions at 128 tile columns do not need it. With softcap, `restore` is not called.
  *   64 tile columns             opaque_zero + 1
  *   128 tile columns, GENERAL   gridDim.y, which is 1
- *   128 tile columns, plain     the constant 1 */
+ *   128 tile columns, specialised     the constant 1 */
 template <int TILE_COLUMNS, bool GENERAL> static __device__ __forceinline__ uint32_t opaque_one(uint32_t zero)
 {
     return TILE_COLUMNS == 64 ? zero + 1 : GENERAL ? gridDim.y : 1;

@@ -64,7 +64,7 @@
  *
  * Each kernel has these versions:
  *
- *   plain        full and causal masks, d = d_v = 64, 96 or 128
+ *   specialised  full and causal masks, d = d_v = 64, 96 or 128
  *   _stores_dq   the same with STORES_DQ, d = d_v = 64 or 128. A single kernel with a run-time branch was 8 % slower
  *                for long sequences at 128 tile columns
  *   _general     also windows, sequences of different lengths, and smaller d and d_v: TMA fills the other columns with
@@ -104,9 +104,9 @@ static __device__ __forceinline__ void take_heads(const attention_bwd_call &c, a
     w.first_head += (int)(blockIdx.x % c.head_split) * w.query_heads;
 }
 
-/* The producer of the plain versions. Executed by one thread. Stages and parities are computed from ring_step in each
- * step, because the thread has too few registers to keep them. load_tiles_general and load_pair_tiles have the same
- * order of waits and loads. */
+/* The producer of the specialised versions. Executed by one thread. Stages and parities are computed from ring_step in
+ * each step, because the thread has too few registers to keep them. load_tiles_general and load_pair_tiles have the
+ * same order of waits and loads. */
 template <int TILE_COLUMNS>
 static __device__ void load_tiles(const attention_bwd_mapped &m, key_block_shared<TILE_COLUMNS> &s)
 {
@@ -523,9 +523,9 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
                  version == VERSION_SOFTCAP, version == VERSION_STORES_DQ>(m);                     \
     }
 #define INSTANCES(dtype, element)                                          \
-    INSTANCE(dtype##_sm90_d64, element, 64, VERSION_PLAIN)                 \
-    INSTANCE(dtype##_sm90_d96, element, 96, VERSION_PLAIN)                 \
-    INSTANCE(dtype##_sm90_d128, element, 128, VERSION_PLAIN)               \
+    INSTANCE(dtype##_sm90_d64, element, 64, VERSION_SPECIALISED)           \
+    INSTANCE(dtype##_sm90_d96, element, 96, VERSION_SPECIALISED)           \
+    INSTANCE(dtype##_sm90_d128, element, 128, VERSION_SPECIALISED)         \
     INSTANCE(dtype##_sm90_d64_stores_dq, element, 64, VERSION_STORES_DQ)   \
     INSTANCE(dtype##_sm90_d128_stores_dq, element, 128, VERSION_STORES_DQ) \
     INSTANCE(dtype##_sm90_d64_general, element, 64, VERSION_GENERAL)       \

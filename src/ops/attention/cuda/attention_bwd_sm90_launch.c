@@ -28,7 +28,7 @@ typedef struct backward_kernels {
  * kernels attention_bwd_preprocess_d64_general, attention_bwd_bf16_sm90_d64_general and
  * attention_bwd_postprocess_bf16_d64_general. */
 enum { SIZE_64, SIZE_96, SIZE_128, SIZE_192_128, SIZE_192, SIZE_256, SIZES };
-enum { PLAIN, GENERAL = SIZES, SOFTCAP = 2 * SIZES };
+enum { SPECIALISED, GENERAL = SIZES, SOFTCAP = 2 * SIZES };
 
 #define KERNELS(dtype, size, main_size, image, shared_bytes)                                             \
     {                                                                                                    \
@@ -47,33 +47,35 @@ enum { PLAIN, GENERAL = SIZES, SOFTCAP = 2 * SIZES };
              [first + SIZE_192_128] = WIDE_KERNELS(dtype, d192##rows_suffix, d192_v128##suffix, 192, 128), \
              [first + SIZE_192] = WIDE_KERNELS(dtype, d192##rows_suffix, d192##suffix, 192, 192),          \
              [first + SIZE_256] = WIDE_KERNELS(dtype, d256##rows_suffix, d256##suffix, 256, 256)
-#define KERNELS_OF(dtype)                                                                               \
-    {                                                                                                   \
-        VERSION_OF(dtype, PLAIN, , , d96), VERSION_OF(dtype, GENERAL, _general, _general, d96_general), \
-            VERSION_OF(dtype, SOFTCAP, _general, _softcap, d128_softcap),                               \
+#define KERNELS_OF(dtype)                                                                                     \
+    {                                                                                                         \
+        VERSION_OF(dtype, SPECIALISED, , , d96), VERSION_OF(dtype, GENERAL, _general, _general, d96_general), \
+            VERSION_OF(dtype, SOFTCAP, _general, _softcap, d128_softcap),                                     \
     }
 static const backward_kernels bf16_kernels[] = KERNELS_OF(bf16), f16_kernels[] = KERNELS_OF(f16);
 
-/* Further main kernels of the plain version, at 64 and 128 tile columns. */
-typedef struct plain_kernels {
+/* The other specialised main kernels, at 64 and 128 tile columns. */
+typedef struct specialised_kernels {
     cot_cuda_kernel stores_dq[2], pairs[2], pairs_stores_dq[2];
-} plain_kernels;
+} specialised_kernels;
 
-#define PLAIN_KERNEL(dtype, columns, image, suffix, shared_bytes)                            \
+#define SPECIALISED_KERNEL(dtype, columns, image, suffix, shared_bytes)                      \
     {                                                                                        \
         image, "attention_bwd_" #dtype "_sm90_d" #columns "_" #suffix, shared_bytes(columns) \
     }
-#define BOTH_SIZES(dtype, image, suffix, shared_bytes)                                                              \
-    {                                                                                                               \
-        PLAIN_KERNEL(dtype, 64, image, suffix, shared_bytes), PLAIN_KERNEL(dtype, 128, image, suffix, shared_bytes) \
+#define BOTH_SIZES(dtype, image, suffix, shared_bytes)                  \
+    {                                                                   \
+        SPECIALISED_KERNEL(dtype, 64, image, suffix, shared_bytes),     \
+            SPECIALISED_KERNEL(dtype, 128, image, suffix, shared_bytes) \
     }
-#define PLAIN_KERNELS_OF(dtype)                                                                                       \
+#define SPECIALISED_KERNELS_OF(dtype)                                                                                 \
     {                                                                                                                 \
         BOTH_SIZES(dtype, cot_image_attention_bwd_key_blocks_sm90, stores_dq, ATTENTION_BWD_SHARED_BYTES),            \
             BOTH_SIZES(dtype, cot_image_attention_bwd_pairs_sm90, pairs, ATTENTION_BWD_PAIRS_SHARED_BYTES),           \
             BOTH_SIZES(dtype, cot_image_attention_bwd_pairs_sm90, pairs_stores_dq, ATTENTION_BWD_PAIRS_SHARED_BYTES), \
     }
-static const plain_kernels bf16_plain_kernels = PLAIN_KERNELS_OF(bf16), f16_plain_kernels = PLAIN_KERNELS_OF(f16);
+static const specialised_kernels bf16_specialised_kernels = SPECIALISED_KERNELS_OF(bf16),
+                                 f16_specialised_kernels = SPECIALISED_KERNELS_OF(f16);
 static const cot_cuda_kernel dsink = {cot_image_attention_bwd_preprocess_sm90, "attention_bwd_dsink", 0};
 
 static int kernels_index(const attention_sizes *sizes, bool general)
@@ -85,7 +87,7 @@ static int kernels_index(const attention_sizes *sizes, bool general)
                      : columns == 256    ? SIZE_256
                      : sizes->d_v <= 128 ? SIZE_192_128
                                          : SIZE_192;
-    return size + (sizes->softcap > 0 ? SOFTCAP : general ? GENERAL : PLAIN);
+    return size + (sizes->softcap > 0 ? SOFTCAP : general ? GENERAL : SPECIALISED);
 }
 
 /* Encodes the map of lse_log2 and delta, which follow each other. One query tile is one row. */
@@ -147,7 +149,7 @@ static attention_bwd_softcap backward_softcap(const attention_sizes *sizes)
 }
 
 static cot_status backward(cot_queue *queue, const attention_problem *p, void *workspace,
-                           const backward_kernels *kernel_table, const plain_kernels *plain)
+                           const backward_kernels *kernel_table, const specialised_kernels *specialised)
 {
     const attention_sizes *sizes = &p->sizes;
     const attention_sm90_bwd_plan *plan = queue->plan;
@@ -255,9 +257,9 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
         if (status == COT_OK)
             status = attention_encode_row_map(queue, &mapped.dout, &p->dout, tile_rows, p->k.data);
         const int size = columns == 128;
-        const cot_cuda_kernel *main = choice.pairs && choice.stores_dq ? &plain->pairs_stores_dq[size]
-                                      : choice.pairs                   ? &plain->pairs[size]
-                                      : choice.stores_dq               ? &plain->stores_dq[size]
+        const cot_cuda_kernel *main = choice.pairs && choice.stores_dq ? &specialised->pairs_stores_dq[size]
+                                      : choice.pairs                   ? &specialised->pairs[size]
+                                      : choice.stores_dq               ? &specialised->stores_dq[size]
                                                                        : &kernels->main;
         const int64_t cluster_count =
             is_persistent ? cot_clamp(queue->device->multiprocessors / cluster_size, 1, work_items) : work_items;
@@ -285,10 +287,10 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
 
 cot_status attention_bwd_bf16_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
-    return backward(queue, problem, workspace, bf16_kernels, &bf16_plain_kernels);
+    return backward(queue, problem, workspace, bf16_kernels, &bf16_specialised_kernels);
 }
 
 cot_status attention_bwd_f16_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
-    return backward(queue, problem, workspace, f16_kernels, &f16_plain_kernels);
+    return backward(queue, problem, workspace, f16_kernels, &f16_specialised_kernels);
 }

@@ -43,7 +43,7 @@
  *
  * P reaches warpgroup 2 in 16 bits with more precision than E, so that the P in dS is not rounded twice (see saved_p in
  * attention_bwd_consumer_sm90.cuh, and encode_p). The order of key blocks, the deterministic mode, the tiles to clear,
- * and the plain, _general and _softcap versions are those of attention_bwd_key_blocks_sm90.cu. */
+ * and the specialised, _general and _softcap versions are those of attention_bwd_key_blocks_sm90.cu. */
 #include "attention_bwd_common_sm90.cuh"
 
 #include "../../../cuda/device/mma.cuh"
@@ -836,8 +836,8 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
     {                                                                                                     \
         backward<element, columns, v_columns, version >= VERSION_GENERAL, version == VERSION_SOFTCAP>(m); \
     }
-#define INSTANCES(size, element, columns, v_columns)           \
-    INSTANCE(size, element, columns, v_columns, VERSION_PLAIN) \
+#define INSTANCES(size, element, columns, v_columns)                 \
+    INSTANCE(size, element, columns, v_columns, VERSION_SPECIALISED) \
     INSTANCE(size##_general, element, columns, v_columns, VERSION_GENERAL)
 INSTANCES(bf16_sm90_d192_v128, __nv_bfloat16, 192, 128)
 INSTANCES(bf16_sm90_d192, __nv_bfloat16, 192, 192)

@@ -30,6 +30,9 @@
  * unmasked tiles after the first compute P at once and test it afterwards. A warp that finds P too large recomputes its
  * scores. Other tiles find their maximum first.
  *
+ * All kernels support windows and sequences of different lengths. `_softcap` kernels also support softcap and negative
+ * scales. In the backward, `_softcap` also has what `_general` has.
+ *
  * A counter hands out the tiles. Under a causal mask the long tiles of a sequence come first, so that the last tiles
  * are short. The order of each sum does not depend on the block that computes it. */
 #ifndef COT_ATTENTION_FWD_SM90_CUH

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * causal_conv1d_common.cuh: what the fast kernels share: weights padded to W taps, sequence ids of packed tokens. */
+ * causal_conv1d_common.cuh: what the fast kernels share: weights padded to W taps, sequence ids of packed tokens.
+ *
+ * W: the compile-time width of an instance, at least K. The first W - K taps are 0. Plain versions and the Hopper
+ * kernels have W = 4, for K up to 4. General versions have W = 8, for any K up to 8. */
 #ifndef COT_CAUSAL_CONV1D_COMMON_CUH
 #define COT_CAUSAL_CONV1D_COMMON_CUH
 
