@@ -318,7 +318,8 @@ static void test_supported_sizes(void **state)
     assert_null(attention_bwd_sm90_refusal(&p));
     p.sizes.H = 2 * 46341;
     p.sizes.Hkv = 2;
-    assert_string_equal(attention_bwd_sm90_refusal(&p), "it counts the steps of a key block in 31 bits");
+    assert_string_equal(attention_bwd_sm90_refusal(&p),
+                        "H / Hkv and Tq are too large: see docs/kernels/attention_bwd_hopper.md#limits");
 }
 
 int main(void)

@@ -28,9 +28,9 @@ static inline const char *attention_portable_refusal(const attention_problem *p)
         return "it counts Tq and Tk in 28 bits";
     const int64_t tiles = cot_max(cot_ceil_div(cot_max(sizes->Tq, sizes->Tk), 16), 1);
     if ((double)tiles * (double)sizes->H * (double)(sizes->B + sizes->packed) > INT32_MAX)
-        return "a grid has no room for B, H, Tq or Tk";
+        return "the grid would exceed 2^31 - 1 thread blocks (B, H, Tq or Tk)";
     if (cot_is_present(&p->dbias) && (double)cot_elements(&p->dbias) > INT32_MAX)
-        return "a grid has no room for dbias";
+        return "the grid would exceed 2^31 - 1 thread blocks (dbias)";
     return NULL;
 }
 
@@ -62,8 +62,9 @@ static inline const char *admit_rows_sm80(const void *problem)
     const attention_sizes *sizes = problem;
     if (sizes->dtype == COT_F64)
         return "it computes in float32, the tensors are f64";
-    return (double)sizes->B * (double)sizes->H * (double)sizes->Tq > INT32_MAX ? "a grid has no room for B, H and Tq"
-                                                                               : NULL;
+    return (double)sizes->B * (double)sizes->H * (double)sizes->Tq > INT32_MAX
+               ? "the grid would exceed 2^31 - 1 thread blocks (B, H and Tq)"
+               : NULL;
 }
 
 /* Twice the cost of the Hopper kernels for a score (cost_fwd_sm90). */

@@ -176,7 +176,7 @@ static inline const char *attention_bwd_sm90_refusal(const attention_problem *p)
         return "it counts sequences, heads, queries, keys and key blocks in 32 bits";
     const double gqa_group = (double)sizes->H / (double)cot_max(sizes->Hkv, 1);
     if (gqa_group * gqa_group * (double)(sizes->Tq / attention_bwd_tile_queries(sizes) + 1) > INT32_MAX)
-        return "it counts the steps of a key block in 31 bits"; /* see step_of */
+        return "H / Hkv and Tq are too large: see docs/kernels/attention_bwd_hopper.md#limits"; /* and step_of */
     if (attention_bwd_needs_general(p) && (sizes->rows_q > INT32_MAX / 4 || sizes->rows_k > INT32_MAX / 4 ||
                                            (double)attention_bwd_tiles(p) * (double)sizes->H > INT32_MAX / 64))
         return "it counts rows and tiles in 32 bits";
