@@ -5,8 +5,8 @@
  *
  * Symbols: B batch, Tq queries and Tk keys of a sequence, H query heads, Hkv key-value heads (H is a multiple of Hkv:
  * query head h reads key-value head h / (H/Hkv)), d the size of a query and of a key, d_v the size of a value. For
- * query i and key j of one sequence and head, with off = (keys of the sequence) - (queries of the sequence), the offset of
- * the diagonal:
+ * query i and key j of one sequence and head, with off = (keys of the sequence) - (queries of the sequence), the offset
+ * of the diagonal:
  *
  *     x = scale * sum_c q[i,c] * k[j,c];    with softcap: y = softcap * tanh(x / softcap), else y = x
  *     s = y - alibi_slopes[h] * |i + off - j| + bias[i,j]
@@ -49,11 +49,11 @@
  *
  * Blocks (context parallelism): the queries of a call may be rows q_begin .. q_begin+Tq of sequences of q_length
  * queries, and its keys may be rows k_begin .. k_begin+Tk of k_length keys. Masks, ALiBi, dropout and seqused then use
- * positions in the whole sequence; Tq, Tk and L in the dropout formulas are the whole lengths. bias is the part of the
- * block. lse and out are those of the block's keys alone, without sink. cot_attention_merge combines two such results.
- * The backward of a block takes the lse and the delta of the whole sequence. It returns the block's part of the
- * gradients: the dq of a query is the sum over all blocks of keys, dk and dv of a key are sums over all blocks of
- * queries (use accumulate). Blocks cannot be combined with cu_seqlens.
+ * positions in the whole sequence; Tq, Tk and L in the dropout formulas are the whole lengths. bias has only the
+ * rows and columns of this block. lse and out are those of the block's keys alone, without sink. cot_attention_merge
+ * combines two such results. The backward of a block takes the lse and the delta of the whole sequence. It returns the
+ * block's part of the gradients: the dq of a query is the sum over all blocks of keys, dk and dv of a key are sums over
+ * all blocks of queries (use accumulate). Blocks cannot be combined with cu_seqlens.
  *
  * NaN and infinities follow the formulas:
  *   - A NaN in q[i], or in a visible k[j], makes lse[i] and out[i] NaN. So does a score of +inf (inf - inf).

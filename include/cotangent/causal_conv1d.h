@@ -112,7 +112,7 @@ COT_API cot_status cot_causal_conv1d_backward_workspace(cot_queue *queue, const 
  * inputs and is updated in place.
  *
  * conv_state has S >= K-1 time steps. Without cache_seqlens they are the latest S inputs, oldest first: y is computed
- * from [conv_state, x], and conv_state becomes the last S time steps of it.
+ * from [conv_state, x], and conv_state becomes the last S time steps of this concatenation.
  * With cache_seqlens the state is a ring buffer: index p mod S holds the input of position p. The new tokens of row b
  * are the positions cache_seqlens[b] + t. Earlier positions are read from the ring buffer. Entries that were never
  * written should be 0: they stand for positions before the start.

@@ -10,8 +10,8 @@
 #include <cotangent/core.h>
 #include <stdbool.h>
 
-/* One kernel. admit, cost, workspace and scratch read the problem's sizes, dtypes, strides and alignment of
- * data, never its elements. A null pointer counts as aligned. */
+/* One kernel. admit, cost, workspace, plan and scratch read the problem's sizes, dtypes, strides and alignment of data,
+ * never its elements. A null pointer counts as aligned. */
 typedef struct cot_kernel {
     const char *name; /* shown by profilers */
     int direction;    /* index into the op's directions */
