@@ -31,6 +31,8 @@ enum attention_bwd_version { VERSION_SPECIALISED, VERSION_STORES_DQ, VERSION_GEN
 
 enum { KEYS = ATTENTION_BWD_KEYS, WARPGROUP = 128, WARP = 32, TILE_64X64_BYTES = 64 * 64 * 2 /* of 16 bits */ };
 
+constexpr uint32_t PLUS_INFINITY_BITS = 0x7f800000, MINUS_INFINITY_BITS = 0xff800000; /* of a float32 */
+
 extern __shared__ __align__(1024) unsigned char dynamic_shared_memory[];
 
 /* Two numbers of a step:
@@ -304,7 +306,7 @@ static __device__ __forceinline__ void apply_mask(const attention_bwd_call &c, i
 {
     constexpr int QUERIES = 2 * N;
     const int diagonal_key = tile * QUERIES + (int)c.diagonal, Tk = (int)c.Tk;
-    const float masked = __int_as_float(c.softmax_scale_log2 < 0.0f ? 0x7f800000 : 0xff800000);
+    const float masked = __int_as_float(c.softmax_scale_log2 < 0.0f ? PLUS_INFINITY_BITS : MINUS_INFINITY_BITS);
 #pragma unroll
     for (int i = 0; i < N; i++) {
         const int query_in_tile = 8 * (i / 4) + 2 * (threadIdx.x % 4) + i % 2, score_key = key + 8 * (i / 2 % 2);

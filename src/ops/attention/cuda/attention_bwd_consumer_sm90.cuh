@@ -220,7 +220,7 @@ struct consumer_work {
     int first_key, first_tile, tile_direction, used_k, window_left_offset, window_right_offset;
 };
 
-/* The tile of step_of. */
+/* The query tile of step `step`, as step_of computes it. */
 static __device__ __forceinline__ int tile_of(const attention_bwd_call &c, const consumer_work &w, int step)
 {
     return w.first_tile + w.tile_direction * (int)__umulhi(2 * (uint32_t)step, c.inverse_query_heads);
@@ -436,7 +436,8 @@ static __device__ __forceinline__ void compute_p(const attention_bwd_call &c, co
     if (GENERAL ? needs_mask_general<QUERIES>(w, tile, key_begin) : needs_mask<QUERIES>(c, tile, key_begin)) {
         if (GENERAL)
             apply_mask_general(w, tile, thread_key(w),
-                               __int_as_float(c.softmax_scale_log2 < 0.0f ? 0x7f800000 : 0xff800000), scores);
+                               __int_as_float(c.softmax_scale_log2 < 0.0f ? PLUS_INFINITY_BITS : MINUS_INFINITY_BITS),
+                               scores);
         else
             apply_mask(c, tile, thread_key(w), scores);
     }

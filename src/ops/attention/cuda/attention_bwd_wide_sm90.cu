@@ -536,8 +536,9 @@ static __device__ __forceinline__ void dv_step(const attention_bwd_call &c, wide
     if (!SOFTCAP) {
         if (GENERAL) {
             if (needs_mask_general<QUERIES>(w, tile, key_begin))
-                apply_mask_general(w, tile, thread_key(key_begin),
-                                   __int_as_float(c.softmax_scale_log2 < 0.0f ? 0x7f800000 : 0xff800000), scores);
+                apply_mask_general(
+                    w, tile, thread_key(key_begin),
+                    __int_as_float(c.softmax_scale_log2 < 0.0f ? PLUS_INFINITY_BITS : MINUS_INFINITY_BITS), scores);
         } else if (needs_mask<QUERIES>(c, tile, key_begin)) {
             apply_mask(c, tile, thread_key(key_begin), scores);
         }
