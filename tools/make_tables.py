@@ -210,6 +210,11 @@ def short_name(kernel):
     return re.sub(r"^torch compiled?\b", "torch.compile", name).replace(",", "")
 
 
+def versioned(kernel):
+    """A peer's name with the version as its makers write it: cuDNN's 91900 is 9.19.0."""
+    return re.sub(r"\bcuDNN (\d{5,})\b", lambda m: f"cuDNN {int(m[1]) // 10000}.{int(m[1]) // 100 % 100}.{int(m[1]) % 100}", kernel)
+
+
 def library_of(row):
     """Whose figures a row has, as the pages and pictures call it."""
     ours = row.get("ours") or "commit" in row
@@ -294,7 +299,8 @@ def origin_signs(rows):
         signs[date, None] = next((signs[found] for found in order if found[0] == date), "")
     together = " in the process of the peers (tools/peers)," if any(row.get("ours") for row in rows) else ""
     parts = [f"{sign} {'' if date == newest else f'{date}, '}commit {commit}." for (date, commit), sign in signs.items() if sign and commit]
-    return signs, " ".join([f"{newest},{together} commit {order[0][1]}. Cells with a sign:"] + parts)
+    head = f"{newest},{together} commit {order[0][1]}. A sign after a number marks another origin:"
+    return signs, " ".join([head] + parts)
 
 
 MS = ("ms", lambda row: figure(row["ms"]))
@@ -474,7 +480,7 @@ def other_attention_beside_peers(peer_rows):
     columns += [("deterministic / fastest peer", lambda case: ratio(case, "cotangent")),
                 ("nondeterministic / fastest peer", lambda case: ratio(case, "cotangent, nondeterministic")),
                 ("deterministic / fastest deterministic peer", lambda case: ratio(case, "cotangent", True))]
-    return ["Beside peers, in turns:", "", *markdown(columns, cases)]
+    return ["Measured in one process, libraries alternating:", "", *markdown(columns, cases)]
 
 
 def without_later(rows, peer_rows):
@@ -494,7 +500,23 @@ def by_case(rows):
     return sorted(rows, key=lambda row: (cases.index(same_work(row)), "nondeterministic" in row["options"]))
 
 
-def attention_gpu(rows, peer_rows):
+def older_than_hopper(rows, device, results):
+    """A note on rows of a portable kernel, if a newer record of another GPU has a Hopper kernel for the same case."""
+    newer = {}
+    for (op, other), (_, found) in results.items():
+        if op == "attention" and other != device:
+            newer |= {(same_work(row), other): row["date"] for row in found if row["chosen"] and "_sm90" in row["kernel"]}
+    stale = [(row, other) for row in rows if is_portable(row)
+             for (case, other), date in newer.items() if case == same_work(row) and date > row["date"]]
+    if not stale:
+        return []
+    shapes = ", ".join(dict.fromkeys(case_words(row["shape"]).split()[-1] for row, _ in stale))
+    other = stale[0][1]
+    return [f"The rows {shapes} with *portable kernel* are older than the Hopper kernel of these sizes. "
+            f"[{other}](#{other.lower().replace(' ', '-')}) has newer rows.", ""]
+
+
+def attention_gpu(rows, peer_rows, device, results):
     """The sections of a GPU: the papers' setting by direction, then options and shapes beyond it."""
     entries = attention_entries(rows, peer_rows)
     cells, products = attention_cells(entries), product_rates(entries) or product_rates(rows)
@@ -551,7 +573,7 @@ def attention_gpu(rows, peer_rows):
             lines += [f"{direction.capitalize()}{f', commit {commits.pop()}' if len(commits) == 1 else ''}:", ""]
             if all("nondeterministic" in row["options"] for row in rows_of):
                 lines += ["These times use `allow_nondeterminism`. A default call is deterministic and may be slower: it was not measured for these shapes.", ""]
-            lines += case_table(rows_of)
+            lines += older_than_hopper(rows_of, device, results) + case_table(rows_of)
     portable = [row for row in rows if is_entry(row) and is_portable(row)]
     peers_only = [row for row in peer_rows if not row.get("ours")]
     if portable and peers_only:
@@ -764,12 +786,12 @@ def op_section(op, device, results, peers, directory, level):
     cpu = rows[0]["backend"] == "cpu"
     commits = ", ".join(dict.fromkeys(row["commit"] for row in chosen))
     host = f", {rows[0]['threads']} threads at {rows[0]['clock_ghz']:.2f} GHz" if cpu else ""
-    names = ", ".join(dict.fromkeys(row["kernel"] for row in peer_rows if not row.get("ours")))
+    names = ", ".join(dict.fromkeys(versioned(row["kernel"]) for row in peer_rows if not row.get("ours")))
     dates, peer_dates = (", ".join(dict.fromkeys(row["date"] for row in timed)) for timed in (chosen, peer_rows))
     lines = [f"Commit {commits}, {dates}{host}: {record_link(source)}."
              + (f" Peers, {peer_dates}: {record_link(peer_source)} ({names})." if peer_rows else ""), "", *older_note(op, device, results)]
     if op == "attention" and not cpu:
-        return lines + attention_gpu(rows, peer_rows) + profiled(op, device, directory)
+        return lines + attention_gpu(rows, peer_rows, device, results) + profiled(op, device, directory)
     for direction in dict.fromkeys(row["direction"] for row in chosen):
         about = [DIRECTIONS[direction], ""] if direction in DIRECTIONS else []
         lines += [f"{level} {direction.capitalize()}", "", *about, *case_table([row for row in chosen if row["direction"] == direction])]
@@ -777,7 +799,7 @@ def op_section(op, device, results, peers, directory, level):
     if cases:
         together = any(row.get("ours") for row in peer_rows)
         older = f" It is of {peer_dates}, the tables above are of {dates}: the times of cotangent may have changed." if peer_dates != dates else ""
-        process = "All libraries ran in one process, in turns." if together else "The peers ran in a process of their own."
+        process = "Measured in one process, libraries alternating." if together else "The peers ran in a process of their own."
         lines += [f"{level} Comparison with other libraries", "", process + older.replace("It is", "This run is"), "", *peers_table(cases)]
     return lines + profiled(op, device, directory)
 
@@ -1317,7 +1339,7 @@ def front_cell(op, bench_row, peer_rows):
     row = from_peers_run(bench_row, peer_rows)
     if op in PRODUCT_BOUND:
         reached = f"{attention_rate(row) if op == 'attention' else row['tflops']:.0f} TFLOP/s"
-        reached += f", {row['product_ratio']:.2f} of products" if op != "attention" else ""
+        reached += f", {row['product_ratio']:.2f} of GEMM" if op != "attention" else ""
     else:
         reached = f"{1e3 * bench_row['ms']:.0f} us" if op == "mhc_sinkhorn" else f"{bench_row['ratio']:.2f} of copy"
     same = [peer for peer in peer_rows if not peer.get("ours") and same_work(peer) == same_work(row)]
@@ -1346,19 +1368,19 @@ def lowest_ratios(device, results, peers):
     for direction in ("forward", "backward"):
         if found := [ratio for ratio in ratios if ratio[1][0] == direction]:
             ratio, _, _, peer, _ = min(found)
-            parts.append((peer, sum(other == peer for _, _, _, other, _ in found), f"{direction} {ratio:.2f}x"))
+            parts.append((peer, sum(other == peer for _, _, _, other, _ in found), f"{ratio:.2f}x {direction}"))
     if not parts:
         return []
     if len({(peer, cases) for peer, cases, _ in parts}) == 1:
         lengths = [T for *_, T in ratios]
         sizes = ", ".join(map(str, sorted({group[1] for _, group, *_ in ratios})))
-        text = (f" to {parts[0][0].replace('FlashAttention-', 'FA')}, of {parts[0][1]} cases (d {sizes}; full, causal; T {min(lengths)} to "
-                f"{max(lengths)}): " + ", ".join(value for _, _, value in parts))
+        text = (f" to {parts[0][0].replace('FlashAttention-', 'FA')} in {parts[0][1]} cases (d {sizes}; full, causal; T {min(lengths)} to "
+                f"{max(lengths)}) is " + " and ".join(value for _, _, value in parts))
         others = [rates["cotangent"] / rates[parts[0][0]] for _, rates in other_cases(peer_rows) if parts[0][0] in rates]
-        text += f". GQA, packing, windows: {min(others):.2f}x" if others else ""
+        text += f". With GQA, packing or windows it is {min(others):.2f}x" if others else ""
     else:
-        text = ": " + ", ".join(f"{value} {peer} of {cases} cases" for peer, cases, value in parts)
-    return [f"Lowest [attention ratios](docs/benchmarks/attention.md){text}.", ""]
+        text = " is " + ", ".join(f"{value} to {peer} in {cases} cases" for peer, cases, value in parts)
+    return [f"The lowest [attention ratio](docs/benchmarks/attention.md){text}.", ""]
 
 
 def front(results, peers):
@@ -1380,10 +1402,11 @@ def front(results, peers):
     beta = " (beta)" if re.search(r"\db\d", version) else ""
     peer = f" {version}{beta}" if version else ""
     return "\n".join([f"On an {device.removeprefix('NVIDIA ')}, {span}, bf16 unless noted. Attention: batch x tokens = 16384, heads x d = 2048.",
-                      "", f"- *1.08x FA4*: cotangent's speed / the fastest peer's. FA4 is FlashAttention-4{peer}, FA3 FlashAttention-3. Of FA3, "
-                      "only the backward was measured. cotangent ran in its deterministic default.",
-                      "- *0.98 of copy*: 98 % of a copy's bandwidth. *0.73 of products*: 73 % of the rate of a plain matrix product in the same run.",
-                      "- *torch.compile taps*: a sum of K shifted products of x. The package causal_conv1d was not installed, so it is missing here.",
+                      "", "- *1.08x FA4*: cotangent's speed / a peer's. The first ratio is to the fastest measured peer (cuDNN, FA4; in the backward also "
+                      "FA3) in its default mode, which for a backward is not deterministic. Further ratios are to peers in deterministic mode, like cotangent here.",
+                      f"- FA4 is FlashAttention-4{peer}. FA3 is FlashAttention-3. FA3's forward was not built, so it is not compared.",
+                      "- *0.98 of copy*: 98 % of a copy's bandwidth. *0.73 of GEMM*: 73 % of a GEMM's rate.",
+                      "- *torch.compile taps*: a sum of K shifted products of x. The package causal_conv1d was not installed.",
                       "", *lines, "",
                       *lowest_ratios(device, results, peers)]) + "\n"
 
