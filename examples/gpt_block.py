@@ -43,10 +43,10 @@ class GPT(nn.Module):
             x = block(x)
         return self.head(self.norm(x))
 
-    def new_caches(self, batch, longest):
+    def new_caches(self, batch, max_length):
         """The keys and values of each block, and the number of tokens in them."""
         attn, weight = self.blocks[0].attn, self.head.weight
-        shape = (2, batch, longest, attn.num_kv_heads, attn.head_dim)
+        shape = (2, batch, max_length, attn.num_kv_heads, attn.head_dim)
         return [weight.new_zeros(shape) for _ in self.blocks], torch.zeros(batch, dtype=torch.int32, device=weight.device)
 
     def step(self, tokens, caches, cache_seqlens):
@@ -81,7 +81,7 @@ def main():
     model.eval()
     with torch.no_grad():
         prompt = data[None, :20]
-        caches, cache_seqlens = model.new_caches(1, longest=64)
+        caches, cache_seqlens = model.new_caches(1, max_length=64)
         logits = [model.step(prompt, caches, cache_seqlens)]
         written = [prompt]
         while cache_seqlens < 64:

@@ -13,7 +13,7 @@ import cotangent
 class MambaBlock(nn.Module):
     def __init__(self, dim, inner, width=4):
         super().__init__()
-        self.in_conv = cotangent.MambaInProjConv1d(dim, inner, after=[inner], width=width)
+        self.in_conv = cotangent.MambaInProjConv1d(dim, inner, sizes_after=[inner], width=width)
         self.out_proj = nn.Linear(inner, dim, bias=False)
 
     def forward(self, x):

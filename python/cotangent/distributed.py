@@ -26,7 +26,7 @@ arguments. Three kinds of errors are possible:
 - The arguments of the ranks differ. Every rank gets RuntimeError with the rank and the name of the argument.
 - The arguments of one rank are invalid. This rank gets the exception of the function in cotangent with the same name.
   The others get RuntimeError. In these two cases nothing has been written, and the group stays usable.
-- A rank fails, leaves, or does not answer within the timeout of init_group(). Every rank gets RuntimeError, and so does
+- A rank fails, leaves, or does not answer within the timeout of prepare_group(). Every rank gets RuntimeError, and so does
   every later call: destroy the process group and create a new one.
 
 Gradients. The loss of the whole sequence is the sum of the losses of the ranks. So the gradient of a tensor that all
@@ -63,7 +63,7 @@ from .ops._options import activation_number, flag, need_tensors, number, pair, r
 
 __all__ = [
     "all_reduce", "all_reduce_gradients", "attention", "attention_varlen", "causal_conv1d", "check_group",
-    "context_parallel", "init_group", "positions", "shard", "unshard",
+    "context_parallel", "positions", "prepare_group", "shard", "unshard",
 ]  # fmt: skip
 
 # cot_cut
@@ -150,7 +150,7 @@ class _Group(NamedTuple):
 
 # The handles of a ProcessGroup: one for CPU tensors, and one for each GPU whose tensors this rank has passed.
 _groups: "weakref.WeakKeyDictionary[Any, dict[Optional[int], _Group]]" = weakref.WeakKeyDictionary()
-_timeouts: "weakref.WeakKeyDictionary[Any, float]" = weakref.WeakKeyDictionary()  # of init_group() without a device
+_timeouts: "weakref.WeakKeyDictionary[Any, float]" = weakref.WeakKeyDictionary()  # of prepare_group() without a device
 
 
 def _name_of(group: Any) -> str:
@@ -257,11 +257,11 @@ def _group_of(name: str, x: Tensor) -> _Group:
     return _group(name, x.get_device() if x.is_cuda else None)
 
 
-_IN_USE = "init_group: the group is already in use, expected init_group() before all other calls"
+_IN_USE = "prepare_group: the group is already in use, expected prepare_group() before all other calls"
 
 
-def init_group(group: Any = None, *, timeout: float = 30.0, device: Any = None) -> None:
-    """Sets the timeout of a group, before its first call. All ranks must call it. Without init_group() the timeout is
+def prepare_group(group: Any = None, *, timeout: float = 30.0, device: Any = None) -> None:
+    """Sets the timeout of a group, before its first call. All ranks must call it. Without prepare_group() the timeout is
     30 seconds. Raises ValueError if the group is already in use, with a device only if it is in use on this device.
 
     device   None: the timeout is for tensors on every device, and the first call with a tensor on a device prepares
@@ -271,10 +271,10 @@ def init_group(group: Any = None, *, timeout: float = 30.0, device: Any = None) 
              than the longest call
 
     >>> group = dist.new_group(backend="gloo")
-    >>> cp.init_group(group, timeout=600)        # a rank may compute for 10 minutes before it answers
+    >>> cp.prepare_group(group, timeout=600)     # a rank may compute for 10 minutes before it answers
     >>> positions = cp.positions(100, group=group, cut="zigzag")
     """
-    name, seconds = _name_of(group), float(number("init_group", "timeout", timeout))
+    name, seconds = _name_of(group), float(number("prepare_group", "timeout", timeout))
     process_group = _process_group(name)
     if device is None:
         if process_group in _timeouts or _groups.get(process_group):
@@ -283,7 +283,7 @@ def init_group(group: Any = None, *, timeout: float = 30.0, device: Any = None) 
         return
     place = torch.device(device)
     if place.type not in ("cpu", "cuda"):
-        raise ValueError(f"init_group: device is {place}, expected cpu or cuda")
+        raise ValueError(f"prepare_group: device is {place}, expected cpu or cuda")
     index = None if place.type == "cpu" else torch.cuda.current_device() if place.index is None else place.index
     if index in _groups.get(process_group, {}):
         raise ValueError(_IN_USE)
@@ -291,7 +291,7 @@ def init_group(group: Any = None, *, timeout: float = 30.0, device: Any = None) 
 
 
 def check_group(group: Any = None) -> None:
-    """Waits for the work of the last call with CUDA tensors, at most for the timeout of init_group(). Raises
+    """Waits for the work of the last call with CUDA tensors, at most for the timeout of prepare_group(). Raises
     RuntimeError if a rank has failed. The results of that call are then undefined, and its work on the GPU has ended.
     Does nothing for a group without such calls. The other ranks need not call it.
 
@@ -457,8 +457,8 @@ def _gather(x: Tensor, axis: int, length: int, group: str, cut: int, stripe: int
         raise ValueError(
             f"unshard: x has {x.shape[axis]} tokens on dim {axis}, expected {own}: this rank's part of length={length}"
         )
-    longest = max(len(part) for part in rows)
-    padded = x.new_zeros((longest, *x.movedim(axis, 0).shape[1:]))
+    max_length = max(len(part) for part in rows)
+    padded = x.new_zeros((max_length, *x.movedim(axis, 0).shape[1:]))
     padded[:own] = x.movedim(axis, 0)
     received = [torch.empty_like(padded) for _ in range(size)]
     dist.all_gather(received, padded, group=process_group)
@@ -623,9 +623,9 @@ def all_reduce_gradients(parameters: "Iterable[Tensor]", *, group: Any = None) -
 
 def _run_attention(
     call: str, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Any, max_seqlens: Any, group: Any, cut: str, stripe: int,
-    head_ranks: int, all_gather: bool, lengths: Any, causal: bool, window: Any, scale: Any, softcap: float, dropout_p: float, seed: Any,
-    offset: int, seed_tensor: Any, offset_tensor: Any, seqused: Any, sink: Any, alibi_slopes: Any, attn_bias: Any,
-    deterministic: bool, return_lse: bool,
+    head_ranks: int, all_gather: bool, lengths: Any, causal: bool, window: Any, scale: Any, softcap: float, dropout_p: float,
+    dropout_seed: Any, dropout_offset: int, dropout_seed_tensor: Any, dropout_offset_tensor: Any, seqused: Any, sink: Any,
+    alibi_slopes: Any, attn_bias: Any, deterministic: bool, return_lse: bool,
 ) -> Any:  # fmt: skip
     name, axis = _name_of(group), 0 if cu_seqlens[0] is not None else 1
     cut_number, return_lse = _cut_number(call, cut), flag(call, "return_lse", return_lse)
@@ -633,16 +633,16 @@ def _run_attention(
         raise ValueError(f"{call}: scale is 0, expected None (1/sqrt(d)) or another number")
     _attention._refuse_bool_bias(call, attn_bias)
     left, right = (0, 0) if window is None else pair(call, "window", window)
-    if number(call, "dropout_p", dropout_p) > 0 and seed is None and seed_tensor is None:
+    if number(call, "dropout_p", dropout_p) > 0 and dropout_seed is None and dropout_seed_tensor is None:
         need_tensors(call, q=q)
-        seed_tensor = _seed_op(q, name)
+        dropout_seed_tensor = _seed_op(q, name)
     q_length, k_length = (_whole_length(call, x, axis, length, name) for x, length in zip((q, k), lengths))
     nondeterministic = not flag(call, "deterministic", deterministic)
     try:
         out, lse = _attention_forward(
-            q, k, v, *cu_seqlens, *seqused, sink, alibi_slopes, attn_bias, seed_tensor, offset_tensor, causal,
-            window is not None, left, right, scale or 0.0, softcap, dropout_p, seed or 0, offset, *max_seqlens,
-            nondeterministic, q_length, k_length, name, cut_number, stripe, head_ranks,
+            q, k, v, *cu_seqlens, *seqused, sink, alibi_slopes, attn_bias, dropout_seed_tensor, dropout_offset_tensor,
+            causal, window is not None, left, right, scale or 0.0, softcap, dropout_p, dropout_seed or 0, dropout_offset,
+            *max_seqlens, nondeterministic, q_length, k_length, name, cut_number, stripe, head_ranks,
             flag(call, "all_gather", all_gather),
         )  # fmt: skip
     except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
@@ -667,10 +667,10 @@ def attention(
     scale: Optional[float] = None,
     softcap: float = 0.0,
     dropout_p: float = 0.0,
-    seed: Optional[int] = None,
-    offset: int = 0,
-    seed_tensor: Optional[Tensor] = None,
-    offset_tensor: Optional[Tensor] = None,
+    dropout_seed: Optional[int] = None,
+    dropout_offset: int = 0,
+    dropout_seed_tensor: Optional[Tensor] = None,
+    dropout_offset_tensor: Optional[Tensor] = None,
     seqused_q: Optional[Tensor] = None,
     seqused_k: Optional[Tensor] = None,
     sink: Optional[Tensor] = None,
@@ -693,7 +693,7 @@ def attention(
     q_length, k_length  the number of queries and keys of the whole sequence, by default this rank's tokens times the
                         number of ranks
     attn_bias           [B or 1, H or 1, tokens of this rank or 1, Tk or 1], where Tk is the keys of the whole sequence
-    seqused_q, seqused_k, sink, alibi_slopes, seed, offset, seed_tensor, offset_tensor
+    seqused_q, seqused_k, sink, alibi_slopes, dropout_seed, dropout_offset, dropout_seed_tensor, dropout_offset_tensor
                         those of the whole sequence, the same on every rank. Without a seed, all ranks use the seed of
                         rank 0. The dropout mask is that of cotangent.attention on the whole sequence
 
@@ -706,8 +706,8 @@ def attention(
     """
     return _run_attention(
         "attention", q, k, v, (None, None), (0, 0), group, cut, stripe, head_ranks, all_gather, (q_length, k_length), causal,
-        window, scale, softcap, dropout_p, seed, offset, seed_tensor, offset_tensor, (seqused_q, seqused_k), sink, alibi_slopes,
-        attn_bias, deterministic, return_lse,
+        window, scale, softcap, dropout_p, dropout_seed, dropout_offset, dropout_seed_tensor, dropout_offset_tensor,
+        (seqused_q, seqused_k), sink, alibi_slopes, attn_bias, deterministic, return_lse,
     )  # fmt: skip
 
 
@@ -732,10 +732,10 @@ def attention_varlen(
     scale: Optional[float] = None,
     softcap: float = 0.0,
     dropout_p: float = 0.0,
-    seed: Optional[int] = None,
-    offset: int = 0,
-    seed_tensor: Optional[Tensor] = None,
-    offset_tensor: Optional[Tensor] = None,
+    dropout_seed: Optional[int] = None,
+    dropout_offset: int = 0,
+    dropout_seed_tensor: Optional[Tensor] = None,
+    dropout_offset_tensor: Optional[Tensor] = None,
     seqused_q: Optional[Tensor] = None,
     seqused_k: Optional[Tensor] = None,
     sink: Optional[Tensor] = None,
@@ -761,8 +761,9 @@ def attention_varlen(
     """
     return _run_attention(
         "attention_varlen", q, k, v, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), group, cut, stripe,
-        head_ranks, all_gather, (q_length, k_length), causal, window, scale, softcap, dropout_p, seed, offset,
-        seed_tensor, offset_tensor, (seqused_q, seqused_k), sink, alibi_slopes, attn_bias, deterministic, return_lse,
+        head_ranks, all_gather, (q_length, k_length), causal, window, scale, softcap, dropout_p, dropout_seed, dropout_offset,
+        dropout_seed_tensor, dropout_offset_tensor, (seqused_q, seqused_k), sink, alibi_slopes, attn_bias, deterministic,
+        return_lse,
     )  # fmt: skip
 
 
@@ -824,7 +825,7 @@ class Context(NamedTuple):
     all_gather: bool
     length: Optional[int]
     cu_seqlens: Optional[Tensor]
-    longest: int
+    max_seqlen: int
 
 
 def current_context() -> Optional[Context]:
@@ -859,9 +860,9 @@ def context_parallel(
     >>> with cp.context_parallel(length=100, cut="zigzag"):
     ...     pass  # the forward and the backward of the model
     """
-    longest = 0 if cu_seqlens is None else int(cu_seqlens.diff().max())
+    max_seqlen = 0 if cu_seqlens is None else int(cu_seqlens.diff().max())
     _cut_number("context_parallel", cut)
-    context = Context(_name_of(group), cut, stripe, head_ranks, all_gather, length, cu_seqlens, longest)
+    context = Context(_name_of(group), cut, stripe, head_ranks, all_gather, length, cu_seqlens, max_seqlen)
     contexts.append(context)
     try:
         yield

@@ -180,7 +180,7 @@ class PendingPost(NamedTuple):
     HyperConnection takes it as its x.
 
     >>> layer = cotangent.HyperConnection(torch.nn.Linear(32, 32), 32, num_streams=4)
-    >>> pending = layer(layer.expand(torch.randn(2, 100, 32)), defer_post=True)
+    >>> pending = layer(layer.to_streams(torch.randn(2, 100, 32)), defer_post=True)
     >>> cotangent.mhc_post(*pending).shape
     torch.Size([2, 100, 4, 32])
     """
@@ -191,7 +191,7 @@ class PendingPost(NamedTuple):
     h_res: Tensor
 
 
-def _expand(x: Tensor, num_streams: int) -> Tensor:
+def _to_streams(x: Tensor, num_streams: int) -> Tensor:
     return x.unsqueeze(2).repeat(1, 1, num_streams, 1)
 
 
@@ -218,8 +218,8 @@ class HyperConnection(nn.Module):
         y = cotangent.mhc_post(x, layer(h_in), h_post, h_res)
 
     `layer` is any module from [B,T,D] to [B,T,D]. Further arguments of `forward` are passed to it. If the layer returns
-    a tuple, `forward` returns (y, rest of the tuple...). Before the first layer, connection.expand(x) copies an input
-    [B,T,D] to the n streams. HyperConnection.expand(x, n) does so without an instance. After the last layer, `reduce`
+    a tuple, `forward` returns (y, rest of the tuple...). Before the first layer, connection.to_streams(x) copies an input
+    [B,T,D] to the n streams. HyperConnection.to_streams(x, n) does so without an instance. After the last layer, `reduce`
     sums the streams.
 
     Parameters: `phi` [n*n+2n, n*D], `alpha` [3], `bias` [n*n+2n], `gamma` [n,D]. They are float32, and stay float32 in
@@ -240,7 +240,7 @@ class HyperConnection(nn.Module):
     load_state_dict(..., strict=False) also reads the checkpoint of the layer alone.
 
     >>> first, second = (cotangent.HyperConnection(torch.nn.Linear(32, 32), 32, num_streams=4) for _ in range(2))
-    >>> streams = first.expand(torch.randn(2, 100, 32))
+    >>> streams = first.to_streams(torch.randn(2, 100, 32))
     >>> streams = second(first(streams, defer_post=True))
     >>> streams.shape, first.reduce(streams).shape
     (torch.Size([2, 100, 4, 32]), torch.Size([2, 100, 32]))
@@ -288,10 +288,10 @@ class HyperConnection(nn.Module):
 
     @_OwnStreams
     @staticmethod
-    def expand(x: Tensor, num_streams: int) -> Tensor:
+    def to_streams(x: Tensor, num_streams: int) -> Tensor:
         """Copies an input x [B,T,D] to n residual streams [B,T,n,D], where n is num_streams. Call it before the first
-        layer. With an instance, connection.expand(x) takes the number of streams of the connection."""
-        return _expand(x, num_streams)
+        layer. With an instance, connection.to_streams(x) takes the number of streams of the connection."""
+        return _to_streams(x, num_streams)
 
     @staticmethod
     def reduce(x: Tensor) -> Tensor:
@@ -431,8 +431,8 @@ class Attention(nn.Module):
             state_dict[prefix + "sink"] = state_dict.pop(prefix + "sinks")
         super()._load_from_state_dict(state_dict, prefix, *others)
 
-    def _project(self, x: Tensor, positions: Optional[Tensor], longest: int) -> "Tuple[Tensor, Tensor, Tensor]":
-        """q, k and v [...,H,d] with their norms and rotations. positions: [...] below `longest`; None: 0, 1, 2, ..."""
+    def _project(self, x: Tensor, positions: Optional[Tensor], max_length: int) -> "Tuple[Tensor, Tensor, Tensor]":
+        """q, k and v [...,H,d] with their norms and rotations. positions: [...] below `max_length`; None: 0, 1, 2, ..."""
         counts = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
         qkv = self.qkv(x).split([count * self.head_dim for count in counts], -1)
         q, k, v = (part.unflatten(-1, (count, self.head_dim)) for part, count in zip(qkv, counts))
@@ -441,12 +441,12 @@ class Attention(nn.Module):
         if self.rope_base is not None:
             table = self._table
             if torch.compiler.is_compiling():  # one graph for every length
-                table = rotary_table(longest, self.rope_dim, self.rope_base, x.device)
-            elif table is None or table[0].shape[0] < longest or table[0].device != x.device:
-                size = max(64, 1 << (longest - 1).bit_length())
+                table = rotary_table(max_length, self.rope_dim, self.rope_base, x.device)
+            elif table is None or table[0].shape[0] < max_length or table[0].device != x.device:
+                size = max(64, 1 << (max_length - 1).bit_length())
                 with torch.inference_mode(False):  # training can use the table later
                     table = self._table = rotary_table(size, self.rope_dim, self.rope_base, x.device)
-            cos, sin = (t[:longest] if positions is None else t[positions] for t in table)
+            cos, sin = (t[:max_length] if positions is None else t[positions] for t in table)
             cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
             q, k = rotate(q, cos, sin, self.rope_interleaved), rotate(k, cos, sin, self.rope_interleaved)
         return q, k, v
@@ -486,10 +486,10 @@ class Attention(nn.Module):
     def step(self, x: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor) -> Tensor:
         """Decodes Tn new tokens x [B,Tn,D], or one token x [B,D], and returns y like x.
 
-        k_cache, v_cache  [B,longest,num_kv_heads,head_dim], in the dtype of the weights; under autocast, in its dtype.
+        k_cache, v_cache  [B,max_length,num_kv_heads,head_dim], in the dtype of the weights; under autocast, in its dtype.
                           `step` writes the new keys and values after those of the old tokens
         cache_seqlens     int32 or int64 [B]: how many tokens of each batch element are in the caches, from 0 to
-                          `longest - Tn`. `step` does not change it: add Tn after the call. On a CPU other values raise
+                          `max_length - Tn`. `step` does not change it: add Tn after the call. On a CPU other values raise
                           ValueError. On a GPU, and in compiled code, they are not checked. A value that is too large
                           then fails PyTorch's index assertion, and on a GPU the process must be restarted. A negative
                           value overwrites the end of the cache, without an error
@@ -498,7 +498,7 @@ class Attention(nn.Module):
         training. On a GPU they do not divide the keys of a query among thread blocks (no split-KV, as flash-decoding
         has), so it is slow for few sequences.
 
-            k_cache, v_cache = torch.zeros(2, B, longest, layer.num_kv_heads, layer.head_dim)
+            k_cache, v_cache = torch.zeros(2, B, max_length, layer.num_kv_heads, layer.head_dim)
             cache_seqlens = torch.zeros(B, dtype=torch.int32)
             y = layer.step(prompt, k_cache, v_cache, cache_seqlens)      # prompt [B,Tn,D]
             cache_seqlens += prompt.shape[1]
@@ -533,7 +533,7 @@ class Attention(nn.Module):
         return y.reshape(x.shape)
 
     @staticmethod
-    def _check_cache_seqlens(lengths: Tensor, B: int, Tn: int, longest: int) -> None:
+    def _check_cache_seqlens(lengths: Tensor, B: int, Tn: int, max_length: int) -> None:
         if lengths.dtype not in (torch.int32, torch.int64):
             raise TypeError(f"Attention.step: cache_seqlens has dtype {lengths.dtype}, expected torch.int32 or torch.int64")
         if lengths.shape != (B,):
@@ -541,12 +541,12 @@ class Attention(nn.Module):
         if lengths.device.type != "cpu" or B == 0 or torch.compiler.is_compiling():  # no wait for a GPU
             return
         least, most = int(lengths.min()), int(lengths.max())
-        if Tn > longest:
-            raise ValueError(f"Attention.step: x has {Tn} tokens, more than the {longest} rows of k_cache")
-        if least < 0 or most + Tn > longest:
+        if Tn > max_length:
+            raise ValueError(f"Attention.step: x has {Tn} tokens, more than the {max_length} rows of k_cache")
+        if least < 0 or most + Tn > max_length:
             raise ValueError(
-                f"Attention.step: cache_seqlens has {least if least < 0 else most}, expected 0 to {longest - Tn}: x has "
-                f"{Tn} tokens, k_cache has {longest} rows"
+                f"Attention.step: cache_seqlens has {least if least < 0 else most}, expected 0 to {max_length - Tn}: x has "
+                f"{Tn} tokens, k_cache has {max_length} rows"
             )
 
     def extra_repr(self) -> str:
@@ -594,13 +594,13 @@ class LinearDropoutResidual(nn.Linear):
 class MambaInProjConv1d(nn.Module):
     """The first part of a Mamba block: its input projection, and a causal convolution over some of its columns.
 
-    The columns of the projection are divided into parts. One part, of conv_dim columns, is convolved. `before` and
-    `after` are the sizes of the parts before and after it. For x [B,T,D] the layer returns all parts in order, each
+    The columns of the projection are divided into parts. One part, of conv_dim columns, is convolved. sizes_before
+    and sizes_after are the sizes of the parts before and after it. For x [B,T,D] the layer returns all parts in order, each
     [B,T,size]:
 
-        x, z = MambaInProjConv1d(D, inner, after=[inner])(x)                    # Mamba
+        x, z = MambaInProjConv1d(D, inner, sizes_after=[inner])(x)                          # Mamba
         z, xBC, dt = MambaInProjConv1d(D, inner + 2 * groups * state,
-                                       before=[inner], after=[heads])(x)        # Mamba-2
+                                       sizes_before=[inner], sizes_after=[heads])(x)        # Mamba-2
 
     dim        D
     width      K, the filter width of the convolution (d_conv of mamba_ssm)
@@ -611,7 +611,7 @@ class MambaInProjConv1d(nn.Module):
     [conv_dim, width] and conv1d.bias. load_state_dict reads these names from the state_dict of a Mamba layer, also with
     a weight [conv_dim,1,width]. That state_dict has more parameters, so pass strict=False.
 
-    >>> layer = cotangent.MambaInProjConv1d(32, 64, after=[64])
+    >>> layer = cotangent.MambaInProjConv1d(32, 64, sizes_after=[64])
     >>> x, z = layer(torch.randn(2, 100, 32))
     >>> x.shape, z.shape
     (torch.Size([2, 100, 64]), torch.Size([2, 100, 64]))
@@ -622,8 +622,8 @@ class MambaInProjConv1d(nn.Module):
         dim: int,
         conv_dim: int,
         *,
-        before: Sequence[int] = (),
-        after: Sequence[int] = (),
+        sizes_before: Sequence[int] = (),
+        sizes_after: Sequence[int] = (),
         width: int = 4,
         bias: bool = False,
         conv_bias: bool = True,
@@ -632,7 +632,7 @@ class MambaInProjConv1d(nn.Module):
         dtype: Optional[torch.dtype] = None,
     ) -> None:
         super().__init__()
-        self.sizes, self.convolved = [*before, conv_dim, *after], len(before)
+        self.sizes, self.convolved = [*sizes_before, conv_dim, *sizes_after], len(sizes_before)
         self.in_proj = nn.Linear(dim, sum(self.sizes), bias=bias, device=device, dtype=dtype)
         self.conv1d = CausalConv1d(conv_dim, width, bias=conv_bias, activation=activation, channel_last=True, device=device,
                                    dtype=dtype)  # fmt: skip
@@ -718,7 +718,7 @@ class HyperConnectionStack(nn.Module):
         """x is [B,T,D]. Every layer gets all other arguments. If a layer returns a tuple, only its first element is
         used."""
         _check_axes("HyperConnectionStack", x, 3, "[B,T,D]")
-        streams: Any = _expand(x, self.num_streams)  # torch.compile does not support the decorated method on the class
+        streams: Any = _to_streams(x, self.num_streams)  # torch.compile does not support the decorated method on the class
         for index, layer in enumerate(self.layers):
             result = layer(streams, *arguments, defer_post=index + 1 < len(self.layers), **options)
             streams = result[0] if isinstance(result, tuple) and not isinstance(result, PendingPost) else result

@@ -141,11 +141,11 @@ def attention(ranks):
     check_attention("all-gather, bf16", attention_inputs(torch.bfloat16), all_gather=True, causal=True)
     check_attention("all-gather, striped", cut="striped", stripe=4, all_gather=True, window=(3, 6))
     check_attention("all-gather, sink", dict(attention_inputs(), sink=torch.randn(4)), all_gather=True, causal=True)
-    check_attention("all-gather, dropout", all_gather=True, causal=True, dropout_p=0.3, seed=7)
+    check_attention("all-gather, dropout", all_gather=True, causal=True, dropout_p=0.3, dropout_seed=7)
     for shape in ((2, 4, T, T), (1, 1, 1, T)):
         check_attention(f"attn_bias {shape}", dict(attention_inputs(), attn_bias=torch.randn(shape)), causal=True)
-    check_attention("dropout", causal=True, dropout_p=0.3, seed=7, offset=3)
-    check_attention("dropout, heads", causal=True, head_ranks=ranks, dropout_p=0.3, seed=7)
+    check_attention("dropout", causal=True, dropout_p=0.3, dropout_seed=7, dropout_offset=3)
+    check_attention("dropout, heads", causal=True, head_ranks=ranks, dropout_p=0.3, dropout_seed=7)
     used = torch.tensor([T, 20], dtype=torch.int32)
     check_attention("seqused", causal=True, seqused_q=used, seqused_k=used)
 
@@ -257,7 +257,7 @@ def cuts(ranks):
     expect(ValueError, f"x has 3 tokens on dim 0, expected {count}: this rank's part of length={T}",
            lambda: cp.unshard(torch.ones(3), dim=0, length=T, cut="contiguous"))  # fmt: skip
     expect(TypeError, "group is 3, expected a ProcessGroup", lambda: cp.positions(4, group=3, cut="contiguous"))
-    expect(ValueError, "the group is already in use", lambda: cp.init_group())
+    expect(ValueError, "the group is already in use", lambda: cp.prepare_group())
     expect(NotImplementedError, "x is on meta, expected the CPU or a GPU", lambda: cp.all_reduce(torch.ones(2, device="meta")))
     if ranks == 4:
         mesh2 = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
@@ -275,7 +275,7 @@ def expect(kind, message, call):
 
 
 def timeouts(ranks):
-    """init_group() without a device sets the timeout of every device, with a device that of this device."""
+    """prepare_group() without a device sets the timeout of every device, with a device that of this device."""
     group, seen, cpu_handle, nccl_handle = dist.new_group(list(range(ranks))), [], cp._cpu_handle, cp._nccl_handle
 
     def handle_of_gpu(process_group, device, timeout):
@@ -287,15 +287,15 @@ def timeouts(ranks):
 
     cp._cpu_handle, cp._nccl_handle = handle_of_cpu, handle_of_gpu
     try:
-        cp.init_group(group, timeout=60)
-        expect(ValueError, "the group is already in use", lambda: cp.init_group(group, timeout=70))
+        cp.prepare_group(group, timeout=60)
+        expect(ValueError, "the group is already in use", lambda: cp.prepare_group(group, timeout=70))
         cp._group(group.group_name, 0), cp._group(group.group_name, 1, 80.0)
         assert cp.all_reduce(torch.ones(1), group=group).item() == ranks
-        expect(ValueError, "the group is already in use", lambda: cp.init_group(group, timeout=70, device="cpu"))
+        expect(ValueError, "the group is already in use", lambda: cp.prepare_group(group, timeout=70, device="cpu"))
         other = dist.new_group(list(range(ranks)))
-        cp.init_group(other, timeout=90, device="cpu")
+        cp.prepare_group(other, timeout=90, device="cpu")
         cp._group(other.group_name, 0)
-        expect(ValueError, "the group is already in use", lambda: cp.init_group(other, timeout=70))
+        expect(ValueError, "the group is already in use", lambda: cp.prepare_group(other, timeout=70))
     finally:
         cp._cpu_handle, cp._nccl_handle = cpu_handle, nccl_handle
     assert seen == [("cuda", 0, 60.0), ("cuda", 1, 80.0), ("cpu", 60.0), ("cpu", 90.0), ("cuda", 0, 30.0)], seen
@@ -308,10 +308,10 @@ def no_nccl(ranks):
     cp._NCCL, first = "libmissing.so.2" if missing else str(nccl), ranks - 1 if nccl.exists() else 0
     name = dist.group.WORLD.group_name
     expect(RuntimeError, f"rank {first} has no NCCL for CUDA tensors: libmissing.so.2", lambda: cp._group(name, 0, 5.0))
-    expect(ValueError, "device is meta, expected cpu or cuda", lambda: cp.init_group(device="meta"))
+    expect(ValueError, "device is meta, expected cpu or cuda", lambda: cp.prepare_group(device="meta"))
     timeouts(ranks)
     cp.check_group()  # nothing to wait for
-    cp.init_group(device="cpu")  # the group goes on
+    cp.prepare_group(device="cpu")  # the group goes on
     cp.check_group()
     assert cp.all_reduce(torch.ones(1)).item() == ranks
 
@@ -513,8 +513,8 @@ def faults(ranks):
     # A silent rank.
     groups = [dist.new_group(list(range(ranks))) for _ in range(2)]
     timeout = 1.0 if DEVICE.type == "cpu" else 6.0  # NCCL takes seconds to connect
-    cp.init_group(groups[0], timeout=timeout, device=DEVICE)
-    cp.init_group(groups[1], timeout=4 * timeout, device=DEVICE)
+    cp.prepare_group(groups[0], timeout=timeout, device=DEVICE)
+    cp.prepare_group(groups[1], timeout=4 * timeout, device=DEVICE)
     run(groups[0])
     if last:
         time.sleep(timeout + 1.5)

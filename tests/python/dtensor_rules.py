@@ -58,7 +58,7 @@ def main():
     odd = (randn(2, 6, 6, 8), randn(2, 6, 3, 8), randn(2, 6, 3, 8))
     compare("attention, 3 key heads", attention, odd, [Shard(2)] * 3, R)
     # A generated mask numbers the rows of the whole batch.
-    compare("attention, dropout", attention, (q, k, v), [Shard(0)] * 3, R, dropout_p=0.3, seed=5)
+    compare("attention, dropout", attention, (q, k, v), [Shard(0)] * 3, R, dropout_p=0.3, dropout_seed=5)
     with torch.no_grad():
         dq, dslopes = (distribute_tensor(t, mesh, [Shard(0)]) for t in (q, slopes))
         dk = distribute_tensor(k, mesh, [Shard(0)])

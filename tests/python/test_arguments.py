@@ -66,8 +66,8 @@ def functions(device):
     if not has_attention(device):
         return
     q, k, v = f(2, 5, 4, 8), f(2, 7, 2, 8), f(2, 7, 2, 8)
-    options = dict(causal=True, window=(3, 0), scale=0.5, softcap=3.0, dropout_p=0.1, seed=1, offset=2,
-                   seed_tensor=i(1, 0), offset_tensor=i(1, 0), deterministic=True, return_lse=True)  # fmt: skip
+    options = dict(causal=True, window=(3, 0), scale=0.5, softcap=3.0, dropout_p=0.1, dropout_seed=1, dropout_offset=2,
+                   dropout_seed_tensor=i(1, 0), dropout_offset_tensor=i(1, 0), deterministic=True, return_lse=True)  # fmt: skip
     yield cotangent.attention, dict(
         q=q, k=k, v=v, seqused_q=i(5, 3), seqused_k=i(7, 2), sink=f(4), alibi_slopes=f(4), attn_bias=f(2, 4, 5, 7),
         **options,
@@ -196,7 +196,7 @@ def test_wrong_numbers_are_refused_by_name(device):
                 wrong += [1.5, 2**70] if type(good) is int else []
                 wrong += [float("nan"), -1.0] if type(good) is float and name not in ("scale", "softmax_scale") else []
             for value in wrong:
-                if value == 2**70 and name in ("seed", "offset"):
+                if value == 2**70 and name in ("seed", "offset", "dropout_seed", "dropout_offset"):
                     continue  # they are taken modulo 2^64
                 said = refusal(function, arguments, name, value)
                 where = f"{function.__module__}.{function.__name__}({name}={value!r})"
@@ -281,17 +281,17 @@ def test_a_bool_mask_is_refused_as_attn_bias(device):
     (ValueError, "window[1] is 5, expected 0 or -1 with causal", dict(window=(3, 5), causal=True)),
     (ValueError, "window[0] is -2, expected -1 (all) or more", dict(window=(-2, 0))),
     (ValueError, "window[1] is -2, expected -1 (all) or more", dict(window=(0, -2))),
-    (TypeError, "seed is a str, expected an integer", dict(seed="x", dropout_p=0.5)),
-    (TypeError, "offset is a str, expected an integer", dict(offset="x", seed=1, dropout_p=0.5)),
-    (ValueError, "seed_tensor has 3 words, expected 2 (low, high)",
-     dict(seed_tensor=torch.zeros(3, dtype=torch.int32), dropout_p=0.5)),
-    (ValueError, "offset_tensor has 3 words, expected 2 (low, high)",
-     dict(offset_tensor=torch.zeros(3, dtype=torch.int32), seed=1, dropout_p=0.5)),
+    (TypeError, "dropout_seed is a str, expected an integer", dict(dropout_seed="x", dropout_p=0.5)),
+    (TypeError, "dropout_offset is a str, expected an integer", dict(dropout_offset="x", dropout_seed=1, dropout_p=0.5)),
+    (ValueError, "dropout_seed_tensor has 3 words, expected 2 (low, high)",
+     dict(dropout_seed_tensor=torch.zeros(3, dtype=torch.int32), dropout_p=0.5)),
+    (ValueError, "dropout_offset_tensor has 3 words, expected 2 (low, high)",
+     dict(dropout_offset_tensor=torch.zeros(3, dtype=torch.int32), dropout_seed=1, dropout_p=0.5)),
     (ValueError, "scale is 1e-31, expected None or a magnitude from 1e-30 to 1e30", dict(scale=1e-31)),
     (ValueError, "softcap is -1, expected 0 (none) or 1e-30 to 1e30", dict(softcap=-1.0)),
 ])  # fmt: skip
 def test_attention_names_the_arguments_of_python(device, error, message, options):
-    """The op has other names: window_left, window_right, dropout_seed, dropout_offset, and a scale of 0 for None."""
+    """The op has other names: bias, window_left, window_right, and a scale of 0 for None."""
     if not has_attention(device):
         pytest.skip("no kernel of this device supports attention yet")
     q, cu = randn(device, 1, 3, 2, 8), torch.tensor([0, 3], dtype=torch.int32, device=device)

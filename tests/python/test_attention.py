@@ -154,7 +154,7 @@ def test_dropout(device):
     # The header's rule: attention draws the same masks as dropout on rows h * B*Tq + b*Tq + i.
     _, drawn = dropout(torch.ones(H * B * Tq, Tk, device=device), p, seed=3, offset=5, return_mask="bytes")
     keep = drawn.reshape(H, B, Tq, Tk).transpose(0, 1) / (1 - p)
-    compare(lambda q, k, v: attention(q, k, v, dropout_p=p, seed=3, offset=5, return_lse=True),
+    compare(lambda q, k, v: attention(q, k, v, dropout_p=p, dropout_seed=3, dropout_offset=5, return_lse=True),
             lambda q, k, v: formula(q, k, v, keep=keep), [q, k, v], units=32)  # fmt: skip
     torch.manual_seed(1)
     one, two = attention(q, k, v, dropout_p=p), attention(q, k, v, dropout_p=p)
@@ -203,7 +203,7 @@ def test_strides_pass_through(device):
 def test_gradients_in_float64(on_cpu):
     q, k, v = [t.requires_grad_() for t in inputs("cpu", torch.float64, 1, 3, 4, 2, 1, 3, 2)]
     sink, bias = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((2,), (1, 2, 1, 4)))
-    for options in (dict(causal=True), dict(softcap=1.5, dropout_p=0.3, seed=1), dict(window=(1, 1), deterministic=False)):
+    for options in (dict(causal=True), dict(softcap=1.5, dropout_p=0.3, dropout_seed=1), dict(window=(1, 1), deterministic=False)):
         assert torch.autograd.gradcheck(
             lambda q, k, v, s, b: attention(q, k, v, sink=s, attn_bias=b, return_lse=True, **options), (q, k, v, sink, bias)
         )

@@ -120,17 +120,17 @@ def test_flash_attn(device, with_attention):
 def test_flash_attn_varlen(device, with_attention):
     mask = torch.tensor([[1] * 7 + [0] * 2, [1] * 9, [1] * 3 + [0] * 6], device=device)
     qkv = torch.randn(3, 9, 3, 4, 16, device=device)
-    packed, indices, ends, longest, lengths = unpad_input(qkv, mask)
-    assert lengths.tolist() == [7, 9, 3] and longest == 9 and ends.tolist() == [0, 7, 16, 19]
+    packed, indices, ends, max_seqlen, lengths = unpad_input(qkv, mask)
+    assert lengths.tolist() == [7, 9, 3] and max_seqlen == 9 and ends.tolist() == [0, 7, 16, 19]
     expected = torch.zeros(3, 9, 4, 16, device=device)
     for b, n in enumerate((7, 9, 3)):
         expected[b, :n] = formula(*qkv[b : b + 1, :n].unbind(2), causal=True)[0][0]
     q, k, v = packed.unbind(1)
     for out in (
-        flash_attn_varlen_qkvpacked_func(packed, ends, longest, causal=True),
-        flash_attn_varlen_kvpacked_func(q, packed[:, 1:], ends, ends, longest, longest, causal=True),
-        flash_attn_varlen_func(q, k, v, ends, ends, longest, longest, causal=True),
-        flash_attn_interface.flash_attn_varlen_func(q, k, v, ends, ends, longest, longest, causal=True),
+        flash_attn_varlen_qkvpacked_func(packed, ends, max_seqlen, causal=True),
+        flash_attn_varlen_kvpacked_func(q, packed[:, 1:], ends, ends, max_seqlen, max_seqlen, causal=True),
+        flash_attn_varlen_func(q, k, v, ends, ends, max_seqlen, max_seqlen, causal=True),
+        flash_attn_interface.flash_attn_varlen_func(q, k, v, ends, ends, max_seqlen, max_seqlen, causal=True),
     ):
         torch.testing.assert_close(pad_input(out, indices, 3, 9), expected, **close)
 

@@ -182,7 +182,7 @@ def test_version_2_without_autograd(device, packed, p):
     out, lse, S, rng_state = forward(q, k, v, *packing(device, packed), p, 0.3, True, **options)
     assert S is None and rng_state.dtype == torch.int64 and rng_state.shape == (2,) and not out.requires_grad
     seed = rng_state.view(torch.int32)[:2] if p else None
-    arguments = dict(causal=True, window=(5, 0), scale=0.3, softcap=2.0, dropout_p=p, seed_tensor=seed)
+    arguments = dict(causal=True, window=(5, 0), scale=0.3, softcap=2.0, dropout_p=p, dropout_seed_tensor=seed)
     run = cotangent.attention_varlen if packed else cotangent.attention
     expected = run(q, k, v, *packing(device, packed), **arguments)
     assert torch.equal(out, expected)
@@ -200,9 +200,9 @@ def test_version_2_without_autograd(device, packed, p):
 def test_concatenated_sequences(device):
     lengths = torch.tensor([[2, 3, 0, 0, 0, 0], [3, 2, 0, 0, 0, 0], [6, 0, 0, 0, 0, 0]], device=device)
     x = torch.arange(18, device=device).reshape(3, 6, 1)
-    tokens, indices, ends, longest = bert_padding.unpad_input_for_concatenated_sequences(x, lengths)
+    tokens, indices, ends, max_seqlen = bert_padding.unpad_input_for_concatenated_sequences(x, lengths)
     assert tokens.flatten().tolist() == indices.tolist() == [*range(5), *range(6, 11), *range(12, 18)]
-    assert ends.tolist() == [0, 2, 5, 8, 10, 16] and ends.dtype == torch.int32 and longest == 6
+    assert ends.tolist() == [0, 2, 5, 8, 10, 16] and ends.dtype == torch.int32 and max_seqlen == 6
     assert torch.equal(bert_padding.pad_input(tokens, indices, 3, 6)[1].flatten(), torch.tensor([6, 7, 8, 9, 10, 0], device=device))
 
 

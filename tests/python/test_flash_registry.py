@@ -91,7 +91,7 @@ def test_kernels_of_cuda(device):
         dropout_p, causal = options.get("dropout_p", 0.0), options.get("is_causal", False)
         seed = rng_state.view(torch.int32)[:2] if dropout_p else None
         expected = cotangent.attention(*(x.transpose(1, 2) for x in (q, k, v)), causal=causal, scale=options.get("scale"),
-                                       dropout_p=dropout_p, seed_tensor=seed)  # fmt: skip
+                                       dropout_p=dropout_p, dropout_seed_tensor=seed)  # fmt: skip
         assert torch.equal(out, expected.transpose(1, 2))
         wanted = torch.autograd.grad(expected, (q, k, v), dout.transpose(1, 2))
         found = torch_attention._cuda_backward(dout, q, k, v, out, lse, None, None, 7, 7, dropout_p, causal, rng_state,
@@ -115,7 +115,7 @@ def test_flash_attention_forward(device, packed):
         (dict(alibi_slopes=slopes), dict(alibi_slopes=slopes)),
     ):
         out, lse, rng_state, unused, _ = torch_attention._flash_forward(q, k, v, ends, ends, 11, 11, 0.2, False, False, **extra)
-        options = dict(dropout_p=0.2, seed_tensor=rng_state.view(torch.int32)[:2], **wanted_options)
+        options = dict(dropout_p=0.2, dropout_seed_tensor=rng_state.view(torch.int32)[:2], **wanted_options)
         if packed:
             expected = cotangent.attention_varlen(q, k, v, ends, ends, 11, 11, **options)
         else:

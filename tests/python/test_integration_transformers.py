@@ -241,7 +241,7 @@ def test_mask_moves_with_its_description(on_cpu):
     mask = integration.attention_mask(batch_size=2, q_length=3, kv_length=3, attention_mask=tokens)
     assert torch.equal(mask, tokens) and type(mask & tokens) is torch.Tensor
     moved = mask.to("meta")._cotangent
-    assert moved.padding.is_meta and moved.segments.used.is_meta and moved.segments.longest == mask._cotangent.segments.longest
+    assert moved.padding.is_meta and moved.segments.used.is_meta and moved.segments.max_seqlen == mask._cotangent.segments.max_seqlen
 
 
 def test_mask_without_its_attribute(on_cpu):

@@ -24,7 +24,7 @@ def with_attention(device):
 
 def layers(device):
     yield LinearDropoutResidual(12, 8, 0.3, activation="gelu", device=device), torch.randn(2, 5, 12, device=device)
-    yield MambaInProjConv1d(12, 10, before=[6], after=[3], device=device), torch.randn(2, 9, 12, device=device)
+    yield MambaInProjConv1d(12, 10, sizes_before=[6], sizes_after=[3], device=device), torch.randn(2, 9, 12, device=device)
     yield HyperConnectionStack([torch.nn.Linear(12, 12, device=device)] * 2, 12, 3, device=device), torch.randn(2, 5, 12, device=device)
     if has_attention(device):
         yield Attention(32, 4, causal=True, num_kv_heads=2, rope_base=100.0, qk_norm_eps=1e-6, device=device), torch.randn(2, 5, 32, device=device)
@@ -78,7 +78,7 @@ def test_linear_dropout_residual(device):
 
 
 def test_mamba_in_proj_conv1d(device):
-    layer = MambaInProjConv1d(12, 10, before=[6], after=[3], bias=True, device=device)
+    layer = MambaInProjConv1d(12, 10, sizes_before=[6], sizes_after=[3], bias=True, device=device)
     x = torch.randn(2, 9, 12, device=device)
 
     def plain(x, weight, bias, conv, conv_bias):
@@ -101,7 +101,7 @@ def test_mamba_in_proj_conv1d(device):
 
 def test_mamba_in_proj_conv1d_reads_a_checkpoint(device):
     """The names of mamba_ssm and transformers, with the weight [D,1,K] of torch.nn.Conv1d."""
-    layer = MambaInProjConv1d(12, 10, after=[10], device=device)
+    layer = MambaInProjConv1d(12, 10, sizes_after=[10], device=device)
     theirs = {"in_proj.weight": torch.randn(20, 12), "conv1d.weight": torch.randn(10, 1, 4), "conv1d.bias": torch.randn(10),
               "A_log": torch.randn(10, 8), "out_proj.weight": torch.randn(12, 10)}  # fmt: skip
     result = layer.load_state_dict(theirs, strict=False)
@@ -115,8 +115,8 @@ def test_hyper_connection_stack(device):
     result = stack.load_state_dict(plain.state_dict(), strict=False)
     assert not result.unexpected_keys and all(not key.endswith((".weight", "layer.bias")) for key in result.missing_keys)
     x = torch.randn(2, 5, 12, device=device)
-    streams = HyperConnection.expand(x, 3)
-    assert torch.equal(streams, stack.layers[0].expand(x)) and stack.layers[0].expand(x, 2).shape == (2, 5, 2, 12)
+    streams = HyperConnection.to_streams(x, 3)
+    assert torch.equal(streams, stack.layers[0].to_streams(x)) and stack.layers[0].to_streams(x, 2).shape == (2, 5, 2, 12)
     for connection, layer in zip(stack.layers, plain):
         assert torch.equal(connection.layer.weight, layer.weight)
         h_in, h_post, h_res = cotangent.mhc_pre(streams, connection.phi, connection.alpha, connection.bias, connection.gamma)

@@ -133,7 +133,7 @@ def test_hyper_connection(device):
     compare(lambda x, *parameters: torch.func.functional_call(module, dict(zip(("phi", "alpha", "bias", "gamma"), parameters)),
             (x,)), plain, [x, module.phi, module.alpha, module.bias, module.gamma], units=32)  # fmt: skip
     module.reset_parameters()
-    start = HyperConnection.expand(torch.randn(2, 5, 16, device=device), 4)
+    start = HyperConnection.to_streams(torch.randn(2, 5, 16, device=device), 4)
     torch.testing.assert_close(module(start), start + layer(start[:, :, :1]), rtol=0.05, atol=0.05)
     assert HyperConnection.reduce(start).shape == (2, 5, 16)
 

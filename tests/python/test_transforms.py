@@ -295,8 +295,8 @@ def test_vmap_folds_into_the_batch(device):
     if has_attention(device):
         q = randn(device, 7, 2, 5, 4, 8)
         assert calls_of(["cotangent::attention_forward"], lambda: vmap(lambda q: attention(q, q, q))(q)) == 1
-        dropped = vmap(lambda q: attention(q, q, q, dropout_p=0.5, seed=1))(q)  # each sample has the mask of a single call
-        torch.testing.assert_close(dropped[3], attention(q[3], q[3], q[3], dropout_p=0.5, seed=1))
+        dropped = vmap(lambda q: attention(q, q, q, dropout_p=0.5, dropout_seed=1))(q)  # each sample has the mask of a single call
+        torch.testing.assert_close(dropped[3], attention(q[3], q[3], q[3], dropout_p=0.5, dropout_seed=1))
 
 
 def test_vmap_of_packed_sequences(device):
@@ -344,7 +344,7 @@ def test_modules(device):
         first, second, last = module
         h = torch.func.functional_call(first, {k[2:]: v for k, v in parameters.items() if k[0] == "0"}, (x[None],))
         h = torch.func.functional_call(second, {k[2:]: v for k, v in parameters.items() if k[0] == "1"}, (h,))
-        h = cotangent.HyperConnection.expand(h, 2)
+        h = cotangent.HyperConnection.to_streams(h, 2)
         h = torch.func.functional_call(last, {k[2:]: v for k, v in parameters.items() if k[0] == "2"}, (h,))
         return h.square().sum()
 

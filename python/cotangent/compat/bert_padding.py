@@ -43,8 +43,8 @@ def unpad_input(
 
     >>> from cotangent.compat.bert_padding import unpad_input
     >>> x, mask = torch.tensor([[1, 2, 0], [3, 0, 0]]), torch.tensor([[1, 1, 0], [1, 0, 0]])
-    >>> tokens, indices, cu_seqlens, longest, used = unpad_input(x, mask)
-    >>> tokens, cu_seqlens, longest
+    >>> tokens, indices, cu_seqlens, max_seqlen, used = unpad_input(x, mask)
+    >>> tokens, cu_seqlens, max_seqlen
     (tensor([1, 2, 3]), tensor([0, 2, 3], dtype=torch.int32), 2)
     """
     taken = attention_mask if unused_mask is None else attention_mask + unused_mask
@@ -64,7 +64,7 @@ def unpad_input_for_concatenated_sequences(
 
     >>> from cotangent.compat.bert_padding import unpad_input_for_concatenated_sequences
     >>> x, lengths = torch.tensor([[1, 2, 3, 0]]), torch.tensor([[2, 1, 0, 0]])  # sequences of 2 and of 1 token
-    >>> tokens, indices, cu_seqlens, longest = unpad_input_for_concatenated_sequences(x, lengths)
+    >>> tokens, indices, cu_seqlens, max_seqlen = unpad_input_for_concatenated_sequences(x, lengths)
     >>> tokens, cu_seqlens
     (tensor([1, 2, 3]), tensor([0, 2, 3], dtype=torch.int32))
     """

@@ -89,7 +89,7 @@ def _signed_probabilities(q: Tensor, k: Tensor, seed: Tensor, dropout_p: float, 
     with torch.no_grad():
         for v in values.split(256, -1):  # the largest head size on a GPU
             found = attend(q, k, v, *lengths, **options)
-            kept = attend(torch.zeros_like(q), torch.zeros_like(k), v, *lengths, dropout_p=dropout_p, seed_tensor=seed,
+            kept = attend(torch.zeros_like(q), torch.zeros_like(k), v, *lengths, dropout_p=dropout_p, dropout_seed_tensor=seed,
                           **plain)  # fmt: skip
             parts.append(torch.where(kept > 0, found, -found))
         S = torch.cat(parts, -1)
@@ -111,7 +111,7 @@ def _attend(
         need_tensors(function, q=q)
         seed = random_seed(q.device)
     attend = attention_varlen if lengths else attention
-    out, lse = run(function, attend, q, k, v, *lengths, dropout_p=dropout_p, seed_tensor=seed, return_lse=True, **options)
+    out, lse = run(function, attend, q, k, v, *lengths, dropout_p=dropout_p, dropout_seed_tensor=seed, return_lse=True, **options)
     S_dmask = None
     if seed is not None and flag("flash_attn", "return_attn_probs", with_probabilities):
         S_dmask = _signed_probabilities(q, k, seed, dropout_p, lengths, options)
@@ -459,7 +459,7 @@ def _gradients(function: str, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out
         raise ValueError(f"{function}: rng_state is None, expected that of the forward, because dropout_p is {dropout_p}")
     seed = rng_state.view(torch.int32)[:2] if rng_state is not None and dropout_p > 0 else None
     wanted = (*(x is not None for x in into), False, False)
-    found = run(function, _run_backward, q, k, v, out, lse, dout, dropout_p=dropout_p, seed_tensor=seed, wanted=wanted,
+    found = run(function, _run_backward, q, k, v, out, lse, dout, dropout_p=dropout_p, dropout_seed_tensor=seed, wanted=wanted,
                 **arguments)  # fmt: skip
     for target, gradient in zip(into, found):
         if target is not None:

@@ -23,7 +23,7 @@ def apply_rotary_emb(
     max_seqlen: Optional[int] = None,
 ) -> Tensor:
     """Rotates the first r columns of x [B,T,H,d], or of packed x [total,H,d] with cu_seqlens. cos and sin are
-    [longest,r/2]. Token t of a sequence has position t + seqlen_offsets (a number, or a tensor [B]). With inplace=True,
+    [max_length,r/2]. Token t of a sequence has position t + seqlen_offsets (a number, or a tensor [B]). With inplace=True,
     x is overwritten and returned. max_seqlen is not needed.
 
     >>> from cotangent.compat.rotary import apply_rotary_emb
@@ -36,7 +36,7 @@ def apply_rotary_emb(
     if x.dim() != axes or cos.dim() != 2 or cos.shape != sin.shape or 2 * cos.shape[1] > x.shape[-1]:
         raise ValueError(
             f"apply_rotary_emb: x has shape {tuple(x.shape)}, cos {tuple(cos.shape)}, sin {tuple(sin.shape)}, expected "
-            f"{'[total,H,d]' if axes == 3 else '[B,T,H,d]'} and [longest,r/2] with r <= d"
+            f"{'[total,H,d]' if axes == 3 else '[B,T,H,d]'} and [max_length,r/2] with r <= d"
         )
     position = positions_of(x.shape[0 if axes == 3 else 1], x.device, seqlen_offsets, cu_seqlens)
     y = rotate(x, cos[position].unsqueeze(-2), sin[position].unsqueeze(-2), interleaved)

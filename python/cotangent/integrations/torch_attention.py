@@ -56,7 +56,7 @@ def _forward(function: str, query: Tensor, key: Tensor, value: Tensor, is_causal
              scale: Optional[float], dropout_p: float, seed: Optional[Tensor]) -> "Tuple[Tensor, Tensor]":  # fmt: skip
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     k, v, options = _shape_options(q, k, v, is_causal)
-    out, lse = _call(function, attention, q, k, v, attn_bias=bias, scale=scale, dropout_p=dropout_p, seed_tensor=seed,
+    out, lse = _call(function, attention, q, k, v, attn_bias=bias, scale=scale, dropout_p=dropout_p, dropout_seed_tensor=seed,
                      return_lse=True, **options)  # fmt: skip
     return out.transpose(1, 2), lse
 
@@ -67,7 +67,8 @@ def _backward(function: str, grad_out: Tensor, query: Tensor, key: Tensor, value
     q, k, v, o, do = (x.transpose(1, 2) for x in (query, key, value, out, grad_out))
     shorter_k, shorter_v, options = _shape_options(q, k, v, is_causal)
     found = _call(function, _run_backward, q, shorter_k, shorter_v, o, lse, do, attn_bias=bias,
-                  scale=scale, dropout_p=dropout_p, seed_tensor=seed, wanted=(True, True, True, False, False), **options)  # fmt: skip
+                  scale=scale, dropout_p=dropout_p, dropout_seed_tensor=seed, wanted=(True, True, True, False, False),
+                  **options)  # fmt: skip
     gradients = []
     for gradient, whole in zip(found, (q, k, v)):
         if gradient.shape[1] < whole.shape[1]:  # keys that no query attends to
@@ -135,7 +136,7 @@ def _flash_forward(query: Tensor, key: Tensor, value: Tensor, cum_seq_q: Optiona
     seed, rng_state = _new_seed(query, dropout_p)
     options: "dict[str, Any]" = dict(
         causal=is_causal, window=_window(is_causal, window_size_left, window_size_right), scale=scale,
-        dropout_p=dropout_p, seed_tensor=seed, seqused_k=seqused_k, alibi_slopes=alibi_slopes, return_lse=True,
+        dropout_p=dropout_p, dropout_seed_tensor=seed, seqused_k=seqused_k, alibi_slopes=alibi_slopes, return_lse=True,
     )  # fmt: skip
     if cum_seq_q is None:
         out, lse = _call(function, attention, query, key, value, **options)
@@ -159,7 +160,7 @@ def _flash_backward(grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor,
         "_flash_attention_backward", _run_backward, query, key, value, out, logsumexp, grad_out,
         cu_seqlens=(cum_seq_q, cum_seq_k), max_seqlens=(max_q, max_k) if packed else (0, 0), causal=is_causal,
         window=_window(is_causal, window_size_left, window_size_right), scale=scale, dropout_p=dropout_p,
-        seed_tensor=_kept_seed(rng_state, dropout_p), wanted=(True, True, True, False, False),
+        dropout_seed_tensor=_kept_seed(rng_state, dropout_p), wanted=(True, True, True, False, False),
     )[:3])  # fmt: skip
 
 

@@ -36,7 +36,7 @@ class Segments(NamedTuple):
 
     cu_seqlens: Tensor  # int32 [N+1]
     used: Optional[Tensor]  # int32 [N]: tokens of each sequence, None: all
-    longest: int
+    max_seqlen: int
 
 
 class Mask(NamedTuple):
@@ -322,8 +322,8 @@ def _attend_to_all_ranks(context: Any, query: Tensor, key: Tensor, value: Tensor
         return out
     if q.shape[0] != 1:
         raise NotImplementedError(f"context_parallel: cu_seqlens with a batch of {q.shape[0]}, expected 1")
-    ends, longest = context.cu_seqlens, context.longest
-    out = distributed.attention_varlen(q[0], k[0], v[0], ends, ends, longest, longest, **options, **where)
+    ends, max_seqlen = context.cu_seqlens, context.max_seqlen
+    out = distributed.attention_varlen(q[0], k[0], v[0], ends, ends, max_seqlen, max_seqlen, **options, **where)
     return out[None]
 
 
@@ -460,11 +460,11 @@ def attention_forward(
         bias = _as_bias(attention_mask, q)[..., :Tk]
     elif mask.padding is None and segments is None and Tq == Tk and Tq > 1:
         if cu_seq_lens_q is not None and cu_seq_lens_k is not None and max_length_q is not None:
-            longest = max(int(max_length_q), int(max_length_q if max_length_k is None else max_length_k))
+            max_seqlen = max(int(max_length_q), int(max_length_q if max_length_k is None else max_length_k))
             same = cu_seq_lens_q is cu_seq_lens_k or torch.compiler.is_compiling() or torch.equal(cu_seq_lens_q, cu_seq_lens_k)
             if not same:
                 raise NotImplementedError("cotangent attention: cu_seq_lens_k must equal cu_seq_lens_q")
-            segments = Segments(cu_seq_lens_q.to(torch.int32), None, longest)
+            segments = Segments(cu_seq_lens_q.to(torch.int32), None, max_seqlen)
         elif not mask.one_sequence:
             segments = _packed_by_positions(position_ids, B, Tq)
     if mask is not None and mask.padding is not None and (position_bias is not None or (segments, lengths) == (None, None)):
@@ -479,9 +479,9 @@ def attention_forward(
     if segments is None:
         out = attention(q, k, v, attn_bias=bias, seqused_q=lengths, seqused_k=lengths, **options)
         return out, None
-    ends, longest = segments.cu_seqlens, segments.longest
+    ends, max_seqlen = segments.cu_seqlens, segments.max_seqlen
     out = attention_varlen(
-        q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), ends, ends, longest, longest, seqused_q=segments.used,
+        q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), ends, ends, max_seqlen, max_seqlen, seqused_q=segments.used,
         seqused_k=segments.used, **options,
     )  # fmt: skip
     return out.unflatten(0, (B, Tq)), None

@@ -23,8 +23,8 @@ _OPTIONS = (
 
 
 def _folds(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, used_q: Any, used_k: Any, sink: Any, slopes: Any, bias: Any,
-           seed_tensor: Any, offset_tensor: Any, causal: Any, window: Any, left: Any, right: Any, scale: Any,
-           softcap: Any, dropout_p: float, *others: Any) -> bool:  # fmt: skip
+           dropout_seed_tensor: Any, dropout_offset_tensor: Any, causal: Any, window: Any, left: Any, right: Any,
+           scale: Any, softcap: Any, dropout_p: float, *others: Any) -> bool:  # fmt: skip
     """Whether vmap may fold its axis into the batch. Not with dropout, because the mask depends on the index in the
     batch, and not with slopes or a bias, which may have their own batch axis."""
     return cu_q is None and cu_k is None and slopes is None and bias is None and dropout_p == 0
@@ -90,10 +90,6 @@ _PYTHON_NAMES = {
     "bias": "attn_bias",
     "window_left": "window[0]",
     "window_right": "window[1]",
-    "dropout_seed": "seed",
-    "dropout_offset": "offset",
-    "dropout_seed_tensor": "seed_tensor",
-    "dropout_offset_tensor": "offset_tensor",
 }
 
 
@@ -112,12 +108,12 @@ def _refuse_bool_bias(call: str, bias: Any) -> None:
 
 def _run(
     call: str, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Any, max_seqlens: Any, causal: bool, window: Any, scale: Any,
-    softcap: float, dropout_p: float, seed: Any, offset: int, seed_tensor: Any, offset_tensor: Any, seqused: Any,
-    sink: Any, alibi_slopes: Any, attn_bias: Any, deterministic: bool, return_lse: bool,
+    softcap: float, dropout_p: float, dropout_seed: Any, dropout_offset: int, dropout_seed_tensor: Any,
+    dropout_offset_tensor: Any, seqused: Any, sink: Any, alibi_slopes: Any, attn_bias: Any, deterministic: bool, return_lse: bool,
 ) -> Any:  # fmt: skip
-    if number(call, "dropout_p", dropout_p) > 0 and seed is None and seed_tensor is None:
+    if number(call, "dropout_p", dropout_p) > 0 and dropout_seed is None and dropout_seed_tensor is None:
         need_tensors(call, q=q)
-        seed_tensor = random_seed(q.device)
+        dropout_seed_tensor = random_seed(q.device)
     if scale == 0:
         raise ValueError(f"{call}: scale is 0, expected None (1/sqrt(d)) or another number")
     _refuse_bool_bias(call, attn_bias)
@@ -125,9 +121,9 @@ def _run(
     nondeterministic, with_lse = not flag(call, "deterministic", deterministic), flag(call, "return_lse", return_lse)
     try:
         out, lse = _forward(
-            q, k, v, *cu_seqlens, *seqused, sink, alibi_slopes, attn_bias, seed_tensor, offset_tensor, causal,
-            window is not None, left, right, scale or 0.0, softcap, dropout_p, seed_number(seed), offset, *max_seqlens,
-            nondeterministic,
+            q, k, v, *cu_seqlens, *seqused, sink, alibi_slopes, attn_bias, dropout_seed_tensor, dropout_offset_tensor,
+            causal, window is not None, left, right, scale or 0.0, softcap, dropout_p, seed_number(dropout_seed),
+            dropout_offset, *max_seqlens, nondeterministic,
         )  # fmt: skip
     except (NotImplementedError, TypeError, ValueError) as error:
         raise _with_python_names(error) from None
@@ -138,7 +134,7 @@ def _run_backward(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor, *, dlse: Any = None,
     cu_seqlens: Any = (None, None), max_seqlens: Any = (0, 0), seqused: Any = (None, None), causal: bool = False,
     window: Any = None, scale: Optional[float] = None, softcap: float = 0.0, dropout_p: float = 0.0,
-    seed_tensor: Any = None, offset_tensor: Any = None, sink: Any = None, alibi_slopes: Any = None,
+    dropout_seed_tensor: Any = None, dropout_offset_tensor: Any = None, sink: Any = None, alibi_slopes: Any = None,
     attn_bias: Any = None, deterministic: bool = True,
     wanted: "tuple[bool, ...]" = (True, True, True, True, True),
 ) -> Any:  # fmt: skip
@@ -149,7 +145,7 @@ def _run_backward(
     with torch.no_grad():
         dout = _match_layout(dout, out.shape, out.stride(), out.dtype, out.device)
         return _backward(
-            q, k, v, *cu_seqlens, *seqused, sink, alibi_slopes, attn_bias, seed_tensor, offset_tensor, causal,
+            q, k, v, *cu_seqlens, *seqused, sink, alibi_slopes, attn_bias, dropout_seed_tensor, dropout_offset_tensor, causal,
             window is not None, left, right, scale or 0.0, softcap, dropout_p, 0, 0, *(m or 0 for m in max_seqlens),
             not deterministic, out, lse, dout, dlse, [*wanted],
         )  # fmt: skip
@@ -165,10 +161,10 @@ def attention(
     scale: Optional[float] = None,
     softcap: float = 0.0,
     dropout_p: float = 0.0,
-    seed: Optional[int] = None,
-    offset: int = 0,
-    seed_tensor: Optional[Tensor] = None,
-    offset_tensor: Optional[Tensor] = None,
+    dropout_seed: Optional[int] = None,
+    dropout_offset: int = 0,
+    dropout_seed_tensor: Optional[Tensor] = None,
+    dropout_offset_tensor: Optional[Tensor] = None,
     seqused_q: Optional[Tensor] = None,
     seqused_k: Optional[Tensor] = None,
     sink: Optional[Tensor] = None,
@@ -194,8 +190,8 @@ def attention(
     softcap        `cap(x) = softcap * tanh(x / softcap)`. 0: `cap(x) = x`
     dropout_p      the probability of dropping an element of softmax(s). The function has no training mode: pass 0.0 in
                    model.eval()
-    seed, offset, seed_tensor, offset_tensor
-                   they determine the dropout mask, as in cotangent.dropout
+    dropout_seed, dropout_offset, dropout_seed_tensor, dropout_offset_tensor
+                   they determine the dropout mask, as seed, offset, seed_tensor and offset_tensor of cotangent.dropout
     seqused_q, seqused_k   int32 [B]: how many queries and keys of each batch element are used. They take the place of
                    Tq and Tk in the masks. Queries beyond seqused_q get out = 0 and lse = -inf
     sink           [H]: an attention sink for each head, as in gpt-oss. exp(sink[h]) is added to the denominator of the
@@ -227,8 +223,9 @@ def attention(
     >>> out.sum().backward()                                # q.grad has the gradient
     """
     return _run(
-        "attention", q, k, v, (None, None), (0, 0), causal, window, scale, softcap, dropout_p, seed, offset, seed_tensor,
-        offset_tensor, (seqused_q, seqused_k), sink, alibi_slopes, attn_bias, deterministic, return_lse,
+        "attention", q, k, v, (None, None), (0, 0), causal, window, scale, softcap, dropout_p, dropout_seed,
+        dropout_offset, dropout_seed_tensor, dropout_offset_tensor, (seqused_q, seqused_k), sink, alibi_slopes, attn_bias,
+        deterministic, return_lse,
     )  # fmt: skip
 
 
@@ -246,10 +243,10 @@ def attention_varlen(
     scale: Optional[float] = None,
     softcap: float = 0.0,
     dropout_p: float = 0.0,
-    seed: Optional[int] = None,
-    offset: int = 0,
-    seed_tensor: Optional[Tensor] = None,
-    offset_tensor: Optional[Tensor] = None,
+    dropout_seed: Optional[int] = None,
+    dropout_offset: int = 0,
+    dropout_seed_tensor: Optional[Tensor] = None,
+    dropout_offset_tensor: Optional[Tensor] = None,
     seqused_q: Optional[Tensor] = None,
     seqused_k: Optional[Tensor] = None,
     sink: Optional[Tensor] = None,
@@ -280,8 +277,8 @@ def attention_varlen(
     """
     return _run(
         "attention_varlen", q, k, v, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), causal, window, scale,
-        softcap, dropout_p, seed, offset, seed_tensor, offset_tensor, (seqused_q, seqused_k), sink, alibi_slopes,
-        attn_bias, deterministic, return_lse,
+        softcap, dropout_p, dropout_seed, dropout_offset, dropout_seed_tensor, dropout_offset_tensor,
+        (seqused_q, seqused_k), sink, alibi_slopes, attn_bias, deterministic, return_lse,
     )  # fmt: skip
 
 
