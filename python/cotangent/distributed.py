@@ -13,10 +13,11 @@ docs/guide/context_parallel_pytorch.md has whole programs. The examples of the d
 group   a ProcessGroup, a DeviceMesh with one dimension, the name of a group, or None for the default group. CPU tensors
         need the backend gloo. CUDA tensors need NCCL, and each rank needs a GPU of its own
 cut     which tokens of a sequence of T tokens a rank holds, always in ascending order. It has no default: pass the same
-        cut and stripe to every function, because another cut gives a wrong result without an error. "contiguous": one range.
-        "zigzag": one chunk from the front, and its mirror image from the back. "striped": stripes of `stripe` tokens,
-        which the ranks get in turn. T need not be a multiple of the number of ranks. include/cotangent/parallel.h has
-        the formulas
+        cut and stripe to every function. Ranks compare the arguments of one call, so different cuts on two ranks raise
+        an error. Different cuts in two calls, such as shard and attention, do not: the result is wrong. "contiguous":
+        one range. "zigzag": one chunk from the front, and its mirror image from the back. "striped": stripes of
+        `stripe` tokens; stripe i belongs to rank i modulo the number of ranks. T need not be a multiple of the number
+        of ranks. include/cotangent/parallel.h has the formulas
 stripe  the tokens of a stripe. It is required with cut="striped": any number from 1; 128 or more is fast. With the other
         cuts it is 0
 
@@ -31,7 +32,7 @@ arguments. Three kinds of errors are possible:
 
 Gradients. The loss of the whole sequence is the sum of the losses of the ranks. So the gradient of a tensor that all
 ranks share is the sum of the gradients of the ranks. all_reduce_gradients adds them. DDP and FSDP2 add them and divide
-by the number of ranks. docs/guide/context_parallel_pytorch.md lists what each rank has before the addition.
+by the number of ranks. docs/guide/context_parallel_pytorch.md has a table: which loss needs which factor.
 
 CUDA tensors. A call returns when the ranks have compared their arguments and its work is enqueued on the current
 stream. If a rank dies after that, the work of the others never ends. check_group() and the next call then raise
@@ -559,7 +560,8 @@ def unshard(
 ) -> Tensor:
     """The inverse of `shard`: every rank gets the tensor with the tokens of all ranks, of any dtype. dim is the axis of
     the tokens. `length` is the number of tokens of the whole sequence, by default this rank's tokens times the number
-    of ranks. The backward adds the gradients of all ranks.
+    of ranks. The backward adds the gradients of all ranks. If every rank computes the same loss from the result, divide
+    the loss by the number of ranks. DDP and FSDP2 divide already.
 
     >>> x = torch.randn(2, 100, 64)
     >>> part = cp.shard(x, dim=1, cut="zigzag")
@@ -689,7 +691,7 @@ def attention(
                         docs/guide/context_parallel_c.md
     all_gather          True: instead of the ring, each rank gathers the keys and values that its tokens attend to. It
                         needs memory for them, and in the backward for their gradients in float32. Faster for shorter
-                        sequences
+                        sequences if ranks share a GPU; not measured over NCCL
     q_length, k_length  the number of queries and keys of the whole sequence, by default this rank's tokens times the
                         number of ranks
     attn_bias           [B or 1, H or 1, tokens of this rank or 1, Tk or 1], where Tk is the keys of the whole sequence

@@ -542,11 +542,11 @@ class Attention(nn.Module):
             return
         least, most = int(lengths.min()), int(lengths.max())
         if Tn > max_length:
-            raise ValueError(f"Attention.step: x has {Tn} tokens, more than the {max_length} rows of k_cache")
+            raise ValueError(f"Attention.step: x has {Tn} tokens, more than the {max_length} positions of k_cache")
         if least < 0 or most + Tn > max_length:
             raise ValueError(
                 f"Attention.step: cache_seqlens has {least if least < 0 else most}, expected 0 to {max_length - Tn}: x has "
-                f"{Tn} tokens, k_cache has {max_length} rows"
+                f"{Tn} tokens, k_cache has {max_length} positions"
             )
 
     def extra_repr(self) -> str:

@@ -438,25 +438,29 @@ def fsdp(ranks):
     near({n: p.grad.full_tensor() for n, p in model.named_parameters()}, exact, "fsdp")
 
 
-# ---- docs/guide/context_parallel_pytorch.md and many_gpus.md ----------------------------------------------------------
+# ---- programs of the guide that create a process group ---------------------------------------------------------------
+
+PAGES = ("context_parallel_pytorch.md", "transformers.md", "many_gpus.md")
 
 
 def page(number):
     """Runs a program of the pages. Compares its results with those of the single calls, if the ranks share a sequence."""
     guide = Path(__file__).parents[2] / "docs/guide"
-    text = "".join((guide / name).read_text() for name in ("context_parallel_pytorch.md", "many_gpus.md"))
-    blocks = re.findall(r"^```python\n(.*?)^```$", text, flags=re.M | re.S)
+    blocks = []
+    for name in PAGES:
+        blocks += re.findall(r"^```python\n(.*?)^```$", (guide / name).read_text(), flags=re.M | re.S)
+    blocks = [block for block in blocks if "init_process_group" in block]
     assert len(blocks) == 5
     names = {"__name__": "__main__"}
     exec(blocks[number], names)
     assert not dist.is_initialized()
-    if number == 1:
+    if number == 2:
         model, text = names["model"], names["text"]
         found = gradients_of(model)
         model.zero_grad()
         loss_of(model, text[:, :-1], text[:, 1:]).backward()
         near(found, gradients_of(model), "the page's model")
-    elif number == 2:
+    elif number == 4:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # the same steps on one rank
         torch.manual_seed(0)
         model = names["Model"]()
@@ -469,7 +473,7 @@ def page(number):
         torch.testing.assert_close(names["mean"], loss.detach())
         near(names["state"], model.state_dict(), "the page's FSDP2 model")
         dist.destroy_process_group()
-    elif number == 4:
+    elif number == 3:
         assert names["loss"].isfinite() and all(p.dtype == torch.float32 for p in names["model"].parameters())
     else:
         project, x = names["project"], names["x" if number == 0 else "batch"]

@@ -49,15 +49,16 @@ def test_models_of_transformers_and_fsdp(on_cpu, tmp_path):
     check(tmp_path, "models,fsdp" if hasattr(torch.distributed.fsdp, "fully_shard") else "models", 2)
 
 
-@pytest.mark.parametrize("number, ranks", [(0, 2), (1, 2), (2, 2), (3, 4), (4, 2)])
+@pytest.mark.parametrize("number, ranks", [(0, 2), (1, 4), (2, 2), (3, 2), (4, 2)])
 def test_page(on_cpu, number, ranks):
-    if number == 1:
+    if number == 2:
         pytest.importorskip("transformers")
-    if number in (2, 4) and not hasattr(torch.distributed.fsdp, "fully_shard"):
+    if number in (3, 4) and not hasattr(torch.distributed.fsdp, "fully_shard"):
         pytest.skip("torch has no fully_shard")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), str(SCRIPT), "page",
                str(number)]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=ENVIRONMENT)
+    environment = dict(ENVIRONMENT, CUDA_VISIBLE_DEVICES="")  # else the programs would use the GPUs
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
     assert done.returncode == 0 and done.stdout.count("is done") == ranks, done.stdout + done.stderr
 
 

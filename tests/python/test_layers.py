@@ -294,7 +294,7 @@ def test_a_refused_step_writes_nothing(on_cpu):
             layer.step(x, *caches, options["cache_seqlens"])
         assert not caches[0].any() and not caches[1].any(), message
     caches = torch.zeros(2, 2, 8, 4, 8)
-    with pytest.raises(ValueError, match="^Attention.step: x has 9 tokens, more than the 8 rows of k_cache$"):
+    with pytest.raises(ValueError, match="^Attention.step: x has 9 tokens, more than the 8 positions of k_cache$"):
         layer.step(torch.randn(2, 9, 32), *caches, torch.zeros(2, dtype=torch.int32))
     with pytest.raises(ValueError, match="^Attention.step: x has 4 axes, expected 3: "):
         layer.step(torch.randn(1, 2, 3, 32), *caches, torch.zeros(2, dtype=torch.int32))

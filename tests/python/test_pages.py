@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python programs of the guide run. test_distributed.py runs those of context_parallel_pytorch.md and many_gpus.md,
-and test_docstrings.py the examples of the reference."""
+"""The Python programs of the guide run. test_distributed.py runs those that create a process group, and test_docstrings.py
+the examples of the reference."""
 import re
 from pathlib import Path
 
@@ -11,13 +11,14 @@ import torch.nn.attention
 from cotangent import compat
 
 GUIDE = Path(__file__).parents[2] / "docs/guide"
-NOT_RUN = re.compile(r"mamba_ssm|from_pretrained|get_local_kernel")  # packages and weights that the tests do not have
+# Packages and weights that the tests do not have, a GPU, and programs of several processes.
+NOT_RUN = re.compile(r"mamba_ssm|from_pretrained|get_local_kernel|model\.model\.layers|ProfilerActivity|init_process_group")
 REGISTRY = hasattr(torch.nn.attention, "activate_flash_attention_impl")
 
 
 def programs():
     for page in sorted(GUIDE.glob("*.md")):
-        if page.name not in ("context_parallel_pytorch.md", "many_gpus.md") and not page.name.startswith("python_reference"):
+        if not page.name.startswith("python_reference"):
             for number, program in enumerate(re.findall(r"^```python\n(.*?)^```$", page.read_text(), flags=re.M | re.S)):
                 if not NOT_RUN.search(program) and (REGISTRY or "activate_flash_attention_impl" not in program):
                     yield pytest.param(program, id=f"{page.stem}-{number}")
