@@ -6,8 +6,8 @@
 
 CUDA 12.9 has no nvcc on PyPI, but it has NVRTC (CUDA C++ to PTX) and ptxas (PTX to machine code). Machine code of CUDA 12
 runs on drivers from R525 on; that of CUDA 13 needs R580. Takes the options that cmake/cuda.cmake gives to nvcc: -std, -D,
--I, -gencode, -Xptxas, -MD -MF -MT, -Werror, --keep and --keep-dir. `fatbinary` of any CUDA toolkit on the PATH joins the
-images; it compresses in the format that drivers of CUDA 12 read.
+-I, -gencode, -Xptxas, -MD -MF -MT, -Werror, --keep and --keep-dir. `fatbinary` on the PATH joins the images. It must be that of
+a CUDA toolkit that has the option --compress-mode; it compresses in the format that drivers of CUDA 12 read.
 """
 
 import ctypes
@@ -45,7 +45,7 @@ def in_wheels(pattern: str) -> pathlib.Path:
     for folder in [*site.getsitepackages(), site.getusersitepackages()]:
         for path in sorted(pathlib.Path(folder, "nvidia").glob(pattern)):
             return path
-    fail(f"nvidia/{pattern} is in no installed wheel: pip install -r tools/requirements_nvrtc.txt")
+    fail(f"no installed package has the file nvidia/{pattern}: run pip install -r tools/requirements_nvrtc.txt")
     raise AssertionError
 
 
