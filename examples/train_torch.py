@@ -317,7 +317,7 @@ GNUPLOT = """set terminal svg size 800,480 font 'sans-serif,13' background 'whit
 set output '{out}'
 set title '{title}' noenhanced
 set xlabel 'step'
-set ylabel 'validation loss, nats a byte'
+set ylabel 'validation loss, nats per byte'
 set key top right
 set grid
 plot {plots}
@@ -371,7 +371,7 @@ def main():
     parser.add_argument("--layers", type=int, default=6, help="every third one has attention, the others a convolution")
     parser.add_argument("--streams", type=int, default=4, help="residual streams of the hyper-connections")
     parser.add_argument("--context", type=int, default=128, help="bytes of a window")
-    parser.add_argument("--batch", type=int, default=8, help="windows a step, over all processes")
+    parser.add_argument("--batch", type=int, default=8, help="windows per step, over all processes")
     parser.add_argument("--steps", type=int, default=200, help="training steps")
     parser.add_argument("--eval-every", type=int, default=25, help="steps between two validations")
     parser.add_argument("--lr", type=float, default=3e-3, help="the highest learning rate")

@@ -656,14 +656,9 @@ device and op, and draws the pictures.
 - The kernels of a case alternate with a memory copy of the same number of bytes. For compute-bound ops, a plain matrix product
   takes part too. A time is the median of the rounds. Inputs rotate through more memory than the caches hold.
 - On a GPU, one round repeats a kernel for about 8 ms in one CUDA graph. A GPU lowers its clock under load, so some compute-bound
-  cases then run alone for `--load` seconds: 3, unless a page names another number. *ms* is the time of one call in the second half of this
-  period (sustained). *Burst* is one call on an idle GPU. A row with *burst ms* is sustained:
-
-| cases on a GPU | *ms* is |
-|---|---|
-| attention with T >= 4096, causal_conv1d_dense, mhc_pre with 8 streams and bf16 | sustained |
-| all others | the median of the rounds of 8 ms |
-
+  cases then run alone for `--load` seconds: 3, unless a page names another number. Their *ms* is the time of one call in the second half
+  of this period (sustained), and they have *burst ms* too. These are attention with T >= 4096, causal_conv1d_dense, and mhc_pre with
+  8 streams in bf16. The *ms* of all other cases is the median of the rounds of 8 ms.
 - If the process of a peer also ran our kernels, both times of a ratio are from that process. Otherwise they are from two processes.
 
 ## Words and columns
@@ -740,7 +735,7 @@ A peer that cannot be imported is left out.
 
 `make gpu` does this for every op on a machine with a GPU, after check and compute-sanitizer.
 
-## Records
+[Records](records.md) lists the files of all tables.
 """
 
 
@@ -823,6 +818,13 @@ def accuracy(results):
     return lines
 
 
+def model_name(row):
+    """A model's name; with its number of parameters, where that of the name is off by more than 10 %."""
+    family, _, size = row["model"].rpartition("-")
+    claimed = float(size[:-1]) * {"m": 1e6, "b": 1e9}[size[-1]]
+    return row["model"] if abs(row["parameters"] / claimed - 1) < 0.1 else f"{family}-{row['parameters'] / 1e6:.0f}m"
+
+
 def merged_models(rows):
     """The mean of the runs of each model and implementation, and a function: the rate of cotangent divided by that of a row."""
     def model(row):
@@ -854,7 +856,7 @@ def models_summary(results):
         others = [(row, ratio(row)) for row in merged if ratio(row) and not row["padding"]]
         names = {"sdpa": "PyTorch's sdpa", "eager": "eager attention"}
         lines += [f"Training, {device}, {rows[0]['date']}, bfloat16, PyTorch {rows[0]['torch']}, transformers {rows[0]['transformers']}:", "",
-                  *markdown([("model", lambda pair: pair[0]["model"]),
+                  *markdown([("model", lambda pair: model_name(pair[0])),
                              ("batch x tokens", lambda pair: f"{pair[0]['batch']} x {pair[0]['length']}"),
                              ("compared with", lambda pair: f"the package {pair[0]['convolution']}" if pair[0]["model"].startswith("mamba")
                               else names.get(pair[0]["implementation"], pair[0]["implementation"])),
@@ -886,7 +888,7 @@ def models_page(results):
         commits = ", ".join(dict.fromkeys(row["commit"] for row in rows))
         lines += [f"## {device}", "", f"{rows[0]['date']}, commit {commits}: {record_link(source)}. PyTorch {rows[0]['torch']}, "
                   f"transformers {rows[0]['transformers']}.", "", *markdown([
-                      ("model", lambda row: row["model"]), ("parameters", lambda row: f"{row['parameters'] / 1e6:.0f}M"),
+                      ("model", model_name), ("parameters", lambda row: f"{row['parameters'] / 1e6:.0f}M"),
                       ("batch x tokens", lambda row: f"{row['batch']} x {row['length']}"),
                       ("padding", lambda row: f"{row['padding']:.0%}" if row["padding"] else ""),
                       ("attention", lambda row: "" if row["model"].startswith("mamba") else row["implementation"]),
@@ -904,7 +906,7 @@ ranks (*group*). Times are medians of the wall time in ms.
 |---|---|
 | both | forward and backward without a wait between them |
 | nccl | a group over NCCL; each rank has its own GPU |
-| local | a group of threads, whose streams take turns on the GPUs; copy engines transfer from GPU to GPU |
+| local | a group of threads, whose streams alternate on the GPUs; copy engines transfer from GPU to GPU |
 | head ranks | the number of ranks that exchange heads |
 | keys | how keys travel between the other ranks: in a ring, or by an all-gather |
 | share of ideal | single / (ranks x group), of the columns *both*. It is above 1 if the backward of the single long call is slower per query-key pair than the calls of the ranks |
@@ -912,16 +914,16 @@ ranks (*group*). Times are medians of the wall time in ms.
 | sent | bytes that a rank sends in one forward and backward, the most of all ranks |
 | calls | calls of libcotangent in one forward and backward, on the rank that waits longest |
 | transfers | the time of this rank's transfers. Those of NCCL include the wait for the other rank |
-| exposed | the time in which this rank's arithmetic waits: for transfers, and for ranks that are later |"""
+| exposed | the time in which this rank's arithmetic waits: for transfers, and for slower ranks |"""
 
 CONTEXT_PARALLEL = """Causal, bf16, 16 heads of 128, each rank on its own GPU, over NCCL:
 [context_parallel.py](../../tools/peers/context_parallel.py). *single* is the call of one GPU. *zigzag ring*, *heads* and *ring of 2 heads*
 (two ranks exchange heads, and the pairs of ranks form a ring) are calls of `cotangent.distributed.attention`. *all-gather by hand* is not
 the option `all_gather=True`, which was not measured over NCCL: in this program each rank gathers all keys and values, and calls `cotangent.attention` for its own queries. *torch context_parallel* is `torch.distributed.tensor.experimental.context_parallel` around
-FlashAttention-2 of PyTorch. Its shares are of cotangent's single call too, so they include the speed of FlashAttention-2. All calls take turns in one run. Each time is that of the slowest rank."""
+FlashAttention-2 of PyTorch. Its shares are of cotangent's single call too, so they include the speed of FlashAttention-2. All calls alternate in one run. Each time is that of the slowest rank."""
 
 TRAIN_TORCH = """[train_torch.py](../../examples/train_torch.py) trains one model with the same batches, *batch* windows of *context* tokens a
-step. DDP divides the batch, `--context-parallel` each sequence. The losses are those of the last step."""
+step. DDP divides the batch; the ops of cotangent do not communicate in it. `--context-parallel` divides each sequence. The losses are those of the last step."""
 
 
 def parallel_page(results):
@@ -1286,7 +1288,7 @@ def measured(results):
 
 
 def index(results, peers):
-    """docs/benchmarks/README.md."""
+    """docs/benchmarks/README.md and records.md."""
     ops = [op for _, listed, _ in PAGES.values() for op in listed] + ["mhc_accuracy"] + [op for op, _, _ in OTHER_PAGES.values()]
     pages = {op: name for name, (_, listed, _) in PAGES.items() for op in listed} | {"mhc_accuracy": "mhc"}
     pages |= {op: name for name, (op, _, _) in OTHER_PAGES.items()}
@@ -1298,8 +1300,10 @@ def index(results, peers):
     others = [f"[{title}]({name}.md)" for name, (op, title, _) in OTHER_PAGES.items() if has_records(op, results)]
     columns = [("op", lambda op: f"[{op}]({pages[op]}.md)")]
     columns += [(device, lambda op, device=device: cell(op, device)) for device in devices(results)]
-    lines = [GENERATED, "", "# Benchmarks", "", "Pages: " + " · ".join([f"[{PAGES[name][0]}]({name}.md)" for name in measured(results)] + others) + ".", "", README, *markdown(columns, [op for op in ops if has_records(op, results)])]
-    return "\n".join(lines).rstrip("\n") + "\n"
+    lines = [GENERATED, "", "# Benchmarks", "", "Pages: " + " · ".join([f"[{PAGES[name][0]}]({name}.md)" for name in measured(results)] + others) + ".", "", README]
+    records_page = [GENERATED, "", "# Benchmarks: records", "", "The files that [the pages](README.md) are made from: the newest of each device and op.", "",
+                    *markdown(columns, [op for op in ops if has_records(op, results)])]
+    return ["\n".join(page_lines).rstrip("\n") + "\n" for page_lines in (lines, records_page)]
 
 
 # ---- the README's table
@@ -1446,7 +1450,7 @@ def main():
     pages = ROOT / "docs/benchmarks"
     texts = {pages / f"{name}.md": page(name, results, peers, options.results) for name in measured(results)}
     texts |= {pages / f"{name}.md": write(results) for name, (op, _, write) in OTHER_PAGES.items() if has_records(op, results)}
-    texts[pages / "README.md"] = index(results, peers)
+    texts[pages / "README.md"], texts[pages / "records.md"] = index(results, peers)
     for path in (ROOT / "README.md", ROOT / "docs/original_specifications.md", ROOT / "docs/guide/accuracy.md",
                  ROOT / "docs/guide/transformers.md", ROOT / "examples/train_lm/README.md"):
         texts[path] = MARKERS.sub(lambda m: m[1] + table(m[2], results, peers, options.results) + m[3], path.read_text())
