@@ -23,7 +23,7 @@ d, d_v    size of a head of q and k; size of a head of v
 Tq, Tk    tokens of q; tokens of k and v
 K         filter width of a convolution
 n, M      residual streams of hyper-connections; M = n*n + 2n
-N         packed sequences; of a cache of states, its rows"""
+N         number of packed sequences; in a cache of states, the number of its entries"""
 from typing import Any
 
 _functions: "dict[str, Any]" = {}

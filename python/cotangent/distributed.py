@@ -648,7 +648,7 @@ def _run_attention(
             flag(call, "all_gather", all_gather),
         )  # fmt: skip
     except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-        raise _attention._with_python_names(error) from None
+        raise _attention._with_python_names(call, error) from None
     return (out, lse) if return_lse else out
 
 

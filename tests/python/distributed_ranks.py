@@ -508,7 +508,7 @@ def faults(ranks):
         expect(ValueError, "softcap is -1", lambda: run(None, softcap=-1.0))
         expect(ValueError, "window[1] is 5", lambda: run(None, causal=True, window=(3, 5)))
     else:
-        refused = f"rank {ranks - 1} refuses its arguments: attention_forward: "
+        refused = f"rank {ranks - 1} refuses its arguments: attention: "
         expect(RuntimeError, f"{refused}softcap is -1", lambda: run(None))
         expect(RuntimeError, f"{refused}window[1] is 5", lambda: run(None, causal=True, window=(3, 0)))
     expect(RuntimeError, "tensor's shape or dtype", lambda: cp.all_reduce(torch.ones(2 + last, device=DEVICE)))

@@ -209,12 +209,12 @@ def test_wrong_numbers_are_refused_by_name(device):
 
 def test_meta_beside_another_device(device):
     x, weight = randn(device, 2, 6, 9), randn(device, 6, 4)
-    with pytest.raises(ValueError, match=r"causal_conv1d_forward: weight is on meta, x is on c"):
+    with pytest.raises(ValueError, match=r"causal_conv1d: weight is on meta, x is on c"):
         cotangent.causal_conv1d(x, weight.to("meta"))
-    with pytest.raises(ValueError, match=r"causal_conv1d_forward: weight is on c\w+(:0)?, x is on meta"):
+    with pytest.raises(ValueError, match=r"causal_conv1d: weight is on c\w+(:0)?, x is on meta"):
         cotangent.causal_conv1d(x.to("meta"), weight)
     assert cotangent.causal_conv1d(x.to("meta"), weight.to("meta")).device.type == "meta"
-    with pytest.raises(ValueError, match="causal_conv1d_forward: x has shape"):
+    with pytest.raises(ValueError, match="causal_conv1d: x has shape"):
         cotangent.causal_conv1d(x[0, 0].to("meta"), weight.to("meta"), return_final_state=True)
 
 
@@ -296,10 +296,25 @@ def test_attention_names_the_arguments_of_python(device, error, message, options
         pytest.skip("no kernel of this device supports attention yet")
     q, cu = randn(device, 1, 3, 2, 8), torch.tensor([0, 3], dtype=torch.int32, device=device)
     options = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in options.items()}
-    for call in (lambda: cotangent.attention(q, q, q, **options),
-                 lambda: cotangent.attention_varlen(q[0], q[0], q[0], cu, cu, 3, 3, **options)):  # fmt: skip
-        with pytest.raises(error, match=f"^{re.escape('attention_forward: ' + message)}$"):
+    for name, call in (("attention", lambda: cotangent.attention(q, q, q, **options)),
+                       ("attention_varlen", lambda: cotangent.attention_varlen(q[0], q[0], q[0], cu, cu, 3, 3, **options))):  # fmt: skip
+        with pytest.raises(error, match=f"^{re.escape(f'{name}: {message}')}$"):
             call()
+
+
+def test_errors_have_the_names_of_python(device):
+    """The library begins with causal_conv1d_forward and so on, and writes f16. torch.ops keeps these names."""
+    x, weight = randn(device, 2, 6, 9), randn(device, 6, 4)
+    with pytest.raises(TypeError, match="^causal_conv1d_dense: weight has dtype torch.float64, x has torch.float32"):
+        cotangent.causal_conv1d_dense(x, randn(device, 6, 6, 4).double())
+    with pytest.raises(ValueError, match="^causal_conv1d: weight has "):
+        cotangent.causal_conv1d(x, weight[:5])
+    with pytest.raises(ValueError, match="^causal_conv1d_forward: weight has "):
+        torch.ops.cotangent.causal_conv1d_forward(x, weight[:5], None, None, None, None, 0, False)
+    if has_attention(device):
+        q = randn(device, 1, 3, 2, 8)
+        with pytest.raises(TypeError, match="^attention: k has dtype torch.float16, expected q's torch.float32$"):
+            cotangent.attention(q, q.half(), q)
 
 
 @pytest.mark.parametrize("message, options", [

@@ -90,7 +90,7 @@ def test_autocast_and_compile():
         (ValueError, "weight has Din=9, x has Din=10", lambda x, w, b: (x, w[:, :9], b)),
         (ValueError, "bias has Dout=3, weight has Dout=7", lambda x, w, b: (x, w, b[:3])),
         (ValueError, "x has 2 axes, expected 3", lambda x, w, b: (x[0], w, b)),
-        (TypeError, "weight has dtype f64, x has f32", lambda x, w, b: (x, w.double(), b)),
+        (TypeError, "weight has dtype torch.float64, x has torch.float32", lambda x, w, b: (x, w.double(), b)),
     ],
 )
 def test_errors(error, message, change):

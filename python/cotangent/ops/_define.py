@@ -4,7 +4,8 @@
     forward = define("NAME_forward(Tensor x, ...) -> (Tensor y, ...)", outputs, backward)
 
 registers torch.ops.cotangent.NAME_forward with kernels for the CPU and CUDA, a fake kernel, autograd and autocast. It
-returns a function that calls the op, or directly the op's kernel if no part of torch has to intercept the call.
+returns a function that calls the op, or directly the op's kernel if no part of torch has to intercept the call. Errors
+of this function have the names of Python.
 
 - An argument or result sets the member of `cot_NAME_forward_args` with the same name. Names that begin with `_` exist
   only in Python. A result that is None is an absent output for the library.
@@ -27,7 +28,7 @@ from torch.autograd import forward_ad
 
 from .. import _C
 from .._namespace import NAMESPACE
-from ._options import is_tensor, wrong_type
+from ._options import is_tensor, with_python_names, wrong_type
 
 _library = torch.library.Library(NAMESPACE, "DEF")
 registered_ops: Any = getattr(torch.ops, NAMESPACE)  # torch.ops.cotangent
@@ -377,11 +378,17 @@ def _with_autograd(
         if is_compiling():
             results = forward_mode(op, arguments) if forward_ad._current_level >= 0 else None
             return op(*arguments) if results is None else results
-        place = route(arguments, tensors)
-        if place == _BY_DISPATCHER:
-            _check_types(op, arguments)
-            return op(*arguments)
-        return runs[place](*arguments)
+        try:
+            place = route(arguments, tensors)
+            if place == _BY_DISPATCHER:
+                _check_types(op, arguments)
+                return op(*arguments)
+            return runs[place](*arguments)
+        except (NotImplementedError, TypeError, ValueError) as error:
+            renamed = with_python_names(error)
+            if renamed is error:
+                raise
+            raise renamed from None
 
     written = [i for i, argument in enumerate(op._schema.arguments) if argument.alias_info is not None]
     return (_counting(autograd, op, written), _counting(call, op, written)) if written else (autograd, call)

@@ -59,6 +59,19 @@ def rename_arguments(message: str, names: "Mapping[str, str]") -> str:
     return re.sub(rf"\b({'|'.join(names)})\b", lambda found: names[found[0]], message)
 
 
+# The library's names of dtypes.
+_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "f64": "float64", "i32": "int32", "i64": "int64",
+           "u8": "uint8"}  # fmt: skip
+
+
+def with_python_names(error: Exception) -> Exception:
+    """An error of the library with the names of Python: `attention: k has dtype torch.float16` for `attention_forward: k
+    has dtype f16`."""
+    text = re.sub(r"(?<![:\w])([a-z]\w*)_forward: ", r"\1: ", str(error))
+    text = re.sub(rf"\b({'|'.join(_DTYPES)})\b", lambda found: f"torch.{_DTYPES[found[0]]}", text)
+    return error if text == str(error) else type(error)(text)
+
+
 def cast(call: str, name: str, value: Any, dtype: torch.dtype) -> Tensor:
     """Casts a tensor of real numbers to `dtype`."""
     if isinstance(value, Tensor) and value.dtype == dtype and not dtype.is_complex:

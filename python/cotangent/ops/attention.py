@@ -93,9 +93,9 @@ _PYTHON_NAMES = {
 }
 
 
-def _with_python_names(error: Exception) -> Exception:
-    """An error of the op with the argument names of the Python functions, where scale=None is the op's scale of 0."""
-    text = rename_arguments(str(error), _PYTHON_NAMES)
+def _with_python_names(call: str, error: Exception) -> Exception:
+    """An error of the op with the names of the Python function `call`, whose scale=None is the op's scale of 0."""
+    text = re.sub(r"(?<![:\w])attention(_forward)?: ", f"{call}: ", rename_arguments(str(error), _PYTHON_NAMES))
     text = re.sub(r"(: scale is .*, expected) 0 or ", r"\1 None or ", text)
     return error if text == str(error) else type(error)(text)
 
@@ -126,7 +126,7 @@ def _run(
             dropout_offset, *max_seqlens, nondeterministic,
         )  # fmt: skip
     except (NotImplementedError, TypeError, ValueError) as error:
-        raise _with_python_names(error) from None
+        raise _with_python_names(call, error) from None
     return (out, lse) if with_lse else out
 
 
@@ -200,9 +200,10 @@ def attention(
     attn_bias      [B or 1, H or 1, Tq or 1, Tk or 1]: an additive score mask (attn_mask of PyTorch). It is added to the
                    scores, and has a gradient. A value of -65504 (the lowest number of float16) or less masks the key,
                    as -inf does. To apply this rule, each call makes one copy of attn_bias
-    deterministic  True: the same bits on every run. False is a permission: on a GPU the backward may add the parts of dq
-                   in any order, so dq may have other bits in each run. The library does so mainly for long
-                   sequences and GQA, where this was faster, or at most 2 % slower
+    deterministic  True, the default: the same bits on every run. False: on a GPU the backward may add the parts of dq in
+                   any order, so dq may have other bits in each run. On Hopper this is so mainly for long sequences and
+                   GQA. docs/guide/reproducibility.md lists the calls, and the measured times. In all other calls, and on
+                   the CPU, False has no effect
     return_lse     True: the result is (out, lse)
 
     Returns out [B,Tq,H,d_v] in the dtype of q. lse [B,H,Tq] is the logarithm of the sum of exp(s) over the keys and the
