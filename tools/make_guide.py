@@ -27,7 +27,7 @@ NAVIGATION = [
                ("PyTorch", "docs/guide/python.md"), ("PyTorch reference", "docs/guide/python_reference.md"),
                ("PyTorch reference: distributed", "docs/guide/python_reference_distributed.md"),
                ("PyTorch reference: compat, integrations", "docs/guide/python_reference_compat.md"),
-               ("Hyper-connections", "docs/guide/hyper_connections.md"),
+               ("Masks and padding", "docs/guide/masks.md"), ("Hyper-connections", "docs/guide/hyper_connections.md"),
                ("Hugging Face Transformers", "docs/guide/transformers.md"),
                ("Replacing flash_attn and causal_conv1d", "docs/guide/replace.md"),
                ("Many GPUs", "docs/guide/many_gpus.md"),
