@@ -1186,6 +1186,9 @@ def errors_page(results):
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
+TORCH_DTYPES = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}  # for pages of PyTorch
+
+
 def errors_summary(results):
     """The largest error of the outputs and of the gradients, for each device, op and dtype."""
     tables = [errors_of(rows) for (op, _), (_, rows) in sorted(results.items()) if op == "accuracy"]
@@ -1201,7 +1204,7 @@ def errors_of(rows):
         lines.append({"of": case[0], "dtype": case[2]} | {
             f"{key}_{part}": max(row[key] for row in some) for part, some in (("outputs", outputs), ("gradients", gradients))
             for key in ("rounding", "error", "peer_error")})
-    columns = [("op", lambda row: row["of"]), ("dtype", lambda row: row["dtype"])]
+    columns = [("op", lambda row: row["of"]), ("dtype", lambda row: TORCH_DTYPES[row["dtype"]])]
     for part in "outputs", "gradients":
         columns += [(f"{part}: {name}", scientific(f"{key}_{part}")) for name, key in
                     (("rounding alone", "rounding"), ("cotangent", "error"), ("PyTorch", "peer_error"))]
@@ -1213,7 +1216,7 @@ def gradients_summary(results):
     """The gradients of a whole model, of the newest record."""
     _, rows = max((found for (op, _), found in results.items() if op == "training_gradients"), key=lambda found: found[0])
     return "\n".join([f"{rows[0]['model']}, {rows[0]['device']}, {measured_note(rows)[:-1]}, {rows[0]['peer']}:", "", *markdown([
-        ("dtype", lambda row: row["dtype"]), column("parameters", "parameters", "d"), ("error of cotangent", scientific("error")),
+        ("dtype", lambda row: TORCH_DTYPES[row["dtype"]]), column("parameters", "parameters", "d"), ("error of cotangent", scientific("error")),
         ("error of PyTorch", scientific("peer_error")), column("ratio", "ratio", ".3f"), ("parameter of this ratio", lambda row: f"`{row['parameter']}`"),
         column("median of the ratios", "median", ".3f")], rows)])
 
