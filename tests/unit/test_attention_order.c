@@ -187,7 +187,8 @@ static void compare(const call *c, const table *modes, const table *directions, 
     const int64_t sections = cot_ceil_div(sizes->B * sizes->Hkv, choice->heads_per_section);
     for (int64_t section = 0; section < sections; section += cot_max(sections - 1, 1)) {
         /* As work_of and work_of_general do. */
-        const bool ascending = c->general ? !choice->deterministic : section >= choice->first_ascending_section;
+        const bool ascending =
+            c->general ? choice->first_ascending_section == 0 : section >= choice->first_ascending_section;
         const bool descending_tiles = ascending && (c->general || choice->descending_tiles);
         assert_int_equal(!ascending, is_descending(direction[2], section == sections - 1));
         assert_int_equal(descending_tiles, is_descending(direction[3], section == sections - 1));

@@ -104,9 +104,15 @@ static __device__ __forceinline__ attention_work work_of(const attention_bwd_cal
     return w;
 }
 
+/* Whether the keys ascend and the tiles of a key block descend, in all sections. Otherwise the reverse. */
+static __device__ __forceinline__ bool keys_ascend_general(const attention_bwd_call &c)
+{
+    return c.first_ascending_section == 0;
+}
+
 /* The same for sequences of different lengths, and for windows. Key blocks are numbered sequence by sequence, and
- * inside a sequence as in work_of: with descending keys and ascending tiles in deterministic mode, else with ascending
- * keys and descending tiles. Returns false if key_block_number is not below the count of key blocks. */
+ * inside a sequence as in work_of, in the order of keys_ascend_general. Returns false if key_block_number is not below
+ * the count of key blocks. */
 template <int QUERIES>
 static __device__ __forceinline__ bool work_of_general(const attention_bwd_call &c, unsigned key_block_number,
                                                        attention_work &w)
@@ -129,7 +135,7 @@ static __device__ __forceinline__ bool work_of_general(const attention_bwd_call 
     w.query_heads = (int)(c.H / c.Hkv);
     w.first_head = w.kv_head * w.query_heads;
     const unsigned order_in_head = number_in_section / section_kv_heads;
-    w.first_key = (int)(c.deterministic ? key_blocks - 1 - order_in_head : order_in_head) * KEYS;
+    w.first_key = (int)(keys_ascend_general(c) ? order_in_head : key_blocks - 1 - order_in_head) * KEYS;
     w.q_first_row = sequence_info.q_first_row;
     w.used_q = sequence_info.used_q;
     w.k_first_row = sequence_info.k_first_row;
@@ -146,7 +152,7 @@ static __device__ __forceinline__ bool work_of_general(const attention_bwd_call 
     const int last_query = min(min(w.first_key + KEYS, w.used_k) - 1 - w.window_left_offset, w.used_q - 1);
     /* empty: no query attends to any of the keys, so there are no tiles. */
     const bool empty = w.first_key >= w.used_k || last_query < first_query;
-    set_tiles(w, first_query / QUERIES, empty ? 0 : last_query / QUERIES + 1, !c.deterministic);
+    set_tiles(w, first_query / QUERIES, empty ? 0 : last_query / QUERIES + 1, keys_ascend_general(c));
     return true;
 }
 
@@ -256,8 +262,7 @@ static __device__ __forceinline__ attention_dq_position dq_position_of(const att
         tile * QUERIES, QUERIES, GENERAL ? w.used_q : (int)c.Tq, GENERAL ? w.used_k : (int)c.Tk,
         GENERAL ? w.window_left_offset : -ATTENTION_UNBOUNDED_32, window_right_offset, WORK_KEYS);
     const int work_item = w.first_key / WORK_KEYS;
-    /* GENERAL: descending in deterministic mode. */
-    const bool ascending = GENERAL ? !c.deterministic : w.keys_ascend;
+    const bool ascending = GENERAL ? keys_ascend_general(c) : w.keys_ascend;
     return {(uint32_t)(ascending ? work_item - range.first : range.last - work_item),
             work_item == (ascending ? range.last : range.first)};
 }

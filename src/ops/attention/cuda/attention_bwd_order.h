@@ -29,9 +29,11 @@ static inline bool exceeds_l2(const attention_sizes *sizes, int64_t columns)
 }
 
 /* Whether the nondeterministic mode of the _general and _softcap versions is faster: where a query can attend to more
- * than 2048 keys. */
-static inline bool is_nondeterministic_general_faster(const attention_sizes *sizes)
+ * than 2048 keys, except with GQA up to 128 tile columns. */
+static inline bool is_nondeterministic_general_faster(const attention_sizes *sizes, int64_t columns)
 {
+    if (sizes->H != sizes->Hkv && columns <= 128)
+        return false;
     return cot_min(cot_min(sizes->left, sizes->Tk) + 1 + cot_min(sizes->right, sizes->Tk), sizes->Tk) >
            16 * ATTENTION_BWD_KEYS;
 }
@@ -127,14 +129,16 @@ static inline backward_choice choose_backward(const attention_problem *p, bool g
     const bool is_long = exceeds_l2(sizes, columns);
     const int64_t key_blocks = cot_max(cot_ceil_div(sizes->Tk, ATTENTION_BWD_KEYS), 1),
                   batch_kv_heads = cot_mul(sizes->B, sizes->Hkv);
-    if (general) { /* it has one order for each mode */
+    if (general) { /* all sections have the same order */
         backward_choice choice = {.deterministic =
-                                      !p->allow_nondeterminism || !is_nondeterministic_general_faster(sizes),
+                                      !p->allow_nondeterminism || !is_nondeterministic_general_faster(sizes, columns),
                                   .heads_per_section = 4,
                                   .head_split = head_split_of(p, columns, false)};
+        choice.descending_tiles = !choice.deterministic || (grouped && !is_wide);
+        choice.first_ascending_section = choice.descending_tiles ? 0 : INT32_MAX;
         if (sizes->softcap > 0 && !is_wide)
             choice.heads_per_section = columns == 64 ? 32 : 8;
-        else if (!choice.deterministic && !is_wide)
+        else if (!is_wide && (!choice.deterministic || (grouped && columns == 64)))
             choice.heads_per_section = 8;
         return choice;
     }
