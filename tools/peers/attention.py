@@ -68,6 +68,7 @@ SHAPES_CUDA = [Shape(16384 // T, 2048 // d, T, d, causal=causal) for d in (64, 1
                for T in (512, 1024, 2048, 4096, 8192, 16384)]
 OPTIONS = [Shape(1, 16, 16384, 128, window_left=1024), Shape(4, 16, 4096, 128, softcap=30),
            Shape(4, 16, 4096, 128, kv_heads=2), Shape(1, 16, 16384, 128, kv_heads=2), Shape(4, 16, 4096, 128, packed=True),
+           Shape(8, 32, 2048, 128, kv_heads=8, packed=True), Shape(2, 32, 8192, 128, kv_heads=8, packed=True),
            Shape(32, 32, 512, 64, packed=True), Shape(4, 16, 4096, 192, dv=128), Shape(4, 16, 4096, 192),
            Shape(4, 16, 4096, 96)]
 LOAD_GRAPH_SECONDS, IDLE_SECONDS, LOAD_TOKENS = 20e-3, 0.4, 4096

@@ -549,6 +549,8 @@ static void bench_features_cuda(cot_case_visitor *v, int direction)
         {4, 16, 2, 4096, 128, 128, COT_BF16, .causal = true},
         {4, 16, 16, 4096, 128, 128, COT_BF16, .causal = true, .packed = true},
         {4, 16, 16, 4096, 128, 128, COT_BF16, .causal = true, .packed = true, .mixed = true},
+        {8, 32, 8, 2048, 128, 128, COT_BF16, .causal = true, .packed = true},
+        {2, 32, 8, 8192, 128, 128, COT_BF16, .causal = true, .packed = true},
         {32, 32, 32, 512, 64, 64, COT_BF16, .causal = true, .packed = true},
         {32, 32, 32, 512, 64, 64, COT_BF16, .causal = true, .packed = true, .mixed = true},
         {4, 16, 16, 4096, 192, 128, COT_BF16, .causal = true},
