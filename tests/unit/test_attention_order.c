@@ -97,6 +97,9 @@ static bool applies(const call *c, const char *phrase)
         {"key_blocks >= 128", c->key_blocks >= 128},
         {"64 tile columns", c->columns == 64},
         {"96 used columns", attention_bwd_used_columns(sizes) == 96},
+        {"128 used columns", attention_bwd_used_columns(sizes) == 128},
+        {"long packed sequences",
+         sizes->packed && causal && sizes->left >= sizes->Tk && sizes->rows_k >= 4096 * sizes->B},
         {"128 tile columns", c->columns == 128},
         {"128 tile columns and above", c->columns >= 128},
         {"up to 128 tile columns", c->columns <= 128},
@@ -283,6 +286,8 @@ static void test_tables(void **state)
             p.sizes.left = INT64_MAX;
             p.sizes.right = bits & 2 ? 0 : INT64_MAX;
             p.sizes.softcap = c.general && n % 3 == 0 ? 30 : 0;
+            p.sizes.packed = c.general && n % 7 < 3;
+            p.sizes.rows_k = p.sizes.B * p.sizes.Tk;
             p.sizes.dtype = n % 5 == 0 ? COT_F16 : COT_BF16;
             p.dq = (cot_tensor){.dtype = bits & 16 ? COT_F32 : p.sizes.dtype,
                                 .rank = 4,

@@ -38,6 +38,13 @@ static inline bool is_nondeterministic_general_faster(const attention_sizes *siz
            16 * ATTENTION_BWD_KEYS;
 }
 
+/* Whether the sequences of a packed call have 4096 keys or more on average, without a window and softcap. */
+static inline bool has_long_packed_sequences(const attention_sizes *sizes)
+{
+    return sizes->packed && sizes->right == 0 && sizes->left >= sizes->Tk && sizes->softcap == 0 &&
+           sizes->rows_k >= cot_mul(4096, sizes->B);
+}
+
 /* pairs: the call would run on the pair kernel. Not for the _general and _softcap versions. */
 static inline bool is_nondeterministic_faster(const attention_sizes *sizes, int64_t columns, int64_t key_blocks,
                                               bool pairs)
@@ -134,11 +141,12 @@ static inline backward_choice choose_backward(const attention_problem *p, bool g
                                       !p->allow_nondeterminism || !is_nondeterministic_general_faster(sizes, columns),
                                   .heads_per_section = 4,
                                   .head_split = head_split_of(p, columns, false)};
-        choice.descending_tiles = !choice.deterministic || (grouped && !is_wide);
+        const bool is_long_packed = attention_bwd_used_columns(sizes) == 128 && has_long_packed_sequences(sizes);
+        choice.descending_tiles = !choice.deterministic || (grouped && !is_wide) || is_long_packed;
         choice.first_ascending_section = choice.descending_tiles ? 0 : INT32_MAX;
         if (sizes->softcap > 0 && !is_wide)
             choice.heads_per_section = columns == 64 ? 32 : 8;
-        else if (!is_wide && (!choice.deterministic || (grouped && columns == 64)))
+        else if (!is_wide && (!choice.deterministic || (grouped ? columns == 64 : is_long_packed)))
             choice.heads_per_section = 8;
         return choice;
     }
