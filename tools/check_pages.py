@@ -11,7 +11,7 @@ out. docs/README.md links every page of docs/guide and docs/kernels. docs/guide/
 docs/guide/context_parallel_c.md quote their examples word for word. In docs/kernels, a name with an underscore in
 backticks exists in the sources. A line of text in a page, or of a comment in C and CUDA, has at most 132 columns:
 --wrap wraps the paragraphs of pages that have longer ones. Longer lines are allowed in docs/benchmarks, which is
-generated, in docs/original_specifications.md, a quotation, and in mhc's README, which has no lines left.
+generated, and in docs/original_specifications.md, a quotation.
 """
 import argparse
 import pathlib
@@ -22,7 +22,7 @@ import textwrap
 
 LONGEST_SENTENCE, README_BYTES, OP_LINES, KERNEL_LINES = 35, 5000, 150, 200
 COLUMNS = 132
-ANY_WIDTH = ("docs/benchmarks/*", "docs/original_specifications.md", "src/ops/mhc/README.md")
+ANY_WIDTH = ("docs/benchmarks/*", "docs/original_specifications.md")
 QUOTES = [("docs/guide/c.md", "examples/c/causal_conv1d.c"), ("docs/guide/c.md", "examples/c/attention.c"),
           ("docs/guide/c.md", "examples/c/attention_cuda.c"), ("docs/guide/context_parallel_c.md", "examples/c/context_parallel.c")]
 
