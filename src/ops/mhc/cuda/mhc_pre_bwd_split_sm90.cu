@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mhc_pre_bwd_split_sm90.cu: dx and dphi_part of pre backward for n = 4, f16 and bf16, and any D.
+ * mhc_pre_bwd_split_sm90.cu: dx and dphi_part of pre backward. f16 and bf16, n = 4, D a multiple of 64 up to
+ * 33792 (132 slices of 256 columns).
  *
  * A tile is 16 tokens. Slice s is columns [256 s, 256 s + 256) of all four streams. A record has the values of a token
- * that the products need: it comes from x and dh_in. No block waits for another block's products. Two forms:
+ * that the products need: it comes from x and dh_in. No block waits for another block's products. Two versions:
  *
  *   split     Block (x, y) has slice x and every gridDim.y-th tile, from tile y on. mhc_pre_tokens.cu made the records
  *             before.

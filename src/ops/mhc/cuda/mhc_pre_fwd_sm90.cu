@@ -6,13 +6,16 @@
  *   mhc_pre_fwd_cluster_sm90_*        one pass over x, D up to 4096, with n = 2 up to 8192
  *   mhc_pre_fwd_wide_sm90_*           the same with wider blocks (WIDE), D up to 7168. The kernel table counts it to
  *                                     mhc_pre_fwd_cluster_sm90
- *   mhc_pre_fwd_split_sm90_*          no clusters (SPLIT), any D: x is read twice
+ *   mhc_pre_fwd_split_sm90_*          no clusters (SPLIT), D up to 33792: x is read twice
  *   mhc_post_pre_fwd_cluster_sm90_*   post_pre (POST_PRE), D up to 4096
  *
  * Clusters of BLOCKS blocks process tiles of 16 tokens, in f32 of 8. BLOCKS is 16, or 8 for D up to 2048, or 4 for D up
  * to 1024. Block r of the cluster has columns [256 r, 256 r + 256) of all four streams and computes h_in of these
- * columns. With n = 2 these numbers of columns and the limits of D are twice as large. Block r is also the owner block of
- * the tokens r, r + BLOCKS, ... of each tile. The ring has one stage for a tile. Roles:
+ * columns. With n = 2 these numbers of columns and the limits of D are twice as large. Each stage holds one tile.
+ *
+ * Each token has an owner block: token t of a tile in stage s belongs to block (s TILE + t) % BLOCKS. A tile of 16 tokens
+ * gives every block 1, 2 or 4 tokens. Tiles of 8 tokens (WIDE, f32) in clusters of 16 blocks alternate between the two
+ * halves of the blocks. Roles:
  *
  *   producer     loads x of the tile into shared memory by one TMA box
  *   8 MMA warps  128 k each. phi gamma, as three bf16 terms (float32's 24 bits), is the A operand and stays in
@@ -37,18 +40,17 @@
  * tokens of tile t, and each owner warp had read the sums that were sent to it. An owner warp sends h_pre of the later
  * tile only when it has the sums of all blocks for it. So every block has released its stage, and has read the old h_pre.
  *
- * WIDE, for D beyond 4096: blocks have 448 columns and tiles have 8 tokens. Tiles alternate between the two halves of
- * the cluster's blocks as owner blocks. The terms of phi gamma that do not fit in registers are in shared memory and are
- * loaded for every tile. For f16 these are second terms. For bf16 these are the third terms, of one byte each. Let p be
- * the power of two below the row's largest element in the warp's columns, and unit = 2^-23 p. The split subtracts 192
- * units from the element and takes two bf16 terms. What remains is r, at most 64 units. It is stored as the byte
- * b = r / unit + 64. As a bf16 number, the two bytes {0x43, b} are 128 + b = 192 + r / unit: the 192 units are added
- * back, and unpacking needs no conversion. The three products add up to the element itself. Example: with p = 1 the
- * element 1.3 is 10905190 units. 192 less are 10904998 units, whose first two bf16 terms are 10878976 and 25984. r is
- * 38 units, b is 102, and {0x43, 102} is 230 = 192 + 38.
+ * WIDE, for D beyond 4096: blocks have 448 columns and tiles have 8 tokens. The terms of phi gamma that do not fit in
+ * registers are in shared memory and are loaded for every tile. For f16 these are second terms. For bf16 these are the
+ * third terms, of one byte each. Let p be the power of two below the row's largest element in the warp's columns, and
+ * unit = 2^-23 p. The split subtracts 192 units from the element and takes two bf16 terms. What remains is r, at most
+ * 64 units. It is stored as the byte b = r / unit + 64. As a bf16 number, the two bytes {0x43, b} are 128 + b = 192 + r
+ * / unit: the 192 units are added back, and unpacking needs no conversion. The three products add up to the element
+ * itself. Example: with p = 1 the element 1.3 is 10905190 units. 192 less are 10904998 units, whose first two bf16
+ * terms are 10878976 and 25984. r is 38 units, b is 102, and {0x43, 102} is 230 = 192 + 38.
  *
- * SPLIT, for D with more slices of 256 columns than a cluster has blocks, and for bf16 or f16 with any D: the blocks do
- * not communicate. A block has one slice and every gridDim.y-th tile. The reducers store the slice's sums to global
+ * SPLIT, f16 and bf16, n = 4, D a multiple of 64 up to 33792 (132 slices of 256 columns): the blocks do not
+ * communicate. A block has one slice and every gridDim.y-th tile. The reducers store the slice's sums to global
  * memory, and the MMA warps release the stage. mhc_pre_tokens.cu sums over the slices and reads x again for h_in.
  *
  * POST_PRE, post of a layer and pre of the next, for D up to 4096: x of pre is y of post, which never is read from
@@ -737,7 +739,7 @@ static __device__ __forceinline__ void run_owner(const mhc_call &c, shared_memor
     FOR_EACH_TILE(tile, ring, schedule)
     {
         const int first_token = (schedule.column_block - ring.stage * Traits::TILE) & (Traits::BLOCKS - 1);
-        if (first_token >= Traits::TILE) /* WIDE: the other half of the blocks owns the tokens of this tile */
+        if (first_token >= Traits::TILE) /* the other half of the blocks owns the tokens of this tile */
             continue;
         cot_mbarrier_wait(&s.gathered_full[ring.stage], ring.parity);
         __syncwarp();
