@@ -3,9 +3,12 @@
  * attention_fwd_tiled.c: out = softmax(s) v and lse in tiles, on the products of simd/matmul.h:
  *
  *     S = Q K^T       [SCORE_ROWS queries][up to KEYS keys], float32
- *     P = exp(S - m)  m: the running maximum of a row; with AMX, the row's first maximum. P is rounded to an operand's
- *                     type (bf16 with AMX), its sum is not
+ *     P = exp(S - m)  m: row_max of the row. P is rounded to an operand's type (bf16 with AMX), its sum is not
  *     O = O exp(m_before - m) + P V;      out = O / sum,  lse = m + log(sum)
+ *
+ * Without AMX, row_max is the running maximum. With AMX, row_max is the largest score of the first result tile (32 keys)
+ * that has a visible key. Later blocks keep it, so out is not rescaled. If a row's sum over a block exceeds
+ * MAX_BLOCK_SUM, attend_running_max repeats the block: it updates row_max and rescales out.
  *
  * The keys of a sequence and key-value head are packed once for all query heads that read them: K^T [qk_size][KEYS] and
  * V [KEYS][v_size] of every block, both in B form. Then an item is a block of queries of one head. Its state is in its
@@ -275,9 +278,9 @@ static void attend_rows(const context *c, const score_context *ctx, item_state *
 #if defined(COT_MATMUL_AMX)
 
 /* ---- overlap of exponentials with products -------------------------------------------------------------------- *
- * A row keeps its first maximum as row_max: the largest of its scores in the first result tile with a visible key. If P
- * grows too large relative to it (MAX_BLOCK_SUM), attend_running_max does the block again with running maxima. So S is
- * read once and out is never rescaled. P of a result tile of S (32 queries x 32 keys) is computed row by row, in the
+ * row_max is the largest score of the first result tile (32 keys) that has a visible key. Later blocks keep it, so out
+ * is not rescaled, and S is read once. If a row's sum over a block exceeds MAX_BLOCK_SUM, attend_running_max repeats the
+ * block: it updates row_max and rescales out. P of a result tile of S (32 queries x 32 keys) is computed row by row, in the
  * callbacks of mt_product_result_tile. The products are the next result tiles of S and P V of the previous score tile.
  * A core of 2023 computes about one row of P during one AMX tile product. */
 #define MAX_BLOCK_SUM 4096.0f /* limit of a row's sum of P over a block */

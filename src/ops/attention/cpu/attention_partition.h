@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * attention_partition.h: how the tiled kernels divide a call, and the layout of their workspace. Both depend on the
- * shape alone.
+ * attention_partition.h: how the tiled kernels divide a call, and the layout of their workspace. Neither depends on the
+ * number of threads. The workspace layout depends on the shape alone; the blocks of packed sequences also depend on
+ * cu_seqlens.
  *
  * Queries and keys are cut into blocks. Each sequence starts a new block. Each block has a slot: the slot's number
  * gives the place of the block's packed operands in the workspace. Packed sequences have some spare slots, because

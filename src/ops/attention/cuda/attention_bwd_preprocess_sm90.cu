@@ -61,8 +61,8 @@ template <typename E> static __device__ __forceinline__ float dot(const cot_word
     return sum;
 }
 
-/* Whether a key block attends to this query tile, so that the main kernel adds to its dQ. In deterministic mode the
- * first key block stores instead, so that the tile need not be cleared. */
+/* Whether the tile's queries attend to any key, so that some key block of the main kernel adds to its dQ. If none does,
+ * preprocess clears the tile even in deterministic mode. */
 template <int QUERIES, bool GENERAL>
 static __device__ __forceinline__ bool is_visited(const attention_bwd_call &c, const attention_tile &t)
 {
@@ -106,7 +106,10 @@ static __device__ __forceinline__ void clear_dq(const attention_bwd_call &c, con
             __stcs(accum + at, make_float4(0.0f, 0.0f, 0.0f, 0.0f));
 }
 
-/* Writes lse_log2 and scaled_delta, where delta = rowsum(dout * out) - dlse. Clears dq_accum and dq_semaphore.
+/* Writes lse_log2 and scaled_delta, where delta = rowsum(dout * out) - dlse.
+ * Clears dq_semaphore and key_block_counter. Clears dq_accum (stores_dq: dq) of all tiles in nondeterministic mode, else
+ * only of tiles that attend to no key.
+ *
  * ROW_LANES = COLUMNS / 8 lanes process one query. At 192 tile columns 32 lanes do, 8 of them without columns, because
  * the sum of a row needs a power of two. A thread block takes a strip of a tile: ATTENTION_BWD_PREPROCESS_ROWS times
  * PASS_ROWS rows. */
