@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mhc_pre_fwd_sm90.cu: pre forward and post_pre forward on Hopper. The kernels are for n = 4, bf16 and f16, the first ones also
- * for n = 2 and f32:
+ * mhc_pre_fwd_sm90.cu: pre forward and post_pre forward on Hopper. The kernels are for n = 4, bf16 and f16,
+ * the first ones also for n = 2 and f32:
  *
  *   mhc_pre_fwd_cluster_sm90_*        one pass over x, D up to 4096, with n = 2 up to 8192
- *   mhc_pre_fwd_wide_sm90_*           the same with wider blocks (WIDE), D up to 7168. The kernel table counts it to
+ *   mhc_pre_fwd_wide_sm90_*           the same with wider blocks (WIDE), D up to 7168. Its entry in the kernel table is
  *                                     mhc_pre_fwd_cluster_sm90
  *   mhc_pre_fwd_split_sm90_*          no clusters (SPLIT), D up to 33792: x is read twice
  *   mhc_post_pre_fwd_cluster_sm90_*   post_pre (POST_PRE), D up to 4096
@@ -13,32 +13,36 @@
  * to 1024. Block r of the cluster has columns [256 r, 256 r + 256) of all four streams and computes h_in of these
  * columns. With n = 2 these numbers of columns and the limits of D are twice as large. Each stage holds one tile.
  *
- * Each token has an owner block: token t of a tile in stage s belongs to block (s TILE + t) % BLOCKS. A tile of 16 tokens
- * gives every block 1, 2 or 4 tokens. Tiles of 8 tokens (WIDE, f32) in clusters of 16 blocks alternate between the two
- * halves of the blocks. Roles:
+ * Each token has an owner block: token t of a tile in stage s belongs to block (s TILE + t) % BLOCKS. A tile of 16
+ * tokens gives every block 1, 2 or 4 tokens. Tiles of 8 tokens (WIDE, f32) in clusters of 16 blocks alternate between
+ * the two halves of the blocks. Roles:
  *
  *   producer     loads x of the tile into shared memory by one TMA box
- *   8 MMA warps  128 k each. phi gamma, as three bf16 terms (float32's 24 bits), is the A operand and stays in
- *                registers. The tokens are the columns of B. Nine groups of eight rows fill 4.5 m16 tiles. The other
- *                half of the fifth m-tile holds the tokens themselves: the diagonal of its product is the sums of
- *                squares. f16 has two terms: each row is scaled by a power of two that brings its largest element
- *                to 2^14 or above, the upper end of f16's range.
+ *   8 MMA warps  128 of the block's 1024 inputs each (index k of mhc.h; WIDE: 224 of 1792). phi gamma, as three bf16
+ *                terms (float32's 24 bits), is the A operand and stays in registers. The tokens are the columns of B.
+ *                Nine groups of eight rows fill 4.5 m16 tiles. The other half of the fifth m-tile holds the tokens
+ *                themselves: the diagonal of its product is the sums of squares. f16 has two terms: each row is scaled
+ *                by a power of two that brings its largest element to 2^14 or above, the upper end of f16's range.
  *   2 reducers   sum the warps' partial sums and send each token's sums to its owner block
  *   owner warp   sums over the blocks, stores the tokens' coefficients, sends h_pre to all blocks
  *   4 h_in warps compute h_in of the block's columns, then release the stage
  *
- *   barrier               arrivals                   phase ends when
- *   full[stage]           1, the producer            x of the tile is in shared memory
- *   warp_sums_full        32 of each MMA warp        the partial sums of all warps are in shared memory
- *   warp_sums_empty       32 of each reducer         the reducers have read them
- *   gathered_full[stage]  1, the owner warp          the sums of all blocks for the owned tokens have arrived
- *   h_pre_full[stage]     1, an h_in thread          h_pre of all tokens of the tile has arrived
- *   empty[stage]          1 of each h_in warp        x of the tile has been read (SPLIT: 1 of each MMA warp)
+ *   barrier               arrivals             who waits        phase ends when
+ *   full[stage]           1, the producer      MMA, h_in warps  x of the tile is in shared memory (POST_PRE: and f)
+ *   y_full[stage]         128, h_in threads    MMA warps        POST_PRE: y of the tile is in shared memory
+ *   warp_sums_full        32 of each MMA warp  reducers         the partial sums of all warps are in shared memory
+ *   warp_sums_empty       32 of each reducer   MMA warps        the reducers have read them
+ *   gathered_full[stage]  1, the owner warp    owner warp       all blocks' sums of the owned tokens have arrived
+ *   h_pre_full[stage]     1, an h_in thread    h_in warps       h_pre of all tokens of the tile has arrived
+ *   empty[stage]          1 of each h_in warp  producer         x of the tile has been read (SPLIT: 1 of each MMA warp)
  *
- * A block stores into a stage of another block without waiting for that block. This is safe: a block that sends for the
- * tile that it takes STAGES rounds after tile t has released its own stage of tile t. So it had received h_pre of all
- * tokens of tile t, and each owner warp had read the sums that were sent to it. An owner warp sends h_pre of the later
- * tile only when it has the sums of all blocks for it. So every block has released its stage, and has read the old h_pre.
+ * A block stores into a stage of another block without waiting for that block. This is safe. Let u be the tile that
+ * follows tile t in the same stage, STAGES rounds later:
+ *
+ *   1. A block sends sums of u only after it has released its stage of t.
+ *   2. It released the stage after it had h_pre of t from all owner warps, so all of them had read their sums of t.
+ *   3. An owner warp sends h_pre of u after it has the sums of u from all blocks.
+ *   4. By 1, every block has then released its stage of t, so it has read h_pre of t.
  *
  * WIDE, for D beyond 4096: blocks have 448 columns and tiles have 8 tokens. The terms of phi gamma that do not fit in
  * registers are in shared memory and are loaded for every tile. For f16 these are second terms. For bf16 these are the
@@ -53,11 +57,11 @@
  * communicate. A block has one slice and every gridDim.y-th tile. The reducers store the slice's sums to global
  * memory, and the MMA warps release the stage. mhc_pre_tokens.cu sums over the slices and reads x again for h_in.
  *
- * POST_PRE, post of a layer and pre of the next, for D up to 4096: x of pre is y of post, which never is read from
- * memory. The producer also loads a tile of f. The h_in warps first compute y in place of x: a thread replaces the
- * elements that it reads for h_in later, LOOKAHEAD tiles after. One of their threads stores y by one TMA box. The MMA
- * warps wait for y_full[stage] (128 arrivals, the h_in threads: y of the tile is in shared memory) instead of
- * full[stage]. The order of the sums of y is that of mhc_post.cu, so y has the bits of mhc_post. */
+ * POST_PRE, post of a layer and pre of the next, for D up to 4096: x of pre is y of post, which is never read from
+ * memory. The producer also loads a tile of f. The h_in warps first compute y in place of x. A thread writes y to the
+ * elements that it will read for h_in LOOKAHEAD tiles later, so it needs no barrier. One of their threads stores y by
+ * one TMA box. The MMA warps wait for y_full[stage] instead of full[stage]. The order of the sums of y is that of
+ * mhc_post.cu, so y has the bits of mhc_post. */
 #include "mhc_mma.cuh"
 
 #include "../../../cuda/device/bulk.cuh"
@@ -66,9 +70,9 @@
 
 enum { MMA_WARPS = 8 };
 
-/* The configuration of a block with COLUMNS_ columns of each of N_ streams. With more than 1024 columns in all, phi gamma
- * does not fit in registers. Shared memory then holds the second terms of a warp's last steps (f16) or all third terms as
- * bytes (bf16). */
+/* The configuration of a block with COLUMNS_ columns of each of N_ streams. With more than 1024 columns in all, phi
+ * gamma does not fit in registers. Shared memory then holds the second terms of a warp's last steps (f16) or all third
+ * terms as bytes (bf16). */
 template <typename E_, int N_, int COLUMNS_, int BLOCKS_, bool POST_PRE_ = false> struct fwd_traits {
     typedef E_ E;
     enum {
@@ -128,8 +132,8 @@ template <typename Traits> struct shared_memory {
     unsigned char x[Traits::STAGES][Traits::STAGE_BYTES]; /* [stream][chunk][token][128 bytes, swizzled] */
     unsigned char f[Traits::POST_PRE ? Traits::STAGES : 1]
                    [Traits::POST_PRE ? Traits::STREAM_BYTES : 16]; /* x without streams */
-    uint2 phi[MMA_WARPS][Traits::SHARED_STEPS > 0 ? Traits::SHARED_STEPS : 1]
-             [Traits::SHARED_STEPS > 0 ? Traits::OCTETS : 1][Traits::SHARED_STEPS > 0 ? 32 : 1];
+    uint2 second_terms[MMA_WARPS][Traits::SHARED_STEPS > 0 ? Traits::SHARED_STEPS : 1]
+                      [Traits::SHARED_STEPS > 0 ? Traits::OCTETS : 1][Traits::SHARED_STEPS > 0 ? 32 : 1];
     /* One word for each step. */
     uint2 third_terms[MMA_WARPS][Traits::BYTE_TERMS ? Traits::PAIRS : 1][Traits::BYTE_TERMS ? Traits::OCTETS : 1]
                      [Traits::BYTE_TERMS ? 32 : 1];
@@ -156,10 +160,10 @@ static __device__ __forceinline__ void load_phi_gamma(const mhc_call &c, int ran
                                                       float2 (&weights)[Traits::OCTETS])
 {
     const int row = threadIdx.x % 32 / 4, pair = threadIdx.x % 4;
-    const int k_step = warp * Traits::STEPS + step, block = k_step / Traits::CHUNK_STEPS,
-              stream = block / Traits::CHUNKS;
+    const int k_step = warp * Traits::STEPS + step, chunk = k_step / Traits::CHUNK_STEPS,
+              stream = chunk / Traits::CHUNKS;
     /* An f32 x is loaded four columns at a time: a lane then has the same four in phi gamma. */
-    const int d = (rank * Traits::CHUNKS + block % Traits::CHUNKS) * Traits::CHUNK_COLUMNS +
+    const int d = (rank * Traits::CHUNKS + chunk % Traits::CHUNKS) * Traits::CHUNK_COLUMNS +
                   k_step % Traits::CHUNK_STEPS * 16 + (Traits::IS_F32 ? pair * 4 + half * 2 : half * 8 + pair * 2);
     const bool inside = d < c.D;
     float2 gamma = {1.0f, 1.0f};
@@ -209,11 +213,11 @@ static __device__ __forceinline__ void find_row_scales(const mhc_call &c, int ra
     }
 }
 
-/* Packs two third terms into a byte each: the distance from THIRD_CENTER in units (1 / scale), from -64 to 64,
- * plus 64. */
-static __device__ __forceinline__ uint16_t pack_bytes(float2 value, float scale)
+/* Packs two third terms into a byte each: the distance from THIRD_CENTER in units, from -64 to 64, plus 64.
+ * inverse_unit: 1 / unit. */
+static __device__ __forceinline__ uint16_t pack_bytes(float2 value, float inverse_unit)
 {
-    const int x = __float2int_rn(value.x * scale) + 64, y = __float2int_rn(value.y * scale) + 64;
+    const int x = __float2int_rn(value.x * inverse_unit) + 64, y = __float2int_rn(value.y * inverse_unit) + 64;
     return (uint16_t)(min(max(x, 0), 128) | min(max(y, 0), 128) << 8);
 }
 
@@ -223,8 +227,8 @@ static __device__ __forceinline__ uint32_t unpack_bytes(uint32_t word, int half)
     return __byte_perm(word, 0x43434343, half == 0 ? 0x4140 : 0x4342);
 }
 
-/* Loads phi gamma of the warp's columns of k and splits it into terms, as fragments of A: [step][term*3 + octet of
- * rows][half of the step]. */
+/* Loads phi gamma of the warp's columns of k and splits it into terms, as fragments of A:
+ * [step][term * OCTETS + octet][half]. */
 template <typename Traits>
 static __device__ __forceinline__ void split_phi_gamma(const mhc_call &c, shared_memory<Traits> &shared, int rank,
                                                        int warp,
@@ -260,9 +264,8 @@ static __device__ __forceinline__ void split_phi_gamma(const mhc_call &c, shared
                     const float2 value = cot_unpack_pair<E>(term);
                     rest = {rest.x - value.x, rest.y - value.y};
                     if (Traits::in_shared(s, t))
-                        ((uint32_t *)&shared
-                             .phi[warp][s + Traits::SHARED_STEPS - Traits::STEPS][octet][threadIdx.x % 32])[half] =
-                            term;
+                        ((uint32_t *)&shared.second_terms[warp][s + Traits::SHARED_STEPS - Traits::STEPS][octet]
+                                                         [threadIdx.x % 32])[half] = term;
                     else if (!Traits::BYTE_TERMS || t < 2)
                         phi[s][t * OCTETS + octet][half] = term;
                     else
@@ -289,7 +292,7 @@ static __device__ __forceinline__ void load_step(const shared_memory<Traits> &s,
             A[group][0] = unpack_bytes(word, 0), A[group][1] = unpack_bytes(word, 1);
         } else if (Traits::in_shared(step, group / OCTETS)) {
             const uint2 pair =
-                s.phi[warp][step + Traits::SHARED_STEPS - Traits::STEPS][group % OCTETS][threadIdx.x % 32];
+                s.second_terms[warp][step + Traits::SHARED_STEPS - Traits::STEPS][group % OCTETS][threadIdx.x % 32];
             A[group][0] = pair.x, A[group][1] = pair.y;
         } else {
             A[group][0] = phi[step][group % Traits::REGISTER_GROUPS][0],
@@ -325,12 +328,16 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
     {
         const uint32_t stage_offset = (uint32_t)(ring.stage * Traits::STAGE_BYTES),
                        first_row = row_address[0] + stage_offset;
+        /* Bit 6 selects the other half of the swizzled chunk. */
         const uint32_t row_base[2] = {first_row,
                                       Traits::PAIRS % 2 == 0 ? first_row ^ 64 : row_address[1] + stage_offset};
         cot_mbarrier_wait(Traits::POST_PRE ? &s.y_full[ring.stage] : &s.full[ring.stage], ring.parity);
 #pragma unroll
         for (int t = 0; t < TILE / 8; t++) {
-            float sums[M_TILES][4] = {0}, tail_sums[4] = {0}, run[4] = {0};
+            /* Half-filled m-tile: rows 0-7 are the last row group (nine groups), rows 8-15 the tokens, whose diagonal
+             * is the squares. `partial` sums at most SQUARES_PAIRS pairs on the tensor cores, last_tile_sums in
+             * float32. */
+            float sums[M_TILES][4] = {0}, last_tile_sums[4] = {0}, partial[4] = {0};
 #pragma unroll
             for (int pair = 0; pair < Traits::PAIRS; pair++) {
                 uint32_t x[4];
@@ -349,16 +356,16 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
                         mma<E>(sums[m], A[2 * m][0], A[2 * m + 1][0], A[2 * m][1], A[2 * m + 1][1], x[2 * u],
                                x[2 * u + 1]);
                     if constexpr (ROW_GROUPS % 2 != 0)
-                        mma<E>(run, A[ROW_GROUPS - 1][0], x[2 * u], A[ROW_GROUPS - 1][1], x[2 * u + 1], x[2 * u],
+                        mma<E>(partial, A[ROW_GROUPS - 1][0], x[2 * u], A[ROW_GROUPS - 1][1], x[2 * u + 1], x[2 * u],
                                x[2 * u + 1]);
                     else
-                        mma<E>(run, 0, x[2 * u], 0, x[2 * u + 1], x[2 * u], x[2 * u + 1]);
+                        mma<E>(partial, 0, x[2 * u], 0, x[2 * u + 1], x[2 * u], x[2 * u + 1]);
                 }
                 /* Tensor cores truncate sums: squares summed only by them would come out too small. */
                 if (pair % Traits::SQUARES_PAIRS == Traits::SQUARES_PAIRS - 1 || pair == Traits::PAIRS - 1)
 #pragma unroll
                     for (int i = 0; i < 4; i++)
-                        tail_sums[i] += run[i], run[i] = 0.0f;
+                        last_tile_sums[i] += partial[i], partial[i] = 0.0f;
             }
             if (SPLIT && t == TILE / 8 - 1) {
                 __syncwarp();
@@ -379,7 +386,8 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
 #pragma unroll
                 for (int octet = 0; octet < OCTETS; octet++) { /* add the smallest terms first */
                     const int last_group = ROW_GROUPS - OCTETS + octet;
-                    float sum = last_group / 2 == M_TILES ? tail_sums[p] : sums[last_group / 2][last_group % 2 * 2 + p];
+                    float sum =
+                        last_group / 2 == M_TILES ? last_tile_sums[p] : sums[last_group / 2][last_group % 2 * 2 + p];
                     if (Traits::BYTE_TERMS)
                         sum *= row_scale[octet];
 #pragma unroll
@@ -388,7 +396,7 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
                     to[octet * 8 + lane / 4] = cot_is_f16<E> ? sum * row_scale[octet] : sum;
                 }
                 if (lane % 4 * 2 + p == lane / 4)
-                    to[M] = tail_sums[2 + p];
+                    to[M] = last_tile_sums[2 + p];
             }
         }
         arrive_all_lanes(&s.warp_sums_full);
@@ -439,7 +447,8 @@ static __device__ __forceinline__ void multiply_f32(const mhc_call &c, shared_me
                 squares = fmaf(v[3], v[3], fmaf(v[2], v[2], fmaf(v[1], v[1], fmaf(v[0], v[0], squares))));
                 cot_split_bf16(v[0], v[1], low);
                 cot_split_bf16(v[2], v[3], high);
-                /* A pair may have a group more than the order of the products needs. */
+                /* The last pair of groups may contain one group that this term of x does not need. Its product (fourth
+                 * order or higher) is added too. */
 #pragma unroll
                 for (int p = TERMS - 1; p >= 0; p--)
 #pragma unroll
@@ -495,7 +504,7 @@ static __device__ __forceinline__ void load_post_coefficients(const mhc_post_pre
     cot_cp_async_commit_group();
 }
 
-/* Replaces x of one token and 16 bytes of each chunk by y. */
+/* Replaces x of one token and 16 bytes of each chunk with y. */
 template <typename Traits>
 static __device__ __forceinline__ void apply_post(unsigned char *x, const unsigned char *f,
                                                   const float4 (&post_coefficients)[Traits::N + 1])
@@ -629,7 +638,8 @@ static __device__ __forceinline__ void compute_h_in(const mhc_call &c, const mhc
                 }
                 y_ring.next();
             }
-            if (tile >= Traits::LOOKAHEAD * schedule.stride) { /* first < stride */
+            /* The first LOOKAHEAD iterations have no tile to finish, because first < stride. */
+            if (tile >= Traits::LOOKAHEAD * schedule.stride) {
                 finish_tile(tile - Traits::LOOKAHEAD * schedule.stride, ring);
                 ring.next();
             }
@@ -640,8 +650,8 @@ static __device__ __forceinline__ void compute_h_in(const mhc_call &c, const mhc
     }
 }
 
-/* The rank of the owner block of a token of a tile. Tiles of 8 tokens alternate between the two halves of a cluster of 16
- * blocks. */
+/* The rank of the owner block of a token of a tile. Tiles of 8 tokens alternate between the two halves of a cluster of
+ * 16 blocks. */
 template <typename Traits> static __device__ __forceinline__ int owner_rank_of(int stage, int token)
 {
     static_assert(Traits::STAGES * Traits::TILE % Traits::BLOCKS == 0,
@@ -720,8 +730,8 @@ static __device__ __forceinline__ float reciprocal_newton(float x)
     return fmaf(y, fmaf(-x, y, 1.0f), y);
 }
 
-/* All blocks wait for h_pre from all owner warps. The path from the last block's sums to h_pre is latency-critical, so it
- * has no division. */
+/* All blocks wait for h_pre from all owner warps. The path from the last block's sums to h_pre is latency-critical, so
+ * it has no division. */
 template <typename Traits>
 static __device__ __forceinline__ void run_owner(const mhc_call &c, shared_memory<Traits> &s,
                                                  const tile_schedule &schedule)
@@ -781,8 +791,8 @@ static __device__ __forceinline__ void run_owner(const mhc_call &c, shared_memor
     }
 }
 
-/* The schedule for one role. In post_pre, each role reads its first tile again. Otherwise the loops of all roles share
- * one register of the compiler, and a role with few registers spills it for all. */
+/* The schedule for one role. In post_pre and f32, each role reads blockIdx.x again. Otherwise ptxas keeps the first
+ * tile in one register for all roles, and spills it in the role with the fewest registers. */
 template <typename Traits> static __device__ __forceinline__ tile_schedule for_role(tile_schedule schedule)
 {
     if constexpr (Traits::POST_PRE || Traits::IS_F32) {
@@ -866,7 +876,7 @@ template <typename Traits, bool SPLIT, typename Call> static __device__ __forcei
     }
 }
 
-/* blocks: of a cluster. A suffix of the name tells it, if it is not 16. */
+/* blocks: of a cluster. The suffix `_blocksN` gives it, except for 16. */
 #define POST_PRE_INSTANCE(name, element, blocks)                                         \
     extern "C" __global__ void __launch_bounds__(MHC_SM90_FWD_THREADS, 1)                \
         mhc_post_pre_fwd_cluster_##name(const __grid_constant__ mhc_post_pre_call p)     \
