@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * mhc_tiling.h: how the CPU vector kernels divide a problem into blocks, parts and items. The number of threads does not
- * change the order of a sum. The vector width does: lanes are columns, and a run is 32 vectors (MHC_RUN). For mhc.c and
- * the kernels. */
+ *
+ * mhc_tiling.h: how the CPU vector kernels divide a problem into blocks, parts and items. The number of threads does
+ * not change the order of a sum. The vector width does: lanes are columns, and a run is 32 vectors (MHC_RUN). For mhc.c
+ * and the kernels. */
 #ifndef COT_MHC_TILING_H
 #define COT_MHC_TILING_H
 
@@ -36,8 +37,8 @@ static inline size_t mhc_block_bytes(const mhc_sizes *sizes, cot_dtype dtype)
     return cot_align_up(cot_bytes(COT_PRODUCT(MHC_BWD_TOKENS, sizes->n, sizes->D), cot_dtype_size(dtype)));
 }
 
-/* Tokens of a block of pre's forward, and of an item of post. With few tokens there are fewer, so that more threads have
- * work. No sum crosses tokens. */
+/* Tokens of a block of pre's forward, and of an item of post. With few tokens there are fewer, so that more threads
+ * have work. No sum crosses tokens. */
 static inline int64_t mhc_block_tokens(int64_t tokens)
 {
     return cot_clamp(cot_round_up(cot_ceil_div(tokens, 8), 4), 4, MHC_TOKENS);

@@ -52,7 +52,7 @@ enum {
  * 16 bytes. */
 #define MHC_CUDA_SUMS(n) (((n) * ((n) + 2) + 4) / 4 * 4)
 
-/* The per-token inputs of the products for dx and dphi_part, for four streams. */
+/* The per-token inputs of the products for dx and dphi_part, for up to four streams. */
 typedef struct mhc_token_record {
     uint16_t terms[3][24]; /* three bf16 terms whose sum is dh_mix * MHC_CUDA_MIX_SCALE */
     float h_pre[4];
@@ -73,8 +73,8 @@ typedef struct mhc_call {
     int64_t tokens, T, D;
     int32_t n, iterations, accumulate;
     int32_t vectorized; /* every row of x, h_in and their gradients is a whole number of aligned 16-byte vectors */
-    int32_t
-        f32_dx; /* 1: pre's dx is float32 for every dtype of x. It is then the gradient g of y in post_pre's backward */
+    /* 1: pre's dx is float32 for every dtype of x. It is then the gradient g of y in post_pre's backward. */
+    int32_t f32_dx;
     float norm_eps, hc_eps, post_scale, sinkhorn_eps;
     mhc_array x, phi, alpha, bias, gamma;
     mhc_array h_in, h_pre, h_post, h_res_logits, h_res, inv_rms, h_mix;
@@ -91,8 +91,9 @@ typedef struct mhc_call {
     float *sums;               /* [tokens][slices][MHC_CUDA_SUMS(n)] */
     mhc_token_record *records; /* [tokens, rounded up to whole tiles]; null = not needed */
     uint32_t *counters;        /* [MHC_SM90_RECORD_COUNTS + tiles]: progress shared by blocks, see mhc_maps.h */
-    float *dphi_parts;  /* [parts][M][n*D]: dphi_part: dphi before the multiplication by gamma, over a part of the
-                                * tokens, divided by dphi_part_scale */
+    /* [parts][M][n*D]: dphi_part: dphi before the multiplication by gamma, over a part of the tokens, divided by
+     * dphi_part_scale. */
+    float *dphi_parts;
     double *token_sums; /* [token_parts][M][2]: sum of dz, and sum of dz * h_mix * inv_rms */
     float *post_sums;   /* [slices][tokens][n*n+n]: sums of dh_res, then of dh_post, over the columns of each slice */
     int64_t parts, part_length, token_parts, slices;

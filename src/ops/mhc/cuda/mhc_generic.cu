@@ -5,8 +5,8 @@
  * Sums are float32. A thread sums at most MAX_TERMS terms in one run. A warp adds its runs in order, then the warps'
  * sums are added.
  *   pre forward    a block handles MHC_CUDA_TOKENS tokens and ROWS rows of phi at a time, a thread columns of them
- *   pre backward   dz and dx likewise; then dphi_part, one column a thread, for each part of the tokens; then sums of dz over
- *                  parts of the tokens; then the sums over the parts
+ *   pre backward   dz and dx likewise; then dphi_part, one column a thread, for each part of the tokens; then sums of
+ *                  dz over parts of the tokens; then the sums over the parts
  *   post forward   a thread handles one element d of a token
  *   post backward  a block handles one token */
 #include "mhc_cuda.cuh"

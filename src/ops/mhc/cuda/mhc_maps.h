@@ -8,8 +8,9 @@
 #include <cuda.h>
 
 /* A cluster processes a tile of tokens. Each block of the cluster has some columns d of all streams, and holds its part
- * of phi: in registers, in the backward the first terms in shared memory. A smaller D has smaller clusters: otherwise some
- * blocks would have no columns. The numbers are for n = 4, bf16 and f16, unless their comment says otherwise. */
+ * of phi. The forward keeps it in registers; the backward keeps the first terms in shared memory. A smaller D has
+ * smaller clusters: otherwise some blocks would have no columns. The numbers are for n = 4, bf16 and f16, unless their
+ * comment says otherwise. */
 enum {
     MHC_SM90_N = 4,
     MHC_SM90_M = MHC_SM90_N * (MHC_SM90_N + 2),

@@ -29,8 +29,8 @@ static __device__ __forceinline__ void arrive_all_lanes(uint64_t *barrier)
     cot_mbarrier_arrive(barrier);
 }
 
-/* The work of a block: column slice column_block, and tiles first, first + stride, ... below `tiles`. In a cluster kernel
- * column_block is the block's rank in the cluster, without clusters (SPLIT) it is blockIdx.x. */
+/* The work of a block: column slice column_block, and tiles first, first + stride, ... below `tiles`. In a cluster
+ * kernel column_block is the block's rank in the cluster, without clusters (SPLIT) it is blockIdx.x. */
 struct tile_schedule {
     int column_block, first, stride, tiles;
 };

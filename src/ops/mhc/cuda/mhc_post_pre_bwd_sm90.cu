@@ -14,8 +14,8 @@
  * lane handles 8 columns of two tokens. cp.async copies the inputs of the next step while a step is multiplied. Each
  * lane copies what it reads itself; only records and coefficients are read by other lanes of the warp.
  *
- * dh_mix and phi gamma have three bf16 terms each. The products of terms i and j (from 0) with i + j > 2 are left out: g has
- * float32 precision. */
+ * dh_mix and phi gamma have three bf16 terms each. The products of terms i and j (from 0) with i + j > 2 are left out:
+ * g has float32 precision. */
 #include "mhc_mma.cuh"
 
 enum {

@@ -3,33 +3,33 @@
  * mhc_pre_bwd_cluster_sm90.cu: pre backward in one pass over x and dh_in, for n = 2 and 4, f16 and bf16.
  *
  * A token's *record* (mhc_token_record) has what the products of all blocks need: dh_mix as three terms, h_pre, and
- * factor (c of the formulas). It depends on dh_pre, which is a sum over all columns. So for each tile, every block sends
- * its part of dh_pre to the owner blocks of the tokens. Their owner warps send the records to every block.
+ * factor (c of the formulas). It depends on dh_pre, which is a sum over all columns. So for each tile, every block
+ * sends its part of dh_pre to the owner blocks of the tokens. Their owner warps send the records to every block.
  *
  * Tiles, blocks and owner blocks are the same as in mhc_pre_fwd_sm90.cu: a cluster has 16 blocks, or 8 for D up to
  * 2048, or 4 for D up to 1024. Block r is the owner block of the tokens r, r + BLOCKS, ... of each tile. With dh_res,
- * mhc_pre_dz has already stored dz in the workspace: it includes Sinkhorn's gradient. The ring has one stage for a
- * tile. Roles:
+ * mhc_pre_dz has already stored dz in the workspace: it includes Sinkhorn's gradient. Each stage holds one tile. Roles:
  *
  *   producer     loads x and dh_in of the tile into shared memory. Later stores dx, which replaced x there
  *   8 MMA warps  32 columns of all streams each. They first compute their part of dh_pre: the diagonals of dh_in x^T.
  *                When the tile's records have arrived, they add to dphi_part and compute dx (mhc_pre_bwd_sm90.cuh)
  *   reducer      sums dh_pre over the warps, and sends each token's sum to its owner block
- *   owner warp   makes the records of its tokens and sends them to all blocks: first what does not depend on dh_pre, then
- *                the rest, for which it sums dh_pre over the blocks. Also sums the terms of dbias and dalpha
- *   dx_post      loads dx_post, if present, one stream at a time. Its buffer takes the place of one stage. Without
- *                dx_post, in clusters of 4 blocks, this warp is a second owner warp: one would take longer for the four
- *                tokens of a block than the loads of a tile take
+ *   owner warp   makes the records of its tokens and sends them to all blocks: first what does not depend on dh_pre,
+ *                then the rest, for which it sums dh_pre over the blocks. Also sums the terms of dbias and dalpha
+ *   dx_post      loads dx_post, if present, one stream at a time. Its buffer replaces one stage. Without dx_post, in
+ *                clusters of 4 blocks, this warp is a second owner warp: one would take longer for the four tokens of a
+ *                block than the loads of a tile take
  *
- *   barrier               arrivals              phase ends when
- *   full[stage]           1, the producer       x and dh_in of the tile are in shared memory
- *   warp_dh_pre_full      32 of each MMA warp   the warps' parts of dh_pre are in shared memory
- *   warp_dh_pre_empty     32, the reducer       the reducer has read them
- *   gathered_full[stage]  1, first owner warp   dh_pre of the owned tokens has arrived from all blocks (bytes)
- *   records_full[stage]   1, MMA thread 0       the records of all tokens of the tile have arrived (bytes)
- *   dx_full[stage]        1 of each MMA warp    dx has replaced x in shared memory
- *   post_full[stream]     1, the dx_post warp   dx_post of the stream is in shared memory
- *   post_empty[stream]    1 of each MMA warp    dx_post of the stream has been read
+ *   barrier               arrivals             who waits     phase ends when
+ *   full[stage]           1, the producer      MMA warps     x and dh_in of the tile are in shared memory
+ *   warp_dh_pre_full      32 of each MMA warp  reducer       the warps' parts of dh_pre are in shared memory
+ *   warp_dh_pre_empty     32, the reducer      MMA warps     the reducer has read them
+ *   gathered_full[stage]  1, first owner warp  owner warps   all blocks' dh_pre of the owned tokens has arrived (bytes)
+ *   records_full[stage]   1, MMA thread 0      MMA warps     the records of all tokens of the tile have arrived (bytes)
+ *   stage_done[stage]     1 of each MMA warp   producer      the MMA warps have finished the stage (x holds dx, if dx
+ *                                                            is an output)
+ *   post_full[stream]     1, the dx_post warp  MMA warps     dx_post of the stream is in shared memory
+ *   post_empty[stream]    1 of each MMA warp   dx_post warp  dx_post of the stream has been read
  *
  * A block stores into another block's stage without waiting for that block, as in the forward. The MMA warps compute
  * dh_pre one tile ahead. The exchange of dh_pre then overlaps the products of the previous tile. Registers are the
@@ -42,7 +42,7 @@ enum { RECORD_UNITS = sizeof(token_record) / 16 };
  * parameters. */
 enum data_gradient { NO_DX, DX, DX_AND_POST };
 
-/* With DX_AND_POST, the buffer of dx_post takes the place of one stage. With NO_DX, one more stage takes the place of the terms of
+/* With DX_AND_POST, the buffer of dx_post replaces one stage. With NO_DX, one more stage replaces the terms of
  * phi gamma. */
 template <typename E_, int N_, data_gradient MODE_, int BLOCKS_> struct bwd_traits : bwd_sizes<N_> {
     typedef E_ E;
@@ -56,7 +56,8 @@ template <typename E_, int N_, data_gradient MODE_, int BLOCKS_> struct bwd_trai
         STAGES = MODE == NO_DX ? 5
                  : MODE == DX  ? 4
                                : 3,
-        /* Registers of a thread of the MMA warps and of the other warps. Of 200 to 224 the only ones without spills. */
+        /* Registers of a thread of the MMA warps and of the other warps. Of 200 to 224 the only ones without spills.
+         * 3 warpgroups: 65536 / 384 = 170, rounded down to a multiple of 8: 168 each, 504 in all. */
         MMA_REGISTERS = MODE != DX_AND_POST ? 216
                         : BLOCKS == 4       ? 208
                                             : 224,
@@ -68,15 +69,15 @@ template <typename Traits> struct shared_memory {
     typedef bwd_sizes<Traits::N> sizes;
     enum { STAGES = Traits::STAGES, N = Traits::N, STREAM_BYTES = Traits::STREAM_BYTES };
     static constexpr data_gradient MODE = Traits::MODE;
-    unsigned char stages[STAGES]
-                        [Traits::STAGE_BYTES]; /* x [stream][chunk][token][128 bytes, swizzled], then dh_in likewise */
+    /* x [stream][chunk][token][128 bytes, swizzled], then dh_in likewise. */
+    unsigned char stages[STAGES][Traits::STAGE_BYTES];
     /* Unused without dx_post: an array cannot have size 0. */
     unsigned char dx_post[MODE == DX_AND_POST ? N : 1][MODE == DX_AND_POST ? STREAM_BYTES : 1024];
     phi_fragments<MODE == NO_DX ? 1 : COLUMN_GROUPS, Traits::OCTETS> phi;
     token_record records[STAGES][TILE], owned_records[Traits::OWNED];
     float gathered[STAGES][Traits::OWNED][Traits::BLOCKS][4]; /* dh_pre, zero from element N on */
     float4 warp_dh_pre[MMA_WARPS][TILE];                      /* likewise */
-    uint64_t full[STAGES], gathered_full[STAGES], records_full[STAGES], dx_full[STAGES], warp_dh_pre_full,
+    uint64_t full[STAGES], gathered_full[STAGES], records_full[STAGES], stage_done[STAGES], warp_dh_pre_full,
         warp_dh_pre_empty;
     uint64_t post_full[N], post_empty[N];
 };
@@ -94,8 +95,8 @@ template <int N> static __device__ __forceinline__ int64_t first_column(void)
     return cot_cluster_rank() * MHC_SM90_COLUMNS_OF(N) + threadIdx.x / 32 * bwd_sizes<N>::COLUMNS;
 }
 
-/* Computes the warp's part of dh_pre: the diagonals of dh_in x^T, for 8 tokens at a time. The lanes that hold elements of the
- * diagonals store dh_pre of tokens g (low) and g + 8 (high). */
+/* Computes the warp's part of dh_pre: the diagonals of dh_in x^T, for 8 tokens at a time. The lanes that hold elements
+ * of the diagonals store dh_pre of tokens g (low) and g + 8 (high). */
 template <typename Traits>
 static __device__ __forceinline__ void compute_dh_pre(shared_memory<Traits> &s, uint32_t x, uint32_t dh_in, int warp,
                                                       uint32_t parity)
@@ -159,6 +160,8 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
             parity ^= 1;
         }
         cot_mbarrier_wait(&s.records_full[ring.stage], ring.parity);
+        /* Re-arms for the stage's next tile. st.async of that tile may come first: the pending arrival keeps the phase
+         * open. */
         if (threadIdx.x == 0)
             cot_mbarrier_arrive_expect(&s.records_full[ring.stage], Traits::SENT_BYTES);
         if constexpr (MODE == NO_DX)
@@ -201,10 +204,10 @@ template <typename Traits> static __device__ __forceinline__ void reduce(shared_
     }
 }
 
-/* Sends 16-byte units of an owner warp's records to all blocks. Units 0, 3, 6 (the first unit of each term) and 10 (factor)
- * depend on dh_pre: AFTER_DH_PRE sends these, the call before sends units 1, 2, 4, 5, 7, 8 and 9. With n = 2 a term has only
- * its first unit: the call before sends unit 9. k counts the tokens that
- * the block owns: token k of the block is token rank + k * BLOCKS of the tile. first_k: the owner warp's first token. */
+/* Sends 16-byte units of an owner warp's records to all blocks. Units 0, 3, 6 (the first unit of each term) and 10
+ * (factor) depend on dh_pre. AFTER_DH_PRE = true sends 0, 3, 6, 10; the earlier call, with false, sends the other seven
+ * (n = 2: only 9). k counts the tokens that the block owns: token k of the block is token rank + k * BLOCKS of the
+ * tile. first_k: the owner warp's first token. */
 template <bool AFTER_DH_PRE, typename Traits>
 static __device__ __forceinline__ void send_units(shared_memory<Traits> &s, int stage, int rank, int first_k)
 {
@@ -242,16 +245,16 @@ static __device__ __forceinline__ void set_terms(token_record &record, int j, fl
     }
 }
 
-/* What a lane keeps of a token until dh_pre arrives. The lane handles one coefficient of h_pre. post_res_sum: the terms of
- * factor from the coefficients of h_post and h_res. */
+/* Values of a token that a lane keeps until dh_pre arrives. The lane handles one coefficient of h_pre. post_res_sum:
+ * the terms of factor from the coefficients of h_post and h_res. */
 struct pending_token {
     float h_pre, h_mix, inv_rms, post_res_sum;
 };
 
-/* An owner warp. All blocks wait for its records. So the inputs of its tokens are loaded one tile ahead, and the units that
- * do not depend on dh_pre are computed and sent before dh_pre arrives. The stage of the records is then free in all
- * blocks: when the owner warp begins tile t of the cluster, it has dh_pre of tile t - 1 from all blocks. A block sends that
- * only after it has finished tile t - 3, and there are at least 3 stages. */
+/* An owner warp. All blocks wait for its records. So the inputs of its tokens are loaded one tile ahead, and the units
+ * that do not depend on dh_pre are computed and sent before dh_pre arrives. The stage of the records is then free in
+ * all blocks: when the owner warp begins tile t of the cluster, it has dh_pre of tile t - 1 from all blocks. A block
+ * sends that only after it has finished tile t - 3, and there are at least 3 stages. */
 template <typename Traits>
 static __device__ __forceinline__ void make_owned_records(const mhc_call &c, shared_memory<Traits> &s, int owner_warp,
                                                           int rank, int tiles)
@@ -302,8 +305,9 @@ static __device__ __forceinline__ void make_owned_records(const mhc_call &c, sha
         const float sigma = pending.h_pre - c.hc_eps, slope = sigma * (1.0f - sigma);
         cot_mbarrier_wait(&s.gathered_full[ring.stage], ring.parity);
         __syncwarp();
-        /* The second owner warp cannot miss this phase: the next one cannot complete before it has sent its records of this
-         * tile. */
+        /* Re-arms for the stage's next tile. st.async of that tile may come first: the pending arrival keeps the phase
+         * open. The second owner warp cannot miss this phase: the next one cannot complete before it has sent its
+         * records of this tile. */
         if (owner_warp == 0 && lane == 0)
             cot_mbarrier_arrive_expect(&s.gathered_full[ring.stage], sizeof s.gathered[0]);
         const float(*parts)[4] = s.gathered[ring.stage][first_k + lane / TOKEN_LANES];
@@ -370,7 +374,7 @@ static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_
             load_tile(p, s, stage, first + stage * CLUSTERS, rank);
         FOR_EACH_TILE(tile, ring, tiles)
         {
-            cot_mbarrier_wait(&s.dx_full[ring.stage], ring.parity);
+            cot_mbarrier_wait(&s.stage_done[ring.stage], ring.parity);
             if (Traits::MODE != NO_DX && present(p.call.dx)) {
                 cot_tma_store_4d(&p.dx, 0, tile * TILE, rank * Traits::CHUNKS, 0, s.stages[ring.stage]);
                 cot_bulk_commit();
@@ -418,7 +422,7 @@ template <typename Traits> static __device__ __forceinline__ void backward(const
             cot_mbarrier_init(&s.full[stage], 1);
             cot_mbarrier_init(&s.gathered_full[stage], 1);
             cot_mbarrier_init(&s.records_full[stage], 1);
-            cot_mbarrier_init(&s.dx_full[stage], MMA_WARPS);
+            cot_mbarrier_init(&s.stage_done[stage], MMA_WARPS);
             cot_mbarrier_arrive_expect(&s.gathered_full[stage], sizeof s.gathered[0]);
             cot_mbarrier_arrive_expect(&s.records_full[stage], Traits::SENT_BYTES);
         }
@@ -454,7 +458,7 @@ template <typename Traits> static __device__ __forceinline__ void backward(const
     cot_cluster_wait();
 }
 
-/* blocks: of a cluster. A suffix of the name tells it, if it is not 16. */
+/* blocks: of a cluster. The suffix `_blocksN` gives it, except for 16. */
 #define INSTANCE(name, element, n, mode, blocks)                              \
     extern "C" __global__ void __launch_bounds__(MHC_SM90_BWD_THREADS, 1)     \
         mhc_pre_bwd_cluster_##name(const __grid_constant__ mhc_mapped_call p) \

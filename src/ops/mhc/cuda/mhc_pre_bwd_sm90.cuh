@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * mhc_pre_bwd_sm90.cuh: the matrix products of pre's backward for Hopper: dphi_part and dx of a warp's columns of a tile.
+ *
+ * mhc_pre_bwd_sm90.cuh: the matrix products of pre's backward for Hopper: dphi_part and dx of a warp's columns of a
+ * tile.
  *
  *   dphi_part += x^T dh_mix
  *       dphi before the multiplication by gamma, over a part of the tokens. dh_mix has three bf16 terms. Tensor cores
@@ -16,26 +18,26 @@
 
 enum {
     TILE = MHC_SM90_TILE,
-    CHUNK_BYTES = TILE * 128, /* of a chunk in a tile */
+    CHUNK_BYTES = TILE * 128, /* bytes of a chunk of one tile */
     MMA_WARPS = 8,
-    COLUMN_GROUPS = MHC_SM90_K / 16 / MMA_WARPS, /* of an MMA warp. A group is 16 columns of a stream */
+    COLUMN_GROUPS = MHC_SM90_K / 16 / MMA_WARPS, /* groups of an MMA warp; a group is 16 columns of one stream */
     TERMS = 3,
-    TERM_OCTETS = 3 /* of one term of a record */
+    TERM_OCTETS = 3 /* 16-byte units of one term of a record */
 };
 
-/* What depends on the number of streams. */
+/* Sizes that depend on the number of streams. */
 template <int N_> struct bwd_sizes {
     enum {
         N = N_,
         M = N * (N + 2),
         OCTETS = M / 8,
-        CHUNKS = MHC_SM90_COLUMNS_OF(N) / MHC_SM90_CHUNK_COLUMNS, /* of a block in each stream */
+        CHUNKS = MHC_SM90_COLUMNS_OF(N) / MHC_SM90_CHUNK_COLUMNS, /* chunks of a block in each stream */
         STREAM_BYTES = CHUNKS * CHUNK_BYTES,
         X_BYTES = N * STREAM_BYTES,
         STAGE_BYTES = X_BYTES + STREAM_BYTES,
-        COLUMNS = MHC_SM90_COLUMNS_OF(N) / MMA_WARPS, /* of an MMA warp, in each stream */
+        COLUMNS = MHC_SM90_COLUMNS_OF(N) / MMA_WARPS, /* columns of an MMA warp in each stream */
         STREAM_GROUPS = COLUMNS / 16,
-        PAIRS = OCTETS / 2 /* of octets: one m16n8k16 multiplies both */
+        PAIRS = OCTETS / 2 /* pairs of octets: one m16n8k16 multiplies both */
     };
 };
 
@@ -73,8 +75,8 @@ template <int N> static __device__ __forceinline__ constexpr int stream_of(int g
     return group / bwd_sizes<N>::STREAM_GROUPS;
 }
 
-/* The terms of phi gamma are divided by MHC_CUDA_MIX_SCALE. In one kernel the registers do not suffice for that, and
- * the sums are divided. */
+/* The terms of phi gamma are divided by MHC_CUDA_MIX_SCALE. With f16 and dx_post, ptxas spills if the terms are scaled.
+ * Those kernels divide the sums instead. */
 template <typename E, bool ADD_POST>
 constexpr float phi_scale = cot_is_f16<E> &&ADD_POST ? 1.0f : 1.0f / MHC_CUDA_MIX_SCALE;
 
@@ -109,6 +111,7 @@ static __device__ __forceinline__ void load_phi(const mhc_call &c, S &s, int64_t
                 }
                 uint32_t terms[2];
                 cot_split_bf16(values[0], values[1], terms);
+                /* Order: b0, b1 of the octet pair for columns 0-7, then for 8-15, then the last octet for both. */
                 const int index = octet < 2 * PAIRS ? 2 * t + octet : 4 * PAIRS + t;
                 first[index] = terms[0];
                 rest[index] = terms[1];
@@ -143,6 +146,7 @@ static __device__ __forceinline__ void accumulate_dphi(uint32_t x, uint32_t reco
     uint32_t B[TERMS * OCTETS + 1][2];
 #pragma unroll
     for (int pair = 0; pair < TERMS * OCTETS; pair += 2) {
+        /* The last pair has one octet only, and loads it twice. */
         const int last_index = TERMS * OCTETS - 1, next = pair + 1 < last_index ? pair + 1 : last_index;
         const int unit = pair / OCTETS * TERM_OCTETS + pair % OCTETS,
                   next_unit = next / OCTETS * TERM_OCTETS + next % OCTETS;
@@ -165,6 +169,7 @@ static __device__ __forceinline__ void accumulate_dphi(uint32_t x, uint32_t reco
                 cot_split_bf16(pair.x, pair.y, terms);
                 A[i] = terms[0], low[i] = terms[1];
             }
+            /* The second term of x skips the third term of dh_mix. */
 #pragma unroll
             for (int term = TERMS - 2; term >= 0; term--)
 #pragma unroll
@@ -355,8 +360,9 @@ static __device__ __forceinline__ void store_dphi_part(const mhc_call &c,
 }
 
 /* Addresses in the first stage of the 16-byte units that the lane passes to ldmatrix, for the warp's first group.
- * by_token: for A. by_column: for B and for the transpose of A. dx_post: distance from the stages to its first
- * stream. */
+ *   by_token    matrices [token][column]
+ *   by_column   the two middle matrices exchanged, for x as B and for x^T
+ *   dx_post     distance from the stages to its first stream */
 struct lane_units {
     uint32_t by_token, by_column, dx_post;
 };
@@ -373,7 +379,7 @@ template <typename S> static __device__ __forceinline__ lane_units find_lane_uni
 }
 
 /* Adds the tile to dphi_part. HALVES: the second half of the groups is not begun before the first is finished, which
- * takes fewer registers. x: of the lane, in the tile's stage. */
+ * takes fewer registers. x: this lane's by_column address in the tile's stage. */
 template <typename E, bool HALVES, typename S>
 static __device__ __forceinline__ void accumulate_dphi_of_tile(S &s, uint32_t x,
                                                                const cot_pipeline_state<S::STAGES> &ring,
@@ -398,7 +404,7 @@ static __device__ __forceinline__ void accumulate_tile(S &s, const lane_units &u
                                      dphi_part);
     __syncwarp();
     if (threadIdx.x % 32 == 0)
-        cot_mbarrier_arrive(&s.dx_full[ring.stage]);
+        cot_mbarrier_arrive(&s.stage_done[ring.stage]);
 }
 
 /* Adds the tile to dphi_part, computes its dx if dx is an output, and signals that the MMA warps have finished the
@@ -418,7 +424,7 @@ static __device__ __forceinline__ void multiply_tile(
     }
     __syncwarp();
     if (threadIdx.x % 32 == 0)
-        cot_mbarrier_arrive(&s.dx_full[ring.stage]);
+        cot_mbarrier_arrive(&s.stage_done[ring.stage]);
 }
 
 #endif

@@ -9,21 +9,22 @@
  *   split     Block (x, y) has slice x and every gridDim.y-th tile, from tile y on. mhc_pre_tokens.cu made the records
  *             before.
  *   ONE_PASS  (bf16 without dx_post, for a D where a second read of x from memory would take long.) Block i has slice
- *             i % slices and part i / slices: every parts-th tile, from tile i / slices on. Teams of three warps in this
- *             kernel make the records. Blocks whose part is `parts` or more are spare: they only make records.
+ *             i % slices and part i / slices: every parts-th tile, from tile i / slices on. Teams of three warps in
+ *             this kernel make the records. Blocks whose part is `parts` or more are spare: they only make records.
  *
- * The ring has one stage for a tile. Roles:
+ * Each stage holds one tile. Roles:
  *
  *   producer     loads x, dh_in and the records of the tile into shared memory; later stores dx, which replaced x there
  *   8 MMA warps  32 columns of all streams each: mhc_pre_bwd_sm90.cuh
  *   dx_post      loads dx_post, if present, one stream at a time. Its buffer replaces one stage.
  *   team         ONE_PASS: makes records. Its memory replaces one stage.
  *
- *   barrier            arrivals             phase ends when
- *   full[stage]        1, the producer      the tile is in shared memory
- *   dx_full[stage]     1 of each MMA warp   dx has replaced x in shared memory
- *   post_full[stream]  1, the dx_post warp  dx_post of the stream is in shared memory
- *   post_empty[stream] 1 of each MMA warp   dx_post of the stream has been read
+ *   barrier             arrivals             who waits     phase ends when
+ *   full[stage]         1, the producer      MMA warps     the tile is in shared memory
+ *   stage_done[stage]   1 of each MMA warp   producer      the MMA warps have finished the stage (x holds dx, if dx
+ *                                                          is an output)
+ *   post_full[stream]   1, the dx_post warp  MMA warps     dx_post of the stream is in shared memory
+ *   post_empty[stream]  1 of each MMA warp   dx_post warp  dx_post of the stream has been read
  *
  * Teams (ONE_PASS). Each block that has tiles has one team, a spare block has four. A team takes the next token, reads
  * all of its x and dh_in, and stores its record in global memory. When the 16 records of a tile are stored, the
@@ -95,7 +96,7 @@ template <bool ADD_POST, bool ONE_PASS> struct shared_memory {
     phi_fragments<COLUMN_GROUPS, OCTETS> phi;
     phi_fragments<COLUMN_GROUPS - register_groups<ADD_POST>, OCTETS> second;
     token_record records[STAGES][TILE];
-    uint64_t full[STAGES], dx_full[STAGES], post_full[N], post_empty[N];
+    uint64_t full[STAGES], stage_done[STAGES], post_full[N], post_empty[N];
     team_memory<ONE_PASS ? DEPTH : 0> team;
     int producer_tile; /* the producer's current tile, read by the team of the same block */
 };
@@ -192,7 +193,7 @@ static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_
             load_tile<ONE_PASS>(p, s, stage, first + stage * step);
         FOR_EACH_TILE(tile, ring, p.call, tiles)
         {
-            cot_mbarrier_wait(&s.dx_full[ring.stage], ring.parity);
+            cot_mbarrier_wait(&s.stage_done[ring.stage], ring.parity);
             if (present(p.call.dx)) {
                 cot_tma_store_4d<ONE_PASS>(&p.dx, 0, tile * TILE, slice_of<ONE_PASS>(p.call) * MHC_SM90_BLOCK_CHUNKS, 0,
                                            s.stages[ring.stage]);
@@ -421,7 +422,7 @@ static __device__ __forceinline__ void backward(const mhc_mapped_call &p)
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < s.STAGES; stage++) {
             cot_mbarrier_init(&s.full[stage], 1);
-            cot_mbarrier_init(&s.dx_full[stage], MMA_WARPS);
+            cot_mbarrier_init(&s.stage_done[stage], MMA_WARPS);
         }
         for (int i = 0; i < N; i++) {
             cot_mbarrier_init(&s.post_full[i], 1);
