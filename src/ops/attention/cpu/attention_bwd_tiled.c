@@ -86,7 +86,7 @@ typedef struct item_keys {
 } item_keys;
 
 /* Differentiates a query block with all key blocks of `keys`, because its operands and its dq then are loaded once for
- * all of them. */
+ * all of them. last: no query block of this head follows, so nothing is prefetched. */
 static void backward_query_block(const context *c, item_keys *keys, const score_context *ctx, int64_t query_block,
                                  bool last, score_tile_buffers *buffers)
 {

@@ -6,15 +6,14 @@
  *     P = exp(S - m)  m: row_max of the row. P is rounded to an operand's type (bf16 with AMX), its sum is not
  *     O = O exp(m_before - m) + P V;      out = O / sum,  lse = m + log(sum)
  *
- * Without AMX, row_max is the running maximum. With AMX, row_max is the largest score of the first result tile (32 keys)
- * that has a visible key. Later blocks keep it, so out is not rescaled. If a row's sum over a block exceeds
+ * Without AMX, row_max is the running maximum. With AMX, row_max is the largest score of the first result tile (32
+ * keys) that has a visible key. Later blocks keep it, so out is not rescaled. If a row's sum over a block exceeds
  * MAX_BLOCK_SUM, attend_running_max repeats the block: it updates row_max and rescales out.
  *
  * The keys of a sequence and key-value head are packed once for all query heads that read them: K^T [qk_size][KEYS] and
  * V [KEYS][v_size] of every block, both in B form. Then an item is a block of queries of one head. Its state is in its
- * thread's scratch. Key blocks outside the mask of all of a tile's queries are skipped, and so are strips of
- * keys within a block. docs/kernels/attention_cpu.md has a table of these sizes (tile, result tile, strip, block,
- * panel).
+ * thread's scratch. Key blocks to which no query of the tile attends are skipped, and so are strips of keys within a
+ * block. docs/kernels/attention_cpu.md has a table of these sizes (tile, result tile, strip, block, panel).
  *
  * The file is compiled once per instruction set. simd/simd.h defines V_NAME (appends the name of the instruction set),
  * V_INLINE, vf (a vector of VW floats) and the functions v_*. simd/matmul.h defines mt (the type of an operand's
@@ -111,14 +110,14 @@ typedef struct pending_product {
 } pending_product;
 
 /* The state of an item: a block of queries of one head. row_max holds the maximum of a row's scores so far (with AMX:
- * the first maximum), times EXP_SCALE. row_sum holds the sum of exp(s - max). */
+ * of one result tile, see attend_overlapped), times EXP_SCALE. row_sum holds the sum of exp(s - max). */
 typedef struct item_state {
     _Alignas(64) mt q[ELEMENTS];
     _Alignas(64) float out[ELEMENTS];
     _Alignas(64) float row_max[ROWS], row_sum[ROWS];
     _Alignas(64) float scores[SCORE_ROWS * BLOCK];
-    _Alignas(
-        64) mt prob[MT_SAME_FORM ? 1 : 2 * SCORE_ROWS * KEYS]; /* double-buffered; with one form P overwrites scores */
+    /* Double-buffered. With one form P overwrites scores. */
+    _Alignas(64) mt prob[MT_SAME_FORM ? 1 : 2 * SCORE_ROWS * KEYS];
     int64_t prob_index;
     _Alignas(64) float dropout_factors[SCORE_ROWS * BLOCK];
     bool out_initialized[ROWS / STRIP]; /* the strip's out holds a value, or its first product is pending */
@@ -279,10 +278,10 @@ static void attend_rows(const context *c, const score_context *ctx, item_state *
 
 /* ---- overlap of exponentials with products -------------------------------------------------------------------- *
  * row_max is the largest score of the first result tile (32 keys) that has a visible key. Later blocks keep it, so out
- * is not rescaled, and S is read once. If a row's sum over a block exceeds MAX_BLOCK_SUM, attend_running_max repeats the
- * block: it updates row_max and rescales out. P of a result tile of S (32 queries x 32 keys) is computed row by row, in the
- * callbacks of mt_product_result_tile. The products are the next result tiles of S and P V of the previous score tile.
- * A core of 2023 computes about one row of P during one AMX tile product. */
+ * is not rescaled, and S is read once. If a row's sum over a block exceeds MAX_BLOCK_SUM, attend_running_max repeats
+ * the block: it updates row_max and rescales out. P of a result tile of S (32 queries x 32 keys) is computed row by
+ * row, in the callbacks of mt_product_result_tile. While tile products of this S and of the pending P V run, their
+ * callbacks compute the exponentials. A core of 2023 computes about one row of P during one AMX tile product. */
 #define MAX_BLOCK_SUM 4096.0f /* limit of a row's sum of P over a block */
 
 enum {
@@ -398,13 +397,13 @@ static bool set_row_max(const float *s, float exp_scale, float *row_max)
     return v_sum(unset) == 0;
 }
 
-V_INLINE void accumulate_result_tile(const context *c, pending_product *pending, void (*step)(void *, int),
+V_INLINE void accumulate_result_tile(const context *c, pending_product *pending, void (*overlap)(void *, int),
                                      softmax_queue *queue)
 {
     const int64_t j = pending->done / RESULT_TILES_DOWN * STRIP, i = pending->done % RESULT_TILES_DOWN * STRIP;
     mt_product_result_tile(pending->keys, 1, pending->prob + mt_offset(SCORE_ROWS, i, 0), SCORE_ROWS,
                            pending->v + mt_offset(c->layout.keys, 0, j), pending->out + mt_offset(c->layout.rows, i, j),
-                           pending->accumulate, false, step, queue);
+                           pending->accumulate, false, overlap, queue);
     pending->done++;
 }
 
@@ -416,11 +415,11 @@ static void finish_pending(const context *c, pending_product *pending)
 }
 
 /* Computes P of the item's rows [first_row, first_row + SCORE_ROWS) for the visible keys of a block. Their P V becomes
- * the pending product. The steps of this score tile's S and of the previous pending product compute the exponentials.
- * A call of `step` computes one or two rows. Returns false if P was too large. Then the pending product
- * is done and only row_max has changed. */
+ * the pending product. While tile products of this S and of the pending P V run, their callbacks compute the
+ * exponentials: a call of `overlap` computes one or two rows. Returns false if P was too large. Then the pending
+ * product is done and only row_max has changed. */
 V_INLINE bool attend_overlapped(const context *c, const score_context *ctx, item_state *state, int64_t first_query,
-                                int64_t first_row, const key_block *b, void (*step)(void *, int))
+                                int64_t first_row, const key_block *b, void (*overlap)(void *, int))
 {
     _Alignas(64) float s[RING_SIZE][STRIP * STRIP], sums[SCORE_ROWS / 4 * VW] = {0};
     const int64_t i0 = first_query + first_row;
@@ -440,7 +439,7 @@ V_INLINE bool attend_overlapped(const context *c, const score_context *ctx, item
         const int64_t j = result_tile / RESULT_TILES_DOWN * STRIP, i = result_tile % RESULT_TILES_DOWN * STRIP;
         mt_product_result_tile(c->layout.qk_size, 1, state->q + mt_offset(c->layout.rows, first_row + i, 0),
                                c->layout.rows, b->kt + mt_offset(c->layout.qk_size, 0, key_range.first + j),
-                               s[ring_slot], false, true, step, &queue);
+                               s[ring_slot], false, true, overlap, &queue);
         const attention_span keys = {key_range.first + j, key_range.first + j + STRIP};
         if (!visible && !all_visible(ctx, i0 + i, STRIP, b->first, keys))
             apply_mask(ctx, s[ring_slot], STRIP, i0 + i, STRIP, b->first + keys.first, (attention_span){0, STRIP});
@@ -452,7 +451,7 @@ V_INLINE bool attend_overlapped(const context *c, const score_context *ctx, item
         queue.count++;
         /* Spreads the pending result tiles evenly over the result tiles of this score tile. */
         for (due += pending->result_tiles; due >= result_tiles; due -= result_tiles)
-            accumulate_result_tile(c, pending, step, &queue);
+            accumulate_result_tile(c, pending, overlap, &queue);
         if (queue.count == RING_SIZE - 1)
             drain_softmax(&queue, RING_SIZE - 2);
     }
@@ -484,9 +483,9 @@ V_INLINE bool attend_overlapped(const context *c, const score_context *ctx, item
 
 #endif
 
-/* Attends SCORE_ROWS queries to a block of at most BLOCK keys, with running maxima and separate passes. In float32 it
- * works on STRIP queries at a time where a mask edge crosses the score tile, so that fewer masked scores are computed.
- * With AMX the shorter products cost more than that saves. */
+/* Attends SCORE_ROWS queries to a block of at most BLOCK keys, with running maxima and separate passes. With float32
+ * operands (MT_SAME_FORM) it works on STRIP queries at a time where a mask edge crosses the score tile, so that fewer
+ * masked scores are computed. With AMX the shorter products cost more than that saves. */
 static void attend_running_max(const context *c, const score_context *ctx, item_state *state, int64_t first_query,
                                int64_t first_row, const key_block *b)
 {
