@@ -28,7 +28,8 @@ static inline double cost_bwd_scalar(const void *problem)
     return attention_pairs(sizes) * (60 + 20 * (double)(sizes->d_qk + sizes->d_v));
 }
 
-static inline double cost_rows_scalar(const void *problem)
+/* Of the scalar kernels and the GPU kernels of delta and merge. */
+static inline double cost_rows(const void *problem)
 {
     const attention_sizes *sizes = problem;
     return 10.0 * (double)sizes->B * (double)sizes->Tq * (double)sizes->H * (double)sizes->d_v;

@@ -229,7 +229,7 @@ static __device__ __forceinline__ int step_count(const attention_work &w)
 }
 
 /* Index, among all query tiles of the call, of tile 0 of query head h of the group. lse_log2 has one row per query
- * tile, dq_accum has DQ_TILES dQ tiles per query tile. */
+ * tile, dq_accum has DQ_TILES_PER_TILE dQ tiles per query tile. */
 template <bool GENERAL>
 static __device__ __forceinline__ int64_t query_tile_base_of(const attention_bwd_call &c, const attention_work &w,
                                                              int h)
@@ -404,11 +404,11 @@ template <bool HALF = false>
 static __device__ __forceinline__ void add_dq_tile(const attention_bwd_call &c, int64_t accum_tile, const float *dq,
                                                    bool overwrite)
 {
-    constexpr int PIECE_FLOATS = ATTENTION_BWD_DQ_TILE / (HALF ? 4 : 1);
+    constexpr int PIECE_FLOATS = ATTENTION_BWD_DQ_TILE_FLOATS / (HALF ? 4 : 1);
     constexpr int BYTES = PIECE_FLOATS / (HALF ? 2 : 1) * (int)sizeof(float);
-    float *accum = c.dq_accum + accum_tile * ATTENTION_BWD_DQ_TILE;
+    float *accum = c.dq_accum + accum_tile * ATTENTION_BWD_DQ_TILE_FLOATS;
 #pragma unroll
-    for (int i = 0; i < ATTENTION_BWD_DQ_TILE; i += PIECE_FLOATS)
+    for (int i = 0; i < ATTENTION_BWD_DQ_TILE_FLOATS; i += PIECE_FLOATS)
         if (overwrite)
             cot_bulk_store(accum + i, dq + i, BYTES);
         else

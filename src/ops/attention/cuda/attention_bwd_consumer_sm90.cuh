@@ -13,7 +13,7 @@
  * 32 + 64 + 2 x 208 = 512. */
 enum { PRODUCER_REGISTERS = 32, DQ_REGISTERS = 64, CONSUMER_REGISTERS = 208 };
 enum {
-    NO_MORE_KEY_BLOCKS = -1, /* first_key of the entry of `work` that follows the last key block */
+    END_OF_WORK = -1, /* first_key of the entry of `work` that follows the last key block */
 };
 
 /* The shared memory of a thread block. PAIRS: in the pair kernel (attention_bwd_pairs_sm90.cu). */
@@ -27,17 +27,17 @@ template <int TILE_COLUMNS, bool PAIRS> struct bwd_shared {
         WORK_STAGES = PAIRS ? 3 : 4,
         QUERIES = ATTENTION_BWD_TILE_QUERIES(TILE_COLUMNS), /* queries of a tile */
         Q_PANEL_BYTES = QUERIES * 64 * 2,                   /* bytes of a panel of Q or dO */
-        DQ_TILES = QUERIES / 64 * COLUMN_PANELS,            /* dQ tiles of a step: 64 queries by 64 columns */
+        DQ_TILES_PER_STEP = QUERIES / 64 * COLUMN_PANELS,   /* dQ tiles of a step: 64 queries by 64 columns */
     };
     /* 128 keys: 64 for each consumer. */
     unsigned char k[COLUMN_PANELS][2][TILE_64X64_BYTES], v[COLUMN_PANELS][2][TILE_64X64_BYTES];
     unsigned char q[ATTENTION_BWD_Q_STAGES][COLUMN_PANELS][Q_PANEL_BYTES];
     unsigned char dout[ATTENTION_BWD_DOUT_STAGES][COLUMN_PANELS][Q_PANEL_BYTES];
-    unsigned char ds[ATTENTION_BWD_DS_STAGES][2]
-                    [QUERIES * 64 * 2]; /* [query][key], one tile for each consumer's keys */
+    /* [query][key], one tile for each consumer's keys. */
+    unsigned char ds[ATTENTION_BWD_DS_STAGES][2][QUERIES * 64 * 2];
     /* Operands of dQ from the peer: its dS for the dQ tile that this thread block computes, and 64 columns of its K. */
     unsigned char peer_ds[PAIRS ? 2 : 0][TILE_64X64_BYTES], peer_k[PAIRS ? 2 : 0][TILE_64X64_BYTES];
-    float dq[DQ_STAGES][ATTENTION_BWD_DQ_TILE];
+    float dq[DQ_STAGES][ATTENTION_BWD_DQ_TILE_FLOATS];
     float lse_log2[ATTENTION_BWD_Q_STAGES][QUERIES], scaled_delta[ATTENTION_BWD_DOUT_STAGES][QUERIES];
     union {
         attention_work work[WORK_STAGES]; /* ring: entry n % WORK_STAGES describes key block n */
@@ -258,17 +258,17 @@ static __device__ __forceinline__ void compute_p_softcap(const attention_bwd_cal
         float p_times_slope[8];
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            const float x = scores[8 * k + i], u = x * x, base = i % 2 == 0 ? now[i / 4].x : now[i / 4].y;
+            const float x = scores[8 * k + i], u = x * x, lse = i % 2 == 0 ? now[i / 4].x : now[i / 4].y;
             float exponent, slope;
             if (METHOD == SHORT_SERIES) {
-                exponent = fmaf(x, fmaf(u, cap.short_series[1], cap.short_series[0]), -base);
+                exponent = fmaf(x, fmaf(u, cap.short_series[1], cap.short_series[0]), -lse);
                 slope = fmaf(u, cap.short_slope[1], cap.short_slope[0]);
             } else if (METHOD == LONG_SERIES) {
-                exponent = fmaf(x, fmaf(fmaf(u, cap.long_series[2], cap.long_series[1]), u, cap.long_series[0]), -base);
+                exponent = fmaf(x, fmaf(fmaf(u, cap.long_series[2], cap.long_series[1]), u, cap.long_series[0]), -lse);
                 slope = fmaf(fmaf(u, cap.long_slope[2], cap.long_slope[1]), u, cap.long_slope[0]);
             } else {
                 const float tanh_x = tanh_full_range(cap.scale * x);
-                exponent = fmaf(tanh_x, cap.factor, -base);
+                exponent = fmaf(tanh_x, cap.factor, -lse);
                 slope = fmaf(-tanh_x, tanh_x, 1.0f);
             }
             float p = cot_ex2(exponent);
@@ -391,9 +391,9 @@ static __device__ __forceinline__ float2 load_float2_pinned(const float *from)
     return values;
 }
 
-/* At 64 tile columns the first step of a key block multiplies a dS of zeros with its own tile of Q. A separate first
- * step without this product needs more registers than there are. NaN in Q reach dK in both cases, because the next step
- * multiplies the same tile with its dS. */
+/* At 64 tile columns without softcap, the first step of a key block multiplies a dS of zeros with its own tile of Q. A
+ * separate first step without this product needs more registers than there are. NaN in Q reach dK in both cases,
+ * because the next step multiplies the same tile with its dS. */
 template <int TILE_COLUMNS, bool SOFTCAP> constexpr bool adds_zeros_first = TILE_COLUMNS == 64 && !SOFTCAP;
 
 /* The ring_step of the first step that this warp does not skip in the current key block. It is in shared memory,
@@ -418,9 +418,9 @@ struct consumer_traits {
 template <typename T> struct consumer_registers {
     float (&dk)[T::USED_COLUMNS / 2], (&dv)[T::USED_COLUMNS / 2]; /* sums of the key block */
     uint32_t (&packed)[T::QUERIES / 4];                           /* P^T, then dS^T, in 16 bits */
-    uint32_t &previous_q;                                         /* the stage of the Q whose dS^T Q is not in dK yet */
-    int &consumer;                                                /* 0 or 1: which of the two consumers this is */
-    int &lane_query; /* the thread's accumulators hold queries lane_query and lane_query + 1 of each group of 8 */
+    uint32_t &previous_q; /* Q stage of the previous step, whose dS^T Q is still to be added to dK */
+    int &consumer;        /* 0 or 1: which of the two consumers this is */
+    int &lane_query;      /* the thread's accumulators hold queries lane_query and lane_query + 1 of each group of 8 */
     uint32_t &ds_fragments; /* shared address of this thread's fragment in stage 0 of dS */
 };
 
@@ -703,7 +703,7 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, bwd_
     for (uint32_t n = 0;; n++) {
         cot_mbarrier_wait(&s.kv_full, n & 1);
         const consumer_work w = uniform_work(s.work[n % s.WORK_STAGES]);
-        if (w.first_key == NO_MORE_KEY_BLOCKS)
+        if (w.first_key == END_OF_WORK)
             return;
 #pragma unroll
         for (int i = 0; i < USED_COLUMNS / 2; i++)

@@ -8,11 +8,13 @@
  * 128. *Used columns* (USED_COLUMNS) are those that the products and stores take: rounded up to 64, 96 or 128.
  * docs/kernels/glossary.md defines *final key block*.
  *
- * A thread block takes one key block after another (take_key_block). It takes each tile for all query heads that share
- * the key-value head (the group). The first tiles of a key block are loaded while the previous one is computed. The
- * consumers store dK and dV while the dQ warpgroup works on the last tile of the key block. With head_split = 2, a
+ * A thread block takes one key block after another (take_key_block). For each tile it loops over all query heads that
+ * share the key-value head (the group). The first tiles of a key block are loaded while the previous one is computed.
+ * The consumers store dK and dV while the dQ warpgroup works on the last tile of the key block. With head_split = 2, a
  * thread block takes one key block. The two thread blocks of a cluster divide the heads of the group, and add their dK
- * and dV at the end (reduce_over_heads). uses_pair_kernel says which calls run on attention_bwd_pairs_sm90.cu instead.
+ * and dV at the end (reduce_over_heads).
+ *
+ * uses_pair_kernel says which calls run on attention_bwd_pairs_sm90.cu instead.
  *
  * A tile has 128 queries at 64 tile columns, and 64 queries at 128 tile columns. Formulas (f16 scales P, see dv_scale):
  *
@@ -29,21 +31,22 @@
  *   warpgroups 2, 3   consumers: 64 keys each. P^T and dS^T are register operands of dV and dK. dS reaches dQ through
  *                     shared memory.
  *
- *   barrier         arrivals (bytes)        phase ends when                       who waits
- *   kv full         1 (K and V)             K, V and `work` of a key block are    consumers, dQ, dq_writers
- *                                           in shared memory
- *   kv empty        15: 8 consumer warps,   nobody reads K and V any more, and    producer
- *                   4 dQ warps, 3 writers   the dq_writers have taken the work
- *   q full          1 (Q, lse_log2)         a tile of Q is loaded                 consumers
- *   q empty         8: 1 per consumer warp  the dK product has read Q             producer
- *   dout full       1 (dO, scaled_delta)    a tile of dO is loaded                consumers
- *   dout empty      8: 1 per consumer warp  the dV product has read dO            producer
- *   ds full         8: 1 per consumer warp  both halves of dS are stored          dQ
- *   ds empty        4: 1 per dQ warp        the dQ product has read dS            consumers
- *   dq full         4: 1 per dQ warp        a dQ tile is staged                   the stage's dq_writer
- *   dq ready        1 (loaded sums of dQ)   the stage may be used: it is free,    dQ
- *                                           or (STORES_DQ) it holds loaded sums
- *   uncleared full  1 (a tile, or K and V)  what needs clearing is loaded         producer
+ *   barrier         arrivals  who arrives       TMA bytes         phase ends when                     who waits
+ *   kv full         1         producer          K, V              K, V and `work` of a key block are  consumers, dQ,
+ *                                                                 in shared memory                    dq_writers
+ *   kv empty        15        8 consumer warps, -                 nobody reads K and V any more, and  producer
+ *                             4 dQ warps,                         the dq_writers have taken the work
+ *                             3 dq_writers
+ *   q full          1         producer          Q, lse_log2       a tile of Q is loaded               consumers
+ *   q empty         8         consumer warps    -                 the dK product has read Q           producer
+ *   dout full       1         producer          dO, scaled_delta  a tile of dO is loaded              consumers
+ *   dout empty      8         consumer warps    -                 the dV product has read dO          producer
+ *   ds full         8         consumer warps    -                 both halves of dS are stored        dQ
+ *   ds empty        4         dQ warps          -                 the dQ product has read dS          consumers
+ *   dq full         4         dQ warps          -                 a dQ tile is staged                 stage's dq_writer
+ *   dq ready        1         stage's dq_writer sums of dQ, if    the stage may be used: it is free,  dQ
+ *                                               it loads them     or (STORES_DQ) it holds the sums
+ *   uncleared full  1         producer          a tile, or K, V   what needs clearing is loaded       producer
  *
  * Step j of a consumer. No wgmma is in flight at its start or at its end:
  *   1. issue S_j^T and dK += dS_(j-1)^T Q_(j-1)
@@ -78,14 +81,14 @@
  * then arrives on the tile's full barrier. */
 #include "attention_bwd_consumer_sm90.cuh"
 
-constexpr uint32_t NO_KEY_BLOCK = UINT32_MAX;
+constexpr uint32_t NO_KEY_BLOCK_NUMBER = UINT32_MAX;
 
 /* The number of the thread block's next key block. In deterministic mode a key block waits until key blocks of lower
  * numbers have added to dQ. The counter gives out the numbers in order, and a thread block computes its key blocks in
  * that order. So the lowest unfinished key block waits for none, even if only some thread blocks are resident. In a
  * cluster (head_split = 2), or without a counter, a thread block has only one key block: `backward` has put its number
- * into own_key_block_number. The second call then returns NO_KEY_BLOCK, which is beyond the last key block and ends the
- * loop. */
+ * into own_key_block_number. The second call then returns NO_KEY_BLOCK_NUMBER, which is beyond the last key block and
+ * ends the loop. */
 template <int TILE_COLUMNS>
 static __device__ __forceinline__ uint32_t take_key_block(const attention_bwd_call &c,
                                                           key_block_shared<TILE_COLUMNS> &s)
@@ -93,12 +96,12 @@ static __device__ __forceinline__ uint32_t take_key_block(const attention_bwd_ca
     if (c.key_block_counter != nullptr && c.head_split == 1)
         return atomicAdd(c.key_block_counter, 1);
     const uint32_t own = s.own_key_block_number;
-    s.own_key_block_number = NO_KEY_BLOCK;
+    s.own_key_block_number = NO_KEY_BLOCK_NUMBER;
     return own;
 }
 
 /* With head_split = 2, a thread block of the cluster takes half of the group's heads. */
-static __device__ __forceinline__ void take_heads(const attention_bwd_call &c, attention_work &w)
+static __device__ __forceinline__ void split_heads(const attention_bwd_call &c, attention_work &w)
 {
     w.query_heads /= (int)c.head_split;
     w.first_head += (int)(blockIdx.x % c.head_split) * w.query_heads;
@@ -120,12 +123,12 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, key_block_share
     for (;; n++) {
         const uint32_t key_block_number = take_key_block(c, s);
         if (key_block_number >= c.work_items) {
-            s.work[n % s.WORK_STAGES].first_key = NO_MORE_KEY_BLOCKS;
+            s.work[n % s.WORK_STAGES].first_key = END_OF_WORK;
             publish_work_only(s, n);
             return;
         }
         attention_work w = work_of<QUERIES>(c, key_block_number);
-        take_heads(c, w);
+        split_heads(c, w);
         s.work[n % s.WORK_STAGES] = w;
         prefetch_keys<TILE_COLUMNS>(m, w, w.first_key);
         for (int step = 0; step < step_count(w); step++, ring_step++) {
@@ -194,13 +197,13 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_blo
         if (leader) {
             attention_work &next = s.work[n % s.WORK_STAGES];
             if (!work_of_general<QUERIES>(c, take_key_block(c, s), next))
-                next.first_key = NO_MORE_KEY_BLOCKS;
-            take_heads(c, next); /* also after the last key block, when no warp reads the heads */
+                next.first_key = END_OF_WORK;
+            split_heads(c, next); /* also after the last key block, when no warp reads the heads */
         }
         __syncwarp();
         /* The threads have too few registers for a copy of w. Each step loads what it needs, all at once. */
         const attention_work &w = s.work[n % s.WORK_STAGES];
-        if (w.first_key == NO_MORE_KEY_BLOCKS)
+        if (w.first_key == END_OF_WORK)
             break;
         const int steps = step_count(w);
         for (int step = 0; step < steps; step++, ring_step++) {
@@ -273,26 +276,27 @@ template <int USED_COLUMNS> static __device__ __forceinline__ bool is_half_dq_ti
  * Each dQ tile of the stage needs exactly one arrival on `dq ready`. Three cases:
  *   (1) this is the tile's final key block, but not its only one: the writer loads the sums (loads_sums), and the load
  *       arrives
- *   (2) the previous dQ tile of this key block has just left the stage: the writer arrives then, early (arrived_early)
+ *   (2) the previous dQ tile of this key block did not become dq, and this one loads nothing: the writer arrived at the
+ *       end of the previous iteration (arrived_early)
  *   (3) otherwise (first dQ tile of a key block, or the previous dQ tile was stored as dq): the writer arrives at the
  *       top of the loop
  *
- *   dq_tile_index index of the dQ tile in the key block: step * DQ_TILES + its number in the step. On return: that of
- *                 the stage's first dQ tile in the next key block
- *   parity        of `dq full` for the stage's next dQ tile
- *   accum_tile    index of the dQ tile in dq_accum */
+ *   dq_tile_index   index of the dQ tile in the key block: step * DQ_TILES_PER_STEP + its number in the step. On
+ *                   return: that of the stage's first dQ tile in the next key block
+ *   parity          of `dq full` for the stage's next dQ tile
+ *   accum_tile      index of the dQ tile in dq_accum */
 template <int TILE_COLUMNS, int USED_COLUMNS, bool GENERAL, bool DETERMINISTIC, bool STORES_DQ>
 static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd_mapped &m,
                                                              key_block_shared<TILE_COLUMNS> &s, const attention_work &w,
                                                              int stage, int &dq_tile_index, uint32_t &parity)
 {
-    constexpr int DQ_TILES = key_block_shared<TILE_COLUMNS>::DQ_TILES;
+    constexpr int DQ_TILES_PER_STEP = key_block_shared<TILE_COLUMNS>::DQ_TILES_PER_STEP;
     const attention_bwd_call &c = m.call;
-    static_assert(USED_COLUMNS != 96 || DQ_TILES % 2 == 0,
+    static_assert(USED_COLUMNS != 96 || DQ_TILES_PER_STEP % 2 == 0,
                   "is_half_dq_tile: an odd index is an odd number in the step");
-    const int end = step_count(w) * DQ_TILES;
+    const int end = step_count(w) * DQ_TILES_PER_STEP;
     const auto position_of = [&](int index) {
-        const int tile = tile_of(c, w, index / DQ_TILES);
+        const int tile = tile_of(c, w, index / DQ_TILES_PER_STEP);
         attention_dq_position position =
             DETERMINISTIC ? dq_position_of<key_block_shared<TILE_COLUMNS>::QUERIES, GENERAL>(c, w, tile)
                           : unordered_position;
@@ -301,9 +305,10 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
     };
     bool arrived_early = false; /* whether the writer has arrived for the dQ tile of the next iteration */
     for (; dq_tile_index < end; dq_tile_index += ATTENTION_BWD_DQ_STAGES, parity ^= 1) {
-        const attention_step step_info = step_of(c, w, dq_tile_index / DQ_TILES);
+        const attention_step step_info = step_of(c, w, dq_tile_index / DQ_TILES_PER_STEP);
         const int64_t accum_tile =
-            (query_tile_base_of<GENERAL>(c, w, step_info.h) + step_info.tile) * DQ_TILES + dq_tile_index % DQ_TILES;
+            (query_tile_base_of<GENERAL>(c, w, step_info.h) + step_info.tile) * DQ_TILES_PER_STEP +
+            dq_tile_index % DQ_TILES_PER_STEP;
         const attention_dq_position position = position_of(dq_tile_index);
         const bool loads_sums = position.is_final && position.before > 0;
         if (!loads_sums && !arrived_early) /* (3), before the wait, so that the dQ warpgroup may stage the dQ tile */
@@ -312,7 +317,7 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
             wait_for_earlier_key_blocks(c, accum_tile, position.before);
         if (loads_sums) { /* (1) */
             cot_mbarrier_arrive_expect(&s.dq_ready[stage], sizeof s.dq[stage]);
-            cot_tma_load_4d(s.dq[stage], &m.dq_accum, 0, (int)(accum_tile * (ATTENTION_BWD_DQ_TILE / 64)), 0, 0,
+            cot_tma_load_4d(s.dq[stage], &m.dq_accum, 0, (int)(accum_tile * (ATTENTION_BWD_DQ_TILE_FLOATS / 64)), 0, 0,
                             &s.dq_ready[stage]);
         }
         cot_mbarrier_wait(&s.dq_full[stage], parity);
@@ -346,7 +351,7 @@ static __device__ void write_dq(const attention_bwd_mapped &m, key_block_shared<
         cot_mbarrier_wait(&s.kv_full, n & 1);
         const attention_work w = s.work[n % s.WORK_STAGES];
         cot_mbarrier_arrive(&s.kv_empty);
-        if (w.first_key == NO_MORE_KEY_BLOCKS)
+        if (w.first_key == END_OF_WORK)
             break;
         write_dq_of_key_block<TILE_COLUMNS, USED_COLUMNS, GENERAL, DETERMINISTIC, STORES_DQ>(m, s, w, stage,
                                                                                              dq_tile_index, parity);
@@ -356,19 +361,20 @@ static __device__ void write_dq(const attention_bwd_mapped &m, key_block_shared<
 
 /* Computes a dQ tile of a step, dQ = dS K, over the keys of consumers first_consumer to last_consumer. Waits on `dq
  * ready` of the stage while the products run.
+ *   ds_stage, ready, parity   the stage of dS; `dq ready` of the stage of the dQ tile, and its parity
  *   acc       N sums per thread. The 128 threads have the first 2 N columns of 64 queries
  *   dq_tile   number of the dQ tile in the step: i * COLUMN_PANELS + j has queries 64 i to 64 i + 63 of the tile, panel
  *             j */
 template <typename E, int TILE_COLUMNS, int N>
-static __device__ __forceinline__ void compute_dq_tile(key_block_shared<TILE_COLUMNS> &s, float (&acc)[N], uint32_t ds,
-                                                       int dq_tile, int first_consumer, int last_consumer,
-                                                       uint64_t *ready, uint32_t parity)
+static __device__ __forceinline__ void compute_dq_tile(key_block_shared<TILE_COLUMNS> &s, float (&acc)[N],
+                                                       uint32_t ds_stage, int dq_tile, int first_consumer,
+                                                       int last_consumer, uint64_t *ready, uint32_t parity)
 {
     cot_wgmma_fence();
 #pragma unroll
     for (int consumer = first_consumer; consumer <= last_consumer; consumer++) {
-        const uint64_t a =
-            cot_wgmma_k_major(cot_shared_address(s.ds[ds][consumer] + dq_tile / s.COLUMN_PANELS * TILE_64X64_BYTES));
+        const uint64_t a = cot_wgmma_k_major(
+            cot_shared_address(s.ds[ds_stage][consumer] + dq_tile / s.COLUMN_PANELS * TILE_64X64_BYTES));
         const uint64_t b =
             cot_wgmma_mn_major(cot_shared_address(s.k[dq_tile % s.COLUMN_PANELS][consumer]), TILE_64X64_BYTES);
 #pragma unroll
@@ -390,7 +396,7 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
                                                                cot_pipeline_state<ATTENTION_BWD_DS_STAGES> &ds,
                                                                cot_pipeline_state<ATTENTION_BWD_DQ_STAGES> &dq)
 {
-    constexpr int DQ_TILES = key_block_shared<TILE_COLUMNS>::DQ_TILES,
+    constexpr int DQ_TILES_PER_STEP = key_block_shared<TILE_COLUMNS>::DQ_TILES_PER_STEP,
                   QUERIES = key_block_shared<TILE_COLUMNS>::QUERIES;
     const int lane = threadIdx.x % WARP;
     float acc[32];
@@ -405,7 +411,7 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
         const attention_dq_position position =
             STORES_DQ ? dq_position_of<QUERIES, GENERAL>(c, w, tile) : unordered_position;
         cot_mbarrier_wait(&s.ds_full[ds.stage], ds.parity);
-        for (int dq_tile = 0; dq_tile < DQ_TILES; dq_tile++, dq.next()) {
+        for (int dq_tile = 0; dq_tile < DQ_TILES_PER_STEP; dq_tile++, dq.next()) {
             uint64_t *ready = &s.dq_ready[dq.stage];
             const auto compute = [&](auto &sums) {
                 if (consumer_0_attends && consumer_1_attends) {
@@ -419,7 +425,7 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
                     for (int i = 0; i < (int)(sizeof sums / sizeof sums[0]); i++)
                         sums[i] = 0.0f;
                 }
-                if (dq_tile == DQ_TILES - 1 && lane == 0) {
+                if (dq_tile == DQ_TILES_PER_STEP - 1 && lane == 0) {
                     cot_mbarrier_arrive(&s.ds_empty[ds.stage]);
                     if (step == steps - 1)
                         cot_mbarrier_arrive(&s.kv_empty);
@@ -460,7 +466,7 @@ static __device__ void compute_dq(const attention_bwd_call &c, key_block_shared<
     for (uint32_t n = 0;; n++) {
         cot_mbarrier_wait(&s.kv_full, n & 1);
         const attention_work w = s.work[n % s.WORK_STAGES];
-        if (w.first_key == NO_MORE_KEY_BLOCKS)
+        if (w.first_key == END_OF_WORK)
             return;
         compute_dq_of_key_block<E, TILE_COLUMNS, USED_COLUMNS, GENERAL, STORES_DQ>(c, s, w, ds, dq);
     }
@@ -470,7 +476,8 @@ template <typename E, int TILE_COLUMNS, int USED_COLUMNS, bool GENERAL, bool SOF
 static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
 {
     key_block_shared<TILE_COLUMNS> &s = *(key_block_shared<TILE_COLUMNS> *)dynamic_shared_memory;
-    static_assert(sizeof s <= ATTENTION_BWD_SHARED_BYTES(TILE_COLUMNS), "what the host allots");
+    static_assert(sizeof s <= ATTENTION_BWD_SHARED_BYTES(TILE_COLUMNS),
+                  "larger than the shared memory that the host allots");
     const attention_bwd_call &c = m.call;
     uint32_t key_block_number = blockIdx.x;
     if (c.head_split > 1) {

@@ -68,8 +68,8 @@ static inline enum attention_store_method store_method_of(const attention_proble
     return p->accumulate ? ATTENTION_STORE_ELEMENTS : ATTENTION_STORE_VECTORS_16;
 }
 
-/* Whether the pair kernel, if it runs the call in deterministic mode, stores dq: with at most 4096 keys, and not in f16
- * at 64 columns, where ptxas 13.0 spills a register. may_store_dq: see choose_backward. */
+/* Whether the pair kernel, if it runs the call in deterministic mode, stores dq: under a full mask, with at most 4096
+ * keys, and not in f16 at 64 columns, where ptxas 13.0 spills a register. may_store_dq: see choose_backward. */
 static inline bool pair_kernel_stores_dq(const attention_sizes *sizes, int64_t columns, int64_t key_blocks,
                                          bool may_store_dq)
 {
@@ -92,7 +92,8 @@ static inline bool uses_pair_kernel(const attention_sizes *sizes, int64_t column
     return key_blocks >= (columns == 64 && !stores_dq ? 16 : 4) && !(deterministic && exceeds_l2(sizes, columns));
 }
 
-/* Key-value heads of a section under a full mask in deterministic mode: one line for each row of the page's table. */
+/* Key-value heads of a section under a full mask in deterministic mode: one line for each row of the table in
+ * docs/kernels/attention_bwd_order.md. */
 static inline int64_t full_mask_section_heads(const backward_choice *choice, const attention_sizes *sizes,
                                               int64_t columns, int64_t key_blocks)
 {

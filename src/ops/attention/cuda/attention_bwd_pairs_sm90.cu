@@ -99,7 +99,7 @@ static __device__ void load_pair_tiles(const attention_bwd_mapped &m, pair_share
         const uint32_t pair_number = take_pair(c, s, rank, n);
         attention_work &w = s.work[n % s.WORK_STAGES];
         if (pair_number >= c.work_items) {
-            w.first_key = NO_MORE_KEY_BLOCKS;
+            w.first_key = END_OF_WORK;
             publish_work_only(s, n);
             return;
         }
@@ -165,14 +165,14 @@ static __device__ void write_pair_dq(const attention_bwd_mapped &m, pair_shared<
         cot_mbarrier_wait(&s.kv_full, n & 1);
         const attention_work w = s.work[n % s.WORK_STAGES];
         cot_mbarrier_arrive(&s.kv_empty);
-        if (w.first_key == NO_MORE_KEY_BLOCKS)
+        if (w.first_key == END_OF_WORK)
             break;
         const bool is_final = STORES_DQ && position_of_pair(c, w).is_final;
         const int steps = step_count(w);
         for (int step = 0; step < steps; step++, parity ^= 1) {
             const attention_step step_info = step_of(c, w, step);
             const int64_t accum_tile =
-                (query_tile_base_of<false>(c, w, step_info.h) + step_info.tile) * s.DQ_TILES + rank;
+                (query_tile_base_of<false>(c, w, step_info.h) + step_info.tile) * s.DQ_TILES_PER_STEP + rank;
             const attention_dq_position position =
                 DETERMINISTIC ? dq_position_of<QUERIES, false, PAIR_KEYS>(c, w, step_info.tile) : unordered_position;
             const bool loads_sums = is_final && position.before > 0;
@@ -182,7 +182,7 @@ static __device__ void write_pair_dq(const attention_bwd_mapped &m, pair_shared<
                 wait_for_earlier_key_blocks(c, accum_tile, position.before);
             if (loads_sums) {
                 cot_mbarrier_arrive_expect(&s.dq_ready[0], sizeof s.dq[0]);
-                cot_tma_load_4d(s.dq[0], &m.dq_accum, 0, (int)(accum_tile * (ATTENTION_BWD_DQ_TILE / 64)), 0, 0,
+                cot_tma_load_4d(s.dq[0], &m.dq_accum, 0, (int)(accum_tile * (ATTENTION_BWD_DQ_TILE_FLOATS / 64)), 0, 0,
                                 &s.dq_ready[0]);
             }
             cot_mbarrier_wait(&s.dq_full[0], parity);
@@ -208,7 +208,7 @@ template <int TILE_COLUMNS> static __device__ void send_ds(pair_shared<TILE_COLU
     for (uint32_t n = 0;; n++) {
         cot_mbarrier_wait(&s.kv_full, n & 1);
         const attention_work &w = s.work[n % s.WORK_STAGES];
-        const int steps = w.first_key == NO_MORE_KEY_BLOCKS ? -1 : step_count(w);
+        const int steps = w.first_key == END_OF_WORK ? -1 : step_count(w);
         cot_mbarrier_arrive(&s.kv_empty);
         if (steps < 0)
             return;
@@ -255,7 +255,7 @@ static __device__ void compute_pair_dq(const attention_bwd_call &c, pair_shared<
     for (uint32_t n = 0;; n++) {
         cot_mbarrier_wait(&s.kv_full, n & 1);
         const attention_work &w = s.work[n % s.WORK_STAGES];
-        if (w.first_key == NO_MORE_KEY_BLOCKS)
+        if (w.first_key == END_OF_WORK)
             return;
         float acc[32];
         /* STORES_DQ: the rows of dq, and the row of this thread. Read once, before the steps. There is one query head

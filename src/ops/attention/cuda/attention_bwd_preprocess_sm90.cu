@@ -106,9 +106,8 @@ static __device__ __forceinline__ void clear_dq(const attention_bwd_call &c, con
             __stcs(accum + at, make_float4(0.0f, 0.0f, 0.0f, 0.0f));
 }
 
-/* Writes lse_log2 and scaled_delta, where delta = rowsum(dout * out) - dlse.
- * Clears dq_semaphore and key_block_counter. Clears dq_accum (stores_dq: dq) of all tiles in nondeterministic mode, else
- * only of tiles that attend to no key.
+/* Writes lse_log2 and scaled_delta, where delta = rowsum(dout * out) - dlse. Clears dq_semaphore and key_block_counter.
+ * Clears dq_accum (stores_dq: dq) of all tiles in nondeterministic mode, else only of tiles that attend to no key.
  *
  * ROW_LANES = COLUMNS / 8 lanes process one query. At 192 tile columns 32 lanes do, 8 of them without columns, because
  * the sum of a row needs a power of two. A thread block takes a strip of a tile: ATTENTION_BWD_PREPROCESS_ROWS times
@@ -129,9 +128,9 @@ template <int COLUMNS, bool GENERAL> static __device__ __forceinline__ void prep
     const int lane = threadIdx.x % ROW_LANES, strip = (int)(tile_strip % STRIPS);
     const int first_row =
         strip * PASS_ROWS * ATTENTION_BWD_PREPROCESS_ROWS + (int)threadIdx.x / ROW_LANES; /* of the tile */
-    constexpr int DQ_TILES = QUERIES * COLUMNS / ATTENTION_BWD_DQ_TILE;                   /* of a tile */
-    if (strip == 0 && threadIdx.x < DQ_TILES)
-        c.dq_semaphore[t.index * DQ_TILES + threadIdx.x] = 0;
+    constexpr int DQ_TILES_PER_TILE = QUERIES * COLUMNS / ATTENTION_BWD_DQ_TILE_FLOATS;
+    if (strip == 0 && threadIdx.x < DQ_TILES_PER_TILE)
+        c.dq_semaphore[t.index * DQ_TILES_PER_TILE + threadIdx.x] = 0;
     float delta[ATTENTION_BWD_PREPROCESS_ROWS], lse_log2[ATTENTION_BWD_PREPROCESS_ROWS];
     /* Without stores, so that the loads of all rows come first. */
 #pragma unroll
@@ -204,7 +203,7 @@ static __device__ __forceinline__ void postprocess(const attention_bwd_call &c)
     if (first_row >= t.rows || columns <= 0)
         return;
     const float4 *accum = (const float4 *)(c.dq_accum + t.index * (ATTENTION_BWD_TILE_QUERIES(COLUMNS) * COLUMNS) +
-                                           panel * ATTENTION_BWD_DQ_TILE);
+                                           panel * ATTENTION_BWD_DQ_TILE_FLOATS);
     float4 acc[8];
 #pragma unroll
     for (int column_group = 0; column_group < 8; column_group++)

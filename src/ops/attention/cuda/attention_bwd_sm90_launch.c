@@ -17,7 +17,11 @@
 extern const unsigned char cot_image_attention_bwd_preprocess_sm90[], cot_image_attention_bwd_key_blocks_sm90[],
     cot_image_attention_bwd_pairs_sm90[], cot_image_attention_bwd_wide_sm90[];
 
-enum { ROWS_THREADS = 256, ROWS_WARPS = ROWS_THREADS / 32, DQ_TILE_WARPS = 4 /* of postprocess, for a dQ tile */ };
+enum {
+    PREPROCESS_THREADS = 256, /* also of postprocess and of the sum over the sink's gradient */
+    PREPROCESS_WARPS = PREPROCESS_THREADS / 32,
+    DQ_TILE_WARPS = 4 /* of postprocess, for a dQ tile */
+};
 
 /* The kernels for one dtype and number of used columns, in the order of their launches. */
 typedef struct backward_kernels {
@@ -40,13 +44,13 @@ enum { SPECIALISED, GENERAL = SIZES, SOFTCAP = 2 * SIZES };
     KERNELS(dtype, size, main_size, cot_image_attention_bwd_key_blocks_sm90, ATTENTION_BWD_SHARED_BYTES(columns))
 #define WIDE_KERNELS(dtype, size, main_size, d, d_v) \
     KERNELS(dtype, size, main_size, cot_image_attention_bwd_wide_sm90, ATTENTION_BWD_WIDE_SHARED_BYTES(d, d_v))
-#define VERSION_OF(dtype, first, rows_suffix, suffix, d96_name)                                            \
-    [first + SIZE_64] = KEY_BLOCK_KERNELS(dtype, d64##rows_suffix, d64##suffix, 64),                       \
-             [first + SIZE_96] = KEY_BLOCK_KERNELS(dtype, d128##rows_suffix, d96_name, 128),               \
-             [first + SIZE_128] = KEY_BLOCK_KERNELS(dtype, d128##rows_suffix, d128##suffix, 128),          \
-             [first + SIZE_192_128] = WIDE_KERNELS(dtype, d192##rows_suffix, d192_v128##suffix, 192, 128), \
-             [first + SIZE_192] = WIDE_KERNELS(dtype, d192##rows_suffix, d192##suffix, 192, 192),          \
-             [first + SIZE_256] = WIDE_KERNELS(dtype, d256##rows_suffix, d256##suffix, 256, 256)
+#define VERSION_OF(dtype, first, preprocess_suffix, suffix, d96_name)                                            \
+    [first + SIZE_64] = KEY_BLOCK_KERNELS(dtype, d64##preprocess_suffix, d64##suffix, 64),                       \
+             [first + SIZE_96] = KEY_BLOCK_KERNELS(dtype, d128##preprocess_suffix, d96_name, 128),               \
+             [first + SIZE_128] = KEY_BLOCK_KERNELS(dtype, d128##preprocess_suffix, d128##suffix, 128),          \
+             [first + SIZE_192_128] = WIDE_KERNELS(dtype, d192##preprocess_suffix, d192_v128##suffix, 192, 128), \
+             [first + SIZE_192] = WIDE_KERNELS(dtype, d192##preprocess_suffix, d192##suffix, 192, 192),          \
+             [first + SIZE_256] = WIDE_KERNELS(dtype, d256##preprocess_suffix, d256##suffix, 256, 256)
 #define KERNELS_OF(dtype)                                                                                     \
     {                                                                                                         \
         VERSION_OF(dtype, SPECIALISED, , , d96), VERSION_OF(dtype, GENERAL, _general, _general, d96_general), \
@@ -101,7 +105,7 @@ static cot_status map_statistics(cot_queue *queue, CUtensorMap *map, const atten
 /* Encodes the map of dq_accum: a dQ tile is 64 rows of 64 floats. */
 static cot_status map_dq_accum(cot_queue *queue, CUtensorMap *map, const attention_bwd_call *c, int64_t dq_tiles)
 {
-    const int64_t rows = dq_tiles * (ATTENTION_BWD_DQ_TILE / 64), row = 64 * (int64_t)sizeof(float);
+    const int64_t rows = dq_tiles * (ATTENTION_BWD_DQ_TILE_FLOATS / 64), row = 64 * (int64_t)sizeof(float);
     return cot_cuda_tensor_map(queue, map, COT_F32, 4, c->dq_accum, (const int64_t[]){64, rows, 1, 1},
                                (const int64_t[]){row, rows * row, rows * row}, (const int[]){64, 64, 1, 1});
 }
@@ -233,13 +237,14 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
     const int64_t tiles = plan->tiles, dq_tiles = plan->dq_tiles;
     cot_status status = general ? attention_launch_prepare(queue, sequences) : COT_OK;
     if (status == COT_OK && tiles > 0)
-        status = attention_launch(queue, &kernels->preprocess,
-                                  /* no remainder, because every tile takes whole thread blocks */
-                                  (cot_cuda_grid){.blocks = {(unsigned)(tiles * plan->tile_queries * row_lanes /
-                                                                        (ROWS_THREADS * ATTENTION_BWD_PREPROCESS_ROWS)),
-                                                             1, 1},
-                                                  .threads = ROWS_THREADS},
-                                  c);
+        status = attention_launch(
+            queue, &kernels->preprocess,
+            /* no remainder, because every tile takes whole thread blocks */
+            (cot_cuda_grid){.blocks = {(unsigned)(tiles * plan->tile_queries * row_lanes /
+                                                  (PREPROCESS_THREADS * ATTENTION_BWD_PREPROCESS_ROWS)),
+                                       1, 1},
+                            .threads = PREPROCESS_THREADS},
+            c);
     if (sizes->rows_k > 0) {
         const int tile_rows = choice.pairs ? 64 : (int)plan->tile_queries; /* rows of one TMA box */
         if (status == COT_OK && tiles > 0)
@@ -275,13 +280,13 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
     if (status == COT_OK && c->dq.data != NULL && !c->stores_dq && dq_tiles > 0)
         status = attention_launch(
             queue, &kernels->postprocess,
-            (cot_cuda_grid){.blocks = {(unsigned)cot_ceil_div(dq_tiles * DQ_TILE_WARPS, ROWS_WARPS), 1, 1},
-                            .threads = ROWS_THREADS,
+            (cot_cuda_grid){.blocks = {(unsigned)cot_ceil_div(dq_tiles * DQ_TILE_WARPS, PREPROCESS_WARPS), 1, 1},
+                            .threads = PREPROCESS_THREADS,
                             .dependent = true},
             c);
     if (status == COT_OK && c->dsink.data != NULL)
-        status = attention_launch(queue, &dsink,
-                                  (cot_cuda_grid){.blocks = {(unsigned)sizes->H, 1, 1}, .threads = ROWS_THREADS}, c);
+        status = attention_launch(
+            queue, &dsink, (cot_cuda_grid){.blocks = {(unsigned)sizes->H, 1, 1}, .threads = PREPROCESS_THREADS}, c);
     return status;
 }
 

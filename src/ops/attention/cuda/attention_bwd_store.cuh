@@ -54,8 +54,8 @@ static __device__ __forceinline__ void store_rows_f32(bool accumulate, float *da
                                                       const float (&acc)[N])
 {
     unsigned thread = threadIdx.x;
-    if (N ==
-        32) /* read again, because at 64 tile columns a register that lived during the steps would spill another one */
+    /* Read again at 64 tile columns (N = 32): a register that lived during the steps would spill another one. */
+    if (N == 32)
         asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
     const int lane_column = 2 * (int)(thread % 4);
 #pragma unroll

@@ -66,7 +66,7 @@ template <int COLUMNS, int V_COLUMNS> struct wide_shared {
         DS_STAGES = BY_TILES ? 2 : 1,
         PEER_PANELS = BY_TILES ? COLUMN_PANELS : COLUMN_PANELS / 2,
         DQ_STAGES = BY_TILES ? 2 : 1,
-        DQ_TILES = PEER_PANELS, /* dQ tiles that a block computes in a step */
+        DQ_TILES_PER_STEP = PEER_PANELS, /* dQ tiles that a block computes in a step */
         PRODUCER_REGISTERS = BY_TILES ? 40 : 32,
         DQ_REGISTERS = BY_TILES ? 104 : 64,
         CONSUMER_REGISTERS = BY_TILES ? 184 : 208, /* DQ + 2 * CONSUMER + PRODUCER = 4 * 128, as at launch */
@@ -76,7 +76,7 @@ template <int COLUMNS, int V_COLUMNS> struct wide_shared {
     unsigned char q[Q_STAGES][COLUMN_PANELS][TILE_64X64_BYTES];
     unsigned char dout[DOUT_STAGES][CHUNK_PANELS][TILE_64X64_BYTES];
     unsigned char ds[DS_STAGES][TILE_64X64_BYTES], peer_ds[TILE_64X64_BYTES]; /* [query][key]; the peer sends peer_ds */
-    float dq[DQ_STAGES][ATTENTION_BWD_DQ_TILE];
+    float dq[DQ_STAGES][ATTENTION_BWD_DQ_TILE_FLOATS];
     float lse_log2[Q_STAGES][QUERIES], delta[2][QUERIES];
     uint32_t low_bits[DS_STAGES][WARPGROUP]; /* if E is f16: the lowest bits of P, see encode_p; 16-byte aligned */
     uint64_t k_full, v_full, q_full[Q_STAGES], q_empty[Q_STAGES], dout_full[DOUT_STAGES], dout_empty[DOUT_STAGES];
@@ -235,9 +235,11 @@ static __device__ void write_dq(const attention_bwd_call &c, wide_shared<COLUMNS
     uint32_t parity = 0;
     cot_griddepcontrol_wait(); /* until dq_accum is cleared */
     cot_fence_proxy_async_global();
-    for (int dq_tile_index = writer; dq_tile_index < own_steps * S::DQ_TILES; dq_tile_index += 2, parity ^= 1) {
-        const int step = S::BY_TILES ? 2 * (dq_tile_index / S::DQ_TILES) + rank : dq_tile_index / S::DQ_TILES;
-        const int dq_tile = dq_tile_index % S::DQ_TILES + (S::BY_TILES ? 0 : rank * S::DQ_TILES);
+    for (int dq_tile_index = writer; dq_tile_index < own_steps * S::DQ_TILES_PER_STEP;
+         dq_tile_index += 2, parity ^= 1) {
+        const int step =
+            S::BY_TILES ? 2 * (dq_tile_index / S::DQ_TILES_PER_STEP) + rank : dq_tile_index / S::DQ_TILES_PER_STEP;
+        const int dq_tile = dq_tile_index % S::DQ_TILES_PER_STEP + (S::BY_TILES ? 0 : rank * S::DQ_TILES_PER_STEP);
         const attention_step step_info = step_of(c, w, step);
         const int64_t accum_tile =
             (query_tile_base_of<GENERAL>(c, w, step_info.h) + step_info.tile) * S::COLUMN_PANELS + dq_tile;

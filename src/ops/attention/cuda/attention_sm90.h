@@ -19,7 +19,8 @@ enum {
     ATTENTION_BWD_WIDE_KEY_SPLIT = 2,  /* above 128 tile columns, thread blocks that divide the keys of a key block */
     ATTENTION_BWD_WARPGROUPS = 4,      /* warpgroups of a thread block, 128 threads each */
     ATTENTION_BWD_P_EXPONENT = 8,      /* d and d_v up to 128: P in f16 is scaled by 2^8, see dv_scale */
-    ATTENTION_BWD_DQ_TILE = 4096 /* floats of 64 queries and 64 columns of dq, in the order of wgmma accumulators */
+    /* A dQ tile: 64 queries and 64 columns of dq, in the order of wgmma accumulators. */
+    ATTENTION_BWD_DQ_TILE_FLOATS = 4096
 };
 
 /* Bytes of shared memory, in the order of the members of wide_shared and bwd_shared. A 64 x 64 tile is 64 rows of 64
@@ -61,17 +62,17 @@ enum { ATTENTION_BWD_TILE_64X64_BYTES = 64 * 64 * 2 };
      + ATTENTION_BWD_Q_STAGES * ATTENTION_BWD_TILE_QUERIES(columns) * (columns) * 2           /* Q */        \
      + ATTENTION_BWD_DOUT_STAGES * ATTENTION_BWD_TILE_QUERIES(columns) * (columns) * 2        /* dO */       \
      + ATTENTION_BWD_DS_STAGES * ATTENTION_BWD_TILE_QUERIES(columns) * ATTENTION_BWD_KEYS * 2 /* dS */       \
-     + ATTENTION_BWD_DQ_STAGES * ATTENTION_BWD_DQ_TILE * 4                                    /* dQ tiles */ \
+     + ATTENTION_BWD_DQ_STAGES * ATTENTION_BWD_DQ_TILE_FLOATS * 4                             /* dQ tiles */ \
      + ATTENTION_BWD_Q_STAGES * ATTENTION_BWD_TILE_QUERIES(columns) * 4                       /* lse_log2 */ \
      + ATTENTION_BWD_DOUT_STAGES * ATTENTION_BWD_TILE_QUERIES(columns) * 4                    /* delta */    \
      + 512)                                                                                   /* barriers, work */
 
 /* attention_bwd_pairs_sm90.cu. */
-#define ATTENTION_BWD_PAIRS_SHARED_BYTES(columns)                                                              \
-    (ATTENTION_BWD_SHARED_BYTES(columns)                                                                       \
-     + 2 * ATTENTION_BWD_TILE_64X64_BYTES                         /* the peer's dS, 128 keys and 64 queries */ \
-     + 2 * ATTENTION_BWD_TILE_64X64_BYTES                         /* the peer's K, 128 keys and 64 columns */  \
-     - (ATTENTION_BWD_DQ_STAGES - 1) * ATTENTION_BWD_DQ_TILE * 4) /* one stage of dQ tiles */
+#define ATTENTION_BWD_PAIRS_SHARED_BYTES(columns)                                                                  \
+    (ATTENTION_BWD_SHARED_BYTES(columns)                                                                           \
+     + 2 * ATTENTION_BWD_TILE_64X64_BYTES                                /* the peer's dS, 128 keys, 64 queries */ \
+     + 2 * ATTENTION_BWD_TILE_64X64_BYTES                                /* the peer's K, 128 keys, 64 columns */  \
+     - (ATTENTION_BWD_DQ_STAGES - 1) * ATTENTION_BWD_DQ_TILE_FLOATS * 4) /* one stage of dQ tiles */
 /* clang-format on */
 
 #define ATTENTION_BWD_DP_SCALE 0x1p-8f /* scale of dP and delta in f16, which removes the scale of P from dS */
@@ -191,12 +192,12 @@ typedef struct attention_bwd_call {
     float dp_scale;           /* dP is dp_scale times as large; 1 if it is not scaled */
     attention_bwd_softcap cap;
     attention_array lse, out, dout, dlse, delta, sink, dq, dk, dv, dsink;
-    /* Workspace, by sequence and head. DQ_TILES = tile_queries / 64 * tile_columns / 64. */
+    /* Workspace, by sequence and head. DQ_TILES_PER_TILE = tile_queries / 64 * tile_columns / 64. */
     /* [tiles * tile_queries] lse in base 2: lse log2(e) - p_exponent; inf for queries without gradient and after Tq */
     float *lse_log2;
     float *scaled_delta;         /* [tiles * tile_queries] delta times dp_scale, 0 after Tq */
-    float *dq_accum;             /* [tiles][DQ_TILES][ATTENTION_BWD_DQ_TILE] */
-    uint32_t *dq_semaphore;      /* [tiles][DQ_TILES] number of key blocks that have added to a dQ tile */
+    float *dq_accum;             /* [tiles][DQ_TILES_PER_TILE][ATTENTION_BWD_DQ_TILE_FLOATS] */
+    uint32_t *dq_semaphore;      /* [tiles][DQ_TILES_PER_TILE] number of key blocks that have added to a dQ tile */
     uint32_t *key_block_counter; /* the next key block; null: a thread block or cluster takes that of its index */
 } attention_bwd_call;
 

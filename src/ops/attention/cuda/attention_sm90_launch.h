@@ -145,19 +145,19 @@ static inline int64_t attention_bwd_key_blocks_per_head(const attention_problem 
 }
 
 /* Whether d and d_v are the columns that a kernel computes. */
-static inline bool attention_bwd_fills_tiles(const attention_sizes *sizes)
+static inline bool attention_bwd_fills_used_columns(const attention_sizes *sizes)
 {
     return (sizes->d_qk == sizes->d_v && sizes->d_qk == attention_bwd_used_columns(sizes)) ||
            (sizes->d_qk == 192 && sizes->d_v == 128);
 }
 
-/* Whether the call needs the ..._general or ..._softcap kernels: sequences of different lengths, windows, softcap, or d
- * and d_v that are smaller than a tile. */
+/* Whether the call needs the ..._general or ..._softcap kernels: sequences of different lengths, windows, softcap, or
+ * d or d_v below the used columns. */
 static inline bool attention_bwd_needs_general(const attention_problem *p)
 {
     const attention_sizes *sizes = &p->sizes;
     const int64_t unbounded = sizes->q_length + sizes->k_length;
-    return !attention_bwd_fills_tiles(sizes) || attention_is_varlen(p) || sizes->softcap > 0 ||
+    return !attention_bwd_fills_used_columns(sizes) || attention_is_varlen(p) || sizes->softcap > 0 ||
            sizes->left < unbounded || (sizes->right != 0 && sizes->right < unbounded);
 }
 
@@ -229,7 +229,7 @@ static inline attention_sm90_bwd_plan attention_sm90_bwd_plan_of(const attention
     const int64_t sequences = plan.general ? attention_sequence_count(p) + 1 : 0;
     plan.lse_log2 = cot_workspace_reserve(&plan.bytes, rows, sizeof(float));
     plan.scaled_delta = cot_workspace_reserve(&plan.bytes, rows, sizeof(float));
-    plan.dq_accum = cot_workspace_reserve(&plan.bytes, cot_mul(dq_tiles, ATTENTION_BWD_DQ_TILE), sizeof(float));
+    plan.dq_accum = cot_workspace_reserve(&plan.bytes, cot_mul(dq_tiles, ATTENTION_BWD_DQ_TILE_FLOATS), sizeof(float));
     plan.dq_semaphore = cot_workspace_reserve(&plan.bytes, dq_tiles, sizeof(uint32_t));
     plan.key_block_counter = cot_workspace_reserve(&plan.bytes, 1, sizeof(uint32_t));
     plan.seqlens = cot_workspace_reserve(&plan.bytes, sequences, sizeof(attention_seqlen_info));
