@@ -85,7 +85,7 @@ COT_API cot_status cot_causal_conv1d_forward_workspace(cot_queue *queue, const c
 typedef struct cot_causal_conv1d_backward_args {
     size_t struct_size;
     cot_activation activation; /* NONE or SILU */
-    int32_t accumulate;        /* 0: dweight =, dbias =;  1: dweight +=, dbias +=; dx and dinitial_state are always = */
+    int32_t accumulate;        /* 0: dweight, dbias are set; 1: they are added to. dx, dinitial_state are always set */
     cot_tensor x;              /* [B,D,T] */
     cot_tensor weight;         /* [D,K] */
     cot_tensor bias;           /* [D]: needed for SiLU if the forward had a bias; else ignored */

@@ -93,7 +93,7 @@ COT_API cot_status cot_dropout_forward_workspace(cot_queue *queue, const cot_dro
 typedef struct cot_dropout_backward_args {
     size_t struct_size;
     cot_activation activation; /* as in the forward */
-    int32_t accumulate;        /* 0: dbias =;  1: dbias +=; dx is always = */
+    int32_t accumulate;        /* 0: dbias is set; 1: it is added to. dx is always set */
     double p;                  /* as in the forward */
     double scale;              /* as in the forward */
     uint64_t seed;             /* as in the forward */

@@ -8,7 +8,7 @@
  * Symbols: B batch, T time, n streams (any n >= 1), D model width (any D >= 1), M = n*n + 2n coefficients, in the order
  * pre (n) | post (n) | res (n*n, row-major). k = i*D + d is the index of the n*D inputs of a token. Per token:
  *
- *   pre       inv_rms = 1 / sqrt(mean_k x[k]^2 + norm_eps)              x without gamma
+ *   pre       inv_rms = 1 / sqrt(mean_k x[k]^2 + norm_eps)              of x, not of gamma x
  *             h_mix_j = sum_k phi[j,k] * gamma[k] * x[k]
  *             z_j     = alpha_s(j) * h_mix_j * inv_rms + bias_j         s(j): pre, post or res
  *             h_pre   = sigmoid(z_pre) + hc_eps       h_post = post_scale * sigmoid(z_post)
@@ -102,7 +102,7 @@ typedef struct cot_mhc_pre_backward_args {
     double post_scale;           /* as in the forward */
     double sinkhorn_eps;         /* as in the forward; only with dh_res */
     int32_t sinkhorn_iterations; /* as in the forward; only with dh_res */
-    int32_t accumulate;          /* 0: dphi, dalpha, dbias, dgamma =;  1: these four +=; dx is always = */
+    int32_t accumulate;          /* 0: dphi, dalpha, dbias, dgamma are set; 1: they are added to. dx is always set */
     cot_tensor x;                /* [B,T,n,D] */
     cot_tensor phi;              /* [M,n*D] */
     cot_tensor alpha;            /* [3] */
@@ -285,7 +285,8 @@ typedef struct cot_mhc_post_pre_backward_args {
     double post_scale;           /* as in the forward */
     double sinkhorn_eps;         /* as in the forward; only with dnext_h_res */
     int32_t sinkhorn_iterations; /* as in the forward; only with dnext_h_res */
-    int32_t accumulate;       /* 0: dphi, dalpha, dbias, dgamma =;  1: these four +=; the other outputs are always = */
+    /* 0: dphi, dalpha, dbias, dgamma are set; 1: they are added to. The other outputs are always set. */
+    int32_t accumulate;
     int32_t h_res_is_out_in;  /* as in the forward, for h_res and dh_res */
     cot_tensor x;             /* [B,T,n,D] */
     cot_tensor f;             /* [B,T,D], x's dtype */

@@ -404,7 +404,7 @@ static __device__ __forceinline__ volatile uint32_t &first_unskipped_ring_step_o
     return s.first_unskipped_ring_step[threadIdx.x / WARP % 8];
 }
 
-/* What a consumer is compiled for. */
+/* The template parameters of a consumer. */
 template <typename E_, int TILE_COLUMNS_, int USED_COLUMNS_, bool GENERAL_, bool SOFTCAP_, bool PAIRS_>
 struct consumer_traits {
     using E = E_;

@@ -262,7 +262,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_blo
         publish_work_only(s, n);
 }
 
-/* Whether this dQ tile has only 32 columns: every second one if USED_COLUMNS is 96. */
+/* Whether this dQ tile has only 32 columns: with 96 used columns, each one of odd index. */
 template <int USED_COLUMNS> static __device__ __forceinline__ bool is_half_dq_tile(int dq_tile_index)
 {
     return USED_COLUMNS == 96 && dq_tile_index % 2 == 1;

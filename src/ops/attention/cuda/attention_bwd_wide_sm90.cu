@@ -18,7 +18,8 @@
  *                 through shared memory, where it replaces P
  *   warpgroup 3   warp 0: producer, loads K and Q. By tiles, it also loads V and dO
  *                 warp 1: by tiles, the sender: sends dS to the peer. By columns, a producer: loads V and dO
- *                 warps 2 and 3: a dq_writer each, which adds every second dQ tile (64 queries, 64 columns) to memory
+ *                 warps 2 and 3: a dq_writer each. One adds the dQ tiles (64 queries, 64 columns) of even index to
+ *                 memory, the other those of odd index
  *
  *   barrier         arrivals (bytes)              phase ends when                 who waits
  *   k full          1 (K, the peer's K)           K and the peer's K are loaded   warpgroups 0, 1: once
@@ -755,7 +756,8 @@ template <typename E, int COLUMNS, int V_COLUMNS, bool GENERAL, bool SOFTCAP>
 static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
 {
     using S = wide_shared<COLUMNS, V_COLUMNS>;
-    static_assert(sizeof(S) <= ATTENTION_BWD_WIDE_SHARED_BYTES(COLUMNS, V_COLUMNS), "must fit in what the host allots");
+    static_assert(sizeof(S) <= ATTENTION_BWD_WIDE_SHARED_BYTES(COLUMNS, V_COLUMNS),
+                  "larger than the shared memory that the host allots");
     S &s = *(S *)dynamic_shared_memory;
     const attention_bwd_call &c = m.call;
     const int rank = (int)cot_cluster_rank();

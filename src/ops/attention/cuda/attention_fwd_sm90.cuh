@@ -459,7 +459,7 @@ template <class F> static __device__ __forceinline__ void forward(const attentio
 {
     static_assert(sizeof(shared_memory<F>) <=
                       ATTENTION_FWD_SHARED_BYTES(F::D, F::DV, F::KEYS, F::CONSUMERS, F::Q_STAGES, F::STAGES),
-                  "what the launch asks for");
+                  "larger than the shared memory that the host allots");
     shared_memory<F> &s = *(shared_memory<F> *)attention_memory;
     if (threadIdx.x == 0) {
         for (int i = 0; i < F::Q_STAGES; i++)

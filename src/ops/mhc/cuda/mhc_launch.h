@@ -171,7 +171,7 @@ static inline bool mhc_cuda_has_float2_rows(const cot_tensor *t)
     return !cot_is_present(t) || (t->stride[1] == 1 && t->stride[0] % 2 == 0);
 }
 
-/* What all Hopper kernels require of the layout. tensors: [B,T,n,D] or [B,T,D]. */
+/* The layout that all Hopper kernels require. tensors: [B,T,n,D] or [B,T,D]. */
 static inline const char *mhc_sm90_admit_layout(const void *problem, const cot_tensor *const tensors[], int count,
                                                 const cot_tensor *phi, const cot_tensor *gamma)
 {

@@ -38,8 +38,8 @@
 
 enum { RECORD_UNITS = sizeof(token_record) / 16 };
 
-/* What a kernel computes of dx. NO_DX: for post_pre's backward, which needs only the records and the gradients of the
- * parameters. */
+/* Which terms of dx a kernel computes. NO_DX: for post_pre's backward, which needs only the records and the gradients
+ * of the parameters. */
 enum data_gradient { NO_DX, DX, DX_AND_POST };
 
 /* With DX_AND_POST, the buffer of dx_post replaces one stage. With NO_DX, one more stage replaces the terms of

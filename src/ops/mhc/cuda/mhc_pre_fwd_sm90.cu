@@ -47,7 +47,7 @@
  * WIDE, for D beyond 4096: blocks have 448 columns and tiles have 8 tokens. The terms of phi gamma that do not fit in
  * registers are in shared memory and are loaded for every tile. For f16 these are second terms. For bf16 these are the
  * third terms, of one byte each. Let p be the power of two below the row's largest element in the warp's columns, and
- * unit = 2^-23 p. The split subtracts 192 units from the element and takes two bf16 terms. What remains is r, at most
+ * unit = 2^-23 p. The split subtracts 192 units from the element and takes two bf16 terms. The rest is r, at most
  * 64 units. It is stored as the byte b = r / unit + 64. As a bf16 number, the two bytes {0x43, b} are 128 + b = 192 + r
  * / unit: the 192 units are added back, and unpacking needs no conversion. The three products add up to the element
  * itself. Example: with p = 1 the element 1.3 is 10905190 units. 192 less are 10904998 units, whose first two bf16
@@ -130,8 +130,8 @@ template <typename E_, int N_, int COLUMNS_, int BLOCKS_, bool POST_PRE_ = false
 
 template <typename Traits> struct shared_memory {
     unsigned char x[Traits::STAGES][Traits::STAGE_BYTES]; /* [stream][chunk][token][128 bytes, swizzled] */
-    unsigned char f[Traits::POST_PRE ? Traits::STAGES : 1]
-                   [Traits::POST_PRE ? Traits::STREAM_BYTES : 16]; /* x without streams */
+    /* The layout of x without streams. */
+    unsigned char f[Traits::POST_PRE ? Traits::STAGES : 1][Traits::POST_PRE ? Traits::STREAM_BYTES : 16];
     uint2 second_terms[MMA_WARPS][Traits::SHARED_STEPS > 0 ? Traits::SHARED_STEPS : 1]
                       [Traits::SHARED_STEPS > 0 ? Traits::OCTETS : 1][Traits::SHARED_STEPS > 0 ? 32 : 1];
     /* One word for each step. */
