@@ -613,6 +613,7 @@ All kernels of a call are timed. Every GPU case has 16384 tokens, H d = 2048 and
 
 - **T >= 4096** is timed under a sustained load, and shorter cases in rounds of 8 ms. The clock falls under load: do
   not compare times of T < 4096 with times of T >= 4096. Ratios are comparable.
+- **Not timed:** FlashAttention-2, and the forward of FlashAttention-3.
 - **The backward has two modes.** *cotangent* is deterministic, its default: it adds the parts of dQ in a fixed order. *cotangent,
   nondeterministic* adds them in the order in which the blocks finish (`deterministic=False`). *FlashAttention-4* is
   nondeterministic, its default. Compare it with *FlashAttention-4 deterministic* as well.
@@ -1383,8 +1384,8 @@ def lowest_ratios(device, results, peers):
         sizes = ", ".join(map(str, sorted({group[1] for _, group, *_ in ratios})))
         text = (f" to {parts[0][0].replace('FlashAttention-', 'FA')} in {parts[0][1]} cases (d {sizes}; full, causal; T {min(lengths)} to "
                 f"{max(lengths)}) is " + " and ".join(value for _, _, value in parts))
-        others = [rates["cotangent"] / rates[parts[0][0]] for _, rates in other_cases(peer_rows) if parts[0][0] in rates]
-        text += f". With GQA, packing or windows it is {min(others):.2f}x" if others else ""
+        others = [(rates["cotangent"] / rates[parts[0][0]], row["direction"]) for row, rates in other_cases(peer_rows) if parts[0][0] in rates]
+        text += ". With GQA, packing or windows it is {:.2f}x ({})".format(*min(others)) if others else ""
     else:
         text = " is " + ", ".join(f"{value} to {peer} in {cases} cases" for peer, cases, value in parts)
     return [f"The lowest [attention ratio](docs/benchmarks/attention.md){text}.", ""]
@@ -1409,11 +1410,11 @@ def front(results, peers):
     beta = " (beta)" if re.search(r"\db\d", version) else ""
     peer = f" {version}{beta}" if version else ""
     return "\n".join([f"On an {device.removeprefix('NVIDIA ')}, {span}, bf16 unless noted. Attention: batch x tokens = 16384, heads x d = 2048.",
-                      "", "- *1.08x FA4*: cotangent's speed / a peer's. The first ratio is to the fastest measured peer (cuDNN, FA4; in the backward also "
-                      "FA3) in its default mode, which for a backward is not deterministic. Further ratios are to peers in deterministic mode, like cotangent here.",
-                      f"- FA4 is FlashAttention-4{peer}. FA3 is FlashAttention-3. FA3's forward was not built, so it is not compared.",
-                      "- *0.98 of copy*: 98 % of a copy's bandwidth. *0.73 of GEMM*: 73 % of a GEMM's rate.",
-                      "- *torch.compile taps*: a sum of K shifted products of x. The package causal_conv1d was not installed.",
+                      "", "- All cotangent rows are deterministic. *1.08x FA4* = cotangent's speed / FA4's. First ratio: the fastest peer in its default mode. "
+                      "In the backward this mode is nondeterministic. Next ratios: peers in deterministic mode. Peers: cuDNN and FA4; in the backward also FA3.",
+                      f"- FA4: FlashAttention-4{peer}. FA3: FlashAttention-3. FA3's forward and FlashAttention-2 were not timed.",
+                      "- *0.98 of copy*: 98 % of a copy's bandwidth. *Of GEMM*: of a GEMM's rate.",
+                      "- *torch.compile taps*: a sum of K shifted products of x. The package causal_conv1d was not timed.",
                       "", *lines, "",
                       *lowest_ratios(device, results, peers)]) + "\n"
 
