@@ -60,7 +60,7 @@ from ._context import contexts
 from ._namespace import NAMESPACE
 from .ops import attention as _attention, causal_conv1d as _conv
 from .ops._define import _MISSING, _as_tuple, define, gradients_like, registered_ops
-from .ops._options import activation_number, flag, need_tensors, number, pair, random_seed
+from .ops._options import activation_number, flag, need_tensors, number, pair, random_seed, seed_number
 
 __all__ = [
     "all_reduce", "all_reduce_gradients", "attention", "attention_varlen", "causal_conv1d", "check_group",
@@ -262,8 +262,9 @@ _IN_USE = "prepare_group: the group is already in use, expected prepare_group() 
 
 
 def prepare_group(group: Any = None, *, timeout: float = 30.0, device: Any = None) -> None:
-    """Sets the timeout of a group, before its first call. All ranks must call it. Without prepare_group() the timeout is
-    30 seconds. Raises ValueError if the group is already in use, with a device only if it is in use on this device.
+    """Prepares the group: sets its timeout and, with device=, creates its connections. All ranks must call it, before
+    the first call of the group. Without prepare_group() the timeout is 30 seconds. Raises ValueError if the group
+    is already in use, with a device only if it is in use on this device.
 
     device   None: the timeout is for tensors on every device, and the first call with a tensor on a device prepares
              the group for this device. "cpu" or "cuda": prepares the group for this device now, with this timeout
@@ -643,8 +644,8 @@ def _run_attention(
     try:
         out, lse = _attention_forward(
             q, k, v, *cu_seqlens, *seqused, sink, alibi_slopes, attn_bias, dropout_seed_tensor, dropout_offset_tensor,
-            causal, window is not None, left, right, scale or 0.0, softcap, dropout_p, dropout_seed or 0, dropout_offset,
-            *max_seqlens, nondeterministic, q_length, k_length, name, cut_number, stripe, head_ranks,
+            causal, window is not None, left, right, scale or 0.0, softcap, dropout_p, seed_number(dropout_seed),
+            dropout_offset, *max_seqlens, nondeterministic, q_length, k_length, name, cut_number, stripe, head_ranks,
             flag(call, "all_gather", all_gather),
         )  # fmt: skip
     except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
@@ -688,10 +689,11 @@ def attention(
     head_ranks          how many neighbouring ranks exchange heads (the Ulysses degree), a divisor of the number of
                         ranks. 1: ring attention. The number of ranks: DeepSpeed-Ulysses, without a ring. Between:
                         groups of head_ranks ranks exchange heads, and the groups form a ring. See
-                        docs/guide/context_parallel_c.md
-    all_gather          True: instead of the ring, each rank gathers the keys and values that its tokens attend to. It
-                        needs memory for them, and in the backward for their gradients in float32. Faster for shorter
-                        sequences if ranks share a GPU; not measured over NCCL
+                        docs/guide/context_parallel_c.md. head_ranks > 1 needs H to be a multiple of head_ranks, Hkv a
+                        multiple or a divisor of it, and no attn_bias: else an error
+    all_gather          True: each rank gathers the keys and values that its tokens attend to, instead of the ring. It
+                        was not measured over NCCL. It needs more memory: for these keys and values, and in the backward
+                        for their gradients in float32. Start without it
     q_length, k_length  the number of queries and keys of the whole sequence, by default this rank's tokens times the
                         number of ranks
     attn_bias           [B or 1, H or 1, tokens of this rank or 1, Tk or 1], where Tk is the keys of the whole sequence
@@ -849,7 +851,7 @@ def context_parallel(
     cut, stripe, head_ranks, all_gather
                 as in cotangent.distributed.attention
     length      the number of tokens of the whole sequence, by default this rank's tokens times the number of ranks
-    cu_seqlens  int32 [N+1]: the packed sequences of the whole, for a batch of 1
+    cu_seqlens  int32 [N+1], where each packed sequence of the whole batch element begins. The batch must be 1
 
     Pass the result of `shard` to the model as input_ids, and that of `positions` as position_ids. Do not pass labels=
     to the model: its own loss does not see the next token if another rank has it. Shift the labels first, then cut them

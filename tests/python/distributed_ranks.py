@@ -158,9 +158,14 @@ def attention(ranks):
             lambda sink, **x: cp.attention_varlen(*x.values(), *2 * [ends.to(sink.device)], 24, 24, q_length=T, k_length=T, sink=sink, **place, **options),
             lambda sink, **x: cotangent.attention_varlen(*x.values(), *2 * [ends.to(sink.device)], 24, 24, sink=sink, **options), place)  # fmt: skip
 
-    # Without a seed all ranks use that of rank 0.
     x = {n: t.to(DEVICE) for n, t in attention_inputs().items()}
     parts = [cp.shard(t, dim=1, cut="contiguous") for t in x.values()]
+    # Under autocast the call goes through the dispatcher, whose numbers are signed.
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        outs = [cp.attention(*parts, q_length=T, k_length=T, cut="contiguous", dropout_p=0.5, dropout_seed=seed)
+                for seed in (2**64 - 1, -1)]  # fmt: skip
+    assert torch.equal(*outs)
+    # Without a seed all ranks use that of rank 0.
     torch.manual_seed(dist.get_rank())
     found = cp.attention(*parts, q_length=T, k_length=T, cut="contiguous", dropout_p=0.5)
     torch.manual_seed(0)
