@@ -1008,6 +1008,7 @@ def attention_options_page(results):
             columns += [(f"{direction}, ms", lambda row, key=f"{direction}_ms": figure(row[key])),
                         ("TFLOP/s", lambda row, key=f"{direction}_tflops": f"{row[key]:.1f}"), times(direction)]
         columns.append(("sdpa of PyTorch, forward, ms", lambda row: figure(row["sdpa_forward_ms"]) if "sdpa_forward_ms" in row else ""))
+        columns.append(("forward / sdpa's", lambda row: f"{row['forward_ms'] / row['sdpa_forward_ms']:.1f}" if "sdpa_forward_ms" in row else ""))
         lines += [f"## {device}", "", f"{measured_note(rows)[:-1]}: {record_link(source)}. PyTorch {rows[0]['torch']}.", "", *markdown(columns, rows)]
     return "\n".join(lines).rstrip("\n") + "\n"
 
@@ -1419,10 +1420,20 @@ def front(results, peers):
                       *lowest_ratios(device, results, peers)]) + "\n"
 
 
+def gains(results, peers):
+    """Attention's default mode beside each peer on the newest H200, means of the papers' setting."""
+    device = next(device for device in devices(results) if "H200" in device)
+    rows, peer_rows = (found.get(("attention", device), ("", []))[1] for found in (results, peers))
+    means = mean_rows(device, [ratio for ratio in attention_ratios(attention_cells(attention_entries(rows, peer_rows))) if ratio[1] == "cotangent"])
+    return "\n".join(means_table(means)).rstrip("\n") + "\n"
+
+
 def table(name, results, peers, directory):
     """A page or a table by its name."""
     if name == "front":
         return front(results, peers)
+    if name == "gains":
+        return gains(results, peers)
     if name in OTHER_PAGES:
         return OTHER_PAGES[name][2](results)
     if name == "models":
@@ -1456,7 +1467,7 @@ def main():
     texts |= {pages / f"{name}.md": write(results) for name, (op, _, write) in OTHER_PAGES.items() if has_records(op, results)}
     texts[pages / "README.md"], texts[pages / "records.md"] = index(results, peers)
     for path in (ROOT / "README.md", ROOT / "docs/original_specifications.md", ROOT / "docs/guide/accuracy.md",
-                 ROOT / "docs/guide/transformers.md", ROOT / "examples/train_lm/README.md"):
+                 ROOT / "docs/guide/replace.md", ROOT / "docs/guide/transformers.md", ROOT / "examples/train_lm/README.md"):
         texts[path] = MARKERS.sub(lambda m: m[1] + table(m[2], results, peers, options.results) + m[3], path.read_text())
     stale = [path for path, text in texts.items() if not path.exists() or path.read_text() != text]
     names = ", ".join(str(path.relative_to(ROOT)) for path in stale)
