@@ -531,6 +531,11 @@ def attention_gpu(rows, peer_rows, device, results):
         origins = attention_origins(timed)
         used = set(origins.values())
         signs, note = origin_signs([row for row in timed if origin(row) in used])
+        dates = {}
+        for (group, _, T), (date, _) in origins.items():
+            dates.setdefault((group, T), set()).add(date)
+        if len(set.union(*dates.values())) > 1 and all(len(of) == 1 for of in dates.values()):
+            note += " All libraries of a case with a dated sign were timed on that date."
         lines += [f"### {direction.capitalize()}, TFLOP/s", "", note, "", *sustained_note(timed)]
 
         def rate_cell(line, T):
@@ -656,10 +661,10 @@ device and op, and draws the pictures.
 
 - The kernels of a case alternate with a memory copy of the same number of bytes. For compute-bound ops, a plain matrix product
   takes part too. A time is the median of the rounds. Inputs rotate through more memory than the caches hold.
-- On a GPU, one round repeats a kernel for about 8 ms in one CUDA graph. A GPU lowers its clock under load, so some compute-bound
-  cases then run alone for `--load` seconds: 3, unless a page names another number. Their *ms* is the time of one call in the second half
-  of this period (sustained), and they have *burst ms* too. These are attention with T >= 4096, causal_conv1d_dense, and mhc_pre with
-  8 streams in bf16. The *ms* of all other cases is the median of the rounds of 8 ms.
+- On a GPU, one round repeats a kernel for about 8 ms in one CUDA graph. In most cases *ms* is the median of these rounds.
+- A GPU lowers its clock under load. So some compute-bound cases also run alone for 3 seconds (option `--load`; a page may name another
+  number). Their *ms* is *sustained*: the time of one call in the second half of this period. They have *burst ms* too. These cases are
+  attention with T >= 4096, causal_conv1d_dense, and mhc_pre with 8 streams in bf16.
 - If the process of a peer also ran our kernels, both times of a ratio are from that process. Otherwise they are from two processes.
 
 ## Words and columns
@@ -783,9 +788,9 @@ def op_section(op, device, results, peers, directory, level):
     commits = ", ".join(dict.fromkeys(row["commit"] for row in chosen))
     host = f", {rows[0]['threads']} threads at {rows[0]['clock_ghz']:.2f} GHz" if cpu else ""
     names = ", ".join(dict.fromkeys(versioned(row["kernel"]) for row in peer_rows if not row.get("ours")))
-    dates, peer_dates = (", ".join(dict.fromkeys(row["date"] for row in timed)) for timed in (chosen, peer_rows))
-    lines = [f"Commit {commits}, {dates}{host}: {record_link(source)}."
-             + (f" Peers, {peer_dates}: {record_link(peer_source)} ({names})." if peer_rows else ""), "", *older_note(op, device, results)]
+    dates, peer_dates = (", ".join(sorted({row["date"] for row in timed})) for timed in (chosen, peer_rows))
+    lines = [f"`cotangent bench`, commit {commits}, {dates}{host}: {record_link(source)}."
+             + (f" Process of the peers, {peer_dates}: {record_link(peer_source)} ({names})." if peer_rows else ""), "", *older_note(op, device, results)]
     if op == "attention" and not cpu:
         return lines + attention_gpu(rows, peer_rows, device, results) + profiled(op, device, directory)
     for direction in dict.fromkeys(row["direction"] for row in chosen):
