@@ -159,7 +159,9 @@ def parameters_of(node, source):
 def signature_of(node, name, source):
     """The signature, with line breaks between parameters only."""
     result = f" -> {annotation_of(node.returns, source)}" if isinstance(node, ast.FunctionDef) and node.returns else ""
-    result = "" if result == " -> Any" else result  # the docstring says when the result is a tuple
+    if result == " -> Any":  # overloads: a flag adds a second result
+        names = {argument.arg for argument in node.args.args + node.args.kwonlyargs}
+        result = " -> Tensor | tuple[Tensor, Tensor]" if names & {"return_lse", "return_final_state", "return_mask"} else ""
     text = f"{name}({', '.join(part.replace(' ', chr(0)) for part in parameters_of(node, source))}){result.replace(' ', chr(0))}"
     filled = textwrap.fill(text, SIGNATURE_COLUMNS, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
     return filled.replace("\0", " ")
