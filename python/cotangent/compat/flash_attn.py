@@ -318,6 +318,10 @@ def flash_attn_with_kvcache(
     cache_seqlens keys. cache_seqlens=None means 0 with k and v, and Tk without them. num_splits has no effect. Rotary
     embeddings, paged caches, left padding and batch indices are not supported.
 
+    With k and v, cache_seqlens must be 0 to Tk - Tn. On a CPU other values raise ValueError. A tensor on a GPU is not
+    checked. A value that is too large then fails PyTorch's index assertion, and the process must be restarted. A
+    negative value overwrites the end of the cache, without an error.
+
     >>> from cotangent.compat.flash_attn import flash_attn_with_kvcache
     >>> q, k_cache, v_cache = torch.randn(2, 1, 4, 64), torch.zeros(2, 100, 4, 64), torch.zeros(2, 100, 4, 64)
     >>> k, v = torch.randn(2, 2, 1, 4, 64)                 # one new token
