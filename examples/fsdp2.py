@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a small GPT under FSDP2 (fully_shard): torchrun --nproc-per-node 2 examples/fsdp2.py
 
-Each rank has its own sequences, and a part of the parameters. With a GPU for each rank it runs on GPUs, else on the CPU."""
+It needs torch 2.6 or later. Each rank has its own sequences, and a part of the parameters. With a GPU for each rank it
+runs on GPUs, else on the CPU."""
 import os
 
 import torch

@@ -41,12 +41,12 @@ def main():
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = SelfAttention(dim=256, heads=4, window=31).to(device, torch.bfloat16)
     x = torch.randn(2, 128, 256, device=device, dtype=torch.bfloat16)
-    y, wanted = model(x), model.reference(x)
+    y, expected = model(x), model.reference(x)
     y.float().square().mean().backward()
-    difference = (y - wanted).abs().max().item()
+    difference = (y - expected).abs().max().item()
     print(f"flash_attn is {flash_attn_func.__module__}")
     print(f"largest difference from PyTorch: {difference:.1e}")
-    torch.testing.assert_close(y, wanted, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(y, expected, rtol=2e-2, atol=2e-2)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python programs of the guide run. test_distributed.py runs those that create a process group, and test_docstrings.py
+"""The Python programs of the guide run, and a version in it is current. test_distributed.py runs those that create a process group, and test_docstrings.py
 the examples of the reference."""
 import re
 from pathlib import Path
@@ -22,6 +22,13 @@ def programs():
             for number, program in enumerate(re.findall(r"^```python\n(.*?)^```$", page.read_text(), flags=re.M | re.S)):
                 if not NOT_RUN.search(program) and (REGISTRY or "activate_flash_attention_impl" not in program):
                     yield pytest.param(program, id=f"{page.stem}-{number}")
+
+
+def test_version_of_transformers():
+    """The version that CI installs is the one that the guide names."""
+    requirements = (GUIDE.parents[1] / "tools/requirements.txt").read_text()
+    version = re.search(r"^transformers==(.*)$", requirements, flags=re.M)[1]
+    assert f"\n| {version} | tested by CI |" in (GUIDE / "transformers.md").read_text()
 
 
 @pytest.mark.parametrize("program", list(programs()))
