@@ -1420,7 +1420,7 @@ def front(results, peers):
                       "In the backward this mode is nondeterministic. Next ratios: peers in deterministic mode. Peers: cuDNN and FA4; in the backward also FA3.",
                       f"- FA4: FlashAttention-4{peer}. FA3: FlashAttention-3. FA3's forward and FlashAttention-2 were not timed.",
                       "- *0.98 of copy*: 98 % of a copy's bandwidth. *Of GEMM*: of a GEMM's rate.",
-                      "- *torch.compile taps*: a sum of K shifted products of x. The package causal_conv1d was not timed.",
+                      "- *torch.compile taps*: a sum of K shifted products of x.",
                       "", *lines, "",
                       *lowest_ratios(device, results, peers)]) + "\n"
 
