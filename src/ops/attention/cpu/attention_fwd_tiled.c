@@ -6,9 +6,11 @@
  *     P = exp(S - m)  m: row_max of the row. P is rounded to an operand's type (bf16 with AMX), its sum is not
  *     O = O exp(m_before - m) + P V;      out = O / sum,  lse = m + log(sum)
  *
- * Without AMX, row_max is the running maximum. With AMX, row_max is the largest score of the first result tile (32
- * keys) that has a visible key. Later blocks keep it, so out is not rescaled. If a row's sum over a block exceeds
- * MAX_BLOCK_SUM, attend_running_max repeats the block: it updates row_max and rescales out.
+ * Without AMX, row_max is the running maximum. With AMX and unmodified scores, row_max is fixed early: it is the sink
+ * if there is one, else the largest score of the first result tile (32 keys) with a visible key. Later blocks keep it,
+ * so out is not rescaled. If a row's sum over a block exceeds MAX_BLOCK_SUM, attend_running_max repeats the block: it
+ * updates row_max and rescales out. Calls with softcap, ALiBi, bias, dropout or a negative scale use running maxima, as
+ * without AMX.
  *
  * The keys of a sequence and key-value head are packed once for all query heads that read them: K^T [qk_size][KEYS] and
  * V [KEYS][v_size] of every block, both in B form. Then an item is a block of queries of one head. Its state is in its
@@ -109,8 +111,8 @@ typedef struct pending_product {
     bool accumulate;
 } pending_product;
 
-/* The state of an item: a block of queries of one head. row_max holds the maximum of a row's scores so far (with AMX:
- * of one result tile, see attend_overlapped), times EXP_SCALE. row_sum holds the sum of exp(s - max). */
+/* The state of an item: a block of queries of one head. row_max (see the top of the file) is multiplied by EXP_SCALE.
+ * row_sum holds the sum of exp(s - row_max). */
 typedef struct item_state {
     _Alignas(64) mt q[ELEMENTS];
     _Alignas(64) float out[ELEMENTS];
@@ -277,11 +279,10 @@ static void attend_rows(const context *c, const score_context *ctx, item_state *
 #if defined(COT_MATMUL_AMX)
 
 /* ---- overlap of exponentials with products -------------------------------------------------------------------- *
- * row_max is the largest score of the first result tile (32 keys) that has a visible key. Later blocks keep it, so out
- * is not rescaled, and S is read once. If a row's sum over a block exceeds MAX_BLOCK_SUM, attend_running_max repeats
- * the block: it updates row_max and rescales out. P of a result tile of S (32 queries x 32 keys) is computed row by
- * row, in the callbacks of mt_product_result_tile. While tile products of this S and of the pending P V run, their
- * callbacks compute the exponentials. A core of 2023 computes about one row of P during one AMX tile product. */
+ * row_max is fixed early, see the top of the file, so S is read once. P of a result tile of S (32 queries x 32 keys) is
+ * computed row by row, in the callbacks of mt_product_result_tile. While tile products of this S and of the pending P V
+ * run, their callbacks compute the exponentials. A core of 2023 computes about one row of P during one AMX tile
+ * product. */
 #define MAX_BLOCK_SUM 4096.0f /* limit of a row's sum of P over a block */
 
 enum {
