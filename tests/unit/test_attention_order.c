@@ -206,10 +206,17 @@ static bool matches(const char *cell, bool value, const char *if_true, const cha
     return cell[0] == '\0' || strcmp(cell, value ? if_true : if_false) == 0;
 }
 
-/* A cell such as "4 to 32", "at least 16", "up to 16", "any" or "never". */
+/* A cell such as "4 to 32", "at least 16", "up to 16", "any" or "never". "4 to 32, even": and even. "at least 16, even
+ * or above 64": and even, or above 64. */
 static bool contains(const char *cell, int64_t key_blocks)
 {
-    long low = 0, high = LONG_MAX;
+    long low = 0, high = LONG_MAX, odd_above = LONG_MAX;
+    const char *even = strstr(cell, ", even");
+    if (even != NULL) {
+        assert_true(strcmp(even, ", even") == 0 || sscanf(even, ", even or above %ld", &odd_above) == 1);
+        if (key_blocks % 2 != 0 && key_blocks <= odd_above)
+            return false;
+    }
     if (strcmp(cell, "never") == 0)
         return false;
     if (cell[0] != '\0' && strcmp(cell, "any") != 0)
@@ -234,8 +241,7 @@ static bool other_conditions_hold(const call *c, const char *cell)
     return c->key_blocks * sizes->B * sizes->Hkv >= 256;
 }
 
-/* The sentences above the table are conditions, too: the pair kernel needs an even number of key blocks or many, and
- * the versions that store dq need dq stored as vectors. */
+/* A sentence above the table is a condition, too: the versions that store dq need dq stored as vectors. */
 static void compare_kernel(const call *c, const table *kernels)
 {
     const attention_problem *p = c->problem;
@@ -247,7 +253,7 @@ static void compare_kernel(const call *c, const table *kernels)
             !matches(cell[1], p->sizes.H != p->sizes.Hkv, "yes", "no") ||
             !matches(cell[2], c->choice.deterministic, "yes", "no") ||
             !contains(cell[c->columns == 64 ? 3 : 4], c->key_blocks) || !other_conditions_hold(c, cell[5]) ||
-            (pairs && c->key_blocks % 2 != 0 && c->key_blocks <= 64) || (stores_dq && !may_store_dq))
+            (stores_dq && !may_store_dq))
             continue;
         assert_int_equal(c->choice.pairs, pairs);
         assert_int_equal(c->choice.stores_dq, stores_dq);
