@@ -20,6 +20,13 @@
 #include "element.cuh"
 #include "ptx.cuh"
 
+/* Fields of a descriptor:
+ *   bits 0-13    address / 16
+ *   bits 16-29   leading byte offset / 16. K-major: the hardware ignores it with a swizzle, and it is 1. MN-major: the
+ *                distance from one tile to the next
+ *   bits 32-45   stride byte offset / 16: 64, for the 1024 bytes of 8 rows of 128 bytes
+ *   bits 62-63   swizzle: 1 for 128 bytes
+ * Steps of 16 elements along the inner axis, also / 16. K_STEP: 16 columns, 32 bytes. MN_STEP: 16 rows, 2048 bytes. */
 enum { COT_WGMMA_K_STEP = 2, COT_WGMMA_MN_STEP = 128 };
 
 static __device__ __forceinline__ uint64_t cot_wgmma_k_major(uint32_t address)
