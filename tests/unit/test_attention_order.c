@@ -294,7 +294,7 @@ static void test_tables(void **state)
             p.sizes.softcap = c.general && n % 3 == 0 ? 30 : 0;
             p.sizes.packed = c.general && n % 7 < 3;
             p.sizes.rows_k = p.sizes.B * p.sizes.Tk;
-            p.sizes.dtype = n % 5 == 0 ? COT_F16 : COT_BF16;
+            p.sizes.dtype = n % 3 == 0 ? COT_F16 : COT_BF16;
             p.dq = (cot_tensor){.dtype = bits & 16 ? COT_F32 : p.sizes.dtype,
                                 .rank = 4,
                                 .shape = {1, 1, 1, c.columns},
