@@ -229,7 +229,7 @@ static __device__ __forceinline__ int step_count(const attention_work &w)
 }
 
 /* Index, among all query tiles of the call, of tile 0 of query head h of the group. lse_log2 has one row per query
- * tile, dq_accum has DQ_TILES_PER_TILE dQ tiles per query tile. */
+ * tile, dq_accum has DQ_TILES_PER_QUERY_TILE dQ tiles per query tile. */
 template <bool GENERAL>
 static __device__ __forceinline__ int64_t query_tile_base_of(const attention_bwd_call &c, const attention_work &w,
                                                              int h)

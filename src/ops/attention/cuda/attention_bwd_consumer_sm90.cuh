@@ -25,9 +25,9 @@ template <int TILE_COLUMNS, bool PAIRS> struct bwd_shared {
          * `kv empty` of n - 2. Until then, warps read the work of n - 1 and n - 2, so 3 are enough. With 4,
          * n % WORK_STAGES is one AND. The pair kernel has no shared memory left for 4 at 64 tile columns. */
         WORK_STAGES = PAIRS ? 3 : 4,
-        QUERIES = ATTENTION_BWD_TILE_QUERIES(TILE_COLUMNS), /* queries of a tile */
-        Q_PANEL_BYTES = QUERIES * 64 * 2,                   /* bytes of a panel of Q or dO */
-        DQ_TILES_PER_STEP = QUERIES / 64 * COLUMN_PANELS,   /* dQ tiles of a step: 64 queries by 64 columns */
+        QUERIES = ATTENTION_BWD_TILE_QUERIES(TILE_COLUMNS),     /* queries of a tile */
+        Q_PANEL_BYTES = QUERIES * 64 * 2,                       /* bytes of a panel of Q or dO */
+        DQ_TILES_PER_QUERY_TILE = QUERIES / 64 * COLUMN_PANELS, /* of 64 queries by 64 columns */
     };
     /* 128 keys: 64 for each consumer. */
     unsigned char k[COLUMN_PANELS][2][TILE_64X64_BYTES], v[COLUMN_PANELS][2][TILE_64X64_BYTES];

@@ -281,8 +281,8 @@ template <int USED_COLUMNS> static __device__ __forceinline__ bool is_half_dq_ti
  *   (3) otherwise (first dQ tile of a key block, or the previous dQ tile was stored as dq): the writer arrives at the
  *       top of the loop
  *
- *   dq_tile_index   index of the dQ tile in the key block: step * DQ_TILES_PER_STEP + its number in the step. On
- *                   return: that of the stage's first dQ tile in the next key block
+ *   dq_tile_index   index of the dQ tile in the key block: step * DQ_TILES_PER_QUERY_TILE + its number in the step.
+ *                   On return: that of the stage's first dQ tile in the next key block
  *   parity          of `dq full` for the stage's next dQ tile
  *   accum_tile      index of the dQ tile in dq_accum */
 template <int TILE_COLUMNS, int USED_COLUMNS, bool GENERAL, bool DETERMINISTIC, bool STORES_DQ>
@@ -290,13 +290,13 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
                                                              key_block_shared<TILE_COLUMNS> &s, const attention_work &w,
                                                              int stage, int &dq_tile_index, uint32_t &parity)
 {
-    constexpr int DQ_TILES_PER_STEP = key_block_shared<TILE_COLUMNS>::DQ_TILES_PER_STEP;
+    constexpr int DQ_TILES_PER_QUERY_TILE = key_block_shared<TILE_COLUMNS>::DQ_TILES_PER_QUERY_TILE;
     const attention_bwd_call &c = m.call;
-    static_assert(USED_COLUMNS != 96 || DQ_TILES_PER_STEP % 2 == 0,
+    static_assert(USED_COLUMNS != 96 || DQ_TILES_PER_QUERY_TILE % 2 == 0,
                   "is_half_dq_tile: an odd index is an odd number in the step");
-    const int end = step_count(w) * DQ_TILES_PER_STEP;
+    const int end = step_count(w) * DQ_TILES_PER_QUERY_TILE;
     const auto position_of = [&](int index) {
-        const int tile = tile_of(c, w, index / DQ_TILES_PER_STEP);
+        const int tile = tile_of(c, w, index / DQ_TILES_PER_QUERY_TILE);
         attention_dq_position position =
             DETERMINISTIC ? dq_position_of<key_block_shared<TILE_COLUMNS>::QUERIES, GENERAL>(c, w, tile)
                           : unordered_position;
@@ -305,10 +305,10 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
     };
     bool arrived_early = false; /* whether the writer has arrived for the dQ tile of the next iteration */
     for (; dq_tile_index < end; dq_tile_index += ATTENTION_BWD_DQ_STAGES, parity ^= 1) {
-        const attention_step step_info = step_of(c, w, dq_tile_index / DQ_TILES_PER_STEP);
+        const attention_step step_info = step_of(c, w, dq_tile_index / DQ_TILES_PER_QUERY_TILE);
         const int64_t accum_tile =
-            (query_tile_base_of<GENERAL>(c, w, step_info.h) + step_info.tile) * DQ_TILES_PER_STEP +
-            dq_tile_index % DQ_TILES_PER_STEP;
+            (query_tile_base_of<GENERAL>(c, w, step_info.h) + step_info.tile) * DQ_TILES_PER_QUERY_TILE +
+            dq_tile_index % DQ_TILES_PER_QUERY_TILE;
         const attention_dq_position position = position_of(dq_tile_index);
         const bool loads_sums = position.is_final && position.before > 0;
         if (!loads_sums && !arrived_early) /* (3), before the wait, so that the dQ warpgroup may stage the dQ tile */
@@ -396,7 +396,7 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
                                                                cot_pipeline_state<ATTENTION_BWD_DS_STAGES> &ds,
                                                                cot_pipeline_state<ATTENTION_BWD_DQ_STAGES> &dq)
 {
-    constexpr int DQ_TILES_PER_STEP = key_block_shared<TILE_COLUMNS>::DQ_TILES_PER_STEP,
+    constexpr int DQ_TILES_PER_QUERY_TILE = key_block_shared<TILE_COLUMNS>::DQ_TILES_PER_QUERY_TILE,
                   QUERIES = key_block_shared<TILE_COLUMNS>::QUERIES;
     const int lane = threadIdx.x % WARP;
     float acc[32];
@@ -411,7 +411,7 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
         const attention_dq_position position =
             STORES_DQ ? dq_position_of<QUERIES, GENERAL>(c, w, tile) : unordered_position;
         cot_mbarrier_wait(&s.ds_full[ds.stage], ds.parity);
-        for (int dq_tile = 0; dq_tile < DQ_TILES_PER_STEP; dq_tile++, dq.next()) {
+        for (int dq_tile = 0; dq_tile < DQ_TILES_PER_QUERY_TILE; dq_tile++, dq.next()) {
             uint64_t *ready = &s.dq_ready[dq.stage];
             const auto compute = [&](auto &sums) {
                 if (consumer_0_attends && consumer_1_attends) {
@@ -425,7 +425,7 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
                     for (int i = 0; i < (int)(sizeof sums / sizeof sums[0]); i++)
                         sums[i] = 0.0f;
                 }
-                if (dq_tile == DQ_TILES_PER_STEP - 1 && lane == 0) {
+                if (dq_tile == DQ_TILES_PER_QUERY_TILE - 1 && lane == 0) {
                     cot_mbarrier_arrive(&s.ds_empty[ds.stage]);
                     if (step == steps - 1)
                         cot_mbarrier_arrive(&s.kv_empty);

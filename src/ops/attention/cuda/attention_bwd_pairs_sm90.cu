@@ -172,7 +172,7 @@ static __device__ void write_pair_dq(const attention_bwd_mapped &m, pair_shared<
         for (int step = 0; step < steps; step++, parity ^= 1) {
             const attention_step step_info = step_of(c, w, step);
             const int64_t accum_tile =
-                (query_tile_base_of<false>(c, w, step_info.h) + step_info.tile) * s.DQ_TILES_PER_STEP + rank;
+                (query_tile_base_of<false>(c, w, step_info.h) + step_info.tile) * s.DQ_TILES_PER_QUERY_TILE + rank;
             const attention_dq_position position =
                 DETERMINISTIC ? dq_position_of<QUERIES, false, PAIR_KEYS>(c, w, step_info.tile) : unordered_position;
             const bool loads_sums = is_final && position.before > 0;

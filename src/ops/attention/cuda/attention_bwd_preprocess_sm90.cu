@@ -128,9 +128,9 @@ template <int COLUMNS, bool GENERAL> static __device__ __forceinline__ void prep
     const int lane = threadIdx.x % ROW_LANES, strip = (int)(tile_strip % STRIPS);
     const int first_row =
         strip * PASS_ROWS * ATTENTION_BWD_PREPROCESS_ROWS + (int)threadIdx.x / ROW_LANES; /* of the tile */
-    constexpr int DQ_TILES_PER_TILE = QUERIES * COLUMNS / ATTENTION_BWD_DQ_TILE_FLOATS;
-    if (strip == 0 && threadIdx.x < DQ_TILES_PER_TILE)
-        c.dq_semaphore[t.index * DQ_TILES_PER_TILE + threadIdx.x] = 0;
+    constexpr int DQ_TILES_PER_QUERY_TILE = QUERIES * COLUMNS / ATTENTION_BWD_DQ_TILE_FLOATS;
+    if (strip == 0 && threadIdx.x < DQ_TILES_PER_QUERY_TILE)
+        c.dq_semaphore[t.index * DQ_TILES_PER_QUERY_TILE + threadIdx.x] = 0;
     float delta[ATTENTION_BWD_PREPROCESS_ROWS], lse_log2[ATTENTION_BWD_PREPROCESS_ROWS];
     /* Without stores, so that the loads of all rows come first. */
 #pragma unroll

@@ -67,7 +67,7 @@ template <int COLUMNS, int V_COLUMNS> struct wide_shared {
         DS_STAGES = BY_TILES ? 2 : 1,
         PEER_PANELS = BY_TILES ? COLUMN_PANELS : COLUMN_PANELS / 2,
         DQ_STAGES = BY_TILES ? 2 : 1,
-        DQ_TILES_PER_STEP = PEER_PANELS, /* dQ tiles that a block computes in a step */
+        OWN_DQ_TILES = PEER_PANELS, /* dQ tiles that a block computes in a step */
         PRODUCER_REGISTERS = BY_TILES ? 40 : 32,
         DQ_REGISTERS = BY_TILES ? 104 : 64,
         CONSUMER_REGISTERS = BY_TILES ? 184 : 208, /* DQ + 2 * CONSUMER + PRODUCER = 4 * 128, as at launch */
@@ -236,11 +236,9 @@ static __device__ void write_dq(const attention_bwd_call &c, wide_shared<COLUMNS
     uint32_t parity = 0;
     cot_griddepcontrol_wait(); /* until dq_accum is cleared */
     cot_fence_proxy_async_global();
-    for (int dq_tile_index = writer; dq_tile_index < own_steps * S::DQ_TILES_PER_STEP;
-         dq_tile_index += 2, parity ^= 1) {
-        const int step =
-            S::BY_TILES ? 2 * (dq_tile_index / S::DQ_TILES_PER_STEP) + rank : dq_tile_index / S::DQ_TILES_PER_STEP;
-        const int dq_tile = dq_tile_index % S::DQ_TILES_PER_STEP + (S::BY_TILES ? 0 : rank * S::DQ_TILES_PER_STEP);
+    for (int dq_tile_index = writer; dq_tile_index < own_steps * S::OWN_DQ_TILES; dq_tile_index += 2, parity ^= 1) {
+        const int step = S::BY_TILES ? 2 * (dq_tile_index / S::OWN_DQ_TILES) + rank : dq_tile_index / S::OWN_DQ_TILES;
+        const int dq_tile = dq_tile_index % S::OWN_DQ_TILES + (S::BY_TILES ? 0 : rank * S::OWN_DQ_TILES);
         const attention_step step_info = step_of(c, w, step);
         const int64_t accum_tile =
             (query_tile_base_of<GENERAL>(c, w, step_info.h) + step_info.tile) * S::COLUMN_PANELS + dq_tile;

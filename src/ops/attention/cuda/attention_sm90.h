@@ -192,12 +192,12 @@ typedef struct attention_bwd_call {
     float dp_scale;           /* dP is dp_scale times as large; 1 if it is not scaled */
     attention_bwd_softcap cap;
     attention_array lse, out, dout, dlse, delta, sink, dq, dk, dv, dsink;
-    /* Workspace, by sequence and head. DQ_TILES_PER_TILE = tile_queries / 64 * tile_columns / 64. */
+    /* Workspace, by sequence and head. DQ_TILES_PER_QUERY_TILE = tile_queries / 64 * tile_columns / 64. */
     /* [tiles * tile_queries] lse in base 2: lse log2(e) - p_exponent; inf for queries without gradient and after Tq */
     float *lse_log2;
     float *scaled_delta;         /* [tiles * tile_queries] delta times dp_scale, 0 after Tq */
-    float *dq_accum;             /* [tiles][DQ_TILES_PER_TILE][ATTENTION_BWD_DQ_TILE_FLOATS] */
-    uint32_t *dq_semaphore;      /* [tiles][DQ_TILES_PER_TILE] number of key blocks that have added to a dQ tile */
+    float *dq_accum;             /* [tiles][DQ_TILES_PER_QUERY_TILE][ATTENTION_BWD_DQ_TILE_FLOATS] */
+    uint32_t *dq_semaphore;      /* [tiles][DQ_TILES_PER_QUERY_TILE] key blocks that have added to a dQ tile */
     uint32_t *key_block_counter; /* the next key block; null: a thread block or cluster takes that of its index */
 } attention_bwd_call;
 
