@@ -76,7 +76,7 @@ static table read_table(const char *path, const char *header)
 static bool applies(const call *c, const char *phrase)
 {
     const attention_sizes *sizes = &c->problem->sizes;
-    const bool causal = sizes->right == 0, grouped = sizes->H != sizes->Hkv, is_long = exceeds_l2(sizes, c->columns);
+    const bool causal = sizes->right == 0, grouped = sizes->H != sizes->Hkv, is_long = is_long_call(sizes, c->columns);
     const struct {
         const char *phrase;
         bool applies;
@@ -228,7 +228,7 @@ static bool contains(const char *cell, int64_t key_blocks)
 static bool other_conditions_hold(const call *c, const char *cell)
 {
     const attention_sizes *sizes = &c->problem->sizes;
-    const bool is_long = exceeds_l2(sizes, c->columns), is_bf16 = sizes->dtype == COT_BF16;
+    const bool is_long = is_long_call(sizes, c->columns), is_bf16 = sizes->dtype == COT_BF16;
     if (cell[0] == '\0')
         return true;
     if (strcmp(cell, "not *long*") == 0)

@@ -18,21 +18,28 @@ typedef struct backward_choice {
     int32_t head_split; /* thread blocks that divide the query heads of a key block, see head_split_of */
 } backward_choice;
 
+/* Whether the mask is causal. A left window, which may be set too, does not matter: such a call runs on the _general or
+ * the _softcap version. Of these versions only has_long_packed_sequences reads is_causal, and it excludes windows. */
+static inline bool is_causal(const attention_sizes *sizes)
+{
+    return sizes->right == 0;
+}
+
 /* Whether q, dout and dq of one head exceed 24 MiB, half of the L2 cache of an H100 or H200 (*long* in
  * docs/kernels/attention_bwd_order.md). Then the key blocks of a head must work on nearby tiles of queries, or the
  * tiles leave the cache. At 64 tile columns the limit is 48 MiB, because the order for long sequences costs more
  * there. */
-static inline bool exceeds_l2(const attention_sizes *sizes, int64_t columns)
+static inline bool is_long_call(const attention_sizes *sizes, int64_t tile_columns)
 {
-    const int64_t row_bytes = columns * (2 * (int64_t)sizeof(uint16_t) + (int64_t)sizeof(float));
-    return cot_mul(sizes->Tq, row_bytes) > (columns == 64 ? 48 : 24) << 20;
+    const int64_t row_bytes = tile_columns * (2 * (int64_t)sizeof(uint16_t) + (int64_t)sizeof(float));
+    return cot_mul(sizes->Tq, row_bytes) > (tile_columns == 64 ? 48 : 24) << 20;
 }
 
 /* Whether the nondeterministic mode of the _general and _softcap versions is faster: where a query can attend to more
  * than 2048 keys, except with GQA up to 128 tile columns. */
-static inline bool is_nondeterministic_general_faster(const attention_sizes *sizes, int64_t columns)
+static inline bool is_nondeterministic_general_faster(const attention_sizes *sizes, int64_t tile_columns)
 {
-    if (sizes->H != sizes->Hkv && columns <= 128)
+    if (sizes->H != sizes->Hkv && tile_columns <= 128)
         return false;
     return cot_min(cot_min(sizes->left, sizes->Tk) + 1 + cot_min(sizes->right, sizes->Tk), sizes->Tk) >
            16 * ATTENTION_BWD_KEYS;
@@ -41,22 +48,22 @@ static inline bool is_nondeterministic_general_faster(const attention_sizes *siz
 /* Whether the sequences of a packed call have 4096 keys or more on average, without a window and softcap. */
 static inline bool has_long_packed_sequences(const attention_sizes *sizes)
 {
-    return sizes->packed && sizes->right == 0 && sizes->left >= sizes->Tk && sizes->softcap == 0 &&
+    return sizes->packed && is_causal(sizes) && sizes->left >= sizes->Tk && sizes->softcap == 0 &&
            sizes->rows_k >= cot_mul(4096, sizes->B);
 }
 
 /* pairs: the call would run on the pair kernel. Not for the _general and _softcap versions. */
-static inline bool is_nondeterministic_faster(const attention_sizes *sizes, int64_t columns, int64_t key_blocks,
+static inline bool is_nondeterministic_faster(const attention_sizes *sizes, int64_t tile_columns, int64_t key_blocks,
                                               bool pairs)
 {
-    const bool causal = sizes->right == 0;
+    const bool causal = is_causal(sizes);
     if (attention_bwd_used_columns(sizes) == 96)
         return false;
     if (sizes->H != sizes->Hkv)
-        return !causal || columns > 128 || pairs;
+        return !causal || tile_columns > 128 || pairs;
     if (causal)
-        return columns == 64 ? exceeds_l2(sizes, columns) : key_blocks >= 128;
-    return columns <= 128 && key_blocks >= (columns == 128 ? 32 : 128);
+        return tile_columns == 64 ? is_long_call(sizes, tile_columns) : key_blocks >= 128;
+    return tile_columns <= 128 && key_blocks >= (tile_columns == 128 ? 32 : 128);
 }
 
 static inline enum attention_store_method store_method_of(const attention_problem *p, const cot_tensor *gradient)
@@ -69,36 +76,37 @@ static inline enum attention_store_method store_method_of(const attention_proble
 }
 
 /* Whether the pair kernel, if it runs the call in deterministic mode, stores dq: under a full mask, with at most 4096
- * keys, and not in f16 at 64 columns, where ptxas 13.0 spills a register. may_store_dq: see choose_backward. */
-static inline bool pair_kernel_stores_dq(const attention_sizes *sizes, int64_t columns, int64_t key_blocks,
+ * keys, and not in f16 at 64 tile columns, where ptxas 13.0 spills a register. may_store_dq: see choose_backward. */
+static inline bool pair_kernel_stores_dq(const attention_sizes *sizes, int64_t tile_columns, int64_t key_blocks,
                                          bool may_store_dq)
 {
-    return may_store_dq && sizes->right != 0 && key_blocks <= 32 && (columns == 128 || sizes->dtype == COT_BF16);
+    return may_store_dq && !is_causal(sizes) && key_blocks <= 32 && (tile_columns == 128 || sizes->dtype == COT_BF16);
 }
 
 /* Whether a call runs on the pair kernel. Under a causal mask, one thread block of a cluster computes masked tiles.
  * With an odd number of key blocks, the second key block of the last pair has only masked keys. With GQA a pair takes
  * long, and few pairs would occupy the multiprocessors unevenly. */
-static inline bool uses_pair_kernel(const attention_sizes *sizes, int64_t columns, int64_t key_blocks,
+static inline bool uses_pair_kernel(const attention_sizes *sizes, int64_t tile_columns, int64_t key_blocks,
                                     bool deterministic, bool stores_dq)
 {
-    if (columns > 128 || attention_bwd_used_columns(sizes) == 96 || sizes->Tq == 0 ||
+    if (tile_columns > 128 || attention_bwd_used_columns(sizes) == 96 || sizes->Tq == 0 ||
         (key_blocks % 2 != 0 && key_blocks < 64))
         return false;
-    if (sizes->right == 0 && sizes->H != sizes->Hkv)
-        return columns == 128 && key_blocks >= 32 && cot_mul(key_blocks, cot_mul(sizes->B, sizes->Hkv)) >= 256;
-    if (sizes->right == 0)
-        return key_blocks >= (columns == 64 ? 128 : 32);
-    return key_blocks >= (columns == 64 && !stores_dq ? 16 : 4) && !(deterministic && exceeds_l2(sizes, columns));
+    if (is_causal(sizes) && sizes->H != sizes->Hkv)
+        return tile_columns == 128 && key_blocks >= 32 && cot_mul(key_blocks, cot_mul(sizes->B, sizes->Hkv)) >= 256;
+    if (is_causal(sizes))
+        return key_blocks >= (tile_columns == 64 ? 128 : 32);
+    return key_blocks >= (tile_columns == 64 && !stores_dq ? 16 : 4) &&
+           !(deterministic && is_long_call(sizes, tile_columns));
 }
 
 /* Key-value heads of a section under a full mask in deterministic mode: one line for each row of the table in
  * docs/kernels/attention_bwd_order.md. */
 static inline int64_t full_mask_section_heads(const backward_choice *choice, const attention_sizes *sizes,
-                                              int64_t columns, int64_t key_blocks)
+                                              int64_t tile_columns, int64_t key_blocks)
 {
-    const bool is_64 = columns == 64;
-    if (exceeds_l2(sizes, columns))
+    const bool is_64 = tile_columns == 64;
+    if (is_long_call(sizes, tile_columns))
         return 1;
     if (choice->pairs && sizes->H != sizes->Hkv)
         return 2;
@@ -106,7 +114,7 @@ static inline int64_t full_mask_section_heads(const backward_choice *choice, con
         return is_64 ? cot_clamp(128 / key_blocks, 8, 32) : 8;
     if (choice->pairs)
         return is_64 ? cot_clamp(256 / key_blocks, 2, 8) : cot_clamp(64 / key_blocks, 2, 8);
-    if (columns > 128)
+    if (tile_columns > 128)
         return 8;
     if (key_blocks >= 128)
         return is_64 ? cot_clamp(512 / key_blocks, 4, 32) : cot_clamp(512 / key_blocks, 2, 4);
@@ -116,13 +124,13 @@ static inline int64_t full_mask_section_heads(const backward_choice *choice, con
 /* The thread blocks of a cluster that divide the query heads of a key block, and add their dK and dV at the end. Under
  * a causal mask the longest key block has twice the average work. With GQA and few key blocks in the call, half of the
  * GPU would wait for the longest ones. Two thread blocks halve this time. 384 key blocks are about three for each
- * multiprocessor. Full masks gain nothing. */
-static inline int32_t head_split_of(const attention_problem *p, int64_t columns, bool pairs)
+ * multiprocessor. Full masks gain nothing. right == 0: a causal mask, with or without a left window. */
+static inline int32_t head_split_of(const attention_problem *p, int64_t tile_columns, bool pairs)
 {
     const attention_sizes *sizes = &p->sizes;
     const int64_t gqa_group = sizes->H / cot_max(sizes->Hkv, 1),
                   key_blocks = cot_mul(attention_bwd_key_blocks_per_head(p), sizes->Hkv);
-    return columns <= 128 && sizes->right == 0 && gqa_group % 2 == 0 && !pairs && key_blocks < 384 ? 2 : 1;
+    return tile_columns <= 128 && sizes->right == 0 && gqa_group % 2 == 0 && !pairs && key_blocks < 384 ? 2 : 1;
 }
 
 /* Chooses mode, kernel and order of a call, by measurements on an H200 and an H100. docs/kernels/attention_bwd_order.md
@@ -130,33 +138,34 @@ static inline int32_t head_split_of(const attention_problem *p, int64_t columns,
  * keeps key blocks that add to the same rows of dq together, and their rows in the L2 cache. A section of many heads
  * starts them at different times, so that a key block of a full mask need not wait for the key block that adds before
  * it. */
-static inline backward_choice choose_backward(const attention_problem *p, bool general, int64_t columns)
+static inline backward_choice choose_backward(const attention_problem *p, bool general, int64_t tile_columns)
 {
     const attention_sizes *sizes = &p->sizes;
-    const bool causal = sizes->right == 0, is_wide = columns > 128, grouped = sizes->H != sizes->Hkv;
-    const bool is_long = exceeds_l2(sizes, columns);
+    const bool causal = is_causal(sizes), is_wide = tile_columns > 128, grouped = sizes->H != sizes->Hkv;
+    const bool is_long = is_long_call(sizes, tile_columns);
     const int64_t key_blocks = cot_max(cot_ceil_div(sizes->Tk, ATTENTION_BWD_KEYS), 1),
                   batch_kv_heads = cot_mul(sizes->B, sizes->Hkv);
     if (general) { /* all sections have the same order */
-        backward_choice choice = {.deterministic =
-                                      !p->allow_nondeterminism || !is_nondeterministic_general_faster(sizes, columns),
+        backward_choice choice = {.deterministic = !p->allow_nondeterminism ||
+                                                   !is_nondeterministic_general_faster(sizes, tile_columns),
                                   .heads_per_section = 4,
-                                  .head_split = head_split_of(p, columns, false)};
+                                  .head_split = head_split_of(p, tile_columns, false)};
         const bool is_long_packed = attention_bwd_used_columns(sizes) == 128 && has_long_packed_sequences(sizes);
         choice.descending_tiles = !choice.deterministic || (grouped && !is_wide) || is_long_packed;
         choice.first_ascending_section = choice.descending_tiles ? 0 : INT32_MAX;
         if (sizes->softcap > 0 && !is_wide)
-            choice.heads_per_section = columns == 64 ? 32 : 8;
-        else if (!is_wide && (!choice.deterministic || (grouped ? columns == 64 : is_long_packed)))
+            choice.heads_per_section = tile_columns == 64 ? 32 : 8;
+        else if (!is_wide && (!choice.deterministic || (grouped ? tile_columns == 64 : is_long_packed)))
             choice.heads_per_section = 8;
         return choice;
     }
-    const bool nondeterministic_pairs = uses_pair_kernel(sizes, columns, key_blocks, false, false);
-    if (p->allow_nondeterminism && is_nondeterministic_faster(sizes, columns, key_blocks, nondeterministic_pairs)) {
+    const bool nondeterministic_pairs = uses_pair_kernel(sizes, tile_columns, key_blocks, false, false);
+    if (p->allow_nondeterminism &&
+        is_nondeterministic_faster(sizes, tile_columns, key_blocks, nondeterministic_pairs)) {
         backward_choice choice = {.heads_per_section = 2,
                                   .descending_tiles = causal && grouped,
                                   .pairs = nondeterministic_pairs,
-                                  .head_split = head_split_of(p, columns, nondeterministic_pairs)};
+                                  .head_split = head_split_of(p, tile_columns, nondeterministic_pairs)};
         if (choice.pairs && causal)
             choice.heads_per_section = grouped ? (int32_t)cot_clamp(256 / key_blocks, 2, 8) : 4;
         else if (choice.pairs)
@@ -171,14 +180,15 @@ static inline backward_choice choose_backward(const attention_problem *p, bool g
      * for 96 used columns. */
     const bool may_store_dq =
         !grouped && attention_bwd_used_columns(sizes) != 96 && store_method_of(p, &p->dq) == ATTENTION_STORE_VECTORS_16;
-    const bool pair_kernel_would_store_dq = pair_kernel_stores_dq(sizes, columns, key_blocks, may_store_dq);
+    const bool pair_kernel_would_store_dq = pair_kernel_stores_dq(sizes, tile_columns, key_blocks, may_store_dq);
     backward_choice choice = {.deterministic = true,
                               .descending_tiles = causal,
-                              .pairs = uses_pair_kernel(sizes, columns, key_blocks, true, pair_kernel_would_store_dq)};
-    choice.head_split = head_split_of(p, columns, choice.pairs);
-    choice.stores_dq = choice.pairs ? pair_kernel_would_store_dq : columns == 64 && may_store_dq;
+                              .pairs =
+                                  uses_pair_kernel(sizes, tile_columns, key_blocks, true, pair_kernel_would_store_dq)};
+    choice.head_split = head_split_of(p, tile_columns, choice.pairs);
+    choice.stores_dq = choice.pairs ? pair_kernel_would_store_dq : tile_columns == 64 && may_store_dq;
     if (!causal) {
-        choice.heads_per_section = (int32_t)full_mask_section_heads(&choice, sizes, columns, key_blocks);
+        choice.heads_per_section = (int32_t)full_mask_section_heads(&choice, sizes, tile_columns, key_blocks);
         choice.first_ascending_section = INT32_MAX;
     } else if (is_long) {
         choice.heads_per_section = grouped ? 2 : 4;
@@ -186,11 +196,12 @@ static inline backward_choice choose_backward(const attention_problem *p, bool g
         choice.heads_per_section = 8;
     } else {
         const int64_t max_heads = cot_clamp(batch_kv_heads / 2, 1, is_wide ? 8 : 32), min_heads = cot_min(max_heads, 2);
-        const int64_t section_key_blocks = is_wide || (columns == 128 && (choice.pairs || key_blocks < 32)) ? 128 : 256;
+        const int64_t section_key_blocks =
+            is_wide || (tile_columns == 128 && (choice.pairs || key_blocks < 32)) ? 128 : 256;
         const int64_t heads_per_section = cot_clamp(section_key_blocks / key_blocks, min_heads, max_heads);
         choice.heads_per_section = (int32_t)heads_per_section;
         choice.first_ascending_section = (int32_t)(cot_ceil_div(batch_kv_heads, heads_per_section) - 1);
-        choice.stores_dq |= columns == 128 && may_store_dq && key_blocks <= 16;
+        choice.stores_dq |= tile_columns == 128 && may_store_dq && key_blocks <= 16;
     }
     return choice;
 }

@@ -40,8 +40,8 @@ enum { SPECIALISED, GENERAL = SIZES, SOFTCAP = 2 * SIZES };
             {image, "attention_bwd_" #dtype "_sm90_" #main_size, shared_bytes},                          \
             {cot_image_attention_bwd_preprocess_sm90, "attention_bwd_postprocess_" #dtype "_" #size, 0}, \
     }
-#define KEY_BLOCK_KERNELS(dtype, size, main_size, columns) \
-    KERNELS(dtype, size, main_size, cot_image_attention_bwd_key_blocks_sm90, ATTENTION_BWD_SHARED_BYTES(columns))
+#define KEY_BLOCK_KERNELS(dtype, size, main_size, tile_columns) \
+    KERNELS(dtype, size, main_size, cot_image_attention_bwd_key_blocks_sm90, ATTENTION_BWD_SHARED_BYTES(tile_columns))
 #define WIDE_KERNELS(dtype, size, main_size, d, d_v) \
     KERNELS(dtype, size, main_size, cot_image_attention_bwd_wide_sm90, ATTENTION_BWD_WIDE_SHARED_BYTES(d, d_v))
 #define VERSION_OF(dtype, first, preprocess_suffix, suffix, d96_name)                                            \
@@ -63,9 +63,9 @@ typedef struct specialised_kernels {
     cot_cuda_kernel stores_dq[2], pairs[2], pairs_stores_dq[2];
 } specialised_kernels;
 
-#define SPECIALISED_KERNEL(dtype, columns, image, suffix, shared_bytes)                      \
-    {                                                                                        \
-        image, "attention_bwd_" #dtype "_sm90_d" #columns "_" #suffix, shared_bytes(columns) \
+#define SPECIALISED_KERNEL(dtype, tile_columns, image, suffix, shared_bytes)                           \
+    {                                                                                                  \
+        image, "attention_bwd_" #dtype "_sm90_d" #tile_columns "_" #suffix, shared_bytes(tile_columns) \
     }
 #define BOTH_SIZES(dtype, image, suffix, shared_bytes)                  \
     {                                                                   \
@@ -84,13 +84,13 @@ static const cot_cuda_kernel dsink = {cot_image_attention_bwd_preprocess_sm90, "
 
 static int kernels_index(const attention_sizes *sizes, bool general)
 {
-    const int64_t columns = attention_bwd_used_columns(sizes);
-    const int size = columns == 64       ? SIZE_64
-                     : columns == 96     ? SIZE_96
-                     : columns == 128    ? SIZE_128
-                     : columns == 256    ? SIZE_256
-                     : sizes->d_v <= 128 ? SIZE_192_128
-                                         : SIZE_192;
+    const int64_t used_columns = attention_bwd_used_columns(sizes);
+    const int size = used_columns == 64    ? SIZE_64
+                     : used_columns == 96  ? SIZE_96
+                     : used_columns == 128 ? SIZE_128
+                     : used_columns == 256 ? SIZE_256
+                     : sizes->d_v <= 128   ? SIZE_192_128
+                                           : SIZE_192;
     return size + (sizes->softcap > 0 ? SOFTCAP : general ? GENERAL : SPECIALISED);
 }
 
@@ -158,19 +158,19 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
     const attention_sizes *sizes = &p->sizes;
     const attention_sm90_bwd_plan *plan = queue->plan;
     const bool general = plan->general;
-    const int64_t columns = plan->tile_columns;
+    const int64_t tile_columns = plan->tile_columns;
     const backward_kernels *kernels = &kernel_table[kernels_index(sizes, general)];
     /* Thread blocks that divide the keys of a key block. */
-    const unsigned key_split = columns > 128 ? ATTENTION_BWD_WIDE_KEY_SPLIT : 1;
-    const int64_t row_lanes = columns == 192 ? 32 : columns / 8; /* lanes of preprocess that share a row */
-    const bool p_scaled = sizes->dtype == COT_F16 && columns <= 128;
-    const backward_choice choice = choose_backward(p, general, columns);
+    const unsigned key_split = tile_columns > 128 ? ATTENTION_BWD_WIDE_KEY_SPLIT : 1;
+    const int64_t row_lanes = tile_columns == 192 ? 32 : tile_columns / 8; /* lanes of preprocess that share a row */
+    const bool p_scaled = sizes->dtype == COT_F16 && tile_columns <= 128;
+    const backward_choice choice = choose_backward(p, general, tile_columns);
     const int64_t gqa_group = sizes->H / cot_max(sizes->Hkv, 1), head_split = choice.head_split;
     const int64_t work_items = choice.pairs ? cot_ceil_div(sizes->Tk, 2 * ATTENTION_BWD_KEYS) * sizes->B * sizes->Hkv
                                             : attention_bwd_key_blocks_per_head(p) * sizes->Hkv;
     const unsigned cluster_size = choice.pairs ? 2 : key_split * (unsigned)head_split;
     /* Whether a thread block takes one key block after another. */
-    const bool is_persistent = columns <= 128 && head_split == 1 && plan->tiles > 0;
+    const bool is_persistent = tile_columns <= 128 && head_split == 1 && plan->tiles > 0;
     /* `preprocess` clears the counter, and is launched only if there are queries. In the nondeterministic mode key
      * blocks do not wait, and clusters take them by the index of the cluster. */
     const bool counts_key_blocks = is_persistent || (choice.deterministic && plan->tiles > 0);
@@ -261,7 +261,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
                 attention_encode_row_map(queue, &mapped.v, &p->v, (int)(ATTENTION_BWD_KEYS / key_split), p->k.data);
         if (status == COT_OK)
             status = attention_encode_row_map(queue, &mapped.dout, &p->dout, tile_rows, p->k.data);
-        const int size = columns == 128;
+        const int size = tile_columns == 128;
         const cot_cuda_kernel *main = choice.pairs && choice.stores_dq ? &specialised->pairs_stores_dq[size]
                                       : choice.pairs                   ? &specialised->pairs[size]
                                       : choice.stores_dq               ? &specialised->stores_dq[size]
