@@ -3,6 +3,8 @@
 #ifndef COT_DROPOUT_PROBLEM_H
 #define COT_DROPOUT_PROBLEM_H
 
+#include "dropout_source.h"
+
 #include "core/op.h"
 #include "core/philox.h"
 #include "core/queue.h"
@@ -21,15 +23,6 @@ typedef struct dropout_sizes {
     int64_t groups;  /* ceil(D/8), the number of bytes in a row of mask_bits */
     cot_dtype dtype; /* of x, y, residual, dy and dx */
 } dropout_sizes;
-
-/* Where the mask comes from. */
-typedef enum dropout_source {
-    DROPOUT_KEEP_ALL,  /* threshold 0: no mask */
-    DROPOUT_GENERATED, /* by Philox from seed and offset */
-    DROPOUT_DROP_ALL,  /* threshold 65536: every element is dropped */
-    DROPOUT_BYTES,     /* the caller's `mask` */
-    DROPOUT_BITS       /* the caller's `mask_bits` */
-} dropout_source;
 
 /* The mask m, and the factor c as `scale`. With scale 0 every element is dropped, for any m. */
 typedef struct dropout_mask {

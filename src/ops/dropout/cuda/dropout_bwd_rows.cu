@@ -34,7 +34,7 @@ constexpr int batch_rows = (HAS_ACTIVATION ? 4 : 8) / (int)sizeof(E);
 /* Replaces a batch of dy by dx, adds dx to the column sums, and stores the chunks that lie within the row. */
 template <int ACCESS, int ACTIVATION, typename E, int BATCH>
 static __device__ __forceinline__ void compute_dx(const dropout_call &c, const thread_tile &t, const row_cursor &dx,
-                                                  int first_row, fragment<E> (&dy)[BATCH],
+                                                  int batch_row, fragment<E> (&dy)[BATCH],
                                                   const fragment<E> (&x)[BATCH], const float (&bias)[COT_DROPOUT_GROUP],
                                                   const uint32_t (&keep)[BATCH],
                                                   float (&column_sums)[COT_DROPOUT_GROUP])
@@ -61,7 +61,7 @@ static __device__ __forceinline__ void compute_dx(const dropout_call &c, const t
         }
         pack(dy[i], g);
         if (ACCESS == SHIFTED || c.dx.data != nullptr) /* SHIFTED without dx: whole_rows is 0 */
-            store_whole_chunks<E, ACCESS, lanes_per_row<ACCESS>>(t, dx, first_row, i, dy[i]);
+            store_whole_chunks<E, ACCESS, lanes_per_row<ACCESS>>(t, dx, batch_row, i, dy[i]);
 #pragma unroll
         for (int j = 0; j < COT_DROPOUT_GROUP; j++)
             column_sums[j] += g[j];
@@ -136,24 +136,24 @@ static __device__ __forceinline__ void prepare_bias(const dropout_call &c, const
 /* compute_dx for the activation of the call, and the stores of the remaining chunks. */
 template <int ACCESS, bool HAS_ACTIVATION, typename E, int BATCH>
 static __device__ __forceinline__ void dispatch_activation(const dropout_call &c, const thread_tile &t,
-                                                           const row_cursor &dx, int first_row,
+                                                           const row_cursor &dx, int batch_row,
                                                            fragment<E> (&dy)[BATCH], const fragment<E> (&x)[BATCH],
                                                            const float (&bias)[COT_DROPOUT_GROUP],
                                                            const uint32_t (&keep)[BATCH],
                                                            float (&column_sums)[COT_DROPOUT_GROUP])
 {
     if (!HAS_ACTIVATION)
-        compute_dx<ACCESS, COT_ACTIVATION_NONE>(c, t, dx, first_row, dy, x, bias, keep, column_sums);
+        compute_dx<ACCESS, COT_ACTIVATION_NONE>(c, t, dx, batch_row, dy, x, bias, keep, column_sums);
     else if (c.activation == COT_ACTIVATION_SILU)
-        compute_dx<ACCESS, COT_ACTIVATION_SILU>(c, t, dx, first_row, dy, x, bias, keep, column_sums);
+        compute_dx<ACCESS, COT_ACTIVATION_SILU>(c, t, dx, batch_row, dy, x, bias, keep, column_sums);
     else if (c.activation == COT_ACTIVATION_RELU)
-        compute_dx<ACCESS, COT_ACTIVATION_RELU>(c, t, dx, first_row, dy, x, bias, keep, column_sums);
+        compute_dx<ACCESS, COT_ACTIVATION_RELU>(c, t, dx, batch_row, dy, x, bias, keep, column_sums);
     else if (c.activation == COT_ACTIVATION_GELU_TANH)
-        compute_dx<ACCESS, COT_ACTIVATION_GELU_TANH>(c, t, dx, first_row, dy, x, bias, keep, column_sums);
+        compute_dx<ACCESS, COT_ACTIVATION_GELU_TANH>(c, t, dx, batch_row, dy, x, bias, keep, column_sums);
     else
-        compute_dx<ACCESS, COT_ACTIVATION_GELU_ERF>(c, t, dx, first_row, dy, x, bias, keep, column_sums);
+        compute_dx<ACCESS, COT_ACTIVATION_GELU_ERF>(c, t, dx, batch_row, dy, x, bias, keep, column_sums);
     if (c.dx.data != nullptr)
-        store_partial_chunks<E, ACCESS, lanes_per_row<ACCESS>>(c, t, c.dx, dx, first_row, dy);
+        store_partial_chunks<E, ACCESS, lanes_per_row<ACCESS>>(c, t, c.dx, dx, batch_row, dy);
 }
 
 /* The backward for PLAIN and STRIDED rows. */
@@ -171,17 +171,17 @@ static __device__ __forceinline__ void backward(const dropout_call &c)
                            make_cursor<ACCESS, lanes_per_row<ACCESS>>(t, c.dx, sizeof(E))};
 #pragma unroll 1
     for (int i = 0; i < DROPOUT_BWD_THREAD_ROWS; i += BATCH, cursors.advance(BATCH)) {
-        const int first_row = i * row_step<ACCESS>;
+        const int batch_row = i * row_step<ACCESS>;
         fragment<E> dy[BATCH], x[BATCH];
         uint32_t keep[BATCH];
-        load_rows<E, ACCESS, lanes_per_row<ACCESS>>(c, t, c.dy, cursors.dy, first_row, true, dy);
+        load_rows<E, ACCESS, lanes_per_row<ACCESS>>(c, t, c.dy, cursors.dy, batch_row, true, dy);
         if (HAS_ACTIVATION)
-            load_rows<E, ACCESS, lanes_per_row<ACCESS>>(c, t, c.x, cursors.x, first_row, true, x);
-        group_keep_bits<ACCESS, lanes_per_row<ACCESS>, false>(c, t, philox, first_row, keep);
+            load_rows<E, ACCESS, lanes_per_row<ACCESS>>(c, t, c.x, cursors.x, batch_row, true, x);
+        group_keep_bits<ACCESS, lanes_per_row<ACCESS>, false>(c, t, philox, batch_row, keep);
 #pragma unroll
         for (int row = 0; row < BATCH; row++)
-            keep[row] = element_keep_bits<E, ACCESS, lanes_per_row<ACCESS>>(c, t, first_row, row, keep[row]);
-        dispatch_activation<ACCESS, HAS_ACTIVATION>(c, t, cursors.dx, first_row, dy, x, bias, keep, column_sums);
+            keep[row] = element_keep_bits<E, ACCESS, lanes_per_row<ACCESS>>(c, t, batch_row, row, keep[row]);
+        dispatch_activation<ACCESS, HAS_ACTIVATION>(c, t, cursors.dx, batch_row, dy, x, bias, keep, column_sums);
     }
     if (c.partial_sums != nullptr) {
         __shared__ block_sums<ACCESS> block;
@@ -307,7 +307,7 @@ static __device__ __forceinline__ void shifted_element_keep(const dropout_call &
         return;
     }
     uint32_t groups = 0;
-    if (c.source == SOURCE_GENERATED) {
+    if (c.source == DROPOUT_GENERATED) {
 #pragma unroll
         for (int i = BATCH - 1; i >= 0; i--)
             groups = generate_keep_bits(philox, group + (uint64_t)(i * c.group_row_step), c.threshold, groups);

@@ -3,6 +3,8 @@
 #ifndef COT_DROPOUT_CUDA_H
 #define COT_DROPOUT_CUDA_H
 
+#include "../dropout_source.h"
+
 #include "../../../core/gelu.h"
 
 #include <stdint.h>
@@ -21,6 +23,9 @@ enum {
     DROPOUT_BWD_SHIFTED_THREAD_ROWS = 16,
     DROPOUT_MAX_AXES = 5
 };
+
+/* How a kernel accesses rows: docs/kernels/dropout_gpu.md explains the three variants. */
+enum dropout_access { PLAIN, SHIFTED, STRIDED };
 
 /* A tensor on the device. data null: absent. Strides are in elements. */
 typedef struct dropout_array {

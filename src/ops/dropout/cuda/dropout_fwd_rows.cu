@@ -10,7 +10,7 @@ constexpr int LANES = DROPOUT_FWD_LANES, ROW_STEP = DROPOUT_THREADS / LANES;
 template <typename E> constexpr int batch_rows = sizeof(E) == 4 ? 2 : 4;
 
 template <int ACCESS>
-static __device__ __forceinline__ void store_mask(const dropout_call &c, const thread_tile &t, int first_row, int i,
+static __device__ __forceinline__ void store_mask(const dropout_call &c, const thread_tile &t, int batch_row, int i,
                                                   uint32_t keep)
 {
     const int columns = ACCESS == SHIFTED && t.lane == 0 ? 0 : group_columns(c, t);
@@ -18,11 +18,11 @@ static __device__ __forceinline__ void store_mask(const dropout_call &c, const t
         return;
     keep &= (1u << columns) - 1;
     if (c.mask_bits_out.data != nullptr)
-        mask_row_pointer<ACCESS, LANES>(c, t, c.mask_bits_out, first_row, i)[t.group * c.mask_bits_out.column_stride] =
+        mask_row_pointer<ACCESS, LANES>(c, t, c.mask_bits_out, batch_row, i)[t.group * c.mask_bits_out.column_stride] =
             (uint8_t)keep;
     if (c.mask_out.data == nullptr)
         return;
-    uint8_t *to = mask_row_pointer<ACCESS, LANES>(c, t, c.mask_out, first_row, i) +
+    uint8_t *to = mask_row_pointer<ACCESS, LANES>(c, t, c.mask_out, batch_row, i) +
                   (int64_t)COT_DROPOUT_GROUP * t.group * c.mask_out.column_stride;
     /* The product spreads 4 bits to the lowest bits of 4 bytes. */
     const cot_words<2> bytes = {(keep & 15u) * 0x00204081u & 0x01010101u, (keep >> 4) * 0x00204081u & 0x01010101u};
@@ -50,7 +50,7 @@ template <typename E, int ACTIVATION> static __device__ __forceinline__ float ac
 /* Replaces a batch of x by y, and stores the chunks that lie within the row. */
 template <int ACCESS, int ACTIVATION, typename E, int BATCH>
 static __device__ __forceinline__ void compute_y(const dropout_call &c, const thread_tile &t, const row_cursor &y,
-                                                 int first_row, fragment<E> (&x)[BATCH],
+                                                 int batch_row, fragment<E> (&x)[BATCH],
                                                  const fragment<E> (&residual)[BATCH],
                                                  const float (&bias)[COT_DROPOUT_GROUP], const uint32_t (&keep)[BATCH])
 {
@@ -71,7 +71,7 @@ static __device__ __forceinline__ void compute_y(const dropout_call &c, const th
             values[j] = fmaf(keep[i] >> j & 1u ? value : 0.0f, c.scale, residual_values[j]);
         }
         pack(x[i], values);
-        store_whole_chunks<E, ACCESS, LANES>(t, y, first_row, i, x[i]);
+        store_whole_chunks<E, ACCESS, LANES>(t, y, batch_row, i, x[i]);
     }
 }
 
@@ -82,41 +82,41 @@ struct row_cursors {
 template <typename E, int ACCESS>
 static __device__ __forceinline__ void process_batch(const dropout_call &c, const thread_tile &t,
                                                      const philox_state &philox, const row_cursors &cursors,
-                                                     int first_row, const float (&bias)[COT_DROPOUT_GROUP])
+                                                     int batch_row, const float (&bias)[COT_DROPOUT_GROUP])
 {
     constexpr int BATCH = batch_rows<E>;
     fragment<E> x[BATCH], residual[BATCH];
     uint32_t keep[BATCH];
-    load_rows<E, ACCESS, LANES>(c, t, c.x, cursors.x, first_row, c.y.data != nullptr, x);
-    load_rows<E, ACCESS, LANES>(c, t, c.residual, cursors.residual, first_row, c.residual.data != nullptr, residual);
-    group_keep_bits<ACCESS, LANES, true>(c, t, philox, first_row, keep);
+    load_rows<E, ACCESS, LANES>(c, t, c.x, cursors.x, batch_row, c.y.data != nullptr, x);
+    load_rows<E, ACCESS, LANES>(c, t, c.residual, cursors.residual, batch_row, c.residual.data != nullptr, residual);
+    group_keep_bits<ACCESS, LANES, true>(c, t, philox, batch_row, keep);
     if (c.mask_out.data != nullptr || c.mask_bits_out.data != nullptr) {
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
-            if (first_row + i * ROW_STEP < t.rows_left)
-                store_mask<ACCESS>(c, t, first_row, i, keep[i]);
+            if (batch_row + i * ROW_STEP < t.rows_left)
+                store_mask<ACCESS>(c, t, batch_row, i, keep[i]);
     }
     if (c.y.data == nullptr)
         return;
 #pragma unroll
     for (int i = 0; i < BATCH; i++)
-        keep[i] = element_keep_bits<E, ACCESS, LANES>(c, t, first_row, i, keep[i]);
+        keep[i] = element_keep_bits<E, ACCESS, LANES>(c, t, batch_row, i, keep[i]);
     switch (c.activation) {
     case COT_ACTIVATION_SILU:
-        compute_y<ACCESS, COT_ACTIVATION_SILU>(c, t, cursors.y, first_row, x, residual, bias, keep);
+        compute_y<ACCESS, COT_ACTIVATION_SILU>(c, t, cursors.y, batch_row, x, residual, bias, keep);
         break;
     case COT_ACTIVATION_RELU:
-        compute_y<ACCESS, COT_ACTIVATION_RELU>(c, t, cursors.y, first_row, x, residual, bias, keep);
+        compute_y<ACCESS, COT_ACTIVATION_RELU>(c, t, cursors.y, batch_row, x, residual, bias, keep);
         break;
     case COT_ACTIVATION_GELU_TANH:
-        compute_y<ACCESS, COT_ACTIVATION_GELU_TANH>(c, t, cursors.y, first_row, x, residual, bias, keep);
+        compute_y<ACCESS, COT_ACTIVATION_GELU_TANH>(c, t, cursors.y, batch_row, x, residual, bias, keep);
         break;
     case COT_ACTIVATION_GELU_ERF:
-        compute_y<ACCESS, COT_ACTIVATION_GELU_ERF>(c, t, cursors.y, first_row, x, residual, bias, keep);
+        compute_y<ACCESS, COT_ACTIVATION_GELU_ERF>(c, t, cursors.y, batch_row, x, residual, bias, keep);
         break;
-    default: compute_y<ACCESS, COT_ACTIVATION_NONE>(c, t, cursors.y, first_row, x, residual, bias, keep);
+    default: compute_y<ACCESS, COT_ACTIVATION_NONE>(c, t, cursors.y, batch_row, x, residual, bias, keep);
     }
-    store_partial_chunks<E, ACCESS, LANES>(c, t, c.y, cursors.y, first_row, x);
+    store_partial_chunks<E, ACCESS, LANES>(c, t, c.y, cursors.y, batch_row, x);
 }
 
 template <typename E, int ACCESS> static __device__ __forceinline__ void forward(const dropout_call &c)

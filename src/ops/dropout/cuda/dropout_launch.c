@@ -16,8 +16,7 @@ _Static_assert(COT_MAX_RANK - 1 <= DROPOUT_MAX_AXES, "must hold all leading axes
 
 /* ---- the kernels -------------------------------------------------------------------------------------- */
 
-/* Kernels by access (dropout_tile.cuh) and dtype. f32, f16 and bf16 are 1, 2 and 3 in cot_dtype. */
-enum { PLAIN, SHIFTED, STRIDED };
+/* Kernels by access (dropout_access) and dtype. f32, f16 and bf16 are 1, 2 and 3 in cot_dtype. */
 typedef cot_cuda_kernel instances[3][3];
 
 /* clang-format off */

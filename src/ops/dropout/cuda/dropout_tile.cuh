@@ -15,11 +15,6 @@
 #include "../../../cuda/device/element.cuh"
 #include "../../../cuda/device/ptx.cuh"
 
-enum dropout_access { PLAIN, SHIFTED, STRIDED };
-
-/* The values of dropout_source, whose header device code cannot include. */
-enum { SOURCE_KEEP_ALL, SOURCE_GENERATED, SOURCE_DROP_ALL, SOURCE_BYTES, SOURCE_BITS };
-
 /* Defines a kernel: body<element, access, ...>. `blocks`: the number of resident blocks per multiprocessor on Hopper.
  * It limits the registers of a thread. Other devices have no such limit, because the kernels would spill there. */
 /* clang-format off */
@@ -140,13 +135,13 @@ static __device__ __forceinline__ row_cursor make_cursor(const thread_tile &t, c
 }
 
 /* The address of row i of a batch: of the thread's first element in it, or for STRIDED of the row's first element. The
- * batch begins `first_row` rows after the thread's first row. */
+ * batch begins `batch_row` rows after the thread's first row, t.row. */
 template <int ACCESS, int LANES>
 static __device__ __forceinline__ char *row_pointer(const dropout_call &c, const thread_tile &t, const dropout_array &a,
-                                                    const row_cursor &cursor, int size, int first_row, int i)
+                                                    const row_cursor &cursor, int size, int batch_row, int i)
 {
     if (ACCESS == STRIDED)
-        return (char *)a.data + row_offset(c, a, t.row + first_row + i * (DROPOUT_THREADS / LANES)) * size;
+        return (char *)a.data + row_offset(c, a, t.row + batch_row + i * (DROPOUT_THREADS / LANES)) * size;
     return cursor.data + i * cursor.row_step;
 }
 
@@ -154,9 +149,9 @@ static __device__ __forceinline__ char *row_pointer(const dropout_call &c, const
  * registers. */
 template <int ACCESS, int LANES>
 static __device__ __forceinline__ uint8_t *mask_row_pointer(const dropout_call &c, const thread_tile &t,
-                                                            const dropout_array &a, int first_row, int i)
+                                                            const dropout_array &a, int batch_row, int i)
 {
-    const int64_t row = t.row + first_row + i * (DROPOUT_THREADS / LANES);
+    const int64_t row = t.row + batch_row + i * (DROPOUT_THREADS / LANES);
     return (uint8_t *)a.data + (ACCESS == STRIDED ? row_offset(c, a, row) : row * a.stride[0]);
 }
 
@@ -189,7 +184,7 @@ template <> struct bit_type<float> {
  * are. */
 template <typename E, int ACCESS, int LANES, int BATCH>
 static __device__ __forceinline__ void load_rows(const dropout_call &c, const thread_tile &t, const dropout_array &a,
-                                                 const row_cursor &cursor, int first_row, bool needed,
+                                                 const row_cursor &cursor, int batch_row, bool needed,
                                                  fragment<E> (&to)[BATCH])
 {
     typedef typename bit_type<E>::type bits;
@@ -200,7 +195,7 @@ static __device__ __forceinline__ void load_rows(const dropout_call &c, const th
         for (int h = 0; h < chunk_count<E>; h++)
             if (ACCESS != STRIDED)
                 to[i].chunk[h].raw =
-                    cot_load_words_if<4>(needed && t.vector_load[h] && first_row + i * ROW_STEP < t.chunk_rows[h],
+                    cot_load_words_if<4>(needed && t.vector_load[h] && batch_row + i * ROW_STEP < t.chunk_rows[h],
                                          (const E *)(cursor.data + i * cursor.row_step) + LANES * N * h);
 #pragma unroll
     for (int h = 0; h < chunk_count<E>; h++) {
@@ -210,12 +205,12 @@ static __device__ __forceinline__ void load_rows(const dropout_call &c, const th
         const int begin = valid_begin(column), end = valid_end<N>(c, column);
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
-            const bits *from = (const bits *)row_pointer<ACCESS, LANES>(c, t, a, cursor, sizeof(E), first_row, i);
+            const bits *from = (const bits *)row_pointer<ACCESS, LANES>(c, t, a, cursor, sizeof(E), batch_row, i);
             cot_words<4> &raw = to[i].chunk[h].raw;
             raw = {0, 0, 0, 0};
 #pragma unroll
             for (int j = 0; j < N; j++)
-                if (first_row + i * ROW_STEP < t.rows_left && j >= begin && j < end)
+                if (batch_row + i * ROW_STEP < t.rows_left && j >= begin && j < end)
                     raw.word[j * 4 / N] |=
                         (uint32_t)from[ACCESS == STRIDED ? (column + j) * a.column_stride : LANES * N * h + j]
                         << (j % (N / 4) * 16);
@@ -225,13 +220,13 @@ static __device__ __forceinline__ void load_rows(const dropout_call &c, const th
 
 /* Stores the chunks of row i that lie within the row, as vectors. */
 template <typename E, int ACCESS, int LANES>
-static __device__ __forceinline__ void store_whole_chunks(const thread_tile &t, const row_cursor &cursor, int first_row,
+static __device__ __forceinline__ void store_whole_chunks(const thread_tile &t, const row_cursor &cursor, int batch_row,
                                                           int i, const fragment<E> &from)
 {
     constexpr int N = chunk_size<E>, ROW_STEP = DROPOUT_THREADS / LANES;
 #pragma unroll
     for (int h = 0; h < chunk_count<E>; h++)
-        if (ACCESS != STRIDED && first_row + i * ROW_STEP < t.whole_rows[h])
+        if (ACCESS != STRIDED && batch_row + i * ROW_STEP < t.whole_rows[h])
             cot_store_words<4>((E *)(cursor.data + i * cursor.row_step) + LANES * N * h, from.chunk[h].raw);
 }
 
@@ -239,7 +234,7 @@ static __device__ __forceinline__ void store_whole_chunks(const thread_tile &t, 
 template <typename E, int ACCESS, int LANES, int BATCH>
 static __device__ __forceinline__ void store_partial_chunks(const dropout_call &c, const thread_tile &t,
                                                             const dropout_array &a, const row_cursor &cursor,
-                                                            int first_row, const fragment<E> (&from)[BATCH])
+                                                            int batch_row, const fragment<E> (&from)[BATCH])
 {
     typedef typename bit_type<E>::type bits;
     constexpr int N = chunk_size<E>, ROW_STEP = DROPOUT_THREADS / LANES;
@@ -251,8 +246,8 @@ static __device__ __forceinline__ void store_partial_chunks(const dropout_call &
         const uint32_t valid = (1u << valid_end<N>(c, column)) - (1u << valid_begin(column)); /* one bit per element */
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
-            bits *to = (bits *)row_pointer<ACCESS, LANES>(c, t, a, cursor, sizeof(E), first_row, i);
-            const uint32_t row_valid = first_row + i * ROW_STEP < t.rows_left ? valid : 0u;
+            bits *to = (bits *)row_pointer<ACCESS, LANES>(c, t, a, cursor, sizeof(E), batch_row, i);
+            const uint32_t row_valid = batch_row + i * ROW_STEP < t.rows_left ? valid : 0u;
 #pragma unroll
             for (int j = 0; j < N; j++)
                 if (row_valid >> j & 1u)
@@ -377,13 +372,13 @@ static __device__ __forceinline__ bool group_is_interior(const dropout_call &c, 
 
 /* Loads the given mask of the lane's group in one row: 8 bytes, or the bits in the first byte. */
 template <int ACCESS, int LANES>
-static __device__ __forceinline__ uint2 load_mask_group(const dropout_call &c, const thread_tile &t, int first_row,
+static __device__ __forceinline__ uint2 load_mask_group(const dropout_call &c, const thread_tile &t, int batch_row,
                                                         int i)
 {
     uint2 raw = {0, 0};
     const int columns = group_columns(c, t);
-    const uint8_t *from = mask_row_pointer<ACCESS, LANES>(c, t, c.given_mask, first_row, i);
-    if (c.source == SOURCE_BITS) {
+    const uint8_t *from = mask_row_pointer<ACCESS, LANES>(c, t, c.given_mask, batch_row, i);
+    if (c.source == DROPOUT_BITS) {
         if (columns > 0)
             raw.x = from[ACCESS == PLAIN ? t.group : t.group * c.given_mask.column_stride];
     } else if (ACCESS == PLAIN) {
@@ -409,12 +404,12 @@ static __device__ __forceinline__ uint32_t bytes_to_bits(uint2 bytes)
 /* Loads the keep bits of the lane's group in a batch of SHIFTED rows from mask bytes. The loads of all rows are issued
  * before the first use. In all these rows the group has the same distance from a multiple of 4 bytes. */
 template <int LANES, int BATCH>
-static __device__ __forceinline__ void load_keep_shifted(const dropout_call &c, const thread_tile &t, int first_row,
+static __device__ __forceinline__ void load_keep_shifted(const dropout_call &c, const thread_tile &t, int batch_row,
                                                          uint32_t (&keep)[BATCH])
 {
     constexpr int ROW_STEP = DROPOUT_THREADS / LANES;
     const bool inside = group_is_interior(c, t);
-    const uint8_t *from = mask_row_pointer<SHIFTED, LANES>(c, t, c.given_mask, first_row, 0) +
+    const uint8_t *from = mask_row_pointer<SHIFTED, LANES>(c, t, c.given_mask, batch_row, 0) +
                           (int64_t)COT_DROPOUT_GROUP * t.group * c.given_mask.column_stride;
     const int misalignment = (int)((uintptr_t)from % 4);
     uint32_t words[BATCH][3];
@@ -423,7 +418,7 @@ static __device__ __forceinline__ void load_keep_shifted(const dropout_call &c, 
     for (int i = 0; i < BATCH; i++, from += ROW_STEP * c.given_mask.stride[0])
 #pragma unroll
         for (int j = 0; j < 3; j++)
-            words[i][j] = cot_load_words_if<1>(inside && first_row + i * ROW_STEP < t.rows_left, from + 4 * j).word[0];
+            words[i][j] = cot_load_words_if<1>(inside && batch_row + i * ROW_STEP < t.rows_left, from + 4 * j).word[0];
 #pragma unroll
     for (int i = 0; i < BATCH; i++)
         keep[i] = bytes_to_bits({__funnelshift_r(words[i][0], words[i][1], 8 * misalignment),
@@ -432,31 +427,31 @@ static __device__ __forceinline__ void load_keep_shifted(const dropout_call &c, 
         return;
 #pragma unroll
     for (int i = 0; i < BATCH; i++)
-        if (first_row + i * ROW_STEP < t.rows_left)
-            keep[i] = bytes_to_bits(load_mask_group<SHIFTED, LANES>(c, t, first_row, i));
+        if (batch_row + i * ROW_STEP < t.rows_left)
+            keep[i] = bytes_to_bits(load_mask_group<SHIFTED, LANES>(c, t, batch_row, i));
 }
 
 /* The same for mask bytes of PLAIN rows, and for mask bits of any rows. There is no branch between the loads of the
  * rows. */
 template <int ACCESS, int LANES, int BATCH>
-static __device__ __forceinline__ void load_keep_plain(const dropout_call &c, const thread_tile &t, int first_row,
+static __device__ __forceinline__ void load_keep_plain(const dropout_call &c, const thread_tile &t, int batch_row,
                                                        uint32_t (&keep)[BATCH])
 {
     constexpr int ROW_STEP = DROPOUT_THREADS / LANES;
     const bool has_columns = group_columns(c, t) > 0;
-    const uint8_t *from = mask_row_pointer<ACCESS, LANES>(c, t, c.given_mask, first_row, 0);
+    const uint8_t *from = mask_row_pointer<ACCESS, LANES>(c, t, c.given_mask, batch_row, 0);
     const int64_t pitch = ROW_STEP * c.given_mask.stride[0];
-    if (c.source == SOURCE_BITS) {
+    if (c.source == DROPOUT_BITS) {
         from += t.group * c.given_mask.column_stride;
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
-            keep[i] = has_columns && first_row + i * ROW_STEP < t.rows_left ? from[i * pitch] : 0u;
+            keep[i] = has_columns && batch_row + i * ROW_STEP < t.rows_left ? from[i * pitch] : 0u;
     } else {
         cot_words<2> bytes[BATCH];
         from += (int64_t)COT_DROPOUT_GROUP * t.group;
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
-            bytes[i] = cot_load_words_if<2>(has_columns && first_row + i * ROW_STEP < t.rows_left, from + i * pitch);
+            bytes[i] = cot_load_words_if<2>(has_columns && batch_row + i * ROW_STEP < t.rows_left, from + i * pitch);
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
             keep[i] = bytes_to_bits({bytes[i].word[0], bytes[i].word[1]});
@@ -493,43 +488,43 @@ static __device__ __forceinline__ uint32_t generate_keep_bits(const philox_state
  * suffice to load the mask bytes of all PLAIN rows before the first use. */
 template <int ACCESS, int LANES, bool LOAD_BATCH, int BATCH>
 static __device__ __forceinline__ void group_keep_bits(const dropout_call &c, const thread_tile &t,
-                                                       const philox_state &philox, int first_row,
+                                                       const philox_state &philox, int batch_row,
                                                        uint32_t (&keep)[BATCH])
 {
     constexpr int ROW_STEP = DROPOUT_THREADS / LANES;
-    if (c.source == SOURCE_GENERATED) {
-        const uint64_t group = (uint64_t)((t.row + first_row) * c.groups + t.group);
+    if (c.source == DROPOUT_GENERATED) {
+        const uint64_t group = (uint64_t)((t.row + batch_row) * c.groups + t.group);
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
             keep[i] = generate_keep_bits(philox, group + (uint64_t)(i * (ROW_STEP * c.groups)), c.threshold);
     } else if (c.given_mask.data == nullptr) {
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
-            keep[i] = c.source == SOURCE_KEEP_ALL ? 0xffu : 0u;
-    } else if ((LOAD_BATCH && ACCESS == PLAIN) || (ACCESS == SHIFTED && c.source == SOURCE_BITS)) {
-        load_keep_plain<ACCESS, LANES>(c, t, first_row, keep);
+            keep[i] = c.source == DROPOUT_KEEP_ALL ? 0xffu : 0u;
+    } else if ((LOAD_BATCH && ACCESS == PLAIN) || (ACCESS == SHIFTED && c.source == DROPOUT_BITS)) {
+        load_keep_plain<ACCESS, LANES>(c, t, batch_row, keep);
     } else if (ACCESS == SHIFTED) {
-        load_keep_shifted<LANES>(c, t, first_row, keep);
+        load_keep_shifted<LANES>(c, t, batch_row, keep);
     } else {
         uint2 raw[BATCH];
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
-            if (first_row + i * ROW_STEP < t.rows_left)
-                raw[i] = load_mask_group<ACCESS, LANES>(c, t, first_row, i);
+            if (batch_row + i * ROW_STEP < t.rows_left)
+                raw[i] = load_mask_group<ACCESS, LANES>(c, t, batch_row, i);
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
-            keep[i] = c.source == SOURCE_BITS ? raw[i].x : bytes_to_bits(raw[i]);
+            keep[i] = c.source == DROPOUT_BITS ? raw[i].x : bytes_to_bits(raw[i]);
     }
 }
 
 /* The keep bits of the thread's elements in row i of a batch, from the keep bits `keep` that each lane of the row has
  * for its group. 0 if the row does not exist or the scale is 0. */
 template <typename E, int ACCESS, int LANES>
-static __device__ __forceinline__ uint32_t element_keep_bits(const dropout_call &c, const thread_tile &t, int first_row,
+static __device__ __forceinline__ uint32_t element_keep_bits(const dropout_call &c, const thread_tile &t, int batch_row,
                                                              int i, uint32_t keep)
 {
     constexpr int N = chunk_size<E>;
-    keep = c.scale != 0.0f && first_row + i * (DROPOUT_THREADS / LANES) < t.rows_left ? keep : 0u;
+    keep = c.scale != 0.0f && batch_row + i * (DROPOUT_THREADS / LANES) < t.rows_left ? keep : 0u;
     if (ACCESS != SHIFTED && chunk_count<E> == 1)
         return keep;
     uint32_t bits = 0;
