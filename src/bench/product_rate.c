@@ -13,17 +13,17 @@ double V_NAME(product_flops)(const cot_queue *queue);
 enum { M = 64, N = 128, K = 128, REPEATS = 128 };
 
 /* Random numbers of both signs with absolute values up to 2. Zeros would be too fast: an Emerald Rapids multiplies
- * tiles of zeros 17 % faster. All parts are equal, because only the time of the products matters. */
-static void fill(mt *parts, int64_t count, uint64_t seed)
+ * tiles of zeros 17 % faster. All squares are equal, because only the time of the products matters. */
+static void fill(mt *squares, int64_t count, uint64_t seed)
 {
-    for (int64_t offset = 0; offset < MT * MT; offset += VW) {
+    for (int64_t offset = 0; offset < PANEL * PANEL; offset += VW) {
         float values[VW];
         for (int i = 0; i < VW; i++)
             values[i] = (float)(int32_t)cot_draw(&seed) * 0x1p-30f;
-        mt_store_a(parts + offset / MT * MT, offset % MT, v_load(values));
+        mt_store_a(squares + offset / PANEL * PANEL, offset % PANEL, v_load(values));
     }
-    for (int64_t part = 1; part < count; part++)
-        memcpy(parts + part * MT * MT, parts, MT * MT * sizeof(mt));
+    for (int64_t square = 1; square < count; square++)
+        memcpy(squares + square * PANEL * PANEL, squares, PANEL * PANEL * sizeof(mt));
 }
 
 static void product_item(void *context, int64_t item)
@@ -33,8 +33,8 @@ static void product_item(void *context, int64_t item)
     mt_state saved_state;
     (void)context;
     (void)item;
-    fill(a, M * K / (MT * MT), 1);
-    fill(b, K * N / (MT * MT), 2);
+    fill(a, M * K / (PANEL * PANEL), 1);
+    fill(b, K * N / (PANEL * PANEL), 2);
     mt_begin(&saved_state);
     for (int repeat = 0; repeat < REPEATS; repeat++)
         mt_product(M, N, K, a, M, b, K, c, M, false, NULL);

@@ -6,28 +6,29 @@
  * (-DCOT_SIMD_AVX512 -DCOT_MATMUL_AMX). With -DCOT_MATMUL_SPLIT=2 or =3 as well, an element is a sum of two or three
  * bf16.
  *
- * `mt` is the element type of the operands A and B: float, or on AMX bf16 or a sum of bf16. MT (32) is the width of a
- * panel. Functions have the prefix mt_.
- * All matrices are stored in panels of MT columns, [columns/MT][rows][MT]. A part of MT x MT elements is therefore
- * contiguous. (In a row-major matrix of 128 float columns, a row takes 512 bytes, and a column of parts would map to
- * 1/8 of the L1 cache's sets.) The element in row r and column c, c a multiple of MT, has the offset mt_offset(rows, r,
- * c).
- *   A form  [k/MT][m][MT]
- *   B form  [n/MT][k][MT]     on AMX with pairs of rows interleaved, [n/MT][k/2][MT][2]; then r is even
- *   C       [n/MT][m][MT]     always float
+ * mt stands for "matmul type": the element type of the operands A and B, float, or on AMX bf16 or a sum of bf16. The
+ * prefix mt_ marks the functions and types of this file. PANEL (32) is the width of a panel.
+ * All matrices are stored in panels of PANEL columns, [columns/PANEL][rows][PANEL]. A square of PANEL x PANEL elements
+ * is therefore contiguous. (In a row-major matrix of 128 float columns, a row takes 512 bytes, and a column of squares
+ * would map to 1/8 of the L1 cache's sets.) The element in row r and column c, c a multiple of PANEL, has the offset
+ * mt_offset(rows, r, c).
+ *   A form  [k/PANEL][m][PANEL]
+ *   B form  [n/PANEL][k][PANEL]  on AMX with pairs of rows interleaved, [n/PANEL][k/2][PANEL][2]; then r is even
+ *   C       [n/PANEL][m][PANEL]  always float
  * In f32 the three forms are the same (MT_SAME_FORM): a C can be an operand of the next product without packing.
- * Sizes are multiples of MT (32). The caller pads with zeros, and whole parts are allocated, 64-byte aligned.
+ * Sizes are multiples of PANEL (32). The caller pads with zeros, and whole squares are allocated, 64-byte aligned.
  *
  *   mt_begin(&state) mt_end(&state)            enclose every work item that calls mt_product. mt_end restores the tile
  *                                              registers of the host program
  *   mt_product(m, n, k, a, a_rows, b, b_rows, c, c_rows, add, prefetch)
  *                                              C = A B, or C += A B with `add`. a_rows, b_rows, c_rows are the rows of
- *                                              the whole matrices, of which A, B and C may be parts. Prefetches the
- *                                              range `prefetch`, 4 lines per MT^3 multiplications; NULL = no prefetch
+ *                                              the whole matrices, of which A, B and C may be sections. Prefetches
+ *                                              the range `prefetch`, 4 lines per PANEL^3 multiplications; NULL = no
+ *                                              prefetch
  *   mt_product_taps(.., k, taps, a, ..)        C = A_0 B_0 + .. + A_{taps-1} B_{taps-1}, a convolution. A_j is the rows
  *                                              from j on of one A with k columns and m + taps - 1 rows. B has k taps
- *                                              rows: tap j of panel p of A's columns is the rows from (p taps + j) MT
- *                                              on
+ *                                              rows: tap j of panel p of A's columns is the rows from
+ *                                              (p taps + j) PANEL on
  *   mt_product_all_terms(...)                  mt_product with the product of the two low terms, which mt_product
  *                                              leaves out where an element is a sum of two bf16
  *   mt_dot(sum, a, b, n)                       sum + (a[0] b[0] + .. + a[n-1] b[n-1]), lane by lane, n <= MT_K_BLOCK,
@@ -45,11 +46,11 @@
 
 #include "simd.h"
 
-enum { MT = 32 };
+enum { PANEL = 32 };
 
 V_INLINE int64_t mt_offset(int64_t rows, int64_t row, int64_t column)
 {
-    return column * rows + row * MT;
+    return column * rows + row * PANEL;
 }
 
 /* Memory to prefetch into the L2 cache: [next, end). */
@@ -104,9 +105,9 @@ V_INLINE void mt_store_a2(mt *p, vf v0, vf v1)
 
 V_INLINE void mt_store_b(mt *b, int64_t rows, int64_t k, int64_t n, vf v0, vf v1)
 {
-    mt *p = b + mt_offset(rows, k, n / MT * MT) + n % MT;
+    mt *p = b + mt_offset(rows, k, n / PANEL * PANEL) + n % PANEL;
     v_store(p, v0);
-    v_store(p + MT, v1);
+    v_store(p + PANEL, v1);
 }
 
 /* The number of steps along k that are summed before the sum is added to C: one panel of A. Summing all of d = 256 in
@@ -145,18 +146,18 @@ V_INLINE void mt_block(const float *restrict a, const float *restrict b, float *
         s0[i] = s1[i] = v_zero();
     MT_UNROLL
     for (int p = 0; p < MT_K_BLOCK; p++) {
-        const vf b0 = v_load(b + p * MT), b1 = v_load(b + p * MT + VW);
+        const vf b0 = v_load(b + p * PANEL), b1 = v_load(b + p * PANEL + VW);
         V_UNROLL
         for (int i = 0; i < MT_BLOCK_ROWS; i++) {
-            const vf x = v_set1(a[i * MT + p]);
+            const vf x = v_set1(a[i * PANEL + p]);
             s0[i] = v_fma(x, b0, s0[i]);
             s1[i] = v_fma(x, b1, s1[i]);
         }
     }
     V_UNROLL
     for (int i = 0; i < MT_BLOCK_ROWS; i++) {
-        v_store(c + i * MT, add ? v_add(v_load(c + i * MT), s0[i]) : s0[i]);
-        v_store(c + i * MT + VW, add ? v_add(v_load(c + i * MT + VW), s1[i]) : s1[i]);
+        v_store(c + i * PANEL, add ? v_add(v_load(c + i * PANEL), s0[i]) : s0[i]);
+        v_store(c + i * PANEL + VW, add ? v_add(v_load(c + i * PANEL + VW), s1[i]) : s1[i]);
     }
 }
 
@@ -164,14 +165,14 @@ V_INLINE void mt_block(const float *restrict a, const float *restrict b, float *
 V_INLINE void mt_product_taps(int64_t m, int64_t n, int64_t k, int64_t taps, const mt *a, int64_t a_rows, const mt *b,
                               int64_t b_rows, float *c, int64_t c_rows, bool add, mt_prefetch_range *prefetch)
 {
-    for (int64_t j = 0; j < n; j += MT)
-        for (int64_t strip = 0; strip < MT; strip += 2 * VW)
+    for (int64_t j = 0; j < n; j += PANEL)
+        for (int64_t strip = 0; strip < PANEL; strip += 2 * VW)
             for (int64_t i = 0; i < m; i += MT_BLOCK_ROWS)
                 for (int64_t p = 0; p < k; p += MT_K_BLOCK)
                     for (int64_t tap = 0; tap < taps; tap++) {
                         mt_prefetch_next(prefetch);
                         mt_block(a + mt_offset(a_rows, i + tap, p),
-                                 b + mt_offset(b_rows, p * taps + tap * MT, j) + strip,
+                                 b + mt_offset(b_rows, p * taps + tap * PANEL, j) + strip,
                                  c + mt_offset(c_rows, i, j) + strip, add || p + tap > 0);
                     }
 }

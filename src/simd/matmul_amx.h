@@ -107,7 +107,7 @@ V_INLINE void mt_store_a(mt *p, int64_t column, vf v)
 {
     uint16_t *to = (uint16_t *)p + column;
     for (int term = 0; term < COT_MATMUL_SPLIT; term++, v = mt_remainder(v))
-        _mm256_storeu_si256((__m256i *)(to + term * MT), (__m256i)_mm512_cvtneps_pbh(mt_round_term(v)));
+        _mm256_storeu_si256((__m256i *)(to + term * PANEL), (__m256i)_mm512_cvtneps_pbh(mt_round_term(v)));
 }
 
 /* The sum is exact: the terms' mantissas do not overlap. */
@@ -116,7 +116,7 @@ V_INLINE vf mt_load_a(const mt *p, int64_t column)
     const uint16_t *from = (const uint16_t *)p + column;
     vf v = v_load_bf16(from);
     for (int term = 1; term < COT_MATMUL_SPLIT; term++)
-        v = v_add(v, v_load_bf16(from + term * MT));
+        v = v_add(v, v_load_bf16(from + term * PANEL));
     return v;
 }
 
@@ -124,23 +124,23 @@ V_INLINE void mt_store_a2(mt *p, vf v0, vf v1)
 {
     uint16_t *to = (uint16_t *)p;
     for (int term = 0; term < COT_MATMUL_SPLIT; term++, v0 = mt_remainder(v0), v1 = mt_remainder(v1))
-        _mm512_storeu_si512(to + term * MT, (__m512i)_mm512_cvtne2ps_pbh(mt_round_term(v1), mt_round_term(v0)));
+        _mm512_storeu_si512(to + term * PANEL, (__m512i)_mm512_cvtne2ps_pbh(mt_round_term(v1), mt_round_term(v0)));
 }
 
 V_INLINE void mt_store_b(mt *b, int64_t rows, int64_t k, int64_t n, vf v0, vf v1)
 {
-    uint16_t *to = (uint16_t *)(b + mt_offset(rows, k, n / MT * MT)) + 2 * (n % MT);
+    uint16_t *to = (uint16_t *)(b + mt_offset(rows, k, n / PANEL * PANEL)) + 2 * (n % PANEL);
     for (int term = 0; term < COT_MATMUL_SPLIT; term++, v0 = mt_remainder(v0), v1 = mt_remainder(v1))
-        _mm512_storeu_si512(to + 2 * term * MT,
+        _mm512_storeu_si512(to + 2 * term * PANEL,
                             mt_interleave((__m512i)_mm512_cvtne2ps_pbh(mt_round_term(v1), mt_round_term(v0))));
 }
 
-#define MT_LOAD_A(term)                        \
-    _tile_loadd(4, a_tile + (term)*MT, A_ROW); \
-    _tile_loadd(5, a_tile + 16 * A_ROW / 2 + (term)*MT, A_ROW);
-#define MT_LOAD_B(term)                            \
-    _tile_loadd(6, b_tile + (term)*2 * MT, B_ROW); \
-    _tile_loadd(7, b_tile + (term)*2 * MT + 32, B_ROW);
+#define MT_LOAD_A(term)                           \
+    _tile_loadd(4, a_tile + (term)*PANEL, A_ROW); \
+    _tile_loadd(5, a_tile + 16 * A_ROW / 2 + (term)*PANEL, A_ROW);
+#define MT_LOAD_B(term)                               \
+    _tile_loadd(6, b_tile + (term)*2 * PANEL, B_ROW); \
+    _tile_loadd(7, b_tile + (term)*2 * PANEL + 32, B_ROW);
 #define MT_FOUR_PRODUCTS     \
     _tile_dpbf16ps(0, 4, 6); \
     _tile_dpbf16ps(1, 4, 7); \
@@ -238,7 +238,7 @@ V_INLINE void mt_store_a2(mt *p, vf v0, vf v1)
 
 V_INLINE void mt_store_b(mt *b, int64_t rows, int64_t k, int64_t n, vf v0, vf v1)
 {
-    _mm512_storeu_si512(b + mt_offset(rows, k, n / MT * MT) + 2 * (n % MT),
+    _mm512_storeu_si512(b + mt_offset(rows, k, n / PANEL * PANEL) + 2 * (n % PANEL),
                         mt_interleave((__m512i)_mm512_cvtne2ps_pbh(v1, v0)));
 }
 
@@ -248,52 +248,52 @@ V_INLINE vf mt_dot(vf sum, const vf *a, const vf *b, int64_t n)
 }
 
 /* One step of 32 along k: loads two tiles of A and two of B for four tile products. */
-#define MT_K_STEP(a, b, all_terms)               \
-    {                                            \
-        const mt *a_tile = (a), *b_tile = (b);   \
-        _tile_loadd(4, a_tile, A_ROW);           \
-        _tile_loadd(6, b_tile, B_ROW);           \
-        _tile_loadd(7, b_tile + 32, B_ROW);      \
-        _tile_dpbf16ps(0, 4, 6);                 \
-        overlap(context, 0);                     \
-        _tile_loadd(5, a_tile + 16 * MT, A_ROW); \
-        _tile_dpbf16ps(1, 4, 7);                 \
-        overlap(context, 1);                     \
-        _tile_dpbf16ps(2, 5, 6);                 \
-        overlap(context, 2);                     \
-        _tile_dpbf16ps(3, 5, 7);                 \
-        overlap(context, 3);                     \
+#define MT_K_STEP(a, b, all_terms)                  \
+    {                                               \
+        const mt *a_tile = (a), *b_tile = (b);      \
+        _tile_loadd(4, a_tile, A_ROW);              \
+        _tile_loadd(6, b_tile, B_ROW);              \
+        _tile_loadd(7, b_tile + 32, B_ROW);         \
+        _tile_dpbf16ps(0, 4, 6);                    \
+        overlap(context, 0);                        \
+        _tile_loadd(5, a_tile + 16 * PANEL, A_ROW); \
+        _tile_dpbf16ps(1, 4, 7);                    \
+        overlap(context, 1);                        \
+        _tile_dpbf16ps(2, 5, 6);                    \
+        overlap(context, 2);                        \
+        _tile_dpbf16ps(3, 5, 7);                    \
+        overlap(context, 3);                        \
     }
 
 #endif
 
 /* Computes a result tile of C, 32 x 32 elements, in four tile registers. It calls overlap(context, 0) to
- * overlap(context, 3) once in every MT^3 multiplications, for work that overlaps the tile products, such as vector
+ * overlap(context, 3) once in every PANEL^3 multiplications, for work that overlaps the tile products, such as vector
  * arithmetic or prefetches. The asm barrier is needed because gcc's tile loads do not declare that they read memory. */
 V_INLINE void mt_product_result_tile(int64_t k, int64_t taps, const mt *a, int64_t a_rows, const mt *b, float *c,
                                      bool add, bool all_terms, void (*overlap)(void *context, int step), void *context)
 {
     (void)all_terms;
-    enum { A_ROW = MT * sizeof(mt), B_ROW = 2 * MT * sizeof(mt), C_ROW = MT * sizeof(float) };
+    enum { A_ROW = PANEL * sizeof(mt), B_ROW = 2 * PANEL * sizeof(mt), C_ROW = PANEL * sizeof(float) };
     __asm__ volatile("" : : : "memory");
     if (add) {
         _tile_loadd(0, c, C_ROW);
         _tile_loadd(1, c + 16, C_ROW);
-        _tile_loadd(2, c + 16 * MT, C_ROW);
-        _tile_loadd(3, c + 16 * MT + 16, C_ROW);
+        _tile_loadd(2, c + 16 * PANEL, C_ROW);
+        _tile_loadd(3, c + 16 * PANEL + 16, C_ROW);
     } else {
         _tile_zero(0);
         _tile_zero(1);
         _tile_zero(2);
         _tile_zero(3);
     }
-    for (int64_t p = 0; p < k; p += MT)
-        for (int64_t tap = 0; tap < taps; tap++, b += MT * MT)
+    for (int64_t p = 0; p < k; p += PANEL)
+        for (int64_t tap = 0; tap < taps; tap++, b += PANEL * PANEL)
             MT_K_STEP(a + mt_offset(a_rows, tap, p), b, all_terms)
     _tile_stored(0, c, C_ROW);
     _tile_stored(1, c + 16, C_ROW);
-    _tile_stored(2, c + 16 * MT, C_ROW);
-    _tile_stored(3, c + 16 * MT + 16, C_ROW);
+    _tile_stored(2, c + 16 * PANEL, C_ROW);
+    _tile_stored(3, c + 16 * PANEL + 16, C_ROW);
 }
 
 V_INLINE void mt_prefetch_step(void *prefetch, int step)
@@ -303,13 +303,13 @@ V_INLINE void mt_prefetch_step(void *prefetch, int step)
 }
 
 /* A step loads two AMX tiles of A and two of B. The L1 cache just delivers them at the rate of the products. The L2
- * cache does not: a panel of B should be used for at least two strips of MT rows of A. */
+ * cache does not: a panel of B should be used for at least two strips of PANEL rows of A. */
 V_INLINE void mt_product_result_tiles(int64_t m, int64_t n, int64_t k, int64_t taps, const mt *a, int64_t a_rows,
                                       const mt *b, int64_t b_rows, float *c, int64_t c_rows, bool add, bool all_terms,
                                       mt_prefetch_range *prefetch)
 {
-    for (int64_t j = 0; j < n; j += MT)
-        for (int64_t i = 0; i < m; i += MT)
+    for (int64_t j = 0; j < n; j += PANEL)
+        for (int64_t i = 0; i < m; i += PANEL)
             mt_product_result_tile(k, taps, a + mt_offset(a_rows, i, 0), a_rows, b + mt_offset(b_rows, 0, j),
                                    c + mt_offset(c_rows, i, j), add, all_terms, mt_prefetch_step, prefetch);
 }

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * matmul_pack.h: copies between strided tensors of any dtype and tiles of MT x MT float32, stored row by row.
+ * matmul_pack.h: copies between strided tensors of any dtype and tiles of PANEL x PANEL float32, stored row by row.
  * A tile of a C matrix (matmul.h) already has this layout.
  *
  *   mt_load_tile(tile, &view, rows, columns)   loads rows x columns elements, the rest of the tile is 0
  *   mt_store_tile(&view, tile, rows, columns)  stores only rows x columns elements
- *   mt_pack_a(a, tile)                         converts the tile to MT rows of an A-form panel, the first of them at a
+ *   mt_pack_a(a, tile)                         converts the tile to PANEL rows of an A-form panel, the first of them at
+ *                                              a
  *   mt_pack_a_transposed(a, tile)              the same for the transposed tile
  *   mt_activate_tile(tile, bias, silu, dtype)  act(tile + bias), one bias per column; accurate enough to round to dtype
  */
@@ -29,13 +30,13 @@ V_INLINE int64_t mt_element_size(cot_dtype dtype)
 /* Loads `count` rows of `length` contiguous elements, `pitch` elements apart. */
 V_INLINE void mt_load_rows(float *tile, const char *data, cot_dtype dtype, int64_t pitch, int64_t count, int64_t length)
 {
-    for (int64_t r = 0; r < MT; r++)
-        for (int64_t c = 0; c < MT; c += VW) {
+    for (int64_t r = 0; r < PANEL; r++)
+        for (int64_t c = 0; c < PANEL; c += VW) {
             const char *from = data + (r * pitch + c) * mt_element_size(dtype);
             const int64_t rest = r < count ? length - c : 0;
-            v_store(tile + r * MT + c, rest >= VW ? v_load_as(from, dtype)
-                                       : rest > 0 ? v_load_n_as(from, dtype, (int)rest)
-                                                  : v_zero());
+            v_store(tile + r * PANEL + c, rest >= VW ? v_load_as(from, dtype)
+                                          : rest > 0 ? v_load_n_as(from, dtype, (int)rest)
+                                                     : v_zero());
         }
 }
 
@@ -46,33 +47,33 @@ V_INLINE void mt_store_rows(char *data, cot_dtype dtype, int64_t pitch, const fl
         for (int64_t c = 0; c < length; c += VW) {
             char *to = data + (r * pitch + c) * mt_element_size(dtype);
             if (length - c >= VW)
-                v_store_as(to, dtype, v_load(tile + r * MT + c));
+                v_store_as(to, dtype, v_load(tile + r * PANEL + c));
             else
-                v_store_n_as(to, dtype, v_load(tile + r * MT + c), (int)(length - c));
+                v_store_n_as(to, dtype, v_load(tile + r * PANEL + c), (int)(length - c));
         }
 }
 
 V_INLINE void mt_transpose_tile(float *to, const float *from)
 {
-    for (int64_t r = 0; r < MT; r += VW)
-        for (int64_t c = 0; c < MT; c += VW) {
+    for (int64_t r = 0; r < PANEL; r += VW)
+        for (int64_t c = 0; c < PANEL; c += VW) {
             vf v[VW];
             for (int64_t i = 0; i < VW; i++)
-                v[i] = v_load(from + (r + i) * MT + c);
+                v[i] = v_load(from + (r + i) * PANEL + c);
             mt_transpose(v);
             for (int64_t i = 0; i < VW; i++)
-                v_store(to + (c + i) * MT + r, v[i]);
+                v_store(to + (c + i) * PANEL + r, v[i]);
         }
 }
 
 static inline __attribute__((unused)) void mt_load_tile(float *tile, const mt_view *view, int64_t rows, int64_t columns)
 {
     const bool rows_contiguous = view->column_stride == 1, columns_contiguous = view->row_stride == 1;
-    _Alignas(64) float transposed[MT * MT];
+    _Alignas(64) float transposed[PANEL * PANEL];
     if (!rows_contiguous && !columns_contiguous) {
-        for (int64_t r = 0; r < MT; r++)
-            for (int64_t c = 0; c < MT; c++)
-                tile[r * MT + c] =
+        for (int64_t r = 0; r < PANEL; r++)
+            for (int64_t c = 0; c < PANEL; c++)
+                tile[r * PANEL + c] =
                     r < rows && c < columns
                         ? (float)cot_load_f64(view->data, view->dtype, r * view->row_stride + c * view->column_stride)
                         : 0;
@@ -95,12 +96,12 @@ static inline __attribute__((unused)) void mt_store_tile(const mt_view *view, co
                                                          int64_t columns)
 {
     const bool rows_contiguous = view->column_stride == 1, columns_contiguous = view->row_stride == 1;
-    _Alignas(64) float transposed[MT * MT];
+    _Alignas(64) float transposed[PANEL * PANEL];
     if (!rows_contiguous && !columns_contiguous) {
         for (int64_t r = 0; r < rows; r++)
             for (int64_t c = 0; c < columns; c++)
                 cot_store_f64(view->data, view->dtype, r * view->row_stride + c * view->column_stride,
-                              tile[r * MT + c]);
+                              tile[r * PANEL + c]);
         return;
     }
     if (!rows_contiguous)
@@ -118,22 +119,22 @@ static inline __attribute__((unused)) void mt_store_tile(const mt_view *view, co
 
 static inline __attribute__((unused)) void mt_pack_a(mt *a, const float *tile)
 {
-    for (int64_t r = 0; r < MT; r++)
-        for (int64_t c = 0; c < MT; c += VW)
-            mt_store_a(a + r * MT, c, v_load(tile + r * MT + c));
+    for (int64_t r = 0; r < PANEL; r++)
+        for (int64_t c = 0; c < PANEL; c += VW)
+            mt_store_a(a + r * PANEL, c, v_load(tile + r * PANEL + c));
 }
 
 static inline __attribute__((unused)) void mt_pack_a_transposed(mt *a, const float *tile)
 {
-    _Alignas(64) float transposed[MT * MT];
+    _Alignas(64) float transposed[PANEL * PANEL];
     mt_transpose_tile(transposed, tile);
     mt_pack_a(a, transposed);
 }
 
 V_INLINE void mt_activate_tile_as(float *tile, const float *bias, bool silu, cot_dtype dtype)
 {
-    for (int64_t i = 0; i < MT * MT; i += VW) {
-        const vf z = v_add(v_load(tile + i), v_load(bias + i % MT));
+    for (int64_t i = 0; i < PANEL * PANEL; i += VW) {
+        const vf z = v_add(v_load(tile + i), v_load(bias + i % PANEL));
         v_store(tile + i, silu ? v_silu_as(dtype, z) : z);
     }
 }

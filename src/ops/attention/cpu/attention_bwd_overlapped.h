@@ -60,8 +60,8 @@ V_INLINE void compute_prob_row(score_queue *queue)
         queue->prob[m] =
             exp_scores(v_load(queue->current.s + m * VW), queue->exp_scale, v_load(queue->current.lse + m * VW));
     mt_store_a2(queue->current.prob, queue->prob[0], queue->prob[1]);
-    queue->current.s += MT;
-    queue->current.prob += MT;
+    queue->current.s += PANEL;
+    queue->current.prob += PANEL;
 }
 
 V_INLINE void compute_ds_row(score_queue *queue, vf ds[2])
@@ -70,8 +70,8 @@ V_INLINE void compute_ds_row(score_queue *queue, vf ds[2])
     for (int m = 0; m < 2; m++)
         ds[m] = v_mul(queue->prob[m], v_sub(v_load(queue->current.dp + m * VW), v_load(queue->current.delta + m * VW)));
     mt_store_a2(queue->current.ds, ds[0], ds[1]);
-    queue->current.dp += MT;
-    queue->current.ds += MT;
+    queue->current.dp += PANEL;
+    queue->current.ds += PANEL;
 }
 
 /* Four steps process two keys. */
@@ -87,7 +87,7 @@ V_INLINE void compute_p_and_ds_of_step(score_queue *queue, int step)
         V_UNROLL
         for (int m = 0; m < 2; m++)
             mt_store_b(queue->current.ds_b, SCORE_ROWS, 0, m * VW, queue->ds[m], odd[m]);
-        queue->current.ds_b += 2 * MT;
+        queue->current.ds_b += 2 * PANEL;
         queue->rows_left -= 2;
     }
 }
@@ -219,8 +219,8 @@ static void apply_mask(const score_context *ctx, float *s, int64_t first_key, in
     for (int64_t r = 0; r < STRIP; r++) {
         const attention_span queries = visible_queries(ctx, first_key + r);
         for (int64_t c = 0; c < STRIP; c += VW)
-            v_store(s + r * MT + c, mask_scores(v_load(s + r * MT + c), queries.first - first_query - c,
-                                                queries.end - first_query - c));
+            v_store(s + r * PANEL + c, mask_scores(v_load(s + r * PANEL + c), queries.first - first_query - c,
+                                                   queries.end - first_query - c));
     }
 }
 

@@ -19,7 +19,7 @@
  * (3) dq is the sum over the chunks, in their order. The number of chunks depends on the shape alone.
  * (4) dbias, one tile at a time (attention_bwd_dbias.h), and dsink.
  *
- * attention_fwd_tiled.c explains the names of simd/simd.h and simd/matmul.h: mt, MT, MT_SAME_FORM, the A and B
+ * attention_fwd_tiled.c explains the names of simd/simd.h and simd/matmul.h: mt, PANEL, MT_SAME_FORM, the A and B
  * forms. */
 #include "attention_bwd_dbias.h"
 #include "attention_bwd_score_block.h"
@@ -53,18 +53,18 @@ static void store_dk_dv(const context *c, const attention_sequence *s, int64_t h
     for (int64_t strip = 0; strip < BLOCK / STRIP; strip++) {
         if (initialized[strip])
             continue;
-        for (int64_t n = 0; n < c->layout.qk_size; n += MT)
-            memset(dk + mt_offset(BLOCK, strip * STRIP, n), 0, STRIP * MT * sizeof(float));
-        for (int64_t n = 0; n < c->layout.v_size; n += MT)
-            memset(dv + mt_offset(BLOCK, strip * STRIP, n), 0, STRIP * MT * sizeof(float));
+        for (int64_t n = 0; n < c->layout.qk_size; n += PANEL)
+            memset(dk + mt_offset(BLOCK, strip * STRIP, n), 0, STRIP * PANEL * sizeof(float));
+        for (int64_t n = 0; n < c->layout.v_size; n += PANEL)
+            memset(dv + mt_offset(BLOCK, strip * STRIP, n), 0, STRIP * PANEL * sizeof(float));
     }
     /* Keys from used_k on get gradients of 0. Their weights are 0, but the products multiply dout and q by them, and 0
      * times a NaN or an infinity is NaN. */
     for (int64_t r = cot_clamp(s->used_k - key_block * BLOCK, 0, rows); r < rows; r++) {
-        for (int64_t n = 0; n < c->layout.qk_size; n += MT)
-            memset(dk + mt_offset(BLOCK, r, n), 0, MT * sizeof(float));
-        for (int64_t n = 0; n < c->layout.v_size; n += MT)
-            memset(dv + mt_offset(BLOCK, r, n), 0, MT * sizeof(float));
+        for (int64_t n = 0; n < c->layout.qk_size; n += PANEL)
+            memset(dk + mt_offset(BLOCK, r, n), 0, PANEL * sizeof(float));
+        for (int64_t n = 0; n < c->layout.v_size; n += PANEL)
+            memset(dv + mt_offset(BLOCK, r, n), 0, PANEL * sizeof(float));
     }
     if (cot_is_present(&p->dk))
         store_rows(&p->dk, s->b, row, hkv, rows, p->sizes.d_qk, dk, BLOCK, NULL, (float)p->sizes.scale, p->accumulate);
@@ -226,8 +226,8 @@ static void store_dq_item(void *memory, int64_t item, void *scratch)
         }
         /* Queries from used_q on get gradients of 0, for the same reason as in store_dk_dv. */
         for (int64_t i = cot_clamp(query_block.used - r, 0, STRIP); i < STRIP; i++)
-            for (int64_t n = 0; n < qk_size; n += MT)
-                memset(rows + mt_offset(STRIP, i, n), 0, MT * sizeof(float));
+            for (int64_t n = 0; n < qk_size; n += PANEL)
+                memset(rows + mt_offset(STRIP, i, n), 0, PANEL * sizeof(float));
         store_rows(&p->dq, query_block.sequence.b, query_block.sequence.q_row + query_block.first + r, h,
                    cot_clamp(query_block.rows - r, 0, STRIP), p->sizes.d_qk, rows, STRIP, NULL, (float)p->sizes.scale,
                    p->accumulate);

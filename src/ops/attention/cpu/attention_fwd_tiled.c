@@ -19,8 +19,8 @@
  *
  * The file is compiled once per instruction set. simd/simd.h defines V_NAME (appends the name of the instruction set),
  * V_INLINE, vf (a vector of VW floats) and the functions v_*. simd/matmul.h defines mt (the type of an operand's
- * element), MT (the width of a panel), the A and B forms of operands, and the functions mt_*. MT_SAME_FORM: both forms
- * are panels of float, as the results. */
+ * element), PANEL (the width of a panel), the A and B forms of operands, and the functions mt_*. MT_SAME_FORM: both
+ * forms are panels of float, as the results. */
 #include "attention_scores.h"
 
 #include <stdatomic.h>
@@ -316,9 +316,9 @@ V_INLINE void softmax_row(softmax_queue *queue, int row)
              f = exp_scores(v_load(queue->current.s + VW), queue->exp_scale, row_max);
     mt_store_a2(queue->current.prob, e, f);
     queue->sum[row] = v_add(e, f);
-    queue->current.s += MT;
+    queue->current.s += PANEL;
     queue->current.row_max++;
-    queue->current.prob += MT;
+    queue->current.prob += PANEL;
     if (row == 3) {
         v_store(queue->current.sums, v_add(v_load(queue->current.sums),
                                            v_sums4(queue->sum[0], queue->sum[1], queue->sum[2], queue->sum[3])));
@@ -388,7 +388,7 @@ static bool set_row_max(const float *s, float exp_scale, float *row_max)
     for (int64_t r = 0; r < STRIP; r += VW) {
         vf v[VW];
         for (int64_t i = 0; i < VW; i++)
-            v[i] = v_max(v_load(s + (r + i) * MT), v_load(s + (r + i) * MT + VW));
+            v[i] = v_max(v_load(s + (r + i) * PANEL), v_load(s + (r + i) * PANEL + VW));
         const vf least = v_set1(-FLT_MAX), old_max = v_load(row_max + r);
         const vf tile_max = v_max(least, v_mul(max_per_vector(v), v_set1(exp_scale)));
         const vf new_max = v_select(vm_above(old_max, least), old_max, tile_max);
@@ -517,15 +517,16 @@ static void attend_block(const context *c, const score_context *ctx, item_state 
     for (int64_t first_row = 0; first_row < c->layout.rows; first_row += SCORE_ROWS) {
 #if defined(COT_MATMUL_AMX)
         if (!ctx->modified &&
-            (c->layout.qk_size + c->layout.v_size >= 8 * MT
+            (c->layout.qk_size + c->layout.v_size >= 8 * PANEL
                  ? attend_overlapped(c, ctx, state, first_query, first_row, b, softmax_step)
                  : attend_overlapped(c, ctx, state, first_query, first_row, b, softmax_step_two_rows)))
             continue;
 #endif
+        /* In sub-blocks of BLOCK keys, for which the buffer of scores has room. */
         for (int64_t key = 0; key < c->layout.keys; key += BLOCK) {
-            const key_block narrow = {b->first + key, b->kt + mt_offset(c->layout.qk_size, 0, key),
-                                      b->v + mt_offset(c->layout.keys, key, 0)};
-            attend_running_max(c, ctx, state, first_query, first_row, &narrow);
+            const key_block sub_block = {b->first + key, b->kt + mt_offset(c->layout.qk_size, 0, key),
+                                         b->v + mt_offset(c->layout.keys, key, 0)};
+            attend_running_max(c, ctx, state, first_query, first_row, &sub_block);
         }
     }
 }
@@ -543,8 +544,8 @@ static void finish_block(const context *c, item_state *state, const attention_bl
         if (cot_is_present(&p->lse))
             ((float *)p->lse.data)[attention_lse_offset(&p->lse, queries->sequence.b, h,
                                                         queries->sequence.q_row + queries->first + r)] = lse[r];
-        for (int64_t n = 0; (!state->out_initialized[r / STRIP] || !has_sum) && n < c->layout.v_size; n += MT)
-            memset(state->out + mt_offset(c->layout.rows, r, n), 0, MT * sizeof(float));
+        for (int64_t n = 0; (!state->out_initialized[r / STRIP] || !has_sum) && n < c->layout.v_size; n += PANEL)
+            memset(state->out + mt_offset(c->layout.rows, r, n), 0, PANEL * sizeof(float));
     }
     if (cot_is_present(&p->out))
         store_rows(&p->out, queries->sequence.b, queries->sequence.q_row + queries->first, h, queries->rows,

@@ -12,7 +12,7 @@
 #include "ops/attention/attention_problem.h"
 
 enum {
-    ATTENTION_STRIP = 32,        /* granularity of a product's rows and columns: MT of simd/matmul.h */
+    ATTENTION_STRIP = 32,        /* granularity of a product's rows and columns: PANEL of simd/matmul.h */
     ATTENTION_SCORE_ROWS = 64,   /* rows of a tile of scores */
     ATTENTION_FWD_ROWS = 128,    /* queries of a forward item; half as many if d or d_v > 128 */
     ATTENTION_BLOCK = 128,       /* maximum keys of a block (with AMX more, see below); queries of a backward block */

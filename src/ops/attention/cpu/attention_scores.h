@@ -178,8 +178,8 @@ static void fill_dropout_factors(const score_context *ctx, const score_tile *t, 
     for (int64_t r = 0; r < t->rows; r++) {
         const uint8_t *key_bits = query_bits[(shift + r) / 8];
         const int bit = (int)((shift + r) % 8);
-        for (int64_t c = first; c < end; c += MT)
-            for (int64_t n = c; n < c + MT; n++)
+        for (int64_t c = first; c < end; c += PANEL)
+            for (int64_t n = c; n < c + PANEL; n++)
                 factors[panel_offset(SCORE_ROWS, r, c) + n - c] = key_bits[n] >> bit & 1 ? factor : 0;
     }
 }

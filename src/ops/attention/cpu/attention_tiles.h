@@ -12,12 +12,12 @@
 #include <math.h>
 
 enum { BLOCK = ATTENTION_BLOCK, STRIP = ATTENTION_STRIP, SCORE_ROWS = ATTENTION_SCORE_ROWS };
-_Static_assert((int)STRIP == (int)MT, "products work on whole strips");
+_Static_assert((int)STRIP == (int)PANEL, "products work on whole strips");
 
-/* The offset of element (row, column) in a matrix stored in panels of MT columns and `rows` rows. */
+/* The offset of element (row, column) in a matrix stored in panels of PANEL columns and `rows` rows. */
 V_INLINE int64_t panel_offset(int64_t rows, int64_t row, int64_t column)
 {
-    return mt_offset(rows, row, column / MT * MT) + column % MT;
+    return mt_offset(rows, row, column / PANEL * PANEL) + column % PANEL;
 }
 
 /* ---- rows ---------------------------------------------------------------------------------------------- */
@@ -94,7 +94,7 @@ static inline __attribute__((unused)) void pack_a(mt *a, int64_t rows, int64_t r
 {
     for (int64_t c = 0; c < columns; c += VW)
         for (int64_t r = 0; r < STRIP; r++)
-            mt_store_a(a + mt_offset(rows, row + r, c / MT * MT), c % MT, v_load(x + r * columns + c));
+            mt_store_a(a + mt_offset(rows, row + r, c / PANEL * PANEL), c % PANEL, v_load(x + r * columns + c));
 }
 
 /* B form, [rows][columns] */
@@ -120,7 +120,7 @@ V_INLINE void pack_transposed(mt *operand, bool b_form, int64_t row, const float
                 } else {
                     mt *panel_row = operand + mt_offset(columns, c + i, row);
                     mt_store_a(panel_row, r, v[i]);
-                    mt_store_a(panel_row + MT, r, v[i + 1]);
+                    mt_store_a(panel_row + PANEL, r, v[i + 1]);
                 }
             }
         }

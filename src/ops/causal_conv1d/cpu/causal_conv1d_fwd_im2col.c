@@ -21,7 +21,7 @@ enum {
     TILE_ELEMENTS = TILE * TILE,
     TERMS = 1024 / sizeof(mt)
 };
-_Static_assert((int)TILE == (int)MT, "TILE must be the tile of simd/matmul.h");
+_Static_assert((int)TILE == (int)PANEL, "TILE must be the tile of simd/matmul.h");
 
 typedef struct context {
     const conv1d_forward_problem *problem;

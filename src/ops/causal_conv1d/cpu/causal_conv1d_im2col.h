@@ -6,7 +6,7 @@
 #include "ops/causal_conv1d/causal_conv1d_problem.h"
 
 enum {
-    CONV1D_IM2COL_TILE = 32,         /* MT of simd/matmul.h: T and D are rounded up to multiples of it */
+    CONV1D_IM2COL_TILE = 32,         /* PANEL of simd/matmul.h: T and D are rounded up to multiples of it */
     CONV1D_IM2COL_ITEM_TOKENS = 256, /* tokens of the product of one item */
     CONV1D_IM2COL_ITEM_CHANNELS = 128,
     CONV1D_IM2COL_MAX_D = 1024,

@@ -17,7 +17,7 @@ enum {
     BLOCK_COLUMNS = CONV1D_BLOCK_COLUMNS,
     TILE_ELEMENTS = TILE * TILE
 };
-_Static_assert((int)TILE == (int)MT, "TILE must be the tile of simd/matmul.h");
+_Static_assert((int)TILE == (int)PANEL, "TILE must be the tile of simd/matmul.h");
 
 enum {
     FLOAT32 = MT_SAME_FORM || sizeof(mt) == 6, /* operands keep the full precision of float32 */
@@ -169,7 +169,7 @@ static inline __attribute__((unused)) void multiply(int64_t rows, int64_t column
         for (int64_t tap = 0; tap < taps; tap += tiles_per_sum) {
             const bool separate = FLOAT32 && p + tap > 0;
             mt_product_taps(rows, columns, cot_min(channel_step, k - p), cot_min(tiles_per_sum, taps - tap),
-                            a + mt_offset(a_rows, tap, p), a_rows, b + (p * taps + tap * TILE) * MT, k * taps,
+                            a + mt_offset(a_rows, tap, p), a_rows, b + (p * taps + tap * TILE) * PANEL, k * taps,
                             separate ? partial : c, BLOCK_ROWS, !FLOAT32 && p + tap > 0, NULL);
             for (int64_t n = 0; separate && n < columns; n += TILE)
                 for (int64_t i = 0; i < rows * TILE; i += VW) {

@@ -11,7 +11,7 @@
 #include "ops/causal_conv1d_dense/causal_conv1d_dense_problem.h"
 
 enum {
-    CONV1D_TILE = 32,              /* MT of simd/matmul.h */
+    CONV1D_TILE = 32,              /* PANEL of simd/matmul.h */
     CONV1D_BLOCK_ROWS = 256,       /* of an item's C */
     CONV1D_BLOCK_COLUMNS = 128,    /* of an item's C */
     CONV1D_SUM_TERMS = 256,        /* of a sum at a time: a panel of B stays in the L1 cache */
