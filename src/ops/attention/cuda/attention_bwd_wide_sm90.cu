@@ -63,7 +63,7 @@ template <int COLUMNS, int V_COLUMNS> struct wide_shared {
         TILE_CHUNKS = BY_TILES ? 1 : 2, /* a tile of dO is loaded in this many chunks of columns */
         DOUT_STAGES = BY_TILES ? 2 : 3, /* each holds one chunk */
         CHUNK_PANELS = V_PANELS / TILE_CHUNKS,
-        DK_PARTS = BY_TILES ? 1 : 2, /* dK is computed by this many products, each for a part of the columns */
+        DK_PRODUCTS = BY_TILES ? 1 : 2, /* products that compute dK, each for its share of the columns */
         DS_STAGES = BY_TILES ? 2 : 1,
         PEER_PANELS = BY_TILES ? COLUMN_PANELS : COLUMN_PANELS / 2,
         DQ_STAGES = BY_TILES ? 2 : 1,
@@ -199,16 +199,16 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, wide_shared<COL
                                                      w.used_q - tile * QUERIES, &s.q_full[q.stage]);
                 q.next();
             }
-            for (int part = 0; LOADS_DOUT && part < S::TILE_CHUNKS; part++, chunk.next()) {
+            for (int index = 0; LOADS_DOUT && index < S::TILE_CHUNKS; index++, chunk.next()) {
                 uint64_t *full = clean ? &s.dout_full[chunk.stage] : uncleared_full;
                 cot_mbarrier_wait(&s.dout_empty[chunk.stage], chunk.parity ^ 1);
                 if (leader) {
                     const uint32_t bytes = S::CHUNK_PANELS * TILE_64X64_BYTES;
-                    cot_mbarrier_arrive_expect(full, part == 0 ? bytes + QUERIES * sizeof(float) : bytes);
+                    cot_mbarrier_arrive_expect(full, index == 0 ? bytes + QUERIES * sizeof(float) : bytes);
                     for (int panel = 0; panel < S::CHUNK_PANELS; panel++)
-                        cot_tma_load_4d(s.dout[chunk.stage][panel], &m.dout, (S::CHUNK_PANELS * part + panel) * 64,
+                        cot_tma_load_4d(s.dout[chunk.stage][panel], &m.dout, (S::CHUNK_PANELS * index + panel) * 64,
                                         (GENERAL ? w.q_first_row : 0) + tile * QUERIES, w.first_head + h, w.b, full);
-                    if (part == 0)
+                    if (index == 0)
                         cot_tma_load_4d(s.delta[delta_stage], &m.statistics, 0,
                                         (LOADS_Q ? first_delta_row : 0) + statistics_row + tile, 0, 0, full);
                 }
@@ -489,26 +489,26 @@ static __device__ __forceinline__ int thread_key(int key_begin)
 }
 
 /* Issues dV += P^T dO for the keys of the thread block, one chunk of columns at a time. */
-template <typename E, int COLUMNS, int V_COLUMNS, int PARTS, int N>
-static __device__ __forceinline__ void issue_dv(wide_shared<COLUMNS, V_COLUMNS> &s, float (&dv)[PARTS][N],
+template <typename E, int COLUMNS, int V_COLUMNS, int CHUNKS, int N>
+static __device__ __forceinline__ void issue_dv(wide_shared<COLUMNS, V_COLUMNS> &s, float (&dv)[CHUNKS][N],
                                                 const uint32_t (&packed)[16],
                                                 cot_pipeline_state<wide_shared<COLUMNS, V_COLUMNS>::DOUT_STAGES> chunk)
 {
 #pragma unroll
-    for (int part = 0; part < PARTS; part++, chunk.next()) {
+    for (int index = 0; index < CHUNKS; index++, chunk.next()) {
         cot_mbarrier_wait(&s.dout_full[chunk.stage], chunk.parity);
-        issue_gemm_add_ab<E>(dv[part], packed, s.dout[chunk.stage][0]);
+        issue_gemm_add_ab<E>(dv[index], packed, s.dout[chunk.stage][0]);
     }
 }
 
 /* One step of warpgroup 1: issues dV of the previous step and S of this one, and computes P. FIRST: there is no
  * previous step. chunk: the first chunk of dO of the previous step. packed: P^T of the previous step, then of this
  * one. */
-template <typename E, int COLUMNS, int V_COLUMNS, bool GENERAL, bool SOFTCAP, bool FIRST, int PARTS, int N>
+template <typename E, int COLUMNS, int V_COLUMNS, bool GENERAL, bool SOFTCAP, bool FIRST, int CHUNKS, int N>
 static __device__ __forceinline__ void dv_step(const attention_bwd_call &c, wide_shared<COLUMNS, V_COLUMNS> &s,
                                                const attention_work &w, uint32_t step, int tile, int key_begin,
                                                cot_pipeline_state<wide_shared<COLUMNS, V_COLUMNS>::DOUT_STAGES> &chunk,
-                                               float (&dv)[PARTS][N], uint32_t (&packed)[16])
+                                               float (&dv)[CHUNKS][N], uint32_t (&packed)[16])
 {
     using S = wide_shared<COLUMNS, V_COLUMNS>;
     const int lane = threadIdx.x % WARP;
@@ -521,7 +521,7 @@ static __device__ __forceinline__ void dv_step(const attention_bwd_call &c, wide
      * descriptors in registers, of which there are not enough. */
     issue_gemm_abt<E, COLUMNS>(scores, s.k[0] + (step >> 31), TILE_64X64_BYTES, s.q[q][0]);
     if (!FIRST) {
-        if (PARTS == 2) {
+        if (CHUNKS == 2) {
             cot_wgmma_wait<2>();
             if (lane == 0)
                 cot_mbarrier_arrive(&s.dout_empty[chunk.stage]);
@@ -601,10 +601,10 @@ static __device__ void compute_dv(const attention_bwd_call &c, wide_shared<COLUM
     uint32_t packed[16]; /* P^T */
     cot_pipeline_state<S::DOUT_STAGES> chunk;
 #pragma unroll
-    for (int part = 0; part < S::TILE_CHUNKS; part++)
+    for (int index = 0; index < S::TILE_CHUNKS; index++)
 #pragma unroll
         for (int i = 0; i < S::CHUNK_PANELS * 32; i++)
-            dv[part][i] = 0.0f;
+            dv[index][i] = 0.0f;
     const uint32_t steps = (uint32_t)step_count(w);
     cot_mbarrier_wait(&s.k_full, 0);
     if (steps > 0) {
@@ -618,10 +618,10 @@ static __device__ void compute_dv(const attention_bwd_call &c, wide_shared<COLUM
         cot_wgmma_wait<0>();
     }
 #pragma unroll
-    for (int part = 0; part < S::TILE_CHUNKS; part++)
+    for (int index = 0; index < S::TILE_CHUNKS; index++)
         store_rows<E, GENERAL>(c, c.dv, c.dv_store_method, key_output_rows<GENERAL>(c, c.dv, w), thread_key(key_begin),
-                               part * S::CHUNK_PANELS * 64, (int)c.d_v - part * S::CHUNK_PANELS * 64, INVERSE_P_SCALE,
-                               dv[part]);
+                               index * S::CHUNK_PANELS * 64, (int)c.d_v - index * S::CHUNK_PANELS * 64, INVERSE_P_SCALE,
+                               dv[index]);
 }
 
 /* Issues dP^T = V dO^T of a tile. chunk: the first chunk of its dO. */
@@ -634,9 +634,9 @@ static __device__ __forceinline__ void issue_dp(wide_shared<COLUMNS, V_COLUMNS> 
     const uint64_t v_desc = cot_wgmma_k_major(cot_shared_address(s.v[0] + (step >> 31))); /* step >> 31: as for K */
     uint64_t dout_desc[S::TILE_CHUNKS];
 #pragma unroll
-    for (int part = 0; part < S::TILE_CHUNKS; part++, chunk.next()) {
+    for (int index = 0; index < S::TILE_CHUNKS; index++, chunk.next()) {
         cot_mbarrier_wait(&s.dout_full[chunk.stage], chunk.parity);
-        dout_desc[part] = cot_wgmma_k_major(cot_shared_address(s.dout[chunk.stage][0]));
+        dout_desc[index] = cot_wgmma_k_major(cot_shared_address(s.dout[chunk.stage][0]));
     }
     cot_wgmma_fence();
 #pragma unroll
@@ -651,21 +651,21 @@ static __device__ __forceinline__ void issue_dp(wide_shared<COLUMNS, V_COLUMNS> 
 }
 
 /* Issues dK += dS^T Q for the keys of the thread block. */
-template <typename E, int PARTS, int N>
-static __device__ __forceinline__ void issue_dk(float (&dk)[PARTS][N], const uint32_t (&packed)[16],
+template <typename E, int PRODUCTS, int N>
+static __device__ __forceinline__ void issue_dk(float (&dk)[PRODUCTS][N], const uint32_t (&packed)[16],
                                                 const unsigned char (*q)[TILE_64X64_BYTES])
 {
 #pragma unroll
-    for (int part = 0; part < PARTS; part++)
-        issue_gemm_add_ab<E>(dk[part], packed, q[part * (N / 32)]);
+    for (int product = 0; product < PRODUCTS; product++)
+        issue_gemm_add_ab<E>(dk[product], packed, q[product * (N / 32)]);
 }
 
 /* One step of warpgroup 2: issues dK of the previous step and dP of this one, and computes dS. FIRST: there is no
  * previous step. packed: dS^T of the previous step, then of this one. */
-template <typename E, int COLUMNS, int V_COLUMNS, bool FIRST, int PARTS, int N>
+template <typename E, int COLUMNS, int V_COLUMNS, bool FIRST, int PRODUCTS, int N>
 static __device__ __forceinline__ void dk_step(wide_shared<COLUMNS, V_COLUMNS> &s, uint32_t step,
                                                cot_pipeline_state<wide_shared<COLUMNS, V_COLUMNS>::DOUT_STAGES> &chunk,
-                                               float (&dk)[PARTS][N], uint32_t (&packed)[16])
+                                               float (&dk)[PRODUCTS][N], uint32_t (&packed)[16])
 {
     using S = wide_shared<COLUMNS, V_COLUMNS>;
     const int lane = threadIdx.x % WARP;
@@ -692,7 +692,7 @@ static __device__ __forceinline__ void dk_step(wide_shared<COLUMNS, V_COLUMNS> &
                 fmaf(dp[4 * query_group + i], INVERSE_P_SCALE, -INVERSE_P_SCALE * (i % 2 == 0 ? delta.x : delta.y));
     }
     __syncwarp();
-    for (int part = 0; part < S::TILE_CHUNKS; part++, chunk.next())
+    for (int index = 0; index < S::TILE_CHUNKS; index++, chunk.next())
         if (lane == 0)
             cot_mbarrier_arrive(&s.dout_empty[chunk.stage]);
     cot_mbarrier_wait(&s.p_full[ds], parity_of<S::DS_STAGES>(step));
@@ -724,15 +724,15 @@ static __device__ void compute_dk(const attention_bwd_call &c, wide_shared<COLUM
                                   const attention_work &w, int key_begin)
 {
     using S = wide_shared<COLUMNS, V_COLUMNS>;
-    enum { PART_COLUMNS = COLUMNS / S::DK_PARTS };
-    float dk[S::DK_PARTS][PART_COLUMNS / 2];
+    enum { PRODUCT_COLUMNS = COLUMNS / S::DK_PRODUCTS };
+    float dk[S::DK_PRODUCTS][PRODUCT_COLUMNS / 2];
     uint32_t packed[16]; /* dS^T */
     cot_pipeline_state<S::DOUT_STAGES> chunk;
 #pragma unroll
-    for (int part = 0; part < S::DK_PARTS; part++)
+    for (int product = 0; product < S::DK_PRODUCTS; product++)
 #pragma unroll
-        for (int i = 0; i < PART_COLUMNS / 2; i++)
-            dk[part][i] = 0.0f;
+        for (int i = 0; i < PRODUCT_COLUMNS / 2; i++)
+            dk[product][i] = 0.0f;
     const uint32_t steps = (uint32_t)step_count(w);
     cot_mbarrier_wait(&s.v_full, 0);
     if (steps > 0) {
@@ -745,9 +745,10 @@ static __device__ void compute_dk(const attention_bwd_call &c, wide_shared<COLUM
         cot_wgmma_wait<0>();
     }
 #pragma unroll
-    for (int part = 0; part < S::DK_PARTS; part++)
+    for (int product = 0; product < S::DK_PRODUCTS; product++)
         store_rows<E, GENERAL>(c, c.dk, c.dk_store_method, key_output_rows<GENERAL>(c, c.dk, w), thread_key(key_begin),
-                               part * PART_COLUMNS, (int)c.d_qk - part * PART_COLUMNS, c.scale, dk[part]);
+                               product * PRODUCT_COLUMNS, (int)c.d_qk - product * PRODUCT_COLUMNS, c.scale,
+                               dk[product]);
 }
 
 template <typename E, int COLUMNS, int V_COLUMNS, bool GENERAL, bool SOFTCAP>
