@@ -246,9 +246,12 @@ struct attention_dq_position {
     bool is_final;   /* whether it is the final key block of the tile: docs/kernels/glossary.md */
 };
 
-/* The position of a key block that adds without an order. before = 1: the tile is added, not stored. is_final = false:
- * dq is not stored. */
+/* For a dq_writer in the nondeterministic mode: the position of a key block that adds without an order. before = 1: the
+ * tile is added, not stored. is_final = false: the sums are not loaded. */
 constexpr attention_dq_position unordered_position = {1, false};
+
+/* For the dQ warpgroup without STORES_DQ, which reads only is_final: it stages every tile for a dq_writer. */
+constexpr attention_dq_position never_final_position = {1, false};
 
 template <int QUERIES, bool GENERAL, int WORK_KEYS = KEYS>
 static __device__ __forceinline__ attention_dq_position dq_position_of(const attention_bwd_call &c,

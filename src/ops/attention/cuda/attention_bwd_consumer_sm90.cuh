@@ -44,7 +44,8 @@ template <int TILE_COLUMNS, bool PAIRS> struct bwd_shared {
         cluster_ticket ticket;            /* used only until the producer writes `work` */
     };
     union { /* values in shared memory, because the consumers have no registers for them at 64 tile columns */
-        int tile_index[ATTENTION_BWD_Q_STAGES]; /* specialised versions: index of the query tile in each Q stage */
+        int tile_index[ATTENTION_BWD_Q_STAGES]; /* specialised versions at 64 tile columns: index of the query tile in
+                                                 * each Q stage */
         /* GENERAL without softcap: for each consumer warp, the ring_step of the first step that this warp does not skip
          * in the current key block. */
         uint32_t first_unskipped_ring_step[TILE_COLUMNS == 64 && !PAIRS ? 8 : 1];
@@ -296,10 +297,10 @@ static __device__ __forceinline__ void compute_p_softcap(const attention_bwd_cal
  * both: no score is masked, and the largest sum of four squares is small. key_begin: the consumer's first key.
  * first_lse, second_lse: the first elements of lse_log2. */
 template <typename E, int N>
-static __device__ __forceinline__ void select_softcap_method(const attention_bwd_call &c, const consumer_work &w,
-                                                             int tile, int key_begin, const float *lse_log2,
-                                                             float2 first_lse, float2 second_lse, uint32_t ds_address,
-                                                             float (&scores)[N], saved_p<E, N, false> &saved)
+static __device__ __forceinline__ void compute_p_with_softcap(const attention_bwd_call &c, const consumer_work &w,
+                                                              int tile, int key_begin, const float *lse_log2,
+                                                              float2 first_lse, float2 second_lse, uint32_t ds_address,
+                                                              float (&scores)[N], saved_p<E, N, false> &saved)
 {
     int bits = 0;
 #pragma unroll
@@ -514,13 +515,13 @@ static __device__ __forceinline__ void compute_ds(typename T::shared &s, const c
     }
 }
 
-/* One step of a consumer, in the parts 1 to 4 of the comment at the top of attention_bwd_key_blocks_sm90.cu. Returns
+/* One step of a consumer, in the phases 1 to 4 of the comment at the top of attention_bwd_key_blocks_sm90.cu. Returns
  * whether to skip the next tile.
- *   HAS_PREVIOUS_DS   false: leaves out dK += dS^T Q of the previous step
+ *   ISSUES_DK         true: issues dK += packed^T Q[previous_q]. In a first step with ADDS_ZEROS, packed is 0
  *   ring_step_begin   the ring_step of the key block's step 0: `step` is ring_step - ring_step_begin
  * With SOFTCAP, the upper two bytes of P times the slope are in the dS buffer of this stage, until dS overwrites them.
  * The step therefore waits for ds_empty before it computes P. */
-template <typename T, bool HAS_PREVIOUS_DS>
+template <typename T, bool ISSUES_DK>
 static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c, typename T::shared &s,
                                                      const consumer_work &w, uint32_t ring_step_begin,
                                                      uint32_t ring_step, const consumer_registers<T> &r)
@@ -539,7 +540,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     /* 1. Issue S, and dK += dS^T Q of the previous step. */
     cot_mbarrier_wait(&s.q_full[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(ring_step));
     issue_gemm_abt<E, T::USED_COLUMNS>(acc, s.k[0][r.consumer], sizeof s.k[0], s.q[q_stage][0]);
-    if (HAS_PREVIOUS_DS)
+    if (ISSUES_DK)
         issue_gemm_add_ab<E>(r.dk, r.packed, s.q[r.previous_q][0]);
     if (SOFTCAP)
         cot_mbarrier_wait(&s.ds_empty[ds_stage], parity_of<ATTENTION_BWD_DS_STAGES>(ring_step) ^ 1);
@@ -550,18 +551,18 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     for (int query_group = 0; query_group < LSE_PRELOADS; query_group++)
         lse_log2[query_group] = load_float2_pinned(&s.lse_log2[q_stage][8 * query_group + r.lane_query]);
     /* 2. Wait for S and compute P. Wait for dK, release its Q, and pack P. */
-    cot_wgmma_wait<HAS_PREVIOUS_DS ? 1 : 0>();
+    cot_wgmma_wait<ISSUES_DK ? 1 : 0>();
     constexpr bool BIASED_BYTES = !cot_is_f16<E> && !(TILE_COLUMNS == 64 && GENERAL);
     typename p_for_ds<E, N, BIASED_BYTES && !SOFTCAP, T::USED_COLUMNS>::type saved;
     const uint32_t ds_address = r.ds_fragments + ds_stage * (uint32_t)sizeof s.ds[0];
     if constexpr (SOFTCAP) {
-        select_softcap_method(c, w, tile, key_begin, s.lse_log2[q_stage] + r.lane_query, lse_log2[0], lse_log2[1],
-                              ds_address, acc, saved);
+        compute_p_with_softcap(c, w, tile, key_begin, s.lse_log2[q_stage] + r.lane_query, lse_log2[0], lse_log2[1],
+                               ds_address, acc, saved);
     } else {
         compute_p<T, LSE_PRELOADS>(c, w, tile, key_begin, s.lse_log2[q_stage], r.lane_query, lse_log2, acc);
         saved.save(acc);
     }
-    if (HAS_PREVIOUS_DS) {
+    if (ISSUES_DK) {
         cot_wgmma_wait<0>();
         __syncwarp();
         /* ADDS_ZEROS: in the first step that this warp does not skip in the key block, previous_q is the step's own

@@ -48,7 +48,7 @@
  *                                               it loads them     or (STORES_DQ) it holds the sums
  *   uncleared full  1         producer          a tile, or K, V   what needs clearing is loaded       producer
  *
- * Step j of a consumer. No wgmma is in flight at its start or at its end:
+ * Phases of step j of a consumer. No wgmma is in flight at the start or at the end of a step:
  *   1. issue S_j^T and dK += dS_(j-1)^T Q_(j-1)
  *   2. wait for S, compute P; wait for dK, release Q_(j-1), pack P
  *   3. issue dP_j^T and dV += P_j^T dO_j
@@ -65,7 +65,7 @@
  * into the stage, on the barrier `dq ready`. The dQ warpgroup adds its own dQ tile and stores dq. The kernel
  * `postprocess` is not launched.
  *
- * Each kernel has these versions:
+ * Versions (96 used columns: only the specialised one and _general; softcap then runs on 128 used columns):
  *
  *   specialised  full and causal masks, d = d_v = 64, 96 or 128
  *   _stores_dq   the same with STORES_DQ, d = d_v = 64 or 128. A single kernel with a run-time branch was 8 % slower
@@ -85,10 +85,10 @@ constexpr uint32_t NO_KEY_BLOCK_NUMBER = UINT32_MAX;
 
 /* The number of the thread block's next key block. In deterministic mode a key block waits until key blocks of lower
  * numbers have added to dQ. The counter gives out the numbers in order, and a thread block computes its key blocks in
- * that order. So the lowest unfinished key block waits for none, even if only some thread blocks are resident. In a
- * cluster (head_split = 2), or without a counter, a thread block has only one key block: `backward` has put its number
- * into own_key_block_number. The second call then returns NO_KEY_BLOCK_NUMBER, which is beyond the last key block and
- * ends the loop. */
+ * that order. So the lowest unfinished key block waits for none, even if only some thread blocks are resident. There is
+ * no counter without query tiles, and in the nondeterministic mode with head_split = 2. In a cluster (head_split = 2),
+ * or without a counter, a thread block has only one key block: `backward` has put its number into own_key_block_number.
+ * The second call then returns NO_KEY_BLOCK_NUMBER, which is beyond the last key block and ends the loop. */
 template <int TILE_COLUMNS>
 static __device__ __forceinline__ uint32_t take_key_block(const attention_bwd_call &c,
                                                           key_block_shared<TILE_COLUMNS> &s)
@@ -361,10 +361,12 @@ static __device__ void write_dq(const attention_bwd_mapped &m, key_block_shared<
 
 /* Computes a dQ tile of a step, dQ = dS K, over the keys of consumers first_consumer to last_consumer. Waits on `dq
  * ready` of the stage while the products run.
- *   ds_stage, ready, parity   the stage of dS; `dq ready` of the stage of the dQ tile, and its parity
- *   acc       N sums per thread. The 128 threads have the first 2 N columns of 64 queries
- *   dq_tile   number of the dQ tile in the step: i * COLUMN_PANELS + j has queries 64 i to 64 i + 63 of the tile, panel
- *             j */
+ *   acc        N sums per thread. The 128 threads have the first 2 N columns of 64 queries
+ *   ds_stage   the stage of dS
+ *   dq_tile    number of the dQ tile in the step: i * COLUMN_PANELS + j has queries 64 i to 64 i + 63 of the tile,
+ *              panel j
+ *   ready      `dq ready` of the stage of the dQ tile
+ *   parity     of `ready` */
 template <typename E, int TILE_COLUMNS, int N>
 static __device__ __forceinline__ void compute_dq_tile(key_block_shared<TILE_COLUMNS> &s, float (&acc)[N],
                                                        uint32_t ds_stage, int dq_tile, int first_consumer,
@@ -409,11 +411,12 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
         const bool consumer_0_attends = !GENERAL || !fully_masked<QUERIES>(w, tile, w.first_key);
         const bool consumer_1_attends = !GENERAL || !fully_masked<QUERIES>(w, tile, w.first_key + 64);
         const attention_dq_position position =
-            STORES_DQ ? dq_position_of<QUERIES, GENERAL>(c, w, tile) : unordered_position;
+            STORES_DQ ? dq_position_of<QUERIES, GENERAL>(c, w, tile) : never_final_position;
         cot_mbarrier_wait(&s.ds_full[ds.stage], ds.parity);
         for (int dq_tile = 0; dq_tile < DQ_TILES_PER_QUERY_TILE; dq_tile++, dq.next()) {
             uint64_t *ready = &s.dq_ready[dq.stage];
-            const auto compute = [&](auto &sums) {
+            /* Releases dS and the keys after the last product that reads them. */
+            const auto compute_and_release = [&](auto &sums) {
                 if (consumer_0_attends && consumer_1_attends) {
                     compute_dq_tile<E, TILE_COLUMNS>(s, sums, ds.stage, dq_tile, 0, 1, ready, dq.parity);
                 } else if (consumer_0_attends || consumer_1_attends) {
@@ -433,11 +436,11 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
             };
             if (is_half_dq_tile<USED_COLUMNS>(dq_tile)) {
                 float half[16];
-                compute(half);
+                compute_and_release(half);
                 stage_dq_tile(s.dq[dq.stage], half, &s.dq_full[dq.stage]);
                 continue;
             }
-            compute(acc);
+            compute_and_release(acc);
             if (!position.is_final) { /* a dq_writer adds the tile to memory */
                 stage_dq_tile(s.dq[dq.stage], acc, &s.dq_full[dq.stage]);
                 continue;
