@@ -3,8 +3,8 @@
  * a key block, wgmma products of 64 rows, masks, and additions to dQ. attention_bwd_store.cuh has the stores of dQ, dK
  * and dV. The layout of accumulators is in wgmma.cuh and, with a picture, in docs/kernels/gpu_basics.md.
  *
- * A *key block* is 128 keys of a key-value head. A *block* alone is a thread block. In the pair kernel a unit of work
- * is a pair of key blocks (WORK_KEYS = 256).
+ * A *key block* is 128 keys of a key-value head. A *block* alone is a thread block. A *unit* is a key
+ * block, in the pair kernel a pair of key blocks (WORK_KEYS = 256).
  *
  * Names in these kernels: m are the arguments of the launch (attention_bwd_mapped: tensor maps and c), c is the call, w
  * the work of the key block, s the shared memory. `statistics` are lse_log2 and scaled_delta, one row for each query
@@ -264,10 +264,10 @@ static __device__ __forceinline__ attention_dq_position dq_position_of(const att
     const attention_key_block_range range = attention_key_block_range_of(
         tile * QUERIES, QUERIES, GENERAL ? w.used_q : (int)c.Tq, GENERAL ? w.used_k : (int)c.Tk,
         GENERAL ? w.window_left_offset : -ATTENTION_UNBOUNDED_32, window_right_offset, WORK_KEYS);
-    const int work_item = w.first_key / WORK_KEYS;
+    const int unit = w.first_key / WORK_KEYS;
     const bool ascending = GENERAL ? keys_ascend_general(c) : w.keys_ascend;
-    return {(uint32_t)(ascending ? work_item - range.first : range.last - work_item),
-            work_item == (ascending ? range.last : range.first)};
+    return {(uint32_t)(ascending ? unit - range.first : range.last - unit),
+            unit == (ascending ? range.last : range.first)};
 }
 
 /* Issues acc = A B^T, for S^T = K Q^T and dP^T = V dO^T. A has 64 rows (keys) and B 2 N rows (queries), so a thread has

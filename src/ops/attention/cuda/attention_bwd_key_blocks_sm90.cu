@@ -122,7 +122,7 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, key_block_share
     uint32_t n = 0, ring_step = 0; /* n: the number of key blocks that this thread block has taken before */
     for (;; n++) {
         const uint32_t key_block_number = take_key_block(c, s);
-        if (key_block_number >= c.work_items) {
+        if (key_block_number >= c.units) {
             s.work[n % s.WORK_STAGES].first_key = END_OF_WORK;
             publish_work_only(s, n);
             return;

@@ -98,7 +98,7 @@ static __device__ void load_pair_tiles(const attention_bwd_mapped &m, pair_share
     for (uint32_t n = 0;; n++) {
         const uint32_t pair_number = take_pair(c, s, rank, n);
         attention_work &w = s.work[n % s.WORK_STAGES];
-        if (pair_number >= c.work_items) {
+        if (pair_number >= c.units) {
             w.first_key = END_OF_WORK;
             publish_work_only(s, n);
             return;

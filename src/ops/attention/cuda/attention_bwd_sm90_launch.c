@@ -166,8 +166,8 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
     const bool p_scaled = sizes->dtype == COT_F16 && tile_columns <= 128;
     const backward_choice choice = choose_backward(p, general, tile_columns);
     const int64_t gqa_group = sizes->H / cot_max(sizes->Hkv, 1), head_split = choice.head_split;
-    const int64_t work_items = choice.pairs ? cot_ceil_div(sizes->Tk, 2 * ATTENTION_BWD_KEYS) * sizes->B * sizes->Hkv
-                                            : attention_bwd_key_blocks_per_head(p) * sizes->Hkv;
+    const int64_t units = choice.pairs ? cot_ceil_div(sizes->Tk, 2 * ATTENTION_BWD_KEYS) * sizes->B * sizes->Hkv
+                                       : attention_bwd_key_blocks_per_head(p) * sizes->Hkv;
     const unsigned cluster_size = choice.pairs ? 2 : key_split * (unsigned)head_split;
     /* Whether a thread block takes one key block after another. */
     const bool is_persistent = tile_columns <= 128 && head_split == 1 && plan->tiles > 0;
@@ -188,7 +188,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             .d_v = sizes->d_v,
             .tiles_per_head = cot_ceil_div(sizes->Tq, plan->tile_queries),
             .head_split = (uint32_t)head_split,
-            .work_items = (uint32_t)work_items,
+            .units = (uint32_t)units,
             .inverse_query_heads = (uint32_t)cot_ceil_div(INT64_C(1) << 31, cot_max(gqa_group / head_split, 1)),
             .tile_queries = (int32_t)plan->tile_queries,
             .diagonal = sizes->k_length - sizes->q_length + sizes->q_begin - sizes->k_begin,
@@ -267,7 +267,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
                                       : choice.stores_dq               ? &specialised->stores_dq[size]
                                                                        : &kernels->main;
         const int64_t cluster_count =
-            is_persistent ? cot_clamp(queue->device->multiprocessors / cluster_size, 1, work_items) : work_items;
+            is_persistent ? cot_clamp(queue->device->multiprocessors / cluster_size, 1, units) : units;
         if (status == COT_OK)
             status = attention_launch(queue, main,
                                       (cot_cuda_grid){.blocks = {(unsigned)cluster_count * cluster_size, 1, 1},

@@ -23,7 +23,7 @@ enum {
     ATTENTION_BWD_DQ_TILE_FLOATS = 4096
 };
 
-/* Bytes of shared memory, in the order of the members of wide_shared and bwd_shared. A 64 x 64 tile is 64 rows of 64
+/* Bytes of shared memory, for the same members as wide_shared and bwd_shared have. A 64 x 64 tile is 64 rows of 64
  * 16-bit columns. */
 /* clang-format off */
 enum { ATTENTION_BWD_TILE_64X64_BYTES = 64 * 64 * 2 };
@@ -168,12 +168,12 @@ enum attention_store_method {
 
 typedef struct attention_bwd_call {
     /* If seqlens is set (..._general and ..._softcap kernels), Tq, Tk, tiles_per_head and diagonal must not be read,
-     * and work_items is an upper bound: the kernels read them from seqlens. */
+     * and units is an upper bound: the kernels read them from seqlens. */
     attention_sequences sequences;
     int64_t B, H, Hkv, Tq, Tk, d_qk, d_v;
     int64_t tiles_per_head; /* query tiles of one head in one sequence */
     uint32_t head_split;    /* thread blocks that divide the query heads of a key block: 1, or the 2 of a cluster */
-    uint32_t work_items;    /* key blocks of the call; in the pair kernel, pairs of key blocks */
+    uint32_t units;         /* key blocks of the call; in the pair kernel, pairs of key blocks */
     /* 2^31 / query heads of a thread block, rounded up: for divisions by multiplication */
     uint32_t inverse_query_heads;
     int64_t diagonal;     /* causal: query i attends to keys up to i + diagonal */
@@ -187,9 +187,10 @@ typedef struct attention_bwd_call {
     int32_t loads_out_vectors;       /* rows of out and dout are 16-bit elements at multiples of 16 bytes */
     int32_t dq_store_method, dk_store_method, dv_store_method; /* attention_store_method */
     float scale;
-    float softmax_scale_log2; /* scale times log2(e); softcap times log2(e) if there is a softcap */
-    float p_exponent;         /* P is 2^p_exponent times as large; 0 if it is not scaled */
-    float dp_scale;           /* dP is dp_scale times as large; 1 if it is not scaled */
+    float softmax_scale_log2; /* signed scale times log2(e); not read with softcap */
+    /* Subtracted from lse_log2: scales P by 2^p_exponent. The wide kernel scales P itself (P_EXPONENT there). */
+    float p_exponent;
+    float dp_scale; /* dP is dp_scale times as large; 1 if it is not scaled */
     attention_bwd_softcap cap;
     attention_array lse, out, dout, dlse, delta, sink, dq, dk, dv, dsink;
     /* Workspace, by sequence and head. DQ_TILES_PER_QUERY_TILE = tile_queries / 64 * tile_columns / 64. */
