@@ -391,7 +391,12 @@ def attention_entries(rows, peer_rows):
     timed = {row["direction"] for row in own}
     own += [row for row in rows if row["direction"] not in timed]
     own = [row for row in own if row["chosen"]]
-    return [row for row in own + [row for row in peer_rows if not row.get("ours")] if is_entry(row)]
+    newest = {}  # a case that was timed again has two rows
+    for row in own + [row for row in peer_rows if not row.get("ours")]:
+        key = same_work(row), library_of(row)
+        if is_entry(row) and (key not in newest or newest[key]["date"] <= row["date"]):
+            newest[key] = row
+    return list(newest.values())
 
 
 def attention_cells(entries):
@@ -537,6 +542,8 @@ def attention_gpu(rows, peer_rows, device, results):
         if len(set.union(*dates.values())) > 1 and all(len(of) == 1 for of in dates.values()):
             note += " All libraries of a case with a dated sign were timed on that date."
         lines += [f"### {direction.capitalize()}, TFLOP/s", "", note, "", *sustained_note(timed)]
+        if products and not any("product_ceiling" in row for row in timed):
+            lines += ["*Matrix products alone* are of `cotangent bench`, in another process. Do not divide the other rows by them.", ""]
 
         def rate_cell(line, T):
             key = (direction, int(line[0] or 0), line[1]), line[2], T
@@ -659,13 +666,38 @@ device and op, and draws the pictures.
 
 ## How a time is measured
 
+### By `cotangent bench`
+
+It runs no peer. It calls the kernels of cotangent from C.
+
 - The kernels of a case alternate with a memory copy of the same number of bytes. For compute-bound ops, a plain matrix product
   takes part too. A time is the median of the rounds. Inputs rotate through more memory than the caches hold.
 - On a GPU, one round repeats a kernel for about 8 ms in one CUDA graph. In most cases *ms* is the median of these rounds.
 - A GPU lowers its clock under load. So some compute-bound cases also run alone for 3 seconds (option `--load`; a page may name another
   number). Their *ms* is *sustained*: the time of one call in the second half of this period. They have *burst ms* too. These cases are
   attention with T >= 4096, causal_conv1d_dense, and mhc_pre with 8 streams in bf16.
-- If the process of a peer also ran our kernels, both times of a ratio are from that process. Otherwise they are from two processes.
+
+### By tools/peers
+
+The scripts of [tools/peers](../../tools/peers) run cotangent and the other libraries in one process. On a CPU, the process of attention's
+peer runs no kernels of cotangent. If a process ran both, the two times of a ratio are from it. Otherwise they are from two processes.
+
+- The libraries of a case run in 9 rounds, on a CPU in at least 3. The order rotates from round to round. A time is the median of the rounds.
+- On a GPU, one round of a library is one replay of a CUDA graph of about 8 ms. A call that cannot be captured runs
+  without a graph, and its row says `"graph": false`.
+- In ops that are not attention, a copy by PyTorch takes part, and inputs rotate through more memory than the L2 cache holds.
+- In attention, there is no copy and no matrix product, and the inputs do not rotate: each call reads the same tensors. They are
+  contiguous [B, T, H, d], or [tokens, H, d] if packed. For cuDNN they are views [B, H, T, d].
+- Under load, each library of a case with T >= 4096 also runs alone, as above (option `--load`), in graphs of about 20 ms. *Burst ms* is the
+  median of three single calls, each after 0.4 seconds without work.
+
+| library in attention | call | results |
+|---|---|---|
+| cotangent | the C functions, through ctypes | allocated before |
+| cuDNN | `torch.ops.aten._scaled_dot_product_cudnn_attention` and its `_backward` | allocated by PyTorch, when the graph is captured |
+| FlashAttention-4 | `flash_attn.cute.interface._flash_attn_fwd` and `_flash_attn_bwd` | allocated before |
+| FlashAttention-3 | its backward, compiled into a library, through ctypes | allocated before, with the workspace |
+| PyTorch, on a CPU | `scaled_dot_product_attention`, and `torch.autograd.grad` for the backward | allocated by PyTorch in each call |
 
 ## Words and columns
 
@@ -717,7 +749,8 @@ A commit that ends in *+* had uncommitted changes.
 
 ## Attention
 
-- Sustained times of `cotangent bench` are the second half of a load of 3 seconds, those of the peers' process of 0.8 to 2.5 seconds.
+- A sustained time is that of the second half of a load. The load takes 3 seconds in `cotangent bench`, and 0.8 to 2.5 seconds in the
+  process of the peers. So compare sustained times of one process only.
 - Since commit 513ef73 (2026-11-25), the library takes the nondeterministic mode only for classes of calls where it was faster, or equal
   within 2 %, when measured. Elsewhere both rows are the same kernel. Records of earlier commits show a slower deterministic mode.
 - A run of tools/peers records the commit of cotangent only if it is given (`--commit`).
@@ -1416,10 +1449,10 @@ def front(results, peers):
     beta = " (beta)" if re.search(r"\db\d", version) else ""
     peer = f" {version}{beta}" if version else ""
     return "\n".join([f"On an {device.removeprefix('NVIDIA ')}, {span}, bf16 unless noted. Attention: batch x tokens = 16384, heads x d = 2048.",
-                      "", "- All cotangent rows are deterministic. *1.08x FA4* = cotangent's speed / FA4's. First ratio: the fastest peer in its default mode. "
-                      "In the backward this mode is nondeterministic. Next ratios: peers in deterministic mode. Peers: cuDNN and FA4; in the backward also FA3.",
+                      "", "- All cotangent rows are deterministic. *1.08x FA4* = cotangent's speed / FA4's. Backward: the first ratio is against the fastest peer "
+                      "in its default, nondeterministic mode; the others are against peers in deterministic mode. Peers: cuDNN, FA4; in the backward also FA3.",
                       f"- FA4: FlashAttention-4{peer}. FA3: FlashAttention-3. FA3's forward and FlashAttention-2 were not timed.",
-                      "- *0.98 of copy*: 98 % of a copy's bandwidth. *Of GEMM*: of a GEMM's rate.",
+                      "- *0.98 of copy*: 98 % of a copy's bandwidth. *0.73 of GEMM*: 73 % of the rate of a plain matrix product.",
                       "- *torch.compile taps*: a sum of K shifted products of x.",
                       "", *lines, "",
                       *lowest_ratios(device, results, peers)]) + "\n"
