@@ -14,7 +14,8 @@ Import these modules separately: `cotangent.compat`, `cotangent.distributed`, `c
 
 The docstrings are the reference. Their examples begin with `import torch, cotangent`, those of `cotangent.compat` with
 `import torch, cotangent.compat`. docs/guide/python.md is the guide. The C headers in include/cotangent have all
-formulas, also those of the gradients. "Differentiable once" means that the gradients cannot be differentiated again.
+formulas, also those of the gradients. Such paths are those of the source repository. "Differentiable once" means that
+the gradients cannot be differentiated again.
 Letters of shapes:
 
 B, T, D   batch; tokens (time steps); channels

@@ -20,6 +20,10 @@ cut     which tokens of a sequence of T tokens a rank holds, always in ascending
         of ranks. include/cotangent/parallel.h has the formulas
 stripe  the tokens of a stripe. It is required with cut="striped": any number from 1; 128 or more is fast. With the other
         cuts it is 0
+q_length, k_length, length
+        the number of tokens of the whole sequence. Attention has one for the queries and one for the keys. By default this
+        rank's tokens times the number of ranks: pass them if the ranks have different numbers of tokens. `positions` has
+        no default
 
 Every rank makes the same calls in the same order, forward and backward. At the start of a call, all ranks compare their
 arguments. Three kinds of errors are possible:
@@ -848,7 +852,7 @@ def context_parallel(
     cotangent.attention and PyTorch's scaled_dot_product_attention use only the tokens of this rank. (PyTorch has a
     context manager with the same name, which cuts buffers and replaces scaled_dot_product_attention.)
 
-    cut, stripe, head_ranks, all_gather
+    group, cut, stripe, head_ranks, all_gather
                 as in cotangent.distributed.attention
     length      the number of tokens of the whole sequence, by default this rank's tokens times the number of ranks
     cu_seqlens  int32 [N+1], where each packed sequence of the whole batch element begins. The batch must be 1

@@ -164,6 +164,25 @@ def test_masks_of_older_versions(on_cpu):
     assert recognizer.band(lambda batch, head, q, k: q >= k) is None
 
 
+def test_unknown_mask_functions(on_cpu, monkeypatch):
+    """A version of transformers with other mask functions: a warning, and every mask becomes a bias, with the same result."""
+    from transformers import masking_utils as masks
+
+    batch = {key: value for key, value in inputs().items() if key != "labels"}
+    with torch.no_grad():
+        expected = make("mistral", torch.float32, "eager")(**batch).logits
+    monkeypatch.setattr(integration._Recognizer, "verify", lambda self, masks: False)
+    with pytest.warns(UserWarning, match="mask functions of transformers .* are not recognised"):
+        integration.enable()
+    assert integration.attention_mask(batch_size=2, q_length=6, kv_length=6).shape == (2, 1, 6, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(make("mistral", torch.float32, "cotangent")(**batch).logits, expected)
+    monkeypatch.undo()
+    monkeypatch.delattr(masks, "sliding_window_overlay")
+    with pytest.warns(UserWarning, match="are not recognised"):
+        integration.enable()
+
+
 def test_masks_are_described_by_numbers(on_cpu, recorded):
     """A kernel gets windows and lengths instead of a bias [B,1,Tq,Tk]."""
 

@@ -12,6 +12,9 @@ return_attn_probs
                 the probabilities [B,H,Tq,Tk], negative where they were dropped. Use it only in tests, because it needs
                 memory for every query-key pair
 
+On Hopper, calls with dropout_p > 0, alibi_slopes or heads that are expanded (k or v with stride 0) run the portable GPU
+kernels, which are slower: docs/guide/performance.md has their times.
+
 Two results differ from those of flash_attn. Dropout masks follow cotangent's rule. A query that attends to no key has
 softmax_lse = -inf, where flash_attn returns +inf."""
 from __future__ import annotations

@@ -6,6 +6,9 @@ num_splits, pack_gqa, `deterministic`, min_seqlen_k and the arguments that plan 
 effect: results are always deterministic. Arguments that change results and that no kernel supports (qv, score_mod,
 mask_mod, block sparsity, page_table) raise NotImplementedError.
 
+On Hopper, heads that are expanded (k or v with stride 0) run the portable GPU kernels, which are slower:
+docs/guide/performance.md has all conditions of the fast kernels.
+
 PyTorch calls _flash_attn_fwd and _flash_attn_bwd of this module after
 torch.nn.attention.activate_flash_attention_impl("FA4")."""
 from __future__ import annotations

@@ -4,7 +4,8 @@ return_attn_probs=True the result is (out, softmax_lse). window_size is (left, r
 
 num_splits, pack_gqa, sm_margin and `deterministic` are accepted and have no effect: results are always deterministic.
 Arguments that change results and that no kernel supports (qv, the descales, attention_chunk) raise
-NotImplementedError."""
+NotImplementedError. On Hopper, heads that are expanded (k or v with stride 0) run the portable GPU kernels, which are
+slower: docs/guide/performance.md has all conditions of the fast kernels."""
 from __future__ import annotations
 
 from typing import Any, Optional, Tuple, Union

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's scaled_dot_product_attention, computed by cotangent's attention."""
+"""PyTorch's scaled_dot_product_attention, computed by cotangent's attention.
+
+On Hopper, calls in float32, and calls with attn_mask, dropout_p > 0 or heads that are expanded (key or value with
+stride 0), run the portable GPU kernels, which are slower: docs/guide/performance.md has their times."""
 from __future__ import annotations
 
 import math

@@ -500,7 +500,8 @@ def enable(name: str = "cotangent", *, convolution: bool = True) -> None:
                  call enable() before that
 
     disable() reverts it. Raises ImportError if transformers is missing, or if its sdpa_mask has no argument
-    q_length.
+    q_length. Warns if it does not recognise the mask functions of transformers: every mask then becomes a bias, which is
+    slow, and context_parallel raises NotImplementedError. Warns too if a model was imported before.
 
     >>> import cotangent.integrations.transformers
     >>> cotangent.integrations.transformers.enable()
@@ -520,8 +521,13 @@ def enable(name: str = "cotangent", *, convolution: bool = True) -> None:
     try:
         recognizer = _Recognizer(masks)
         _recognizer = recognizer if recognizer.verify(masks) else None
-    except (AttributeError, KeyError, TypeError):  # other mask functions: all masks become biases
+    except (AttributeError, KeyError, TypeError):  # other mask functions
         _recognizer = None
+    if _recognizer is None:
+        warnings.warn(
+            f"cotangent: the mask functions of transformers {transformers.__version__} are not recognised, so every mask "
+            "becomes a bias, which is slow", stacklevel=2
+        )  # fmt: skip
     transformers.AttentionInterface.register(name, attention_forward)
     transformers.AttentionMaskInterface.register(name, attention_mask)
     if not convolution:

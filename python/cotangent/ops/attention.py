@@ -216,6 +216,9 @@ def attention(
     `sink` and attn_bias. Raises ValueError or TypeError, which name the wrong argument, or NotImplementedError (on a GPU:
     float64, d or d_v above 256).
 
+    On Hopper these calls run the portable GPU kernels, which are slower: dropout_p > 0, alibi_slopes, attn_bias, float32, and
+    heads that are expanded (k or v with stride 0). docs/guide/performance.md has their times and all conditions.
+
     >>> q = torch.randn(2, 128, 8, 64, requires_grad=True)  # 8 query heads
     >>> k, v = torch.randn(2, 2, 128, 2, 64)                # 2 key-value heads
     >>> out, lse = cotangent.attention(q, k, v, causal=True, return_lse=True)
