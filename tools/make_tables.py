@@ -485,7 +485,7 @@ def other_attention_beside_peers(peer_rows):
     columns += [("deterministic / fastest peer", lambda case: ratio(case, "cotangent")),
                 ("nondeterministic / fastest peer", lambda case: ratio(case, "cotangent, nondeterministic")),
                 ("deterministic / fastest deterministic peer", lambda case: ratio(case, "cotangent", True))]
-    return ["Measured in one process, libraries alternating:", "", *markdown(columns, cases)]
+    return ["TFLOP/s, measured in one process, libraries alternating:", "", *markdown(columns, cases)]
 
 
 def without_later(rows, peer_rows):
@@ -631,7 +631,7 @@ All kernels of a call are timed. Every GPU case has 16384 tokens, H d = 2048 and
   nondeterministic, its default. Compare it with *FlashAttention-4 deterministic* as well.
 - **Compare rows of one table only.** Other GPUs have other clocks. Tables of `cotangent bench` and of the process of the peers
   have other loads.
-- **A ratio above 1** means that cotangent is faster. Each table names its date, and the commit if `cotangent bench` measured it.
+- **A ratio above 1** means that cotangent is faster. Each table names its date, and the commit of cotangent if the record has it.
 
 [More rules for attention](README.md#attention)."""),
     "causal_conv1d": ("causal_conv1d", ["causal_conv1d"], MEMORY_BOUND + CYCLES + """
