@@ -33,7 +33,7 @@
  * get gradients of 0.
  *
  * Dtypes: q, k, v and dout have one dtype, f32, f16 or bf16. out, dq, dk and dv have q's dtype, or f32 (for blocks that
- * are merged or summed later). lse, dlse and delta are f32. sink, alibi_slopes, bias and their gradients may each be
+ * are merged or summed later). lse, dlse and delta are f32. sink, alibi_slopes, bias, dsink and dbias may each be
  * f32, f16 or bf16. Sums are float32. P and dS (of the backward) may be rounded to q's dtype between two products.
  * f64 (CPU): all tensors are f64. On a processor with AMX, f32 numbers below 2^-110 lose their last bits, and a product
  * with a number above 3.38e38 is NaN.

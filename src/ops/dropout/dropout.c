@@ -240,7 +240,9 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
 #include "dropout_kernels.def"
 #undef COT_KERNEL_ENTRY
 
+#if defined(COT_CUDA) || defined(COT_HIP)
 #include "cuda/dropout_launch.h"
+#endif
 #include "dropout_admit.h"
 
 static const cot_kernel kernels[] = {

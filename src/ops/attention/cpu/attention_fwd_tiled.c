@@ -230,7 +230,8 @@ V_INLINE void softmax_rows(item_state *state, const attention_fwd_layout *layout
 
 /* ---- one item -------------------------------------------------------------------------------------------- */
 
-/* Whether each of `rows` queries attends to every key of key_range, which is relative to block_first. */
+/* Whether each of `rows` queries attends to every key of key_range, which is relative to block_first. Both ends of a row's
+ * keys grow with the query. A row beyond the last query has no keys, so the end of the last row is tested too. */
 static bool all_visible(const score_context *ctx, int64_t first_query, int64_t rows, int64_t block_first,
                         attention_span key_range)
 {
@@ -486,7 +487,8 @@ V_INLINE bool attend_overlapped(const context *c, const score_context *ctx, item
 
 /* Attends SCORE_ROWS queries to a block of at most BLOCK keys, with running maxima and separate passes. With float32
  * operands (MT_SAME_FORM) it works on STRIP queries at a time where a mask edge crosses the score tile, so that fewer
- * masked scores are computed. With AMX the shorter products cost more than that saves. */
+ * masked scores are computed, or where only one of the two strips has a value in out: a product either sets out or adds
+ * to it. With AMX the shorter products cost more than that saves. */
 static void attend_running_max(const context *c, const score_context *ctx, item_state *state, int64_t first_query,
                                int64_t first_row, const key_block *b)
 {

@@ -428,12 +428,12 @@ static __device__ __forceinline__ void release_next_key_block(const attention_bw
 }
 
 /* Address of this thread's fragment of dS^T in a tile [query][key]. The fragment of the next 16 queries is 16
- * rows of 128 bytes later. */
+ * rows of 128 bytes later. The 128-byte swizzle stores the 16-byte chunk c of row r at chunk c ^ (r % 8). */
 static __device__ __forceinline__ uint32_t fragment_address(const unsigned char *tile)
 {
     const int lane = threadIdx.x % WARP, row = lane / 16 * 8 + lane % 8;
-    const int unit = threadIdx.x % WARPGROUP / WARP * 2 + lane / 8 % 2;
-    return cot_shared_address(tile) + row * 128 + (unit ^ lane % 8) * 16;
+    const int chunk = threadIdx.x % WARPGROUP / WARP * 2 + lane / 8 % 2;
+    return cot_shared_address(tile) + row * 128 + (chunk ^ lane % 8) * 16;
 }
 
 /* The rows of dK or dV of this key block's sequence and head. */

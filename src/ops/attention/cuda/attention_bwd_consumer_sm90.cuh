@@ -21,9 +21,10 @@ template <int TILE_COLUMNS, bool PAIRS> struct bwd_shared {
     enum {
         COLUMN_PANELS = TILE_COLUMNS / 64,
         DQ_STAGES = PAIRS ? 1 : ATTENTION_BWD_DQ_STAGES,
-        /* n: how many key blocks the thread block has taken before. The producer writes the work of n only after
-         * `kv empty` of n - 2. Until then, warps read the work of n - 1 and n - 2, so 3 are enough. With 4,
-         * n % WORK_STAGES is one AND. The pair kernel has no shared memory left for 4 at 64 tile columns. */
+        /* n: how many key blocks the thread block has taken before. When the producer writes the work of n, `kv empty`
+         * of n - 2 has completed. Warps may still read the work of n - 1, and consumers that of n - 2: they arrive on
+         * `kv empty` before they store dK and dV. So 3 entries are needed. With 4, n % WORK_STAGES is one AND. The pair
+         * kernel has no shared memory left for 4 at 64 tile columns. */
         WORK_STAGES = PAIRS ? 3 : 4,
         QUERIES = ATTENTION_BWD_TILE_QUERIES(TILE_COLUMNS),     /* queries of a tile */
         Q_PANEL_BYTES = QUERIES * 64 * 2,                       /* bytes of a panel of Q or dO */
@@ -239,13 +240,13 @@ template <typename WORK> static __device__ __forceinline__ int thread_key(const 
 /* How tanh is computed, by the size of the scores: see attention_bwd_softcap. */
 enum { SHORT_SERIES, LONG_SERIES, TANH };
 
-/* P with softcap. dS needs P times the slope 1 - tanh^2. low_bytes holds bits 15 to 8 of that product, and bits 31 to
+/* P with softcap, by METHOD. dS needs P times the slope 1 - tanh^2. low_bytes holds bits 15 to 8 of that product, and bits 31 to
  * 16 are stored in the buffer of dS in shared memory. key: unused by SHORT_SERIES, whose tiles have no masked score. */
 template <typename E, int N, int METHOD>
-static __device__ __forceinline__ void compute_p_softcap(const attention_bwd_call &c, const consumer_work &w, int tile,
-                                                         int key, const float *lse_log2, float2 first_lse,
-                                                         float2 second_lse, uint32_t ds_address, float (&scores)[N],
-                                                         saved_p<E, N, false> &saved)
+static __device__ __forceinline__ void compute_p_softcap_by(const attention_bwd_call &c, const consumer_work &w,
+                                                            int tile, int key, const float *lse_log2, float2 first_lse,
+                                                            float2 second_lse, uint32_t ds_address, float (&scores)[N],
+                                                            saved_p<E, N, false> &saved)
 {
     const attention_bwd_softcap &cap = c.cap;
     const float2 *lse_float2 = (const float2 *)lse_log2;
@@ -295,12 +296,12 @@ static __device__ __forceinline__ void compute_p_softcap(const attention_bwd_cal
 
 /* Selects the method for a tile, and computes P. Most tiles are not masked and have small scores. One warp vote tests
  * both: no score is masked, and the largest sum of four squares is small. key_begin: the consumer's first key.
- * first_lse, second_lse: the first elements of lse_log2. */
+ * first_lse, second_lse: lse_log2 of this thread's two queries in the first and in the second group of 8 queries. */
 template <typename E, int N>
-static __device__ __forceinline__ void compute_p_with_softcap(const attention_bwd_call &c, const consumer_work &w,
-                                                              int tile, int key_begin, const float *lse_log2,
-                                                              float2 first_lse, float2 second_lse, uint32_t ds_address,
-                                                              float (&scores)[N], saved_p<E, N, false> &saved)
+static __device__ __forceinline__ void compute_p_softcap(const attention_bwd_call &c, const consumer_work &w, int tile,
+                                                         int key_begin, const float *lse_log2, float2 first_lse,
+                                                         float2 second_lse, uint32_t ds_address, float (&scores)[N],
+                                                         saved_p<E, N, false> &saved)
 {
     int bits = 0;
 #pragma unroll
@@ -309,7 +310,7 @@ static __device__ __forceinline__ void compute_p_with_softcap(const attention_bw
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             const float *x = scores + i + 4 * j;
-            /* The addend 2^-126 changes nothing. It keeps ptxas from sharing x[0] * x[0] with compute_p_softcap. If
+            /* The addend 2^-126 changes nothing. It keeps ptxas from sharing x[0] * x[0] with compute_p_softcap_by. If
              * ptxas 13.0 shares it, it spills 8 bytes at 128 tile columns. */
             square_sums[j] = fmaf(x[3], x[3], fmaf(x[2], x[2], fmaf(x[1], x[1], fmaf(x[0], x[0], 0x1p-126f))));
         }
@@ -318,17 +319,17 @@ static __device__ __forceinline__ void compute_p_with_softcap(const attention_bw
     const float max_square_sum = __int_as_float(bits); /* NaN if a score is NaN. Both comparisons below then fail */
     if (__all_sync(0xffffffffu,
                    max_square_sum <= c.cap.short_max_square && !needs_mask_general<2 * N>(w, tile, key_begin))) {
-        compute_p_softcap<E, N, SHORT_SERIES>(c, w, tile, 0, lse_log2, first_lse, second_lse, ds_address, scores,
-                                              saved);
+        compute_p_softcap_by<E, N, SHORT_SERIES>(c, w, tile, 0, lse_log2, first_lse, second_lse, ds_address, scores,
+                                                 saved);
         return;
     }
     cot_wgmma_wait<0>(); /* until dK has read dS, because the code below needs the registers of dS */
     const int key = thread_key(w);
     if (__all_sync(0xffffffffu, max_square_sum <= c.cap.long_max_square))
-        compute_p_softcap<E, N, LONG_SERIES>(c, w, tile, key, lse_log2, first_lse, second_lse, ds_address, scores,
-                                             saved);
+        compute_p_softcap_by<E, N, LONG_SERIES>(c, w, tile, key, lse_log2, first_lse, second_lse, ds_address, scores,
+                                                saved);
     else
-        compute_p_softcap<E, N, TANH>(c, w, tile, key, lse_log2, first_lse, second_lse, ds_address, scores, saved);
+        compute_p_softcap_by<E, N, TANH>(c, w, tile, key, lse_log2, first_lse, second_lse, ds_address, scores, saved);
 }
 
 /* dS is packed twice: here for shared memory, while the registers of P are in use, and later for dK. `volatile` keeps
@@ -556,8 +557,8 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     typename p_for_ds<E, N, BIASED_BYTES && !SOFTCAP, T::USED_COLUMNS>::type saved;
     const uint32_t ds_address = r.ds_fragments + ds_stage * (uint32_t)sizeof s.ds[0];
     if constexpr (SOFTCAP) {
-        compute_p_with_softcap(c, w, tile, key_begin, s.lse_log2[q_stage] + r.lane_query, lse_log2[0], lse_log2[1],
-                               ds_address, acc, saved);
+        compute_p_softcap(c, w, tile, key_begin, s.lse_log2[q_stage] + r.lane_query, lse_log2[0], lse_log2[1],
+                          ds_address, acc, saved);
     } else {
         compute_p<T, LSE_PRELOADS>(c, w, tile, key_begin, s.lse_log2[q_stage], r.lane_query, lse_log2, acc);
         saved.save(acc);

@@ -7,6 +7,9 @@
 
 #include "attention_sm90_launch.h"
 
+/* Values of first_ascending_section. */
+enum { ALL_SECTIONS_ASCEND = 0, NO_SECTION_ASCENDS = INT32_MAX };
+
 /* How a call runs: mode, kernel, and the order of key blocks and of their additions to dq. */
 typedef struct backward_choice {
     bool deterministic;
@@ -14,12 +17,13 @@ typedef struct backward_choice {
     bool stores_dq; /* the main kernel stores dq, as vectors of 16-bit elements */
     /* The order: see work_of in attention_bwd_common_sm90.cuh. */
     bool descending_tiles; /* in sections with ascending keys, the tiles of a key block are taken in descending order */
-    int32_t heads_per_section, first_ascending_section;
-    int32_t head_split; /* thread blocks that divide the query heads of a key block, see head_split_of */
+    int32_t heads_per_section;
+    int32_t first_ascending_section; /* from it on, the keys ascend */
+    int32_t head_split;              /* thread blocks that divide the query heads of a key block, see head_split_of */
 } backward_choice;
 
-/* Whether the mask is causal. A left window, which may be set too, does not matter: such a call runs on the _general or
- * the _softcap version. Of these versions only has_long_packed_sequences reads is_causal, and it excludes windows. */
+/* Whether the mask is causal. A left window may be set too, in a call of the _general or the _softcap version. Then
+ * head_split_of still divides heads, and has_long_packed_sequences is false. */
 static inline bool is_causal(const attention_sizes *sizes)
 {
     return sizes->right == 0;
@@ -124,13 +128,13 @@ static inline int64_t full_mask_section_heads(const backward_choice *choice, con
 /* The thread blocks of a cluster that divide the query heads of a key block, and add their dK and dV at the end. Under
  * a causal mask the longest key block has twice the average work. With GQA and few key blocks in the call, half of the
  * GPU would wait for the longest ones. Two thread blocks halve this time. 384 key blocks are about three for each
- * multiprocessor. Full masks gain nothing. right == 0: a causal mask, with or without a left window. */
+ * multiprocessor. Full masks gain nothing. */
 static inline int32_t head_split_of(const attention_problem *p, int64_t tile_columns, bool pairs)
 {
     const attention_sizes *sizes = &p->sizes;
     const int64_t gqa_group = sizes->H / cot_max(sizes->Hkv, 1),
-                  key_blocks = cot_mul(attention_bwd_key_blocks_per_head(p), sizes->Hkv);
-    return tile_columns <= 128 && sizes->right == 0 && gqa_group % 2 == 0 && !pairs && key_blocks < 384 ? 2 : 1;
+                  call_key_blocks = cot_mul(attention_bwd_key_blocks_per_head(p), sizes->Hkv);
+    return tile_columns <= 128 && is_causal(sizes) && gqa_group % 2 == 0 && !pairs && call_key_blocks < 384 ? 2 : 1;
 }
 
 /* Chooses mode, kernel and order of a call, by measurements on an H200 and an H100. docs/kernels/attention_bwd_order.md
@@ -152,7 +156,7 @@ static inline backward_choice choose_backward(const attention_problem *p, bool g
                                   .head_split = head_split_of(p, tile_columns, false)};
         const bool is_long_packed = attention_bwd_used_columns(sizes) == 128 && has_long_packed_sequences(sizes);
         choice.descending_tiles = !choice.deterministic || (grouped && !is_wide) || is_long_packed;
-        choice.first_ascending_section = choice.descending_tiles ? 0 : INT32_MAX;
+        choice.first_ascending_section = choice.descending_tiles ? ALL_SECTIONS_ASCEND : NO_SECTION_ASCENDS;
         if (sizes->softcap > 0 && !is_wide)
             choice.heads_per_section = tile_columns == 64 ? 32 : 8;
         else if (!is_wide && (!choice.deterministic || (grouped ? tile_columns == 64 : is_long_packed)))
@@ -163,6 +167,7 @@ static inline backward_choice choose_backward(const attention_problem *p, bool g
     if (p->allow_nondeterminism &&
         is_nondeterministic_faster(sizes, tile_columns, key_blocks, nondeterministic_pairs)) {
         backward_choice choice = {.heads_per_section = 2,
+                                  .first_ascending_section = ALL_SECTIONS_ASCEND,
                                   .descending_tiles = causal && grouped,
                                   .pairs = nondeterministic_pairs,
                                   .head_split = head_split_of(p, tile_columns, nondeterministic_pairs)};
@@ -189,11 +194,13 @@ static inline backward_choice choose_backward(const attention_problem *p, bool g
     choice.stores_dq = choice.pairs ? pair_kernel_would_store_dq : tile_columns == 64 && may_store_dq;
     if (!causal) {
         choice.heads_per_section = (int32_t)full_mask_section_heads(&choice, sizes, tile_columns, key_blocks);
-        choice.first_ascending_section = INT32_MAX;
+        choice.first_ascending_section = NO_SECTION_ASCENDS;
     } else if (is_long) {
         choice.heads_per_section = grouped ? 2 : 4;
+        choice.first_ascending_section = ALL_SECTIONS_ASCEND;
     } else if (grouped && !is_wide) {
         choice.heads_per_section = 8;
+        choice.first_ascending_section = ALL_SECTIONS_ASCEND;
     } else {
         const int64_t max_heads = cot_clamp(batch_kv_heads / 2, 1, is_wide ? 8 : 32), min_heads = cot_min(max_heads, 2);
         const int64_t section_key_blocks =
