@@ -315,19 +315,23 @@ static bool kernel_selected(const worker *w, const cot_kernel *kernel)
 
 /* Returns whether the kernel spreads this NaN or infinity further than the oracle allows, as its documentation says.
  * The im2col kernels, which are never chosen, multiply every channel by the zeros of all others. Kernels that split
- * numbers into sums of two or three bf16 turn an infinity into inf - inf. */
-static bool spreads_special(const cot_kernel *kernel, double special)
+ * numbers into sums of two or three bf16 turn an infinity into inf - inf. mhc's Hopper forwards do so with phi
+ * and gamma. */
+static bool spreads_special(const cot_kernel *kernel, const cot_direction *direction, const cot_case *c)
 {
-    static const char *const split_kernels[] = {"_amx_split",
-                                                "mhc_pre_fwd_tiles_sm80",
-                                                "mhc_pre_bwd_tiles_sm80",
-                                                "mhc_post_pre_fwd_tiles_sm80",
-                                                "mhc_pre_fwd_cluster_sm90",
-                                                "mhc_pre_bwd_cluster_sm90",
-                                                "mhc_post_pre_fwd_split_sm90"};
-    bool spreads = special != 0 && strstr(kernel->name, "im2col") != NULL;
+    const double special = c->special;
+    if (special == 0)
+        return false;
+    static const char *const split_kernels[] = {"_amx_split", "mhc_pre_fwd_tiles_sm80", "mhc_pre_bwd_tiles_sm80",
+                                                "mhc_post_pre_fwd_tiles_sm80"};
+    static const char *const hopper_kernels[] = {"mhc_pre_fwd_cluster_sm90", "mhc_post_pre_fwd_split_sm90"};
+    const char *field = direction->fields[c->special_field].name;
+    const bool is_split = strcmp(field, "phi") == 0 || strcmp(field, "gamma") == 0;
+    bool spreads = strstr(kernel->name, "im2col") != NULL;
     for (size_t i = 0; i < sizeof split_kernels / sizeof *split_kernels; i++)
         spreads = spreads || (isinf(special) && strstr(kernel->name, split_kernels[i]) != NULL);
+    for (size_t i = 0; i < sizeof hopper_kernels / sizeof *hopper_kernels; i++)
+        spreads = spreads || (isinf(special) && is_split && strstr(kernel->name, hopper_kernels[i]) != NULL);
     return spreads;
 }
 
@@ -410,7 +414,7 @@ static void check_case_kernels(worker *w, const reference *ref, const char *text
     bool scalar_ran = w->options->backend != COT_BACKEND_CPU && run_scalar_kernel(w, ref, s);
     for (int i = 0; i < count; i++) {
         const bool selected = kernel_selected(w, choices[i].kernel);
-        if (spreads_special(choices[i].kernel, ref->c->special))
+        if (spreads_special(choices[i].kernel, case_direction(w->cases, ref->c), ref->c))
             continue;
         if (choices[i].refusal != NULL) {
             if (selected && (choices[i].kernel->isa & ~w->explain_queue->isa) != 0)
