@@ -68,9 +68,10 @@ typedef struct run_state {
     int64_t own_batches; /* of the --accumulate batches of a step: those of this rank, from own_first on */
     int64_t own_first;
     double *gradient_sum; /* [elements of the parameters]; NULL if a step has one batch, or on a GPU */
-    /* [accumulate + 1]: the losses of the batches of a step, on a GPU the sum of a rank in its first place; then whether a
-     * rank has got SIGINT. One by one, so that the sum does not depend on the number of ranks. */
-    double *losses;
+    /* [accumulate + 1], added over the ranks: the loss of each batch of a step, then the number of ranks that have got
+     * SIGINT. On a GPU the first batch of a rank has the loss of all its batches. The sum over the batches does not
+     * depend on the number of ranks. */
+    double *step_sums;
 } run_state;
 
 static bool held_out_create(held_out *h, const token_list *tokens, const context_ranks *share)
@@ -279,10 +280,10 @@ static train_result create_run(training *t, run_state *run, const corpus *text, 
     run->own_inputs = calloc(own_tokens, sizeof *run->own_inputs);
     run->own_targets = calloc(own_tokens, sizeof *run->own_targets);
     run->batches = calloc((size_t)run->own_batches, sizeof *run->batches);
-    run->losses = calloc((size_t)o->accumulate + 1, sizeof *run->losses);
+    run->step_sums = calloc((size_t)o->accumulate + 1, sizeof *run->step_sums);
     t->curve.points = calloc((size_t)o->steps, sizeof *t->curve.points);
     if (run->inputs == NULL || run->targets == NULL || run->own_inputs == NULL || run->own_targets == NULL ||
-        run->batches == NULL || run->losses == NULL || t->curve.points == NULL ||
+        run->batches == NULL || run->step_sums == NULL || t->curve.points == NULL ||
         !sampler_create(&run->sampler, &text->training_tokens, o->context, seed) ||
         !held_out_create(&run->held_out, &text->validation_tokens, &run->context))
         return TRAIN_OUT_OF_MEMORY;
@@ -322,7 +323,7 @@ static void destroy_run(run_state *run)
     free(run->own_inputs);
     free(run->own_targets);
     free(run->batches);
-    free(run->losses);
+    free(run->step_sums);
     free(run->gradient_sum);
     if (run->log != NULL)
         fclose(run->log);
@@ -415,8 +416,10 @@ static cot_status enqueue_step(void *context)
                                     tokens->inputs, tokens->targets);
         if (status == COT_OK && run->gradient_sum != NULL)
             add_gradients(&m->parameters, run->gradient_sum, i);
-        if (!is_cuda(o))
-            run->losses[run->own_first + i] = b->loss, b->loss = 0;
+        if (!is_cuda(o)) {
+            run->step_sums[run->own_first + i] = b->loss;
+            b->loss = 0;
+        }
     }
     if (status == COT_OK && run->gradient_sum != NULL)
         status = sum_over_ranks(run, &m->parameters);
@@ -446,8 +449,8 @@ static cot_status train_step(training *t, run_state *run, int64_t step, double *
     b->step = step;
     b->step_rate = learning_rate(o->rate, step, o->steps / WARMUP_DIVISOR, o->steps);
     const int64_t sequences = run->own_batches * o->batch, own = run->own_first * o->batch * o->context;
-    double gpu_loss = 0;
-    memset(run->losses, 0, (size_t)o->accumulate * sizeof *run->losses);
+    double unread_loss = 0; /* on a CPU 0: enqueue_step has read the loss of each batch */
+    memset(run->step_sums, 0, (size_t)o->accumulate * sizeof *run->step_sums);
     context_ranks_take(&run->context, sequences, run->inputs + own, run->own_inputs);
     context_ranks_take(&run->context, sequences, run->targets + own, run->own_targets);
     b->op->load(b, o->batch * run->context.rows, run->own_batches, run->own_inputs, run->own_targets, run->batches);
@@ -455,18 +458,17 @@ static cot_status train_step(training *t, run_state *run, int64_t step, double *
     if (status == COT_OK && sums_on_gpus(run))
         status = update_on_gpus(t, run);
     if (status == COT_OK)
-        status = b->op->read_loss(b, &gpu_loss);
-    if (status == COT_OK && is_cuda(o))
-        run->losses[run->own_first] = gpu_loss;
-    run->losses[o->accumulate] = interrupted;
+        status = b->op->read_loss(b, &unread_loss);
+    run->step_sums[run->own_first] += unread_loss;
+    run->step_sums[o->accumulate] = interrupted;
     if (status == COT_OK)
-        status = ranks_sum(run->ranks, run->losses, o->accumulate + 1);
+        status = ranks_sum(run->ranks, run->step_sums, o->accumulate + 1);
     if (status != COT_OK)
         return status;
     *loss = 0;
     for (int64_t i = 0; i < o->accumulate; i++)
-        *loss += run->losses[i];
-    *stops = run->losses[o->accumulate] > 0;
+        *loss += run->step_sums[i];
+    *stops = run->step_sums[o->accumulate] > 0;
     if (!is_cuda(o) || step > run->progress.resumed_at + WARM_STEPS) {
         run->training_seconds += progress_now() - start;
         run->timed_steps++;
