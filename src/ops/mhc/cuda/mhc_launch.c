@@ -96,27 +96,21 @@ static const cot_cuda_kernel pre_mma_dphi[3][3] = MMA(mhc_pre_mma_dphi, DPHI_BYT
 /* Hopper kernels, indexed by dtype: f16, bf16. */
 #define HOPPER(image, stem) \
     {{cot_image_##image, #stem "_f16", MHC_SM90_SHARED_BYTES}, {cot_image_##image, #stem "_bf16", MHC_SM90_SHARED_BYTES}}
-#define HOPPER_BLOCKS(image, stem, blocks)                                                          \
-    {                                                                                               \
-        {cot_image_##image, #stem "_f16_blocks" #blocks, MHC_SM90_SHARED_BYTES},                    \
-            {cot_image_##image, #stem "_bf16_blocks" #blocks, MHC_SM90_SHARED_BYTES},               \
-    }
 /* By the blocks of a cluster: see cluster_index. */
-#define HOPPER_CLUSTERS(image, stem) \
-    {HOPPER_BLOCKS(image, stem, 4), HOPPER_BLOCKS(image, stem, 8), HOPPER(image, stem)}
-#define PRE_FWD(name)                                                                               \
-    {                                                                                               \
-        {cot_image_mhc_pre_fwd_sm90, "mhc_pre_fwd_cluster_sm90_" #name "_blocks4", MHC_SM90_SHARED_BYTES},     \
-            {cot_image_mhc_pre_fwd_sm90, "mhc_pre_fwd_cluster_sm90_" #name "_blocks8", MHC_SM90_SHARED_BYTES}, \
-            {cot_image_mhc_pre_fwd_sm90, "mhc_pre_fwd_cluster_sm90_" #name, MHC_SM90_SHARED_BYTES},            \
-    }
+#define BY_BLOCKS(image, stem)                                            \
+    {{cot_image_##image, #stem "_blocks4", MHC_SM90_SHARED_BYTES},        \
+     {cot_image_##image, #stem "_blocks8", MHC_SM90_SHARED_BYTES},        \
+     {cot_image_##image, #stem, MHC_SM90_SHARED_BYTES}}
+#define PRE_FWD(name) BY_BLOCKS(mhc_pre_fwd_sm90, mhc_pre_fwd_cluster_sm90_##name)
 /* By n (2, 4), dtype (f32, f16, bf16) and the blocks of a cluster. */
 static const cot_cuda_kernel pre_fwd_clusters[2][3][3] = {{PRE_FWD(n2_f32), PRE_FWD(n2_f16), PRE_FWD(n2_bf16)},
                                                       {PRE_FWD(f32), PRE_FWD(f16), PRE_FWD(bf16)}};
 static const cot_cuda_kernel pre_fwd_wide[2] = HOPPER(mhc_pre_fwd_sm90, mhc_pre_fwd_wide_sm90);
 static const cot_cuda_kernel pre_fwd_split[2] = HOPPER(mhc_pre_fwd_sm90, mhc_pre_fwd_split_sm90);
-static const cot_cuda_kernel post_pre_fwd_clusters[3][2] =
-    HOPPER_CLUSTERS(mhc_pre_fwd_sm90, mhc_post_pre_fwd_cluster_sm90);
+/* By dtype (f16, bf16) and the blocks of a cluster. */
+static const cot_cuda_kernel post_pre_fwd_clusters[2][3] = {
+    BY_BLOCKS(mhc_pre_fwd_sm90, mhc_post_pre_fwd_cluster_sm90_f16),
+    BY_BLOCKS(mhc_pre_fwd_sm90, mhc_post_pre_fwd_cluster_sm90_bf16)};
 static const cot_cuda_kernel post_pre_bwd[2] = HOPPER(mhc_post_pre_bwd_sm90, mhc_post_pre_bwd_sm90);
 static const cot_cuda_kernel post_pre_bwd_any[2] = HOPPER(mhc_post_pre_bwd_sm90, mhc_post_pre_bwd_any_sm90);
 static const cot_cuda_kernel post_pre_sum_slices = {cot_image_mhc_post_pre_bwd_sm90, "mhc_post_pre_sum_slices", 0};
@@ -125,11 +119,7 @@ static const cot_cuda_kernel pre_bwd_one_pass = {cot_image_mhc_pre_bwd_split_sm9
                                              MHC_SM90_SHARED_BYTES};
 static const cot_cuda_kernel pre_bwd_one_pass_init = {cot_image_mhc_pre_bwd_split_sm90, "mhc_pre_bwd_one_pass_init", 0};
 static const cot_cuda_kernel pre_bwd_split_post[2] = HOPPER(mhc_pre_bwd_split_sm90, mhc_pre_bwd_split_post_sm90);
-/* By the blocks of a cluster. */
-#define PRE_BWD(stem)                                                               \
-    {{cot_image_mhc_pre_bwd_cluster_sm90, #stem "_blocks4", MHC_SM90_SHARED_BYTES}, \
-     {cot_image_mhc_pre_bwd_cluster_sm90, #stem "_blocks8", MHC_SM90_SHARED_BYTES}, \
-     {cot_image_mhc_pre_bwd_cluster_sm90, #stem, MHC_SM90_SHARED_BYTES}}
+#define PRE_BWD(stem) BY_BLOCKS(mhc_pre_bwd_cluster_sm90, stem)
 /* By n (2, 4), dtype (f16, bf16) and the blocks of a cluster. */
 #define PRE_BWD_CLUSTERS(stem)                        \
     {{PRE_BWD(stem##_n2_f16), PRE_BWD(stem##_n2_bf16)}, \
@@ -386,7 +376,7 @@ static cot_status forward_sm90(cot_queue *queue, const void *problem, void *work
         c->slices = plan->slices;
     }
     const int columns = MHC_SM90_COLUMNS_OF(c->n), size = (int)cot_dtype_size(p->sizes.dtype);
-    const bool wide = !split && c->D > MHC_SM90_CLUSTER_BLOCKS * columns;
+    const bool wide = !split && c->D > mhc_sm90_cluster_max_d(&p->sizes);
     const tile_box box = {(wide ? MHC_SM90_WIDE_COLUMNS : columns) * size / 128, MHC_SM90_FWD_TILE(wide, size), c->n};
     const int cluster_blocks = wide ? MHC_SM90_CLUSTER_BLOCKS : mhc_sm90_cluster_blocks(&p->sizes);
     const cot_cuda_kernel *kernel =
@@ -777,14 +767,14 @@ cot_status mhc_post_pre_fwd_cluster_sm90(cot_queue *queue, const void *problem, 
     const tile_box all_streams = {MHC_SM90_BLOCK_CHUNKS, MHC_SM90_TILE, MHC_SM90_N},
                    one_stream = {MHC_SM90_BLOCK_CHUNKS, MHC_SM90_TILE, 1};
     const int cluster_blocks = mhc_sm90_cluster_blocks(&p->sizes);
-    const cot_cuda_kernel *kernels = post_pre_fwd_clusters[cluster_index(cluster_blocks)];
+    const cot_cuda_kernel *kernels = post_pre_fwd_clusters[p->sizes.dtype - COT_F16];
     cot_status status = make_tile_map(queue, &post_pre.x, &p->sizes, &a->x, all_streams);
     if (status == COT_OK)
         status = make_tile_map(queue, &post_pre.f, &p->sizes, &a->f, one_stream);
     if (status == COT_OK)
         status = make_tile_map(queue, &post_pre.y, &p->sizes, &a->y, all_streams);
     if (status == COT_OK)
-        status = launch_clusters(queue, &kernels[p->sizes.dtype - COT_F16], cluster_blocks, MHC_SM90_TILE,
+        status = launch_clusters(queue, &kernels[cluster_index(cluster_blocks)], cluster_blocks, MHC_SM90_TILE,
                                  MHC_SM90_FWD_THREADS, false, c, &post_pre);
     return status == COT_OK ? launch_fused_sinkhorn(queue, c) : status;
 }

@@ -52,6 +52,12 @@ static inline int64_t mhc_cuda_slice_columns(const mhc_sizes *s)
     return columns;
 }
 
+/* The largest D of a cluster without wide blocks. */
+static inline int64_t mhc_sm90_cluster_max_d(const mhc_sizes *s)
+{
+    return MHC_SM90_CLUSTER_BLOCKS * MHC_SM90_COLUMNS_OF(s->n);
+}
+
 /* The blocks of a cluster without wide blocks. */
 static inline int mhc_sm90_cluster_blocks(const mhc_sizes *s)
 {
@@ -218,14 +224,13 @@ static inline const char *admit_sm90_pre_fwd(const void *problem)
 {
     const mhc_sizes *sizes = problem;
     const cot_mhc_pre_forward_args *a = &((const mhc_pre_forward_problem *)problem)->args;
-    if (sizes->n == MHC_SM90_N && sizes->dtype != COT_F32 && sizes->D > MHC_SM90_WIDE_MAX_D)
-        return "it supports D up to 7168";
-    if (sizes->n == MHC_SM90_N && sizes->dtype != COT_F32)
-        return admit_sm90_pre_fwd_split(problem);
     if ((sizes->n != MHC_SM90_N && sizes->n != 2) || sizes->dtype == COT_F64)
         return "n must be 2 or 4, and the dtype f32, f16 or bf16";
-    if (sizes->D > MHC_SM90_CLUSTER_BLOCKS * MHC_SM90_COLUMNS_OF(sizes->n))
-        return sizes->n == 2 ? "it supports D up to 8192" : "in f32, it supports D up to 4096";
+    const bool has_wide_blocks = sizes->n == MHC_SM90_N && sizes->dtype != COT_F32;
+    if (sizes->D > (has_wide_blocks ? MHC_SM90_WIDE_MAX_D : mhc_sm90_cluster_max_d(sizes)))
+        return has_wide_blocks ? "it supports D up to 7168"
+               : sizes->n == 2 ? "it supports D up to 8192"
+                               : "in f32, it supports D up to 4096";
     return mhc_sm90_admit_layout(problem, (const cot_tensor *const[]){&a->x, &a->h_in}, 2, &a->phi, &a->gamma);
 }
 
@@ -235,7 +240,7 @@ static inline const char *admit_sm90_pre_bwd(const void *problem)
     const cot_mhc_pre_backward_args *a = &((const mhc_pre_backward_problem *)problem)->args;
     if ((sizes->n != MHC_SM90_N && sizes->n != 2) || (sizes->dtype != COT_BF16 && sizes->dtype != COT_F16))
         return "n must be 2 or 4, and the dtype f16 or bf16";
-    if (sizes->D > MHC_SM90_CLUSTER_BLOCKS * MHC_SM90_COLUMNS_OF(sizes->n))
+    if (sizes->D > mhc_sm90_cluster_max_d(sizes))
         return sizes->n == 2 ? "it supports D up to 8192" : "it supports D up to 4096";
     return mhc_sm90_admit_layout(problem, (const cot_tensor *const[]){&a->x, &a->dh_in, &a->dx_post, &a->dx}, 4,
                                  &a->phi, &a->gamma);
@@ -264,9 +269,7 @@ static inline double cost_sm90_pre_bwd(const void *problem)
 static inline double cost_sm90_pre_fwd(const void *problem)
 {
     const mhc_sizes *sizes = problem;
-    const int64_t columns = MHC_SM90_COLUMNS_OF(sizes->n);
-    return sizes->D > MHC_SM90_CLUSTER_BLOCKS * columns ? MHC_SM90_WIDE_MAX_D
-                                                        : (double)(mhc_sm90_cluster_blocks(sizes) * columns);
+    return sizes->D > mhc_sm90_cluster_max_d(sizes) ? MHC_SM90_WIDE_MAX_D : cost_sm90_pre_bwd(problem);
 }
 
 /* x is read twice, but all blocks have work for any D. */

@@ -52,7 +52,10 @@ template <typename E_, int N_, data_gradient MODE_, int BLOCKS_> struct bwd_trai
         OWNED = TILE / BLOCKS,                                 /* tokens of a tile that a block owns */
         OWNERS = MHC_SM90_OWNERS(BLOCKS, MODE == DX_AND_POST), /* owner warps of a block */
         OWNER_TOKENS = OWNED / OWNERS,                         /* tokens of each owner warp */
-        SENT_BYTES = TILE * 16 * (N_ == 2 ? 5 : RECORD_UNITS), /* of the records of a tile, see send_units */
+        /* Units of a record that send_units sends after and before dh_pre, and the bytes that it sends for a tile. */
+        UNITS_AFTER = 4,
+        UNITS_BEFORE = bwd_sizes<N_>::OCTETS == 1 ? 1 : RECORD_UNITS - UNITS_AFTER,
+        SENT_BYTES = TILE * 16 * (UNITS_AFTER + UNITS_BEFORE),
         STAGES = MODE == NO_DX ? 5
                  : MODE == DX  ? 4
                                : 3,
@@ -211,9 +214,7 @@ template <typename Traits> static __device__ __forceinline__ void reduce(shared_
 template <bool AFTER_DH_PRE, typename Traits>
 static __device__ __forceinline__ void send_units(shared_memory<Traits> &s, int stage, int rank, int first_k)
 {
-    constexpr uint32_t COUNT = AFTER_DH_PRE          ? 4
-                               : Traits::OCTETS == 1 ? 1
-                                                     : RECORD_UNITS - 4,
+    constexpr uint32_t COUNT = AFTER_DH_PRE ? Traits::UNITS_AFTER : Traits::UNITS_BEFORE,
                        ITEMS = COUNT * TILE / Traits::OWNERS;
     const uint32_t to = cot_shared_address(&s.records[stage][rank + first_k * Traits::BLOCKS]),
                    barrier = cot_shared_address(&s.records_full[stage]);
