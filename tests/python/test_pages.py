@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python programs of the guide run, and a version in it is current. test_distributed.py runs those that create a process group, and test_docstrings.py
-the examples of the reference."""
+"""The Python programs of the guide run, and a version in it is current. test_distributed.py runs those that create a
+process group, and test_docstrings.py the examples of the reference."""
 import re
 from pathlib import Path
 

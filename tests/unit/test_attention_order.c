@@ -189,10 +189,12 @@ static void compare(const call *c, const table *modes, const table *directions, 
     const char(*direction)[CELL_BYTES] = directions->cell[row_of(directions, c, 2)];
     const int64_t sections = cot_ceil_div(sizes->B * sizes->Hkv, choice->heads_per_section);
     for (int64_t section = 0; section < sections; section += cot_max(sections - 1, 1)) {
-        /* As work_of and work_of_general do. */
-        const bool ascending =
-            c->general ? choice->first_ascending_section == 0 : section >= choice->first_ascending_section;
-        const bool descending_tiles = ascending && (c->general || choice->descending_tiles);
+        /* As work_of does. In a general call all sections have one order, which work_of_general reads from the first. */
+        const bool ascending = section >= choice->first_ascending_section;
+        const bool descending_tiles = ascending && choice->descending_tiles;
+        if (c->general)
+            assert_true(choice->first_ascending_section ==
+                        (descending_tiles ? ALL_SECTIONS_ASCEND : NO_SECTION_ASCENDS));
         assert_int_equal(!ascending, is_descending(direction[2], section == sections - 1));
         assert_int_equal(descending_tiles, is_descending(direction[3], section == sections - 1));
     }
