@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  * attention_bwd_common_sm90.cuh: device code that the three main kernels of the backward for Hopper share: the work of
- * a key block, wgmma products of 64 rows, masks, and additions to dQ. attention_bwd_store.cuh has the stores of dQ, dK
- * and dV. The layout of accumulators is in wgmma.cuh and, with a picture, in docs/kernels/gpu_basics.md.
+ * a unit, wgmma products of 64 rows, masks, and additions to dQ. attention_bwd_store.cuh has the stores of dQ, dK and
+ * dV. The layout of accumulators is in wgmma.cuh and, with a picture, in docs/kernels/gpu_basics.md.
  *
- * A *key block* is 128 keys of a key-value head. A *block* alone is a thread block. A *unit* is a key
- * block, in the pair kernel a pair of key blocks (WORK_KEYS = 256).
+ * A *key block* is 128 keys of a key-value head. A *block* alone is a thread block. A *unit* is what a thread block or
+ * a cluster takes at a time: a key block, in the pair kernel a pair of key blocks. It has UNIT_KEYS keys, 128 or 256.
+ * unit_number numbers the units of the call, in the order in which thread blocks take them.
  *
  * Names in these kernels: m are the arguments of the launch (attention_bwd_mapped: tensor maps and c), c is the call, w
- * the work of the key block, s the shared memory. `statistics` are lse_log2 and scaled_delta, one row for each query
- * tile. `head` alone is a query head. `kv_head` is a key-value head of one batch element, `batch_kv_head` one of all
- * batch elements: b Hkv + kv_head. */
+ * the work of the unit, s the shared memory. `statistics` are lse_log2 and scaled_delta, one row for each query tile.
+ * `head` alone is a query head. `kv_head` is a key-value head of one batch element, `batch_kv_head` one of all batch
+ * elements: b Hkv + kv_head. */
 #ifndef COT_ATTENTION_BWD_COMMON_SM90_CUH
 #define COT_ATTENTION_BWD_COMMON_SM90_CUH
 
@@ -36,9 +37,9 @@ constexpr uint32_t PLUS_INFINITY_BITS = 0x7f800000, MINUS_INFINITY_BITS = 0xff80
 extern __shared__ __align__(1024) unsigned char dynamic_shared_memory[];
 
 /* Two numbers of a step:
- *   step        counted within its key block: step_of gives its query head and tile
- *   ring_step   running total of the thread block, over all its key blocks: not taken modulo the stages. In the wide
- *               kernel, whose thread blocks compute one key block, it equals `step`
+ *   step        counted within its unit: step_of gives its query head and tile
+ *   ring_step   running total of the thread block, over all its units: not taken modulo the stages. In the wide kernel,
+ *               whose thread blocks compute one unit, it equals `step`
  *
  * A step uses stage ring_step % STAGES of a ring. It waits for the stage's `full` barrier with this parity. With the
  * opposite parity, it waits on `empty` for the end of the stage's previous use. */
@@ -47,7 +48,7 @@ template <int STAGES> static __device__ __forceinline__ uint32_t parity_of(uint3
     return ring_step / STAGES & 1;
 }
 
-/* The work of a key block: `tile_count` query tiles. The first is first_tile, and tile_direction is 1 (ascending) or -1
+/* The work of a unit: `tile_count` query tiles. The first is first_tile, and tile_direction is 1 (ascending) or -1
  * (descending). Each tile is taken for the query heads first_head .. first_head + query_heads - 1. These are the heads
  * that share key-value head kv_head of batch element b (the group), or with head_split = 2 half of them. */
 struct attention_work {
@@ -59,7 +60,7 @@ struct attention_work {
     int window_left_offset, window_right_offset;
     int sequence_first_tile; /* index of the sequence's first query tile, among all query tiles of the call */
     int tiles_per_head;      /* query tiles of the sequence, for one head */
-    bool keys_ascend;        /* only if not GENERAL: the order of key blocks, see work_of */
+    bool keys_ascend;        /* only if not GENERAL: the order of units, see work_of */
 };
 
 /* Sets the query tiles [begin, end), which may be empty. */
@@ -70,23 +71,22 @@ static __device__ __forceinline__ void set_tiles(attention_work &w, int begin, i
     w.tile_direction = descending_tiles ? -1 : 1;
 }
 
-/* The work of key block (or pair) key_block_number, where all sequences have the same length. Key blocks are numbered
- * section by section. A section has c.heads_per_section key-value heads, from first_kv_head on. The numbers of a
- * section run over the first key block of each head, then over the second of each, and so on. order_in_head is 0 for
- * the first key block of a head.
+/* The work of unit unit_number, where all sequences have the same length. Units are numbered section by section. A
+ * section has c.heads_per_section key-value heads, from first_kv_head on. The numbers of a section run over the first
+ * unit of each head, then over the second of each, and so on. order_in_head is 0 for the first unit of a head.
  *
- * From section c.first_ascending_section on, the keys ascend, and with c.descending_tiles the tiles of a key block
- * descend. In the sections before, the keys descend and the tiles ascend. docs/kernels/attention_bwd_order.md has the
- * reasons and an example. */
-template <int QUERIES, int WORK_KEYS = KEYS>
-static __device__ __forceinline__ attention_work work_of(const attention_bwd_call &c, unsigned key_block_number)
+ * From section c.first_ascending_section on, the keys ascend, and with c.descending_tiles the tiles of a unit descend.
+ * In the sections before, the keys descend and the tiles ascend. docs/kernels/attention_bwd_order.md has the reasons
+ * and an example. */
+template <int QUERIES, int UNIT_KEYS = KEYS>
+static __device__ __forceinline__ attention_work work_of(const attention_bwd_call &c, unsigned unit_number)
 {
     const unsigned batch_kv_heads = (unsigned)(c.B * c.Hkv),
-                   key_blocks = (unsigned)((c.Tk + WORK_KEYS - 1) / WORK_KEYS);
-    const unsigned section = key_block_number / (key_blocks * (unsigned)c.heads_per_section),
+                   units_per_head = (unsigned)((c.Tk + UNIT_KEYS - 1) / UNIT_KEYS);
+    const unsigned section = unit_number / (units_per_head * (unsigned)c.heads_per_section),
                    first_kv_head = section * (unsigned)c.heads_per_section;
     const unsigned section_kv_heads = min((unsigned)c.heads_per_section, batch_kv_heads - first_kv_head),
-                   number_in_section = key_block_number - first_kv_head * key_blocks;
+                   number_in_section = unit_number - first_kv_head * units_per_head;
     const unsigned batch_kv_head = first_kv_head + number_in_section % section_kv_heads;
     attention_work w;
     w.b = (int)(batch_kv_head / (unsigned)c.Hkv);
@@ -95,7 +95,7 @@ static __device__ __forceinline__ attention_work work_of(const attention_bwd_cal
     w.first_head = w.kv_head * w.query_heads;
     w.keys_ascend = section >= (unsigned)c.first_ascending_section;
     const unsigned order_in_head = number_in_section / section_kv_heads;
-    w.first_key = (int)(w.keys_ascend ? order_in_head : key_blocks - 1 - order_in_head) * WORK_KEYS;
+    w.first_key = (int)(w.keys_ascend ? order_in_head : units_per_head - 1 - order_in_head) * UNIT_KEYS;
     const int64_t first_query = w.first_key - c.diagonal;
     const int64_t begin = c.causal && first_query > 0 ? first_query / QUERIES : 0;
     /* first_query >= Tq: no query attends to the first key, so there are no tiles. */
@@ -104,38 +104,40 @@ static __device__ __forceinline__ attention_work work_of(const attention_bwd_cal
     return w;
 }
 
-/* Whether the keys ascend and the tiles of a key block descend, in all sections. Otherwise the reverse. */
+/* The order of all sections in GENERAL versions. True: the keys ascend, and the tiles of a unit descend. False: the
+ * reverse. */
 static __device__ __forceinline__ bool keys_ascend_general(const attention_bwd_call &c)
 {
     return c.first_ascending_section == 0;
 }
 
-/* The same for sequences of different lengths, and for windows. Key blocks are numbered sequence by sequence, and
- * inside a sequence as in work_of, in the order of keys_ascend_general. Returns false if key_block_number is not below
- * the count of key blocks. */
+/* As work_of, for sequences of different lengths and for windows. A unit is a key block here. Units are numbered
+ * sequence by sequence, and inside a sequence as in work_of, in the order of keys_ascend_general. Returns false if
+ * there is no unit of this number: c.unit_count is only an upper bound for these calls. */
 template <int QUERIES>
-static __device__ __forceinline__ bool work_of_general(const attention_bwd_call &c, unsigned key_block_number,
+static __device__ __forceinline__ bool work_of_general(const attention_bwd_call &c, unsigned unit_number,
                                                        attention_work &w)
 {
     const attention_seqlen_info *seqlens = c.sequences.seqlens;
     const unsigned kv_heads = (unsigned)c.Hkv;
-    if (key_block_number >= (unsigned)seqlens[c.sequences.count].key_blocks_before * kv_heads)
+    if (unit_number >= (unsigned)seqlens[c.sequences.count].key_blocks_before * kv_heads)
         return false;
     const int sequence =
-        attention_sequence_at(c.sequences, &attention_seqlen_info::key_blocks_before, kv_heads, key_block_number);
+        attention_sequence_at(c.sequences, &attention_seqlen_info::key_blocks_before, kv_heads, unit_number);
     const attention_seqlen_info sequence_info = seqlens[sequence];
-    const unsigned key_blocks = (unsigned)(seqlens[sequence + 1].key_blocks_before - sequence_info.key_blocks_before);
-    const unsigned number_in_sequence = key_block_number - (unsigned)sequence_info.key_blocks_before * kv_heads;
-    const unsigned section = number_in_sequence / (key_blocks * (unsigned)c.heads_per_section),
+    const unsigned units_per_head =
+        (unsigned)(seqlens[sequence + 1].key_blocks_before - sequence_info.key_blocks_before);
+    const unsigned number_in_sequence = unit_number - (unsigned)sequence_info.key_blocks_before * kv_heads;
+    const unsigned section = number_in_sequence / (units_per_head * (unsigned)c.heads_per_section),
                    first_kv_head = section * (unsigned)c.heads_per_section;
     const unsigned section_kv_heads = min((unsigned)c.heads_per_section, kv_heads - first_kv_head),
-                   number_in_section = number_in_sequence - first_kv_head * key_blocks;
+                   number_in_section = number_in_sequence - first_kv_head * units_per_head;
     w.b = c.sequences.packed ? 0 : sequence;
     w.kv_head = (int)(first_kv_head + number_in_section % section_kv_heads);
     w.query_heads = (int)(c.H / c.Hkv);
     w.first_head = w.kv_head * w.query_heads;
     const unsigned order_in_head = number_in_section / section_kv_heads;
-    w.first_key = (int)(keys_ascend_general(c) ? order_in_head : key_blocks - 1 - order_in_head) * KEYS;
+    w.first_key = (int)(keys_ascend_general(c) ? order_in_head : units_per_head - 1 - order_in_head) * KEYS;
     w.q_first_row = sequence_info.q_first_row;
     w.used_q = sequence_info.used_q;
     w.k_first_row = sequence_info.k_first_row;
@@ -156,14 +158,13 @@ static __device__ __forceinline__ bool work_of_general(const attention_bwd_call 
     return true;
 }
 
-/* In shared memory: where a cluster receives the number of its key block, and the barrier that completes when the
- * number has arrived. `work` later takes the same memory, because at 64 tile columns no other is free. PTX requires
- * mbarrier.inval before any other use of this memory. The kernels leave it out, because ptxas 13.0 then spills
- * registers in 7 of the 20 key-block kernels. They rely on the hardware, not on PTX: the memory is reused only after
- * all threads have waited for the barrier's only phase, and it is never an mbarrier again. Check this for each new
- * architecture. */
+/* In shared memory: where a cluster receives the number of its unit, and the barrier that completes when the number has
+ * arrived. `work` later takes the same memory, because at 64 tile columns no other is free. PTX requires mbarrier.inval
+ * before any other use of this memory. The kernels leave it out, because ptxas 13.0 then spills registers in 7 of the
+ * 20 key-block kernels. They rely on the hardware, not on PTX: the memory is reused only after all threads have waited
+ * for the barrier's only phase, and it is never an mbarrier again. Check this for each new architecture. */
 struct cluster_ticket {
-    uint4 key_block_number; /* first word: the number */
+    uint4 unit_number; /* first word: the number */
     uint64_t full;
 };
 
@@ -174,19 +175,19 @@ struct cluster_ticket {
 static __device__ __forceinline__ uint32_t take_key_block_of_cluster(const attention_bwd_call &c,
                                                                      cluster_ticket &ticket)
 {
-    const bool has_counter = c.key_block_counter != nullptr,
+    const bool has_counter = c.unit_counter != nullptr,
                is_taker = has_counter && blockIdx.x % 2 == 0 && threadIdx.x == 0;
-    uint32_t key_block_number = 0;
+    uint32_t unit_number = 0;
     if (has_counter && threadIdx.x == 0) {
         cot_mbarrier_init(&ticket.full, 1);
         cot_mbarrier_init_fence();
-        cot_mbarrier_arrive_expect(&ticket.full, sizeof ticket.key_block_number);
+        cot_mbarrier_arrive_expect(&ticket.full, sizeof ticket.unit_number);
     }
     __syncwarp();
     cot_cluster_arrive();
     if (is_taker) {
         cot_griddepcontrol_wait(); /* until the counter is cleared */
-        key_block_number = atomicAdd(c.key_block_counter, 1);
+        unit_number = atomicAdd(c.unit_counter, 1);
     }
     __syncwarp();
     cot_cluster_wait(); /* the peer's barrier is initialised */
@@ -194,27 +195,28 @@ static __device__ __forceinline__ uint32_t take_key_block_of_cluster(const atten
         return blockIdx.x / 2;
     if (is_taker)
         for (uint32_t rank = 0; rank < 2; rank++)
-            cot_store_async(cot_mapa(cot_shared_address(&ticket.key_block_number), rank),
-                            cot_mapa(cot_shared_address(&ticket.full), rank), key_block_number, 0, 0, 0);
+            cot_store_async(cot_mapa(cot_shared_address(&ticket.unit_number), rank),
+                            cot_mapa(cot_shared_address(&ticket.full), rank), unit_number, 0, 0, 0);
     cot_mbarrier_wait(&ticket.full, 0);
-    return *(volatile uint32_t *)&ticket.key_block_number.x;
+    return *(volatile uint32_t *)&ticket.unit_number.x;
 }
 
-/* One step of a key block: query head h of the group, and a query tile. */
+/* One step of a unit. */
 struct attention_step {
-    int h, tile;
+    int head_in_group; /* the query head is first_head + head_in_group */
+    int tile;          /* the query tile */
 };
 
-/* Step `step` of a key block. All heads of a tile come before its next tile. So the key blocks of a key-value head stay
- * at the same tiles, and the L2 cache holds what they read and add to. With one head after the other, the key blocks of
- * a causal mask would drift apart, because they have different numbers of tiles. */
+/* Step `step` of a unit. All heads of a tile come before its next tile. So the units of a key-value head stay at the
+ * same tiles, and the L2 cache holds what they read and add to. With one head after the other, the units of a causal
+ * mask would drift apart, because they have different numbers of tiles. */
 static __device__ __forceinline__ attention_step step_of(const attention_bwd_call &c, const attention_work &w, int step)
 {
     /* step / query_heads. It is exact while step * query_heads < 2^31. The largest step is query_heads * tiles, the one
      * after the last. attention_bwd_sm90_refusal therefore limits query_heads^2 * (floor(Tq / QUERIES) + 1), where the
      * sum is at least tiles. */
-    const int i = (int)__umulhi(2 * (uint32_t)step, c.inverse_query_heads);
-    return {step - i * w.query_heads, w.first_tile + w.tile_direction * i};
+    const int tile_number = (int)__umulhi(2 * (uint32_t)step, c.inverse_query_heads);
+    return {step - tile_number * w.query_heads, w.first_tile + w.tile_direction * tile_number};
 }
 
 static __device__ __forceinline__ int tile_of(const attention_bwd_call &c, const attention_work &w, int step)
@@ -222,38 +224,37 @@ static __device__ __forceinline__ int tile_of(const attention_bwd_call &c, const
     return step_of(c, w, step).tile;
 }
 
-/* Steps of a key block: its tiles, each for all heads of the group. */
+/* Steps of a unit: its tiles, each for all heads of the group. */
 static __device__ __forceinline__ int step_count(const attention_work &w)
 {
     return w.query_heads * w.tile_count;
 }
 
-/* Index, among all query tiles of the call, of tile 0 of query head h of the group. lse_log2 has one row per query
- * tile, dq_accum has DQ_TILES_PER_QUERY_TILE dQ tiles per query tile. */
+/* Index, among all query tiles of the call, of tile 0 of a query head. lse_log2 has one row per query tile, dq_accum
+ * has DQ_TILES_PER_QUERY_TILE dQ tiles per query tile. */
 template <bool GENERAL>
 static __device__ __forceinline__ int64_t query_tile_base_of(const attention_bwd_call &c, const attention_work &w,
-                                                             int h)
+                                                             int head_in_group)
 {
     if (GENERAL)
-        return w.sequence_first_tile + (int64_t)(w.first_head + h) * w.tiles_per_head;
-    return ((int64_t)w.b * c.H + w.first_head + h) * c.tiles_per_head;
+        return w.sequence_first_tile + (int64_t)(w.first_head + head_in_group) * w.tiles_per_head;
+    return ((int64_t)w.b * c.H + w.first_head + head_in_group) * c.tiles_per_head;
 }
 
-/* The position of a key block (in the pair kernel: of a pair) in the order in which key blocks add to a query tile
- * of dQ, in deterministic mode. */
+/* The position of a unit in the order in which units add to a query tile of dQ, in deterministic mode. */
 struct attention_dq_position {
-    uint32_t before; /* how many key blocks add before it */
-    bool is_final;   /* whether it is the final key block of the tile: docs/kernels/glossary.md */
+    uint32_t earlier_units; /* the number of units that add to the tile before this one */
+    bool is_final;          /* this is the final unit of the tile: see *final key block* in docs/kernels/glossary.md */
 };
 
-/* For a dq_writer in the nondeterministic mode: the position of a key block that adds without an order. before = 1: the
- * tile is added, not stored. is_final = false: the sums are not loaded. */
+/* For a dq_writer in the nondeterministic mode, where units add without an order. earlier_units = 1: the tile is added,
+ * not stored. is_final = false: the sums are not loaded. */
 constexpr attention_dq_position unordered_position = {1, false};
 
 /* For the dQ warpgroup without STORES_DQ, which reads only is_final: it stages every tile for a dq_writer. */
 constexpr attention_dq_position never_final_position = {1, false};
 
-template <int QUERIES, bool GENERAL, int WORK_KEYS = KEYS>
+template <int QUERIES, bool GENERAL, int UNIT_KEYS = KEYS>
 static __device__ __forceinline__ attention_dq_position dq_position_of(const attention_bwd_call &c,
                                                                        const attention_work &w, int tile)
 {
@@ -261,13 +262,13 @@ static __device__ __forceinline__ attention_dq_position dq_position_of(const att
                                     : c.causal
                                         ? attention_clamp(c.diagonal, -ATTENTION_UNBOUNDED_32, ATTENTION_UNBOUNDED_32)
                                         : ATTENTION_UNBOUNDED_32;
-    const attention_key_block_range range = attention_key_block_range_of(
+    const attention_unit_range range = attention_unit_range_of(
         tile * QUERIES, QUERIES, GENERAL ? w.used_q : (int)c.Tq, GENERAL ? w.used_k : (int)c.Tk,
-        GENERAL ? w.window_left_offset : -ATTENTION_UNBOUNDED_32, window_right_offset, WORK_KEYS);
-    const int unit = w.first_key / WORK_KEYS;
+        GENERAL ? w.window_left_offset : -ATTENTION_UNBOUNDED_32, window_right_offset, UNIT_KEYS);
+    const int unit_in_head = w.first_key / UNIT_KEYS;
     const bool ascending = GENERAL ? keys_ascend_general(c) : w.keys_ascend;
-    return {(uint32_t)(ascending ? unit - range.first : range.last - unit),
-            unit == (ascending ? range.last : range.first)};
+    return {(uint32_t)(ascending ? unit_in_head - range.first : range.last - unit_in_head),
+            unit_in_head == (ascending ? range.last : range.first)};
 }
 
 /* Issues acc = A B^T, for S^T = K Q^T and dP^T = V dO^T. A has 64 rows (keys) and B 2 N rows (queries), so a thread has
@@ -379,12 +380,12 @@ template <int N> static __device__ __forceinline__ void stage_dq_tile(float *dq,
         cot_mbarrier_arrive(full);
 }
 
-/* Waits until all key blocks before this one have added to the dQ tile. Its semaphore then equals `before`. accum_tile:
- * index of the dQ tile in dq_accum. */
-static __device__ __forceinline__ void wait_for_earlier_key_blocks(const attention_bwd_call &c, int64_t accum_tile,
-                                                                   uint32_t before)
+/* Waits until all earlier units have added to the dQ tile. Its semaphore then equals earlier_units. accum_tile: index
+ * of the dQ tile in dq_accum. */
+static __device__ __forceinline__ void wait_for_earlier_units(const attention_bwd_call &c, int64_t accum_tile,
+                                                              uint32_t earlier_units)
 {
-    while (cot_load_acquire(c.dq_semaphore + accum_tile) != before)
+    while (cot_load_acquire(c.dq_semaphore + accum_tile) != earlier_units)
         ;
     cot_fence_proxy_async_global();
 }
@@ -400,9 +401,9 @@ static __device__ __forceinline__ void add_staged_dq_tile(float (&acc)[32], cons
     }
 }
 
-/* Adds a staged dQ tile to dq_accum. If `overwrite` (the first key block of a tile in deterministic mode), it stores
- * the dQ tile instead. Waits until the stage has been read. HALF: only the first 32 columns, which are the first half
- * of each warp's 16 rows. */
+/* Adds a staged dQ tile to dq_accum. If `overwrite` (the first unit that adds to the tile in deterministic mode), it
+ * stores the dQ tile instead. Waits until the stage has been read. HALF: only the first 32 columns, which are the first
+ * half of each warp's 16 rows. */
 template <bool HALF = false>
 static __device__ __forceinline__ void add_dq_tile(const attention_bwd_call &c, int64_t accum_tile, const float *dq,
                                                    bool overwrite)
@@ -420,8 +421,8 @@ static __device__ __forceinline__ void add_dq_tile(const attention_bwd_call &c, 
     cot_bulk_wait_read();
 }
 
-/* Increments the semaphore of a dQ tile when the sums of this key block are in memory. */
-static __device__ __forceinline__ void release_next_key_block(const attention_bwd_call &c, int64_t accum_tile)
+/* Increments the semaphore of a dQ tile when the sums of this unit are in memory. */
+static __device__ __forceinline__ void release_next_unit(const attention_bwd_call &c, int64_t accum_tile)
 {
     cot_bulk_wait();
     cot_add_release(c.dq_semaphore + accum_tile, 1);
@@ -445,11 +446,11 @@ static __device__ __forceinline__ output_rows key_output_rows(const attention_bw
             GENERAL ? w.k_rows : (int)c.Tk, GENERAL ? w.used_k : (int)c.Tk};
 }
 
-/* The rows of dQ of query head h of the group, where all sequences have the same length. */
+/* The rows of dQ of a query head, where all sequences have the same length. */
 static __device__ __forceinline__ output_rows query_output_rows(const attention_bwd_call &c, const attention_work &w,
-                                                                int h)
+                                                                int head_in_group)
 {
-    return {w.b * c.dq.stride[0] + (w.first_head + h) * c.dq.stride[2], (int)c.Tq, (int)c.Tq};
+    return {w.b * c.dq.stride[0] + (w.first_head + head_in_group) * c.dq.stride[2], (int)c.Tq, (int)c.Tq};
 }
 
 #endif

@@ -13,7 +13,7 @@
  * 32 + 64 + 2 x 208 = 512. */
 enum { PRODUCER_REGISTERS = 32, DQ_REGISTERS = 64, CONSUMER_REGISTERS = 208 };
 enum {
-    END_OF_WORK = -1, /* first_key of the entry of `work` that follows the last key block */
+    END_OF_WORK = -1, /* first_key of the entry of `work` that follows the last unit */
 };
 
 /* The shared memory of a thread block. PAIRS: in the pair kernel (attention_bwd_pairs_sm90.cu). */
@@ -21,10 +21,10 @@ template <int TILE_COLUMNS, bool PAIRS> struct bwd_shared {
     enum {
         COLUMN_PANELS = TILE_COLUMNS / 64,
         DQ_STAGES = PAIRS ? 1 : ATTENTION_BWD_DQ_STAGES,
-        /* n: how many key blocks the thread block has taken before. When the producer writes the work of n, `kv empty`
-         * of n - 2 has completed. Warps may still read the work of n - 1, and consumers that of n - 2: they arrive on
-         * `kv empty` before they store dK and dV. So 3 entries are needed. With 4, n % WORK_STAGES is one AND. The pair
-         * kernel has no shared memory left for 4 at 64 tile columns. */
+        /* Unit n: the thread block has taken n units before it. When the producer writes the work of unit n, `kv empty`
+         * of unit n - 2 has completed. Warps may still read the work of unit n - 1. Consumers may still read that of
+         * unit n - 2, because they arrive on `kv empty` before they store dK and dV. So 3 entries are needed. With 4, n
+         * % WORK_STAGES is one AND. The pair kernel has no shared memory left for 4 at 64 tile columns. */
         WORK_STAGES = PAIRS ? 3 : 4,
         QUERIES = ATTENTION_BWD_TILE_QUERIES(TILE_COLUMNS),     /* queries of a tile */
         Q_PANEL_BYTES = QUERIES * 64 * 2,                       /* bytes of a panel of Q or dO */
@@ -41,7 +41,7 @@ template <int TILE_COLUMNS, bool PAIRS> struct bwd_shared {
     float dq[DQ_STAGES][ATTENTION_BWD_DQ_TILE_FLOATS];
     float lse_log2[ATTENTION_BWD_Q_STAGES][QUERIES], scaled_delta[ATTENTION_BWD_DOUT_STAGES][QUERIES];
     union {
-        attention_work work[WORK_STAGES]; /* ring: entry n % WORK_STAGES describes key block n */
+        attention_work work[WORK_STAGES]; /* ring: entry n % WORK_STAGES has the work of unit n */
         cluster_ticket ticket;            /* used only until the producer writes `work` */
     };
     union { /* values in shared memory, because the consumers have no registers for them at 64 tile columns */
@@ -51,8 +51,8 @@ template <int TILE_COLUMNS, bool PAIRS> struct bwd_shared {
          * in the current key block. */
         uint32_t first_unskipped_ring_step[TILE_COLUMNS == 64 && !PAIRS ? 8 : 1];
     };
-    uint32_t own_key_block_number; /* only for thread blocks that take one key block: see take_key_block */
-    uint32_t zero;                 /* 0, see opaque_zero */
+    uint32_t own_unit_number; /* only for thread blocks that take a single key block: see take_key_block */
+    uint32_t zero;            /* 0, see opaque_zero */
     uint64_t kv_full, kv_empty, q_full[ATTENTION_BWD_Q_STAGES], q_empty[ATTENTION_BWD_Q_STAGES];
     uint64_t dout_full[ATTENTION_BWD_DOUT_STAGES], dout_empty[ATTENTION_BWD_DOUT_STAGES];
     uint64_t ds_full[ATTENTION_BWD_DS_STAGES], ds_empty[ATTENTION_BWD_DS_STAGES];
@@ -60,15 +60,15 @@ template <int TILE_COLUMNS, bool PAIRS> struct bwd_shared {
     uint64_t peer_ds_full[PAIRS ? 1 : 0], sent_ds_empty[PAIRS ? 1 : 0], pair_full[PAIRS ? 1 : 0],
         pair_empty[PAIRS ? 1 : 0];
     uint64_t peer_q_empty[PAIRS ? ATTENTION_BWD_Q_STAGES : 0], peer_dout_empty[PAIRS ? ATTENTION_BWD_DOUT_STAGES : 0];
-    uint4 pair_number[PAIRS ? 1 : 0]; /* first word: the number of the pair of key blocks, which thread block 0 sends */
+    uint4 unit_number[PAIRS ? 1 : 0]; /* first word: the number of the pair, which thread block 0 sends */
 };
 
 template <int TILE_COLUMNS> using key_block_shared = bwd_shared<TILE_COLUMNS, false>;
 template <int TILE_COLUMNS> using pair_shared = bwd_shared<TILE_COLUMNS, true>;
 
 /* Waits until no warp reads K and V of the previous key block any more, and then sets the expected bytes of K and V of
- * the next one. Consumers may still store dK and dV of the previous one. n: the number of key blocks that this thread
- * block has taken before. */
+ * the next one. Consumers may still store dK and dV of the previous one. n: how many units this thread block has taken
+ * earlier. */
 template <int TILE_COLUMNS, bool PAIRS>
 static __device__ __forceinline__ void begin_loading_keys(bwd_shared<TILE_COLUMNS, PAIRS> &s, uint32_t n,
                                                           uint64_t *full)
@@ -99,8 +99,8 @@ static __device__ __forceinline__ void prefetch_keys(const attention_bwd_mapped 
     }
 }
 
-/* Completes `kv full` without loading K and V, because no query attends to the keys or there are no more key blocks. n:
- * as in begin_loading_keys. */
+/* Completes `kv full` without loading K and V, because no query attends to the keys or there are no more units. n: as
+ * in begin_loading_keys. */
 template <int TILE_COLUMNS, bool PAIRS>
 static __device__ __forceinline__ void publish_work_only(bwd_shared<TILE_COLUMNS, PAIRS> &s, uint32_t n)
 {
@@ -240,8 +240,9 @@ template <typename WORK> static __device__ __forceinline__ int thread_key(const 
 /* How tanh is computed, by the size of the scores: see attention_bwd_softcap. */
 enum { SHORT_SERIES, LONG_SERIES, TANH };
 
-/* P with softcap, by METHOD. dS needs P times the slope 1 - tanh^2. low_bytes holds bits 15 to 8 of that product, and bits 31 to
- * 16 are stored in the buffer of dS in shared memory. key: unused by SHORT_SERIES, whose tiles have no masked score. */
+/* P with softcap, by METHOD. dS needs P times the slope 1 - tanh^2. low_bytes holds bits 15 to 8 of that product, and
+ * bits 31 to 16 are stored in the buffer of dS in shared memory. key: unused by SHORT_SERIES, whose tiles have no
+ * masked score. */
 template <typename E, int N, int METHOD>
 static __device__ __forceinline__ void compute_p_softcap_by(const attention_bwd_call &c, const consumer_work &w,
                                                             int tile, int key, const float *lse_log2, float2 first_lse,

@@ -81,22 +81,22 @@
  * then arrives on the tile's full barrier. */
 #include "attention_bwd_consumer_sm90.cuh"
 
-constexpr uint32_t NO_KEY_BLOCK_NUMBER = UINT32_MAX;
+constexpr uint32_t NO_UNIT_NUMBER = UINT32_MAX;
 
 /* The number of the thread block's next key block. In deterministic mode a key block waits until key blocks of lower
  * numbers have added to dQ. The counter gives out the numbers in order, and a thread block computes its key blocks in
  * that order. So the lowest unfinished key block waits for none, even if only some thread blocks are resident. There is
  * no counter without query tiles, and in the nondeterministic mode with head_split = 2. In a cluster (head_split = 2),
- * or without a counter, a thread block has only one key block: `backward` has put its number into own_key_block_number.
- * The second call then returns NO_KEY_BLOCK_NUMBER, which is beyond the last key block and ends the loop. */
+ * or without a counter, a thread block has only one key block: `backward` has put its number into own_unit_number. The
+ * second call then returns NO_UNIT_NUMBER, which is beyond the last key block and ends the loop. */
 template <int TILE_COLUMNS>
 static __device__ __forceinline__ uint32_t take_key_block(const attention_bwd_call &c,
                                                           key_block_shared<TILE_COLUMNS> &s)
 {
-    if (c.key_block_counter != nullptr && c.head_split == 1)
-        return atomicAdd(c.key_block_counter, 1);
-    const uint32_t own = s.own_key_block_number;
-    s.own_key_block_number = NO_KEY_BLOCK_NUMBER;
+    if (c.unit_counter != nullptr && c.head_split == 1)
+        return atomicAdd(c.unit_counter, 1);
+    const uint32_t own = s.own_unit_number;
+    s.own_unit_number = NO_UNIT_NUMBER;
     return own;
 }
 
@@ -119,15 +119,15 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, key_block_share
     cot_griddepcontrol_wait();
     cot_fence_proxy_async_global();
     const int first_delta_row = (int)(c.B * c.H * c.tiles_per_head); /* scaled_delta follows all rows of lse_log2 */
-    uint32_t n = 0, ring_step = 0; /* n: the number of key blocks that this thread block has taken before */
+    uint32_t n = 0, ring_step = 0; /* n: how many key blocks this thread block has taken earlier */
     for (;; n++) {
-        const uint32_t key_block_number = take_key_block(c, s);
-        if (key_block_number >= c.units) {
+        const uint32_t unit_number = take_key_block(c, s);
+        if (unit_number >= c.unit_count) {
             s.work[n % s.WORK_STAGES].first_key = END_OF_WORK;
             publish_work_only(s, n);
             return;
         }
-        attention_work w = work_of<QUERIES>(c, key_block_number);
+        attention_work w = work_of<QUERIES>(c, unit_number);
         split_heads(c, w);
         s.work[n % s.WORK_STAGES] = w;
         prefetch_keys<TILE_COLUMNS>(m, w, w.first_key);
@@ -135,8 +135,8 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, key_block_share
             const uint32_t q_stage = ring_step % ATTENTION_BWD_Q_STAGES,
                            dout_stage = ring_step % ATTENTION_BWD_DOUT_STAGES;
             const attention_step step_info = step_of(c, w, step);
-            const int tile = step_info.tile, head = w.first_head + step_info.h;
-            const int statistics_row = (int)query_tile_base_of<false>(c, w, step_info.h) + tile;
+            const int tile = step_info.tile, head = w.first_head + step_info.head_in_group;
+            const int statistics_row = (int)query_tile_base_of<false>(c, w, step_info.head_in_group) + tile;
             const uint32_t bytes = COLUMN_PANELS * s.Q_PANEL_BYTES + QUERIES * sizeof(float);
             cot_mbarrier_wait(&s.q_empty[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(ring_step) ^ 1);
             s.tile_index[q_stage] = tile;
@@ -210,8 +210,8 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_blo
             const uint32_t q_stage = ring_step % ATTENTION_BWD_Q_STAGES,
                            dout_stage = ring_step % ATTENTION_BWD_DOUT_STAGES;
             const attention_step step_info = step_of(c, w, step);
-            const int tile = step_info.tile, head = w.first_head + step_info.h, b = w.b;
-            const int statistics_row = (int)query_tile_base_of<true>(c, w, step_info.h) + tile;
+            const int tile = step_info.tile, head = w.first_head + step_info.head_in_group, b = w.b;
+            const int statistics_row = (int)query_tile_base_of<true>(c, w, step_info.head_in_group) + tile;
             const uint32_t bytes = COLUMN_PANELS * s.Q_PANEL_BYTES + QUERIES * sizeof(float);
             /* TMA fills rows after the tensor's last row with zeros. */
             const bool clean = w.q_first_row + w.used_q == c.sequences.Tq || tile < w.used_q / QUERIES;
@@ -307,14 +307,14 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
     for (; dq_tile_index < end; dq_tile_index += ATTENTION_BWD_DQ_STAGES, parity ^= 1) {
         const attention_step step_info = step_of(c, w, dq_tile_index / DQ_TILES_PER_QUERY_TILE);
         const int64_t accum_tile =
-            (query_tile_base_of<GENERAL>(c, w, step_info.h) + step_info.tile) * DQ_TILES_PER_QUERY_TILE +
+            (query_tile_base_of<GENERAL>(c, w, step_info.head_in_group) + step_info.tile) * DQ_TILES_PER_QUERY_TILE +
             dq_tile_index % DQ_TILES_PER_QUERY_TILE;
         const attention_dq_position position = position_of(dq_tile_index);
-        const bool loads_sums = position.is_final && position.before > 0;
+        const bool loads_sums = position.is_final && position.earlier_units > 0;
         if (!loads_sums && !arrived_early) /* (3), before the wait, so that the dQ warpgroup may stage the dQ tile */
             cot_mbarrier_arrive(&s.dq_ready[stage]);
-        if (DETERMINISTIC && position.before > 0)
-            wait_for_earlier_key_blocks(c, accum_tile, position.before);
+        if (DETERMINISTIC && position.earlier_units > 0)
+            wait_for_earlier_units(c, accum_tile, position.earlier_units);
         if (loads_sums) { /* (1) */
             cot_mbarrier_arrive_expect(&s.dq_ready[stage], sizeof s.dq[stage]);
             cot_tma_load_4d(s.dq[stage], &m.dq_accum, 0, (int)(accum_tile * (ATTENTION_BWD_DQ_TILE_FLOATS / 64)), 0, 0,
@@ -325,17 +325,17 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
         if (position.is_final) /* the dQ warpgroup stores dq, so there is nothing to add */
             continue;
         if (is_half_dq_tile<USED_COLUMNS>(dq_tile_index))
-            add_dq_tile</*HALF=*/true>(c, accum_tile, s.dq[stage], position.before == 0);
+            add_dq_tile</*HALF=*/true>(c, accum_tile, s.dq[stage], position.earlier_units == 0);
         else
-            add_dq_tile(c, accum_tile, s.dq[stage], position.before == 0);
+            add_dq_tile(c, accum_tile, s.dq[stage], position.earlier_units == 0);
         if (dq_tile_index + ATTENTION_BWD_DQ_STAGES < end) {
             const attention_dq_position next = position_of(dq_tile_index + ATTENTION_BWD_DQ_STAGES);
-            arrived_early = !next.is_final || next.before == 0;
+            arrived_early = !next.is_final || next.earlier_units == 0;
         }
-        if (arrived_early) /* (2), before release_next_key_block, which waits until the sums are in memory */
+        if (arrived_early) /* (2), before release_next_unit, which waits until the sums are in memory */
             cot_mbarrier_arrive(&s.dq_ready[stage]);
         if (DETERMINISTIC)
-            release_next_key_block(c, accum_tile);
+            release_next_unit(c, accum_tile);
     }
     dq_tile_index -= end;
 }
@@ -445,7 +445,7 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
                 stage_dq_tile(s.dq[dq.stage], acc, &s.dq_full[dq.stage]);
                 continue;
             }
-            if (position.before > 0)
+            if (position.earlier_units > 0)
                 add_staged_dq_tile(acc, s.dq[dq.stage]);
             __syncwarp();
             if (lane == 0)
@@ -482,19 +482,18 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
     static_assert(sizeof s <= ATTENTION_BWD_SHARED_BYTES(TILE_COLUMNS),
                   "larger than the shared memory that the host allots");
     const attention_bwd_call &c = m.call;
-    uint32_t key_block_number = blockIdx.x;
+    uint32_t unit_number = blockIdx.x;
     if (c.head_split > 1) {
-        key_block_number = take_key_block_of_cluster(c, s.ticket);
+        unit_number = take_key_block_of_cluster(c, s.ticket);
         if (GENERAL) {
             cot_griddepcontrol_wait(); /* until seqlens is written */
             /* Beyond the last key block. Both thread blocks of a cluster take part in the reduction, or none. */
-            if (key_block_number >=
-                (uint32_t)c.sequences.seqlens[c.sequences.count].key_blocks_before * (uint32_t)c.Hkv)
+            if (unit_number >= (uint32_t)c.sequences.seqlens[c.sequences.count].key_blocks_before * (uint32_t)c.Hkv)
                 return;
         }
     }
     if (threadIdx.x == 0) {
-        s.own_key_block_number = key_block_number;
+        s.own_unit_number = unit_number;
         init_barriers(s);
         cot_mbarrier_init(s.uncleared_full, 1);
         cot_mbarrier_init_fence();

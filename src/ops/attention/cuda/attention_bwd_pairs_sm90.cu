@@ -48,23 +48,23 @@
 enum { PAIR_KEYS = 2 * KEYS };
 
 /* Returns the number of the cluster's next pair. Block 0 takes it from the counter and sends it to block 1. n: how many
- * pairs this cluster has taken before. */
+ * pairs this cluster has taken earlier. */
 template <int TILE_COLUMNS>
 static __device__ __forceinline__ uint32_t take_pair(const attention_bwd_call &c, pair_shared<TILE_COLUMNS> &s,
                                                      int rank, uint32_t n)
 {
     if (rank == 0) {
-        const uint32_t pair_number = atomicAdd(c.key_block_counter, 1);
+        const uint32_t unit_number = atomicAdd(c.unit_counter, 1);
         cot_mbarrier_wait(s.pair_empty, (n & 1) ^ 1);
-        cot_store_async(cot_mapa(cot_shared_address(s.pair_number), 1), cot_mapa(cot_shared_address(s.pair_full), 1),
-                        pair_number, 0, 0, 0);
-        return pair_number;
+        cot_store_async(cot_mapa(cot_shared_address(s.unit_number), 1), cot_mapa(cot_shared_address(s.pair_full), 1),
+                        unit_number, 0, 0, 0);
+        return unit_number;
     }
-    cot_mbarrier_arrive_expect(s.pair_full, sizeof s.pair_number);
+    cot_mbarrier_arrive_expect(s.pair_full, sizeof s.unit_number);
     cot_mbarrier_wait(s.pair_full, n & 1);
-    const uint32_t pair_number = *(volatile uint32_t *)&s.pair_number[0].x;
+    const uint32_t unit_number = *(volatile uint32_t *)&s.unit_number[0].x;
     cot_mbarrier_arrive_remote(cot_mapa(cot_shared_address(s.pair_empty), 0));
-    return pair_number;
+    return unit_number;
 }
 
 /* Opens a stage for the halves that both blocks load. The producer of each block executes it when the stage is free in
@@ -96,22 +96,22 @@ static __device__ void load_pair_tiles(const attention_bwd_mapped &m, pair_share
               row_in_tile = TILE_COLUMNS == 64 ? 64 * rank : 0; /* origin of this block's half within the tile */
     uint32_t ring_step = 0;
     for (uint32_t n = 0;; n++) {
-        const uint32_t pair_number = take_pair(c, s, rank, n);
+        const uint32_t unit_number = take_pair(c, s, rank, n);
         attention_work &w = s.work[n % s.WORK_STAGES];
-        if (pair_number >= c.units) {
+        if (unit_number >= c.unit_count) {
             w.first_key = END_OF_WORK;
             publish_work_only(s, n);
             return;
         }
-        w = work_of<QUERIES, PAIR_KEYS>(c, pair_number);
+        w = work_of<QUERIES, PAIR_KEYS>(c, unit_number);
         w.first_key += rank * KEYS;
         prefetch_keys<TILE_COLUMNS>(m, w, w.first_key);
         for (int step = 0; step < step_count(w); step++, ring_step++) {
             const uint32_t q_stage = ring_step % ATTENTION_BWD_Q_STAGES,
                            dout_stage = ring_step % ATTENTION_BWD_DOUT_STAGES;
             const attention_step step_info = step_of(c, w, step);
-            const int tile = step_info.tile, head = w.first_head + step_info.h, b = w.b;
-            const int statistics_row = (int)query_tile_base_of<false>(c, w, step_info.h) + tile,
+            const int tile = step_info.tile, head = w.first_head + step_info.head_in_group, b = w.b;
+            const int statistics_row = (int)query_tile_base_of<false>(c, w, step_info.head_in_group) + tile,
                       query = tile * QUERIES + row_in_tile;
             const uint32_t bytes = COLUMN_PANELS * s.Q_PANEL_BYTES + QUERIES * sizeof(float);
             const uint32_t q_use = ring_step / ATTENTION_BWD_Q_STAGES, dout_use = ring_step / ATTENTION_BWD_DOUT_STAGES;
@@ -171,15 +171,15 @@ static __device__ void write_pair_dq(const attention_bwd_mapped &m, pair_shared<
         const int steps = step_count(w);
         for (int step = 0; step < steps; step++, parity ^= 1) {
             const attention_step step_info = step_of(c, w, step);
-            const int64_t accum_tile =
-                (query_tile_base_of<false>(c, w, step_info.h) + step_info.tile) * s.DQ_TILES_PER_QUERY_TILE + rank;
+            const int64_t query_tile = query_tile_base_of<false>(c, w, step_info.head_in_group) + step_info.tile,
+                          accum_tile = query_tile * s.DQ_TILES_PER_QUERY_TILE + rank;
             const attention_dq_position position =
                 DETERMINISTIC ? dq_position_of<QUERIES, false, PAIR_KEYS>(c, w, step_info.tile) : unordered_position;
-            const bool loads_sums = is_final && position.before > 0;
+            const bool loads_sums = is_final && position.earlier_units > 0;
             if (!loads_sums && (step == 0 || is_final)) /* after the other steps the dq_writer has arrived already */
                 cot_mbarrier_arrive(&s.dq_ready[0]);
-            if (DETERMINISTIC && position.before > 0)
-                wait_for_earlier_key_blocks(c, accum_tile, position.before);
+            if (DETERMINISTIC && position.earlier_units > 0)
+                wait_for_earlier_units(c, accum_tile, position.earlier_units);
             if (loads_sums) {
                 cot_mbarrier_arrive_expect(&s.dq_ready[0], sizeof s.dq[0]);
                 cot_tma_load_4d(s.dq[0], &m.dq_accum, 0, (int)(accum_tile * (ATTENTION_BWD_DQ_TILE_FLOATS / 64)), 0, 0,
@@ -188,11 +188,11 @@ static __device__ void write_pair_dq(const attention_bwd_mapped &m, pair_shared<
             cot_mbarrier_wait(&s.dq_full[0], parity);
             if (is_final) /* the dQ warpgroup stores dq, so there is nothing to add */
                 continue;
-            add_dq_tile(c, accum_tile, s.dq[0], position.before == 0);
-            if (step + 1 < steps) /* before release_next_key_block, which waits until the sums are in memory */
+            add_dq_tile(c, accum_tile, s.dq[0], position.earlier_units == 0);
+            if (step + 1 < steps) /* before release_next_unit, which waits until the sums are in memory */
                 cot_mbarrier_arrive(&s.dq_ready[0]);
             if (DETERMINISTIC)
-                release_next_key_block(c, accum_tile);
+                release_next_unit(c, accum_tile);
         }
     }
     cot_bulk_wait();
@@ -291,7 +291,7 @@ static __device__ void compute_pair_dq(const attention_bwd_call &c, pair_shared<
                 stage_dq_tile(s.dq[0], acc, &s.dq_full[0]);
                 continue;
             }
-            if (position.before > 0)
+            if (position.earlier_units > 0)
                 add_staged_dq_tile(acc, s.dq[0]);
             __syncwarp();
             if (lane == 0)

@@ -67,15 +67,15 @@ template <int QUERIES, bool GENERAL>
 static __device__ __forceinline__ bool is_visited(const attention_bwd_call &c, const attention_tile &t)
 {
     const int first_query = (int)t.tile * QUERIES;
-    attention_key_block_range range;
+    attention_unit_range range;
     if (GENERAL) {
         const attention_seqlen_info s = c.sequences.seqlens[t.sequence];
-        range = attention_key_block_range_of(
+        range = attention_unit_range_of(
             first_query, QUERIES, s.used_q, s.used_k,
             attention_clamp(s.diagonal - c.left, -ATTENTION_UNBOUNDED_32, ATTENTION_UNBOUNDED_32),
             attention_clamp(s.diagonal + c.right, -ATTENTION_UNBOUNDED_32, ATTENTION_UNBOUNDED_32));
     } else {
-        range = attention_key_block_range_of(
+        range = attention_unit_range_of(
             first_query, QUERIES, (int)c.Tq, (int)c.Tk, -ATTENTION_UNBOUNDED_32,
             c.causal ? attention_clamp(c.diagonal, -ATTENTION_UNBOUNDED_32, ATTENTION_UNBOUNDED_32)
                      : ATTENTION_UNBOUNDED_32);
@@ -106,7 +106,7 @@ static __device__ __forceinline__ void clear_dq(const attention_bwd_call &c, con
             __stcs(accum + at, make_float4(0.0f, 0.0f, 0.0f, 0.0f));
 }
 
-/* Writes lse_log2 and scaled_delta, where delta = rowsum(dout * out) - dlse. Clears dq_semaphore and key_block_counter.
+/* Writes lse_log2 and scaled_delta, where delta = rowsum(dout * out) - dlse. Clears dq_semaphore and unit_counter.
  * Clears dq_accum (stores_dq: dq) of all tiles in nondeterministic mode, else only of tiles that attend to no key.
  *
  * ROW_LANES = COLUMNS / 8 lanes process one query. At 192 tile columns 32 lanes do, 8 of them without columns, because
@@ -118,8 +118,8 @@ template <int COLUMNS, bool GENERAL> static __device__ __forceinline__ void prep
                   QUERIES = ATTENTION_BWD_TILE_QUERIES(COLUMNS),
                   STRIPS = QUERIES / (PASS_ROWS * ATTENTION_BWD_PREPROCESS_ROWS);
     cot_griddepcontrol_launch_dependents();
-    if (blockIdx.x == 0 && threadIdx.x == 0 && c.key_block_counter != nullptr)
-        *c.key_block_counter = 0;
+    if (blockIdx.x == 0 && threadIdx.x == 0 && c.unit_counter != nullptr)
+        *c.unit_counter = 0;
     /* The strips of a tile are c.H thread blocks apart. */
     const unsigned query_heads = (unsigned)c.H, tile_strip = blockIdx.x / query_heads;
     attention_tile t;

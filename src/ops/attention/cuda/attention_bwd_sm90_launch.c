@@ -166,14 +166,14 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
     const bool p_scaled = sizes->dtype == COT_F16 && tile_columns <= 128;
     const backward_choice choice = choose_backward(p, general, tile_columns);
     const int64_t gqa_group = sizes->H / cot_max(sizes->Hkv, 1), head_split = choice.head_split;
-    const int64_t units = choice.pairs ? cot_ceil_div(sizes->Tk, 2 * ATTENTION_BWD_KEYS) * sizes->B * sizes->Hkv
-                                       : attention_bwd_key_blocks_per_head(p) * sizes->Hkv;
+    const int64_t unit_count = choice.pairs ? cot_ceil_div(sizes->Tk, 2 * ATTENTION_BWD_KEYS) * sizes->B * sizes->Hkv
+                                            : attention_bwd_key_blocks_per_head(p) * sizes->Hkv;
     const unsigned cluster_size = choice.pairs ? 2 : key_split * (unsigned)head_split;
-    /* Whether a thread block takes one key block after another. */
+    /* Whether a thread block, or a cluster of the pair kernel, takes one unit after another. */
     const bool is_persistent = tile_columns <= 128 && head_split == 1 && plan->tiles > 0;
-    /* `preprocess` clears the counter, and is launched only if there are queries. In the nondeterministic mode key
-     * blocks do not wait, and clusters take them by the index of the cluster. */
-    const bool counts_key_blocks = is_persistent || (choice.deterministic && plan->tiles > 0);
+    /* `preprocess` clears the counter, and is launched only if there are queries. In the nondeterministic mode units do
+     * not wait, and clusters take them by the index of the cluster. */
+    const bool has_unit_counter = is_persistent || (choice.deterministic && plan->tiles > 0);
     if (sizes->H == 0)
         return COT_OK;
     attention_bwd_mapped mapped = {
@@ -188,7 +188,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             .d_v = sizes->d_v,
             .tiles_per_head = cot_ceil_div(sizes->Tq, plan->tile_queries),
             .head_split = (uint32_t)head_split,
-            .units = (uint32_t)units,
+            .unit_count = (uint32_t)unit_count,
             .inverse_query_heads = (uint32_t)cot_ceil_div(INT64_C(1) << 31, cot_max(gqa_group / head_split, 1)),
             .tile_queries = (int32_t)plan->tile_queries,
             .diagonal = sizes->k_length - sizes->q_length + sizes->q_begin - sizes->k_begin,
@@ -225,7 +225,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
             .scaled_delta = (float *)((char *)workspace + plan->scaled_delta),
             .dq_accum = (float *)((char *)workspace + plan->dq_accum),
             .dq_semaphore = (uint32_t *)((char *)workspace + plan->dq_semaphore),
-            .key_block_counter = counts_key_blocks ? (uint32_t *)((char *)workspace + plan->key_block_counter) : NULL,
+            .unit_counter = has_unit_counter ? (uint32_t *)((char *)workspace + plan->unit_counter) : NULL,
         }};
     attention_sequences *sequences = &mapped.call.sequences;
     sequences->max_tiles = (int32_t)plan->batch_tiles_per_head;
@@ -267,7 +267,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
                                       : choice.stores_dq               ? &specialised->stores_dq[size]
                                                                        : &kernels->main;
         const int64_t cluster_count =
-            is_persistent ? cot_clamp(queue->device->multiprocessors / cluster_size, 1, units) : units;
+            is_persistent ? cot_clamp(queue->device->multiprocessors / cluster_size, 1, unit_count) : unit_count;
         if (status == COT_OK)
             status = attention_launch(queue, main,
                                       (cot_cuda_grid){.blocks = {(unsigned)cluster_count * cluster_size, 1, 1},

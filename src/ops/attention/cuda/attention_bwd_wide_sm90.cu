@@ -180,10 +180,11 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, wide_shared<COL
     int tile = w.first_tile;
     for (int i = 0; i < w.tile_count; i++, tile += w.tile_direction) {
         const bool clean = tile < first_unclean_tile;
-        for (int h = 0; h < w.query_heads; h++) {
+        for (int head_in_group = 0; head_in_group < w.query_heads; head_in_group++) {
             /* The row of lse_log2, or without LOADS_Q the row of delta. At 256 columns, an addition of first_delta_row
              * where the row of delta is used would spill registers. */
-            const int statistics_row = (LOADS_Q ? 0 : first_delta_row) + (int)query_tile_base_of<GENERAL>(c, w, h);
+            const int statistics_row =
+                (LOADS_Q ? 0 : first_delta_row) + (int)query_tile_base_of<GENERAL>(c, w, head_in_group);
             if (LOADS_Q) {
                 uint64_t *full = clean ? &s.q_full[q.stage] : uncleared_full;
                 cot_mbarrier_wait(&s.q_empty[q.stage], q.parity ^ 1);
@@ -191,7 +192,8 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, wide_shared<COL
                     cot_mbarrier_arrive_expect(full, S::COLUMN_PANELS * TILE_64X64_BYTES + QUERIES * sizeof(float));
                     for (int panel = 0; panel < S::COLUMN_PANELS; panel++)
                         cot_tma_load_4d(s.q[q.stage][panel], &m.q, panel * 64,
-                                        (GENERAL ? w.q_first_row : 0) + tile * QUERIES, w.first_head + h, w.b, full);
+                                        (GENERAL ? w.q_first_row : 0) + tile * QUERIES, w.first_head + head_in_group,
+                                        w.b, full);
                     cot_tma_load_4d(s.lse_log2[q.stage], &m.statistics, 0, statistics_row + tile, 0, 0, full);
                 }
                 if (!clean)
@@ -207,7 +209,8 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, wide_shared<COL
                     cot_mbarrier_arrive_expect(full, index == 0 ? bytes + QUERIES * sizeof(float) : bytes);
                     for (int panel = 0; panel < S::CHUNK_PANELS; panel++)
                         cot_tma_load_4d(s.dout[chunk.stage][panel], &m.dout, (S::CHUNK_PANELS * index + panel) * 64,
-                                        (GENERAL ? w.q_first_row : 0) + tile * QUERIES, w.first_head + h, w.b, full);
+                                        (GENERAL ? w.q_first_row : 0) + tile * QUERIES, w.first_head + head_in_group,
+                                        w.b, full);
                     if (index == 0)
                         cot_tma_load_4d(s.delta[delta_stage], &m.statistics, 0,
                                         (LOADS_Q ? first_delta_row : 0) + statistics_row + tile, 0, 0, full);
@@ -241,16 +244,17 @@ static __device__ void write_dq(const attention_bwd_call &c, wide_shared<COLUMNS
         const int dq_tile = dq_tile_index % S::OWN_DQ_TILES + (S::BY_TILES ? 0 : rank * S::OWN_DQ_TILES);
         const attention_step step_info = step_of(c, w, step);
         const int64_t accum_tile =
-            (query_tile_base_of<GENERAL>(c, w, step_info.h) + step_info.tile) * S::COLUMN_PANELS + dq_tile;
-        const uint32_t before =
-            DETERMINISTIC ? dq_position_of<QUERIES, GENERAL>(c, w, step_info.tile).before : unordered_position.before;
-        if (DETERMINISTIC && before > 0)
-            wait_for_earlier_key_blocks(c, accum_tile, before);
+            (query_tile_base_of<GENERAL>(c, w, step_info.head_in_group) + step_info.tile) * S::COLUMN_PANELS + dq_tile;
+        const uint32_t earlier_units = DETERMINISTIC
+                                           ? dq_position_of<QUERIES, GENERAL>(c, w, step_info.tile).earlier_units
+                                           : unordered_position.earlier_units;
+        if (DETERMINISTIC && earlier_units > 0)
+            wait_for_earlier_units(c, accum_tile, earlier_units);
         cot_mbarrier_wait(&s.dq_full[writer], parity);
-        add_dq_tile(c, accum_tile, s.dq[dq_tile_index % S::DQ_STAGES], before == 0);
+        add_dq_tile(c, accum_tile, s.dq[dq_tile_index % S::DQ_STAGES], earlier_units == 0);
         cot_mbarrier_arrive(&s.dq_ready[dq_tile_index % S::DQ_STAGES]);
         if (DETERMINISTIC)
-            release_next_key_block(c, accum_tile);
+            release_next_unit(c, accum_tile);
     }
     cot_bulk_wait();
 }
@@ -779,14 +783,14 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
     }
     __syncwarp();
     /* The cluster barrier in this call makes the initialised mbarriers visible. */
-    const uint32_t key_block_number = take_key_block_of_cluster(c, s.ticket);
+    const uint32_t unit_number = take_key_block_of_cluster(c, s.ticket);
     attention_work w;
     if (!GENERAL) {
-        w = work_of<QUERIES>(c, key_block_number);
+        w = work_of<QUERIES>(c, unit_number);
     } else {
         cot_griddepcontrol_wait();      /* until seqlens is written */
         cot_fence_proxy_async_global(); /* orders the TMA loads below after it */
-        if (!work_of_general<QUERIES>(c, key_block_number, w))
+        if (!work_of_general<QUERIES>(c, unit_number, w))
             return;      /* the peer returns, too */
         __syncthreads(); /* all threads have read the ticket */
         if (threadIdx.x == 0)

@@ -168,21 +168,21 @@ enum attention_store_method {
 
 typedef struct attention_bwd_call {
     /* If seqlens is set (..._general and ..._softcap kernels), Tq, Tk, tiles_per_head and diagonal must not be read,
-     * and units is an upper bound: the kernels read them from seqlens. */
+     * and unit_count is an upper bound: the kernels read them from seqlens. */
     attention_sequences sequences;
     int64_t B, H, Hkv, Tq, Tk, d_qk, d_v;
     int64_t tiles_per_head; /* query tiles of one head in one sequence */
-    uint32_t head_split;    /* thread blocks that divide the query heads of a key block: 1, or the 2 of a cluster */
-    uint32_t units;         /* key blocks of the call; in the pair kernel, pairs of key blocks */
+    uint32_t head_split;    /* thread blocks that divide the query heads of a unit: 1, or the 2 of a cluster */
+    uint32_t unit_count;    /* units of the call: key blocks, in the pair kernel pairs of key blocks */
     /* 2^31 / query heads of a thread block, rounded up: for divisions by multiplication */
     uint32_t inverse_query_heads;
     int64_t diagonal;     /* causal: query i attends to keys up to i + diagonal */
     int64_t left, right;  /* query i attends to keys i + diagonal - left .. i + diagonal + right */
     int32_t tile_queries; /* queries of a tile: ATTENTION_BWD_TILE_QUERIES */
     int32_t causal, deterministic, accumulate;
-    int32_t heads_per_section;       /* key-value heads whose key blocks are interleaved */
-    int32_t first_ascending_section; /* from this section on, key blocks are taken by ascending keys */
-    int32_t descending_tiles;        /* in those sections, the tiles of a key block are taken in descending order */
+    int32_t heads_per_section;       /* key-value heads whose units are interleaved */
+    int32_t first_ascending_section; /* from this section on, units are taken by ascending keys */
+    int32_t descending_tiles;        /* in those sections, the tiles of a unit are taken in descending order */
     int32_t stores_dq;               /* the main kernel stores dq: no kernel after it does */
     int32_t loads_out_vectors;       /* rows of out and dout are 16-bit elements at multiples of 16 bytes */
     int32_t dq_store_method, dk_store_method, dv_store_method; /* attention_store_method */
@@ -196,10 +196,10 @@ typedef struct attention_bwd_call {
     /* Workspace, by sequence and head. DQ_TILES_PER_QUERY_TILE = tile_queries / 64 * tile_columns / 64. */
     /* [tiles * tile_queries] lse in base 2: lse log2(e) - p_exponent; inf for queries without gradient and after Tq */
     float *lse_log2;
-    float *scaled_delta;         /* [tiles * tile_queries] delta times dp_scale, 0 after Tq */
-    float *dq_accum;             /* [tiles][DQ_TILES_PER_QUERY_TILE][ATTENTION_BWD_DQ_TILE_FLOATS] */
-    uint32_t *dq_semaphore;      /* [tiles][DQ_TILES_PER_QUERY_TILE] key blocks that have added to a dQ tile */
-    uint32_t *key_block_counter; /* the next key block; null: a thread block or cluster takes that of its index */
+    float *scaled_delta;    /* [tiles * tile_queries] delta times dp_scale, 0 after Tq */
+    float *dq_accum;        /* [tiles][DQ_TILES_PER_QUERY_TILE][ATTENTION_BWD_DQ_TILE_FLOATS] */
+    uint32_t *dq_semaphore; /* [tiles][DQ_TILES_PER_QUERY_TILE] units that have added to a dQ tile */
+    uint32_t *unit_counter; /* number of the next unit; null: a thread block or cluster takes that of its index */
 } attention_bwd_call;
 
 typedef struct attention_fwd_call {

@@ -214,7 +214,7 @@ typedef struct attention_sm90_bwd_plan {
     int64_t batch_tiles_per_head;       /* query tiles of one head, of all sequences */
     int64_t tiles;                      /* query tiles of all heads */
     int64_t dq_tiles;                   /* dQ tiles of all heads: 64 queries by 64 columns each */
-    size_t lse_log2, scaled_delta, dq_accum, dq_semaphore, key_block_counter, seqlens, bytes;
+    size_t lse_log2, scaled_delta, dq_accum, dq_semaphore, unit_counter, seqlens, bytes;
 } attention_sm90_bwd_plan;
 
 static inline attention_sm90_bwd_plan attention_sm90_bwd_plan_of(const attention_problem *p)
@@ -231,7 +231,7 @@ static inline attention_sm90_bwd_plan attention_sm90_bwd_plan_of(const attention
     plan.scaled_delta = cot_workspace_reserve(&plan.bytes, rows, sizeof(float));
     plan.dq_accum = cot_workspace_reserve(&plan.bytes, cot_mul(dq_tiles, ATTENTION_BWD_DQ_TILE_FLOATS), sizeof(float));
     plan.dq_semaphore = cot_workspace_reserve(&plan.bytes, dq_tiles, sizeof(uint32_t));
-    plan.key_block_counter = cot_workspace_reserve(&plan.bytes, 1, sizeof(uint32_t));
+    plan.unit_counter = cot_workspace_reserve(&plan.bytes, 1, sizeof(uint32_t));
     plan.seqlens = cot_workspace_reserve(&plan.bytes, sequences, sizeof(attention_seqlen_info));
     return plan;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * attention_varlen.cuh: for kernels whose sequences may differ in length: finds the sequence of a query tile or a key
- * block, clears rows of other sequences from a tile, and finds the key blocks that a query tile attends to. */
+ * block, clears rows of other sequences from a tile, and finds the units that a query tile attends to. */
 #ifndef COT_ATTENTION_VARLEN_CUH
 #define COT_ATTENTION_VARLEN_CUH
 
@@ -42,23 +42,25 @@ static __device__ __forceinline__ void attention_clear_rows(unsigned char (*pane
     __syncwarp();
 }
 
-/* The key blocks (key_block_rows keys each) to which a query tile attends: none if last < first. */
-struct attention_key_block_range {
+/* The units of the backward (a key block, or a pair of key blocks) to which a query tile attends, numbered by keys
+ * within the head. None if last < first. */
+struct attention_unit_range {
     int first, last;
 };
 
-/* The range for the tile that begins at query first_query, of `queries` queries. Query i attends to the keys
- * i + window_left_offset .. i + window_right_offset that are below used_k. */
-static __device__ __forceinline__ attention_key_block_range
-attention_key_block_range_of(int first_query, int queries, int used_q, int used_k, int window_left_offset,
-                             int window_right_offset, int key_block_rows = ATTENTION_BWD_KEYS)
+/* The range for the tile that begins at query first_query, of `queries` queries. Query i attends to the keys i +
+ * window_left_offset .. i + window_right_offset that are below used_k. unit_keys: keys of a unit. */
+static __device__ __forceinline__ attention_unit_range attention_unit_range_of(int first_query, int queries, int used_q,
+                                                                               int used_k, int window_left_offset,
+                                                                               int window_right_offset,
+                                                                               int unit_keys = ATTENTION_BWD_KEYS)
 {
     const int last_query = min(first_query + queries, used_q) - 1;
     const int first_key = max(first_query + window_left_offset, 0),
               last_key = min(last_query + window_right_offset, used_k - 1);
     if (last_query < first_query || last_key < first_key)
         return {0, -1};
-    return {first_key / key_block_rows, last_key / key_block_rows};
+    return {first_key / unit_keys, last_key / unit_keys};
 }
 
 static __device__ __forceinline__ int attention_clamp(int64_t value, int64_t low, int64_t high)
