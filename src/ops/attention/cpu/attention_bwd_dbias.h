@@ -30,7 +30,7 @@ static void add_score_tile(const context *c, const score_context *ctx, const sco
                            score_tile_buffers *buffers, double *sums, int64_t first_key, int64_t query_block)
 {
     const attention_problem *p = c->p;
-    const attention_axis queries = {p, false, BLOCK};
+    const attention_axis queries = attention_query_axis(p, BLOCK);
     const int64_t qk_size = c->layout.qk_size, v_size = c->layout.v_size, first_query = query_block * BLOCK;
     const attention_span query_range = attention_round_to_strips(
         attention_visible_queries_of_rows(&p->sizes, &ctx->sequence, first_key, first_key + SCORE_ROWS), first_query,
@@ -43,10 +43,11 @@ static void add_score_tile(const context *c, const score_context *ctx, const sco
     const query_forms q = query_forms_at(c, q_slot);
     const float *lse = c->lse + q_slot * BLOCK, *delta = c->delta + q_slot * BLOCK;
     mt_product_all_terms(SCORE_ROWS, n, qk_size, keys->k, SCORE_ROWS, q.q_t + mt_offset(qk_size, 0, query_range.first),
-                         qk_size, buffers->scores + tile_offset, SCORE_ROWS, false, NULL);
+                         qk_size, buffers->scores + tile_offset, SCORE_ROWS, /*add=*/false, NULL);
     mt_product_all_terms(SCORE_ROWS, n, v_size, keys->v, SCORE_ROWS, q.dout_t + mt_offset(v_size, 0, query_range.first),
-                         v_size, buffers->dp + tile_offset, SCORE_ROWS, false, NULL);
-    const score_tile tile = {first_query, first_key, true, SCORE_ROWS, query_range};
+                         v_size, buffers->dp + tile_offset, SCORE_ROWS, /*add=*/false, NULL);
+    const score_tile tile = {
+        .i = first_query, .j = first_key, .keys_in_rows = true, .rows = SCORE_ROWS, .columns = query_range};
     const score_tile_options o = {
         .exp_scale = v_set1(scores_exp_scale(p)), .masked = true, .dropout = ctx->dropout.dropped > 0};
     modify_scores(ctx, &tile, buffers->scores, NULL);

@@ -132,7 +132,7 @@ V_INLINE void run_pending(pending_products *pending, score_queue *queue)
 {
     const pending_result_tile *result_tile = &pending->result_tiles[pending->done++];
     mt_product_result_tile(result_tile->n, 1, result_tile->a, result_tile->a_rows, result_tile->b, result_tile->c,
-                           result_tile->accumulate, false, overlap_step, queue);
+                           result_tile->accumulate, /*all_terms=*/false, overlap_step, queue);
 }
 
 static void finish_pending(pending_products *pending)
@@ -250,13 +250,14 @@ static void backward_score_block_overlapped(const context *c, const score_contex
         if (queue.count + (queue.rows_left > 0) + n > RING_SIZE)
             drain_scores(&queue, RING_SIZE - n);
         for (int64_t r = keys.first; r < keys.end; r += STRIP)
-            mt_product_result_tile(
-                qk_size, 1, b->k + mt_offset(BLOCK, first_row + r, 0), BLOCK, b->q.q_t + mt_offset(qk_size, 0, i),
-                s[(ring_slot + (r - keys.first) / STRIP) % RING_SIZE], false, false, overlap_step, &queue);
+            mt_product_result_tile(qk_size, 1, b->k + mt_offset(BLOCK, first_row + r, 0), BLOCK,
+                                   b->q.q_t + mt_offset(qk_size, 0, i),
+                                   s[(ring_slot + (r - keys.first) / STRIP) % RING_SIZE], /*add=*/false,
+                                   /*all_terms=*/false, overlap_step, &queue);
         for (int64_t r = keys.first; r < keys.end; r += STRIP, ring_slot = (ring_slot + 1) % RING_SIZE) {
             mt_product_result_tile(v_size, 1, b->v + mt_offset(BLOCK, first_row + r, 0), BLOCK,
-                                   b->q.dout_t + mt_offset(v_size, 0, i), dp[ring_slot], false, true, overlap_step,
-                                   &queue);
+                                   b->q.dout_t + mt_offset(v_size, 0, i), dp[ring_slot], /*add=*/false,
+                                   /*all_terms=*/true, overlap_step, &queue);
             if (!all_visible(ctx, first_key + r, STRIP, b->first_query, queries))
                 apply_mask(ctx, s[ring_slot], first_key + r, b->first_query + i);
             const int64_t offset = buffer_offset + mt_offset(SCORE_ROWS, r, i);

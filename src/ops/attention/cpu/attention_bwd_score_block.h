@@ -36,7 +36,7 @@ static void pack_keys(const context *c, const attention_sequence *s, int64_t hkv
         load_rows(staging, c->layout.qk_size, &p->k, s->b, row, hkv, used, p->sizes.d_qk);
         pack_a(k, rows, r, staging, c->layout.qk_size);
         if (kt != NULL)
-            pack_transposed(kt, false, r, staging, c->layout.qk_size);
+            pack_a_transposed(kt, r, staging, c->layout.qk_size);
         load_rows(staging, c->layout.v_size, &p->v, s->b, row, hkv, used, p->sizes.d_v);
         pack_a(v, rows, r, staging, c->layout.v_size);
     }
@@ -98,7 +98,7 @@ static void pack_queries_item(void *memory, int64_t item, void *scratch)
 {
     const context *c = memory;
     const attention_problem *p = c->p;
-    const attention_axis axis = {p, false, BLOCK};
+    const attention_axis axis = attention_query_axis(p, BLOCK);
     const int64_t h = item % p->sizes.H, first_row = item * BLOCK;
     const attention_block query_block = attention_block_at(&axis, item / p->sizes.H);
     const query_forms to = query_forms_at(c, item);
@@ -107,10 +107,10 @@ static void pack_queries_item(void *memory, int64_t item, void *scratch)
         const int64_t rows = cot_clamp(query_block.used - r, 0, STRIP),
                       row = query_block.sequence.q_row + query_block.first + r;
         load_rows(staging, c->layout.qk_size, &p->q, query_block.sequence.b, row, h, rows, p->sizes.d_qk);
-        pack_transposed(to.q_t, true, r, staging, c->layout.qk_size);
+        pack_b_transposed(to.q_t, r, staging, c->layout.qk_size);
         pack_b(to.q, BLOCK, r, staging, c->layout.qk_size);
         load_rows(staging, c->layout.v_size, &p->dout, query_block.sequence.b, row, h, rows, p->sizes.d_v);
-        pack_transposed(to.dout_t, true, r, staging, c->layout.v_size);
+        pack_b_transposed(to.dout_t, r, staging, c->layout.v_size);
         pack_b(to.dout, BLOCK, r, staging, c->layout.v_size);
         if (!cot_is_present(&p->delta)) {
             load_rows(out, c->layout.v_size, &p->out, query_block.sequence.b, row, h, rows, p->sizes.d_v);
@@ -244,15 +244,17 @@ static void backward_key_rows(const context *c, const score_context *ctx, const 
     const int64_t row_offset = mt_offset(BLOCK, first_row, 0);
     const score_tile_operands operands = score_tile_operands_at(buffers, first_row);
     mt_product(rows, n, qk_size, b->k + row_offset, BLOCK, b->q.q_t + mt_offset(qk_size, 0, query_range.first), qk_size,
-               buffers->scores + mt_offset(SCORE_ROWS, 0, query_range.first), SCORE_ROWS, false, b->forms_prefetch);
+               buffers->scores + mt_offset(SCORE_ROWS, 0, query_range.first), SCORE_ROWS, /*add=*/false,
+               b->forms_prefetch);
     mt_product_all_terms(
         rows, n, v_size, b->v + row_offset, BLOCK, b->q.dout_t + mt_offset(v_size, 0, query_range.first), v_size,
-        buffers->dp + row_offset + mt_offset(BLOCK, 0, query_range.first), BLOCK, false, b->forms_prefetch);
+        buffers->dp + row_offset + mt_offset(BLOCK, 0, query_range.first), BLOCK, /*add=*/false, b->forms_prefetch);
     score_tile_options o = {.exp_scale = v_set1(scores_exp_scale(p)), .masked = true};
     /* Three equal calls, because each is inlined with options that are constants in its branch. So the loop for
      * unmodified scores has no code for softcap and dropout, and the one without masks has none for masks. */
     if (ctx->modified) {
-        const score_tile tile = {b->first_query, j, true, rows, query_range};
+        const score_tile tile = {
+            .i = b->first_query, .j = j, .keys_in_rows = true, .rows = rows, .columns = query_range};
         modify_scores(ctx, &tile, buffers->scores, buffers->softcap_slopes);
         if (ctx->dropout.dropped > 0)
             fill_dropout_factors(ctx, &tile, buffers->dropout_factors);

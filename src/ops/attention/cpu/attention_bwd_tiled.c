@@ -91,7 +91,7 @@ static void backward_query_block(const context *c, item_keys *keys, const score_
                                  bool last, score_tile_buffers *buffers)
 {
     const attention_problem *p = c->p;
-    const attention_axis queries = {p, false, BLOCK};
+    const attention_axis queries = attention_query_axis(p, BLOCK);
     const int64_t q_row =
         ((attention_first_slot(&queries, keys->sequence.b) + query_block) * p->sizes.H + ctx->h) * BLOCK;
     const attention_span visible = visible_key_blocks(p, &keys->sequence, query_block);
@@ -195,7 +195,7 @@ static void store_dq_item(void *memory, int64_t item, void *scratch)
 {
     const context *c = memory;
     const attention_problem *p = c->p;
-    const attention_axis axis = {p, false, BLOCK};
+    const attention_axis axis = attention_query_axis(p, BLOCK);
     const int64_t h = item % p->sizes.H, qk_size = c->layout.qk_size;
     const attention_block query_block = attention_block_at(&axis, item / p->sizes.H);
     if (query_block.rows == 0)
@@ -244,7 +244,7 @@ static void dsink_item(void *memory, int64_t h)
     const float sink = (float)cot_load_f64(p->sink.data, p->sink.dtype, h * p->sink.stride[0]);
     const int64_t offset = h * p->dsink.stride[0];
     double sum = p->accumulate ? cot_load_f64(p->dsink.data, p->dsink.dtype, offset) : 0;
-    const attention_axis axis = {p, false, BLOCK};
+    const attention_axis axis = attention_query_axis(p, BLOCK);
     for (int64_t slot = 0; slot < c->layout.q_slots; slot++) {
         const attention_block query_block = attention_block_at(&axis, slot);
         const int64_t row = (slot * p->sizes.H + h) * BLOCK;

@@ -62,7 +62,7 @@ static packed_keys packed_keys_at(const context *c, int64_t index, int64_t strid
 /* Every block of every head has its own place; the heads of a block are adjacent. */
 static packed_keys packed_keys_of(const context *c, int64_t b, int64_t hkv)
 {
-    const attention_axis axis = {c->p, true, c->layout.keys};
+    const attention_axis axis = attention_key_axis(c->p, c->layout.keys);
     const int64_t kv_heads = c->p->sizes.Hkv;
     return packed_keys_at(c, attention_first_slot(&axis, b) * kv_heads + hkv, kv_heads);
 }
@@ -76,7 +76,7 @@ static void pack_block(const context *c, const attention_block *block, int64_t h
     for (int64_t r = 0; r < block->used; r += STRIP) {
         const int64_t rows = cot_clamp(block->used - r, 0, STRIP), row = block->sequence.k_row + block->first + r;
         load_rows(staging, c->layout.qk_size, &p->k, block->sequence.b, row, hkv, rows, p->sizes.d_qk);
-        pack_transposed(keys->kt + row_offset * c->layout.qk_size, true, r, staging, c->layout.qk_size);
+        pack_b_transposed(keys->kt + row_offset * c->layout.qk_size, r, staging, c->layout.qk_size);
         load_rows(staging, c->layout.v_size, &p->v, block->sequence.b, row, hkv, rows, p->sizes.d_v);
         pack_b(keys->v + row_offset * c->layout.v_size, c->layout.keys, r, staging, c->layout.v_size);
     }
@@ -92,7 +92,7 @@ static bool is_private(const context *c, int64_t b, int64_t hkv)
 static void pack_item(void *memory, int64_t item, void *scratch)
 {
     const context *c = memory;
-    const attention_axis axis = {c->p, true, c->layout.keys};
+    const attention_axis axis = attention_key_axis(c->p, c->layout.keys);
     const int64_t hkv = item % c->p->sizes.Hkv;
     const attention_block block = attention_block_at(&axis, item / c->p->sizes.Hkv);
     if (block.rows == 0 || is_private(c, block.sequence.b, hkv))
@@ -218,6 +218,7 @@ V_INLINE void softmax_rows(item_state *state, const attention_fwd_layout *layout
                 mt_store_a2(prob + offset, e, f);
             }
             v[i] = v_add(even, odd);
+            /* No iteration if there is nothing to rescale: out has no value yet, or the row's maximum did not rise. */
             for (int64_t c = 0; state->out_initialized[first_row / STRIP] && rescales[i] != 1 && c < layout->v_size;
                  c += VW) {
                 float *out = state->out + panel_offset(layout->rows, first_row + r + i, c);
@@ -255,9 +256,9 @@ static void attend_rows(const context *c, const score_context *ctx, item_state *
     const float exp_scale = scores_exp_scale(c->p);
     mt_product_all_terms(rows, n, c->layout.qk_size, state->q + mt_offset(c->layout.rows, first_row, 0), c->layout.rows,
                          b->kt + mt_offset(c->layout.qk_size, 0, key_range.first), c->layout.qk_size,
-                         state->scores + mt_offset(SCORE_ROWS, 0, key_range.first), SCORE_ROWS, false, NULL);
+                         state->scores + mt_offset(SCORE_ROWS, 0, key_range.first), SCORE_ROWS, /*add=*/false, NULL);
     if (ctx->modified) {
-        const score_tile tile = {i, b->first, false, rows, key_range};
+        const score_tile tile = {.i = i, .j = b->first, .keys_in_rows = false, .rows = rows, .columns = key_range};
         modify_scores(ctx, &tile, state->scores, NULL);
         if (ctx->dropout.dropped > 0)
             fill_dropout_factors(ctx, &tile, state->dropout_factors);
@@ -265,9 +266,9 @@ static void attend_rows(const context *c, const score_context *ctx, item_state *
     if (!visible)
         apply_mask(ctx, state->scores, SCORE_ROWS, i, rows, b->first, key_range);
     if (ctx->dropout.dropped > 0)
-        softmax_rows(state, &c->layout, first_row, rows, key_range, exp_scale, true);
+        softmax_rows(state, &c->layout, first_row, rows, key_range, exp_scale, /*dropout=*/true);
     else
-        softmax_rows(state, &c->layout, first_row, rows, key_range, exp_scale, false);
+        softmax_rows(state, &c->layout, first_row, rows, key_range, exp_scale, /*dropout=*/false);
     const mt *prob = prob_buffer(state);
     mt_product(rows, c->layout.v_size, n, prob + mt_offset(SCORE_ROWS, 0, key_range.first), SCORE_ROWS,
                b->v + mt_offset(c->layout.keys, key_range.first, 0), c->layout.keys,
@@ -405,7 +406,7 @@ V_INLINE void accumulate_result_tile(const context *c, pending_product *pending,
     const int64_t j = pending->done / RESULT_TILES_DOWN * STRIP, i = pending->done % RESULT_TILES_DOWN * STRIP;
     mt_product_result_tile(pending->keys, 1, pending->prob + mt_offset(SCORE_ROWS, i, 0), SCORE_ROWS,
                            pending->v + mt_offset(c->layout.keys, 0, j), pending->out + mt_offset(c->layout.rows, i, j),
-                           pending->accumulate, false, overlap, queue);
+                           pending->accumulate, /*all_terms=*/false, overlap, queue);
     pending->done++;
 }
 
@@ -441,7 +442,7 @@ V_INLINE bool attend_overlapped(const context *c, const score_context *ctx, item
         const int64_t j = result_tile / RESULT_TILES_DOWN * STRIP, i = result_tile % RESULT_TILES_DOWN * STRIP;
         mt_product_result_tile(c->layout.qk_size, 1, state->q + mt_offset(c->layout.rows, first_row + i, 0),
                                c->layout.rows, b->kt + mt_offset(c->layout.qk_size, 0, key_range.first + j),
-                               s[ring_slot], false, true, overlap, &queue);
+                               s[ring_slot], /*add=*/false, /*all_terms=*/true, overlap, &queue);
         const attention_span keys = {key_range.first + j, key_range.first + j + STRIP};
         if (!visible && !all_visible(ctx, i0 + i, STRIP, b->first, keys))
             apply_mask(ctx, s[ring_slot], STRIP, i0 + i, STRIP, b->first + keys.first, (attention_span){0, STRIP});
@@ -546,12 +547,14 @@ static void finish_block(const context *c, item_state *state, const attention_bl
         if (cot_is_present(&p->lse))
             ((float *)p->lse.data)[attention_lse_offset(&p->lse, queries->sequence.b, h,
                                                         queries->sequence.q_row + queries->first + r)] = lse[r];
+        /* No iteration if out has a value and the row a sum. Otherwise out is cleared, because 0 times NaN is NaN. */
         for (int64_t n = 0; (!state->out_initialized[r / STRIP] || !has_sum) && n < c->layout.v_size; n += PANEL)
             memset(state->out + mt_offset(c->layout.rows, r, n), 0, PANEL * sizeof(float));
     }
     if (cot_is_present(&p->out))
         store_rows(&p->out, queries->sequence.b, queries->sequence.q_row + queries->first, h, queries->rows,
-                   p->sizes.d_v, state->out, c->layout.rows, inverse, 0, false);
+                   p->sizes.d_v, state->out, c->layout.rows, /*row_factors=*/inverse, /*factor=*/0,
+                   /*accumulate=*/false);
 }
 
 static void attend_query_block(const context *c, const attention_block *queries, int64_t h, const packed_keys *packed,
@@ -597,7 +600,7 @@ static void attend_query_block(const context *c, const attention_block *queries,
 static void attend_item(void *memory, int64_t item, void *scratch)
 {
     const context *c = memory;
-    const attention_axis axis = {c->p, false, c->layout.rows};
+    const attention_axis axis = attention_query_axis(c->p, c->layout.rows);
     const int64_t h = item / c->layout.q_slots, hkv = h / (c->p->sizes.H / c->p->sizes.Hkv);
     /* Under a causal mask the last queries attend to the most keys. They go first, so that no thread ends with a long
      * item. */
@@ -614,7 +617,8 @@ static void attend_private_groups(void *memory, int64_t thread, void *scratch)
 {
     const context *c = memory;
     const attention_sizes *sizes = &c->p->sizes;
-    const attention_axis axis_k = {c->p, true, c->layout.keys}, axis_q = {c->p, false, c->layout.rows};
+    const attention_axis axis_k = {.p = c->p, .along_keys = true, .block_size = c->layout.keys},
+                         axis_q = {.p = c->p, .along_keys = false, .block_size = c->layout.rows};
     const int64_t group_heads = sizes->H / sizes->Hkv, blocks = c->layout.k_slots / sizes->B,
                   items = c->layout.q_slots / sizes->B;
     const packed_keys keys = packed_keys_at(c, thread * blocks, 1);

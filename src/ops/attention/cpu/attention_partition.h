@@ -35,6 +35,16 @@ typedef struct attention_axis {
     int64_t block_size;
 } attention_axis;
 
+static inline attention_axis attention_query_axis(const attention_problem *p, int64_t block_size)
+{
+    return (attention_axis){.p = p, .along_keys = false, .block_size = block_size};
+}
+
+static inline attention_axis attention_key_axis(const attention_problem *p, int64_t block_size)
+{
+    return (attention_axis){.p = p, .along_keys = true, .block_size = block_size};
+}
+
 static inline int64_t attention_slot_count(const attention_sizes *sizes, bool along_keys, int64_t block_size)
 {
     const int64_t rows = along_keys ? sizes->rows_k : sizes->rows_q;
@@ -131,8 +141,8 @@ static inline attention_fwd_layout attention_fwd_layout_of(const attention_sizes
                                    .keys = cot_round_up(cot_clamp(sizes->Tk, 1, keys), ATTENTION_STRIP)};
     layout.rows = sizes->d_qk > ATTENTION_MAX_D / 2 || sizes->d_v > ATTENTION_MAX_D / 2 ? ATTENTION_FWD_ROWS / 2
                                                                                         : ATTENTION_FWD_ROWS;
-    layout.q_slots = attention_slot_count(sizes, false, layout.rows);
-    layout.k_slots = attention_slot_count(sizes, true, layout.keys);
+    layout.q_slots = attention_slot_count(sizes, /*along_keys=*/false, layout.rows);
+    layout.k_slots = attention_slot_count(sizes, /*along_keys=*/true, layout.keys);
     layout.kt = cot_workspace_reserve(&layout.bytes,
                                       COT_PRODUCT(layout.k_slots, sizes->Hkv, layout.keys, layout.qk_size), size);
     layout.v =
@@ -165,7 +175,7 @@ static inline attention_bwd_layout attention_bwd_layout_of(const attention_sizes
 {
     attention_bwd_layout layout = {.qk_size = cot_round_up(sizes->d_qk, ATTENTION_STRIP),
                                    .v_size = cot_round_up(sizes->d_v, ATTENTION_STRIP),
-                                   .q_slots = attention_slot_count(sizes, false, ATTENTION_BLOCK),
+                                   .q_slots = attention_slot_count(sizes, /*along_keys=*/false, ATTENTION_BLOCK),
                                    .chunks = attention_chunk_count(sizes)};
     const int64_t q_rows = COT_PRODUCT(layout.q_slots, sizes->H, ATTENTION_BLOCK),
                   items = COT_PRODUCT(sizes->B + sizes->packed, sizes->Hkv, layout.chunks);

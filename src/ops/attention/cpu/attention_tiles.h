@@ -127,6 +127,16 @@ V_INLINE void pack_transposed(mt *operand, bool b_form, int64_t row, const float
     }
 }
 
+V_INLINE void pack_a_transposed(mt *a, int64_t row, const float *x, int64_t columns)
+{
+    pack_transposed(a, /*b_form=*/false, row, x, columns);
+}
+
+V_INLINE void pack_b_transposed(mt *b, int64_t row, const float *x, int64_t columns)
+{
+    pack_transposed(b, /*b_form=*/true, row, x, columns);
+}
+
 /* ---- exponentials ----------------------------------------------------------------------------------------- *
  * exp_scores returns base^(s * scale - shift). The base is e, or 2 where P is rounded to 16 bits anyway. Base 2 is
  * cheaper, because its range reduction needs no multiplication by ln(2), which has two parts. EXP_SCALE is log2(e) for
