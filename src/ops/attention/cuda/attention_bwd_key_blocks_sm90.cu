@@ -87,8 +87,9 @@ constexpr uint32_t NO_UNIT_NUMBER = UINT32_MAX;
  * numbers have added to dQ. The counter gives out the numbers in order, and a thread block computes its key blocks in
  * that order. So the lowest unfinished key block waits for none, even if only some thread blocks are resident. There is
  * no counter without query tiles, and in the nondeterministic mode with head_split = 2. In a cluster (head_split = 2),
- * or without a counter, a thread block has only one key block: `backward` has put its number into own_unit_number. The
- * second call then returns NO_UNIT_NUMBER, which is beyond the last key block and ends the loop. */
+ * or without a counter, a thread block has only one key block: backward_key_blocks has put its number into
+ * own_unit_number. The second call then returns NO_UNIT_NUMBER, which is beyond the last key block and ends the
+ * loop. */
 template <int TILE_COLUMNS>
 static __device__ __forceinline__ uint32_t take_key_block(const attention_bwd_call &c,
                                                           key_block_shared<TILE_COLUMNS> &s)
@@ -476,7 +477,7 @@ static __device__ void compute_dq(const attention_bwd_call &c, key_block_shared<
 }
 
 template <typename E, int TILE_COLUMNS, int USED_COLUMNS, bool GENERAL, bool SOFTCAP, bool STORES_DQ>
-static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
+static __device__ __forceinline__ void backward_key_blocks(const attention_bwd_mapped &m)
 {
     key_block_shared<TILE_COLUMNS> &s = *(key_block_shared<TILE_COLUMNS> *)dynamic_shared_memory;
     static_assert(sizeof s <= ATTENTION_BWD_SHARED_BYTES(TILE_COLUMNS),
@@ -524,12 +525,12 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
     }
 }
 
-#define INSTANCE(name, element, used_columns, version)                                             \
-    extern "C" __global__ void __launch_bounds__(ATTENTION_BWD_WARPGROUPS *WARPGROUP, 1)           \
-        attention_bwd_##name(const __grid_constant__ attention_bwd_mapped m)                       \
-    {                                                                                              \
-        backward<element, (used_columns + 63) / 64 * 64, used_columns, version >= VERSION_GENERAL, \
-                 version == VERSION_SOFTCAP, version == VERSION_STORES_DQ>(m);                     \
+#define INSTANCE(name, element, used_columns, version)                                                        \
+    extern "C" __global__ void __launch_bounds__(ATTENTION_BWD_WARPGROUPS *WARPGROUP, 1)                      \
+        attention_bwd_##name(const __grid_constant__ attention_bwd_mapped m)                                  \
+    {                                                                                                         \
+        backward_key_blocks<element, (used_columns + 63) / 64 * 64, used_columns, version >= VERSION_GENERAL, \
+                            version == VERSION_SOFTCAP, version == VERSION_STORES_DQ>(m);                     \
     }
 #define INSTANCES(dtype, element)                                          \
     INSTANCE(dtype##_sm90_d64, element, 64, VERSION_SPECIALISED)           \

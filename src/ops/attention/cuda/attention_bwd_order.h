@@ -133,7 +133,7 @@ static inline int32_t head_split_of(const attention_problem *p, int64_t tile_col
 {
     const attention_sizes *sizes = &p->sizes;
     const int64_t gqa_group = sizes->H / cot_max(sizes->Hkv, 1),
-                  call_key_blocks = cot_mul(attention_bwd_key_blocks_per_head(p), sizes->Hkv);
+                  call_key_blocks = cot_mul(attention_bwd_batch_key_blocks_per_head(p), sizes->Hkv);
     return tile_columns <= 128 && is_causal(sizes) && gqa_group % 2 == 0 && !pairs && call_key_blocks < 384 ? 2 : 1;
 }
 

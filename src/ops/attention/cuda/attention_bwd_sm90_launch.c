@@ -152,8 +152,8 @@ static attention_bwd_softcap backward_softcap(const attention_sizes *sizes)
     return cap;
 }
 
-static cot_status backward(cot_queue *queue, const attention_problem *p, void *workspace,
-                           const backward_kernels *kernel_table, const specialised_kernels *specialised)
+static cot_status launch_backward_sm90(cot_queue *queue, const attention_problem *p, void *workspace,
+                                       const backward_kernels *kernel_table, const specialised_kernels *specialised)
 {
     const attention_sizes *sizes = &p->sizes;
     const attention_sm90_bwd_plan *plan = queue->plan;
@@ -167,7 +167,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
     const backward_choice choice = choose_backward(p, general, tile_columns);
     const int64_t gqa_group = sizes->H / cot_max(sizes->Hkv, 1), head_split = choice.head_split;
     const int64_t unit_count = choice.pairs ? cot_ceil_div(sizes->Tk, 2 * ATTENTION_BWD_KEYS) * sizes->B * sizes->Hkv
-                                            : attention_bwd_key_blocks_per_head(p) * sizes->Hkv;
+                                            : attention_bwd_batch_key_blocks_per_head(p) * sizes->Hkv;
     const unsigned cluster_size = choice.pairs ? 2 : key_split * (unsigned)head_split;
     /* Whether a thread block, or a cluster of the pair kernel, takes one unit after another. */
     const bool is_persistent = tile_columns <= 128 && head_split == 1 && plan->tiles > 0;
@@ -229,7 +229,7 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
         }};
     attention_sequences *sequences = &mapped.call.sequences;
     sequences->max_tiles = (int32_t)plan->batch_tiles_per_head;
-    sequences->max_key_blocks = (int32_t)attention_bwd_key_blocks_per_head(p);
+    sequences->max_key_blocks = (int32_t)attention_bwd_batch_key_blocks_per_head(p);
     sequences->tile_queries = (int32_t)plan->tile_queries;
     sequences->key_block_rows = ATTENTION_BWD_KEYS;
     sequences->seqlens = general ? (attention_seqlen_info *)((char *)workspace + plan->seqlens) : NULL;
@@ -292,10 +292,10 @@ static cot_status backward(cot_queue *queue, const attention_problem *p, void *w
 
 cot_status attention_bwd_bf16_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
-    return backward(queue, problem, workspace, bf16_kernels, &bf16_specialised_kernels);
+    return launch_backward_sm90(queue, problem, workspace, bf16_kernels, &bf16_specialised_kernels);
 }
 
 cot_status attention_bwd_f16_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
-    return backward(queue, problem, workspace, f16_kernels, &f16_specialised_kernels);
+    return launch_backward_sm90(queue, problem, workspace, f16_kernels, &f16_specialised_kernels);
 }

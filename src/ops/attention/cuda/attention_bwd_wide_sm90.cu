@@ -168,7 +168,7 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, wide_shared<COL
         if (!keys.clean)
             wait_and_clear<S::V_PANELS>(uncleared_full, uncleared_parity, s.v, keys.used, &s.v_full);
     }
-    if (!GENERAL) { /* GENERAL: `backward` has waited */
+    if (!GENERAL) { /* GENERAL: backward_wide has waited */
         cot_griddepcontrol_wait();
         cot_fence_proxy_async_global();
     }
@@ -756,7 +756,7 @@ static __device__ void compute_dk(const attention_bwd_call &c, wide_shared<COLUM
 }
 
 template <typename E, int COLUMNS, int V_COLUMNS, bool GENERAL, bool SOFTCAP>
-static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
+static __device__ __forceinline__ void backward_wide(const attention_bwd_mapped &m)
 {
     using S = wide_shared<COLUMNS, V_COLUMNS>;
     static_assert(sizeof(S) <= ATTENTION_BWD_WIDE_SHARED_BYTES(COLUMNS, V_COLUMNS),
@@ -838,11 +838,11 @@ static __device__ __forceinline__ void backward(const attention_bwd_mapped &m)
     cot_cluster_wait();
 }
 
-#define INSTANCE(name, element, columns, v_columns, version)                                              \
-    extern "C" __global__ void __launch_bounds__(ATTENTION_BWD_WARPGROUPS *WARPGROUP, 1)                  \
-        attention_bwd_##name(const __grid_constant__ attention_bwd_mapped m)                              \
-    {                                                                                                     \
-        backward<element, columns, v_columns, version >= VERSION_GENERAL, version == VERSION_SOFTCAP>(m); \
+#define INSTANCE(name, element, columns, v_columns, version)                                                   \
+    extern "C" __global__ void __launch_bounds__(ATTENTION_BWD_WARPGROUPS *WARPGROUP, 1)                       \
+        attention_bwd_##name(const __grid_constant__ attention_bwd_mapped m)                                   \
+    {                                                                                                          \
+        backward_wide<element, columns, v_columns, version >= VERSION_GENERAL, version == VERSION_SOFTCAP>(m); \
     }
 #define INSTANCES(size, element, columns, v_columns)                 \
     INSTANCE(size, element, columns, v_columns, VERSION_SPECIALISED) \

@@ -78,8 +78,8 @@ static void set_scales(attention_fwd_call *c, const attention_sizes *sizes)
     c->lse_scale_low = (float)(lse_scale - (double)c->lse_scale);
 }
 
-static cot_status forward(cot_queue *queue, const attention_problem *p, void *workspace, const forward_kernel *plain,
-                          const forward_kernel *with_softcap)
+static cot_status launch_forward_sm90(cot_queue *queue, const attention_problem *p, void *workspace,
+                                      const forward_kernel *plain, const forward_kernel *with_softcap)
 {
     const attention_sizes *sizes = &p->sizes;
     const attention_sm90_fwd_plan *plan = queue->plan;
@@ -137,10 +137,10 @@ static cot_status forward(cot_queue *queue, const attention_problem *p, void *wo
 
 cot_status attention_fwd_bf16_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
-    return forward(queue, problem, workspace, bf16_kernels, bf16_softcap_kernels);
+    return launch_forward_sm90(queue, problem, workspace, bf16_kernels, bf16_softcap_kernels);
 }
 
 cot_status attention_fwd_f16_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
-    return forward(queue, problem, workspace, f16_kernels, f16_softcap_kernels);
+    return launch_forward_sm90(queue, problem, workspace, f16_kernels, f16_softcap_kernels);
 }

@@ -243,7 +243,7 @@ static cot_status launch(cot_queue *queue, const tiled_kernel *t, const attentio
                         32 * t->warps, bytes);
 }
 
-static cot_status forward(cot_queue *queue, const attention_problem *p, const tiled_kernel *t)
+static cot_status launch_forward_sm80(cot_queue *queue, const attention_problem *p, const tiled_kernel *t)
 {
     const attention_sm80_call c = call_of(queue, p, t == &fwd_f32);
     return launch(queue, t, &c, false);
@@ -277,8 +277,9 @@ static cot_status launch_row_kernel(cot_queue *queue, const cot_cuda_kernel *ker
 
 /* Launches the kernels of a backward. stages > 0: dkv is a kernel of attention_bwd_one_pass_sm80.cu, which may compute
  * dq, too. dkv == NULL: dk and dv have a kernel each. */
-static cot_status backward(cot_queue *queue, const attention_problem *p, void *workspace, const tiled_kernel *dq,
-                           const tiled_kernel *dkv, const tiled_kernel *dk, const tiled_kernel *dv, int stages)
+static cot_status launch_backward_sm80(cot_queue *queue, const attention_problem *p, void *workspace,
+                                       const tiled_kernel *dq, const tiled_kernel *dkv, const tiled_kernel *dk,
+                                       const tiled_kernel *dv, int stages)
 {
     const attention_sm80_bwd_plan *plan = queue->plan;
     attention_sm80_call c = call_of(queue, p, dq == &dq_f32);
@@ -322,8 +323,8 @@ static cot_status backward_16(cot_queue *queue, const attention_problem *p, void
         else if (one_pass_1_stage->kernel.shared_bytes <= queue->device->max_shared_bytes)
             dkv = one_pass_1_stage, stages = 1;
     }
-    return backward(queue, p, workspace, smallest_kernel(&k->dq, p), dkv, smallest_kernel(&k->dk, p),
-                    smallest_kernel(&k->dv, p), stages);
+    return launch_backward_sm80(queue, p, workspace, smallest_kernel(&k->dq, p), dkv, smallest_kernel(&k->dk, p),
+                                smallest_kernel(&k->dv, p), stages);
 }
 
 /* ---- entry points ------------------------------------------------------------------------------------------------ */
@@ -331,19 +332,19 @@ static cot_status backward_16(cot_queue *queue, const attention_problem *p, void
 cot_status attention_fwd_bf16_sm80(cot_queue *queue, const void *problem, void *workspace)
 {
     (void)workspace;
-    return forward(queue, problem, smallest_kernel(&kernels_bf16.fwd, problem));
+    return launch_forward_sm80(queue, problem, smallest_kernel(&kernels_bf16.fwd, problem));
 }
 
 cot_status attention_fwd_f16_sm80(cot_queue *queue, const void *problem, void *workspace)
 {
     (void)workspace;
-    return forward(queue, problem, smallest_kernel(&kernels_f16.fwd, problem));
+    return launch_forward_sm80(queue, problem, smallest_kernel(&kernels_f16.fwd, problem));
 }
 
 cot_status attention_fwd_f32_sm80(cot_queue *queue, const void *problem, void *workspace)
 {
     (void)workspace;
-    return forward(queue, problem, &fwd_f32);
+    return launch_forward_sm80(queue, problem, &fwd_f32);
 }
 
 cot_status attention_bwd_bf16_sm80(cot_queue *queue, const void *problem, void *workspace)
@@ -358,7 +359,7 @@ cot_status attention_bwd_f16_sm80(cot_queue *queue, const void *problem, void *w
 
 cot_status attention_bwd_f32_sm80(cot_queue *queue, const void *problem, void *workspace)
 {
-    return backward(queue, problem, workspace, &dq_f32, NULL, &dk_f32, &dv_f32, 0);
+    return launch_backward_sm80(queue, problem, workspace, &dq_f32, NULL, &dk_f32, &dv_f32, 0);
 }
 
 /* Launches delta or merge: eight lanes per row. */

@@ -126,8 +126,8 @@ static inline int64_t attention_bwd_tile_queries(const attention_sizes *sizes)
     return ATTENTION_BWD_TILE_QUERIES(attention_bwd_tile_columns(sizes));
 }
 
-/* Query tiles of one head, of all sequences. An upper bound if sequences differ in length. */
-static inline int64_t attention_bwd_tiles(const attention_problem *p)
+/* Query tiles of one head, in all sequences of the batch. An upper bound if sequences differ in length. */
+static inline int64_t attention_bwd_batch_tiles_per_head(const attention_problem *p)
 {
     const attention_sizes *sizes = &p->sizes;
     if (sizes->packed)
@@ -135,8 +135,8 @@ static inline int64_t attention_bwd_tiles(const attention_problem *p)
     return cot_mul(sizes->B, cot_ceil_div(sizes->Tq, attention_bwd_tile_queries(sizes)));
 }
 
-/* Key blocks of one head, of all sequences. An upper bound if sequences differ in length. */
-static inline int64_t attention_bwd_key_blocks_per_head(const attention_problem *p)
+/* Key blocks of one head, in all sequences of the batch. An upper bound if sequences differ in length. */
+static inline int64_t attention_bwd_batch_key_blocks_per_head(const attention_problem *p)
 {
     const attention_sizes *sizes = &p->sizes;
     if (sizes->packed)
@@ -172,13 +172,14 @@ static inline const char *attention_bwd_sm90_refusal(const attention_problem *p)
         return "it supports no dropout, ALiBi or bias";
     if (sizes->B > INT32_MAX / 64 || sizes->H > INT32_MAX / 64 || sizes->q_length > INT32_MAX / 4 ||
         sizes->k_length > INT32_MAX / 4 ||
-        (double)attention_bwd_key_blocks_per_head(p) * (double)sizes->Hkv > INT32_MAX / 4)
+        (double)attention_bwd_batch_key_blocks_per_head(p) * (double)sizes->Hkv > INT32_MAX / 4)
         return "it counts sequences, heads, queries, keys and key blocks in 32 bits";
     const double gqa_group = (double)sizes->H / (double)cot_max(sizes->Hkv, 1);
     if (gqa_group * gqa_group * (double)(sizes->Tq / attention_bwd_tile_queries(sizes) + 1) > INT32_MAX)
         return "H / Hkv and Tq are too large: see docs/kernels/attention_bwd_hopper.md#limits"; /* and step_of */
-    if (attention_bwd_needs_general(p) && (sizes->rows_q > INT32_MAX / 4 || sizes->rows_k > INT32_MAX / 4 ||
-                                           (double)attention_bwd_tiles(p) * (double)sizes->H > INT32_MAX / 64))
+    if (attention_bwd_needs_general(p) &&
+        (sizes->rows_q > INT32_MAX / 4 || sizes->rows_k > INT32_MAX / 4 ||
+         (double)attention_bwd_batch_tiles_per_head(p) * (double)sizes->H > INT32_MAX / 64))
         return "it counts rows and tiles in 32 bits";
     if (!attention_tma_aligned(&p->q) || !attention_tma_aligned(&p->k) || !attention_tma_aligned(&p->v) ||
         !attention_tma_aligned(&p->dout))
@@ -222,7 +223,7 @@ static inline attention_sm90_bwd_plan attention_sm90_bwd_plan_of(const attention
     attention_sm90_bwd_plan plan = {.general = attention_bwd_needs_general(p),
                                     .tile_columns = attention_bwd_tile_columns(&p->sizes),
                                     .tile_queries = attention_bwd_tile_queries(&p->sizes),
-                                    .batch_tiles_per_head = attention_bwd_tiles(p)};
+                                    .batch_tiles_per_head = attention_bwd_batch_tiles_per_head(p)};
     plan.tiles = cot_mul(p->sizes.H, plan.batch_tiles_per_head);
     plan.dq_tiles = cot_mul(plan.tiles, plan.tile_queries / 64 * (plan.tile_columns / 64));
     const int64_t rows = cot_mul(plan.tiles, plan.tile_queries), dq_tiles = plan.dq_tiles;
