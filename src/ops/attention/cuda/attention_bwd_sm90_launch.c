@@ -207,7 +207,7 @@ static cot_status launch_backward_sm90(cot_queue *queue, const attention_problem
             .dk_store_method = store_method_of(p, &p->dk),
             .dv_store_method = store_method_of(p, &p->dv),
             .scale = (float)sizes->scale,
-            .softmax_scale_log2 = (float)((sizes->softcap > 0 ? sizes->softcap : sizes->scale) * 1.4426950408889634),
+            .softmax_scale_log2 = (float)(sizes->scale * 1.4426950408889634),
             .p_exponent = p_scaled ? ATTENTION_BWD_P_EXPONENT : 0,
             .dp_scale = p_scaled ? ATTENTION_BWD_DP_SCALE : 1,
             .cap = backward_softcap(sizes),
