@@ -24,7 +24,7 @@ enum {
     DROPOUT_MAX_AXES = 5
 };
 
-/* How a kernel accesses rows: docs/kernels/dropout_gpu.md explains the three variants. */
+/* How a kernel accesses rows: docs/kernels/dropout_gpu.md explains the three versions. */
 enum dropout_access { PLAIN, SHIFTED, STRIDED };
 
 /* A tensor on the device. data null: absent. Strides are in elements. */
