@@ -177,9 +177,13 @@ static void compare(const call *c, const table *modes, const table *directions, 
     if (c->problem->allow_nondeterminism) {
         const char *mode = modes->cell[row_of(modes, c, 1)][1], *condition = strstr(mode, " if ");
         deterministic = mode[0] == 'd';
-        long key_blocks;
+        long key_blocks, keys;
+        const int64_t query_keys =
+            cot_min(cot_min(sizes->left, sizes->Tk) + 1 + cot_min(sizes->right, sizes->Tk), sizes->Tk);
         if (condition != NULL && sscanf(condition, " if key_blocks >= %ld", &key_blocks) == 1)
             deterministic = c->key_blocks < key_blocks;
+        else if (condition != NULL && sscanf(condition, " if a query can attend to more than %ld keys", &keys) == 1)
+            deterministic = query_keys <= keys;
         else if (condition != NULL)
             deterministic = !applies(c, condition + 4);
     }
