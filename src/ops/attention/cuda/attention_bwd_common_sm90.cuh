@@ -41,8 +41,9 @@ extern __shared__ __align__(1024) unsigned char dynamic_shared_memory[];
  *   ring_step   running total of the thread block, over all its units: not taken modulo the stages. In the wide kernel,
  *               whose thread blocks compute one unit, it equals `step`
  *
- * A step uses stage ring_step % STAGES of a ring. It waits for the stage's `full` barrier with this parity. With the
- * opposite parity, it waits on `empty` for the end of the stage's previous use. */
+ * A step uses stage ring_step % STAGES of a ring. parity_of is the parity with which it waits on `full` of the stage: 0
+ * in the first use of the stage, 1 in the second, 0 in the third. With the opposite parity, it waits on `empty` for the
+ * end of the stage's previous use. docs/kernels/gpu_basics.md has an example. */
 template <int STAGES> static __device__ __forceinline__ uint32_t parity_of(uint32_t ring_step)
 {
     return ring_step / STAGES & 1;

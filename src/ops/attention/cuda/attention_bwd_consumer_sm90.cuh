@@ -427,8 +427,8 @@ template <typename T> struct consumer_registers {
     uint32_t &ds_fragments; /* shared address of this thread's fragment in stage 0 of dS */
 };
 
-/* Part 2 without softcap: P of a tile, in place of its scores. `lse_log2` holds the values of the first PRELOADS groups
- * of 8 queries, staged_lse those of the tile. */
+/* P of a tile, in place of its scores: in part 2 of a step without softcap. `lse_log2` holds the values of the first
+ * PRELOADS groups of 8 queries, staged_lse those of the tile. */
 template <typename T, int PRELOADS, int N, int QUERY_GROUPS>
 static __device__ __forceinline__ void compute_p(const attention_bwd_call &c, const consumer_work &w, int tile,
                                                  int key_begin, const float *staged_lse, int lane_query,
@@ -456,8 +456,8 @@ static __device__ __forceinline__ void compute_p(const attention_bwd_call &c, co
     }
 }
 
-/* Part 4: dS of a tile, in place of its dP, stored for dQ. `scaled_delta` holds the values of the first PRELOADS groups
- * of 8 queries. SOFTCAP: `upper` holds the first fragment of P times the slope. */
+/* dS of a tile, in place of its dP, stored for dQ: in part 4 of a step. `scaled_delta` holds the values of the first
+ * PRELOADS groups of 8 queries. SOFTCAP: `upper` holds the first fragment of P times the slope. */
 template <typename T, int PRELOADS, typename SAVED_P, int N, int QUERY_GROUPS>
 static __device__ __forceinline__ void compute_ds(typename T::shared &s, const consumer_registers<T> &r,
                                                   uint32_t ring_step, uint32_t ds_address, const SAVED_P &saved,
@@ -517,8 +517,8 @@ static __device__ __forceinline__ void compute_ds(typename T::shared &s, const c
     }
 }
 
-/* One step of a consumer, in the phases 1 to 4 of the comment at the top of attention_bwd_key_blocks_sm90.cu. Returns
- * whether to skip the next tile.
+/* One step of a consumer, in the parts 1 to 4 that the top of attention_bwd_key_blocks_sm90.cu lists. Returns whether
+ * this consumer skips the next tile.
  *   ISSUES_DK         true: issues dK += packed^T Q[previous_q]. In a first step with ADDS_ZEROS, packed is 0
  *   ring_step_begin   the ring_step of the key block's step 0: `step` is ring_step - ring_step_begin
  * With SOFTCAP, the upper two bytes of P times the slope are in the dS buffer of this stage, until dS overwrites them.
@@ -539,7 +539,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     const uint32_t q_stage = ring_step % ATTENTION_BWD_Q_STAGES, dout_stage = ring_step % ATTENTION_BWD_DOUT_STAGES,
                    ds_stage = ring_step % ATTENTION_BWD_DS_STAGES;
     float acc[N]; /* holds S, then P, then dP, then dS */
-    /* 1. Issue S, and dK += dS^T Q of the previous step. */
+    /* Part 1: issue S, and dK += dS^T Q of the previous step. */
     cot_mbarrier_wait(&s.q_full[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(ring_step));
     issue_gemm_abt<E, T::USED_COLUMNS>(acc, s.k[0][r.consumer], sizeof s.k[0], s.q[q_stage][0]);
     if (ISSUES_DK)
@@ -552,7 +552,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
 #pragma unroll
     for (int query_group = 0; query_group < LSE_PRELOADS; query_group++)
         lse_log2[query_group] = load_float2_pinned(&s.lse_log2[q_stage][8 * query_group + r.lane_query]);
-    /* 2. Wait for S and compute P. Wait for dK, release its Q, and pack P. */
+    /* Part 2: wait for S and compute P. Wait for dK, release its Q, and pack P. */
     cot_wgmma_wait<ISSUES_DK ? 1 : 0>();
     constexpr bool BIASED_BYTES = !cot_is_f16<E> && !(TILE_COLUMNS == 64 && GENERAL);
     typename p_for_ds<E, N, BIASED_BYTES && !SOFTCAP, T::USED_COLUMNS>::type saved;
@@ -579,7 +579,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
         r.packed[i] = cot_pack_pair<E>(acc[2 * i], acc[2 * i + 1]);
-    /* 3. Issue dP and dV += P^T dO. */
+    /* Part 3: issue dP and dV += P^T dO. */
     cot_mbarrier_wait(&s.dout_full[dout_stage], parity_of<ATTENTION_BWD_DOUT_STAGES>(ring_step));
     issue_gemm_abt<E, T::USED_COLUMNS>(acc, s.v[0][r.consumer], sizeof s.v[0], s.dout[dout_stage][0]);
     issue_gemm_add_ab<E>(r.dv, r.packed, s.dout[dout_stage][0]);
@@ -592,7 +592,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
 #pragma unroll
     for (int query_group = 0; query_group < DELTA_PRELOADS; query_group++)
         scaled_delta[query_group] = load_float2_pinned(&s.scaled_delta[dout_stage][8 * query_group + r.lane_query]);
-    /* 4. Wait for dP, compute dS and store it for dQ. Wait for dV, release dO, and pack dS. */
+    /* Part 4: wait for dP, compute dS and store it for dQ. Wait for dV, release dO, and pack dS. */
     cot_wgmma_wait<1>();
     compute_ds<T, DELTA_PRELOADS>(s, r, ring_step, ds_address, saved, scaled_delta, upper, acc);
     cot_fence_proxy_async();
@@ -668,7 +668,7 @@ static __device__ __forceinline__ bool reduce_over_heads(float (&dk)[N], float (
 static __device__ __forceinline__ void await_reduction(const attention_bwd_call &c)
 {
     __syncwarp();
-    for (int i = 0; i < 2 && c.head_split > 1; i++)
+    for (int i = 0; i < 2 && c.head_split > 1; i++) /* no iteration if no other thread block computes the same keys */
         cot_cluster_arrive(), cot_cluster_wait();
 }
 
@@ -741,8 +741,9 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, bwd_
             /* The queries that attend to a key are consecutive, so all further steps are skipped. They may be more than
              * the stages of Q. So the last tile that is not skipped is released first. Otherwise the producer would
              * wait for its release, and this warp for the producer. */
-            for (; GENERAL && ring_step < ring_step_end; ring_step++)
-                skip_step(s, ring_step);
+            if (GENERAL)
+                for (; ring_step < ring_step_end; ring_step++)
+                    skip_step(s, ring_step);
         }
         __syncwarp();
         if (threadIdx.x % WARP == 0)

@@ -48,11 +48,11 @@
  *                                               it loads them     or (STORES_DQ) it holds the sums
  *   uncleared full  1         producer          a tile, or K, V   what needs clearing is loaded       producer
  *
- * Phases of step j of a consumer. No wgmma is in flight at the start or at the end of a step:
- *   1. issue S_j^T and dK += dS_(j-1)^T Q_(j-1)
- *   2. wait for S, compute P; wait for dK, release Q_(j-1), pack P
- *   3. issue dP_j^T and dV += P_j^T dO_j
- *   4. wait for dP, compute dS and store it for dQ; wait for dV, release dO_j, pack dS
+ * The four parts of step j of a consumer. No wgmma is in flight at the start or at the end of a step:
+ *   part 1   issue S_j^T and dK += dS_(j-1)^T Q_(j-1)
+ *   part 2   wait for S, compute P; wait for dK, release Q_(j-1), pack P
+ *   part 3   issue dP_j^T and dV += P_j^T dO_j
+ *   part 4   wait for dP, compute dS and store it for dQ; wait for dV, release dO_j, pack dS
  * The arithmetic after a wait reads lse_log2 and scaled_delta. Some of their elements are loaded before the wait. The
  * number of free registers limits how many (LSE_PRELOADS, DELTA_PRELOADS).
  *
@@ -83,13 +83,17 @@
 
 constexpr uint32_t NO_UNIT_NUMBER = UINT32_MAX;
 
-/* The number of the thread block's next key block. In deterministic mode a key block waits until key blocks of lower
- * numbers have added to dQ. The counter gives out the numbers in order, and a thread block computes its key blocks in
- * that order. So the lowest unfinished key block waits for none, even if only some thread blocks are resident. There is
- * no counter without query tiles, and in the nondeterministic mode with head_split = 2. In a cluster (head_split = 2),
- * or without a counter, a thread block has only one key block: backward_key_blocks has put its number into
- * own_unit_number. The second call then returns NO_UNIT_NUMBER, which is beyond the last key block and ends the
- * loop. */
+/* Returns the number of the thread block's next key block.
+ *
+ * With a counter and head_split = 1, the number comes from the counter. In deterministic mode a key block waits until
+ * key blocks of lower numbers have added to dQ. The counter gives out the numbers in ascending order, and a thread
+ * block computes its key blocks in that order. So the lowest unfinished key block waits for no other. The kernel cannot
+ * deadlock, even if only some of its thread blocks are resident.
+ *
+ * In a cluster (head_split = 2), or without a counter, a thread block computes a single key block. The first call
+ * returns own_unit_number, which backward_key_blocks has set. The second call returns NO_UNIT_NUMBER. It is beyond the
+ * last key block, and ends the loop of the producer. A call has no counter if it has no query tiles, or in the
+ * nondeterministic mode with head_split = 2. */
 template <int TILE_COLUMNS>
 static __device__ __forceinline__ uint32_t take_key_block(const attention_bwd_call &c,
                                                           key_block_shared<TILE_COLUMNS> &s)
@@ -269,18 +273,21 @@ template <int USED_COLUMNS> static __device__ __forceinline__ bool is_half_dq_ti
     return USED_COLUMNS == 96 && dq_tile_index % 2 == 1;
 }
 
-/* A dq_writer adds the dQ tiles of one dQ stage to memory. Each stage has its own writer, because a writer waits until
- * the sums are in memory before it increments the semaphore, and this takes about one step. If STORES_DQ, the final key
- * block of a dQ tile does not add (is_final). Its writer loads the sums of the other key blocks into the stage, and the
- * dQ warpgroup stores dq.
+/* The dq_writer of one dQ stage adds the dQ tiles in this stage to memory. Each stage has its own dq_writer: in
+ * deterministic mode it waits until its sums are in memory before it increments the semaphore, which takes about one
+ * step.
  *
- * Each dQ tile of the stage needs exactly one arrival on `dq ready`. Three cases:
- *   (1) this is the tile's final key block, but not its only one: the writer loads the sums (loads_sums), and the load
- *       arrives
- *   (2) the previous dQ tile of this key block did not become dq, and this one loads nothing: the writer arrived at the
- *       end of the previous iteration (arrived_early)
- *   (3) otherwise (first dQ tile of a key block, or the previous dQ tile was stored as dq): the writer arrives at the
- *       top of the loop
+ * If STORES_DQ, the final key block of a dQ tile adds nothing to memory (is_final). Its dq_writer loads the sums of the
+ * other key blocks into the stage. The dQ warpgroup adds its own tile to them, and stores dq.
+ *
+ * The dQ warpgroup waits on `dq ready` of the stage once for each dQ tile, so each dQ tile needs exactly one arrival.
+ * Who arrives, and when:
+ *   (1) The load of the sums, if the tile needs it (loads_sums): this key block is the tile's final one, and other key
+ *       blocks have added to the tile.
+ *   (2) The dq_writer at the end of the previous iteration (arrived_early), if it has added the previous dQ tile to
+ *       memory, and this one needs no load.
+ *   (3) Else the dq_writer at the start of this iteration: the first dQ tile of a key block, or the dQ tile after one
+ *       that the dQ warpgroup has stored as dq.
  *
  *   dq_tile_index   index of the dQ tile in the key block: step * DQ_TILES_PER_QUERY_TILE + its number in the step.
  *                   On return: that of the stage's first dQ tile in the next key block
@@ -304,7 +311,7 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
         position.is_final = STORES_DQ && position.is_final; /* without STORES_DQ every key block adds */
         return position;
     };
-    bool arrived_early = false; /* whether the writer has arrived for the dQ tile of the next iteration */
+    bool arrived_early = false; /* whether the dq_writer has arrived for the dQ tile of the next iteration */
     for (; dq_tile_index < end; dq_tile_index += ATTENTION_BWD_DQ_STAGES, parity ^= 1) {
         const attention_step step_info = step_of(c, w, dq_tile_index / DQ_TILES_PER_QUERY_TILE);
         const int64_t accum_tile =
