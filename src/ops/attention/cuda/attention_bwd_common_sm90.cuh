@@ -170,9 +170,9 @@ struct cluster_ticket {
 };
 
 /* The number of the key block that the two thread blocks of a cluster take together. Thread block 0 takes it from the
- * counter, so that a key block waits only for key blocks taken earlier, and sends it to the tickets of both. Without a
- * counter it is the index of the cluster. Executed by all threads of the cluster, once, because it contains
- * a cluster barrier. */
+ * counter, and sends it to the tickets of both. The counter ensures that a key block waits only for key blocks that
+ * were taken earlier. Without a counter, the number is the index of the cluster. All threads of the cluster execute
+ * this function, once, because it contains a cluster barrier. */
 static __device__ __forceinline__ uint32_t take_key_block_of_cluster(const attention_bwd_call &c,
                                                                      cluster_ticket &ticket)
 {
@@ -213,9 +213,9 @@ struct attention_step {
  * mask would drift apart, because they have different numbers of tiles. */
 static __device__ __forceinline__ attention_step step_of(const attention_bwd_call &c, const attention_work &w, int step)
 {
-    /* step / query_heads. It is exact while step * query_heads < 2^31. The largest step is query_heads * tiles, the one
-     * after the last. attention_bwd_sm90_refusal therefore limits query_heads^2 * (floor(Tq / QUERIES) + 1), where the
-     * sum is at least tiles. */
+    /* step / query_heads, by one multiplication. It is exact while step * query_heads < 2^31. The largest argument is
+     * one more than the last step: query_heads * tile_count. attention_bwd_sm90_refusal therefore limits query_heads^2
+     * n with n = floor(Tq / QUERIES) + 1. n is at least tile_count. */
     const int tile_number = (int)__umulhi(2 * (uint32_t)step, c.inverse_query_heads);
     return {step - tile_number * w.query_heads, w.first_tile + w.tile_direction * tile_number};
 }
@@ -225,7 +225,7 @@ static __device__ __forceinline__ int tile_of(const attention_bwd_call &c, const
     return step_of(c, w, step).tile;
 }
 
-/* Steps of a unit: its tiles, each for all heads of the group. */
+/* Steps of a unit: each of its tiles, for each of its query heads. */
 static __device__ __forceinline__ int step_count(const attention_work &w)
 {
     return w.query_heads * w.tile_count;
@@ -403,8 +403,8 @@ static __device__ __forceinline__ void add_staged_dq_tile(float (&acc)[32], cons
 }
 
 /* Adds a staged dQ tile to dq_accum. If `overwrite` (the first unit that adds to the tile in deterministic mode), it
- * stores the dQ tile instead. Waits until the stage has been read. HALF: only the first 32 columns, which are the first
- * half of each warp's 16 rows. */
+ * stores the dQ tile instead. Waits until the stage has been read. HALF: only the first 32 columns. In the order of
+ * accumulators they are the first half of the floats of each warp. */
 template <bool HALF = false>
 static __device__ __forceinline__ void add_dq_tile(const attention_bwd_call &c, int64_t accum_tile, const float *dq,
                                                    bool overwrite)

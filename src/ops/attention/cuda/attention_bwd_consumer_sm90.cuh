@@ -185,9 +185,9 @@ template <typename E, int N, bool BIASED_BYTES> struct saved_p {
      * element, 0x3200 the upper half for an odd one. */
     __device__ __forceinline__ float p_times_slope(const uint32_t (&upper)[4], int i) const
     {
-        const uint32_t third = 4 + i % 4;
+        const uint32_t low_byte = 4 + i % 4; /* its digit in the selector */
         return __uint_as_float(
-            __byte_perm(upper[i / 2 % 4], low_bytes[i / 4], (i % 2 == 0 ? 0x1000 : 0x3200) | third << 4 | third));
+            __byte_perm(upper[i / 2 % 4], low_bytes[i / 4], (i % 2 == 0 ? 0x1000 : 0x3200) | low_byte << 4 | low_byte));
     }
 };
 
@@ -252,16 +252,17 @@ static __device__ __forceinline__ void compute_p_softcap_by(const attention_bwd_
     const attention_bwd_softcap &cap = c.cap;
     const float2 *lse_float2 = (const float2 *)lse_log2;
     /* Loaded one iteration ahead, because the compiler does not move loads above stores. */
-    float2 next[2] = {first_lse, second_lse};
+    float2 next_lse[2] = {first_lse, second_lse};
 #pragma unroll
     for (int k = 0; k < N / 8; k++) {
-        const float2 now[2] = {next[0], next[1]};
+        const float2 current_lse[2] = {next_lse[0], next_lse[1]};
         if (k < N / 8 - 1)
-            next[0] = lse_float2[8 * k + 8], next[1] = lse_float2[8 * k + 12];
+            next_lse[0] = lse_float2[8 * k + 8], next_lse[1] = lse_float2[8 * k + 12];
         float p_times_slope[8];
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            const float x = scores[8 * k + i], u = x * x, lse = i % 2 == 0 ? now[i / 4].x : now[i / 4].y;
+            const float x = scores[8 * k + i], u = x * x,
+                        lse = i % 2 == 0 ? current_lse[i / 4].x : current_lse[i / 4].y;
             float exponent, slope;
             if (METHOD == SHORT_SERIES) {
                 exponent = fmaf(x, fmaf(u, cap.short_series[1], cap.short_series[0]), -lse);
@@ -367,9 +368,9 @@ static __device__ __forceinline__ uint32_t opaque_zero(bwd_shared<TILE_COLUMNS, 
 /* 1, but the compiler cannot prove it. `restore` subtracts with an integer multiply-add, because that does not use the
  * pipe of the permutations. With a constant 1, ptxas would replace the multiply-add by an addition. The specialised
  * versions at 128 tile columns do not need it. With softcap, `restore` is not called.
- *   64 tile columns             opaque_zero + 1
- *   128 tile columns, GENERAL   gridDim.y, which is 1
- *   128 tile columns, specialised     the constant 1 */
+ *   64 tile columns                 opaque_zero + 1
+ *   128 tile columns, GENERAL       gridDim.y, which is 1
+ *   128 tile columns, specialised   the constant 1 */
 template <int TILE_COLUMNS, bool GENERAL> static __device__ __forceinline__ uint32_t opaque_one(uint32_t zero)
 {
     return TILE_COLUMNS == 64 ? zero + 1 : GENERAL ? gridDim.y : 1;

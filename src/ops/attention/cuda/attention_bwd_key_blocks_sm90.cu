@@ -517,9 +517,9 @@ static __device__ __forceinline__ void backward_key_blocks(const attention_bwd_m
         else if (threadIdx.x % WARP == 0 && threadIdx.x <= ATTENTION_BWD_DQ_STAGES * WARP) {
             const int stage = threadIdx.x / WARP - 1;
             if (STORES_DQ || c.deterministic)
-                write_dq<TILE_COLUMNS, USED_COLUMNS, GENERAL, true, STORES_DQ>(m, s, stage);
+                write_dq<TILE_COLUMNS, USED_COLUMNS, GENERAL, /*DETERMINISTIC=*/true, STORES_DQ>(m, s, stage);
             else
-                write_dq<TILE_COLUMNS, USED_COLUMNS, GENERAL, false, STORES_DQ>(m, s, stage);
+                write_dq<TILE_COLUMNS, USED_COLUMNS, GENERAL, /*DETERMINISTIC=*/false, STORES_DQ>(m, s, stage);
         }
         await_reduction(c);
     } else if (warpgroup == 1) {

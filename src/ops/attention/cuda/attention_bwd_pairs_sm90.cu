@@ -69,14 +69,14 @@ static __device__ __forceinline__ uint32_t take_pair(const attention_bwd_call &c
 
 /* Opens a stage for the halves that both blocks load. The producer of each block executes it when the stage is free in
  * its block. It sets the expected bytes of `full`, arrives on the peer's `peer_empty`, and waits until the peer has
- * done the same. Then both halves may be loaded. `peer_empty` is a barrier of the stage, `use` the number of its
- * earlier uses. */
-static __device__ __forceinline__ void open_stage_in_both(uint64_t *peer_empty, int rank, uint32_t use, uint64_t *full,
-                                                          uint32_t bytes)
+ * done the same. Then both halves may be loaded. `peer_empty` is a barrier of the stage. earlier_uses: how often the
+ * stage was used before. */
+static __device__ __forceinline__ void open_stage_in_both(uint64_t *peer_empty, int rank, uint32_t earlier_uses,
+                                                          uint64_t *full, uint32_t bytes)
 {
     cot_mbarrier_arrive_expect(full, bytes);
     cot_mbarrier_arrive_remote(cot_mapa(cot_shared_address(peer_empty), rank ^ 1));
-    cot_mbarrier_wait(peer_empty, use & 1);
+    cot_mbarrier_wait(peer_empty, earlier_uses & 1);
 }
 
 /* The producer. Executed by one thread. Differences from load_tiles of the key-block kernel:
@@ -114,15 +114,17 @@ static __device__ void load_pair_tiles(const attention_bwd_mapped &m, pair_share
             const int statistics_row = (int)query_tile_base_of<false>(c, w, step_info.head_in_group) + tile,
                       query = tile * QUERIES + row_in_tile;
             const uint32_t bytes = COLUMN_PANELS * s.Q_PANEL_BYTES + QUERIES * sizeof(float);
-            const uint32_t q_use = ring_step / ATTENTION_BWD_Q_STAGES, dout_use = ring_step / ATTENTION_BWD_DOUT_STAGES;
+            const uint32_t q_earlier_uses = ring_step / ATTENTION_BWD_Q_STAGES,
+                           dout_earlier_uses = ring_step / ATTENTION_BWD_DOUT_STAGES;
             cot_mbarrier_wait(&s.q_empty[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(ring_step) ^ 1);
             s.tile_index[q_stage] = tile; /* before the arrival on q_full, for which the consumers wait */
-            open_stage_in_both(&s.peer_q_empty[q_stage], rank, q_use, &s.q_full[q_stage], bytes);
+            open_stage_in_both(&s.peer_q_empty[q_stage], rank, q_earlier_uses, &s.q_full[q_stage], bytes);
             cot_tma_load_4d_to_both(s.q[q_stage][0] + rank * TILE_64X64_BYTES, &m.q, column, query, head, b,
                                     &s.q_full[q_stage]);
             cot_tma_load_4d(s.lse_log2[q_stage], &m.statistics, 0, statistics_row, 0, 0, &s.q_full[q_stage]);
             cot_mbarrier_wait(&s.dout_empty[dout_stage], parity_of<ATTENTION_BWD_DOUT_STAGES>(ring_step) ^ 1);
-            open_stage_in_both(&s.peer_dout_empty[dout_stage], rank, dout_use, &s.dout_full[dout_stage], bytes);
+            open_stage_in_both(&s.peer_dout_empty[dout_stage], rank, dout_earlier_uses, &s.dout_full[dout_stage],
+                               bytes);
             cot_tma_load_4d_to_both(s.dout[dout_stage][0] + rank * TILE_64X64_BYTES, &m.dout, column, query, head, b,
                                     &s.dout_full[dout_stage]);
             cot_tma_load_4d(s.scaled_delta[dout_stage], &m.statistics, 0, first_delta_row + statistics_row, 0, 0,
@@ -147,7 +149,7 @@ static __device__ void load_pair_tiles(const attention_bwd_mapped &m, pair_share
 static __device__ __forceinline__ attention_dq_position position_of_pair(const attention_bwd_call &c,
                                                                          const attention_work &w)
 {
-    return dq_position_of<64, false, PAIR_KEYS>(c, w, 0);
+    return dq_position_of<64, /*GENERAL=*/false, PAIR_KEYS>(c, w, 0);
 }
 
 /* The dq_writer adds the dQ tiles of this block to memory. If STORES_DQ, the final pair of a dQ tile does not add. Its
@@ -174,7 +176,8 @@ static __device__ void write_pair_dq(const attention_bwd_mapped &m, pair_shared<
             const int64_t query_tile = query_tile_base_of<false>(c, w, step_info.head_in_group) + step_info.tile,
                           accum_tile = query_tile * s.DQ_TILES_PER_QUERY_TILE + rank;
             const attention_dq_position position =
-                DETERMINISTIC ? dq_position_of<QUERIES, false, PAIR_KEYS>(c, w, step_info.tile) : unordered_position;
+                DETERMINISTIC ? dq_position_of<QUERIES, /*GENERAL=*/false, PAIR_KEYS>(c, w, step_info.tile)
+                              : unordered_position;
             const bool loads_sums = is_final && position.earlier_units > 0;
             if (!loads_sums && (step == 0 || is_final)) /* after the other steps the dq_writer has arrived already */
                 cot_mbarrier_arrive(&s.dq_ready[0]);
@@ -224,18 +227,19 @@ template <int TILE_COLUMNS> static __device__ void send_ds(pair_shared<TILE_COLU
     }
 }
 
-/* Issues acc += dS K over 128 keys. `ds` and `k` are those of the first 64 keys, those of the others lie ds_stride and
- * TILE_64X64_BYTES bytes later. If not `add`, acc = dS K. */
+/* Issues acc = dS K, or if `accumulate` acc += dS K, over 128 keys. `ds` and `k` are those of the first 64 keys. Those
+ * of the others lie ds_stride and TILE_64X64_BYTES bytes later. */
 template <typename E>
 static __device__ __forceinline__ void issue_dq(float (&acc)[32], const unsigned char *ds, int ds_stride,
-                                                const unsigned char *k, bool add)
+                                                const unsigned char *k, bool accumulate)
 {
     cot_wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         const uint64_t a = cot_wgmma_k_major(cot_shared_address(ds + i / 4 * ds_stride)),
                        b = cot_wgmma_mn_major(cot_shared_address(k + i / 4 * TILE_64X64_BYTES), TILE_64X64_BYTES);
-        cot_wgmma<E, false, true>(acc, a + i % 4 * COT_WGMMA_K_STEP, b + i % 4 * COT_WGMMA_MN_STEP, add || i > 0);
+        cot_wgmma<E, false, true>(acc, a + i % 4 * COT_WGMMA_K_STEP, b + i % 4 * COT_WGMMA_MN_STEP,
+                                  accumulate || i > 0);
     }
     cot_wgmma_commit();
 }
@@ -265,18 +269,18 @@ static __device__ void compute_pair_dq(const attention_bwd_call &c, pair_shared<
         const int row_step = w.tile_direction * QUERIES;
         int row = w.first_tile * QUERIES + (TILE_COLUMNS == 64 ? 64 * rank : 0) + threadIdx.x % WARPGROUP / WARP * 16 +
                   lane / 4;
-        for (int steps = step_count(w); steps > 0; steps--, ds.next(), parity ^= 1) {
+        for (int steps_left = step_count(w); steps_left > 0; steps_left--, ds.next(), parity ^= 1) {
             cot_mbarrier_wait(&s.ds_full[ds.stage], ds.parity);
             if (leader)
                 cot_mbarrier_arrive_expect(s.peer_ds_full, sizeof s.peer_ds);
             __syncwarp();
             issue_dq<E>(acc, s.ds[ds.stage][0] + (TILE_COLUMNS == 64 ? rank * TILE_64X64_BYTES : 0), sizeof s.ds[0][0],
-                        s.k[TILE_COLUMNS == 64 ? 0 : rank][0], false);
+                        s.k[TILE_COLUMNS == 64 ? 0 : rank][0], /*accumulate=*/false);
             cot_mbarrier_wait(s.peer_ds_full, parity);
             if (leader)
                 cot_mbarrier_arrive_remote(peer_ds_empty + ds.stage * sizeof(uint64_t));
             __syncwarp();
-            issue_dq<E>(acc, s.peer_ds[0], TILE_64X64_BYTES, s.peer_k[0], true);
+            issue_dq<E>(acc, s.peer_ds[0], TILE_64X64_BYTES, s.peer_k[0], /*accumulate=*/true);
             cot_wgmma_wait<1>();
             if (lane == 0)
                 cot_mbarrier_arrive(&s.ds_empty[ds.stage]);
@@ -284,7 +288,7 @@ static __device__ void compute_pair_dq(const attention_bwd_call &c, pair_shared<
             cot_wgmma_wait<0>();
             if (lane == 0) {
                 cot_mbarrier_arrive_remote(peer_sent_ds_empty);
-                if (steps == 1)
+                if (steps_left == 1)
                     cot_mbarrier_arrive(&s.kv_empty);
             }
             if (!position.is_final) { /* the dq_writer adds the tile to memory */
@@ -331,9 +335,9 @@ static __device__ __forceinline__ void backward_pairs(const attention_bwd_mapped
             load_pair_tiles<TILE_COLUMNS>(m, s, rank);
         } else if (threadIdx.x == WARP) {
             if (STORES_DQ || c.deterministic)
-                write_pair_dq<TILE_COLUMNS, true, STORES_DQ>(m, s, rank);
+                write_pair_dq<TILE_COLUMNS, /*DETERMINISTIC=*/true, STORES_DQ>(m, s, rank);
             else
-                write_pair_dq<TILE_COLUMNS, false, false>(m, s, rank);
+                write_pair_dq<TILE_COLUMNS, /*DETERMINISTIC=*/false, /*STORES_DQ=*/false>(m, s, rank);
         } else if (threadIdx.x == 2 * WARP) {
             send_ds<TILE_COLUMNS>(s, rank);
         }

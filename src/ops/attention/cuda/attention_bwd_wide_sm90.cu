@@ -328,12 +328,12 @@ static __device__ void compute_dq_by_tiles(wide_shared<COLUMNS, V_COLUMNS> &s, c
         __syncwarp();
         {
             float acc[64];
-            issue_dq<E>(acc, s.ds[stage], s.k[0], false);
+            issue_dq<E>(acc, s.ds[stage], s.k[0], /*accumulate=*/false);
             cot_mbarrier_wait(&s.peer_ds_full, parity);
             if (leader)
                 cot_mbarrier_arrive_remote(peer.ds_empty);
             __syncwarp();
-            issue_dq<E>(acc, s.peer_ds, s.peer_k[0], true);
+            issue_dq<E>(acc, s.peer_ds, s.peer_k[0], /*accumulate=*/true);
             wait_dq_ready(dq_tile_index);
             cot_wgmma_wait<0>();
             float dq_tiles[2][32];
@@ -347,8 +347,8 @@ static __device__ void compute_dq_by_tiles(wide_shared<COLUMNS, V_COLUMNS> &s, c
             dq_tile_index++;
         }
         float acc[32];
-        issue_dq<E>(acc, s.ds[stage], s.k[2], false);
-        issue_dq<E>(acc, s.peer_ds, s.peer_k[2], true);
+        issue_dq<E>(acc, s.ds[stage], s.k[2], /*accumulate=*/false);
+        issue_dq<E>(acc, s.peer_ds, s.peer_k[2], /*accumulate=*/true);
         wait_dq_ready(dq_tile_index);
         cot_wgmma_wait<0>();
         if (lane == 0) {
@@ -369,7 +369,7 @@ static __device__ void compute_dq_by_columns(wide_shared<COLUMNS, V_COLUMNS> &s,
     float acc[32];
     uint32_t parity = 0;
     cot_mbarrier_wait(&s.k_full, 0);
-    for (int step = step_count(w); step > 0; step--, parity ^= 1) {
+    for (int steps_left = step_count(w); steps_left > 0; steps_left--, parity ^= 1) {
         cot_mbarrier_wait(&s.ds_full[0], parity);
         if (threadIdx.x % WARPGROUP == 0) {
             cot_mbarrier_arrive_expect(&s.peer_ds_full, TILE_64X64_BYTES);
@@ -379,14 +379,14 @@ static __device__ void compute_dq_by_columns(wide_shared<COLUMNS, V_COLUMNS> &s,
         __syncwarp();
 #pragma unroll
         for (int dq_tile = 0; dq_tile < 2; dq_tile++) {
-            issue_dq<E>(acc, s.ds[0], s.k[2 * rank + dq_tile], false);
+            issue_dq<E>(acc, s.ds[0], s.k[2 * rank + dq_tile], /*accumulate=*/false);
             if (dq_tile == 0) {
                 cot_mbarrier_wait(&s.peer_ds_full, parity);
                 if (threadIdx.x % WARPGROUP == 0)
                     cot_mbarrier_arrive_remote(peer.ds_empty);
                 __syncwarp();
             }
-            issue_dq<E>(acc, s.peer_ds, s.peer_k[dq_tile], true);
+            issue_dq<E>(acc, s.peer_ds, s.peer_k[dq_tile], /*accumulate=*/true);
             cot_mbarrier_wait(&s.dq_ready[0], dq_tile ^ 1);
             cot_wgmma_wait<0>();
             if (dq_tile == 1 && lane == 0) {
@@ -818,19 +818,21 @@ static __device__ __forceinline__ void backward_wide(const attention_bwd_mapped 
         const attention_work &producer_work = GENERAL ? s.work : w;
         if (role == 0) {
             if (GENERAL || leader)
-                load_tiles<COLUMNS, V_COLUMNS, GENERAL, true, S::BY_TILES>(m, s, producer_work, rank);
+                load_tiles<COLUMNS, V_COLUMNS, GENERAL, /*LOADS_Q=*/true, /*LOADS_DOUT=*/S::BY_TILES>(
+                    m, s, producer_work, rank);
         } else if (role == 1) {
             if constexpr (S::BY_TILES) {
                 if (leader)
                     send_ds(s, producer_work, rank);
             } else if (GENERAL || leader) {
-                load_tiles<COLUMNS, V_COLUMNS, GENERAL, false, true>(m, s, producer_work, rank);
+                load_tiles<COLUMNS, V_COLUMNS, GENERAL, /*LOADS_Q=*/false, /*LOADS_DOUT=*/true>(m, s, producer_work,
+                                                                                                rank);
             }
         } else if (leader) {
             if (c.deterministic)
-                write_dq<COLUMNS, V_COLUMNS, GENERAL, true>(c, s, producer_work, rank, role - 2);
+                write_dq<COLUMNS, V_COLUMNS, GENERAL, /*DETERMINISTIC=*/true>(c, s, producer_work, rank, role - 2);
             else
-                write_dq<COLUMNS, V_COLUMNS, GENERAL, false>(c, s, producer_work, rank, role - 2);
+                write_dq<COLUMNS, V_COLUMNS, GENERAL, /*DETERMINISTIC=*/false>(c, s, producer_work, rank, role - 2);
         }
         __syncwarp();
     }

@@ -2,8 +2,8 @@
  *
  * dropout_tile.cuh: the parts that both directions share: the elements of a thread, their loads and stores, the mask.
  *
- * docs/kernels/dropout_gpu.md explains chunks, groups and the three versions PLAIN, SHIFTED and STRIDED. float32 has two
- * chunks of a row, LANES chunks apart. Lane l computes the keep bits of group l of the tile. In SHIFTED rows all
+ * docs/kernels/dropout_gpu.md explains chunks, groups and the three versions PLAIN, SHIFTED and STRIDED. float32 has
+ * two chunks of a row, LANES chunks apart. Lane l computes the keep bits of group l of the tile. In SHIFTED rows all
  * tensors have the same distance `shift` from a multiple of 16 bytes. */
 #ifndef COT_DROPOUT_TILE_CUH
 #define COT_DROPOUT_TILE_CUH
