@@ -142,6 +142,11 @@ V_INLINE vf v_load(const void *p)
     return _mm256_loadu_ps(p);
 }
 
+V_INLINE vf v_repeat4(const float *p)
+{
+    return _mm256_broadcast_ps((const __m128 *)p);
+}
+
 V_INLINE vf v_load_n(const void *p, int n)
 {
     return _mm256_maskload_ps(p, vm_first(n));

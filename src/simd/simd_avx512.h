@@ -132,6 +132,11 @@ V_INLINE vf v_load(const void *p)
     return _mm512_loadu_ps(p);
 }
 
+V_INLINE vf v_repeat4(const float *p)
+{
+    return _mm512_broadcast_f32x4(_mm_loadu_ps(p));
+}
+
 V_INLINE vf v_load_n(const void *p, int n)
 {
     return _mm512_maskz_loadu_ps(vm_first(n), p);

@@ -169,6 +169,11 @@ V_INLINE vf v_gather(const float *p, int64_t stride, int n)
     return a;
 }
 
+V_INLINE vf v_repeat4(const float *p)
+{
+    return (vf){p[0], p[1], p[2], p[3]};
+}
+
 V_INLINE vf v_load_n(const void *p, int n)
 {
     return v_gather(p, 1, n);

@@ -187,6 +187,9 @@ static void lanes_add_up(void **state)
         strided[3 * i] = a[i];
     }
     assert_same_float(sum, v_sum(v_load(a)));
+    v_store(out, v_repeat4(a));
+    for (int k = 0; k < VW; k++)
+        assert_same_float(a[k % 4], out[k]);
     v_store(out, v_sums4(v_load(a), v_load(b), v_set1(3), v_add(v_load(a), v_load(a))));
     for (int i = 0; i < VW; i += 4) {
         assert_same_float(a[i] + a[i + 1] + a[i + 2] + a[i + 3], out[i]);

@@ -14,24 +14,21 @@ typedef struct mhc_packing {
     float *weights;
 } mhc_packing;
 
-static void mhc_pack_item(void *context, int64_t chunk)
+/* Row j of a chunk of W, with zeros up to the chunk's width. */
+static void mhc_pack_row(float *out, const mhc_packing *p, int64_t chunk, int64_t j)
 {
-    const mhc_packing *p = context;
     const int64_t i = chunk / p->chunks.per_stream, begin = chunk % p->chunks.per_stream * p->chunks.width;
-    const int64_t columns = cot_clamp(p->sizes->D - begin, 0, p->chunks.width), M = p->sizes->M;
+    const int64_t columns = cot_clamp(p->sizes->D - begin, 0, p->chunks.width);
     const int64_t phi_stride = p->phi->stride[1], gamma_stride = p->gamma->stride[1];
-    for (int64_t j = 0; j < M; j++) {
-        float *out = p->weights + (chunk * M + j) * p->chunks.width;
-        const float *phi = (const float *)p->phi->data + j * p->phi->stride[0] + (i * p->sizes->D + begin) * phi_stride;
-        const float *gamma = (const float *)p->gamma->data;
+    const float *phi = (const float *)p->phi->data + j * p->phi->stride[0] + (i * p->sizes->D + begin) * phi_stride;
+    const float *gamma = (const float *)p->gamma->data;
+    for (int64_t d = 0; d < columns; d++)
+        out[d] = phi[d * phi_stride];
+    if (cot_is_present(p->gamma))
         for (int64_t d = 0; d < columns; d++)
-            out[d] = phi[d * phi_stride];
-        if (cot_is_present(p->gamma))
-            for (int64_t d = 0; d < columns; d++)
-                out[d] *= gamma[i * p->gamma->stride[0] + (begin + d) * gamma_stride];
-        for (int64_t d = columns; d < cot_round_up(columns, 4 * VW) && d < p->chunks.width; d++)
-            out[d] = 0;
-    }
+            out[d] *= gamma[i * p->gamma->stride[0] + (begin + d) * gamma_stride];
+    for (int64_t d = columns; d < p->chunks.width; d++)
+        out[d] = 0;
 }
 
 /* Converts a row of a chunk of x to f32, with zeros up to a multiple of 4 vectors. */

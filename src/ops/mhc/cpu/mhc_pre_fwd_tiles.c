@@ -5,16 +5,16 @@
  *     z = alpha * h_mix * inv_rms + bias         h_in = sum_i h_pre[i] * x[i,:]
  * and the outputs that depend on z (cotangent/mhc.h), Sinkhorn included.
  *
- * First W is packed in chunks of MHC_CHUNK columns of one stream. A block is up to MHC_TOKENS tokens. For each chunk, a
- * block converts its x to f32 in the L1 cache and multiplies it by 4 rows of W at a time. A step loads 4+TILE vectors
- * along the columns and does 4*TILE FMAs, one per (token, row of W).
+ * First W is packed in chunks of MHC_CHUNK columns of one stream. A vector of packed W has 4 columns of ROWS rows. So the
+ * lanes of a sum are columns of several rows, and 6 sums hold all 24 rows of n = 4 on AVX-512. A block is up to
+ * MHC_TOKENS tokens. For each chunk, a tile of tokens reads its x once, from the L2 cache, and multiplies it by all rows
+ * of W, in passes of up to MAX_VECTORS vectors. Each load of W is used for all tokens of the tile. With one pass, x in
+ * f32 is read where it lies; else it is converted to f32 in the L1 cache.
  *
- * After each run of a chunk the lanes are reduced by 4, and the result is added to the sums of the earlier runs. So no
- * lane sums more than 32 terms in one run. Unreduced sums of n = 4 would take 24 KiB on AVX-512 and leave the L1 cache.
- *
- * During the product the next chunk is prefetched; after the last chunk it is the first chunk of the next block.
- * Coefficients are computed with tokens in lanes. h_in reads x again, from the L2 cache. In post_pre, x is y: a block
- * first computes its y, and reads it from a copy in the caches. */
+ * A lane sums at most MHC_CHUNK/4 terms in one run, then the run is added to the earlier runs. The lanes are added once,
+ * at the end. The next chunk of x is prefetched during the products; after the last chunk it is the first chunk of the
+ * next block. Coefficients are computed with tokens in lanes. h_in reads x again, from the L2 cache. In post_pre, x is y:
+ * a block first computes its y, and reads it from a copy in the caches. */
 #include "mhc_blocks.h"
 #include "mhc_pack.h"
 #include "mhc_sinkhorn.h"
@@ -24,9 +24,11 @@
 cot_status V_NAME(mhc_pre_fwd_tiles)(cot_queue *, const void *, void *);
 
 enum {
-    TILE = VW == 16 ? 4 : 2, /* tokens: 4*TILE sums and the operands fit in 32 or 16 registers */
-    ROWS = 4,
-    ITEMS_PER_THREAD = 8, /* more items than threads balance the load */
+    TILE = VW == 16 ? 4 : 2, /* tokens: TILE*MAX_VECTORS sums and the operands fit in 32 or 16 registers */
+    ROWS = VW / 4,           /* rows of W in a vector, with 4 columns each */
+    STEP = 2 * VW,           /* columns that are read together */
+    MAX_VECTORS = 6,         /* of W in a pass over x */
+    ITEMS_PER_THREAD = 8,    /* more items than threads balance the load */
     MAX_ITEM_BLOCKS = 8,
     LINE = 64 /* bytes of a cache line */
 };
@@ -44,8 +46,8 @@ typedef struct forward_context {
 typedef struct forward_block {
     const forward_context *c;
     int64_t token, count;
-    const char *x_rows[MHC_TOKENS], *next_x_rows[MHC_TOKENS]; /* of this block; of the next one, NULL = none */
-    _Alignas(64) float x[MHC_TOKENS][MHC_CHUNK];
+    const char *x_rows[MHC_TOKENS], *next_x_rows[MHC_TOKENS]; /* of this block; of the next one, or of this one again */
+    _Alignas(64) float x[TILE][MHC_CHUNK];
     vf sums[MHC_TOKENS][MHC_MAX_M / ROWS], squares[MHC_TOKENS];
     /* First h_mix, then z. At the end h_pre, h_post, and h_res if it is an output. */
     _Alignas(64) float coefficients[MHC_MAX_M][MHC_TOKENS];
@@ -54,54 +56,44 @@ typedef struct forward_block {
 
 _Static_assert(sizeof(forward_block) <= MHC_FWD_SCRATCH, "forward_block must fit in the thread's scratch");
 
-/* ---- projection -------------------------------------------------------------------------------------- */
+/* ---- packed W ----------------------------------------------------------------------------------------- */
 
-/* sums[t][j] += x[t] . w[j], with lanes along columns [begin, end). tokens and rows are constants. */
-V_INLINE void project_run(forward_block *s, int64_t t, int64_t j, const float *w, int64_t begin, int64_t end,
-                          int tokens, int rows)
+/* Vectors of ROWS rows of W. */
+static int64_t vectors_of(int64_t M)
 {
-    const float *x = s->x[t];
-    vf sums[TILE][ROWS];
-    V_UNROLL
-    for (int a = 0; a < tokens; a++)
-        V_UNROLL
-    for (int b = 0; b < ROWS; b++)
-        sums[a][b] = v_zero();
-    for (int64_t d = begin; d < end; d += VW) {
-        vf xs[TILE];
-        V_UNROLL
-        for (int a = 0; a < tokens; a++)
-            xs[a] = v_load(x + a * MHC_CHUNK + d);
-        V_UNROLL
-        for (int b = 0; b < rows; b++) {
-            const vf ws = v_load(w + b * MHC_CHUNK + d);
-            V_UNROLL
-            for (int a = 0; a < tokens; a++)
-                sums[a][b] = v_fma(xs[a], ws, sums[a][b]);
+    return cot_ceil_div(M, ROWS);
+}
+
+static int64_t passes_of(int64_t M)
+{
+    return cot_ceil_div(vectors_of(M), MAX_VECTORS);
+}
+
+static int64_t first_vector(int64_t M, int64_t pass)
+{
+    return vectors_of(M) * pass / passes_of(M);
+}
+
+/* Packs a chunk of W as [passes][columns / 4][vectors of a pass][ROWS][4], in the order in which a pass reads it. */
+static void pack_chunk(void *context, int64_t chunk)
+{
+    const mhc_packing *p = context;
+    const int64_t M = p->sizes->M;
+    float *const packed = p->weights + chunk * mhc_packed_rows(M) * MHC_CHUNK;
+    for (int64_t pass = 0; pass < passes_of(M); pass++) {
+        const int64_t first = first_vector(M, pass), vectors = first_vector(M, pass + 1) - first;
+        float *const out = packed + first * ROWS * MHC_CHUNK;
+        for (int64_t row = 0; row < vectors * ROWS; row++) {
+            float w[MHC_CHUNK] = {0};
+            if (first * ROWS + row < M)
+                mhc_pack_row(w, p, chunk, first * ROWS + row);
+            for (int64_t d = 0; d < MHC_CHUNK; d += 4)
+                memcpy(out + d * vectors * ROWS + row * 4, w + d, 4 * sizeof *w);
         }
     }
-    V_UNROLL
-    for (int a = 0; a < tokens; a++) {
-        const vf lane_sums = v_sums4(sums[a][0], sums[a][1], sums[a][2], sums[a][3]);
-        s->sums[t + a][j / ROWS] = v_add(s->sums[t + a][j / ROWS], lane_sums);
-    }
 }
 
-V_INLINE void project(forward_block *s, int64_t t, int64_t j, const float *w, int64_t columns, int tokens, int rows)
-{
-    for (int64_t d = 0; d < columns; d += MHC_RUN)
-        project_run(s, t, j, w, d, d + MHC_RUN < columns ? d + MHC_RUN : columns, tokens, rows);
-}
-
-V_INLINE void project_rows(forward_block *s, int64_t t, int64_t j, const float *w, int64_t columns, int tokens)
-{
-    switch (s->c->problem->sizes.M - j) {
-    case 1: project(s, t, j, w, columns, tokens, 1); break;
-    case 2: project(s, t, j, w, columns, tokens, 2); break;
-    case 3: project(s, t, j, w, columns, tokens, 3); break;
-    default: project(s, t, j, w, columns, tokens, ROWS); break;
-    }
-}
+/* ---- projection -------------------------------------------------------------------------------------- */
 
 /* Elements from one stream of x to the next. The copy of y is contiguous. */
 static int64_t stream_stride(const forward_context *c)
@@ -116,95 +108,162 @@ static int64_t chunk_offset(const forward_context *c, int64_t chunk)
     return (i * stream_stride(c) + d) * mhc_element_size(c->problem->args.x.dtype);
 }
 
-/* Prefetches `lines` cache lines of each of TILE rows, from `offset` on. Inline, because the compiler would treat a
- * function as one without effect and remove it. */
-V_INLINE void prefetch_rows(const char *const *rows, int64_t offset, int64_t lines)
+/* A chunk of x. */
+typedef struct x_chunk {
+    int64_t offset, columns;        /* bytes from the start of a row of x; columns within D */
+    const char *const *next_x_rows; /* of the next chunk */
+    int64_t next_offset;
+} x_chunk;
+
+/* How a pass reads x. The first pass over other than IN_PLACE converts x to f32, into the L1 cache. */
+typedef enum x_source {
+    IN_PLACE, /* f32, whole steps of STEP columns, one pass */
+    FROM_F32,
+    FROM_F16,
+    FROM_BF16,
+    CONVERTED, /* by an earlier pass */
+    SOURCES
+} x_source;
+
+/* What is done once for columns [d, d+STEP) of a tile: conversion to f32, the sum of squares, and the prefetch of the same
+ * columns of the next chunk, `next` bytes farther. */
+V_INLINE void read_columns(forward_block *s, vf squares[TILE], const char *const x[TILE], int64_t next, int64_t d,
+                           int64_t columns, x_source source)
 {
+    const cot_dtype dtype = source == FROM_F16 ? COT_F16 : source == FROM_BF16 ? COT_BF16 : COT_F32;
+    const int64_t size = mhc_element_size(dtype);
+    V_UNROLL
     for (int a = 0; a < TILE; a++)
-        for (int64_t line = 0; line < lines; line++)
-            v_prefetch_l2((const void *)((uintptr_t)rows[a] + (uintptr_t)(offset + line * LINE)));
+        V_UNROLL
+    for (int64_t c = d; c < d + STEP; c += VW) {
+        const char *at = x[a] + c * size;
+        const vf values = source == IN_PLACE ? v_load(at) : mhc_load_partial(at, dtype, columns - c);
+        if (source != IN_PLACE)
+            v_store(s->x[a] + c, values);
+        squares[a] = v_fma(values, values, squares[a]);
+        if (c * size % LINE < VW * size)
+            v_prefetch_l2((const void *)((uintptr_t)at + (uintptr_t)next));
+    }
 }
+
+/* sums[t][first+b] += x[t] . w[b] over the chunk, for tokens [t, t+TILE). A vector of w has 4 columns of ROWS rows. x is
+ * read one step ahead of the products. vectors and source are constants. */
+V_INLINE void project_tile(forward_block *s, const x_chunk *chunk, int64_t t, int64_t first, const float *w,
+                           int vectors, x_source source)
+{
+    const char *x[TILE];
+    vf sums[TILE][MAX_VECTORS], squares[TILE];
+    V_UNROLL
+    for (int a = 0; a < TILE; a++) {
+        squares[a] = v_zero();
+        x[a] = s->x_rows[t + a] + chunk->offset;
+        V_UNROLL
+        for (int b = 0; b < vectors; b++)
+            sums[a][b] = v_zero();
+    }
+    const int64_t next = (int64_t)((uintptr_t)chunk->next_x_rows[t] - (uintptr_t)x[0]) + chunk->next_offset;
+    const int64_t columns = chunk->columns;
+    if (source != CONVERTED)
+        read_columns(s, squares, x, next, 0, columns, source);
+    for (int64_t d = 0; d < columns; d += STEP) {
+        if (source != CONVERTED && d + STEP < columns)
+            read_columns(s, squares, x, next, d + STEP, columns, source);
+        for (int64_t c = d; c < d + STEP; c += 4) {
+            vf xs[TILE];
+            V_UNROLL
+            for (int a = 0; a < TILE; a++)
+                xs[a] = v_repeat4((source == IN_PLACE ? (const float *)x[a] : s->x[a]) + c);
+            V_UNROLL
+            for (int b = 0; b < vectors; b++, w += VW) {
+                const vf ws = v_load(w);
+                V_UNROLL
+                for (int a = 0; a < TILE; a++)
+                    sums[a][b] = v_fma(xs[a], ws, sums[a][b]);
+            }
+        }
+    }
+    V_UNROLL
+    for (int a = 0; a < TILE; a++) {
+        s->squares[t + a] = v_add(s->squares[t + a], squares[a]);
+        V_UNROLL
+        for (int b = 0; b < vectors; b++)
+            s->sums[t + a][first + b] = v_add(s->sums[t + a][first + b], sums[a][b]);
+    }
+}
+
+typedef void projection(forward_block *s, const x_chunk *chunk, int64_t t, int64_t first, const float *w);
+
+/* clang-format off */
+#define PROJECT(vectors, source)                                                                                     \
+    static void project_##vectors##_##source(forward_block *s, const x_chunk *chunk, int64_t t, int64_t first,      \
+                                             const float *w)                                                        \
+    {                                                                                                                \
+        project_tile(s, chunk, t, first, w, vectors, source);                                                       \
+    }
+#define PROJECT_ALL(source) \
+    PROJECT(1, source) PROJECT(2, source) PROJECT(3, source) PROJECT(4, source) PROJECT(5, source) PROJECT(6, source)
+PROJECT_ALL(IN_PLACE)
+PROJECT_ALL(FROM_F32)
+PROJECT_ALL(FROM_F16)
+PROJECT_ALL(FROM_BF16)
+PROJECT_ALL(CONVERTED)
+
+#define PROJECTIONS(source)                                                                                          \
+    [source] = {NULL, project_1_##source, project_2_##source, project_3_##source, project_4_##source,               \
+                project_5_##source, project_6_##source}
+static projection *const PROJECTIONS_OF[SOURCES][MAX_VECTORS + 1] = {
+    PROJECTIONS(IN_PLACE), PROJECTIONS(FROM_F32), PROJECTIONS(FROM_F16), PROJECTIONS(FROM_BF16),
+    PROJECTIONS(CONVERTED)};
+/* clang-format on */
 
 static void project_chunk(forward_block *s, int64_t chunk)
 {
+    static const x_source converting[] = {
+        [COT_F32 - COT_F32] = FROM_F32, [COT_F16 - COT_F32] = FROM_F16, [COT_BF16 - COT_F32] = FROM_BF16};
     const forward_context *c = s->c;
-    const int64_t M = c->problem->sizes.M, groups = cot_ceil_div(M, ROWS);
-    const int64_t begin = chunk % c->chunks.per_stream * MHC_CHUNK;
-    const int64_t columns = cot_round_up(cot_clamp(c->problem->sizes.D - begin, 0, MHC_CHUNK), 4 * VW);
+    const cot_dtype dtype = c->problem->args.x.dtype;
+    const int64_t M = c->problem->sizes.M, passes = passes_of(M);
     const bool last = chunk + 1 == c->chunks.count;
-    const char *const *next = last ? s->next_x_rows : s->x_rows;
-    const int64_t offset = last ? 0 : chunk_offset(c, chunk + 1);
-    const int64_t lines = next[0] != NULL ? MHC_CHUNK * mhc_element_size(c->problem->args.x.dtype) / LINE : 0;
-    const int64_t group_lines = cot_ceil_div(lines, groups);
-    for (int64_t j = 0; j < M; j += ROWS) {
-        const float *w = c->weights + (chunk * M + j) * MHC_CHUNK;
-        int64_t t = 0;
-        for (; t + TILE <= s->count; t += TILE) {
-            prefetch_rows(next + t, offset + j / ROWS * group_lines * LINE, group_lines);
-            project_rows(s, t, j, w, columns, TILE);
+    const x_chunk x = {.offset = chunk_offset(c, chunk),
+                       .columns =
+                           cot_clamp(c->problem->sizes.D - chunk % c->chunks.per_stream * MHC_CHUNK, 0, MHC_CHUNK),
+                       .next_x_rows = last ? s->next_x_rows : s->x_rows,
+                       .next_offset = last ? 0 : chunk_offset(c, chunk + 1)};
+    const bool in_place = passes == 1 && dtype == COT_F32 && x.columns % STEP == 0;
+    const float *const weights = c->weights + chunk * mhc_packed_rows(M) * MHC_CHUNK;
+    for (int64_t t = 0; t < s->count; t += TILE)
+        for (int64_t pass = 0; pass < passes; pass++) {
+            const int64_t first = first_vector(M, pass), vectors = first_vector(M, pass + 1) - first;
+            const x_source source = in_place ? IN_PLACE : pass == 0 ? converting[dtype - COT_F32] : CONVERTED;
+            PROJECTIONS_OF[source][vectors](s, &x, t, first, weights + first * ROWS * MHC_CHUNK);
         }
-        for (; t < s->count; t++)
-            project_rows(s, t, j, w, columns, 1);
-    }
 }
 
-/* Converts a chunk of x to f32, with zeros up to a multiple of 4 vectors, and sums its squares. */
-V_INLINE void convert_chunk(forward_block *s, int64_t chunk, int64_t columns, cot_dtype dtype)
-{
-    const int64_t offset = chunk_offset(s->c, chunk), size = mhc_element_size(dtype);
-    for (int64_t t = 0; t < s->count; t++) {
-        const char *source = s->x_rows[t] + offset;
-        vf squares[4] = {v_zero(), v_zero(), v_zero(), v_zero()};
-        for (int64_t d = 0; d < columns; d += 4 * VW) {
-            const int64_t remaining = columns - d >= 4 * VW ? 4 * VW : columns - d;
-            V_UNROLL
-            for (int v = 0; v < 4; v++) {
-                const vf x = mhc_load_partial(source + (d + v * VW) * size, dtype, remaining - v * VW);
-                v_store(s->x[t] + d + v * VW, x);
-                squares[v] = v_fma(x, x, squares[v]);
-            }
-        }
-        const vf sum = v_add(v_add(squares[0], squares[1]), v_add(squares[2], squares[3]));
-        s->squares[t] = v_add(s->squares[t], sum);
-    }
-}
-
-#define CONVERT(dtype)                                                                  \
-    static void convert_chunk_##dtype(forward_block *s, int64_t chunk, int64_t columns) \
-    {                                                                                   \
-        convert_chunk(s, chunk, columns, COT_##dtype);                                  \
-    }
-MHC_FOR_EACH_DTYPE(CONVERT)
-
-/* Adds the sums to the coefficients and clears them. v_sums4: lane k has sums of row k % 4. */
+/* Adds the sums to the coefficients and clears them. */
 static void flush_sums(forward_block *s)
 {
+    const int64_t M = s->c->problem->sizes.M;
     for (int64_t t = 0; t < s->count; t++)
-        for (int64_t j = 0; j < s->c->problem->sizes.M; j += ROWS) {
+        for (int64_t j = 0; j < M; j += ROWS) {
             float lanes[VW];
             v_store(lanes, s->sums[t][j / ROWS]);
-            for (int k = 0; k < VW; k++)
-                s->coefficients[j + k % ROWS][t] += lanes[k];
+            for (int64_t r = 0; r < ROWS && j + r < M; r++)
+                s->coefficients[j + r][t] += (lanes[4 * r] + lanes[4 * r + 1]) + (lanes[4 * r + 2] + lanes[4 * r + 3]);
             s->sums[t][j / ROWS] = v_zero();
         }
 }
 
 static void project_block(forward_block *s)
 {
-    static void (*const converters[])(forward_block *, int64_t, int64_t) = {[COT_F32 - COT_F32] = convert_chunk_F32,
-                                                                            [COT_F16 - COT_F32] = convert_chunk_F16,
-                                                                            [COT_BF16 - COT_F32] = convert_chunk_BF16};
     const forward_context *c = s->c;
     const int64_t M = c->problem->sizes.M;
-    memset(s->coefficients, 0, (size_t)cot_round_up(M, ROWS) * sizeof *s->coefficients);
-    for (int64_t t = 0; t < s->count; t++) {
+    memset(s->coefficients, 0, (size_t)M * sizeof *s->coefficients);
+    for (int64_t t = 0; t < cot_round_up(s->count, TILE); t++) {
         s->squares[t] = v_zero();
         for (int64_t j = 0; j < M; j += ROWS)
             s->sums[t][j / ROWS] = v_zero();
     }
     for (int64_t chunk = 0; chunk < c->chunks.count; chunk++) {
-        const int64_t begin = chunk % c->chunks.per_stream * MHC_CHUNK;
-        converters[c->problem->args.x.dtype - COT_F32](s, chunk, cot_clamp(c->problem->sizes.D - begin, 0, MHC_CHUNK));
         project_chunk(s, chunk);
         if (VW < 16 && (chunk + 1) % c->chunks.per_stream == 0) /* with few lanes, each lane sums more runs */
             flush_sums(s);
@@ -315,16 +374,18 @@ static void forward_tokens(forward_block *s)
     mhc_store_tile(s->coefficients[2 * n], MHC_TOKENS, &a->h_res, s->token, s->count, n * n);
 }
 
-/* Sets the rows of x of the block's tokens. */
+/* Sets the rows of x of the block's tokens. A last tile that is not full repeats the last token. */
 static void set_rows(forward_block *s, int64_t end)
 {
     const forward_context *c = s->c;
     const int64_t row_bytes = c->problem->sizes.n * c->problem->sizes.D * mhc_element_size(c->problem->args.x.dtype);
     char *const copy = (char *)s + MHC_FWD_SCRATCH;
-    for (int64_t t = 0; t < s->count; t++) {
-        const int64_t next = s->token + c->block_tokens + t;
-        s->x_rows[t] = c->post != NULL ? copy + t * row_bytes : mhc_row(&c->problem->args.x, s->token + t, 0, 0);
-        s->next_x_rows[t] = next < end && c->post == NULL ? mhc_row(&c->problem->args.x, next, 0, 0) : NULL;
+    for (int64_t tile_token = 0; tile_token < cot_round_up(s->count, TILE); tile_token++) {
+        const int64_t t = tile_token < s->count ? tile_token : s->count - 1, next = s->token + c->block_tokens + t;
+        s->x_rows[tile_token] =
+            c->post != NULL ? copy + t * row_bytes : mhc_row(&c->problem->args.x, s->token + t, 0, 0);
+        s->next_x_rows[tile_token] =
+            next < end && c->post == NULL ? mhc_row(&c->problem->args.x, next, 0, 0) : s->x_rows[tile_token];
     }
     if (c->post != NULL)
         V_NAME(mhc_post_fwd_tokens)(c->post, s->token, s->token + s->count, copy);
@@ -361,7 +422,7 @@ cot_status V_NAME(mhc_pre_fwd_blocks)(cot_queue *queue, const mhc_pre_forward_pr
         context.block_tokens * cot_clamp(p->sizes.tokens / context.block_tokens / items, 1, MAX_ITEM_BLOCKS);
     mhc_packing packing = {&p->sizes, &p->args.phi, &p->args.gamma, context.chunks, workspace};
     if (p->sizes.tokens > 0)
-        cot_run_items(queue, context.chunks.count, mhc_pack_item, &packing);
+        cot_run_items(queue, context.chunks.count, pack_chunk, &packing);
     cot_run_items_scratch(queue, cot_ceil_div(p->sizes.tokens, context.item_tokens), forward_item, &context);
     return COT_OK;
 }

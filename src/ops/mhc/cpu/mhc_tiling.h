@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * mhc_tiling.h: how the CPU vector kernels divide a problem into blocks, parts and items. The number of threads does
- * not change the order of a sum. The vector width does: lanes are columns, and a run is 32 vectors (MHC_RUN). For mhc.c
+ * not change the order of a sum. The vector width does. For mhc.c
  * and the kernels. */
 #ifndef COT_MHC_TILING_H
 #define COT_MHC_TILING_H
@@ -12,7 +12,7 @@ enum {
     MHC_MAX_N = 8,
     MHC_MAX_M = MHC_MAX_N * (MHC_MAX_N + 2),
     MHC_MAX_LANES = 16,
-    MHC_CHUNK = 256,     /* columns of one stream that pre's forward keeps in the L1 cache */
+    MHC_CHUNK = 512,     /* columns of one stream that pre's forward multiplies in one run */
     MHC_TOKENS = 16,     /* maximum in a block of pre's forward and in an item of post */
     MHC_BWD_CHUNK = 64,  /* columns in the L1 cache in pre's backward, where W and dphi_part are as large as x */
     MHC_BWD_TOKENS = 32, /* tokens of a block of pre's backward; dphi sums these in one run */
@@ -25,7 +25,7 @@ enum {
 
 /* Bytes of the state of pre's forward and backward in a thread's scratch. */
 enum {
-    MHC_FWD_SCRATCH = MHC_TOKENS * (4 * MHC_CHUNK + 4 * MHC_MAX_M + 16 * MHC_MAX_M + 256),
+    MHC_FWD_SCRATCH = 4 * 4 * MHC_CHUNK + MHC_TOKENS * (4 * MHC_MAX_M + 16 * MHC_MAX_M + 256),
     /* For each token. */
     MHC_BWD_FLOATS = MHC_BWD_CHUNK + 2 * MHC_MAX_M + 3 * MHC_MAX_N + 2 * MHC_MAX_N * MHC_MAX_N + 2,
     MHC_BWD_SCRATCH = MHC_BWD_TOKENS * (4 * MHC_BWD_FLOATS + 64)
@@ -44,8 +44,8 @@ static inline int64_t mhc_block_tokens(int64_t tokens)
     return cot_clamp(cot_round_up(cot_ceil_div(tokens, 8), 4), 4, MHC_TOKENS);
 }
 
-/* Chunks of `width` columns of phi; a chunk lies in one stream. phi * gamma is packed as [chunks][M][width]. The last
- * chunk of each stream is padded with zeros to whole groups of 4 vectors. */
+/* Chunks of `width` columns of phi; a chunk lies in one stream. phi * gamma is packed chunk by chunk. The last chunk of each
+ * stream is padded with zeros. */
 typedef struct mhc_chunks {
     int64_t width, per_stream, count;
 } mhc_chunks;
@@ -95,10 +95,17 @@ typedef struct mhc_pre_fwd_plan {
     size_t bytes;
 } mhc_pre_fwd_plan;
 
+/* Rows of W as pre's forward packs them: whole vectors of up to 4 rows. */
+static inline int64_t mhc_packed_rows(int64_t M)
+{
+    return cot_round_up(M, 4);
+}
+
 static inline mhc_pre_fwd_plan mhc_pre_fwd_plan_of(const mhc_sizes *sizes)
 {
     const mhc_chunks chunks = mhc_split_columns(sizes, MHC_CHUNK);
-    return (mhc_pre_fwd_plan){chunks, cot_bytes(mhc_weight_elements(sizes, &chunks), sizeof(float))};
+    const int64_t elements = COT_PRODUCT(chunks.count, mhc_packed_rows(sizes->M), MHC_CHUNK);
+    return (mhc_pre_fwd_plan){chunks, cot_bytes(elements, sizeof(float))};
 }
 
 /* The plan of Sinkhorn's backward. The workspace has the history of each part. */
