@@ -4,12 +4,16 @@
  *
  * Operands in shared memory are tiles [rows][64] of 16-bit elements with 128-byte swizzle, as a tensor map with that
  * swizzle writes them. A tile begins at a multiple of 1024 bytes. The 16-byte unit u of row r is stored at u ^ (r % 8).
- * A descriptor names a tile and says which of its axes is the inner axis (k) of the product:
+ * A descriptor has the address of a tile. A product sums over its inner axis (k):
  *
- *               rows of a tile are     16 further along the inner axis   the next tile
- *   K-major     the outer axis (m, n)  descriptor + COT_WGMMA_K_STEP     continues the inner axis, with its own
- *                                                                        descriptor
- *   MN-major    the inner axis (k)     descriptor + COT_WGMMA_MN_STEP    continues the outer axis, `stride_bytes` later
+ *   K-major     The columns of a tile are the inner axis, and its rows are the outer axis (m or n). The next 16 along the
+ *               inner axis are at descriptor + COT_WGMMA_K_STEP. The next 64 are in another tile, with a descriptor of
+ *               its own.
+ *   MN-major    The rows of a tile are the inner axis, and its columns are the outer axis. The next 16 along the inner
+ *               axis are at descriptor + COT_WGMMA_MN_STEP. The next 64 along the outer axis are in another tile,
+ *               `stride_bytes` later, with the same descriptor.
+ *
+ * docs/kernels/gpu_basics.md has an example.
  *
  * A may also come from registers, in the accumulators' layout: register i of step k holds D[8k+2i] and D[8k+2i+1].
  * Element i of D, in lane l of warp w of the warpgroup, has row 16 w + l/4 + 8 (i/2 % 2) and
