@@ -22,8 +22,8 @@
  * Causal masks and windows are aligned to the lower right corner, where the last query meets the last key.
  * A query without a visible key gets out = 0 and lse = sink[h], or lse = -inf without a sink.
  *
- * Shapes: q [B,Tq,H,d], k [B,Tk,Hkv,d], v [B,Tk,Hkv,d_v], out [B,Tq,H,d_v], lse [B,H,Tq]. Strides are arbitrary. Fast
- * kernels need the last axis of q, k, v, out and their gradients to be contiguous.
+ * Shapes: q [B,Tq,H,d], k [B,Tk,Hkv,d], v [B,Tk,Hkv,d_v], out [B,Tq,H,d_v], lse [B,H,Tq]. Strides are arbitrary.
+ * Optimised kernels need the last axis of q, k, v, out and their gradients to be contiguous.
  * Packed sequences: cu_seqlens_q and cu_seqlens_k are i32 [B+1]. Sequence b is rows [cu_seqlens[b], cu_seqlens[b+1]) of
  * q [total_q,H,d], k [total_k,Hkv,d], v and out; lse is [H,total_q]. cu_seqlens starts at 0, never decreases and its
  * last entry is at most total_q (total_k). A sequence may be empty. max_seqlen_q and max_seqlen_k are at least the
@@ -60,7 +60,7 @@
  *   - A NaN in a visible v[j,c] makes out[i,c] NaN.
  *   - In the backward such a row makes its dq, and the dk and dv of every key that is visible to it, NaN.
  *   - Rows beyond the sequence, or beyond seqused, have no effect. Keys outside the mask have no effect on lse.
- *   - Fast kernels multiply whole tiles (up to 256 queries by 256 keys) and give masked pairs the weight 0. If such a
+ *   - Optimised kernels multiply whole tiles (up to 256 queries by 256 keys) and give masked pairs the weight 0. If a
  *     tile contains a visible pair, a NaN or an infinity of v (forward), or of q, k, v, dout, lse or delta (backward),
  *     may make out, dq, dk and dv of other rows of that tile NaN (0 * NaN). It affects no other rows.
  *
