@@ -65,20 +65,13 @@
  * into the stage, on the barrier `dq ready`. The dQ warpgroup adds its own dQ tile and stores dq. The kernel
  * `postprocess` is not launched.
  *
- * Versions (96 used columns: only the specialised one and _general; softcap then runs on 128 used columns):
- *
- *   specialised  full and causal masks, d = d_v = 64, 96 or 128
- *   _stores_dq   the same with STORES_DQ, d = d_v = 64 or 128. A single kernel with a run-time branch was 8 % slower
- *                for long sequences at 128 tile columns
- *   _general     also windows, sequences of different lengths, and smaller d and d_v: TMA fills the other columns with
- *                0
- *   _softcap     also softcap
- *
- * GENERAL is set in the last two versions. In these, a consumer skips a tile if no query of the tile attends to the
- * consumer's keys (at the ends of a window and at a diagonal). dQ then uses the other consumer's half of dS only. A
- * tile may contain rows of other sequences. Their products must be 0. Masking P to 0 is not enough, because
- * 0 * NaN is NaN. The producer warp therefore loads such a tile on the barrier `uncleared full`, clears those rows, and
- * then arrives on the tile's full barrier. */
+ * The versions (specialised, _stores_dq, _general, _softcap) are listed in
+ * docs/kernels/attention_bwd_key_blocks_hopper.md. STORES_DQ is set in _stores_dq, and GENERAL in _general and
+ * _softcap. In GENERAL versions a consumer skips a tile if no query of the tile attends to the consumer's keys (at the
+ * ends of a window and at a diagonal). dQ then uses the other consumer's half of dS only. A tile may contain rows of
+ * other sequences. Their products must be 0. Masking P to 0 is not enough, because 0 * NaN is NaN. The producer warp
+ * therefore loads such a tile on the barrier `uncleared full`, clears those rows, and then arrives on the tile's full
+ * barrier. */
 #include "attention_bwd_consumer_sm90.cuh"
 
 constexpr uint32_t NO_UNIT_NUMBER = UINT32_MAX;
