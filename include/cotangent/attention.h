@@ -5,12 +5,12 @@
  *
  * Symbols: B batch, Tq queries and Tk keys of a sequence, H query heads, Hkv key-value heads (H is a multiple of Hkv:
  * query head h reads key-value head h / (H/Hkv)), d the size of a query and of a key, d_v the size of a value. For
- * query i and key j of one sequence and head, with off = (keys of the sequence) - (queries of the sequence), the offset
- * of the diagonal:
+ * query i and key j of one sequence and head, with diagonal = (keys of the sequence) - (queries of the sequence):
  *
  *     x = scale * sum_c q[i,c] * k[j,c];    with softcap: y = softcap * tanh(x / softcap), else y = x
- *     s = y - alibi_slopes[h] * |i + off - j| + bias[i,j]
- *     s = -inf unless j is visible:  i + off - window_left <= j <= i + off + window_right;  causal: j <= i + off
+ *     s = y - alibi_slopes[h] * |i + diagonal - j| + bias[i,j]
+ *     s = -inf unless j is visible:  i + diagonal - window_left <= j <= i + diagonal + window_right;
+ *                                    causal: j <= i + diagonal
  *     lse[i] = log(sum_j exp(s[j]) + exp(sink[h]))              natural logarithm; without sink that term is absent
  *     P[j] = exp(s[j] - lse[i]);    out[i] = sum_j P[j] * m[i,j] / keep * v[j]
  *     m[i,j] / keep: the dropout factor, see below; 1 without dropout, 0 with dropout_p = 1
@@ -28,9 +28,9 @@
  * q [total_q,H,d], k [total_k,Hkv,d], v and out; lse is [H,total_q]. cu_seqlens starts at 0, never decreases and its
  * last entry is at most total_q (total_k). A sequence may be empty. max_seqlen_q and max_seqlen_k are at least the
  * lengths of the longest sequence. Rows after the last sequence are treated as rows beyond seqused (next paragraph).
- * seqused_q, seqused_k (i32 [B]) limit each sequence to its first queries and keys; off is then the difference of these
- * numbers. Queries beyond seqused_q get out = 0, lse = -inf (also with a sink) and no gradient. Keys beyond seqused_k
- * get gradients of 0.
+ * seqused_q, seqused_k (i32 [B]) limit each sequence to its first queries and keys; diagonal is then the difference of
+ * these numbers. Queries beyond seqused_q get out = 0, lse = -inf (also with a sink) and no gradient. Keys beyond
+ * seqused_k get gradients of 0.
  *
  * Dtypes: q, k, v and dout have one dtype, f32, f16 or bf16. out, dq, dk and dv have q's dtype, or f32 (for blocks that
  * are merged or summed later). lse, dlse and delta are f32. sink, alibi_slopes, bias, dsink and dbias may each be
