@@ -1422,12 +1422,12 @@ def lowest_ratios(device, results, peers):
         lengths = [T for *_, T in ratios]
         sizes = ", ".join(map(str, sorted({group[1] for _, group, *_ in ratios})))
         text = (f" to {parts[0][0].replace('FlashAttention-', 'FA')} in {parts[0][1]} cases (d {sizes}; full, causal; T {min(lengths)} to "
-                f"{max(lengths)}) is " + " and ".join(value for _, _, value in parts))
+                f"{max(lengths)}): " + ", ".join(value for _, _, value in parts))
         others = [(rates["cotangent"] / rates[parts[0][0]], row["direction"]) for row, rates in other_cases(peer_rows) if parts[0][0] in rates]
-        text += ". With GQA, packing or windows it is {:.2f}x ({})".format(*min(others)) if others else ""
+        text += ". Lowest of the further cases (GQA, packing, windows): {:.2f}x {}".format(*min(others)) if others else ""
     else:
-        text = " is " + ", ".join(f"{value} to {peer} in {cases} cases" for peer, cases, value in parts)
-    return [f"The lowest [attention ratio](docs/benchmarks/attention.md){text}.", ""]
+        text = ": " + ", ".join(f"{value} to {peer} in {cases} cases" for peer, cases, value in parts)
+    return [f"Lowest [attention ratio](docs/benchmarks/attention.md){text}.", ""]
 
 
 def front(results, peers):
@@ -1449,9 +1449,11 @@ def front(results, peers):
     beta = " (beta)" if re.search(r"\db\d", version) else ""
     peer = f" {version}{beta}" if version else ""
     return "\n".join([f"On an {device.removeprefix('NVIDIA ')}, {span}, bf16 unless noted. Attention: batch x tokens = 16384, heads x d = 2048.",
-                      "", "- All cotangent rows are deterministic. *1.08x FA4* = cotangent's speed / FA4's. Backward: the first ratio is against the fastest peer "
-                      "in its default, nondeterministic mode; the others are against peers in deterministic mode. Peers: cuDNN, FA4; in the backward also FA3.",
-                      f"- FA4: FlashAttention-4{peer}. FA3: FlashAttention-3. FA3's forward and FlashAttention-2 were not timed.",
+                      "", "- *1.08x FA4*: cotangent's speed / FA4's. All cotangent rows are deterministic.",
+                      f"- FA4: FlashAttention-4{peer}. FA3: FlashAttention-3.",
+                      "- Peers: cuDNN, FA4; backward also FA3. Not timed: FA3's forward, FlashAttention-2.",
+                      "- Backward, first ratio: against the fastest peer in its nondeterministic default.",
+                      "- Backward, next ratios: against peers in deterministic mode.",
                       "- *0.98 of copy*: 98 % of a copy's bandwidth. *0.73 of GEMM*: 73 % of the rate of a plain matrix product.",
                       "- *torch.compile taps*: a sum of K shifted products of x.",
                       "", *lines, "",
