@@ -57,8 +57,8 @@ struct attention_work {
     /* Only if GENERAL: the sequence of the keys, as rows of the tensors' views. used_q, used_k: the rows below
      * seqused. */
     int q_first_row, used_q, k_first_row, k_rows, used_k;
-    /* Query i attends to keys i + window_left_offset .. i + window_right_offset. */
-    int window_left_offset, window_right_offset;
+    /* Query i attends to keys i + first_visible_offset .. i + last_visible_offset. */
+    int first_visible_offset, last_visible_offset;
     int sequence_first_tile; /* index of the sequence's first query tile, among all query tiles of the call */
     int tiles_per_head;      /* query tiles of the sequence, for one head */
     bool keys_ascend;        /* only if not GENERAL: the order of units, see work_of */
@@ -144,15 +144,15 @@ static __device__ __forceinline__ bool work_of_general(const attention_bwd_call 
     w.k_first_row = sequence_info.k_first_row;
     w.k_rows = sequence_info.k_rows;
     w.used_k = sequence_info.used_k;
-    w.window_left_offset =
+    w.first_visible_offset =
         attention_clamp(sequence_info.diagonal - c.left, -ATTENTION_UNBOUNDED_32, ATTENTION_UNBOUNDED_32);
-    w.window_right_offset =
+    w.last_visible_offset =
         attention_clamp(sequence_info.diagonal + c.right, -ATTENTION_UNBOUNDED_32, ATTENTION_UNBOUNDED_32);
     w.sequence_first_tile = sequence_info.tiles_before * (int)c.H;
     w.tiles_per_head = seqlens[sequence + 1].tiles_before - sequence_info.tiles_before;
     /* From the first query that attends to the first key to the last query that attends to the last key. */
-    const int first_query = max(w.first_key - w.window_right_offset, 0);
-    const int last_query = min(min(w.first_key + KEYS, w.used_k) - 1 - w.window_left_offset, w.used_q - 1);
+    const int first_query = max(w.first_key - w.last_visible_offset, 0);
+    const int last_query = min(min(w.first_key + KEYS, w.used_k) - 1 - w.first_visible_offset, w.used_q - 1);
     /* empty: no query attends to any of the keys, so there are no tiles. */
     const bool empty = w.first_key >= w.used_k || last_query < first_query;
     set_tiles(w, first_query / QUERIES, empty ? 0 : last_query / QUERIES + 1, keys_ascend_general(c));
@@ -259,13 +259,13 @@ template <int QUERIES, bool GENERAL, int UNIT_KEYS = KEYS>
 static __device__ __forceinline__ attention_dq_position dq_position_of(const attention_bwd_call &c,
                                                                        const attention_work &w, int tile)
 {
-    const int window_right_offset = GENERAL ? w.window_right_offset
+    const int last_visible_offset = GENERAL ? w.last_visible_offset
                                     : c.causal
                                         ? attention_clamp(c.diagonal, -ATTENTION_UNBOUNDED_32, ATTENTION_UNBOUNDED_32)
                                         : ATTENTION_UNBOUNDED_32;
     const attention_unit_range range = attention_unit_range_of(
         tile * QUERIES, QUERIES, GENERAL ? w.used_q : (int)c.Tq, GENERAL ? w.used_k : (int)c.Tk,
-        GENERAL ? w.window_left_offset : -ATTENTION_UNBOUNDED_32, window_right_offset, UNIT_KEYS);
+        GENERAL ? w.first_visible_offset : -ATTENTION_UNBOUNDED_32, last_visible_offset, UNIT_KEYS);
     const int unit_in_head = w.first_key / UNIT_KEYS;
     const bool ascending = GENERAL ? keys_ascend_general(c) : w.keys_ascend;
     return {(uint32_t)(ascending ? unit_in_head - range.first : range.last - unit_in_head),
@@ -331,8 +331,8 @@ template <int QUERIES, typename WORK>
 static __device__ __forceinline__ bool needs_mask_general(const WORK &w, int tile, int key_begin)
 {
     /* The first and the last key that the tile's first query attends to. */
-    const int first_visible = tile * QUERIES + w.window_left_offset,
-              last_visible = tile * QUERIES + w.window_right_offset;
+    const int first_visible = tile * QUERIES + w.first_visible_offset,
+              last_visible = tile * QUERIES + w.last_visible_offset;
     const int last_key = key_begin + 63;
     return last_key > last_visible || key_begin < first_visible + QUERIES - 1 || last_key >= w.used_k;
 }
@@ -342,7 +342,7 @@ template <int QUERIES, typename WORK>
 static __device__ __forceinline__ bool is_masked(const WORK &w, int tile, int key, int i)
 {
     const int query = tile * QUERIES + 8 * (i / 4) + 2 * (threadIdx.x % 4) + i % 2, score_key = key + 8 * (i / 2 % 2);
-    return score_key > query + w.window_right_offset || score_key < query + w.window_left_offset ||
+    return score_key > query + w.last_visible_offset || score_key < query + w.first_visible_offset ||
            score_key >= w.used_k;
 }
 
@@ -362,8 +362,8 @@ template <int QUERIES, typename WORK>
 static __device__ __forceinline__ bool fully_masked(const WORK &w, int tile, int key_begin)
 {
     const int first_query = tile * QUERIES;
-    return (key_begin > first_query + QUERIES - 1 + w.window_right_offset) |
-           (key_begin + 63 < first_query + w.window_left_offset) | (key_begin >= w.used_k);
+    return (key_begin > first_query + QUERIES - 1 + w.last_visible_offset) |
+           (key_begin + 63 < first_query + w.first_visible_offset) | (key_begin >= w.used_k);
 }
 
 /* Stores a warp's 16 rows of a dQ tile to a stage in shared memory, in the order of the accumulators. With 16

@@ -219,7 +219,7 @@ template <typename E, int N, bool BIASED_BYTES> struct p_for_ds<E, N, BIASED_BYT
 
 /* The members of attention_work that the steps of a consumer read. */
 struct consumer_work {
-    int first_key, first_tile, tile_direction, used_k, window_left_offset, window_right_offset;
+    int first_key, first_tile, tile_direction, used_k, first_visible_offset, last_visible_offset;
 };
 
 /* The query tile of step `step`, as step_of computes it. */
@@ -678,8 +678,8 @@ static __device__ __forceinline__ void await_reduction(const attention_bwd_call 
 static __device__ __forceinline__ consumer_work uniform_work(const attention_work &from)
 {
     const auto uniform = [](int x) { return __shfl_sync(0xffffffffu, x, 0); };
-    return {uniform(from.first_key), uniform(from.first_tile),         uniform(from.tile_direction),
-            uniform(from.used_k),    uniform(from.window_left_offset), uniform(from.window_right_offset)};
+    return {uniform(from.first_key), uniform(from.first_tile),           uniform(from.tile_direction),
+            uniform(from.used_k),    uniform(from.first_visible_offset), uniform(from.last_visible_offset)};
 }
 
 /* A consumer warpgroup: computes dK and dV of its 64 keys, of one key block after another, and stores them. */

@@ -61,8 +61,8 @@ struct attention_tile {
     int q_first_row;      /* in the view of q, out and lse */
     int rows, used;       /* rows to be written; rows below seqused. rows < 0: there are no more tiles */
     int k_first_row, Tk;  /* first key in the view, number of keys */
-    /* Row i attends to keys i + window_left_offset .. i + window_right_offset. */
-    int window_left_offset, window_right_offset;
+    /* Row i attends to keys i + first_visible_offset .. i + last_visible_offset. */
+    int first_visible_offset, last_visible_offset;
     int begin, end;                    /* key tiles [begin, end) */
     int tail_clean;                    /* 0: rows of the last key tile beyond Tk belong to another sequence */
     attention_key_range key_ranges[3]; /* for each consumer warpgroup; only with PUBLISH_RANGES */
@@ -110,7 +110,7 @@ static __device__ __forceinline__ int2 key_span(const attention_tile &t, int fro
 {
     if (from >= to)
         return make_int2(0, 0);
-    return make_int2(min(max(t.window_left_offset + from, 0), t.Tk), min(max(t.window_right_offset + to, 0), t.Tk));
+    return make_int2(min(max(t.first_visible_offset + from, 0), t.Tk), min(max(t.last_visible_offset + to, 0), t.Tk));
 }
 
 template <class F>
@@ -121,8 +121,8 @@ static __device__ __forceinline__ attention_key_range key_range_of(const attenti
     const bool any = keys.y > keys.x;
     range.begin = any ? keys.x / F::KEYS : t.begin;
     range.end = any ? (keys.y + F::KEYS - 1) / F::KEYS : t.begin;
-    range.unmasked[0] = (max(t.window_left_offset + consumer_index * 64 + 63, 0) + F::KEYS - 1) / F::KEYS;
-    range.unmasked[1] = max(min(t.window_right_offset + consumer_index * 64 + 1, t.Tk), 0) / F::KEYS;
+    range.unmasked[0] = (max(t.first_visible_offset + consumer_index * 64 + 63, 0) + F::KEYS - 1) / F::KEYS;
+    range.unmasked[1] = max(min(t.last_visible_offset + consumer_index * 64 + 1, t.Tk), 0) / F::KEYS;
     range.half_first_step = F::HALF_TILES && keys.y <= range.end * F::KEYS - 64;
     range.half_last_step = F::HALF_TILES && range.end - 1 > range.begin && keys.x >= range.begin * F::KEYS + 64;
     return range;
@@ -166,8 +166,8 @@ static __device__ __forceinline__ attention_tile tile_of(const attention_fwd_cal
     t.rows = min(t.rows - row, (int)F::QUERIES);
     t.used = min(max(t.used - row, 0), t.rows);
     diagonal += row;
-    t.window_left_offset = attention_clamp(diagonal - c.left, -ATTENTION_UNBOUNDED_32, ATTENTION_UNBOUNDED_32);
-    t.window_right_offset = attention_clamp(diagonal + c.right, -ATTENTION_UNBOUNDED_32, ATTENTION_UNBOUNDED_32);
+    t.first_visible_offset = attention_clamp(diagonal - c.left, -ATTENTION_UNBOUNDED_32, ATTENTION_UNBOUNDED_32);
+    t.last_visible_offset = attention_clamp(diagonal + c.right, -ATTENTION_UNBOUNDED_32, ATTENTION_UNBOUNDED_32);
     const int2 keys = key_span(t, 0, t.used);
     t.begin = keys.x / F::KEYS;
     t.end = keys.y > keys.x ? (keys.y + F::KEYS - 1) / F::KEYS : t.begin;

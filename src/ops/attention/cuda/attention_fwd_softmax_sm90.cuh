@@ -50,8 +50,8 @@ static __device__ __forceinline__ void apply_mask(const attention_tile &t, int k
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int tile_row = row + 8 * half;
-        visible[half] = columns_below(min(t.window_right_offset + tile_row + 1, t.Tk) - column) &
-                        ~columns_below(t.window_left_offset + tile_row - column);
+        visible[half] = columns_below(min(t.last_visible_offset + tile_row + 1, t.Tk) - column) &
+                        ~columns_below(t.first_visible_offset + tile_row - column);
     }
     enum { CHUNK = F::SOFTCAP ? 16 : 32 /* scores; twice as many columns */, CHUNK_BITS = (1 << CHUNK / 2) - 1 };
 #pragma unroll

@@ -49,15 +49,15 @@ struct attention_unit_range {
 };
 
 /* The range for the tile that begins at query first_query, of `queries` queries. Query i attends to the keys i +
- * window_left_offset .. i + window_right_offset that are below used_k. unit_keys: keys of a unit. */
+ * first_visible_offset .. i + last_visible_offset that are below used_k. unit_keys: keys of a unit. */
 static __device__ __forceinline__ attention_unit_range attention_unit_range_of(int first_query, int queries, int used_q,
-                                                                               int used_k, int window_left_offset,
-                                                                               int window_right_offset,
+                                                                               int used_k, int first_visible_offset,
+                                                                               int last_visible_offset,
                                                                                int unit_keys = ATTENTION_BWD_KEYS)
 {
     const int last_query = min(first_query + queries, used_q) - 1;
-    const int first_key = max(first_query + window_left_offset, 0),
-              last_key = min(last_query + window_right_offset, used_k - 1);
+    const int first_key = max(first_query + first_visible_offset, 0),
+              last_key = min(last_query + last_visible_offset, used_k - 1);
     if (last_query < first_query || last_key < first_key)
         return {0, -1};
     return {first_key / unit_keys, last_key / unit_keys};
