@@ -124,7 +124,7 @@ static __device__ __forceinline__ bool work_of_general(const attention_bwd_call 
     if (unit_number >= (unsigned)seqlens[c.sequences.count].key_blocks_before * kv_heads)
         return false;
     const int sequence =
-        attention_sequence_at(c.sequences, &attention_seqlen_info::key_blocks_before, kv_heads, unit_number);
+        attention_find_sequence(c.sequences, &attention_seqlen_info::key_blocks_before, kv_heads, unit_number);
     const attention_seqlen_info sequence_info = seqlens[sequence];
     const unsigned units_per_head =
         (unsigned)(seqlens[sequence + 1].key_blocks_before - sequence_info.key_blocks_before);

@@ -37,7 +37,7 @@ static __device__ __forceinline__ bool find_tile(const attention_bwd_call &c, un
     }
     if (sequence_tile >= (unsigned)c.sequences.seqlens[c.sequences.count].tiles_before)
         return false;
-    const int sequence = attention_sequence_at(c.sequences, &attention_seqlen_info::tiles_before, 1, sequence_tile);
+    const int sequence = attention_find_sequence(c.sequences, &attention_seqlen_info::tiles_before, 1, sequence_tile);
     const attention_seqlen_info sequence_info = c.sequences.seqlens[sequence];
     t.sequence = sequence;
     t.b = c.sequences.packed ? 0 : sequence;

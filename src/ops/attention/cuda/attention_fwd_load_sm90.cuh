@@ -146,7 +146,7 @@ static __device__ __forceinline__ attention_tile tile_of(const attention_fwd_cal
         t.tail_clean = 1;
     } else {
         const int sequence =
-            attention_sequence_at(c.sequences, &attention_seqlen_info::tiles_before, (uint32_t)c.H, tile_number);
+            attention_find_sequence(c.sequences, &attention_seqlen_info::tiles_before, (uint32_t)c.H, tile_number);
         const attention_seqlen_info s = c.sequences.seqlens[sequence];
         tile_position(c, tile_number - (uint32_t)s.tiles_before * (uint32_t)c.H,
                       (uint32_t)(c.sequences.seqlens[sequence + 1].tiles_before - s.tiles_before), (uint32_t)c.H,

@@ -14,9 +14,9 @@ enum { ATTENTION_UNBOUNDED_32 = 1 << 30 };
 /* The sequence of query tile or key block `number`, where a sequence has those of `heads` heads: the last sequence with
  * (tiles or key blocks before it) * heads <= number. `before_member` selects tiles_before or key_blocks_before, which
  * count those of one head. */
-static __device__ __forceinline__ int attention_sequence_at(const attention_sequences &sequences,
-                                                            int32_t attention_seqlen_info::*before_member,
-                                                            uint32_t heads, uint32_t number)
+static __device__ __forceinline__ int attention_find_sequence(const attention_sequences &sequences,
+                                                              int32_t attention_seqlen_info::*before_member,
+                                                              uint32_t heads, uint32_t number)
 {
     int low = 0, high = sequences.count;
     while (high - low > 1) {
