@@ -7,7 +7,7 @@
  * a cluster takes at a time: a key block, in the pair kernel a pair of key blocks. It has UNIT_KEYS keys, 128 or 256.
  * unit_number numbers the units of the call, in the order in which thread blocks take them.
  *
- * Names in these kernels: m are the arguments of the launch (attention_bwd_mapped: tensor maps and c), c is the call, w
+ * Names in these kernels: m are the arguments of the launch (attention_bwd_mapped_call: tensor maps and c), c is the call, w
  * the work of the unit, s the shared memory. `statistics` are lse_log2 and scaled_delta, one row for each query tile.
  * `head` alone is a query head. `kv_head` is a key-value head of one batch element, `batch_kv_head` one of all batch
  * elements: b Hkv + kv_head. */

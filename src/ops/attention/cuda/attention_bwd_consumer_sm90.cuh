@@ -79,23 +79,24 @@ static __device__ __forceinline__ void begin_loading_keys(bwd_shared<TILE_COLUMN
 
 /* Loads the panels of K and V from row key_row of the tensors on. */
 template <int TILE_COLUMNS, bool PAIRS>
-static __device__ __forceinline__ void load_keys(const attention_bwd_mapped &m, bwd_shared<TILE_COLUMNS, PAIRS> &s,
-                                                 const attention_work &w, int key_row, uint64_t *full)
+static __device__ __forceinline__ void load_keys(const attention_bwd_mapped_call &mapped,
+                                                 bwd_shared<TILE_COLUMNS, PAIRS> &s, const attention_work &w,
+                                                 int key_row, uint64_t *full)
 {
     for (int panel = 0; panel < TILE_COLUMNS / 64; panel++) {
-        cot_tma_load_4d(s.k[panel], &m.k, panel * 64, key_row, w.kv_head, w.b, full);
-        cot_tma_load_4d(s.v[panel], &m.v, panel * 64, key_row, w.kv_head, w.b, full);
+        cot_tma_load_4d(s.k[panel], &mapped.k, panel * 64, key_row, w.kv_head, w.b, full);
+        cot_tma_load_4d(s.v[panel], &mapped.v, panel * 64, key_row, w.kv_head, w.b, full);
     }
 }
 
 /* Prefetches the same panels into the L2 cache. Shared memory still holds the previous key block. */
 template <int TILE_COLUMNS>
-static __device__ __forceinline__ void prefetch_keys(const attention_bwd_mapped &m, const attention_work &w,
+static __device__ __forceinline__ void prefetch_keys(const attention_bwd_mapped_call &mapped, const attention_work &w,
                                                      int key_row)
 {
     for (int panel = 0; panel < TILE_COLUMNS / 64; panel++) {
-        cot_tma_prefetch_4d(&m.k, panel * 64, key_row, w.kv_head, w.b);
-        cot_tma_prefetch_4d(&m.v, panel * 64, key_row, w.kv_head, w.b);
+        cot_tma_prefetch_4d(&mapped.k, panel * 64, key_row, w.kv_head, w.b);
+        cot_tma_prefetch_4d(&mapped.v, panel * 64, key_row, w.kv_head, w.b);
     }
 }
 

@@ -109,10 +109,10 @@ static __device__ __forceinline__ void split_heads(const attention_bwd_call &c, 
  * each step, because the thread has too few registers to keep them. load_tiles_general and load_pair_tiles have the
  * same order of waits and loads. */
 template <int TILE_COLUMNS>
-static __device__ void load_tiles(const attention_bwd_mapped &m, key_block_shared<TILE_COLUMNS> &s)
+static __device__ void load_tiles(const attention_bwd_mapped_call &mapped, key_block_shared<TILE_COLUMNS> &s)
 {
     constexpr int COLUMN_PANELS = TILE_COLUMNS / 64, QUERIES = key_block_shared<TILE_COLUMNS>::QUERIES;
-    const attention_bwd_call &c = m.call;
+    const attention_bwd_call &c = mapped.call;
     /* Waits for the call's earlier kernels, which clear the counter, and write lse_log2 and scaled_delta. */
     cot_griddepcontrol_wait();
     cot_fence_proxy_async_global();
@@ -128,7 +128,7 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, key_block_share
         attention_work w = work_of<QUERIES>(c, unit_number);
         split_heads(c, w);
         s.work[n % s.WORK_STAGES] = w;
-        prefetch_keys<TILE_COLUMNS>(m, w, w.first_key);
+        prefetch_keys<TILE_COLUMNS>(mapped, w, w.first_key);
         for (int step = 0; step < step_count(w); step++, ring_step++) {
             const uint32_t q_stage = ring_step % ATTENTION_BWD_Q_STAGES,
                            dout_stage = ring_step % ATTENTION_BWD_DOUT_STAGES;
@@ -140,21 +140,22 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, key_block_share
             s.tile_index[q_stage] = tile;
             cot_mbarrier_arrive_expect(&s.q_full[q_stage], bytes);
             for (int panel = 0; panel < COLUMN_PANELS; panel++)
-                cot_tma_load_4d(s.q[q_stage][panel], &m.q, panel * 64, tile * QUERIES, head, w.b, &s.q_full[q_stage]);
-            cot_tma_load_4d(s.lse_log2[q_stage], &m.statistics, 0, statistics_row, 0, 0, &s.q_full[q_stage]);
+                cot_tma_load_4d(s.q[q_stage][panel], &mapped.q, panel * 64, tile * QUERIES, head, w.b,
+                                &s.q_full[q_stage]);
+            cot_tma_load_4d(s.lse_log2[q_stage], &mapped.statistics, 0, statistics_row, 0, 0, &s.q_full[q_stage]);
             cot_mbarrier_wait(&s.dout_empty[dout_stage], parity_of<ATTENTION_BWD_DOUT_STAGES>(ring_step) ^ 1);
             cot_mbarrier_arrive_expect(&s.dout_full[dout_stage], bytes);
             for (int panel = 0; panel < COLUMN_PANELS; panel++)
-                cot_tma_load_4d(s.dout[dout_stage][panel], &m.dout, panel * 64, tile * QUERIES, head, w.b,
+                cot_tma_load_4d(s.dout[dout_stage][panel], &mapped.dout, panel * 64, tile * QUERIES, head, w.b,
                                 &s.dout_full[dout_stage]);
-            cot_tma_load_4d(s.scaled_delta[dout_stage], &m.statistics, 0, first_delta_row + statistics_row, 0, 0,
+            cot_tma_load_4d(s.scaled_delta[dout_stage], &mapped.statistics, 0, first_delta_row + statistics_row, 0, 0,
                             &s.dout_full[dout_stage]);
             /* K and V are loaded in the first step only, after its Q and dO, so that the wait for `kv empty` (until the
              * previous key block is done) does not delay the first tile. */
             if (step > 0)
                 continue;
             begin_loading_keys(s, n, &s.kv_full);
-            load_keys(m, s, w, w.first_key, &s.kv_full);
+            load_keys(mapped, s, w, w.first_key, &s.kv_full);
         }
         if (step_count(w) == 0)
             publish_work_only(s, n);
@@ -181,10 +182,10 @@ static __device__ __forceinline__ void wait_and_clear(uint64_t *uncleared_full, 
  *   - it does not store tile_index, because the consumers compute the tile
  *   - K and V are not prefetched */
 template <int TILE_COLUMNS>
-static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_block_shared<TILE_COLUMNS> &s)
+static __device__ void load_tiles_general(const attention_bwd_mapped_call &mapped, key_block_shared<TILE_COLUMNS> &s)
 {
     constexpr int COLUMN_PANELS = TILE_COLUMNS / 64, QUERIES = key_block_shared<TILE_COLUMNS>::QUERIES;
-    const attention_bwd_call &c = m.call;
+    const attention_bwd_call &c = mapped.call;
     const bool leader = threadIdx.x == 0;
     cot_griddepcontrol_wait();
     cot_fence_proxy_async_global();
@@ -220,8 +221,8 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_blo
             if (leader) {
                 cot_mbarrier_arrive_expect(q_barrier, bytes);
                 for (int panel = 0; panel < COLUMN_PANELS; panel++)
-                    cot_tma_load_4d(s.q[q_stage][panel], &m.q, panel * 64, query_row, head, b, q_barrier);
-                cot_tma_load_4d(s.lse_log2[q_stage], &m.statistics, 0, statistics_row, 0, 0, q_barrier);
+                    cot_tma_load_4d(s.q[q_stage][panel], &mapped.q, panel * 64, query_row, head, b, q_barrier);
+                cot_tma_load_4d(s.lse_log2[q_stage], &mapped.statistics, 0, statistics_row, 0, 0, q_barrier);
             }
             if (!clean)
                 wait_and_clear<key_block_shared<TILE_COLUMNS>::Q_PANEL_BYTES, COLUMN_PANELS>(
@@ -230,9 +231,10 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_blo
             if (leader) {
                 cot_mbarrier_arrive_expect(dout_barrier, bytes);
                 for (int panel = 0; panel < COLUMN_PANELS; panel++)
-                    cot_tma_load_4d(s.dout[dout_stage][panel], &m.dout, panel * 64, query_row, head, b, dout_barrier);
-                cot_tma_load_4d(s.scaled_delta[dout_stage], &m.statistics, 0, first_delta_row + statistics_row, 0, 0,
-                                dout_barrier);
+                    cot_tma_load_4d(s.dout[dout_stage][panel], &mapped.dout, panel * 64, query_row, head, b,
+                                    dout_barrier);
+                cot_tma_load_4d(s.scaled_delta[dout_stage], &mapped.statistics, 0, first_delta_row + statistics_row, 0,
+                                0, dout_barrier);
             }
             if (!clean)
                 wait_and_clear<key_block_shared<TILE_COLUMNS>::Q_PANEL_BYTES, COLUMN_PANELS>(
@@ -244,7 +246,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped &m, key_blo
             if (leader) {
                 uint64_t *kv_barrier = keys_are_clean ? &s.kv_full : s.uncleared_full;
                 begin_loading_keys(s, n, kv_barrier);
-                load_keys(m, s, w, w.k_first_row + w.first_key, kv_barrier);
+                load_keys(mapped, s, w, w.k_first_row + w.first_key, kv_barrier);
             }
             static_assert(offsetof(key_block_shared<TILE_COLUMNS>, v) == sizeof s.k,
                           "V follows K: one call clears both");
@@ -287,12 +289,12 @@ template <int USED_COLUMNS> static __device__ __forceinline__ bool is_half_dq_ti
  *   parity          of `dq full` for the stage's next dQ tile
  *   accum_tile      index of the dQ tile in dq_accum */
 template <int TILE_COLUMNS, int USED_COLUMNS, bool GENERAL, bool DETERMINISTIC, bool STORES_DQ>
-static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd_mapped &m,
+static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd_mapped_call &mapped,
                                                              key_block_shared<TILE_COLUMNS> &s, const attention_work &w,
                                                              int stage, int &dq_tile_index, uint32_t &parity)
 {
     constexpr int DQ_TILES_PER_QUERY_TILE = key_block_shared<TILE_COLUMNS>::DQ_TILES_PER_QUERY_TILE;
-    const attention_bwd_call &c = m.call;
+    const attention_bwd_call &c = mapped.call;
     static_assert(USED_COLUMNS != 96 || DQ_TILES_PER_QUERY_TILE % 2 == 0,
                   "is_half_dq_tile: an odd index is an odd number in the step");
     const int end = step_count(w) * DQ_TILES_PER_QUERY_TILE;
@@ -318,8 +320,8 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
             wait_for_earlier_units(c, accum_tile, position.earlier_units);
         if (loads_sums) { /* (1) */
             cot_mbarrier_arrive_expect(&s.dq_ready[stage], sizeof s.dq[stage]);
-            cot_tma_load_4d(s.dq[stage], &m.dq_accum, 0, (int)(accum_tile * (ATTENTION_BWD_DQ_TILE_FLOATS / 64)), 0, 0,
-                            &s.dq_ready[stage]);
+            cot_tma_load_4d(s.dq[stage], &mapped.dq_accum, 0, (int)(accum_tile * (ATTENTION_BWD_DQ_TILE_FLOATS / 64)),
+                            0, 0, &s.dq_ready[stage]);
         }
         cot_mbarrier_wait(&s.dq_full[stage], parity);
         arrived_early = false;
@@ -342,7 +344,7 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
 }
 
 template <int TILE_COLUMNS, int USED_COLUMNS, bool GENERAL, bool DETERMINISTIC, bool STORES_DQ>
-static __device__ void write_dq(const attention_bwd_mapped &m, key_block_shared<TILE_COLUMNS> &s, int stage)
+static __device__ void write_dq(const attention_bwd_mapped_call &mapped, key_block_shared<TILE_COLUMNS> &s, int stage)
 {
     uint32_t parity = 0;
     int dq_tile_index = stage;
@@ -354,7 +356,7 @@ static __device__ void write_dq(const attention_bwd_mapped &m, key_block_shared<
         cot_mbarrier_arrive(&s.kv_empty);
         if (w.first_key == END_OF_WORK)
             break;
-        write_dq_of_key_block<TILE_COLUMNS, USED_COLUMNS, GENERAL, DETERMINISTIC, STORES_DQ>(m, s, w, stage,
+        write_dq_of_key_block<TILE_COLUMNS, USED_COLUMNS, GENERAL, DETERMINISTIC, STORES_DQ>(mapped, s, w, stage,
                                                                                              dq_tile_index, parity);
     }
     cot_bulk_wait();
@@ -477,12 +479,12 @@ static __device__ void compute_dq(const attention_bwd_call &c, key_block_shared<
 }
 
 template <typename E, int TILE_COLUMNS, int USED_COLUMNS, bool GENERAL, bool SOFTCAP, bool STORES_DQ>
-static __device__ __forceinline__ void backward_key_blocks(const attention_bwd_mapped &m)
+static __device__ __forceinline__ void backward_key_blocks(const attention_bwd_mapped_call &mapped)
 {
     key_block_shared<TILE_COLUMNS> &s = *(key_block_shared<TILE_COLUMNS> *)dynamic_shared_memory;
     static_assert(sizeof s <= ATTENTION_BWD_SHARED_BYTES(TILE_COLUMNS),
                   "larger than the shared memory that the host allots");
-    const attention_bwd_call &c = m.call;
+    const attention_bwd_call &c = mapped.call;
     uint32_t unit_number = blockIdx.x;
     if (c.head_split > 1) {
         unit_number = take_key_block_of_cluster(c, s.ticket);
@@ -504,15 +506,15 @@ static __device__ __forceinline__ void backward_key_blocks(const attention_bwd_m
     if (warpgroup == 0) {
         cot_setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (GENERAL && threadIdx.x < WARP)
-            load_tiles_general<TILE_COLUMNS>(m, s);
+            load_tiles_general<TILE_COLUMNS>(mapped, s);
         else if (!GENERAL && threadIdx.x == 0)
-            load_tiles<TILE_COLUMNS>(m, s);
+            load_tiles<TILE_COLUMNS>(mapped, s);
         else if (threadIdx.x % WARP == 0 && threadIdx.x <= ATTENTION_BWD_DQ_STAGES * WARP) {
             const int stage = threadIdx.x / WARP - 1;
             if (STORES_DQ || c.deterministic)
-                write_dq<TILE_COLUMNS, USED_COLUMNS, GENERAL, /*DETERMINISTIC=*/true, STORES_DQ>(m, s, stage);
+                write_dq<TILE_COLUMNS, USED_COLUMNS, GENERAL, /*DETERMINISTIC=*/true, STORES_DQ>(mapped, s, stage);
             else
-                write_dq<TILE_COLUMNS, USED_COLUMNS, GENERAL, /*DETERMINISTIC=*/false, STORES_DQ>(m, s, stage);
+                write_dq<TILE_COLUMNS, USED_COLUMNS, GENERAL, /*DETERMINISTIC=*/false, STORES_DQ>(mapped, s, stage);
         }
         await_reduction(c);
     } else if (warpgroup == 1) {
@@ -527,10 +529,10 @@ static __device__ __forceinline__ void backward_key_blocks(const attention_bwd_m
 
 #define INSTANCE(name, element, used_columns, version)                                                        \
     extern "C" __global__ void __launch_bounds__(ATTENTION_BWD_WARPGROUPS *WARPGROUP, 1)                      \
-        attention_bwd_##name(const __grid_constant__ attention_bwd_mapped m)                                  \
+        attention_bwd_##name(const __grid_constant__ attention_bwd_mapped_call mapped)                        \
     {                                                                                                         \
         backward_key_blocks<element, (used_columns + 63) / 64 * 64, used_columns, version >= VERSION_GENERAL, \
-                            version == VERSION_SOFTCAP, version == VERSION_STORES_DQ>(m);                     \
+                            version == VERSION_SOFTCAP, version == VERSION_STORES_DQ>(mapped);                \
     }
 #define INSTANCES(dtype, element)                                          \
     INSTANCE(dtype##_sm90_d64, element, 64, VERSION_SPECIALISED)           \

@@ -84,10 +84,10 @@ static __device__ __forceinline__ void open_stage_in_both(uint64_t *peer_empty, 
  *   - each block loads half of a tile into the shared memory of both blocks (open_stage_in_both)
  *   - it also loads a part of the peer's K */
 template <int TILE_COLUMNS>
-static __device__ void load_pair_tiles(const attention_bwd_mapped &m, pair_shared<TILE_COLUMNS> &s, int rank)
+static __device__ void load_pair_tiles(const attention_bwd_mapped_call &mapped, pair_shared<TILE_COLUMNS> &s, int rank)
 {
     constexpr int COLUMN_PANELS = TILE_COLUMNS / 64, QUERIES = pair_shared<TILE_COLUMNS>::QUERIES;
-    const attention_bwd_call &c = m.call;
+    const attention_bwd_call &c = mapped.call;
     /* Waits for the call's earlier kernels, which clear the counter, and write lse_log2 and scaled_delta. */
     cot_griddepcontrol_wait();
     cot_fence_proxy_async_global();
@@ -105,7 +105,7 @@ static __device__ void load_pair_tiles(const attention_bwd_mapped &m, pair_share
         }
         w = work_of<QUERIES, PAIR_KEYS>(c, unit_number);
         w.first_key += rank * KEYS;
-        prefetch_keys<TILE_COLUMNS>(m, w, w.first_key);
+        prefetch_keys<TILE_COLUMNS>(mapped, w, w.first_key);
         for (int step = 0; step < step_count(w); step++, ring_step++) {
             const uint32_t q_stage = ring_step % ATTENTION_BWD_Q_STAGES,
                            dout_stage = ring_step % ATTENTION_BWD_DOUT_STAGES;
@@ -119,15 +119,15 @@ static __device__ void load_pair_tiles(const attention_bwd_mapped &m, pair_share
             cot_mbarrier_wait(&s.q_empty[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(ring_step) ^ 1);
             s.tile_index[q_stage] = tile; /* before the arrival on q_full, for which the consumers wait */
             open_stage_in_both(&s.peer_q_empty[q_stage], rank, q_earlier_uses, &s.q_full[q_stage], bytes);
-            cot_tma_load_4d_to_both(s.q[q_stage][0] + rank * TILE_64X64_BYTES, &m.q, column, query, head, b,
+            cot_tma_load_4d_to_both(s.q[q_stage][0] + rank * TILE_64X64_BYTES, &mapped.q, column, query, head, b,
                                     &s.q_full[q_stage]);
-            cot_tma_load_4d(s.lse_log2[q_stage], &m.statistics, 0, statistics_row, 0, 0, &s.q_full[q_stage]);
+            cot_tma_load_4d(s.lse_log2[q_stage], &mapped.statistics, 0, statistics_row, 0, 0, &s.q_full[q_stage]);
             cot_mbarrier_wait(&s.dout_empty[dout_stage], parity_of<ATTENTION_BWD_DOUT_STAGES>(ring_step) ^ 1);
             open_stage_in_both(&s.peer_dout_empty[dout_stage], rank, dout_earlier_uses, &s.dout_full[dout_stage],
                                bytes);
-            cot_tma_load_4d_to_both(s.dout[dout_stage][0] + rank * TILE_64X64_BYTES, &m.dout, column, query, head, b,
-                                    &s.dout_full[dout_stage]);
-            cot_tma_load_4d(s.scaled_delta[dout_stage], &m.statistics, 0, first_delta_row + statistics_row, 0, 0,
+            cot_tma_load_4d_to_both(s.dout[dout_stage][0] + rank * TILE_64X64_BYTES, &mapped.dout, column, query, head,
+                                    b, &s.dout_full[dout_stage]);
+            cot_tma_load_4d(s.scaled_delta[dout_stage], &mapped.statistics, 0, first_delta_row + statistics_row, 0, 0,
                             &s.dout_full[dout_stage]);
             /* K and V are loaded in the first step only, after its Q and dO, so that the wait for `kv empty` (until the
              * previous pair is done) does not delay the first tile. */
@@ -135,8 +135,8 @@ static __device__ void load_pair_tiles(const attention_bwd_mapped &m, pair_share
                 continue;
             begin_loading_keys(s, n, &s.kv_full);
             const int peer_first_key = w.first_key ^ KEYS; /* a pair begins at a multiple of 256 keys */
-            cot_tma_load_4d(s.peer_k, &m.k, column, peer_first_key, w.kv_head, b, &s.kv_full);
-            load_keys(m, s, w, w.first_key, &s.kv_full);
+            cot_tma_load_4d(s.peer_k, &mapped.k, column, peer_first_key, w.kv_head, b, &s.kv_full);
+            load_keys(mapped, s, w, w.first_key, &s.kv_full);
         }
         if (step_count(w) == 0)
             publish_work_only(s, n);
@@ -156,10 +156,10 @@ static __device__ __forceinline__ attention_dq_position position_of_pair(const a
  * dq_writer loads the sums of the other pairs into the stage, and the dQ warpgroup stores dq. Executed by one
  * thread. */
 template <int TILE_COLUMNS, bool DETERMINISTIC, bool STORES_DQ>
-static __device__ void write_pair_dq(const attention_bwd_mapped &m, pair_shared<TILE_COLUMNS> &s, int rank)
+static __device__ void write_pair_dq(const attention_bwd_mapped_call &mapped, pair_shared<TILE_COLUMNS> &s, int rank)
 {
     constexpr int QUERIES = pair_shared<TILE_COLUMNS>::QUERIES;
-    const attention_bwd_call &c = m.call;
+    const attention_bwd_call &c = mapped.call;
     cot_griddepcontrol_wait(); /* until dq_accum and the semaphores are cleared */
     cot_fence_proxy_async_global();
     uint32_t parity = 0;
@@ -185,8 +185,8 @@ static __device__ void write_pair_dq(const attention_bwd_mapped &m, pair_shared<
                 wait_for_earlier_units(c, accum_tile, position.earlier_units);
             if (loads_sums) {
                 cot_mbarrier_arrive_expect(&s.dq_ready[0], sizeof s.dq[0]);
-                cot_tma_load_4d(s.dq[0], &m.dq_accum, 0, (int)(accum_tile * (ATTENTION_BWD_DQ_TILE_FLOATS / 64)), 0, 0,
-                                &s.dq_ready[0]);
+                cot_tma_load_4d(s.dq[0], &mapped.dq_accum, 0, (int)(accum_tile * (ATTENTION_BWD_DQ_TILE_FLOATS / 64)),
+                                0, 0, &s.dq_ready[0]);
             }
             cot_mbarrier_wait(&s.dq_full[0], parity);
             if (is_final) /* the dQ warpgroup stores dq, so there is nothing to add */
@@ -310,11 +310,11 @@ static __device__ void compute_pair_dq(const attention_bwd_call &c, pair_shared<
 }
 
 template <typename E, int TILE_COLUMNS, bool STORES_DQ>
-static __device__ __forceinline__ void backward_pairs(const attention_bwd_mapped &m)
+static __device__ __forceinline__ void backward_pairs(const attention_bwd_mapped_call &mapped)
 {
     pair_shared<TILE_COLUMNS> &s = *(pair_shared<TILE_COLUMNS> *)dynamic_shared_memory;
     static_assert(sizeof s <= ATTENTION_BWD_PAIRS_SHARED_BYTES(TILE_COLUMNS), "shared memory");
-    const attention_bwd_call &c = m.call;
+    const attention_bwd_call &c = mapped.call;
     const int rank = (int)cot_cluster_rank();
     if (threadIdx.x == 0) {
         init_barriers(s);
@@ -332,12 +332,12 @@ static __device__ __forceinline__ void backward_pairs(const attention_bwd_mapped
     if (warpgroup == 0) {
         cot_setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) {
-            load_pair_tiles<TILE_COLUMNS>(m, s, rank);
+            load_pair_tiles<TILE_COLUMNS>(mapped, s, rank);
         } else if (threadIdx.x == WARP) {
             if (STORES_DQ || c.deterministic)
-                write_pair_dq<TILE_COLUMNS, /*DETERMINISTIC=*/true, STORES_DQ>(m, s, rank);
+                write_pair_dq<TILE_COLUMNS, /*DETERMINISTIC=*/true, STORES_DQ>(mapped, s, rank);
             else
-                write_pair_dq<TILE_COLUMNS, /*DETERMINISTIC=*/false, /*STORES_DQ=*/false>(m, s, rank);
+                write_pair_dq<TILE_COLUMNS, /*DETERMINISTIC=*/false, /*STORES_DQ=*/false>(mapped, s, rank);
         } else if (threadIdx.x == 2 * WARP) {
             send_ds<TILE_COLUMNS>(s, rank);
         }
@@ -355,9 +355,9 @@ static __device__ __forceinline__ void backward_pairs(const attention_bwd_mapped
 
 #define INSTANCE(name, element, columns, stores_dq)                                      \
     extern "C" __global__ void __launch_bounds__(ATTENTION_BWD_WARPGROUPS *WARPGROUP, 1) \
-        attention_bwd_##name(const __grid_constant__ attention_bwd_mapped m)             \
+        attention_bwd_##name(const __grid_constant__ attention_bwd_mapped_call mapped)   \
     {                                                                                    \
-        backward_pairs<element, columns, stores_dq>(m);                                  \
+        backward_pairs<element, columns, stores_dq>(mapped);                             \
     }
 #define INSTANCES(dtype, element)                          \
     INSTANCE(dtype##_sm90_d64_pairs, element, 64, false)   \

@@ -176,7 +176,7 @@ static cot_status launch_backward_sm90(cot_queue *queue, const attention_problem
     const bool has_unit_counter = is_persistent || (choice.deterministic && plan->tiles > 0);
     if (sizes->H == 0)
         return COT_OK;
-    attention_bwd_mapped mapped = {
+    attention_bwd_mapped_call mapped = {
         .call = {
             .sequences = attention_sequences_of(queue, p),
             .B = sizes->B,

@@ -130,11 +130,11 @@ static __device__ __forceinline__ int first_unclean_tile_of(const attention_bwd_
 /* A producer. LOADS_Q: loads K, the peer's K, Q and lse_log2. LOADS_DOUT: loads V, dO and delta. Executed by one
  * thread, or if GENERAL by a warp, which clears rows of other sequences. */
 template <int COLUMNS, int V_COLUMNS, bool GENERAL, bool LOADS_Q, bool LOADS_DOUT>
-static __device__ void load_tiles(const attention_bwd_mapped &m, wide_shared<COLUMNS, V_COLUMNS> &s,
+static __device__ void load_tiles(const attention_bwd_mapped_call &mapped, wide_shared<COLUMNS, V_COLUMNS> &s,
                                   const attention_work &w, int rank)
 {
     using S = wide_shared<COLUMNS, V_COLUMNS>;
-    const attention_bwd_call &c = m.call;
+    const attention_bwd_call &c = mapped.call;
     const bool leader = threadIdx.x % WARP == 0;
     uint64_t *uncleared_full = &s.uncleared_full[LOADS_Q ? 0 : 1];
     uint32_t uncleared_parity = 0;
@@ -147,9 +147,10 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, wide_shared<COL
             const int peer_column = S::BY_TILES ? 0 : rank * (COLUMNS / 2);
             cot_mbarrier_arrive_expect(full, (S::COLUMN_PANELS + S::PEER_PANELS) * TILE_64X64_BYTES);
             for (int panel = 0; panel < S::COLUMN_PANELS; panel++)
-                cot_tma_load_4d(s.k[panel], &m.k, panel * 64, keys.row, w.kv_head, w.b, full);
+                cot_tma_load_4d(s.k[panel], &mapped.k, panel * 64, keys.row, w.kv_head, w.b, full);
             for (int panel = 0; panel < S::PEER_PANELS; panel++)
-                cot_tma_load_4d(s.peer_k[panel], &m.k, peer_column + panel * 64, peer_keys.row, w.kv_head, w.b, full);
+                cot_tma_load_4d(s.peer_k[panel], &mapped.k, peer_column + panel * 64, peer_keys.row, w.kv_head, w.b,
+                                full);
         }
         if (!clean) {
             wait_and_clear<S::COLUMN_PANELS>(uncleared_full, uncleared_parity, s.k, keys.used, nullptr);
@@ -163,7 +164,7 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, wide_shared<COL
             uint64_t *full = keys.clean ? &s.v_full : uncleared_full;
             cot_mbarrier_arrive_expect(full, S::V_PANELS * TILE_64X64_BYTES);
             for (int panel = 0; panel < S::V_PANELS; panel++)
-                cot_tma_load_4d(s.v[panel], &m.v, panel * 64, keys.row, w.kv_head, w.b, full);
+                cot_tma_load_4d(s.v[panel], &mapped.v, panel * 64, keys.row, w.kv_head, w.b, full);
         }
         if (!keys.clean)
             wait_and_clear<S::V_PANELS>(uncleared_full, uncleared_parity, s.v, keys.used, &s.v_full);
@@ -191,10 +192,10 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, wide_shared<COL
                 if (leader) {
                     cot_mbarrier_arrive_expect(full, S::COLUMN_PANELS * TILE_64X64_BYTES + QUERIES * sizeof(float));
                     for (int panel = 0; panel < S::COLUMN_PANELS; panel++)
-                        cot_tma_load_4d(s.q[q.stage][panel], &m.q, panel * 64,
+                        cot_tma_load_4d(s.q[q.stage][panel], &mapped.q, panel * 64,
                                         (GENERAL ? w.q_first_row : 0) + tile * QUERIES, w.first_head + head_in_group,
                                         w.b, full);
-                    cot_tma_load_4d(s.lse_log2[q.stage], &m.statistics, 0, statistics_row + tile, 0, 0, full);
+                    cot_tma_load_4d(s.lse_log2[q.stage], &mapped.statistics, 0, statistics_row + tile, 0, 0, full);
                 }
                 if (!clean)
                     wait_and_clear<S::COLUMN_PANELS>(uncleared_full, uncleared_parity, s.q[q.stage],
@@ -208,11 +209,11 @@ static __device__ void load_tiles(const attention_bwd_mapped &m, wide_shared<COL
                     const uint32_t bytes = S::CHUNK_PANELS * TILE_64X64_BYTES;
                     cot_mbarrier_arrive_expect(full, index == 0 ? bytes + QUERIES * sizeof(float) : bytes);
                     for (int panel = 0; panel < S::CHUNK_PANELS; panel++)
-                        cot_tma_load_4d(s.dout[chunk.stage][panel], &m.dout, (S::CHUNK_PANELS * index + panel) * 64,
-                                        (GENERAL ? w.q_first_row : 0) + tile * QUERIES, w.first_head + head_in_group,
-                                        w.b, full);
+                        cot_tma_load_4d(
+                            s.dout[chunk.stage][panel], &mapped.dout, (S::CHUNK_PANELS * index + panel) * 64,
+                            (GENERAL ? w.q_first_row : 0) + tile * QUERIES, w.first_head + head_in_group, w.b, full);
                     if (index == 0)
-                        cot_tma_load_4d(s.delta[delta_stage], &m.statistics, 0,
+                        cot_tma_load_4d(s.delta[delta_stage], &mapped.statistics, 0,
                                         (LOADS_Q ? first_delta_row : 0) + statistics_row + tile, 0, 0, full);
                 }
                 if (!clean)
@@ -756,13 +757,13 @@ static __device__ void compute_dk(const attention_bwd_call &c, wide_shared<COLUM
 }
 
 template <typename E, int COLUMNS, int V_COLUMNS, bool GENERAL, bool SOFTCAP>
-static __device__ __forceinline__ void backward_wide(const attention_bwd_mapped &m)
+static __device__ __forceinline__ void backward_wide(const attention_bwd_mapped_call &mapped)
 {
     using S = wide_shared<COLUMNS, V_COLUMNS>;
     static_assert(sizeof(S) <= ATTENTION_BWD_WIDE_SHARED_BYTES(COLUMNS, V_COLUMNS),
                   "larger than the shared memory that the host allots");
     S &s = *(S *)dynamic_shared_memory;
-    const attention_bwd_call &c = m.call;
+    const attention_bwd_call &c = mapped.call;
     const int rank = (int)cot_cluster_rank();
     if (threadIdx.x == 0) {
         cot_mbarrier_init(&s.k_full, 1), cot_mbarrier_init(&s.v_full, 1);
@@ -819,14 +820,14 @@ static __device__ __forceinline__ void backward_wide(const attention_bwd_mapped 
         if (role == 0) {
             if (GENERAL || leader)
                 load_tiles<COLUMNS, V_COLUMNS, GENERAL, /*LOADS_Q=*/true, /*LOADS_DOUT=*/S::BY_TILES>(
-                    m, s, producer_work, rank);
+                    mapped, s, producer_work, rank);
         } else if (role == 1) {
             if constexpr (S::BY_TILES) {
                 if (leader)
                     send_ds(s, producer_work, rank);
             } else if (GENERAL || leader) {
-                load_tiles<COLUMNS, V_COLUMNS, GENERAL, /*LOADS_Q=*/false, /*LOADS_DOUT=*/true>(m, s, producer_work,
-                                                                                                rank);
+                load_tiles<COLUMNS, V_COLUMNS, GENERAL, /*LOADS_Q=*/false, /*LOADS_DOUT=*/true>(mapped, s,
+                                                                                                producer_work, rank);
             }
         } else if (leader) {
             if (c.deterministic)
@@ -840,11 +841,11 @@ static __device__ __forceinline__ void backward_wide(const attention_bwd_mapped 
     cot_cluster_wait();
 }
 
-#define INSTANCE(name, element, columns, v_columns, version)                                                   \
-    extern "C" __global__ void __launch_bounds__(ATTENTION_BWD_WARPGROUPS *WARPGROUP, 1)                       \
-        attention_bwd_##name(const __grid_constant__ attention_bwd_mapped m)                                   \
-    {                                                                                                          \
-        backward_wide<element, columns, v_columns, version >= VERSION_GENERAL, version == VERSION_SOFTCAP>(m); \
+#define INSTANCE(name, element, columns, v_columns, version)                                                        \
+    extern "C" __global__ void __launch_bounds__(ATTENTION_BWD_WARPGROUPS *WARPGROUP, 1)                            \
+        attention_bwd_##name(const __grid_constant__ attention_bwd_mapped_call mapped)                              \
+    {                                                                                                               \
+        backward_wide<element, columns, v_columns, version >= VERSION_GENERAL, version == VERSION_SOFTCAP>(mapped); \
     }
 #define INSTANCES(size, element, columns, v_columns)                 \
     INSTANCE(size, element, columns, v_columns, VERSION_SPECIALISED) \

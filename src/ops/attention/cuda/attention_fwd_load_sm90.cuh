@@ -181,7 +181,7 @@ static __device__ __forceinline__ attention_tile tile_of(const attention_fwd_cal
 /* ---- the producer ---------------------------------------------------------------------------------------- */
 
 template <class F> struct forward_producer {
-    const attention_fwd_mapped &m;
+    const attention_fwd_mapped_call &mapped;
     shared_memory<F> &s;
     cot_pipeline_state<F::STAGES> k, v;
     uint32_t uncleared_parity;
@@ -197,8 +197,8 @@ template <class F> struct forward_producer {
         if (is_leader()) {
             cot_mbarrier_arrive_expect(&s.k_full[k.stage], F::K_BYTES);
             for (int panel = 0; panel < F::PANELS; panel++)
-                cot_tma_load_4d(s.k[k.stage][panel], &m.k, panel * 64, t.k_first_row + tile * F::KEYS, t.kv_head, t.b,
-                                &s.k_full[k.stage]);
+                cot_tma_load_4d(s.k[k.stage][panel], &mapped.k, panel * 64, t.k_first_row + tile * F::KEYS, t.kv_head,
+                                t.b, &s.k_full[k.stage]);
         }
         k.next();
     }
@@ -211,8 +211,8 @@ template <class F> struct forward_producer {
         if (is_leader()) {
             cot_mbarrier_arrive_expect(barrier, F::V_BYTES);
             for (int panel = 0; panel < F::V_PANELS; panel++)
-                cot_tma_load_4d(s.v[v.stage][panel], &m.v, panel * 64, t.k_first_row + tile * F::KEYS, t.kv_head, t.b,
-                                barrier);
+                cot_tma_load_4d(s.v[v.stage][panel], &mapped.v, panel * 64, t.k_first_row + tile * F::KEYS, t.kv_head,
+                                t.b, barrier);
         }
         if (!clean) {
             cot_mbarrier_wait(barrier, uncleared_parity);
@@ -234,7 +234,8 @@ template <class F> struct forward_producer {
             if (t.end > t.begin) {
                 cot_mbarrier_arrive_expect(full, F::Q_BYTES);
                 for (int panel = 0; panel < F::PANELS; panel++)
-                    cot_tma_load_4d(s.q[n % F::Q_STAGES][panel], &m.q, panel * 64, t.q_first_row, t.head, t.b, full);
+                    cot_tma_load_4d(s.q[n % F::Q_STAGES][panel], &mapped.q, panel * 64, t.q_first_row, t.head, t.b,
+                                    full);
             } else {
                 cot_mbarrier_arrive(full);
             }
@@ -242,10 +243,11 @@ template <class F> struct forward_producer {
     }
 };
 
-template <class F> static __device__ __forceinline__ void load(const attention_fwd_mapped &m, shared_memory<F> &s)
+template <class F>
+static __device__ __forceinline__ void load(const attention_fwd_mapped_call &mapped, shared_memory<F> &s)
 {
-    const attention_fwd_call &c = m.call;
-    forward_producer<F> producer = {m, s, {}, {}, 0};
+    const attention_fwd_call &c = mapped.call;
+    forward_producer<F> producer = {mapped, s, {}, {}, 0};
     uint32_t total = (uint32_t)(c.sequences.count * c.tiles * c.H);
     if (c.sequences.seqlens != nullptr) {
         cot_griddepcontrol_wait();

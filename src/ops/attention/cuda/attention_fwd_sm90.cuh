@@ -455,7 +455,7 @@ static __device__ __forceinline__ void consume(const attention_fwd_call &c, shar
     }
 }
 
-template <class F> static __device__ __forceinline__ void forward(const attention_fwd_mapped &m)
+template <class F> static __device__ __forceinline__ void forward(const attention_fwd_mapped_call &mapped)
 {
     static_assert(sizeof(shared_memory<F>) <=
                       ATTENTION_FWD_SHARED_BYTES(F::D, F::DV, F::KEYS, F::CONSUMERS, F::Q_STAGES, F::STAGES),
@@ -477,18 +477,18 @@ template <class F> static __device__ __forceinline__ void forward(const attentio
     if (consumer_index < 0) {
         cot_setmaxnreg_dec<F::PRODUCER_REGISTERS>();
         if (threadIdx.x < WARP)
-            load<F>(m, s);
+            load<F>(mapped, s);
     } else {
         cot_setmaxnreg_inc<F::CONSUMER_REGISTERS>();
-        consume<F>(m.call, s, consumer_index);
+        consume<F>(mapped.call, s, consumer_index);
     }
 }
 
-#define INSTANCE(element, softcap, name, d, d_v, keys, consumers, q_stages, stages)              \
-    extern "C" __global__ void __launch_bounds__((consumers + 1) * WARPGROUP, 1)                 \
-        attention_fwd_##name(const __grid_constant__ attention_fwd_mapped m)                     \
-    {                                                                                            \
-        forward<forward_traits<element, d, d_v, keys, consumers, q_stages, stages, softcap>>(m); \
+#define INSTANCE(element, softcap, name, d, d_v, keys, consumers, q_stages, stages)                   \
+    extern "C" __global__ void __launch_bounds__((consumers + 1) * WARPGROUP, 1)                      \
+        attention_fwd_##name(const __grid_constant__ attention_fwd_mapped_call mapped)                \
+    {                                                                                                 \
+        forward<forward_traits<element, d, d_v, keys, consumers, q_stages, stages, softcap>>(mapped); \
     }
 #define INSTANCE_BF16(name, d, d_v, keys, consumers, q_stages, stages) \
     INSTANCE(__nv_bfloat16, false, bf16_sm90_##name, d, d_v, keys, consumers, q_stages, stages)

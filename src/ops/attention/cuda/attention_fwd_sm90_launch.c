@@ -93,22 +93,23 @@ static cot_status launch_forward_sm90(cot_queue *queue, const attention_problem 
     if (sizes->rows_q == 0 || total_tiles == 0 || (!cot_is_present(&p->out) && !cot_is_present(&p->lse)))
         return COT_OK;
     const int64_t blocks = total_tiles < queue->device->multiprocessors ? total_tiles : queue->device->multiprocessors;
-    attention_fwd_mapped mapped = {.call = {
-                                       .sequences = attention_sequences_of(queue, p),
-                                       .left = sizes->left,
-                                       .right = sizes->right,
-                                       .diagonal = sizes->k_length - sizes->q_length + sizes->q_begin - sizes->k_begin,
-                                       .H = (int32_t)sizes->H,
-                                       .heads_per_kv_head = (int32_t)(sizes->H / sizes->Hkv),
-                                       .d_qk = (int32_t)sizes->d_qk,
-                                       .d_v = (int32_t)sizes->d_v,
-                                       .tiles = (int32_t)tiles,
-                                       .heads_per_section = heads_per_section(sizes, plan->varlen),
-                                       .stores_out_vectors = attention_has_vectors_16(&p->out) && sizes->d_v % 8 == 0,
-                                       .out = attention_array_of(&p->out),
-                                       .lse = attention_array_of(&p->lse),
-                                       .sink = attention_array_of(&p->sink),
-                                   }};
+    attention_fwd_mapped_call mapped = {
+        .call = {
+            .sequences = attention_sequences_of(queue, p),
+            .left = sizes->left,
+            .right = sizes->right,
+            .diagonal = sizes->k_length - sizes->q_length + sizes->q_begin - sizes->k_begin,
+            .H = (int32_t)sizes->H,
+            .heads_per_kv_head = (int32_t)(sizes->H / sizes->Hkv),
+            .d_qk = (int32_t)sizes->d_qk,
+            .d_v = (int32_t)sizes->d_v,
+            .tiles = (int32_t)tiles,
+            .heads_per_section = heads_per_section(sizes, plan->varlen),
+            .stores_out_vectors = attention_has_vectors_16(&p->out) && sizes->d_v % 8 == 0,
+            .out = attention_array_of(&p->out),
+            .lse = attention_array_of(&p->lse),
+            .sink = attention_array_of(&p->sink),
+        }};
     attention_sequences *sequences = &mapped.call.sequences;
     sequences->tile_queries = (int32_t)queries;
     sequences->key_block_rows = 1; /* the forward has no key blocks */

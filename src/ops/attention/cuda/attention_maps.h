@@ -8,14 +8,14 @@
 
 #include <cuda.h>
 
-typedef struct attention_bwd_mapped {
+typedef struct attention_bwd_mapped_call {
     CUtensorMap q, k, v, dout, statistics, dq_accum;
     attention_bwd_call call;
-} attention_bwd_mapped;
+} attention_bwd_mapped_call;
 
-typedef struct attention_fwd_mapped {
+typedef struct attention_fwd_mapped_call {
     CUtensorMap q, k, v;
     attention_fwd_call call;
-} attention_fwd_mapped;
+} attention_fwd_mapped_call;
 
 #endif
