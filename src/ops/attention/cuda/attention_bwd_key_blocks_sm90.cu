@@ -482,7 +482,7 @@ template <typename E, int TILE_COLUMNS, int USED_COLUMNS, bool GENERAL, bool SOF
 static __device__ __forceinline__ void backward_key_blocks(const attention_bwd_mapped_call &mapped)
 {
     key_block_shared<TILE_COLUMNS> &s = *(key_block_shared<TILE_COLUMNS> *)dynamic_shared_memory;
-    static_assert(sizeof s <= ATTENTION_BWD_SHARED_BYTES(TILE_COLUMNS),
+    static_assert(sizeof s <= ATTENTION_BWD_KEY_BLOCKS_SHARED_BYTES(TILE_COLUMNS),
                   "larger than the shared memory that the host allots");
     const attention_bwd_call &c = mapped.call;
     uint32_t unit_number = blockIdx.x;

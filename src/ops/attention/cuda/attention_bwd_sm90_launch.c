@@ -40,8 +40,9 @@ enum { SPECIALISED, GENERAL = SIZES, SOFTCAP = 2 * SIZES };
             {image, "attention_bwd_" #dtype "_sm90_" #main_size, shared_bytes},                          \
             {cot_image_attention_bwd_preprocess_sm90, "attention_bwd_postprocess_" #dtype "_" #size, 0}, \
     }
-#define KEY_BLOCK_KERNELS(dtype, size, main_size, tile_columns) \
-    KERNELS(dtype, size, main_size, cot_image_attention_bwd_key_blocks_sm90, ATTENTION_BWD_SHARED_BYTES(tile_columns))
+#define KEY_BLOCK_KERNELS(dtype, size, main_size, tile_columns)              \
+    KERNELS(dtype, size, main_size, cot_image_attention_bwd_key_blocks_sm90, \
+            ATTENTION_BWD_KEY_BLOCKS_SHARED_BYTES(tile_columns))
 #define WIDE_KERNELS(dtype, size, main_size, d, d_v) \
     KERNELS(dtype, size, main_size, cot_image_attention_bwd_wide_sm90, ATTENTION_BWD_WIDE_SHARED_BYTES(d, d_v))
 #define VERSION_OF(dtype, first, preprocess_suffix, suffix, d96_name)                                            \
@@ -74,7 +75,7 @@ typedef struct specialised_kernels {
     }
 #define SPECIALISED_KERNELS_OF(dtype)                                                                                 \
     {                                                                                                                 \
-        BOTH_SIZES(dtype, cot_image_attention_bwd_key_blocks_sm90, stores_dq, ATTENTION_BWD_SHARED_BYTES),            \
+        BOTH_SIZES(dtype, cot_image_attention_bwd_key_blocks_sm90, stores_dq, ATTENTION_BWD_KEY_BLOCKS_SHARED_BYTES), \
             BOTH_SIZES(dtype, cot_image_attention_bwd_pairs_sm90, pairs, ATTENTION_BWD_PAIRS_SHARED_BYTES),           \
             BOTH_SIZES(dtype, cot_image_attention_bwd_pairs_sm90, pairs_stores_dq, ATTENTION_BWD_PAIRS_SHARED_BYTES), \
     }

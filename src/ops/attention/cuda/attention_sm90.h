@@ -55,24 +55,28 @@ enum { ATTENTION_BWD_TILE_64X64_BYTES = 64 * 64 * 2 };
      + ((d) <= 192 ? 2 : 1) * 128 * 4 /* low bits of P: a word for each thread of a warpgroup and stage of dS */    \
      + 512)                           /* barriers, work */
 
-/* attention_bwd_key_blocks_sm90.cu. */
-#define ATTENTION_BWD_SHARED_BYTES(columns)                                                                  \
+/* The members of bwd_shared that the key-block kernel and the pair kernel have in the same size. */
+#define ATTENTION_BWD_COMMON_SHARED_BYTES(columns)                                                           \
     (ATTENTION_BWD_KEYS * (columns) * 2                                                       /* K */        \
      + ATTENTION_BWD_KEYS * (columns) * 2                                                     /* V */        \
      + ATTENTION_BWD_Q_STAGES * ATTENTION_BWD_TILE_QUERIES(columns) * (columns) * 2           /* Q */        \
      + ATTENTION_BWD_DOUT_STAGES * ATTENTION_BWD_TILE_QUERIES(columns) * (columns) * 2        /* dO */       \
      + ATTENTION_BWD_DS_STAGES * ATTENTION_BWD_TILE_QUERIES(columns) * ATTENTION_BWD_KEYS * 2 /* dS */       \
-     + ATTENTION_BWD_DQ_STAGES * ATTENTION_BWD_DQ_TILE_FLOATS * 4                             /* dQ tiles */ \
      + ATTENTION_BWD_Q_STAGES * ATTENTION_BWD_TILE_QUERIES(columns) * 4                       /* lse_log2 */ \
      + ATTENTION_BWD_DOUT_STAGES * ATTENTION_BWD_TILE_QUERIES(columns) * 4                    /* delta */    \
      + 512)                                                                                   /* barriers, work */
 
+/* attention_bwd_key_blocks_sm90.cu. */
+#define ATTENTION_BWD_KEY_BLOCKS_SHARED_BYTES(columns) \
+    (ATTENTION_BWD_COMMON_SHARED_BYTES(columns)        \
+     + ATTENTION_BWD_DQ_STAGES * ATTENTION_BWD_DQ_TILE_FLOATS * 4) /* dQ tiles */
+
 /* attention_bwd_pairs_sm90.cu. */
-#define ATTENTION_BWD_PAIRS_SHARED_BYTES(columns)                                                                  \
-    (ATTENTION_BWD_SHARED_BYTES(columns)                                                                           \
-     + 2 * ATTENTION_BWD_TILE_64X64_BYTES                                /* the peer's dS, 128 keys, 64 queries */ \
-     + 2 * ATTENTION_BWD_TILE_64X64_BYTES                                /* the peer's K, 128 keys, 64 columns */  \
-     - (ATTENTION_BWD_DQ_STAGES - 1) * ATTENTION_BWD_DQ_TILE_FLOATS * 4) /* one stage of dQ tiles */
+#define ATTENTION_BWD_PAIRS_SHARED_BYTES(columns)                                        \
+    (ATTENTION_BWD_COMMON_SHARED_BYTES(columns)                                          \
+     + ATTENTION_BWD_DQ_TILE_FLOATS * 4   /* one stage of dQ tiles */                    \
+     + 2 * ATTENTION_BWD_TILE_64X64_BYTES /* the peer's dS, 128 keys, 64 queries */      \
+     + 2 * ATTENTION_BWD_TILE_64X64_BYTES) /* the peer's K, 128 keys, 64 columns */
 /* clang-format on */
 
 #define ATTENTION_BWD_DP_SCALE 0x1p-8f /* scale of dP and delta in f16, which removes the scale of P from dS */
