@@ -248,12 +248,12 @@ struct attention_dq_position {
     bool is_final;          /* this is the final unit of the tile: see *final key block* in docs/kernels/glossary.md */
 };
 
-/* For a dq_writer in the nondeterministic mode, where units add without an order. earlier_units = 1: the tile is added,
- * not stored. is_final = false: the sums are not loaded. */
-constexpr attention_dq_position unordered_position = {1, false};
-
-/* For the dQ warpgroup without STORES_DQ, which reads only is_final: it stages every tile for a dq_writer. */
-constexpr attention_dq_position never_final_position = {1, false};
+/* The position of a unit that adds to dQ without an order, in the nondeterministic mode. earlier_units = 1: a dq_writer
+ * adds the tile, and does not store it. is_final = false: it does not load the sums.
+ *
+ * The dQ warpgroup uses this position in all versions without STORES_DQ. It reads only is_final, and stages every tile
+ * for a dq_writer. */
+constexpr attention_dq_position adds_without_order = {1, false};
 
 template <int QUERIES, bool GENERAL, int UNIT_KEYS = KEYS>
 static __device__ __forceinline__ attention_dq_position dq_position_of(const attention_bwd_call &c,

@@ -302,7 +302,7 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
         const int tile = tile_of(c, w, index / DQ_TILES_PER_QUERY_TILE);
         attention_dq_position position =
             DETERMINISTIC ? dq_position_of<key_block_shared<TILE_COLUMNS>::QUERIES, GENERAL>(c, w, tile)
-                          : unordered_position;
+                          : adds_without_order;
         position.is_final = STORES_DQ && position.is_final; /* without STORES_DQ every key block adds */
         return position;
     };
@@ -414,7 +414,7 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
         const bool consumer_0_attends = !GENERAL || !fully_masked<QUERIES>(w, tile, w.first_key);
         const bool consumer_1_attends = !GENERAL || !fully_masked<QUERIES>(w, tile, w.first_key + 64);
         const attention_dq_position position =
-            STORES_DQ ? dq_position_of<QUERIES, GENERAL>(c, w, tile) : never_final_position;
+            STORES_DQ ? dq_position_of<QUERIES, GENERAL>(c, w, tile) : adds_without_order;
         cot_mbarrier_wait(&s.ds_full[ds.stage], ds.parity);
         for (int dq_tile = 0; dq_tile < DQ_TILES_PER_QUERY_TILE; dq_tile++, dq.next()) {
             uint64_t *ready = &s.dq_ready[dq.stage];

@@ -248,7 +248,7 @@ static __device__ void write_dq(const attention_bwd_call &c, wide_shared<COLUMNS
             (query_tile_base_of<GENERAL>(c, w, step_info.head_in_group) + step_info.tile) * S::COLUMN_PANELS + dq_tile;
         const uint32_t earlier_units = DETERMINISTIC
                                            ? dq_position_of<QUERIES, GENERAL>(c, w, step_info.tile).earlier_units
-                                           : unordered_position.earlier_units;
+                                           : adds_without_order.earlier_units;
         if (DETERMINISTIC && earlier_units > 0)
             wait_for_earlier_units(c, accum_tile, earlier_units);
         cot_mbarrier_wait(&s.dq_full[writer], parity);
