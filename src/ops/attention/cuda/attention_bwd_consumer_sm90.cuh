@@ -21,10 +21,10 @@ template <int TILE_COLUMNS, bool PAIRS> struct bwd_shared {
     enum {
         COLUMN_PANELS = TILE_COLUMNS / 64,
         DQ_STAGES = PAIRS ? 1 : ATTENTION_BWD_DQ_STAGES,
-        /* Unit n: the thread block has taken n units before it. When the producer writes the work of unit n, `kv empty`
-         * of unit n - 2 has completed. Warps may still read the work of unit n - 1. Consumers may still read that of
-         * unit n - 2, because they arrive on `kv empty` before they store dK and dV. So 3 entries are needed. With 4, n
-         * % WORK_STAGES is one AND. The pair kernel has no shared memory left for 4 at 64 tile columns. */
+        /* Unit n is the one with units_taken = n. When the producer writes the work of unit n, `kv empty` of unit n - 2
+         * has completed. Warps may still read the work of unit n - 1. Consumers may still read that of unit n - 2,
+         * because they arrive on `kv empty` before they store dK and dV. So 3 entries are needed. With 4, n %
+         * WORK_STAGES is one AND. The pair kernel has no shared memory left for 4 at 64 tile columns. */
         WORK_STAGES = PAIRS ? 3 : 4,
         QUERIES = ATTENTION_BWD_TILE_QUERIES(TILE_COLUMNS),     /* queries of a tile */
         Q_PANEL_BYTES = QUERIES * 64 * 2,                       /* bytes of a panel of Q or dO */
@@ -67,13 +67,13 @@ template <int TILE_COLUMNS> using key_block_shared = bwd_shared<TILE_COLUMNS, fa
 template <int TILE_COLUMNS> using pair_shared = bwd_shared<TILE_COLUMNS, true>;
 
 /* Waits until no warp reads K and V of the previous key block any more, and then sets the expected bytes of K and V of
- * the next one. Consumers may still store dK and dV of the previous one. n: how many units this thread block has taken
- * earlier. */
+ * the next one. Consumers may still store dK and dV of the previous one. units_taken: the units that this thread block
+ * took earlier. */
 template <int TILE_COLUMNS, bool PAIRS>
-static __device__ __forceinline__ void begin_loading_keys(bwd_shared<TILE_COLUMNS, PAIRS> &s, uint32_t n,
+static __device__ __forceinline__ void begin_loading_keys(bwd_shared<TILE_COLUMNS, PAIRS> &s, uint32_t units_taken,
                                                           uint64_t *full)
 {
-    cot_mbarrier_wait(&s.kv_empty, (n & 1) ^ 1);
+    cot_mbarrier_wait(&s.kv_empty, parity_of<1>(units_taken) ^ 1);
     cot_mbarrier_arrive_expect(full, sizeof s.k + sizeof s.v + sizeof s.peer_k);
 }
 
@@ -100,12 +100,11 @@ static __device__ __forceinline__ void prefetch_keys(const attention_bwd_mapped_
     }
 }
 
-/* Completes `kv full` without loading K and V, because no query attends to the keys or there are no more units. n: as
- * in begin_loading_keys. */
+/* Completes `kv full` without loading K and V, because no query attends to the keys or there are no more units. */
 template <int TILE_COLUMNS, bool PAIRS>
-static __device__ __forceinline__ void publish_work_only(bwd_shared<TILE_COLUMNS, PAIRS> &s, uint32_t n)
+static __device__ __forceinline__ void publish_work_only(bwd_shared<TILE_COLUMNS, PAIRS> &s, uint32_t units_taken)
 {
-    cot_mbarrier_wait(&s.kv_empty, (n & 1) ^ 1);
+    cot_mbarrier_wait(&s.kv_empty, parity_of<1>(units_taken) ^ 1);
     cot_mbarrier_arrive(&s.kv_full);
 }
 
@@ -705,9 +704,9 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, bwd_
         asm("" : "+r"(lane_query));
     uint32_t ring_step = 0, previous_q = 0;
     const consumer_registers<traits> registers = {dk, dv, packed, previous_q, consumer, lane_query, ds_fragments};
-    for (uint32_t n = 0;; n++) {
-        cot_mbarrier_wait(&s.kv_full, n & 1);
-        const consumer_work w = uniform_work(s.work[n % s.WORK_STAGES]);
+    for (uint32_t units_taken = 0;; units_taken++) {
+        cot_mbarrier_wait(&s.kv_full, parity_of<1>(units_taken));
+        const consumer_work w = uniform_work(s.work[units_taken % s.WORK_STAGES]);
         if (w.first_key == END_OF_WORK)
             return;
 #pragma unroll
@@ -715,7 +714,7 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, bwd_
             dk[i] = dv[i] = 0.0f;
         const uint32_t ring_step_begin = ring_step;
         const uint32_t ring_step_end =
-            ring_step + (uint32_t)__shfl_sync(0xffffffffu, step_count(s.work[n % s.WORK_STAGES]), 0);
+            ring_step + (uint32_t)__shfl_sync(0xffffffffu, step_count(s.work[units_taken % s.WORK_STAGES]), 0);
         const auto is_step_skipped = [&] {
             return is_skipped<QUERIES, GENERAL>(w, tile_of(c, w, (int)(ring_step - ring_step_begin)),
                                                 w.first_key + 64 * consumer);
@@ -755,7 +754,7 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, bwd_
             continue;
         /* The stores read `work` again, so that its members need no registers during the steps. */
         asm volatile("" ::: "memory");
-        const attention_work &out = s.work[n % s.WORK_STAGES];
+        const attention_work &out = s.work[units_taken % s.WORK_STAGES];
         const int key = thread_key(out);
         store_rows<E, GENERAL>(c, c.dv, c.dv_store_method, key_output_rows<GENERAL>(c, c.dv, out), key, 0, (int)c.d_v,
                                dv_scale<E>, dv);

@@ -117,17 +117,17 @@ static __device__ void load_tiles(const attention_bwd_mapped_call &mapped, key_b
     cot_griddepcontrol_wait();
     cot_fence_proxy_async_global();
     const int first_delta_row = (int)(c.B * c.H * c.tiles_per_head); /* scaled_delta follows all rows of lse_log2 */
-    uint32_t n = 0, ring_step = 0; /* n: how many key blocks this thread block has taken earlier */
-    for (;; n++) {
+    uint32_t units_taken = 0, ring_step = 0;
+    for (;; units_taken++) {
         const uint32_t unit_number = take_key_block(c, s);
         if (unit_number >= c.unit_count) {
-            s.work[n % s.WORK_STAGES].first_key = END_OF_WORK;
-            publish_work_only(s, n);
+            s.work[units_taken % s.WORK_STAGES].first_key = END_OF_WORK;
+            publish_work_only(s, units_taken);
             return;
         }
         attention_work w = work_of<QUERIES>(c, unit_number);
         split_heads(c, w);
-        s.work[n % s.WORK_STAGES] = w;
+        s.work[units_taken % s.WORK_STAGES] = w;
         prefetch_keys<TILE_COLUMNS>(mapped, w, w.first_key);
         for (int step = 0; step < step_count(w); step++, ring_step++) {
             const uint32_t q_stage = ring_step % ATTENTION_BWD_Q_STAGES,
@@ -154,11 +154,11 @@ static __device__ void load_tiles(const attention_bwd_mapped_call &mapped, key_b
              * previous key block is done) does not delay the first tile. */
             if (step > 0)
                 continue;
-            begin_loading_keys(s, n, &s.kv_full);
+            begin_loading_keys(s, units_taken, &s.kv_full);
             load_keys(mapped, s, w, w.first_key, &s.kv_full);
         }
         if (step_count(w) == 0)
-            publish_work_only(s, n);
+            publish_work_only(s, units_taken);
     }
 }
 
@@ -191,17 +191,17 @@ static __device__ void load_tiles_general(const attention_bwd_mapped_call &mappe
     cot_fence_proxy_async_global();
     /* scaled_delta follows all rows of lse_log2. With packed sequences their number is not B H tiles_per_head. */
     const int first_delta_row = (int)(c.scaled_delta - c.lse_log2) / QUERIES;
-    uint32_t uncleared_parity = 0, n = 0, ring_step = 0;
-    for (;; n++) {
+    uint32_t uncleared_parity = 0, units_taken = 0, ring_step = 0;
+    for (;; units_taken++) {
         if (leader) {
-            attention_work &next = s.work[n % s.WORK_STAGES];
+            attention_work &next = s.work[units_taken % s.WORK_STAGES];
             if (!work_of_general<QUERIES>(c, take_key_block(c, s), next))
                 next.first_key = END_OF_WORK;
             split_heads(c, next); /* also after the last key block, when no warp reads the heads */
         }
         __syncwarp();
         /* The threads have too few registers for a copy of w. Each step loads what it needs, all at once. */
-        const attention_work &w = s.work[n % s.WORK_STAGES];
+        const attention_work &w = s.work[units_taken % s.WORK_STAGES];
         if (w.first_key == END_OF_WORK)
             break;
         const int steps = step_count(w);
@@ -245,7 +245,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped_call &mappe
             const bool keys_are_clean = w.first_key + KEYS <= w.used_k || w.k_first_row + w.used_k == c.sequences.Tk;
             if (leader) {
                 uint64_t *kv_barrier = keys_are_clean ? &s.kv_full : s.uncleared_full;
-                begin_loading_keys(s, n, kv_barrier);
+                begin_loading_keys(s, units_taken, kv_barrier);
                 load_keys(mapped, s, w, w.k_first_row + w.first_key, kv_barrier);
             }
             static_assert(offsetof(key_block_shared<TILE_COLUMNS>, v) == sizeof s.k,
@@ -256,10 +256,10 @@ static __device__ void load_tiles_general(const attention_bwd_mapped_call &mappe
                                                                         w.used_k - w.first_key, &s.kv_full);
         }
         if (leader && steps == 0)
-            publish_work_only(s, n);
+            publish_work_only(s, units_taken);
     }
     if (leader)
-        publish_work_only(s, n);
+        publish_work_only(s, units_taken);
 }
 
 /* Whether this dQ tile has only 32 columns: with 96 used columns, each one of odd index. */
@@ -350,9 +350,9 @@ static __device__ void write_dq(const attention_bwd_mapped_call &mapped, key_blo
     int dq_tile_index = stage;
     cot_griddepcontrol_wait(); /* until dq_accum and the semaphores are cleared */
     cot_fence_proxy_async_global();
-    for (uint32_t n = 0;; n++) {
-        cot_mbarrier_wait(&s.kv_full, n & 1);
-        const attention_work w = s.work[n % s.WORK_STAGES];
+    for (uint32_t units_taken = 0;; units_taken++) {
+        cot_mbarrier_wait(&s.kv_full, parity_of<1>(units_taken));
+        const attention_work w = s.work[units_taken % s.WORK_STAGES];
         cot_mbarrier_arrive(&s.kv_empty);
         if (w.first_key == END_OF_WORK)
             break;
@@ -469,9 +469,9 @@ static __device__ void compute_dq(const attention_bwd_call &c, key_block_shared<
 {
     cot_pipeline_state<ATTENTION_BWD_DS_STAGES> ds;
     cot_pipeline_state<ATTENTION_BWD_DQ_STAGES> dq;
-    for (uint32_t n = 0;; n++) {
-        cot_mbarrier_wait(&s.kv_full, n & 1);
-        const attention_work w = s.work[n % s.WORK_STAGES];
+    for (uint32_t units_taken = 0;; units_taken++) {
+        cot_mbarrier_wait(&s.kv_full, parity_of<1>(units_taken));
+        const attention_work w = s.work[units_taken % s.WORK_STAGES];
         if (w.first_key == END_OF_WORK)
             return;
         compute_dq_of_key_block<E, TILE_COLUMNS, USED_COLUMNS, GENERAL, STORES_DQ>(c, s, w, ds, dq);

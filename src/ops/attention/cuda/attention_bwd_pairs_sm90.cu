@@ -47,21 +47,20 @@
 
 enum { PAIR_KEYS = 2 * KEYS };
 
-/* Returns the number of the cluster's next pair. Block 0 takes it from the counter and sends it to block 1. n: how many
- * pairs this cluster has taken earlier. */
+/* Returns the number of the cluster's next pair. Block 0 takes it from the counter and sends it to block 1. */
 template <int TILE_COLUMNS>
 static __device__ __forceinline__ uint32_t take_pair(const attention_bwd_call &c, pair_shared<TILE_COLUMNS> &s,
-                                                     int rank, uint32_t n)
+                                                     int rank, uint32_t units_taken)
 {
     if (rank == 0) {
         const uint32_t unit_number = atomicAdd(c.unit_counter, 1);
-        cot_mbarrier_wait(s.pair_empty, (n & 1) ^ 1);
+        cot_mbarrier_wait(s.pair_empty, parity_of<1>(units_taken) ^ 1);
         cot_store_async(cot_mapa(cot_shared_address(s.unit_number), 1), cot_mapa(cot_shared_address(s.pair_full), 1),
                         unit_number, 0, 0, 0);
         return unit_number;
     }
     cot_mbarrier_arrive_expect(s.pair_full, sizeof s.unit_number);
-    cot_mbarrier_wait(s.pair_full, n & 1);
+    cot_mbarrier_wait(s.pair_full, parity_of<1>(units_taken));
     const uint32_t unit_number = *(volatile uint32_t *)&s.unit_number[0].x;
     cot_mbarrier_arrive_remote(cot_mapa(cot_shared_address(s.pair_empty), 0));
     return unit_number;
@@ -95,12 +94,12 @@ static __device__ void load_pair_tiles(const attention_bwd_mapped_call &mapped, 
     const int column = TILE_COLUMNS == 64 ? 0 : 64 * rank,
               row_in_tile = TILE_COLUMNS == 64 ? 64 * rank : 0; /* origin of this block's half within the tile */
     uint32_t ring_step = 0;
-    for (uint32_t n = 0;; n++) {
-        const uint32_t unit_number = take_pair(c, s, rank, n);
-        attention_work &w = s.work[n % s.WORK_STAGES];
+    for (uint32_t units_taken = 0;; units_taken++) {
+        const uint32_t unit_number = take_pair(c, s, rank, units_taken);
+        attention_work &w = s.work[units_taken % s.WORK_STAGES];
         if (unit_number >= c.unit_count) {
             w.first_key = END_OF_WORK;
-            publish_work_only(s, n);
+            publish_work_only(s, units_taken);
             return;
         }
         w = work_of<QUERIES, PAIR_KEYS>(c, unit_number);
@@ -133,13 +132,13 @@ static __device__ void load_pair_tiles(const attention_bwd_mapped_call &mapped, 
              * previous pair is done) does not delay the first tile. */
             if (step > 0)
                 continue;
-            begin_loading_keys(s, n, &s.kv_full);
+            begin_loading_keys(s, units_taken, &s.kv_full);
             const int peer_first_key = w.first_key ^ KEYS; /* a pair begins at a multiple of 256 keys */
             cot_tma_load_4d(s.peer_k, &mapped.k, column, peer_first_key, w.kv_head, b, &s.kv_full);
             load_keys(mapped, s, w, w.first_key, &s.kv_full);
         }
         if (step_count(w) == 0)
-            publish_work_only(s, n);
+            publish_work_only(s, units_taken);
     }
 }
 
@@ -163,9 +162,9 @@ static __device__ void write_pair_dq(const attention_bwd_mapped_call &mapped, pa
     cot_griddepcontrol_wait(); /* until dq_accum and the semaphores are cleared */
     cot_fence_proxy_async_global();
     uint32_t parity = 0;
-    for (uint32_t n = 0;; n++) {
-        cot_mbarrier_wait(&s.kv_full, n & 1);
-        const attention_work w = s.work[n % s.WORK_STAGES];
+    for (uint32_t units_taken = 0;; units_taken++) {
+        cot_mbarrier_wait(&s.kv_full, parity_of<1>(units_taken));
+        const attention_work w = s.work[units_taken % s.WORK_STAGES];
         cot_mbarrier_arrive(&s.kv_empty);
         if (w.first_key == END_OF_WORK)
             break;
@@ -208,9 +207,9 @@ template <int TILE_COLUMNS> static __device__ void send_ds(pair_shared<TILE_COLU
                    peer_ds_full = cot_mapa(cot_shared_address(s.peer_ds_full), rank ^ 1);
     cot_pipeline_state<ATTENTION_BWD_DS_STAGES> ds;
     uint32_t parity = 0;
-    for (uint32_t n = 0;; n++) {
-        cot_mbarrier_wait(&s.kv_full, n & 1);
-        const attention_work &w = s.work[n % s.WORK_STAGES];
+    for (uint32_t units_taken = 0;; units_taken++) {
+        cot_mbarrier_wait(&s.kv_full, parity_of<1>(units_taken));
+        const attention_work &w = s.work[units_taken % s.WORK_STAGES];
         const int steps = w.first_key == END_OF_WORK ? -1 : step_count(w);
         cot_mbarrier_arrive(&s.kv_empty);
         if (steps < 0)
@@ -256,9 +255,9 @@ static __device__ void compute_pair_dq(const attention_bwd_call &c, pair_shared<
                    peer_sent_ds_empty = cot_mapa(cot_shared_address(s.sent_ds_empty), rank ^ 1);
     cot_pipeline_state<ATTENTION_BWD_DS_STAGES> ds;
     uint32_t parity = 0;
-    for (uint32_t n = 0;; n++) {
-        cot_mbarrier_wait(&s.kv_full, n & 1);
-        const attention_work &w = s.work[n % s.WORK_STAGES];
+    for (uint32_t units_taken = 0;; units_taken++) {
+        cot_mbarrier_wait(&s.kv_full, parity_of<1>(units_taken));
+        const attention_work &w = s.work[units_taken % s.WORK_STAGES];
         if (w.first_key == END_OF_WORK)
             return;
         float acc[32];
