@@ -398,7 +398,7 @@ static __device__ __forceinline__ float2 load_float2_pinned(const float *from)
 /* At 64 tile columns without softcap, the first step of a key block multiplies a dS of zeros with its own tile of Q. A
  * separate first step without this product needs more registers than there are. NaN in Q reach dK in both cases,
  * because the next step multiplies the same tile with its dS. */
-template <int TILE_COLUMNS, bool SOFTCAP> constexpr bool adds_zeros_first = TILE_COLUMNS == 64 && !SOFTCAP;
+template <int TILE_COLUMNS, bool SOFTCAP> constexpr bool first_step_adds_zeros = TILE_COLUMNS == 64 && !SOFTCAP;
 
 /* The ring_step of the first step that this warp does not skip in the current key block. It is in shared memory,
  * because in f16 a register for it makes ptxas spill or serialise wgmma. */
@@ -520,7 +520,8 @@ static __device__ __forceinline__ void compute_ds(typename T::shared &s, const c
 
 /* One step of a consumer, in the parts 1 to 4 that the top of attention_bwd_key_blocks_sm90.cu lists. Returns whether
  * this consumer skips the next tile.
- *   ISSUES_DK         true: issues dK += packed^T Q[previous_q]. In a first step with ADDS_ZEROS, packed is 0
+ *   ISSUES_DK         true: issues dK += packed^T Q[previous_q]. With FIRST_STEP_ADDS_ZEROS, the first step of a key
+ *                     block has packed = 0
  *   ring_step_begin   the ring_step of the key block's step 0: `step` is ring_step - ring_step_begin
  * With SOFTCAP, the upper two bytes of P times the slope are in the dS buffer of this stage, until dS overwrites them.
  * The step therefore waits for ds_empty before it computes P. */
@@ -532,7 +533,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     using E = typename T::E;
     constexpr int TILE_COLUMNS = T::TILE_COLUMNS, QUERIES = T::QUERIES, N = QUERIES / 2, QUERY_GROUPS = QUERIES / 8;
     constexpr bool GENERAL = T::GENERAL, SOFTCAP = T::SOFTCAP;
-    constexpr bool ADDS_ZEROS = adds_zeros_first<TILE_COLUMNS, SOFTCAP>;
+    constexpr bool FIRST_STEP_ADDS_ZEROS = first_step_adds_zeros<TILE_COLUMNS, SOFTCAP>;
     /* How many float2 of lse_log2 and of scaled_delta are loaded before the waits. The free registers limit them. */
     constexpr int LSE_PRELOADS = SOFTCAP || (cot_is_f16<E> && TILE_COLUMNS > 64) ? 2 : 4,
                   DELTA_PRELOADS = SOFTCAP || TILE_COLUMNS == 64 ? 2 : LSE_PRELOADS;
@@ -568,11 +569,10 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     if (ISSUES_DK) {
         cot_wgmma_wait<0>();
         __syncwarp();
-        /* ADDS_ZEROS: in the first step that this warp does not skip in the key block, previous_q is the step's own
-         * stage, and dK added zeros times its Q. The next step reads this Q for dK, so the stage must not be released
-         * yet. */
-        bool is_first_unskipped_step = ADDS_ZEROS && ring_step == ring_step_begin;
-        if constexpr (ADDS_ZEROS && GENERAL)
+        /* In the first step of a key block (GENERAL: the first that this warp does not skip), previous_q is this step's
+         * own stage, which the next step still reads. Do not release it. */
+        bool is_first_unskipped_step = FIRST_STEP_ADDS_ZEROS && ring_step == ring_step_begin;
+        if constexpr (FIRST_STEP_ADDS_ZEROS && GENERAL)
             is_first_unskipped_step = first_unskipped_ring_step_of(s) == ring_step;
         if (!is_first_unskipped_step && lane == 0)
             cot_mbarrier_arrive(&s.q_empty[r.previous_q]);
@@ -688,7 +688,7 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, bwd_
 {
     using traits = consumer_traits<E, TILE_COLUMNS, USED_COLUMNS, GENERAL, SOFTCAP, PAIRS>;
     constexpr int QUERIES = traits::QUERIES;
-    constexpr bool ADDS_ZEROS = adds_zeros_first<TILE_COLUMNS, SOFTCAP>;
+    constexpr bool FIRST_STEP_ADDS_ZEROS = first_step_adds_zeros<TILE_COLUMNS, SOFTCAP>;
     float dk[USED_COLUMNS / 2], dv[USED_COLUMNS / 2];
     uint32_t packed[QUERIES / 4];
     /* Uniform in a warp. The shuffle shows this to ptxas 13.0, which then computes descriptors on the uniform datapath.
@@ -721,19 +721,20 @@ static __device__ __forceinline__ void consume(const attention_bwd_call &c, bwd_
         };
         for (; ring_step < ring_step_end && is_step_skipped(); ring_step++)
             skip_step(s, ring_step);
-        if constexpr (GENERAL && ADDS_ZEROS)
+        if constexpr (GENERAL && FIRST_STEP_ADDS_ZEROS)
             if (threadIdx.x % WARP == 0)
                 first_unskipped_ring_step_of(s) = ring_step;
         if (ring_step < ring_step_end) {
-            if (ADDS_ZEROS) {
+            if (FIRST_STEP_ADDS_ZEROS) {
                 previous_q = ring_step % ATTENTION_BWD_Q_STAGES;
 #pragma unroll
                 for (int i = 0; i < QUERIES / 4; i++)
                     packed[i] = 0;
             }
-            bool skip = consumer_step<traits, ADDS_ZEROS>(c, s, w, ring_step_begin, ring_step, registers);
+            bool skip = consumer_step<traits, /*ISSUES_DK=*/FIRST_STEP_ADDS_ZEROS>(c, s, w, ring_step_begin, ring_step,
+                                                                                   registers);
             for (ring_step++; ring_step < ring_step_end && !skip; ring_step++)
-                skip = consumer_step<traits, true>(c, s, w, ring_step_begin, ring_step, registers);
+                skip = consumer_step<traits, /*ISSUES_DK=*/true>(c, s, w, ring_step_begin, ring_step, registers);
             issue_gemm_add_ab<E>(dk, packed, s.q[previous_q][0]);
             cot_wgmma_wait<0>();
             __syncwarp();
