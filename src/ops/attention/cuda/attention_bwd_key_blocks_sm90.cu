@@ -175,7 +175,7 @@ static __device__ __forceinline__ void wait_and_clear(uint64_t *uncleared_full, 
 }
 
 /* The producer of the GENERAL versions. Differences from load_tiles:
- *   - a whole warp executes it, to clear rows of other sequences (`clean`, uncleared_full)
+ *   - a whole warp executes it, to clear rows of other sequences (needs_clearing, uncleared_full)
  *   - key blocks come from work_of_general, and their sequences begin at any row of the tensors
  *   - scaled_delta begins at a row that depends on the packing
  *   - `work` stays in shared memory
@@ -213,10 +213,10 @@ static __device__ void load_tiles_general(const attention_bwd_mapped_call &mappe
             const int statistics_row = (int)query_tile_base_of<true>(c, w, step_info.head_in_group) + tile;
             const uint32_t bytes = COLUMN_PANELS * s.Q_PANEL_BYTES + QUERIES * sizeof(float);
             /* TMA fills rows after the tensor's last row with zeros. */
-            const bool clean = w.q_first_row + w.used_q == c.sequences.Tq || tile < w.used_q / QUERIES;
+            const bool needs_clearing = !(w.q_first_row + w.used_q == c.sequences.Tq || tile < w.used_q / QUERIES);
             const int query_row = w.q_first_row + tile * QUERIES, used = w.used_q - tile * QUERIES;
-            uint64_t *q_barrier = clean ? &s.q_full[q_stage] : s.uncleared_full;
-            uint64_t *dout_barrier = clean ? &s.dout_full[dout_stage] : s.uncleared_full;
+            uint64_t *q_barrier = needs_clearing ? s.uncleared_full : &s.q_full[q_stage];
+            uint64_t *dout_barrier = needs_clearing ? s.uncleared_full : &s.dout_full[dout_stage];
             cot_mbarrier_wait(&s.q_empty[q_stage], parity_of<ATTENTION_BWD_Q_STAGES>(ring_step) ^ 1);
             if (leader) {
                 cot_mbarrier_arrive_expect(q_barrier, bytes);
@@ -224,7 +224,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped_call &mappe
                     cot_tma_load_4d(s.q[q_stage][panel], &mapped.q, panel * 64, query_row, head, b, q_barrier);
                 cot_tma_load_4d(s.lse_log2[q_stage], &mapped.statistics, 0, statistics_row, 0, 0, q_barrier);
             }
-            if (!clean)
+            if (needs_clearing)
                 wait_and_clear<key_block_shared<TILE_COLUMNS>::Q_PANEL_BYTES, COLUMN_PANELS>(
                     s.uncleared_full, uncleared_parity, s.q[q_stage], used, &s.q_full[q_stage]);
             cot_mbarrier_wait(&s.dout_empty[dout_stage], parity_of<ATTENTION_BWD_DOUT_STAGES>(ring_step) ^ 1);
@@ -236,21 +236,22 @@ static __device__ void load_tiles_general(const attention_bwd_mapped_call &mappe
                 cot_tma_load_4d(s.scaled_delta[dout_stage], &mapped.statistics, 0, first_delta_row + statistics_row, 0,
                                 0, dout_barrier);
             }
-            if (!clean)
+            if (needs_clearing)
                 wait_and_clear<key_block_shared<TILE_COLUMNS>::Q_PANEL_BYTES, COLUMN_PANELS>(
                     s.uncleared_full, uncleared_parity, s.dout[dout_stage], used, &s.dout_full[dout_stage]);
             /* As in load_tiles. */
             if (step > 0)
                 continue;
-            const bool keys_are_clean = w.first_key + KEYS <= w.used_k || w.k_first_row + w.used_k == c.sequences.Tk;
+            const bool keys_need_clearing =
+                !(w.first_key + KEYS <= w.used_k || w.k_first_row + w.used_k == c.sequences.Tk);
             if (leader) {
-                uint64_t *kv_barrier = keys_are_clean ? &s.kv_full : s.uncleared_full;
+                uint64_t *kv_barrier = keys_need_clearing ? s.uncleared_full : &s.kv_full;
                 begin_loading_keys(s, units_taken, kv_barrier);
                 load_keys(mapped, s, w, w.k_first_row + w.first_key, kv_barrier);
             }
             static_assert(offsetof(key_block_shared<TILE_COLUMNS>, v) == sizeof s.k,
                           "V follows K: one call clears both");
-            if (!keys_are_clean)
+            if (keys_need_clearing)
                 wait_and_clear<2 * TILE_64X64_BYTES, 2 * COLUMN_PANELS>(s.uncleared_full, uncleared_parity,
                                                                         (unsigned char(*)[2 * TILE_64X64_BYTES]) s.k,
                                                                         w.used_k - w.first_key, &s.kv_full);

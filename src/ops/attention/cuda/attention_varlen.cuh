@@ -11,9 +11,9 @@
 /* ATTENTION_UNBOUNDED in 32 bits. It is beyond any key, because rows are less than half of it. */
 enum { ATTENTION_UNBOUNDED_32 = 1 << 30 };
 
-/* The sequence of query tile or key block `number`, where a sequence has those of `heads` heads: the last sequence with
- * (tiles or key blocks before it) * heads <= number. `before_member` selects tiles_before or key_blocks_before, which
- * count those of one head. */
+/* Returns the index of the sequence that has query tile or key block `number`, where a sequence has those of `heads`
+ * heads: the last sequence with (tiles or key blocks before it) * heads <= number. `before_member` selects tiles_before
+ * or key_blocks_before, which count those of one head. */
 static __device__ __forceinline__ int attention_find_sequence(const attention_sequences &sequences,
                                                               int32_t attention_seqlen_info::*before_member,
                                                               uint32_t heads, uint32_t number)
