@@ -7,10 +7,10 @@
  * a cluster takes at a time: a key block, in the pair kernel a pair of key blocks. It has UNIT_KEYS keys, 128 or 256.
  * unit_number numbers the units of the call, in the order in which thread blocks take them.
  *
- * Names in these kernels: m are the arguments of the launch (attention_bwd_mapped_call: tensor maps and c), c is the call, w
- * the work of the unit, s the shared memory. `statistics` are lse_log2 and scaled_delta, one row for each query tile.
- * `head` alone is a query head. `kv_head` is a key-value head of one batch element, `batch_kv_head` one of all batch
- * elements: b Hkv + kv_head. */
+ * Names in these kernels: `mapped` are the arguments of the launch (attention_bwd_mapped_call: tensor maps and c), c is
+ * the call, w the work of the unit, s the shared memory. `statistics` are lse_log2 and scaled_delta, one row for each
+ * query tile. `head` alone is a query head. `kv_head` is a key-value head of one batch element, `batch_kv_head` one of
+ * all batch elements: b Hkv + kv_head. */
 #ifndef COT_ATTENTION_BWD_COMMON_SM90_CUH
 #define COT_ATTENTION_BWD_COMMON_SM90_CUH
 
@@ -381,12 +381,12 @@ template <int N> static __device__ __forceinline__ void stage_dq_tile(float *dq,
         cot_mbarrier_arrive(full);
 }
 
-/* Waits until all earlier units have added to the dQ tile. Its semaphore then equals earlier_units. accum_tile: index
- * of the dQ tile in dq_accum. */
-static __device__ __forceinline__ void wait_for_earlier_units(const attention_bwd_call &c, int64_t accum_tile,
+/* Waits until all earlier units have added to the dQ tile. Its semaphore then equals earlier_units. accum_dq_tile:
+ * index of the dQ tile in dq_accum. */
+static __device__ __forceinline__ void wait_for_earlier_units(const attention_bwd_call &c, int64_t accum_dq_tile,
                                                               uint32_t earlier_units)
 {
-    while (cot_load_acquire(c.dq_semaphore + accum_tile) != earlier_units)
+    while (cot_load_acquire(c.dq_semaphore + accum_dq_tile) != earlier_units)
         ;
     cot_fence_proxy_async_global();
 }
@@ -406,12 +406,12 @@ static __device__ __forceinline__ void add_staged_dq_tile(float (&acc)[32], cons
  * stores the dQ tile instead. Waits until the stage has been read. HALF: only the first 32 columns. In the order of
  * accumulators they are the first half of the floats of each warp. */
 template <bool HALF = false>
-static __device__ __forceinline__ void add_dq_tile(const attention_bwd_call &c, int64_t accum_tile, const float *dq,
+static __device__ __forceinline__ void add_dq_tile(const attention_bwd_call &c, int64_t accum_dq_tile, const float *dq,
                                                    bool overwrite)
 {
     constexpr int PIECE_FLOATS = ATTENTION_BWD_DQ_TILE_FLOATS / (HALF ? 4 : 1);
     constexpr int BYTES = PIECE_FLOATS / (HALF ? 2 : 1) * (int)sizeof(float);
-    float *accum = c.dq_accum + accum_tile * ATTENTION_BWD_DQ_TILE_FLOATS;
+    float *accum = c.dq_accum + accum_dq_tile * ATTENTION_BWD_DQ_TILE_FLOATS;
 #pragma unroll
     for (int i = 0; i < ATTENTION_BWD_DQ_TILE_FLOATS; i += PIECE_FLOATS)
         if (overwrite)
@@ -423,10 +423,10 @@ static __device__ __forceinline__ void add_dq_tile(const attention_bwd_call &c, 
 }
 
 /* Increments the semaphore of a dQ tile when the sums of this unit are in memory. */
-static __device__ __forceinline__ void release_next_unit(const attention_bwd_call &c, int64_t accum_tile)
+static __device__ __forceinline__ void release_next_unit(const attention_bwd_call &c, int64_t accum_dq_tile)
 {
     cot_bulk_wait();
-    cot_add_release(c.dq_semaphore + accum_tile, 1);
+    cot_add_release(c.dq_semaphore + accum_dq_tile, 1);
 }
 
 /* Address of this thread's fragment of dS^T in a tile [query][key]. The fragment of the next 16 queries is 16

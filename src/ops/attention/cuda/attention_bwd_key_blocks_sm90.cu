@@ -263,10 +263,10 @@ static __device__ void load_tiles_general(const attention_bwd_mapped_call &mappe
         publish_work_only(s, units_taken);
 }
 
-/* Whether this dQ tile has only 32 columns: with 96 used columns, each one of odd index. */
-template <int USED_COLUMNS> static __device__ __forceinline__ bool is_half_dq_tile(int dq_tile_index)
+/* Whether this dQ tile of a step has only 32 columns: with 96 used columns, each one of odd number. */
+template <int USED_COLUMNS> static __device__ __forceinline__ bool is_half_dq_tile(int dq_tile_in_step)
 {
-    return USED_COLUMNS == 96 && dq_tile_index % 2 == 1;
+    return USED_COLUMNS == 96 && dq_tile_in_step % 2 == 1;
 }
 
 /* The dq_writer of one dQ stage adds the dQ tiles in this stage to memory. Each stage has its own dq_writer: in
@@ -285,19 +285,17 @@ template <int USED_COLUMNS> static __device__ __forceinline__ bool is_half_dq_ti
  *   (3) Else the dq_writer at the start of this iteration: the first dQ tile of a key block, or the dQ tile after one
  *       that the dQ warpgroup has stored as dq.
  *
- *   dq_tile_index   index of the dQ tile in the key block: step * DQ_TILES_PER_QUERY_TILE + its number in the step.
- *                   On return: that of the stage's first dQ tile in the next key block
- *   parity          of `dq full` for the stage's next dQ tile
- *   accum_tile      index of the dQ tile in dq_accum */
+ *   dq_tile_in_unit   number of the dQ tile in the key block: step * DQ_TILES_PER_QUERY_TILE + dq_tile_in_step. On
+ *                     return: that of the stage's first dQ tile in the next key block
+ *   parity            of `dq full` for the stage's next dQ tile
+ *   accum_dq_tile     index of the dQ tile in dq_accum */
 template <int TILE_COLUMNS, int USED_COLUMNS, bool GENERAL, bool DETERMINISTIC, bool STORES_DQ>
 static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd_mapped_call &mapped,
                                                              key_block_shared<TILE_COLUMNS> &s, const attention_work &w,
-                                                             int stage, int &dq_tile_index, uint32_t &parity)
+                                                             int stage, int &dq_tile_in_unit, uint32_t &parity)
 {
     constexpr int DQ_TILES_PER_QUERY_TILE = key_block_shared<TILE_COLUMNS>::DQ_TILES_PER_QUERY_TILE;
     const attention_bwd_call &c = mapped.call;
-    static_assert(USED_COLUMNS != 96 || DQ_TILES_PER_QUERY_TILE % 2 == 0,
-                  "is_half_dq_tile: an odd index is an odd number in the step");
     const int end = step_count(w) * DQ_TILES_PER_QUERY_TILE;
     const auto position_of = [&](int index) {
         const int tile = tile_of(c, w, index / DQ_TILES_PER_QUERY_TILE);
@@ -308,47 +306,48 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
         return position;
     };
     bool arrived_early = false; /* whether the dq_writer has arrived for the dQ tile of the next iteration */
-    for (; dq_tile_index < end; dq_tile_index += ATTENTION_BWD_DQ_STAGES, parity ^= 1) {
-        const attention_step step_info = step_of(c, w, dq_tile_index / DQ_TILES_PER_QUERY_TILE);
-        const int64_t accum_tile =
+    for (; dq_tile_in_unit < end; dq_tile_in_unit += ATTENTION_BWD_DQ_STAGES, parity ^= 1) {
+        const attention_step step_info = step_of(c, w, dq_tile_in_unit / DQ_TILES_PER_QUERY_TILE);
+        const int dq_tile_in_step = dq_tile_in_unit % DQ_TILES_PER_QUERY_TILE;
+        const int64_t accum_dq_tile =
             (query_tile_base_of<GENERAL>(c, w, step_info.head_in_group) + step_info.tile) * DQ_TILES_PER_QUERY_TILE +
-            dq_tile_index % DQ_TILES_PER_QUERY_TILE;
-        const attention_dq_position position = position_of(dq_tile_index);
+            dq_tile_in_step;
+        const attention_dq_position position = position_of(dq_tile_in_unit);
         const bool loads_sums = position.is_final && position.earlier_units > 0;
         if (!loads_sums && !arrived_early) /* (3), before the wait, so that the dQ warpgroup may stage the dQ tile */
             cot_mbarrier_arrive(&s.dq_ready[stage]);
         if (DETERMINISTIC && position.earlier_units > 0)
-            wait_for_earlier_units(c, accum_tile, position.earlier_units);
+            wait_for_earlier_units(c, accum_dq_tile, position.earlier_units);
         if (loads_sums) { /* (1) */
             cot_mbarrier_arrive_expect(&s.dq_ready[stage], sizeof s.dq[stage]);
-            cot_tma_load_4d(s.dq[stage], &mapped.dq_accum, 0, (int)(accum_tile * (ATTENTION_BWD_DQ_TILE_FLOATS / 64)),
-                            0, 0, &s.dq_ready[stage]);
+            cot_tma_load_4d(s.dq[stage], &mapped.dq_accum, 0,
+                            (int)(accum_dq_tile * (ATTENTION_BWD_DQ_TILE_FLOATS / 64)), 0, 0, &s.dq_ready[stage]);
         }
         cot_mbarrier_wait(&s.dq_full[stage], parity);
         arrived_early = false;
         if (position.is_final) /* the dQ warpgroup stores dq, so there is nothing to add */
             continue;
-        if (is_half_dq_tile<USED_COLUMNS>(dq_tile_index))
-            add_dq_tile</*HALF=*/true>(c, accum_tile, s.dq[stage], position.earlier_units == 0);
+        if (is_half_dq_tile<USED_COLUMNS>(dq_tile_in_step))
+            add_dq_tile</*HALF=*/true>(c, accum_dq_tile, s.dq[stage], position.earlier_units == 0);
         else
-            add_dq_tile(c, accum_tile, s.dq[stage], position.earlier_units == 0);
-        if (dq_tile_index + ATTENTION_BWD_DQ_STAGES < end) {
-            const attention_dq_position next = position_of(dq_tile_index + ATTENTION_BWD_DQ_STAGES);
+            add_dq_tile(c, accum_dq_tile, s.dq[stage], position.earlier_units == 0);
+        if (dq_tile_in_unit + ATTENTION_BWD_DQ_STAGES < end) {
+            const attention_dq_position next = position_of(dq_tile_in_unit + ATTENTION_BWD_DQ_STAGES);
             arrived_early = !next.is_final || next.earlier_units == 0;
         }
         if (arrived_early) /* (2), before release_next_unit, which waits until the sums are in memory */
             cot_mbarrier_arrive(&s.dq_ready[stage]);
         if (DETERMINISTIC)
-            release_next_unit(c, accum_tile);
+            release_next_unit(c, accum_dq_tile);
     }
-    dq_tile_index -= end;
+    dq_tile_in_unit -= end;
 }
 
 template <int TILE_COLUMNS, int USED_COLUMNS, bool GENERAL, bool DETERMINISTIC, bool STORES_DQ>
 static __device__ void write_dq(const attention_bwd_mapped_call &mapped, key_block_shared<TILE_COLUMNS> &s, int stage)
 {
     uint32_t parity = 0;
-    int dq_tile_index = stage;
+    int dq_tile_in_unit = stage;
     cot_griddepcontrol_wait(); /* until dq_accum and the semaphores are cleared */
     cot_fence_proxy_async_global();
     for (uint32_t units_taken = 0;; units_taken++) {
@@ -358,31 +357,30 @@ static __device__ void write_dq(const attention_bwd_mapped_call &mapped, key_blo
         if (w.first_key == END_OF_WORK)
             break;
         write_dq_of_key_block<TILE_COLUMNS, USED_COLUMNS, GENERAL, DETERMINISTIC, STORES_DQ>(mapped, s, w, stage,
-                                                                                             dq_tile_index, parity);
+                                                                                             dq_tile_in_unit, parity);
     }
     cot_bulk_wait();
 }
 
 /* Computes a dQ tile of a step, dQ = dS K, over the keys of consumers first_consumer to last_consumer. Waits on `dq
  * ready` of the stage while the products run.
- *   acc        N sums per thread. The 128 threads have the first 2 N columns of 64 queries
- *   ds_stage   the stage of dS
- *   dq_tile    number of the dQ tile in the step: i * COLUMN_PANELS + j has queries 64 i to 64 i + 63 of the tile,
- *              panel j
- *   ready      `dq ready` of the stage of the dQ tile
- *   parity     of `ready` */
+ *   acc               N sums per thread. The 128 threads have the first 2 N columns of 64 queries
+ *   ds_stage          the stage of dS
+ *   dq_tile_in_step   i * COLUMN_PANELS + j: queries 64 i to 64 i + 63 of the tile, panel j
+ *   ready             `dq ready` of the stage of the dQ tile
+ *   parity            of `ready` */
 template <typename E, int TILE_COLUMNS, int N>
 static __device__ __forceinline__ void compute_dq_tile(key_block_shared<TILE_COLUMNS> &s, float (&acc)[N],
-                                                       uint32_t ds_stage, int dq_tile, int first_consumer,
+                                                       uint32_t ds_stage, int dq_tile_in_step, int first_consumer,
                                                        int last_consumer, uint64_t *ready, uint32_t parity)
 {
     cot_wgmma_fence();
 #pragma unroll
     for (int consumer = first_consumer; consumer <= last_consumer; consumer++) {
         const uint64_t a = cot_wgmma_k_major(
-            cot_shared_address(s.ds[ds_stage][consumer] + dq_tile / s.COLUMN_PANELS * TILE_64X64_BYTES));
+            cot_shared_address(s.ds[ds_stage][consumer] + dq_tile_in_step / s.COLUMN_PANELS * TILE_64X64_BYTES));
         const uint64_t b =
-            cot_wgmma_mn_major(cot_shared_address(s.k[dq_tile % s.COLUMN_PANELS][consumer]), TILE_64X64_BYTES);
+            cot_wgmma_mn_major(cot_shared_address(s.k[dq_tile_in_step % s.COLUMN_PANELS][consumer]), TILE_64X64_BYTES);
 #pragma unroll
         for (int k = 0; k < 4; k++)
             cot_wgmma<E, false, true>(acc, a + k * COT_WGMMA_K_STEP, b + k * COT_WGMMA_MN_STEP,
@@ -417,28 +415,29 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
         const attention_dq_position position =
             STORES_DQ ? dq_position_of<QUERIES, GENERAL>(c, w, tile) : adds_without_order;
         cot_mbarrier_wait(&s.ds_full[ds.stage], ds.parity);
-        for (int dq_tile = 0; dq_tile < DQ_TILES_PER_QUERY_TILE; dq_tile++, dq.next()) {
+        for (int dq_tile_in_step = 0; dq_tile_in_step < DQ_TILES_PER_QUERY_TILE; dq_tile_in_step++, dq.next()) {
             uint64_t *ready = &s.dq_ready[dq.stage];
             /* Releases dS and the keys after the last product that reads them. */
             const auto compute_and_release = [&](auto &sums) {
                 if (consumer_0_attends && consumer_1_attends) {
-                    compute_dq_tile<E, TILE_COLUMNS>(s, sums, ds.stage, dq_tile, 0, 1, ready, dq.parity);
+                    compute_dq_tile<E, TILE_COLUMNS>(s, sums, ds.stage, dq_tile_in_step, 0, 1, ready, dq.parity);
                 } else if (consumer_0_attends || consumer_1_attends) {
                     const int consumer = consumer_1_attends ? 1 : 0;
-                    compute_dq_tile<E, TILE_COLUMNS>(s, sums, ds.stage, dq_tile, consumer, consumer, ready, dq.parity);
+                    compute_dq_tile<E, TILE_COLUMNS>(s, sums, ds.stage, dq_tile_in_step, consumer, consumer, ready,
+                                                     dq.parity);
                 } else {
                     cot_mbarrier_wait(ready, dq.parity);
 #pragma unroll
                     for (int i = 0; i < (int)(sizeof sums / sizeof sums[0]); i++)
                         sums[i] = 0.0f;
                 }
-                if (dq_tile == DQ_TILES_PER_QUERY_TILE - 1 && lane == 0) {
+                if (dq_tile_in_step == DQ_TILES_PER_QUERY_TILE - 1 && lane == 0) {
                     cot_mbarrier_arrive(&s.ds_empty[ds.stage]);
                     if (step == steps - 1)
                         cot_mbarrier_arrive(&s.kv_empty);
                 }
             };
-            if (is_half_dq_tile<USED_COLUMNS>(dq_tile)) {
+            if (is_half_dq_tile<USED_COLUMNS>(dq_tile_in_step)) {
                 float half[16];
                 compute_and_release(half);
                 stage_dq_tile(s.dq[dq.stage], half, &s.dq_full[dq.stage]);
@@ -455,10 +454,11 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
             if (lane == 0)
                 cot_mbarrier_arrive(&s.dq_full[dq.stage]);
             /* The only query head of the group is number 0. */
-            const int row =
-                tile * QUERIES + dq_tile / s.COLUMN_PANELS * 64 + threadIdx.x % WARPGROUP / WARP * 16 + lane / 4;
+            const int row = tile * QUERIES + dq_tile_in_step / s.COLUMN_PANELS * 64 +
+                            threadIdx.x % WARPGROUP / WARP * 16 + lane / 4;
             store_rows<E, /*GENERAL=*/false, /*FLOATS=*/false>(c, c.dq, c.dq_store_method, query_output_rows(c, w, 0),
-                                                               row, dq_tile % s.COLUMN_PANELS * 64, 64, c.scale, acc);
+                                                               row, dq_tile_in_step % s.COLUMN_PANELS * 64, 64, c.scale,
+                                                               acc);
         }
     }
     if (steps == 0 && lane == 0)

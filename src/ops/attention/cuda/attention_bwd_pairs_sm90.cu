@@ -173,7 +173,7 @@ static __device__ void write_pair_dq(const attention_bwd_mapped_call &mapped, pa
         for (int step = 0; step < steps; step++, parity ^= 1) {
             const attention_step step_info = step_of(c, w, step);
             const int64_t query_tile = query_tile_base_of<false>(c, w, step_info.head_in_group) + step_info.tile,
-                          accum_tile = query_tile * s.DQ_TILES_PER_QUERY_TILE + rank;
+                          accum_dq_tile = query_tile * s.DQ_TILES_PER_QUERY_TILE + rank;
             const attention_dq_position position =
                 DETERMINISTIC ? dq_position_of<QUERIES, /*GENERAL=*/false, PAIR_KEYS>(c, w, step_info.tile)
                               : adds_without_order;
@@ -181,20 +181,20 @@ static __device__ void write_pair_dq(const attention_bwd_mapped_call &mapped, pa
             if (!loads_sums && (step == 0 || is_final)) /* after the other steps the dq_writer has arrived already */
                 cot_mbarrier_arrive(&s.dq_ready[0]);
             if (DETERMINISTIC && position.earlier_units > 0)
-                wait_for_earlier_units(c, accum_tile, position.earlier_units);
+                wait_for_earlier_units(c, accum_dq_tile, position.earlier_units);
             if (loads_sums) {
                 cot_mbarrier_arrive_expect(&s.dq_ready[0], sizeof s.dq[0]);
-                cot_tma_load_4d(s.dq[0], &mapped.dq_accum, 0, (int)(accum_tile * (ATTENTION_BWD_DQ_TILE_FLOATS / 64)),
-                                0, 0, &s.dq_ready[0]);
+                cot_tma_load_4d(s.dq[0], &mapped.dq_accum, 0,
+                                (int)(accum_dq_tile * (ATTENTION_BWD_DQ_TILE_FLOATS / 64)), 0, 0, &s.dq_ready[0]);
             }
             cot_mbarrier_wait(&s.dq_full[0], parity);
             if (is_final) /* the dQ warpgroup stores dq, so there is nothing to add */
                 continue;
-            add_dq_tile(c, accum_tile, s.dq[0], position.earlier_units == 0);
+            add_dq_tile(c, accum_dq_tile, s.dq[0], position.earlier_units == 0);
             if (step + 1 < steps) /* before release_next_unit, which waits until the sums are in memory */
                 cot_mbarrier_arrive(&s.dq_ready[0]);
             if (DETERMINISTIC)
-                release_next_unit(c, accum_tile);
+                release_next_unit(c, accum_dq_tile);
         }
     }
     cot_bulk_wait();

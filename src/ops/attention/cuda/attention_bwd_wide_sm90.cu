@@ -226,9 +226,9 @@ static __device__ void load_tiles(const attention_bwd_mapped_call &mapped, wide_
 }
 
 /* A dq_writer: adds dQ tiles writer, writer + 2, ... of this block to memory.
- *   dq_tile_index   number of the dQ tile among those that the block computes, over all steps
- *   dq_tile         number of the dQ tile in its query tile: its 64 columns
- *   accum_tile      index of the dQ tile in dq_accum */
+ *   own_dq_tile       number of the dQ tile among those that the block computes, over all steps
+ *   dq_tile_in_step   number of the dQ tile in its step: its 64 columns
+ *   accum_dq_tile     index of the dQ tile in dq_accum */
 template <int COLUMNS, int V_COLUMNS, bool GENERAL, bool DETERMINISTIC>
 static __device__ void write_dq(const attention_bwd_call &c, wide_shared<COLUMNS, V_COLUMNS> &s,
                                 const attention_work &w, int rank, int writer)
@@ -240,22 +240,23 @@ static __device__ void write_dq(const attention_bwd_call &c, wide_shared<COLUMNS
     uint32_t parity = 0;
     cot_griddepcontrol_wait(); /* until dq_accum is cleared */
     cot_fence_proxy_async_global();
-    for (int dq_tile_index = writer; dq_tile_index < own_steps * S::OWN_DQ_TILES; dq_tile_index += 2, parity ^= 1) {
-        const int step = S::BY_TILES ? 2 * (dq_tile_index / S::OWN_DQ_TILES) + rank : dq_tile_index / S::OWN_DQ_TILES;
-        const int dq_tile = dq_tile_index % S::OWN_DQ_TILES + (S::BY_TILES ? 0 : rank * S::OWN_DQ_TILES);
+    for (int own_dq_tile = writer; own_dq_tile < own_steps * S::OWN_DQ_TILES; own_dq_tile += 2, parity ^= 1) {
+        const int step = S::BY_TILES ? 2 * (own_dq_tile / S::OWN_DQ_TILES) + rank : own_dq_tile / S::OWN_DQ_TILES;
+        const int dq_tile_in_step = own_dq_tile % S::OWN_DQ_TILES + (S::BY_TILES ? 0 : rank * S::OWN_DQ_TILES);
         const attention_step step_info = step_of(c, w, step);
-        const int64_t accum_tile =
-            (query_tile_base_of<GENERAL>(c, w, step_info.head_in_group) + step_info.tile) * S::COLUMN_PANELS + dq_tile;
+        const int64_t accum_dq_tile =
+            (query_tile_base_of<GENERAL>(c, w, step_info.head_in_group) + step_info.tile) * S::COLUMN_PANELS +
+            dq_tile_in_step;
         const uint32_t earlier_units = DETERMINISTIC
                                            ? dq_position_of<QUERIES, GENERAL>(c, w, step_info.tile).earlier_units
                                            : adds_without_order.earlier_units;
         if (DETERMINISTIC && earlier_units > 0)
-            wait_for_earlier_units(c, accum_tile, earlier_units);
+            wait_for_earlier_units(c, accum_dq_tile, earlier_units);
         cot_mbarrier_wait(&s.dq_full[writer], parity);
-        add_dq_tile(c, accum_tile, s.dq[dq_tile_index % S::DQ_STAGES], earlier_units == 0);
-        cot_mbarrier_arrive(&s.dq_ready[dq_tile_index % S::DQ_STAGES]);
+        add_dq_tile(c, accum_dq_tile, s.dq[own_dq_tile % S::DQ_STAGES], earlier_units == 0);
+        cot_mbarrier_arrive(&s.dq_ready[own_dq_tile % S::DQ_STAGES]);
         if (DETERMINISTIC)
-            release_next_unit(c, accum_tile);
+            release_next_unit(c, accum_dq_tile);
     }
     cot_bulk_wait();
 }
@@ -319,7 +320,7 @@ static __device__ void compute_dq_by_tiles(wide_shared<COLUMNS, V_COLUMNS> &s, c
     const bool leader = threadIdx.x % WARPGROUP == 0;
     const peer_addresses peer = peer_addresses_of(s, rank);
     const int steps = step_count(w), stage = rank; /* stage: of dS, in the steps in which this block computes dQ */
-    uint32_t dq_tile_index = 0, parity = 0;        /* dq_tile_index: number of dQ tiles staged so far */
+    uint32_t staged_dq_tiles = 0, parity = 0;      /* staged_dq_tiles: the number of dQ tiles staged so far */
     const auto wait_dq_ready = [&](uint32_t index) { cot_mbarrier_wait(&s.dq_ready[index % 2], index / 2 & 1 ^ 1); };
     cot_mbarrier_wait(&s.k_full, 0);
     for (int step = rank; step < steps; step += 2, parity ^= 1) {
@@ -335,29 +336,29 @@ static __device__ void compute_dq_by_tiles(wide_shared<COLUMNS, V_COLUMNS> &s, c
                 cot_mbarrier_arrive_remote(peer.ds_empty);
             __syncwarp();
             issue_dq<E>(acc, s.peer_ds, s.peer_k[0], /*accumulate=*/true);
-            wait_dq_ready(dq_tile_index);
+            wait_dq_ready(staged_dq_tiles);
             cot_wgmma_wait<0>();
             float dq_tiles[2][32];
 #pragma unroll
             for (int i = 0; i < 64; i++)
                 dq_tiles[i / 32][i % 32] = acc[i];
-            stage_dq_tile(s.dq[dq_tile_index % 2], dq_tiles[0], &s.dq_full[dq_tile_index % 2]);
-            dq_tile_index++;
-            wait_dq_ready(dq_tile_index);
-            stage_dq_tile(s.dq[dq_tile_index % 2], dq_tiles[1], &s.dq_full[dq_tile_index % 2]);
-            dq_tile_index++;
+            stage_dq_tile(s.dq[staged_dq_tiles % 2], dq_tiles[0], &s.dq_full[staged_dq_tiles % 2]);
+            staged_dq_tiles++;
+            wait_dq_ready(staged_dq_tiles);
+            stage_dq_tile(s.dq[staged_dq_tiles % 2], dq_tiles[1], &s.dq_full[staged_dq_tiles % 2]);
+            staged_dq_tiles++;
         }
         float acc[32];
         issue_dq<E>(acc, s.ds[stage], s.k[2], /*accumulate=*/false);
         issue_dq<E>(acc, s.peer_ds, s.peer_k[2], /*accumulate=*/true);
-        wait_dq_ready(dq_tile_index);
+        wait_dq_ready(staged_dq_tiles);
         cot_wgmma_wait<0>();
         if (lane == 0) {
             cot_mbarrier_arrive(&s.ds_empty[stage]);
             cot_mbarrier_arrive_remote(peer.sent_ds_empty);
         }
-        stage_dq_tile(s.dq[dq_tile_index % 2], acc, &s.dq_full[dq_tile_index % 2]);
-        dq_tile_index++;
+        stage_dq_tile(s.dq[staged_dq_tiles % 2], acc, &s.dq_full[staged_dq_tiles % 2]);
+        staged_dq_tiles++;
     }
 }
 
