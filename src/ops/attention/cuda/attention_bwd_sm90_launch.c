@@ -28,38 +28,41 @@ typedef struct backward_kernels {
     cot_cuda_kernel preprocess, main, postprocess;
 } backward_kernels;
 
-/* An index of a table of backward_kernels is a version plus a size. Example: bf16_kernels[GENERAL + SIZE_64] has the
- * kernels attention_bwd_preprocess_d64_general, attention_bwd_bf16_sm90_d64_general and
- * attention_bwd_postprocess_bf16_d64_general. */
-enum { SIZE_64, SIZE_96, SIZE_128, SIZE_192_128, SIZE_192, SIZE_256, SIZES };
-enum { SPECIALISED, GENERAL = SIZES, SOFTCAP = 2 * SIZES };
+/* An index of a table of backward_kernels is the first index of a version plus a width. Example:
+ * bf16_kernels[FIRST_GENERAL + WIDTH_64] has the kernels attention_bwd_preprocess_d64_general,
+ * attention_bwd_bf16_sm90_d64_general and attention_bwd_postprocess_bf16_d64_general. */
+enum { WIDTH_64, WIDTH_96, WIDTH_128, WIDTH_192_128, WIDTH_192, WIDTH_256, WIDTHS };
+enum { FIRST_SPECIALISED, FIRST_GENERAL = WIDTHS, FIRST_SOFTCAP = 2 * WIDTHS };
 
-#define KERNELS(dtype, size, main_size, image, shared_bytes)                                             \
-    {                                                                                                    \
-        {cot_image_attention_bwd_preprocess_sm90, "attention_bwd_preprocess_" #size, 0},                 \
-            {image, "attention_bwd_" #dtype "_sm90_" #main_size, shared_bytes},                          \
-            {cot_image_attention_bwd_preprocess_sm90, "attention_bwd_postprocess_" #dtype "_" #size, 0}, \
+/* aux_name and main_name: the ends of the names of preprocess and postprocess, and of the main kernel. */
+#define KERNELS_OF_WIDTH(dtype, aux_name, main_name, image, shared_bytes)                                    \
+    {                                                                                                        \
+        {cot_image_attention_bwd_preprocess_sm90, "attention_bwd_preprocess_" #aux_name, 0},                 \
+            {image, "attention_bwd_" #dtype "_sm90_" #main_name, shared_bytes},                              \
+            {cot_image_attention_bwd_preprocess_sm90, "attention_bwd_postprocess_" #dtype "_" #aux_name, 0}, \
     }
-#define KEY_BLOCK_KERNELS(dtype, size, main_size, tile_columns)              \
-    KERNELS(dtype, size, main_size, cot_image_attention_bwd_key_blocks_sm90, \
-            ATTENTION_BWD_KEY_BLOCKS_SHARED_BYTES(tile_columns))
-#define WIDE_KERNELS(dtype, size, main_size, d, d_v) \
-    KERNELS(dtype, size, main_size, cot_image_attention_bwd_wide_sm90, ATTENTION_BWD_WIDE_SHARED_BYTES(d, d_v))
-#define VERSION_OF(dtype, first, preprocess_suffix, suffix, d96_name)                                            \
-    [first + SIZE_64] = KEY_BLOCK_KERNELS(dtype, d64##preprocess_suffix, d64##suffix, 64),                       \
-             [first + SIZE_96] = KEY_BLOCK_KERNELS(dtype, d128##preprocess_suffix, d96_name, 128),               \
-             [first + SIZE_128] = KEY_BLOCK_KERNELS(dtype, d128##preprocess_suffix, d128##suffix, 128),          \
-             [first + SIZE_192_128] = WIDE_KERNELS(dtype, d192##preprocess_suffix, d192_v128##suffix, 192, 128), \
-             [first + SIZE_192] = WIDE_KERNELS(dtype, d192##preprocess_suffix, d192##suffix, 192, 192),          \
-             [first + SIZE_256] = WIDE_KERNELS(dtype, d256##preprocess_suffix, d256##suffix, 256, 256)
-#define KERNELS_OF(dtype)                                                                                     \
-    {                                                                                                         \
-        VERSION_OF(dtype, SPECIALISED, , , d96), VERSION_OF(dtype, GENERAL, _general, _general, d96_general), \
-            VERSION_OF(dtype, SOFTCAP, _general, _softcap, d128_softcap),                                     \
+#define KEY_BLOCK_KERNELS(dtype, aux_name, main_name, tile_columns)                       \
+    KERNELS_OF_WIDTH(dtype, aux_name, main_name, cot_image_attention_bwd_key_blocks_sm90, \
+                     ATTENTION_BWD_KEY_BLOCKS_SHARED_BYTES(tile_columns))
+#define WIDE_KERNELS(dtype, aux_name, main_name, d, d_v)                            \
+    KERNELS_OF_WIDTH(dtype, aux_name, main_name, cot_image_attention_bwd_wide_sm90, \
+                     ATTENTION_BWD_WIDE_SHARED_BYTES(d, d_v))
+#define KERNELS_OF_ALL_WIDTHS(dtype, first, aux_suffix, main_suffix, d96_name)                                  \
+    [first + WIDTH_64] = KEY_BLOCK_KERNELS(dtype, d64##aux_suffix, d64##main_suffix, 64),                       \
+             [first + WIDTH_96] = KEY_BLOCK_KERNELS(dtype, d128##aux_suffix, d96_name, 128),                    \
+             [first + WIDTH_128] = KEY_BLOCK_KERNELS(dtype, d128##aux_suffix, d128##main_suffix, 128),          \
+             [first + WIDTH_192_128] = WIDE_KERNELS(dtype, d192##aux_suffix, d192_v128##main_suffix, 192, 128), \
+             [first + WIDTH_192] = WIDE_KERNELS(dtype, d192##aux_suffix, d192##main_suffix, 192, 192),          \
+             [first + WIDTH_256] = WIDE_KERNELS(dtype, d256##aux_suffix, d256##main_suffix, 256, 256)
+#define KERNELS_OF_DTYPE(dtype)                                                            \
+    {                                                                                      \
+        KERNELS_OF_ALL_WIDTHS(dtype, FIRST_SPECIALISED, , , d96),                          \
+            KERNELS_OF_ALL_WIDTHS(dtype, FIRST_GENERAL, _general, _general, d96_general),  \
+            KERNELS_OF_ALL_WIDTHS(dtype, FIRST_SOFTCAP, _general, _softcap, d128_softcap), \
     }
-static const backward_kernels bf16_kernels[] = KERNELS_OF(bf16), f16_kernels[] = KERNELS_OF(f16);
+static const backward_kernels bf16_kernels[] = KERNELS_OF_DTYPE(bf16), f16_kernels[] = KERNELS_OF_DTYPE(f16);
 
-/* The other specialised main kernels, at 64 and 128 tile columns. */
+/* The other specialised main kernels. Index 0: 64 tile columns, 1: 128. */
 typedef struct specialised_kernels {
     cot_cuda_kernel stores_dq[2], pairs[2], pairs_stores_dq[2];
 } specialised_kernels;
@@ -68,16 +71,16 @@ typedef struct specialised_kernels {
     {                                                                                                  \
         image, "attention_bwd_" #dtype "_sm90_d" #tile_columns "_" #suffix, shared_bytes(tile_columns) \
     }
-#define BOTH_SIZES(dtype, image, suffix, shared_bytes)                  \
+#define BOTH_WIDTHS(dtype, image, suffix, shared_bytes)                 \
     {                                                                   \
         SPECIALISED_KERNEL(dtype, 64, image, suffix, shared_bytes),     \
             SPECIALISED_KERNEL(dtype, 128, image, suffix, shared_bytes) \
     }
-#define SPECIALISED_KERNELS_OF(dtype)                                                                                 \
-    {                                                                                                                 \
-        BOTH_SIZES(dtype, cot_image_attention_bwd_key_blocks_sm90, stores_dq, ATTENTION_BWD_KEY_BLOCKS_SHARED_BYTES), \
-            BOTH_SIZES(dtype, cot_image_attention_bwd_pairs_sm90, pairs, ATTENTION_BWD_PAIRS_SHARED_BYTES),           \
-            BOTH_SIZES(dtype, cot_image_attention_bwd_pairs_sm90, pairs_stores_dq, ATTENTION_BWD_PAIRS_SHARED_BYTES), \
+#define SPECIALISED_KERNELS_OF(dtype)                                                                                  \
+    {                                                                                                                  \
+        BOTH_WIDTHS(dtype, cot_image_attention_bwd_key_blocks_sm90, stores_dq, ATTENTION_BWD_KEY_BLOCKS_SHARED_BYTES), \
+            BOTH_WIDTHS(dtype, cot_image_attention_bwd_pairs_sm90, pairs, ATTENTION_BWD_PAIRS_SHARED_BYTES),           \
+            BOTH_WIDTHS(dtype, cot_image_attention_bwd_pairs_sm90, pairs_stores_dq, ATTENTION_BWD_PAIRS_SHARED_BYTES), \
     }
 static const specialised_kernels bf16_specialised_kernels = SPECIALISED_KERNELS_OF(bf16),
                                  f16_specialised_kernels = SPECIALISED_KERNELS_OF(f16);
@@ -86,13 +89,13 @@ static const cot_cuda_kernel dsink = {cot_image_attention_bwd_preprocess_sm90, "
 static int kernels_index(const attention_sizes *sizes, bool general)
 {
     const int64_t used_columns = attention_bwd_used_columns(sizes);
-    const int size = used_columns == 64    ? SIZE_64
-                     : used_columns == 96  ? SIZE_96
-                     : used_columns == 128 ? SIZE_128
-                     : used_columns == 256 ? SIZE_256
-                     : sizes->d_v <= 128   ? SIZE_192_128
-                                           : SIZE_192;
-    return size + (sizes->softcap > 0 ? SOFTCAP : general ? GENERAL : SPECIALISED);
+    const int width_index = used_columns == 64    ? WIDTH_64
+                            : used_columns == 96  ? WIDTH_96
+                            : used_columns == 128 ? WIDTH_128
+                            : used_columns == 256 ? WIDTH_256
+                            : sizes->d_v <= 128   ? WIDTH_192_128
+                                                  : WIDTH_192;
+    return width_index + (sizes->softcap > 0 ? FIRST_SOFTCAP : general ? FIRST_GENERAL : FIRST_SPECIALISED);
 }
 
 /* Encodes the map of lse_log2 and delta, which follow each other. One query tile is one row. */
@@ -262,11 +265,12 @@ static cot_status launch_backward_sm90(cot_queue *queue, const attention_problem
                 attention_encode_row_map(queue, &mapped.v, &p->v, (int)(ATTENTION_BWD_KEYS / key_split), p->k.data);
         if (status == COT_OK)
             status = attention_encode_row_map(queue, &mapped.dout, &p->dout, tile_rows, p->k.data);
-        const int size = tile_columns == 128;
-        const cot_cuda_kernel *main = choice.pairs && choice.stores_dq ? &specialised->pairs_stores_dq[size]
-                                      : choice.pairs                   ? &specialised->pairs[size]
-                                      : choice.stores_dq               ? &specialised->stores_dq[size]
-                                                                       : &kernels->main;
+        const int specialised_index = tile_columns == 128;
+        const cot_cuda_kernel *main = choice.pairs && choice.stores_dq
+                                          ? &specialised->pairs_stores_dq[specialised_index]
+                                      : choice.pairs     ? &specialised->pairs[specialised_index]
+                                      : choice.stores_dq ? &specialised->stores_dq[specialised_index]
+                                                         : &kernels->main;
         const int64_t cluster_count =
             is_persistent ? cot_clamp(queue->device->multiprocessors / cluster_size, 1, unit_count) : unit_count;
         if (status == COT_OK)
