@@ -156,142 +156,206 @@ static attention_bwd_softcap backward_softcap(const attention_sizes *sizes)
     return cap;
 }
 
-static cot_status launch_backward_sm90(cot_queue *queue, const attention_problem *p, void *workspace,
-                                       const backward_kernels *kernel_table, const specialised_kernels *specialised)
+/* What the launches of a call share. */
+typedef struct backward_launch {
+    cot_queue *queue;
+    const attention_problem *p;
+    const attention_sm90_bwd_plan *plan;
+    backward_choice choice;
+    unsigned key_split;    /* thread blocks that divide the keys of a key block */
+    unsigned cluster_size; /* thread blocks of a cluster of the main kernel; 1: no clusters */
+    int64_t unit_count;
+    bool is_persistent; /* a thread block, or a cluster of the pair kernel, takes one unit after another */
+} backward_launch;
+
+static backward_launch make_launch(cot_queue *queue, const attention_problem *p)
 {
-    const attention_sizes *sizes = &p->sizes;
     const attention_sm90_bwd_plan *plan = queue->plan;
-    const bool general = plan->general;
-    const int64_t tile_columns = plan->tile_columns;
-    const backward_kernels *kernels = &kernel_table[kernels_index(sizes, general)];
-    /* Thread blocks that divide the keys of a key block. */
-    const unsigned key_split = tile_columns > 128 ? ATTENTION_BWD_WIDE_KEY_SPLIT : 1;
-    const int64_t row_lanes = tile_columns == 192 ? 32 : tile_columns / 8; /* lanes of preprocess that share a row */
-    const bool p_scaled = sizes->dtype == COT_F16 && tile_columns <= 128;
-    const backward_choice choice = choose_backward(p, general, tile_columns);
-    const int64_t gqa_group = sizes->H / cot_max(sizes->Hkv, 1), head_split = choice.head_split;
-    const int64_t unit_count = choice.pairs ? cot_ceil_div(sizes->Tk, 2 * ATTENTION_BWD_KEYS) * sizes->B * sizes->Hkv
-                                            : attention_bwd_batch_key_blocks_per_head(p) * sizes->Hkv;
-    const unsigned cluster_size = choice.pairs ? 2 : key_split * (unsigned)head_split;
-    /* Whether a thread block, or a cluster of the pair kernel, takes one unit after another. */
-    const bool is_persistent = tile_columns <= 128 && head_split == 1 && plan->tiles > 0;
+    const backward_choice choice = choose_backward(p, plan->general, plan->tile_columns);
+    const unsigned key_split = plan->tile_columns > 128 ? ATTENTION_BWD_WIDE_KEY_SPLIT : 1;
+    return (backward_launch){
+        .queue = queue,
+        .p = p,
+        .plan = plan,
+        .choice = choice,
+        .key_split = key_split,
+        .cluster_size = choice.pairs ? 2 : key_split * (unsigned)choice.head_split,
+        .unit_count = choice.pairs ? cot_ceil_div(p->sizes.Tk, 2 * ATTENTION_BWD_KEYS) * p->sizes.B * p->sizes.Hkv
+                                   : attention_bwd_batch_key_blocks_per_head(p) * p->sizes.Hkv,
+        .is_persistent = plan->tile_columns <= 128 && choice.head_split == 1 && plan->tiles > 0,
+    };
+}
+
+static attention_bwd_call make_call(const backward_launch *launch, void *workspace)
+{
+    const attention_problem *p = launch->p;
+    const attention_sizes *sizes = &p->sizes;
+    const attention_sm90_bwd_plan *plan = launch->plan;
+    const backward_choice *choice = &launch->choice;
+    const bool p_scaled = sizes->dtype == COT_F16 && plan->tile_columns <= 128;
+    const int64_t gqa_group = sizes->H / cot_max(sizes->Hkv, 1);
     /* `preprocess` clears the counter, and is launched only if there are queries. In the nondeterministic mode units do
      * not wait, and clusters take them by the index of the cluster. */
-    const bool has_unit_counter = is_persistent || (choice.deterministic && plan->tiles > 0);
-    if (sizes->H == 0)
-        return COT_OK;
-    attention_bwd_mapped_call mapped = {
-        .call = {
-            .sequences = attention_sequences_of(queue, p),
-            .B = sizes->B,
-            .H = sizes->H,
-            .Hkv = sizes->Hkv,
-            .Tq = sizes->Tq,
-            .Tk = sizes->Tk,
-            .d_qk = sizes->d_qk,
-            .d_v = sizes->d_v,
-            .tiles_per_head = cot_ceil_div(sizes->Tq, plan->tile_queries),
-            .head_split = (uint32_t)head_split,
-            .unit_count = (uint32_t)unit_count,
-            .inverse_query_heads = (uint32_t)cot_ceil_div(INT64_C(1) << 31, cot_max(gqa_group / head_split, 1)),
-            .tile_queries = (int32_t)plan->tile_queries,
-            .diagonal = sizes->k_length - sizes->q_length + sizes->q_begin - sizes->k_begin,
-            .left = sizes->left,
-            .right = sizes->right,
-            .causal = sizes->right == 0,
-            .deterministic = choice.deterministic,
-            .accumulate = p->accumulate,
-            .heads_per_section = choice.heads_per_section,
-            .first_ascending_section = choice.first_ascending_section,
-            .descending_tiles = choice.descending_tiles,
-            .stores_dq = choice.stores_dq,
-            .loads_out_vectors =
-                attention_has_vectors_16(&p->out) && attention_has_vectors_16(&p->dout) && sizes->d_v % 8 == 0,
-            .dq_store_method = store_method_of(p, &p->dq),
-            .dk_store_method = store_method_of(p, &p->dk),
-            .dv_store_method = store_method_of(p, &p->dv),
-            .scale = (float)sizes->scale,
-            .softmax_scale_log2 = (float)(sizes->scale * 1.4426950408889634),
-            .p_exponent = p_scaled ? ATTENTION_BWD_P_EXPONENT : 0,
-            .dp_scale = p_scaled ? ATTENTION_BWD_DP_SCALE : 1,
-            .cap = backward_softcap(sizes),
-            .lse = attention_array_of(&p->lse),
-            .out = attention_array_of(&p->out),
-            .dout = attention_array_of(&p->dout),
-            .dlse = attention_array_of(&p->dlse),
-            .delta = attention_array_of(&p->delta),
-            .sink = attention_array_of(&p->sink),
-            .dq = attention_array_of(&p->dq),
-            .dk = attention_array_of(&p->dk),
-            .dv = attention_array_of(&p->dv),
-            .dsink = attention_array_of(&p->dsink),
-            .lse_log2 = (float *)((char *)workspace + plan->lse_log2),
-            .scaled_delta = (float *)((char *)workspace + plan->scaled_delta),
-            .dq_accum = (float *)((char *)workspace + plan->dq_accum),
-            .dq_semaphore = (uint32_t *)((char *)workspace + plan->dq_semaphore),
-            .unit_counter = has_unit_counter ? (uint32_t *)((char *)workspace + plan->unit_counter) : NULL,
-        }};
-    attention_sequences *sequences = &mapped.call.sequences;
+    const bool has_unit_counter = launch->is_persistent || (choice->deterministic && plan->tiles > 0);
+    attention_bwd_call call = {
+        .sequences = attention_sequences_of(launch->queue, p),
+        .B = sizes->B,
+        .H = sizes->H,
+        .Hkv = sizes->Hkv,
+        .Tq = sizes->Tq,
+        .Tk = sizes->Tk,
+        .d_qk = sizes->d_qk,
+        .d_v = sizes->d_v,
+        .tiles_per_head = cot_ceil_div(sizes->Tq, plan->tile_queries),
+        .head_split = (uint32_t)choice->head_split,
+        .unit_count = (uint32_t)launch->unit_count,
+        .inverse_query_heads = (uint32_t)cot_ceil_div(INT64_C(1) << 31, cot_max(gqa_group / choice->head_split, 1)),
+        .tile_queries = (int32_t)plan->tile_queries,
+        .diagonal = sizes->k_length - sizes->q_length + sizes->q_begin - sizes->k_begin,
+        .left = sizes->left,
+        .right = sizes->right,
+        .causal = sizes->right == 0,
+        .deterministic = choice->deterministic,
+        .accumulate = p->accumulate,
+        .heads_per_section = choice->heads_per_section,
+        .first_ascending_section = choice->first_ascending_section,
+        .descending_tiles = choice->descending_tiles,
+        .stores_dq = choice->stores_dq,
+        .loads_out_vectors =
+            attention_has_vectors_16(&p->out) && attention_has_vectors_16(&p->dout) && sizes->d_v % 8 == 0,
+        .dq_store_method = store_method_of(p, &p->dq),
+        .dk_store_method = store_method_of(p, &p->dk),
+        .dv_store_method = store_method_of(p, &p->dv),
+        .scale = (float)sizes->scale,
+        .softmax_scale_log2 = (float)(sizes->scale * 1.4426950408889634),
+        .p_exponent = p_scaled ? ATTENTION_BWD_P_EXPONENT : 0,
+        .dp_scale = p_scaled ? ATTENTION_BWD_DP_SCALE : 1,
+        .cap = backward_softcap(sizes),
+        .lse = attention_array_of(&p->lse),
+        .out = attention_array_of(&p->out),
+        .dout = attention_array_of(&p->dout),
+        .dlse = attention_array_of(&p->dlse),
+        .delta = attention_array_of(&p->delta),
+        .sink = attention_array_of(&p->sink),
+        .dq = attention_array_of(&p->dq),
+        .dk = attention_array_of(&p->dk),
+        .dv = attention_array_of(&p->dv),
+        .dsink = attention_array_of(&p->dsink),
+        .lse_log2 = (float *)((char *)workspace + plan->lse_log2),
+        .scaled_delta = (float *)((char *)workspace + plan->scaled_delta),
+        .dq_accum = (float *)((char *)workspace + plan->dq_accum),
+        .dq_semaphore = (uint32_t *)((char *)workspace + plan->dq_semaphore),
+        .unit_counter = has_unit_counter ? (uint32_t *)((char *)workspace + plan->unit_counter) : NULL,
+    };
+    attention_sequences *sequences = &call.sequences;
     sequences->max_tiles = (int32_t)plan->batch_tiles_per_head;
     sequences->max_key_blocks = (int32_t)attention_bwd_batch_key_blocks_per_head(p);
     sequences->tile_queries = (int32_t)plan->tile_queries;
     sequences->key_block_rows = ATTENTION_BWD_KEYS;
-    sequences->seqlens = general ? (attention_seqlen_info *)((char *)workspace + plan->seqlens) : NULL;
+    sequences->seqlens = plan->general ? (attention_seqlen_info *)((char *)workspace + plan->seqlens) : NULL;
+    return call;
+}
+
+static cot_status launch_preprocess(const backward_launch *launch, const cot_cuda_kernel *kernel,
+                                    const attention_bwd_call *c)
+{
+    const attention_sm90_bwd_plan *plan = launch->plan;
+    const int64_t row_lanes = plan->tile_columns == 192 ? 32 : plan->tile_columns / 8; /* lanes that share a row */
+    /* No remainder, because every tile takes whole thread blocks. */
+    const int64_t blocks =
+        plan->tiles * plan->tile_queries * row_lanes / (PREPROCESS_THREADS * ATTENTION_BWD_PREPROCESS_ROWS);
+    return attention_launch(launch->queue, kernel,
+                            (cot_cuda_grid){.blocks = {(unsigned)blocks, 1, 1}, .threads = PREPROCESS_THREADS}, c);
+}
+
+/* Encodes the maps of the main kernel. A map needs an address even if its tensor is empty: k.data is the placeholder
+ * address of an empty tensor. */
+static cot_status encode_maps(const backward_launch *launch, attention_bwd_mapped_call *mapped)
+{
+    cot_queue *queue = launch->queue;
+    const attention_problem *p = launch->p;
+    const attention_bwd_call *c = &mapped->call;
+    const int64_t tiles = launch->plan->tiles;
+    void *placeholder = p->k.data;
+    /* Rows of a TMA box. */
+    const int query_rows = launch->choice.pairs ? 64 : (int)launch->plan->tile_queries,
+              key_rows = (int)(ATTENTION_BWD_KEYS / launch->key_split);
+    cot_status status = COT_OK;
+    if (tiles > 0)
+        status = map_statistics(queue, &mapped->statistics, c, tiles);
+    if (status == COT_OK && c->stores_dq && tiles > 0)
+        status = map_dq_accum(queue, &mapped->dq_accum, c, launch->plan->dq_tiles);
+    if (status == COT_OK)
+        status = attention_encode_row_map(queue, &mapped->q, &p->q, query_rows, placeholder);
+    if (status == COT_OK)
+        status = attention_encode_row_map(queue, &mapped->k, &p->k, key_rows, placeholder);
+    if (status == COT_OK)
+        status = attention_encode_row_map(queue, &mapped->v, &p->v, key_rows, placeholder);
+    if (status == COT_OK)
+        status = attention_encode_row_map(queue, &mapped->dout, &p->dout, query_rows, placeholder);
+    return status;
+}
+
+static cot_status launch_main(const backward_launch *launch, const backward_kernels *kernels,
+                              const specialised_kernels *specialised, const attention_bwd_mapped_call *mapped)
+{
+    const backward_choice *choice = &launch->choice;
+    const unsigned cluster_size = launch->cluster_size;
+    const int specialised_index = launch->plan->tile_columns == 128;
+    const cot_cuda_kernel *kernel = choice->pairs && choice->stores_dq
+                                        ? &specialised->pairs_stores_dq[specialised_index]
+                                    : choice->pairs     ? &specialised->pairs[specialised_index]
+                                    : choice->stores_dq ? &specialised->stores_dq[specialised_index]
+                                                        : &kernels->main;
+    const int64_t cluster_count =
+        launch->is_persistent ? cot_clamp(launch->queue->device->multiprocessors / cluster_size, 1, launch->unit_count)
+                              : launch->unit_count;
+    return attention_launch(launch->queue, kernel,
+                            (cot_cuda_grid){.blocks = {(unsigned)cluster_count * cluster_size, 1, 1},
+                                            .threads = ATTENTION_BWD_WARPGROUPS * 128,
+                                            .cluster = cluster_size > 1 ? cluster_size : 0,
+                                            .dependent = true},
+                            mapped);
+}
+
+/* The main kernels do not call cot_griddepcontrol_launch_dependents, so postprocess starts when they end. */
+static cot_status launch_postprocess(const backward_launch *launch, const cot_cuda_kernel *kernel,
+                                     const attention_bwd_call *c)
+{
+    const int64_t blocks = cot_ceil_div(launch->plan->dq_tiles * DQ_TILE_WARPS, PREPROCESS_WARPS);
+    return attention_launch(
+        launch->queue, kernel,
+        (cot_cuda_grid){.blocks = {(unsigned)blocks, 1, 1}, .threads = PREPROCESS_THREADS, .dependent = true}, c);
+}
+
+static cot_status launch_dsink(const backward_launch *launch, const attention_bwd_call *c)
+{
+    return attention_launch(
+        launch->queue, &dsink,
+        (cot_cuda_grid){.blocks = {(unsigned)launch->p->sizes.H, 1, 1}, .threads = PREPROCESS_THREADS}, c);
+}
+
+static cot_status launch_backward_sm90(cot_queue *queue, const attention_problem *p, void *workspace,
+                                       const backward_kernels *kernel_table, const specialised_kernels *specialised)
+{
+    if (p->sizes.H == 0)
+        return COT_OK;
+    const backward_launch launch = make_launch(queue, p);
+    const backward_kernels *kernels = &kernel_table[kernels_index(&p->sizes, launch.plan->general)];
+    attention_bwd_mapped_call mapped = {.call = make_call(&launch, workspace)};
     const attention_bwd_call *c = &mapped.call;
-    const int64_t tiles = plan->tiles, dq_tiles = plan->dq_tiles;
-    cot_status status = general ? attention_launch_prepare(queue, sequences) : COT_OK;
-    if (status == COT_OK && tiles > 0)
-        status = attention_launch(
-            queue, &kernels->preprocess,
-            /* no remainder, because every tile takes whole thread blocks */
-            (cot_cuda_grid){.blocks = {(unsigned)(tiles * plan->tile_queries * row_lanes /
-                                                  (PREPROCESS_THREADS * ATTENTION_BWD_PREPROCESS_ROWS)),
-                                       1, 1},
-                            .threads = PREPROCESS_THREADS},
-            c);
-    if (sizes->rows_k > 0) {
-        const int tile_rows = choice.pairs ? 64 : (int)plan->tile_queries; /* rows of one TMA box */
-        if (status == COT_OK && tiles > 0)
-            status = map_statistics(queue, &mapped.statistics, c, tiles);
-        if (status == COT_OK && c->stores_dq && tiles > 0)
-            status = map_dq_accum(queue, &mapped.dq_accum, c, dq_tiles);
+    cot_status status = launch.plan->general ? attention_launch_prepare(queue, &c->sequences) : COT_OK;
+    if (status == COT_OK && launch.plan->tiles > 0)
+        status = launch_preprocess(&launch, &kernels->preprocess, c);
+    if (status == COT_OK && p->sizes.rows_k > 0) {
+        status = encode_maps(&launch, &mapped);
         if (status == COT_OK)
-            status = attention_encode_row_map(queue, &mapped.q, &p->q, tile_rows, p->k.data);
-        if (status == COT_OK)
-            status =
-                attention_encode_row_map(queue, &mapped.k, &p->k, (int)(ATTENTION_BWD_KEYS / key_split), p->k.data);
-        if (status == COT_OK)
-            status =
-                attention_encode_row_map(queue, &mapped.v, &p->v, (int)(ATTENTION_BWD_KEYS / key_split), p->k.data);
-        if (status == COT_OK)
-            status = attention_encode_row_map(queue, &mapped.dout, &p->dout, tile_rows, p->k.data);
-        const int specialised_index = tile_columns == 128;
-        const cot_cuda_kernel *main = choice.pairs && choice.stores_dq
-                                          ? &specialised->pairs_stores_dq[specialised_index]
-                                      : choice.pairs     ? &specialised->pairs[specialised_index]
-                                      : choice.stores_dq ? &specialised->stores_dq[specialised_index]
-                                                         : &kernels->main;
-        const int64_t cluster_count =
-            is_persistent ? cot_clamp(queue->device->multiprocessors / cluster_size, 1, unit_count) : unit_count;
-        if (status == COT_OK)
-            status = attention_launch(queue, main,
-                                      (cot_cuda_grid){.blocks = {(unsigned)cluster_count * cluster_size, 1, 1},
-                                                      .threads = ATTENTION_BWD_WARPGROUPS * 128,
-                                                      .cluster = cluster_size > 1 ? cluster_size : 0,
-                                                      .dependent = true},
-                                      &mapped);
+            status = launch_main(&launch, kernels, specialised, &mapped);
     }
-    /* The main kernels do not call cot_griddepcontrol_launch_dependents, so postprocess starts when they end. */
-    if (status == COT_OK && c->dq.data != NULL && !c->stores_dq && dq_tiles > 0)
-        status = attention_launch(
-            queue, &kernels->postprocess,
-            (cot_cuda_grid){.blocks = {(unsigned)cot_ceil_div(dq_tiles * DQ_TILE_WARPS, PREPROCESS_WARPS), 1, 1},
-                            .threads = PREPROCESS_THREADS,
-                            .dependent = true},
-            c);
+    if (status == COT_OK && c->dq.data != NULL && !c->stores_dq && launch.plan->dq_tiles > 0)
+        status = launch_postprocess(&launch, &kernels->postprocess, c);
     if (status == COT_OK && c->dsink.data != NULL)
-        status = attention_launch(
-            queue, &dsink, (cot_cuda_grid){.blocks = {(unsigned)sizes->H, 1, 1}, .threads = PREPROCESS_THREADS}, c);
+        status = launch_dsink(&launch, c);
     return status;
 }
 
