@@ -136,22 +136,22 @@ V_INLINE mt *prob_buffer(item_state *state)
     return MT_SAME_FORM ? (mt *)state->scores : state->prob + state->prob_index * SCORE_ROWS * KEYS;
 }
 
-/* Lane i of the result is the maximum (sum) of the lanes of v[i]. */
-V_INLINE vf max_per_vector(vf v[VW])
+/* Lane i of the result is the maximum (sum) of the lanes of vectors[i]. */
+V_INLINE vf max_per_vector(vf vectors[VW])
 {
-    mt_transpose(v);
+    mt_transpose(vectors);
     for (int i = 1; i < VW; i++)
-        v[0] = v_max(v[i], v[0]);
-    return v[0];
+        vectors[0] = v_max(vectors[i], vectors[0]);
+    return vectors[0];
 }
 
-V_INLINE vf sum_per_vector(vf v[VW])
+V_INLINE vf sum_per_vector(vf vectors[VW])
 {
-    mt_transpose(v);
+    mt_transpose(vectors);
     for (int distance = 1; distance < VW; distance *= 2)
         for (int i = 0; i < VW; i += 2 * distance)
-            v[i] = v_add(v[i], v[i + distance]);
-    return v[0];
+            vectors[i] = v_add(vectors[i], vectors[i + distance]);
+    return vectors[0];
 }
 
 /* Sets masked scores of queries [first_query, first_query + rows) to -inf. Column 0 of s[s_rows][] is key first_key.
@@ -162,10 +162,10 @@ static void apply_mask(const score_context *ctx, float *s, int64_t s_rows, int64
     for (int64_t r = 0; r < rows; r++) {
         const attention_span keys = visible_keys(ctx, first_query + r);
         const int64_t low = keys.first - first_key, high = keys.end - first_key;
-        for (int64_t c = key_range.first; c < key_range.end; c += VW)
-            if (c < low || c + VW > high)
-                v_store(s + panel_offset(s_rows, r, c),
-                        mask_scores(v_load(s + panel_offset(s_rows, r, c)), low - c, high - c));
+        for (int64_t column = key_range.first; column < key_range.end; column += VW)
+            if (column < low || column + VW > high)
+                v_store(s + panel_offset(s_rows, r, column),
+                        mask_scores(v_load(s + panel_offset(s_rows, r, column)), low - column, high - column));
     }
 }
 
@@ -178,63 +178,65 @@ V_INLINE void softmax_rows(item_state *state, const attention_fwd_layout *layout
     float *row_max = state->row_max + first_row, *row_sum = state->row_sum + first_row;
     mt *prob = prob_buffer(state);
     for (int64_t r = 0; r < rows; r += VW) {
-        vf v[VW];
+        vf partials[VW]; /* of row r + i: partial maxima, then partial sums */
         for (int64_t i = 0; i < VW; i++) {
-            vf even = v_set1(-INFINITY), odd = v_set1(-INFINITY);
-            for (int64_t c = key_range.first; c < key_range.end; c += 2 * VW) {
-                float *s = state->scores + panel_offset(SCORE_ROWS, r + i, c);
-                vf y = v_load(s), z = v_load(s + VW);
+            /* Two accumulators, for every other vector, halve the chain of dependent operations. */
+            vf max0 = v_set1(-INFINITY), max1 = v_set1(-INFINITY);
+            for (int64_t column = key_range.first; column < key_range.end; column += 2 * VW) {
+                float *s = state->scores + panel_offset(SCORE_ROWS, r + i, column);
+                vf s0 = v_load(s), s1 = v_load(s + VW);
                 if (SCALE_BEFORE_MAX) {
-                    y = v_mul(y, v_set1(exp_scale));
-                    z = v_mul(z, v_set1(exp_scale));
-                    v_store(s, y);
-                    v_store(s + VW, z);
+                    s0 = v_mul(s0, v_set1(exp_scale));
+                    s1 = v_mul(s1, v_set1(exp_scale));
+                    v_store(s, s0);
+                    v_store(s + VW, s1);
                 }
-                even = v_max(even, y);
-                odd = v_max(odd, z);
+                max0 = v_max(max0, s0);
+                max1 = v_max(max1, s1);
             }
-            v[i] = v_max(even, odd);
+            partials[i] = v_max(max0, max1);
         }
         /* A row without a visible key so far keeps -FLT_MAX, not -inf, so that no difference is NaN. */
         const vf old_max = v_load(row_max + r),
-                 new_max = v_max(old_max, v_mul(max_per_vector(v), v_set1(SCALE_BEFORE_MAX ? 1 : exp_scale))),
+                 new_max = v_max(old_max, v_mul(max_per_vector(partials), v_set1(SCALE_BEFORE_MAX ? 1 : exp_scale))),
                  rescale = exp_scores(old_max, v_set1(1), new_max);
         float rescales[VW];
         v_store(row_max + r, new_max);
         v_store(rescales, rescale);
         for (int64_t i = 0; i < VW; i++) {
-            const vf m = v_set1(row_max[r + i]), u = v_set1(SCALE_BEFORE_MAX ? 1 : exp_scale);
-            vf even = v_zero(), odd = v_zero();
-            for (int64_t c = key_range.first; c < key_range.end; c += 2 * VW) {
-                const int64_t offset = panel_offset(SCORE_ROWS, r + i, c);
-                vf e = exp_scores(v_load(state->scores + offset), u, m),
-                   f = exp_scores(v_load(state->scores + offset + VW), u, m);
-                even = v_add(even, e);
-                odd = v_add(odd, f);
+            const vf max = v_set1(row_max[r + i]), scale = v_set1(SCALE_BEFORE_MAX ? 1 : exp_scale);
+            vf sum0 = v_zero(), sum1 = v_zero();
+            for (int64_t column = key_range.first; column < key_range.end; column += 2 * VW) {
+                const int64_t offset = panel_offset(SCORE_ROWS, r + i, column);
+                vf p0 = exp_scores(v_load(state->scores + offset), scale, max),
+                   p1 = exp_scores(v_load(state->scores + offset + VW), scale, max);
+                sum0 = v_add(sum0, p0);
+                sum1 = v_add(sum1, p1);
                 if (dropout) {
-                    e = v_mul(e, v_load(state->dropout_factors + offset));
-                    f = v_mul(f, v_load(state->dropout_factors + offset + VW));
+                    p0 = v_mul(p0, v_load(state->dropout_factors + offset));
+                    p1 = v_mul(p1, v_load(state->dropout_factors + offset + VW));
                 }
-                mt_store_a2(prob + offset, e, f);
+                mt_store_a2(prob + offset, p0, p1);
             }
-            v[i] = v_add(even, odd);
+            partials[i] = v_add(sum0, sum1);
             /* No iteration if there is nothing to rescale: out has no value yet, or the row's maximum did not rise. */
-            for (int64_t c = 0; state->out_initialized[first_row / STRIP] && rescales[i] != 1 && c < layout->v_size;
-                 c += VW) {
-                float *out = state->out + panel_offset(layout->rows, first_row + r + i, c);
+            for (int64_t column = 0;
+                 state->out_initialized[first_row / STRIP] && rescales[i] != 1 && column < layout->v_size;
+                 column += VW) {
+                float *out = state->out + panel_offset(layout->rows, first_row + r + i, column);
                 v_store(out, v_mul(v_load(out), v_set1(rescales[i])));
             }
         }
-        v_store(row_sum + r, v_fma(v_load(row_sum + r), rescale, sum_per_vector(v)));
+        v_store(row_sum + r, v_fma(v_load(row_sum + r), rescale, sum_per_vector(partials)));
     }
 }
 
 /* ---- one item -------------------------------------------------------------------------------------------- */
 
-/* Whether each of `rows` queries attends to every key of key_range, which is relative to block_first. Both ends of a row's
- * keys grow with the query. A row beyond the last query has no keys, so the end of the last row is tested too. */
-static bool all_visible(const score_context *ctx, int64_t first_query, int64_t rows, int64_t block_first,
-                        attention_span key_range)
+/* Whether each of `rows` queries attends to every key of key_range, which is relative to block_first. Both ends of a
+ * row's keys grow with the query. A row beyond the last query has no keys, so the end of the last row is tested too. */
+static bool all_keys_visible(const score_context *ctx, int64_t first_query, int64_t rows, int64_t block_first,
+                             attention_span key_range)
 {
     const attention_span first_keys = visible_keys(ctx, first_query),
                          last_keys = visible_keys(ctx, first_query + rows - 1);
@@ -242,36 +244,37 @@ static bool all_visible(const score_context *ctx, int64_t first_query, int64_t r
            last_keys.end >= block_first + key_range.end;
 }
 
-/* A block of keys: its first key and its operands. */
-typedef struct key_block {
+/* A block of at most KEYS packed keys: its first key and its operands. */
+typedef struct packed_key_block {
     int64_t first;
     const mt *kt, *v;
-} key_block;
+} packed_key_block;
 
 /* Attends the item's rows [first_row, first_row + rows) to the keys key_range of a block. */
 static void attend_rows(const context *c, const score_context *ctx, item_state *state, int64_t first_query,
-                        int64_t first_row, int64_t rows, const key_block *b, attention_span key_range, bool visible)
+                        int64_t first_row, int64_t rows, const packed_key_block *block, attention_span key_range,
+                        bool all_visible)
 {
     const int64_t i = first_query + first_row, n = key_range.end - key_range.first;
     const float exp_scale = scores_exp_scale(c->p);
     mt_product_all_terms(rows, n, c->layout.qk_size, state->q + mt_offset(c->layout.rows, first_row, 0), c->layout.rows,
-                         b->kt + mt_offset(c->layout.qk_size, 0, key_range.first), c->layout.qk_size,
+                         block->kt + mt_offset(c->layout.qk_size, 0, key_range.first), c->layout.qk_size,
                          state->scores + mt_offset(SCORE_ROWS, 0, key_range.first), SCORE_ROWS, /*add=*/false, NULL);
     if (ctx->modified) {
-        const score_tile tile = {.i = i, .j = b->first, .keys_in_rows = false, .rows = rows, .columns = key_range};
+        const score_tile tile = {.i = i, .j = block->first, .keys_in_rows = false, .rows = rows, .columns = key_range};
         modify_scores(ctx, &tile, state->scores, NULL);
         if (ctx->dropout.dropped > 0)
             fill_dropout_factors(ctx, &tile, state->dropout_factors);
     }
-    if (!visible)
-        apply_mask(ctx, state->scores, SCORE_ROWS, i, rows, b->first, key_range);
+    if (!all_visible)
+        apply_mask(ctx, state->scores, SCORE_ROWS, i, rows, block->first, key_range);
     if (ctx->dropout.dropped > 0)
         softmax_rows(state, &c->layout, first_row, rows, key_range, exp_scale, /*dropout=*/true);
     else
         softmax_rows(state, &c->layout, first_row, rows, key_range, exp_scale, /*dropout=*/false);
     const mt *prob = prob_buffer(state);
     mt_product(rows, c->layout.v_size, n, prob + mt_offset(SCORE_ROWS, 0, key_range.first), SCORE_ROWS,
-               b->v + mt_offset(c->layout.keys, key_range.first, 0), c->layout.keys,
+               block->v + mt_offset(c->layout.keys, key_range.first, 0), c->layout.keys,
                state->out + mt_offset(c->layout.rows, first_row, 0), c->layout.rows,
                state->out_initialized[first_row / STRIP], NULL);
     for (int64_t r = first_row; r < first_row + rows; r += STRIP)
@@ -388,11 +391,11 @@ static bool set_row_max(const float *s, float exp_scale, float *row_max)
 {
     vf unset = v_zero();
     for (int64_t r = 0; r < STRIP; r += VW) {
-        vf v[VW];
+        vf partials[VW];
         for (int64_t i = 0; i < VW; i++)
-            v[i] = v_max(v_load(s + (r + i) * PANEL), v_load(s + (r + i) * PANEL + VW));
+            partials[i] = v_max(v_load(s + (r + i) * PANEL), v_load(s + (r + i) * PANEL + VW));
         const vf least = v_set1(-FLT_MAX), old_max = v_load(row_max + r);
-        const vf tile_max = v_max(least, v_mul(max_per_vector(v), v_set1(exp_scale)));
+        const vf tile_max = v_max(least, v_mul(max_per_vector(partials), v_set1(exp_scale)));
         const vf new_max = v_select(vm_above(old_max, least), old_max, tile_max);
         v_store(row_max + r, new_max);
         unset = v_select(vm_above(new_max, least), unset, v_set1(1));
@@ -422,15 +425,16 @@ static void finish_pending(const context *c, pending_product *pending)
  * exponentials: a call of `overlap` computes one or two rows. Returns false if P was too large. Then the pending
  * product is done and only row_max has changed. */
 V_INLINE bool attend_overlapped(const context *c, const score_context *ctx, item_state *state, int64_t first_query,
-                                int64_t first_row, const key_block *b, void (*overlap)(void *, int))
+                                int64_t first_row, const packed_key_block *block, void (*overlap)(void *, int))
 {
     _Alignas(64) float s[RING_SIZE][STRIP * STRIP], sums[SCORE_ROWS / 4 * VW] = {0};
     const int64_t i0 = first_query + first_row;
-    const attention_span key_range = attention_round_to_strips(
-        attention_visible_keys_of_rows(&c->p->sizes, &ctx->sequence, i0, i0 + SCORE_ROWS), b->first, c->layout.keys);
+    const attention_span key_range =
+        attention_round_to_strips(attention_visible_keys_of_rows(&c->p->sizes, &ctx->sequence, i0, i0 + SCORE_ROWS),
+                                  block->first, c->layout.keys);
     if (key_range.first == key_range.end)
         return true;
-    const bool visible = all_visible(ctx, i0, SCORE_ROWS, b->first, key_range);
+    const bool all_visible = all_keys_visible(ctx, i0, SCORE_ROWS, block->first, key_range);
     const int64_t n = key_range.end - key_range.first, result_tiles = n / STRIP * RESULT_TILES_DOWN;
     mt *prob = prob_buffer(state) + mt_offset(SCORE_ROWS, 0, key_range.first);
     pending_product *pending = &state->pending;
@@ -441,11 +445,11 @@ V_INLINE bool attend_overlapped(const context *c, const score_context *ctx, item
          result_tile++, ring_slot = (ring_slot + 1) % RING_SIZE) {
         const int64_t j = result_tile / RESULT_TILES_DOWN * STRIP, i = result_tile % RESULT_TILES_DOWN * STRIP;
         mt_product_result_tile(c->layout.qk_size, 1, state->q + mt_offset(c->layout.rows, first_row + i, 0),
-                               c->layout.rows, b->kt + mt_offset(c->layout.qk_size, 0, key_range.first + j),
+                               c->layout.rows, block->kt + mt_offset(c->layout.qk_size, 0, key_range.first + j),
                                s[ring_slot], /*add=*/false, /*all_terms=*/true, overlap, &queue);
         const attention_span keys = {key_range.first + j, key_range.first + j + STRIP};
-        if (!visible && !all_visible(ctx, i0 + i, STRIP, b->first, keys))
-            apply_mask(ctx, s[ring_slot], STRIP, i0 + i, STRIP, b->first + keys.first, (attention_span){0, STRIP});
+        if (!all_visible && !all_keys_visible(ctx, i0 + i, STRIP, block->first, keys))
+            apply_mask(ctx, s[ring_slot], STRIP, i0 + i, STRIP, block->first + keys.first, (attention_span){0, STRIP});
         if (!state->row_max_set[(first_row + i) / STRIP])
             state->row_max_set[(first_row + i) / STRIP] =
                 set_row_max(s[ring_slot], exp_scale, state->row_max + first_row + i);
@@ -474,7 +478,7 @@ V_INLINE bool attend_overlapped(const context *c, const score_context *ctx, item
     for (int64_t r = 0; r < SCORE_ROWS; r++)
         state->row_sum[first_row + r] += block_sum[r];
     *pending = (pending_product){.prob = prob,
-                                 .v = b->v + mt_offset(c->layout.keys, key_range.first, 0),
+                                 .v = block->v + mt_offset(c->layout.keys, key_range.first, 0),
                                  .out = state->out + mt_offset(c->layout.rows, first_row, 0),
                                  .keys = n,
                                  .result_tiles = c->layout.v_size / STRIP * RESULT_TILES_DOWN,
@@ -491,50 +495,51 @@ V_INLINE bool attend_overlapped(const context *c, const score_context *ctx, item
  * masked scores are computed, or where only one of the two strips has a value in out: a product either sets out or adds
  * to it. With AMX the shorter products cost more than that saves. */
 static void attend_running_max(const context *c, const score_context *ctx, item_state *state, int64_t first_query,
-                               int64_t first_row, const key_block *b)
+                               int64_t first_row, const packed_key_block *block)
 {
     const attention_sizes *sizes = &c->p->sizes;
     const int64_t i = first_query + first_row;
     const attention_span key_range = attention_round_to_strips(
-        attention_visible_keys_of_rows(sizes, &ctx->sequence, i, i + SCORE_ROWS), b->first, BLOCK);
+        attention_visible_keys_of_rows(sizes, &ctx->sequence, i, i + SCORE_ROWS), block->first, BLOCK);
     if (key_range.first == key_range.end)
         return;
-    const bool visible = all_visible(ctx, i, SCORE_ROWS, b->first, key_range);
+    const bool all_visible = all_keys_visible(ctx, i, SCORE_ROWS, block->first, key_range);
     if (!MT_SAME_FORM ||
-        (visible && state->out_initialized[first_row / STRIP] == state->out_initialized[first_row / STRIP + 1])) {
-        attend_rows(c, ctx, state, first_query, first_row, SCORE_ROWS, b, key_range, visible);
+        (all_visible && state->out_initialized[first_row / STRIP] == state->out_initialized[first_row / STRIP + 1])) {
+        attend_rows(c, ctx, state, first_query, first_row, SCORE_ROWS, block, key_range, all_visible);
         return;
     }
     for (int64_t r = 0; r < SCORE_ROWS; r += STRIP) {
         const attention_span visible_range = attention_round_to_strips(
-            attention_visible_keys_of_rows(sizes, &ctx->sequence, i + r, i + r + STRIP), b->first, BLOCK);
+            attention_visible_keys_of_rows(sizes, &ctx->sequence, i + r, i + r + STRIP), block->first, BLOCK);
         if (visible_range.first < visible_range.end)
-            attend_rows(c, ctx, state, first_query, first_row + r, STRIP, b, visible_range,
-                        all_visible(ctx, i + r, STRIP, b->first, visible_range));
+            attend_rows(c, ctx, state, first_query, first_row + r, STRIP, block, visible_range,
+                        all_keys_visible(ctx, i + r, STRIP, block->first, visible_range));
     }
 }
 
-static void attend_block(const context *c, const score_context *ctx, item_state *state, int64_t first_query,
-                         const key_block *b)
+static void attend_key_block(const context *c, const score_context *ctx, item_state *state, int64_t first_query,
+                             const packed_key_block *block)
 {
     for (int64_t first_row = 0; first_row < c->layout.rows; first_row += SCORE_ROWS) {
 #if defined(COT_MATMUL_AMX)
         if (!ctx->modified &&
             (c->layout.qk_size + c->layout.v_size >= 8 * PANEL
-                 ? attend_overlapped(c, ctx, state, first_query, first_row, b, softmax_step)
-                 : attend_overlapped(c, ctx, state, first_query, first_row, b, softmax_step_two_rows)))
+                 ? attend_overlapped(c, ctx, state, first_query, first_row, block, softmax_step)
+                 : attend_overlapped(c, ctx, state, first_query, first_row, block, softmax_step_two_rows)))
             continue;
 #endif
         /* In sub-blocks of BLOCK keys, for which the buffer of scores has room. */
         for (int64_t key = 0; key < c->layout.keys; key += BLOCK) {
-            const key_block sub_block = {b->first + key, b->kt + mt_offset(c->layout.qk_size, 0, key),
-                                         b->v + mt_offset(c->layout.keys, key, 0)};
+            const packed_key_block sub_block = {block->first + key, block->kt + mt_offset(c->layout.qk_size, 0, key),
+                                                block->v + mt_offset(c->layout.keys, key, 0)};
             attend_running_max(c, ctx, state, first_query, first_row, &sub_block);
         }
     }
 }
 
-static void finish_block(const context *c, item_state *state, const attention_block *queries, int64_t h, float sink)
+static void store_query_block(const context *c, item_state *state, const attention_block *queries, int64_t h,
+                              float sink)
 {
     const attention_problem *p = c->p;
     float inverse[ROWS], lse[ROWS];
@@ -584,17 +589,17 @@ static void attend_query_block(const context *c, const attention_block *queries,
     const attention_span keys =
         attention_visible_keys_of_rows(&p->sizes, &queries->sequence, queries->first, queries->first + c->layout.rows);
     mt_begin(&host_tiles);
-    for (int64_t block = keys.first / c->layout.keys; block * c->layout.keys < keys.end; block++) {
-        const int64_t row_offset = block * packed->block_stride;
-        const key_block b = {block * c->layout.keys, packed->kt + row_offset * c->layout.qk_size,
-                             packed->v + row_offset * c->layout.v_size};
-        attend_block(c, &ctx, state, queries->first, &b);
+    for (int64_t i = keys.first / c->layout.keys; i * c->layout.keys < keys.end; i++) {
+        const int64_t row_offset = i * packed->block_stride;
+        const packed_key_block block = {i * c->layout.keys, packed->kt + row_offset * c->layout.qk_size,
+                                        packed->v + row_offset * c->layout.v_size};
+        attend_key_block(c, &ctx, state, queries->first, &block);
     }
 #if defined(COT_MATMUL_AMX)
     finish_pending(c, &state->pending);
 #endif
     mt_end(&host_tiles);
-    finish_block(c, state, queries, h, sink);
+    store_query_block(c, state, queries, h, sink);
 }
 
 static void attend_item(void *memory, int64_t item, void *scratch)
