@@ -13,7 +13,8 @@ void V_NAME(mhc_post_fwd_tokens)(const mhc_post_forward_problem *p, int64_t begi
 /* Computes all outputs of post's backward for tokens [begin, end). With g [tokens][n][D], g replaces dy. */
 void V_NAME(mhc_post_bwd_tokens)(const mhc_post_backward_problem *p, int64_t begin, int64_t end, float *g);
 
-/* Pre's forward. With `post`, each block of tokens first computes its x as the y of post. */
+/* The kernel of mhc_pre_fwd_tiles.c, which computes a block of tokens at a time. With `post`, each block first computes
+ * its x as the y of post. `post` may be NULL. */
 cot_status V_NAME(mhc_pre_fwd_blocks)(cot_queue *queue, const mhc_pre_forward_problem *p,
                                       const mhc_post_forward_problem *post, void *workspace);
 

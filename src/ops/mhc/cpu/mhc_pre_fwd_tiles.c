@@ -5,16 +5,16 @@
  *     z = alpha * h_mix * inv_rms + bias         h_in = sum_i h_pre[i] * x[i,:]
  * and the outputs that depend on z (cotangent/mhc.h), Sinkhorn included.
  *
- * First W is packed in chunks of MHC_CHUNK columns of one stream. A vector of packed W has 4 columns of ROWS rows. So the
- * lanes of a sum are columns of several rows, and 6 sums hold all 24 rows of n = 4 on AVX-512. A block is up to
- * MHC_TOKENS tokens. For each chunk, a tile of tokens reads its x once, from the L2 cache, and multiplies it by all rows
- * of W, in passes of up to MAX_VECTORS vectors. Each load of W is used for all tokens of the tile. With one pass, x in
- * f32 is read where it lies; else it is converted to f32 in the L1 cache.
+ * First W is packed in chunks of MHC_CHUNK columns of one stream. A vector of packed W has 4 columns of VECTOR_ROWS
+ * rows. So the lanes of a sum are columns of several rows, and 6 sums hold all 24 rows of n = 4 on AVX-512. A block
+ * is up to MHC_TOKENS tokens. For each chunk, a tile of tokens reads its x once, from the L2 cache, and multiplies it
+ * by all rows of W, in passes of up to MAX_VECTORS vectors. Each load of W is used for all tokens of the tile. With
+ * one pass, x in f32 is read where it lies; else it is converted to f32 in the L1 cache.
  *
- * A lane sums at most MHC_CHUNK/4 terms in one run, then the run is added to the earlier runs. The lanes are added once,
- * at the end. The next chunk of x is prefetched during the products; after the last chunk it is the first chunk of the
- * next block. Coefficients are computed with tokens in lanes. h_in reads x again, from the L2 cache. In post_pre, x is y:
- * a block first computes its y, and reads it from a copy in the caches. */
+ * A lane sums at most MHC_CHUNK/4 terms in one run, then the run is added to the earlier runs. The lanes are added
+ * once, at the end. The next chunk of x is prefetched during the products; after the last chunk it is the first chunk
+ * of the next block. Coefficients are computed with tokens in lanes. h_in reads x again, from the L2 cache. In
+ * post_pre, x is y: a block first computes its y, and reads it from a copy in the caches. */
 #include "mhc_blocks.h"
 #include "mhc_pack.h"
 #include "mhc_sinkhorn.h"
@@ -24,11 +24,12 @@
 cot_status V_NAME(mhc_pre_fwd_tiles)(cot_queue *, const void *, void *);
 
 enum {
-    TILE = VW == 16 ? 4 : 2, /* tokens: TILE*MAX_VECTORS sums and the operands fit in 32 or 16 registers */
-    ROWS = VW / 4,           /* rows of W in a vector, with 4 columns each */
-    STEP = 2 * VW,           /* columns that are read together */
-    MAX_VECTORS = 6,         /* of W in a pass over x */
-    ITEMS_PER_THREAD = 8,    /* more items than threads balance the load */
+    /* TILE_TOKENS * MAX_VECTORS sums and the operands fit in 32 or 16 registers. */
+    TILE_TOKENS = VW == 16 ? 4 : 2,
+    VECTOR_ROWS = VW / 4,  /* rows of W in a vector, with 4 columns each */
+    STEP_COLUMNS = 2 * VW, /* columns that are read together */
+    MAX_VECTORS = 6,       /* of W in a pass over x */
+    ITEMS_PER_THREAD = 8,  /* more items than threads balance the load */
     MAX_ITEM_BLOCKS = 8,
     LINE = 64 /* bytes of a cache line */
 };
@@ -43,25 +44,25 @@ typedef struct forward_context {
 } forward_context;
 
 /* The state of an item, in its thread's scratch. */
-typedef struct forward_block {
+typedef struct forward_state {
     const forward_context *c;
     int64_t token, count;
     const char *x_rows[MHC_TOKENS], *next_x_rows[MHC_TOKENS]; /* of this block; of the next one, or of this one again */
-    _Alignas(64) float x[TILE][MHC_CHUNK];
-    vf sums[MHC_TOKENS][MHC_MAX_M / ROWS], squares[MHC_TOKENS];
+    _Alignas(64) float x[TILE_TOKENS][MHC_CHUNK];
+    vf sums[MHC_TOKENS][MHC_MAX_M / VECTOR_ROWS], squares[MHC_TOKENS];
     /* First h_mix, then z. At the end h_pre, h_post, and h_res if it is an output. */
     _Alignas(64) float coefficients[MHC_MAX_M][MHC_TOKENS];
     _Alignas(64) float inv_rms[MHC_TOKENS];
-} forward_block;
+} forward_state;
 
-_Static_assert(sizeof(forward_block) <= MHC_FWD_SCRATCH, "forward_block must fit in the thread's scratch");
+_Static_assert(sizeof(forward_state) <= MHC_FWD_SCRATCH, "forward_state must fit in the thread's scratch");
 
 /* ---- packed W ----------------------------------------------------------------------------------------- */
 
-/* Vectors of ROWS rows of W. */
+/* Vectors of VECTOR_ROWS rows of W. */
 static int64_t vectors_of(int64_t M)
 {
-    return cot_ceil_div(M, ROWS);
+    return cot_ceil_div(M, VECTOR_ROWS);
 }
 
 static int64_t passes_of(int64_t M)
@@ -74,7 +75,8 @@ static int64_t first_vector(int64_t M, int64_t pass)
     return vectors_of(M) * pass / passes_of(M);
 }
 
-/* Packs a chunk of W as [passes][columns / 4][vectors of a pass][ROWS][4], in the order in which a pass reads it. */
+/* Packs a chunk of W as [passes][columns / 4][vectors of a pass][VECTOR_ROWS][4], in the order in which a pass reads
+ * it. */
 static void pack_chunk(void *context, int64_t chunk)
 {
     const mhc_packing *p = context;
@@ -82,13 +84,13 @@ static void pack_chunk(void *context, int64_t chunk)
     float *const packed = p->weights + chunk * mhc_packed_rows(M) * MHC_CHUNK;
     for (int64_t pass = 0; pass < passes_of(M); pass++) {
         const int64_t first = first_vector(M, pass), vectors = first_vector(M, pass + 1) - first;
-        float *const out = packed + first * ROWS * MHC_CHUNK;
-        for (int64_t row = 0; row < vectors * ROWS; row++) {
+        float *const out = packed + first * VECTOR_ROWS * MHC_CHUNK;
+        for (int64_t row = 0; row < vectors * VECTOR_ROWS; row++) {
             float w[MHC_CHUNK] = {0};
-            if (first * ROWS + row < M)
-                mhc_pack_row(w, p, chunk, first * ROWS + row);
+            if (first * VECTOR_ROWS + row < M)
+                mhc_pack_row(w, p, chunk, first * VECTOR_ROWS + row);
             for (int64_t d = 0; d < MHC_CHUNK; d += 4)
-                memcpy(out + d * vectors * ROWS + row * 4, w + d, 4 * sizeof *w);
+                memcpy(out + d * vectors * VECTOR_ROWS + row * 4, w + d, 4 * sizeof *w);
         }
     }
 }
@@ -115,9 +117,10 @@ typedef struct x_chunk {
     int64_t next_offset;
 } x_chunk;
 
-/* How a pass reads x. The first pass over other than IN_PLACE converts x to f32, into the L1 cache. */
+/* How a pass reads x. Unless the source is IN_PLACE, the first pass converts x to f32, into the L1 cache. Later passes
+ * read that copy. */
 typedef enum x_source {
-    IN_PLACE, /* f32, whole steps of STEP columns, one pass */
+    IN_PLACE, /* f32, whole steps of STEP_COLUMNS columns, one pass */
     FROM_F32,
     FROM_F16,
     FROM_BF16,
@@ -125,36 +128,36 @@ typedef enum x_source {
     SOURCES
 } x_source;
 
-/* What is done once for columns [d, d+STEP) of a tile: conversion to f32, the sum of squares, and the prefetch of the same
- * columns of the next chunk, `next` bytes farther. */
-V_INLINE void read_columns(forward_block *s, vf squares[TILE], const char *const x[TILE], int64_t next, int64_t d,
-                           int64_t columns, x_source source)
+/* Reads columns [d, d+STEP_COLUMNS) of a tile, in the first pass: converts them to f32, adds their squares, and
+ * prefetches the same columns of the next chunk, `next` bytes farther. */
+V_INLINE void read_columns(forward_state *s, vf squares[TILE_TOKENS], const char *const x[TILE_TOKENS], int64_t next,
+                           int64_t d, int64_t columns, x_source source)
 {
     const cot_dtype dtype = source == FROM_F16 ? COT_F16 : source == FROM_BF16 ? COT_BF16 : COT_F32;
     const int64_t size = mhc_element_size(dtype);
     V_UNROLL
-    for (int a = 0; a < TILE; a++)
+    for (int a = 0; a < TILE_TOKENS; a++)
         V_UNROLL
-    for (int64_t c = d; c < d + STEP; c += VW) {
-        const char *at = x[a] + c * size;
-        const vf values = source == IN_PLACE ? v_load(at) : mhc_load_partial(at, dtype, columns - c);
+    for (int64_t column = d; column < d + STEP_COLUMNS; column += VW) {
+        const char *at = x[a] + column * size;
+        const vf values = source == IN_PLACE ? v_load(at) : mhc_load_partial(at, dtype, columns - column);
         if (source != IN_PLACE)
-            v_store(s->x[a] + c, values);
+            v_store(s->x[a] + column, values);
         squares[a] = v_fma(values, values, squares[a]);
-        if (c * size % LINE < VW * size)
+        if (column * size % LINE < VW * size)
             v_prefetch_l2((const void *)((uintptr_t)at + (uintptr_t)next));
     }
 }
 
-/* sums[t][first+b] += x[t] . w[b] over the chunk, for tokens [t, t+TILE). A vector of w has 4 columns of ROWS rows. x is
- * read one step ahead of the products. vectors and source are constants. */
-V_INLINE void project_tile(forward_block *s, const x_chunk *chunk, int64_t t, int64_t first, const float *w,
+/* sums[t][first+b] += x[t] . w[b] over the chunk, for tokens [t, t+TILE_TOKENS). A vector of w has 4 columns of
+ * VECTOR_ROWS rows. x is read one step ahead of the products. vectors and source are constants. */
+V_INLINE void project_tile(forward_state *s, const x_chunk *chunk, int64_t t, int64_t first, const float *w,
                            int vectors, x_source source)
 {
-    const char *x[TILE];
-    vf sums[TILE][MAX_VECTORS], squares[TILE];
+    const char *x[TILE_TOKENS];
+    vf sums[TILE_TOKENS][MAX_VECTORS], squares[TILE_TOKENS];
     V_UNROLL
-    for (int a = 0; a < TILE; a++) {
+    for (int a = 0; a < TILE_TOKENS; a++) {
         squares[a] = v_zero();
         x[a] = s->x_rows[t + a] + chunk->offset;
         V_UNROLL
@@ -165,25 +168,25 @@ V_INLINE void project_tile(forward_block *s, const x_chunk *chunk, int64_t t, in
     const int64_t columns = chunk->columns;
     if (source != CONVERTED)
         read_columns(s, squares, x, next, 0, columns, source);
-    for (int64_t d = 0; d < columns; d += STEP) {
-        if (source != CONVERTED && d + STEP < columns)
-            read_columns(s, squares, x, next, d + STEP, columns, source);
-        for (int64_t c = d; c < d + STEP; c += 4) {
-            vf xs[TILE];
+    for (int64_t d = 0; d < columns; d += STEP_COLUMNS) {
+        if (source != CONVERTED && d + STEP_COLUMNS < columns)
+            read_columns(s, squares, x, next, d + STEP_COLUMNS, columns, source);
+        for (int64_t column = d; column < d + STEP_COLUMNS; column += 4) {
+            vf xs[TILE_TOKENS];
             V_UNROLL
-            for (int a = 0; a < TILE; a++)
-                xs[a] = v_repeat4((source == IN_PLACE ? (const float *)x[a] : s->x[a]) + c);
+            for (int a = 0; a < TILE_TOKENS; a++)
+                xs[a] = v_repeat4((source == IN_PLACE ? (const float *)x[a] : s->x[a]) + column);
             V_UNROLL
             for (int b = 0; b < vectors; b++, w += VW) {
                 const vf ws = v_load(w);
                 V_UNROLL
-                for (int a = 0; a < TILE; a++)
+                for (int a = 0; a < TILE_TOKENS; a++)
                     sums[a][b] = v_fma(xs[a], ws, sums[a][b]);
             }
         }
     }
     V_UNROLL
-    for (int a = 0; a < TILE; a++) {
+    for (int a = 0; a < TILE_TOKENS; a++) {
         s->squares[t + a] = v_add(s->squares[t + a], squares[a]);
         V_UNROLL
         for (int b = 0; b < vectors; b++)
@@ -191,11 +194,11 @@ V_INLINE void project_tile(forward_block *s, const x_chunk *chunk, int64_t t, in
     }
 }
 
-typedef void projection(forward_block *s, const x_chunk *chunk, int64_t t, int64_t first, const float *w);
+typedef void projection(forward_state *s, const x_chunk *chunk, int64_t t, int64_t first, const float *w);
 
 /* clang-format off */
 #define PROJECT(vectors, source)                                                                                     \
-    static void project_##vectors##_##source(forward_block *s, const x_chunk *chunk, int64_t t, int64_t first,      \
+    static void project_##vectors##_##source(forward_state *s, const x_chunk *chunk, int64_t t, int64_t first,      \
                                              const float *w)                                                        \
     {                                                                                                                \
         project_tile(s, chunk, t, first, w, vectors, source);                                                       \
@@ -216,7 +219,7 @@ static projection *const PROJECTIONS_OF[SOURCES][MAX_VECTORS + 1] = {
     PROJECTIONS(CONVERTED)};
 /* clang-format on */
 
-static void project_chunk(forward_block *s, int64_t chunk)
+static void project_chunk(forward_state *s, int64_t chunk)
 {
     static const x_source converting[] = {
         [COT_F32 - COT_F32] = FROM_F32, [COT_F16 - COT_F32] = FROM_F16, [COT_BF16 - COT_F32] = FROM_BF16};
@@ -229,39 +232,39 @@ static void project_chunk(forward_block *s, int64_t chunk)
                            cot_clamp(c->problem->sizes.D - chunk % c->chunks.per_stream * MHC_CHUNK, 0, MHC_CHUNK),
                        .next_x_rows = last ? s->next_x_rows : s->x_rows,
                        .next_offset = last ? 0 : chunk_offset(c, chunk + 1)};
-    const bool in_place = passes == 1 && dtype == COT_F32 && x.columns % STEP == 0;
+    const bool in_place = passes == 1 && dtype == COT_F32 && x.columns % STEP_COLUMNS == 0;
     const float *const weights = c->weights + chunk * mhc_packed_rows(M) * MHC_CHUNK;
-    for (int64_t t = 0; t < s->count; t += TILE)
+    for (int64_t t = 0; t < s->count; t += TILE_TOKENS)
         for (int64_t pass = 0; pass < passes; pass++) {
             const int64_t first = first_vector(M, pass), vectors = first_vector(M, pass + 1) - first;
             const x_source source = in_place ? IN_PLACE : pass == 0 ? converting[dtype - COT_F32] : CONVERTED;
-            PROJECTIONS_OF[source][vectors](s, &x, t, first, weights + first * ROWS * MHC_CHUNK);
+            PROJECTIONS_OF[source][vectors](s, &x, t, first, weights + first * VECTOR_ROWS * MHC_CHUNK);
         }
 }
 
-/* Adds the sums to the coefficients and clears them. */
-static void flush_sums(forward_block *s)
+/* Adds the sums to the coefficients and clears the sums. */
+static void flush_sums(forward_state *s)
 {
     const int64_t M = s->c->problem->sizes.M;
     for (int64_t t = 0; t < s->count; t++)
-        for (int64_t j = 0; j < M; j += ROWS) {
+        for (int64_t j = 0; j < M; j += VECTOR_ROWS) {
             float lanes[VW];
-            v_store(lanes, s->sums[t][j / ROWS]);
-            for (int64_t r = 0; r < ROWS && j + r < M; r++)
+            v_store(lanes, s->sums[t][j / VECTOR_ROWS]);
+            for (int64_t r = 0; r < VECTOR_ROWS && j + r < M; r++)
                 s->coefficients[j + r][t] += (lanes[4 * r] + lanes[4 * r + 1]) + (lanes[4 * r + 2] + lanes[4 * r + 3]);
-            s->sums[t][j / ROWS] = v_zero();
+            s->sums[t][j / VECTOR_ROWS] = v_zero();
         }
 }
 
-static void project_block(forward_block *s)
+static void project_block(forward_state *s)
 {
     const forward_context *c = s->c;
     const int64_t M = c->problem->sizes.M;
     memset(s->coefficients, 0, (size_t)M * sizeof *s->coefficients);
-    for (int64_t t = 0; t < cot_round_up(s->count, TILE); t++) {
+    for (int64_t t = 0; t < cot_round_up(s->count, TILE_TOKENS); t++) {
         s->squares[t] = v_zero();
-        for (int64_t j = 0; j < M; j += ROWS)
-            s->sums[t][j / ROWS] = v_zero();
+        for (int64_t j = 0; j < M; j += VECTOR_ROWS)
+            s->sums[t][j / VECTOR_ROWS] = v_zero();
     }
     for (int64_t chunk = 0; chunk < c->chunks.count; chunk++) {
         project_chunk(s, chunk);
@@ -278,7 +281,7 @@ static void project_block(forward_block *s)
 /* ---- coefficients ------------------------------------------------------------------------------------- */
 
 /* Computes z and the coefficients from it, for tokens [t, t+VW) of the block. */
-static void compute_coefficients(forward_block *s, int64_t t)
+static void compute_coefficients(forward_state *s, int64_t t)
 {
     const cot_mhc_pre_forward_args *a = &s->c->problem->args;
     const int64_t n = s->c->problem->sizes.n, M = s->c->problem->sizes.M;
@@ -295,7 +298,7 @@ static void compute_coefficients(forward_block *s, int64_t t)
     }
 }
 
-static void sinkhorn(forward_block *s, int64_t t)
+static void sinkhorn(forward_state *s, int64_t t)
 {
     const cot_mhc_pre_forward_args *a = &s->c->problem->args;
     const int64_t n = s->c->problem->sizes.n;
@@ -310,7 +313,7 @@ static void sinkhorn(forward_block *s, int64_t t)
 /* ---- h_in --------------------------------------------------------------------------------------------- */
 
 /* Columns [d, d + vectors*VW) of h_in of one token. */
-V_INLINE void compute_h_in_columns(const forward_block *s, int64_t t, char *h_in, int64_t d, cot_dtype dtype,
+V_INLINE void compute_h_in_columns(const forward_state *s, int64_t t, char *h_in, int64_t d, cot_dtype dtype,
                                    int vectors)
 {
     const mhc_pre_forward_problem *p = s->c->problem;
@@ -336,7 +339,7 @@ V_INLINE void compute_h_in_columns(const forward_block *s, int64_t t, char *h_in
 }
 
 #define COMPUTE_H_IN(dtype)                                                      \
-    static void compute_h_in_##dtype(const forward_block *s)                     \
+    static void compute_h_in_##dtype(const forward_state *s)                     \
     {                                                                            \
         const int64_t D = s->c->problem->sizes.D;                                \
         for (int64_t t = 0; t < s->count; t++) {                                 \
@@ -352,9 +355,9 @@ MHC_FOR_EACH_DTYPE(COMPUTE_H_IN)
 
 /* ---- items -------------------------------------------------------------------------------------------- */
 
-static void forward_tokens(forward_block *s)
+static void forward_tokens(forward_state *s)
 {
-    static void (*const h_in_functions[])(const forward_block *) = {[COT_F32 - COT_F32] = compute_h_in_F32,
+    static void (*const h_in_functions[])(const forward_state *) = {[COT_F32 - COT_F32] = compute_h_in_F32,
                                                                     [COT_F16 - COT_F32] = compute_h_in_F16,
                                                                     [COT_BF16 - COT_F32] = compute_h_in_BF16};
     const cot_mhc_pre_forward_args *a = &s->c->problem->args;
@@ -375,12 +378,12 @@ static void forward_tokens(forward_block *s)
 }
 
 /* Sets the rows of x of the block's tokens. A last tile that is not full repeats the last token. */
-static void set_rows(forward_block *s, int64_t end)
+static void set_rows(forward_state *s, int64_t end)
 {
     const forward_context *c = s->c;
     const int64_t row_bytes = c->problem->sizes.n * c->problem->sizes.D * mhc_element_size(c->problem->args.x.dtype);
     char *const copy = (char *)s + MHC_FWD_SCRATCH;
-    for (int64_t tile_token = 0; tile_token < cot_round_up(s->count, TILE); tile_token++) {
+    for (int64_t tile_token = 0; tile_token < cot_round_up(s->count, TILE_TOKENS); tile_token++) {
         const int64_t t = tile_token < s->count ? tile_token : s->count - 1, next = s->token + c->block_tokens + t;
         s->x_rows[tile_token] =
             c->post != NULL ? copy + t * row_bytes : mhc_row(&c->problem->args.x, s->token + t, 0, 0);
@@ -396,7 +399,7 @@ static void forward_item(void *context, int64_t item, void *scratch)
     const forward_context *c = context;
     const int64_t begin = item * c->item_tokens;
     const int64_t end = begin + cot_clamp(c->problem->sizes.tokens - begin, 0, c->item_tokens);
-    forward_block *const s = scratch;
+    forward_state *const s = scratch;
     s->c = c;
     for (s->token = begin; s->token < end; s->token += c->block_tokens) {
         s->count = cot_clamp(end - s->token, 0, c->block_tokens);
