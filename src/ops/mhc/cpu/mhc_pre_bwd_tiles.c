@@ -168,15 +168,15 @@ static void load_coefficients(backward_block *s)
     const cot_mhc_pre_backward_args *a = &s->c->problem->args;
     const int64_t n = s->c->problem->sizes.n, M = s->c->problem->sizes.M;
     memset(s->dh_mix, 0, (size_t)n * sizeof *s->dh_mix);
-    mhc_load_tile(s->inv_rms, MHC_BWD_TOKENS, &a->inv_rms, s->token, s->count, 1);
-    mhc_load_tile(s->h_mix[0], MHC_BWD_TOKENS, &a->h_mix, s->token, s->count, M);
-    mhc_load_tile(s->h_pre[0], MHC_BWD_TOKENS, &a->h_pre, s->token, s->count, n);
-    mhc_load_tile(s->h_post[0], MHC_BWD_TOKENS, &a->h_post, s->token, s->count, n);
-    mhc_load_tile(s->dh_post[0], MHC_BWD_TOKENS, &a->dh_post, s->token, s->count, n);
-    mhc_load_tile(s->dh_res_logits[0], MHC_BWD_TOKENS, &a->dh_res_logits, s->token, s->count, n * n);
+    mhc_load_coefficients(s->inv_rms, MHC_BWD_TOKENS, &a->inv_rms, s->token, s->count, 1);
+    mhc_load_coefficients(s->h_mix[0], MHC_BWD_TOKENS, &a->h_mix, s->token, s->count, M);
+    mhc_load_coefficients(s->h_pre[0], MHC_BWD_TOKENS, &a->h_pre, s->token, s->count, n);
+    mhc_load_coefficients(s->h_post[0], MHC_BWD_TOKENS, &a->h_post, s->token, s->count, n);
+    mhc_load_coefficients(s->dh_post[0], MHC_BWD_TOKENS, &a->dh_post, s->token, s->count, n);
+    mhc_load_coefficients(s->dh_res_logits[0], MHC_BWD_TOKENS, &a->dh_res_logits, s->token, s->count, n * n);
     if (!cot_is_present(&a->dh_res))
         return;
-    mhc_load_tile(s->dh_res[0], MHC_BWD_TOKENS, &a->dh_res, s->token, s->count, n * n);
+    mhc_load_coefficients(s->dh_res[0], MHC_BWD_TOKENS, &a->dh_res, s->token, s->count, n * n);
     for (int64_t t = 0; t < s->count; t += VW)
         sinkhorn_gradient(s, t);
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * mhc_pre_fwd_tiles.c: pre forward for contiguous d and n <= 8:
- *     h_mix = W x, W = phi * gamma [M, n*D]      inv_rms = 1 / sqrt(mean x^2 + norm_eps)
- *     z = alpha * h_mix * inv_rms + bias         h_in = sum_i h_pre[i] * x[i,:]
+ *     h_mix = W x, W = phi * gamma [M, n*D], M = n*n + 2n
+ *     inv_rms = 1 / sqrt(mean x^2 + norm_eps)      z = alpha * h_mix * inv_rms + bias
+ *     h_in = sum_i h_pre[i] * x[i,:]
  * and the outputs that depend on z (cotangent/mhc.h), Sinkhorn included.
  *
  * First W is packed in chunks of MHC_CHUNK columns of one stream. A vector of packed W has 4 columns of VECTOR_ROWS
@@ -24,7 +25,9 @@
 cot_status V_NAME(mhc_pre_fwd_tiles)(cot_queue *, const void *, void *);
 
 enum {
-    /* TILE_TOKENS * MAX_VECTORS sums and the operands fit in 32 or 16 registers. */
+    /* On AVX-512 the sums and operands of the products fit in 32 registers: 24 sums, 4 x, 1 w. Only read_columns uses
+     * the 4 sums of squares, so the compiler may spill them during the products. AVX2 has 16 registers: 12 sums, 2 x,
+     * 1 w. */
     TILE_TOKENS = VW == 16 ? 4 : 2,
     VECTOR_ROWS = VW / 4,  /* rows of W in a vector, with 4 columns each */
     STEP_COLUMNS = 2 * VW, /* columns that are read together */
@@ -46,11 +49,12 @@ typedef struct forward_context {
 /* The state of an item, in its thread's scratch. */
 typedef struct forward_state {
     const forward_context *c;
-    int64_t token, count;
+    int64_t first_token, token_count;                         /* of this block */
     const char *x_rows[MHC_TOKENS], *next_x_rows[MHC_TOKENS]; /* of this block; of the next one, or of this one again */
     _Alignas(64) float x[TILE_TOKENS][MHC_CHUNK];
     vf sums[MHC_TOKENS][MHC_MAX_M / VECTOR_ROWS], squares[MHC_TOKENS];
-    /* First h_mix, then z. At the end h_pre, h_post, and h_res if it is an output. */
+    /* Rows 0..n-1: h_mix, then h_pre. Rows n..2n-1: h_mix, then h_post. Other rows: h_mix, then h_res_logits, then h_res
+     * if it is an output. */
     _Alignas(64) float coefficients[MHC_MAX_M][MHC_TOKENS];
     _Alignas(64) float inv_rms[MHC_TOKENS];
 } forward_state;
@@ -164,6 +168,8 @@ V_INLINE void project_tile(forward_state *s, const x_chunk *chunk, int64_t t, in
         for (int b = 0; b < vectors; b++)
             sums[a][b] = v_zero();
     }
+    /* The distance of the tile's first token serves all its tokens. It assumes equal distances; an error affects only
+     * the prefetch. */
     const int64_t next = (int64_t)((uintptr_t)chunk->next_x_rows[t] - (uintptr_t)x[0]) + chunk->next_offset;
     const int64_t columns = chunk->columns;
     if (source != CONVERTED)
@@ -234,7 +240,7 @@ static void project_chunk(forward_state *s, int64_t chunk)
                        .next_offset = last ? 0 : chunk_offset(c, chunk + 1)};
     const bool in_place = passes == 1 && dtype == COT_F32 && x.columns % STEP_COLUMNS == 0;
     const float *const weights = c->weights + chunk * mhc_packed_rows(M) * MHC_CHUNK;
-    for (int64_t t = 0; t < s->count; t += TILE_TOKENS)
+    for (int64_t t = 0; t < s->token_count; t += TILE_TOKENS)
         for (int64_t pass = 0; pass < passes; pass++) {
             const int64_t first = first_vector(M, pass), vectors = first_vector(M, pass + 1) - first;
             const x_source source = in_place ? IN_PLACE : pass == 0 ? converting[dtype - COT_F32] : CONVERTED;
@@ -246,7 +252,7 @@ static void project_chunk(forward_state *s, int64_t chunk)
 static void flush_sums(forward_state *s)
 {
     const int64_t M = s->c->problem->sizes.M;
-    for (int64_t t = 0; t < s->count; t++)
+    for (int64_t t = 0; t < s->token_count; t++)
         for (int64_t j = 0; j < M; j += VECTOR_ROWS) {
             float lanes[VW];
             v_store(lanes, s->sums[t][j / VECTOR_ROWS]);
@@ -261,7 +267,7 @@ static void project_block(forward_state *s)
     const forward_context *c = s->c;
     const int64_t M = c->problem->sizes.M;
     memset(s->coefficients, 0, (size_t)M * sizeof *s->coefficients);
-    for (int64_t t = 0; t < cot_round_up(s->count, TILE_TOKENS); t++) {
+    for (int64_t t = 0; t < cot_round_up(s->token_count, TILE_TOKENS); t++) {
         s->squares[t] = v_zero();
         for (int64_t j = 0; j < M; j += VECTOR_ROWS)
             s->sums[t][j / VECTOR_ROWS] = v_zero();
@@ -274,7 +280,7 @@ static void project_block(forward_state *s)
     flush_sums(s);
     const float K = (float)(c->problem->sizes.n * c->problem->sizes.D), eps = (float)c->problem->args.norm_eps;
     memset(s->inv_rms, 0, sizeof s->inv_rms);
-    for (int64_t t = 0; t < s->count; t++)
+    for (int64_t t = 0; t < s->token_count; t++)
         s->inv_rms[t] = 1 / sqrtf(v_sum(s->squares[t]) / K + eps);
 }
 
@@ -338,24 +344,24 @@ V_INLINE void compute_h_in_columns(const forward_state *s, int64_t t, char *h_in
         mhc_store_partial(h_in + (d + v * VW) * size, dtype, sums[v], remaining - v * VW, s->c->stream_stores);
 }
 
-#define COMPUTE_H_IN(dtype)                                                      \
-    static void compute_h_in_##dtype(const forward_state *s)                     \
-    {                                                                            \
-        const int64_t D = s->c->problem->sizes.D;                                \
-        for (int64_t t = 0; t < s->count; t++) {                                 \
-            char *h_in = mhc_row(&s->c->problem->args.h_in, s->token + t, 0, 0); \
-            int64_t d = 0;                                                       \
-            for (; d + 4 * VW <= D; d += 4 * VW)                                 \
-                compute_h_in_columns(s, t, h_in, d, COT_##dtype, 4);             \
-            for (; d < D; d += VW)                                               \
-                compute_h_in_columns(s, t, h_in, d, COT_##dtype, 1);             \
-        }                                                                        \
+#define COMPUTE_H_IN(dtype)                                                            \
+    static void compute_h_in_##dtype(const forward_state *s)                           \
+    {                                                                                  \
+        const int64_t D = s->c->problem->sizes.D;                                      \
+        for (int64_t t = 0; t < s->token_count; t++) {                                 \
+            char *h_in = mhc_row(&s->c->problem->args.h_in, s->first_token + t, 0, 0); \
+            int64_t d = 0;                                                             \
+            for (; d + 4 * VW <= D; d += 4 * VW)                                       \
+                compute_h_in_columns(s, t, h_in, d, COT_##dtype, 4);                   \
+            for (; d < D; d += VW)                                                     \
+                compute_h_in_columns(s, t, h_in, d, COT_##dtype, 1);                   \
+        }                                                                              \
     }
 MHC_FOR_EACH_DTYPE(COMPUTE_H_IN)
 
 /* ---- items -------------------------------------------------------------------------------------------- */
 
-static void forward_tokens(forward_state *s)
+static void forward_block(forward_state *s)
 {
     static void (*const h_in_functions[])(const forward_state *) = {[COT_F32 - COT_F32] = compute_h_in_F32,
                                                                     [COT_F16 - COT_F32] = compute_h_in_F16,
@@ -363,35 +369,37 @@ static void forward_tokens(forward_state *s)
     const cot_mhc_pre_forward_args *a = &s->c->problem->args;
     const int64_t n = s->c->problem->sizes.n, M = s->c->problem->sizes.M;
     project_block(s);
-    mhc_store_tile(s->inv_rms, MHC_TOKENS, &a->inv_rms, s->token, s->count, 1);
-    mhc_store_tile(s->coefficients[0], MHC_TOKENS, &a->h_mix, s->token, s->count, M);
+    mhc_store_coefficients(s->inv_rms, MHC_TOKENS, &a->inv_rms, s->first_token, s->token_count, 1);
+    mhc_store_coefficients(s->coefficients[0], MHC_TOKENS, &a->h_mix, s->first_token, s->token_count, M);
     for (int64_t t = 0; t < MHC_TOKENS; t += VW)
         compute_coefficients(s, t);
-    mhc_store_tile(s->coefficients[0], MHC_TOKENS, &a->h_pre, s->token, s->count, n);
-    mhc_store_tile(s->coefficients[n], MHC_TOKENS, &a->h_post, s->token, s->count, n);
-    mhc_store_tile(s->coefficients[2 * n], MHC_TOKENS, &a->h_res_logits, s->token, s->count, n * n);
+    mhc_store_coefficients(s->coefficients[0], MHC_TOKENS, &a->h_pre, s->first_token, s->token_count, n);
+    mhc_store_coefficients(s->coefficients[n], MHC_TOKENS, &a->h_post, s->first_token, s->token_count, n);
+    mhc_store_coefficients(s->coefficients[2 * n], MHC_TOKENS, &a->h_res_logits, s->first_token, s->token_count, n * n);
     if (cot_is_present(&a->h_in))
         h_in_functions[a->x.dtype - COT_F32](s);
-    for (int64_t t = 0; cot_is_present(&a->h_res) && t < s->count; t += VW)
+    for (int64_t t = 0; cot_is_present(&a->h_res) && t < s->token_count; t += VW)
         sinkhorn(s, t);
-    mhc_store_tile(s->coefficients[2 * n], MHC_TOKENS, &a->h_res, s->token, s->count, n * n);
+    mhc_store_coefficients(s->coefficients[2 * n], MHC_TOKENS, &a->h_res, s->first_token, s->token_count, n * n);
 }
 
-/* Sets the rows of x of the block's tokens. A last tile that is not full repeats the last token. */
+/* Sets the rows of x of the block's tokens. padded_t is an index in the block, padded to whole tiles: a last tile that
+ * is not full repeats the last token. */
 static void set_rows(forward_state *s, int64_t end)
 {
     const forward_context *c = s->c;
     const int64_t row_bytes = c->problem->sizes.n * c->problem->sizes.D * mhc_element_size(c->problem->args.x.dtype);
     char *const copy = (char *)s + MHC_FWD_SCRATCH;
-    for (int64_t tile_token = 0; tile_token < cot_round_up(s->count, TILE_TOKENS); tile_token++) {
-        const int64_t t = tile_token < s->count ? tile_token : s->count - 1, next = s->token + c->block_tokens + t;
-        s->x_rows[tile_token] =
-            c->post != NULL ? copy + t * row_bytes : mhc_row(&c->problem->args.x, s->token + t, 0, 0);
-        s->next_x_rows[tile_token] =
-            next < end && c->post == NULL ? mhc_row(&c->problem->args.x, next, 0, 0) : s->x_rows[tile_token];
+    for (int64_t padded_t = 0; padded_t < cot_round_up(s->token_count, TILE_TOKENS); padded_t++) {
+        const int64_t t = padded_t < s->token_count ? padded_t : s->token_count - 1,
+                      next = s->first_token + c->block_tokens + t;
+        s->x_rows[padded_t] =
+            c->post != NULL ? copy + t * row_bytes : mhc_row(&c->problem->args.x, s->first_token + t, 0, 0);
+        s->next_x_rows[padded_t] =
+            next < end && c->post == NULL ? mhc_row(&c->problem->args.x, next, 0, 0) : s->x_rows[padded_t];
     }
     if (c->post != NULL)
-        V_NAME(mhc_post_fwd_tokens)(c->post, s->token, s->token + s->count, copy);
+        V_NAME(mhc_post_fwd_tokens)(c->post, s->first_token, s->first_token + s->token_count, copy);
 }
 
 static void forward_item(void *context, int64_t item, void *scratch)
@@ -401,10 +409,10 @@ static void forward_item(void *context, int64_t item, void *scratch)
     const int64_t end = begin + cot_clamp(c->problem->sizes.tokens - begin, 0, c->item_tokens);
     forward_state *const s = scratch;
     s->c = c;
-    for (s->token = begin; s->token < end; s->token += c->block_tokens) {
-        s->count = cot_clamp(end - s->token, 0, c->block_tokens);
+    for (s->first_token = begin; s->first_token < end; s->first_token += c->block_tokens) {
+        s->token_count = cot_clamp(end - s->first_token, 0, c->block_tokens);
         set_rows(s, end);
-        forward_tokens(s);
+        forward_block(s);
     }
     if (c->stream_stores)
         v_fence();

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * mhc_rows.h: helpers of the vector kernels: rows of D elements of any dtype, and tiles of coefficients with tokens in
- * lanes. */
+ * mhc_rows.h: helpers of the vector kernels: rows of D elements of any dtype, and the coefficients of a block of
+ * tokens. */
 #ifndef COT_MHC_ROWS_H
 #define COT_MHC_ROWS_H
 
@@ -62,7 +62,7 @@ static inline bool mhc_should_stream(const cot_tensor *out, const mhc_sizes *siz
            (double)sizes->tokens * (double)sizes->n * (double)sizes->D * (double)size >= MHC_STREAM_BYTES;
 }
 
-/* ---- coefficients: tile[e][ld] has element e of up to ld tokens ----------------------------------------- */
+/* ---- coefficients[e][ld]: element e of up to ld tokens --------------------------------------------------- */
 
 /* Offset of element e in a token's coefficients, which are a scalar, a vector or a matrix. */
 static inline int64_t mhc_coefficient_offset(const cot_tensor *tensor, int64_t e)
@@ -80,30 +80,31 @@ static inline void mhc_coefficient_offsets(int64_t offsets[MHC_MAX_M], const cot
         offsets[e] = mhc_coefficient_offset(tensor, e);
 }
 
-/* Loads tokens [token, token+count) of an f32 tensor. The rest of the tile is 0, and all of it if the tensor is
- * absent. */
-static inline void mhc_load_tile(float *tile, int64_t ld, const cot_tensor *tensor, int64_t token, int64_t count,
-                                 int64_t elements)
+/* Loads the coefficients of tokens [token, token+count) from an f32 tensor. The columns from `count` on are set to 0.
+ * If the tensor is absent, all columns are set to 0. */
+static inline void mhc_load_coefficients(float *coefficients, int64_t ld, const cot_tensor *tensor, int64_t token,
+                                         int64_t count, int64_t elements)
 {
     int64_t offsets[MHC_MAX_M];
-    memset(tile, 0, (size_t)(ld * elements) * sizeof *tile);
+    memset(coefficients, 0, (size_t)(ld * elements) * sizeof *coefficients);
     mhc_coefficient_offsets(offsets, tensor, elements);
     for (int64_t t = 0; cot_is_present(tensor) && t < count; t++) {
         const float *row = (const float *)tensor->data + mhc_token_offset(tensor, token + t);
         for (int64_t e = 0; e < elements; e++)
-            tile[e * ld + t] = row[offsets[e]];
+            coefficients[e * ld + t] = row[offsets[e]];
     }
 }
 
-static inline void mhc_store_tile(const float *tile, int64_t ld, const cot_tensor *tensor, int64_t token, int64_t count,
-                                  int64_t elements)
+/* Stores the coefficients of tokens [token, token+count) in an f32 tensor. Does nothing if the tensor is absent. */
+static inline void mhc_store_coefficients(const float *coefficients, int64_t ld, const cot_tensor *tensor,
+                                          int64_t token, int64_t count, int64_t elements)
 {
     int64_t offsets[MHC_MAX_M];
     mhc_coefficient_offsets(offsets, tensor, elements);
     for (int64_t t = 0; cot_is_present(tensor) && t < count; t++) {
         float *row = (float *)tensor->data + mhc_token_offset(tensor, token + t);
         for (int64_t e = 0; e < elements; e++)
-            row[offsets[e]] = tile[e * ld + t];
+            row[offsets[e]] = coefficients[e * ld + t];
     }
 }
 

@@ -15,18 +15,18 @@ typedef struct lanes_context {
 
 static void load_lanes(vf *out, const cot_tensor *source, int64_t token, int64_t count, int64_t elements)
 {
-    float tile[MHC_MAX_N * MHC_MAX_N * VW];
-    mhc_load_tile(tile, VW, source, token, count, elements);
+    float coefficients[MHC_MAX_N * MHC_MAX_N * VW];
+    mhc_load_coefficients(coefficients, VW, source, token, count, elements);
     for (int64_t e = 0; e < elements; e++)
-        out[e] = v_load(tile + e * VW);
+        out[e] = v_load(coefficients + e * VW);
 }
 
 static void store_lanes(const vf *source, const cot_tensor *out, int64_t token, int64_t count, int64_t elements)
 {
-    float tile[MHC_MAX_N * MHC_MAX_N * VW];
+    float coefficients[MHC_MAX_N * MHC_MAX_N * VW];
     for (int64_t e = 0; e < elements; e++)
-        v_store(tile + e * VW, source[e]);
-    mhc_store_tile(tile, VW, out, token, count, elements);
+        v_store(coefficients + e * VW, source[e]);
+    mhc_store_coefficients(coefficients, VW, out, token, count, elements);
 }
 
 static void forward_item(void *context, int64_t part)
