@@ -22,7 +22,7 @@ typedef struct dbias_buffers {
 
 _Static_assert(sizeof(dbias_buffers) <=
                    ATTENTION_BWD_SCRATCH(sizeof(mt), MT_SAME_FORM) + ATTENTION_DBIAS_SCRATCH(sizeof(mt)),
-               "the buffers must fit the scratch slice");
+               "the buffers must fit the thread's scratch");
 
 /* Adds dY^T of keys [first_key, first_key + SCORE_ROWS) and a query block to sums[SCORE_ROWS][BLOCK]. dY is dS without
  * the slope of the softcap. */
@@ -90,9 +90,9 @@ static void store_tile(const cot_tensor *dbias, const int64_t origin[4], const d
         }
 }
 
-static void dbias_item(void *memory, int64_t item, void *scratch)
+static void dbias_item(void *argument, int64_t item, void *scratch)
 {
-    const context *c = memory;
+    const context *c = argument;
     const attention_problem *p = c->p;
     const attention_sizes *sizes = &p->sizes;
     const int64_t *shape = p->dbias.shape;

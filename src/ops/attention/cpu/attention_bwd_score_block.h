@@ -94,9 +94,9 @@ static void pack_statistics(const attention_problem *p, const attention_block *q
     }
 }
 
-static void pack_queries_item(void *memory, int64_t item, void *scratch)
+static void pack_queries_item(void *argument, int64_t item, void *scratch)
 {
-    const context *c = memory;
+    const context *c = argument;
     const attention_problem *p = c->p;
     const attention_axis axis = attention_query_axis(p, BLOCK);
     const int64_t h = item % p->sizes.H, first_row = item * BLOCK;
@@ -136,7 +136,7 @@ typedef struct score_tile_buffers {
 } score_tile_buffers;
 
 _Static_assert(sizeof(score_tile_buffers) <= ATTENTION_BWD_SCRATCH(sizeof(mt), MT_SAME_FORM),
-               "the buffers must fit the scratch slice");
+               "the buffers must fit the thread's scratch");
 
 /* Pointers to the operands: P^T and dS^T of a score tile, and dS^T of the score block in B form. */
 typedef struct score_tile_operands {

@@ -143,9 +143,9 @@ static void backward_query_block(const context *c, item_keys *keys, const score_
             memset(dq + mt_offset(c->layout.qk_size, 0, i * STRIP), 0, (size_t)c->layout.qk_size * STRIP * sizeof *dq);
 }
 
-static void backward_item(void *memory, int64_t item, void *scratch)
+static void backward_item(void *argument, int64_t item, void *scratch)
 {
-    const context *c = memory;
+    const context *c = argument;
     const attention_problem *p = c->p;
     const attention_sizes *sizes = &p->sizes;
     const int64_t group = sizes->H / sizes->Hkv, b = item / c->layout.chunks / sizes->Hkv;
@@ -191,9 +191,9 @@ static void backward_item(void *memory, int64_t item, void *scratch)
 
 /* ---- dq --------------------------------------------------------------------------------------------------------- */
 
-static void store_dq_item(void *memory, int64_t item, void *scratch)
+static void store_dq_item(void *argument, int64_t item, void *scratch)
 {
-    const context *c = memory;
+    const context *c = argument;
     const attention_problem *p = c->p;
     const attention_axis axis = attention_query_axis(p, BLOCK);
     const int64_t h = item % p->sizes.H, qk_size = c->layout.qk_size;
@@ -236,9 +236,9 @@ static void store_dq_item(void *memory, int64_t item, void *scratch)
 
 /* ---- dsink: summed in double, from the packed lse and delta ------------------------------------------------ */
 
-static void dsink_item(void *memory, int64_t h)
+static void dsink_item(void *argument, int64_t h)
 {
-    const context *c = memory;
+    const context *c = argument;
     const attention_problem *p = c->p;
     const double exp_scale = lse_exp_scale(p);
     const float sink = (float)cot_load_f64(p->sink.data, p->sink.dtype, h * p->sink.stride[0]);

@@ -81,9 +81,9 @@ V_INLINE void delta_rows_as(const attention_delta_problem *p, row_range s, cot_d
 
 /* For the common dtypes of out and dout the loops are compiled with constant dtypes, so that there is no branch per
  * vector. */
-static void delta_item(void *memory, int64_t item)
+static void delta_item(void *argument, int64_t item)
 {
-    const attention_delta_problem *p = memory;
+    const attention_delta_problem *p = argument;
     const cot_dtype out = p->args.out.dtype, dout = p->args.dout.dtype;
     const row_range s = row_range_of(&p->sizes, item);
     if (out == COT_BF16 && dout == COT_BF16)
@@ -167,9 +167,9 @@ static void merge_row(void *out, cot_dtype out_dtype, const void *x, cot_dtype x
         merge_row_as(out, out_dtype, x, x_dtype, y, y_dtype, columns, a, b);
 }
 
-static void merge_item(void *memory, int64_t item)
+static void merge_item(void *argument, int64_t item)
 {
-    const attention_merge_problem *p = memory;
+    const attention_merge_problem *p = argument;
     const cot_attention_merge_args *a = &p->args;
     const row_range s = row_range_of(&p->sizes, item);
     const cot_tensor *x = &a->out_a, *y = &a->out_b, *out = &a->out;

@@ -2,7 +2,7 @@
  *
  * attention_fwd_tiled.c: out = softmax(s) v and lse in tiles, on the products of simd/matmul.h:
  *
- *     S = Q K^T       [SCORE_ROWS queries][up to KEYS keys], float32
+ *     S = Q K^T       [SCORE_ROWS queries][up to MAX_BLOCK_KEYS keys], float32
  *     P = exp(S - m)  m: row_max of the row. P is rounded to an operand's type (bf16 with AMX), its sum is not
  *     O = O exp(m_before - m) + P V;      out = O / sum,  lse = m + log(sum)
  *
@@ -12,10 +12,11 @@
  * updates row_max and rescales out. Calls with softcap, ALiBi, bias, dropout or a negative scale use running maxima, as
  * without AMX.
  *
- * The keys of a sequence and key-value head are packed once for all query heads that read them: K^T [qk_size][KEYS] and
- * V [KEYS][v_size] of every block, both in B form. Then an item is a block of queries of one head. Its state is in its
- * thread's scratch. Key blocks to which no query of the tile attends are skipped, and so are strips of keys within a
- * block. docs/kernels/attention_cpu.md has a table of these sizes (tile, result tile, strip, block, panel).
+ * The keys of a sequence and key-value head are packed once for all query heads that read them. A block has K^T
+ * [qk_size][layout.keys] and V [layout.keys][v_size], both in B form. Then an item is a block of queries of one head.
+ * Its state is in the thread's scratch. Key blocks to which no query of the tile attends are skipped, and so are strips
+ * of keys within a block. docs/kernels/attention_cpu.md has a table of these sizes (tile, result tile, strip, block,
+ * panel).
  *
  * The file is compiled once per instruction set. simd/simd.h defines V_NAME (appends the name of the instruction set),
  * V_INLINE, vf (a vector of VW floats) and the functions v_*. simd/matmul.h defines mt (the type of an operand's
@@ -28,8 +29,9 @@
 cot_status V_NAME(attention_fwd_tiled)(cot_queue *, const void *, void *);
 
 enum {
-    KEYS = MT_SAME_FORM ? ATTENTION_BLOCK : ATTENTION_FWD_AMX_KEYS(sizeof(mt)), /* maximum keys of a block */
-    ROWS = ATTENTION_FWD_ROWS,
+    MAX_BLOCK_KEYS = MT_SAME_FORM ? ATTENTION_BLOCK : ATTENTION_FWD_AMX_KEYS(sizeof(mt)),
+    MAX_ITEM_QUERIES = ATTENTION_FWD_ROWS,
+    SCORE_COLUMNS = ATTENTION_BLOCK, /* keys of the score buffer: one block, or a sub-block of an AMX block */
     ELEMENTS = ATTENTION_FWD_ELEMENTS,
     /* Scores are scaled and rounded before the maximum, so that exp's argument is exactly 0 at the largest score. */
     SCALE_BEFORE_MAX = MT_SAME_FORM,
@@ -43,20 +45,20 @@ typedef struct context {
     _Atomic int64_t *next_group; /* the next private group */
 } context;
 
-/* The operands of a sequence and key-value head. Block i begins at element i * block_stride * qk_size of kt and at
- * element i * block_stride * v_size of v. */
+/* The operands of a sequence and key-value head. Block i begins at row i * rows_to_next_block: at element
+ * i * rows_to_next_block * qk_size of kt, and at element i * rows_to_next_block * v_size of v. */
 typedef struct packed_keys {
     mt *kt, *v;
-    int64_t block_stride;
+    int64_t rows_to_next_block;
 } packed_keys;
 
 /* ---- packing -------------------------------------------------------------------------------------------- */
 
-/* `index` and `stride` count blocks of one head. */
-static packed_keys packed_keys_at(const context *c, int64_t index, int64_t stride)
+/* `first_block` and `block_step` count blocks of one head. */
+static packed_keys packed_keys_at(const context *c, int64_t first_block, int64_t block_step)
 {
-    return (packed_keys){c->kt + index * c->layout.keys * c->layout.qk_size,
-                         c->v + index * c->layout.keys * c->layout.v_size, stride * c->layout.keys};
+    return (packed_keys){c->kt + first_block * c->layout.keys * c->layout.qk_size,
+                         c->v + first_block * c->layout.keys * c->layout.v_size, block_step * c->layout.keys};
 }
 
 /* Every block of every head has its own place; the heads of a block are adjacent. */
@@ -72,7 +74,7 @@ static void pack_block(const context *c, const attention_block *block, int64_t h
                        float *staging)
 {
     const attention_problem *p = c->p;
-    const int64_t row_offset = block->first / c->layout.keys * keys->block_stride;
+    const int64_t row_offset = block->first / c->layout.keys * keys->rows_to_next_block;
     for (int64_t r = 0; r < block->used; r += STRIP) {
         const int64_t rows = cot_clamp(block->used - r, 0, STRIP), row = block->sequence.k_row + block->first + r;
         load_rows(staging, c->layout.qk_size, &p->k, block->sequence.b, row, hkv, rows, p->sizes.d_qk);
@@ -89,9 +91,9 @@ static bool is_private(const context *c, int64_t b, int64_t hkv)
     return b * c->p->sizes.Hkv + hkv < c->private_groups;
 }
 
-static void pack_item(void *memory, int64_t item, void *scratch)
+static void pack_item(void *argument, int64_t item, void *scratch)
 {
-    const context *c = memory;
+    const context *c = argument;
     const attention_axis axis = attention_key_axis(c->p, c->layout.keys);
     const int64_t hkv = item % c->p->sizes.Hkv;
     const attention_block block = attention_block_at(&axis, item / c->p->sizes.Hkv);
@@ -116,24 +118,24 @@ typedef struct pending_product {
 typedef struct item_state {
     _Alignas(64) mt q[ELEMENTS];
     _Alignas(64) float out[ELEMENTS];
-    _Alignas(64) float row_max[ROWS], row_sum[ROWS];
-    _Alignas(64) float scores[SCORE_ROWS * BLOCK];
+    _Alignas(64) float row_max[MAX_ITEM_QUERIES], row_sum[MAX_ITEM_QUERIES];
+    _Alignas(64) float scores[SCORE_ROWS * SCORE_COLUMNS];
     /* Double-buffered. With one form P overwrites scores. */
-    _Alignas(64) mt prob[MT_SAME_FORM ? 1 : 2 * SCORE_ROWS * KEYS];
+    _Alignas(64) mt prob[MT_SAME_FORM ? 1 : 2 * SCORE_ROWS * MAX_BLOCK_KEYS];
     int64_t prob_index;
-    _Alignas(64) float dropout_factors[SCORE_ROWS * BLOCK];
-    bool out_initialized[ROWS / STRIP]; /* the strip's out holds a value, or its first product is pending */
-    bool row_max_set[ROWS / STRIP];     /* every row of the strip has a row_max */
+    _Alignas(64) float dropout_factors[SCORE_ROWS * SCORE_COLUMNS];
+    bool out_initialized[MAX_ITEM_QUERIES / STRIP]; /* the strip's out holds a value, or its first product is pending */
+    bool row_max_set[MAX_ITEM_QUERIES / STRIP];     /* every row of the strip has a row_max */
     pending_product pending;
     _Alignas(64) float staging[STRIP * ATTENTION_MAX_D]; /* queries before packing */
 } item_state;
 
-_Static_assert(sizeof(item_state) <= ATTENTION_FWD_SCRATCH(sizeof(mt), MT_SAME_FORM, KEYS),
-               "the state must fit the scratch slice");
+_Static_assert(sizeof(item_state) <= ATTENTION_FWD_SCRATCH(sizeof(mt), MT_SAME_FORM, MAX_BLOCK_KEYS),
+               "the state must fit the thread's scratch");
 
 V_INLINE mt *prob_buffer(item_state *state)
 {
-    return MT_SAME_FORM ? (mt *)state->scores : state->prob + state->prob_index * SCORE_ROWS * KEYS;
+    return MT_SAME_FORM ? (mt *)state->scores : state->prob + state->prob_index * SCORE_ROWS * MAX_BLOCK_KEYS;
 }
 
 /* Lane i of the result is the maximum (sum) of the lanes of vectors[i]. */
@@ -244,7 +246,7 @@ static bool all_keys_visible(const score_context *ctx, int64_t first_query, int6
            last_keys.end >= block_first + key_range.end;
 }
 
-/* A block of at most KEYS packed keys: its first key and its operands. */
+/* A block of at most MAX_BLOCK_KEYS packed keys: its first key and its operands. */
 typedef struct packed_key_block {
     int64_t first;
     const mt *kt, *v;
@@ -490,17 +492,17 @@ V_INLINE bool attend_overlapped(const context *c, const score_context *ctx, item
 
 #endif
 
-/* Attends SCORE_ROWS queries to a block of at most BLOCK keys, with running maxima and separate passes. With float32
- * operands (MT_SAME_FORM) it works on STRIP queries at a time where a mask edge crosses the score tile, so that fewer
- * masked scores are computed, or where only one of the two strips has a value in out: a product either sets out or adds
- * to it. With AMX the shorter products cost more than that saves. */
+/* Attends SCORE_ROWS queries to a block of at most SCORE_COLUMNS keys, with running maxima and separate passes. With
+ * float32 operands (MT_SAME_FORM) it works on STRIP queries at a time in two cases. A mask edge crosses the score tile:
+ * then fewer masked scores are computed. Only one of the two strips has a value in out: a product either sets out or
+ * adds to it. With AMX the shorter products cost more than that saves. */
 static void attend_running_max(const context *c, const score_context *ctx, item_state *state, int64_t first_query,
                                int64_t first_row, const packed_key_block *block)
 {
     const attention_sizes *sizes = &c->p->sizes;
     const int64_t i = first_query + first_row;
     const attention_span key_range = attention_round_to_strips(
-        attention_visible_keys_of_rows(sizes, &ctx->sequence, i, i + SCORE_ROWS), block->first, BLOCK);
+        attention_visible_keys_of_rows(sizes, &ctx->sequence, i, i + SCORE_ROWS), block->first, SCORE_COLUMNS);
     if (key_range.first == key_range.end)
         return;
     const bool all_visible = all_keys_visible(ctx, i, SCORE_ROWS, block->first, key_range);
@@ -511,7 +513,7 @@ static void attend_running_max(const context *c, const score_context *ctx, item_
     }
     for (int64_t r = 0; r < SCORE_ROWS; r += STRIP) {
         const attention_span visible_range = attention_round_to_strips(
-            attention_visible_keys_of_rows(sizes, &ctx->sequence, i + r, i + r + STRIP), block->first, BLOCK);
+            attention_visible_keys_of_rows(sizes, &ctx->sequence, i + r, i + r + STRIP), block->first, SCORE_COLUMNS);
         if (visible_range.first < visible_range.end)
             attend_rows(c, ctx, state, first_query, first_row + r, STRIP, block, visible_range,
                         all_keys_visible(ctx, i + r, STRIP, block->first, visible_range));
@@ -529,8 +531,8 @@ static void attend_key_block(const context *c, const score_context *ctx, item_st
                  : attend_overlapped(c, ctx, state, first_query, first_row, block, softmax_step_two_rows)))
             continue;
 #endif
-        /* In sub-blocks of BLOCK keys, for which the buffer of scores has room. */
-        for (int64_t key = 0; key < c->layout.keys; key += BLOCK) {
+        /* In sub-blocks of SCORE_COLUMNS keys, because the score buffer holds no more. */
+        for (int64_t key = 0; key < c->layout.keys; key += SCORE_COLUMNS) {
             const packed_key_block sub_block = {block->first + key, block->kt + mt_offset(c->layout.qk_size, 0, key),
                                                 block->v + mt_offset(c->layout.keys, key, 0)};
             attend_running_max(c, ctx, state, first_query, first_row, &sub_block);
@@ -542,7 +544,7 @@ static void store_query_block(const context *c, item_state *state, const attenti
                               float sink)
 {
     const attention_problem *p = c->p;
-    float inverse[ROWS], lse[ROWS];
+    float inverse[MAX_ITEM_QUERIES], lse[MAX_ITEM_QUERIES];
     for (int64_t r = 0; r < queries->rows; r++) {
         const bool has_sum = r < queries->used && state->row_sum[r] != 0; /* true if the sum is NaN */
         inverse[r] = has_sum ? 1 / state->row_sum[r] : 0;
@@ -575,7 +577,7 @@ static void attend_query_block(const context *c, const attention_block *queries,
     memset(state->row_max_set, 0, sizeof state->row_max_set);
     state->pending = (pending_product){.result_tiles = 0};
     state->prob_index = 0;
-    for (int64_t r = 0; r < ROWS; r++) {
+    for (int64_t r = 0; r < MAX_ITEM_QUERIES; r++) {
         state->row_max[r] = sink != -INFINITY ? sink * EXP_SCALE : -FLT_MAX;
         /* exp(sink - row_max): 1, or NaN for an infinite sink. */
         state->row_sum[r] = sink != -INFINITY ? 1 + (sink - sink) : 0;
@@ -590,7 +592,7 @@ static void attend_query_block(const context *c, const attention_block *queries,
         attention_visible_keys_of_rows(&p->sizes, &queries->sequence, queries->first, queries->first + c->layout.rows);
     mt_begin(&host_tiles);
     for (int64_t i = keys.first / c->layout.keys; i * c->layout.keys < keys.end; i++) {
-        const int64_t row_offset = i * packed->block_stride;
+        const int64_t row_offset = i * packed->rows_to_next_block;
         const packed_key_block block = {i * c->layout.keys, packed->kt + row_offset * c->layout.qk_size,
                                         packed->v + row_offset * c->layout.v_size};
         attend_key_block(c, &ctx, state, queries->first, &block);
@@ -602,9 +604,9 @@ static void attend_query_block(const context *c, const attention_block *queries,
     store_query_block(c, state, queries, h, sink);
 }
 
-static void attend_item(void *memory, int64_t item, void *scratch)
+static void attend_item(void *argument, int64_t item, void *scratch)
 {
-    const context *c = memory;
+    const context *c = argument;
     const attention_axis axis = attention_query_axis(c->p, c->layout.rows);
     const int64_t h = item / c->layout.q_slots, hkv = h / (c->p->sizes.H / c->p->sizes.Hkv);
     /* Under a causal mask the last queries attend to the most keys. They go first, so that no thread ends with a long
@@ -618,9 +620,9 @@ static void attend_item(void *memory, int64_t item, void *scratch)
 
 /* Processes private groups one after the other. They are packed at the same place, so that the operands stay in the
  * L2 cache. */
-static void attend_private_groups(void *memory, int64_t thread, void *scratch)
+static void attend_private_groups(void *argument, int64_t thread, void *scratch)
 {
-    const context *c = memory;
+    const context *c = argument;
     const attention_sizes *sizes = &c->p->sizes;
     const attention_axis axis_k = {.p = c->p, .along_keys = true, .block_size = c->layout.keys},
                          axis_q = {.p = c->p, .along_keys = false, .block_size = c->layout.rows};

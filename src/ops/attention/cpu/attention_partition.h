@@ -194,7 +194,7 @@ static inline attention_bwd_layout attention_bwd_layout_of(const attention_sizes
     return layout;
 }
 
-/* ---- scratch: bytes of an item's buffers in its thread's slice ---------------------------------------------- *
+/* ---- scratch: bytes of an item's buffers in the thread's scratch ------------------------------------------- *
  * `size` is the bytes of an operand's element. one_form: P overwrites the scores and dS overwrites dP. */
 
 enum {

@@ -184,9 +184,9 @@ typedef struct context {
     real *workspace;
 } context;
 
-static void forward_item(void *memory, int64_t item)
+static void forward_item(void *argument, int64_t item)
 {
-    const context *c = memory;
+    const context *c = argument;
     const attention_problem *p = c->problem;
     const head a = head_at(p, item / p->sizes.H, item % p->sizes.H);
     real *scores = c->workspace + item * (p->sizes.Tk + p->sizes.d_v), *out = scores + p->sizes.Tk;
@@ -273,9 +273,9 @@ static void store_sums(const cot_tensor *t, const head *a, const real *sums, int
     }
 }
 
-static void backward_item(void *memory, int64_t item)
+static void backward_item(void *argument, int64_t item)
 {
-    const context *c = memory;
+    const context *c = argument;
     const attention_problem *p = c->problem;
     const attention_sizes *sizes = &p->sizes;
     const int64_t b = item / sizes->Hkv, hkv = item % sizes->Hkv, group = sizes->H / sizes->Hkv;
@@ -301,9 +301,9 @@ static void backward_item(void *memory, int64_t item)
 }
 
 /* One element of dsink or dbias may sum over the whole call, so it sums in double. */
-static void dsink_item(void *memory, int64_t h)
+static void dsink_item(void *argument, int64_t h)
 {
-    const attention_problem *p = memory;
+    const attention_problem *p = argument;
     const real sink = load(&p->sink, h * p->sink.stride[0]);
     double sum = 0;
     for (int64_t b = 0; b < p->sizes.B; b++) {
@@ -323,9 +323,9 @@ static attention_span bias_span(int64_t size, int64_t index, int64_t all)
     return size == 1 ? (attention_span){0, all} : (attention_span){index, index + 1 < all ? index + 1 : all};
 }
 
-static void dbias_item(void *memory, int64_t item)
+static void dbias_item(void *argument, int64_t item)
 {
-    const attention_problem *p = memory;
+    const attention_problem *p = argument;
     const int64_t *shape = p->dbias.shape;
     const int64_t j_index = item % shape[3], i_index = item / shape[3] % shape[2],
                   h_index = item / shape[3] / shape[2] % shape[1];
@@ -367,9 +367,9 @@ cot_status NAME(attention_bwd_scalar)(cot_queue *queue, const void *problem, voi
 
 /* ---- delta and merge ---------------------------------------------------------------------------------- */
 
-static void delta_item(void *memory, int64_t item)
+static void delta_item(void *argument, int64_t item)
 {
-    const attention_delta_problem *p = memory;
+    const attention_delta_problem *p = argument;
     const cot_attention_delta_args *a = &p->args;
     const int64_t b = item / p->sizes.H, h = item % p->sizes.H;
     for (int64_t i = 0; i < p->sizes.Tq; i++) {
@@ -389,9 +389,9 @@ cot_status NAME(attention_delta_scalar)(cot_queue *queue, const void *problem, v
     return COT_OK;
 }
 
-static void merge_item(void *memory, int64_t item)
+static void merge_item(void *argument, int64_t item)
 {
-    const attention_merge_problem *p = memory;
+    const attention_merge_problem *p = argument;
     const cot_attention_merge_args *a = &p->args;
     const int64_t b = item / p->sizes.H, h = item % p->sizes.H;
     const real sink = cot_is_present(&a->sink) ? load(&a->sink, h * a->sink.stride[0]) : -INFINITY;

@@ -53,8 +53,8 @@ typedef struct forward_state {
     const char *x_rows[MHC_TOKENS], *next_x_rows[MHC_TOKENS]; /* of this block; of the next one, or of this one again */
     _Alignas(64) float x[TILE_TOKENS][MHC_CHUNK];
     vf sums[MHC_TOKENS][MHC_MAX_M / VECTOR_ROWS], squares[MHC_TOKENS];
-    /* Rows 0..n-1: h_mix, then h_pre. Rows n..2n-1: h_mix, then h_post. Other rows: h_mix, then h_res_logits, then h_res
-     * if it is an output. */
+    /* Rows 0..n-1: h_mix, then h_pre. Rows n..2n-1: h_mix, then h_post. Other rows: h_mix, then h_res_logits, then
+     * h_res if it is an output. */
     _Alignas(64) float coefficients[MHC_MAX_M][MHC_TOKENS];
     _Alignas(64) float inv_rms[MHC_TOKENS];
 } forward_state;
