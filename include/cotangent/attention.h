@@ -39,11 +39,11 @@
  * with a number above 3.38e38 is NaN.
  *
  * Dropout: m[i,j] keeps an element with probability keep = 1 - P16/65536, P16 = round(65536 * dropout_p). The mask is
- * not stored. An element is dropped if 16 random bits are less than P16. The bits come from Philox4x32-10 with the key
- * dropout_seed and the counter {dropout_offset, n}, n = r * ceil(L/8) + floor(j/8). Element j uses 16 bits of word
- * floor((j%8)/2) of the 4 words: the low half if j is even. L is Tk or max_seqlen_k. r = h * R + row, where R is the
- * number of query rows (B*Tq, or cu_seqlens_q[B]), and row is b*Tq + i, or the packed row. The mask is the same on
- * every backend.
+ * not stored. R is the number of query rows: B*Tq, or cu_seqlens_q[B]. L is the number of keys of a row: Tk, or
+ * max_seqlen_k. r = h * R + row, where row is b*Tq + i, or the packed row. An element is dropped if 16 random bits are
+ * less than P16. The bits come from Philox4x32-10 with the key dropout_seed and the counter {dropout_offset, n},
+ * n = r * ceil(L/8) + floor(j/8). Element j uses 16 bits of word floor((j%8)/2) of the 4 words: the low half if j is
+ * even. The mask is the same on every backend.
  * dropout_seed_tensor and dropout_offset_tensor, i32 [2] (low word, high word), are added to seed and offset (modulo
  * 2^64). They are read where and when the work runs, so that a captured graph can use a new mask at each replay.
  *
@@ -112,8 +112,8 @@ typedef struct cot_attention_forward_args {
     cot_tensor bias;                  /* [B or 1, H or 1, Tq or 1, Tk or 1], packed with the max lengths; optional */
     cot_tensor dropout_seed_tensor;   /* i32 [2], optional: added to dropout_seed */
     cot_tensor dropout_offset_tensor; /* i32 [2], optional: added to dropout_offset */
-    cot_tensor out;                   /* out [B,Tq,H,d_v], packed [total_q,H,d_v]; optional */
-    cot_tensor lse;                   /* out [B,H,Tq], packed [H,total_q]; optional */
+    cot_tensor out;                   /* output: [B,Tq,H,d_v], packed [total_q,H,d_v]; optional */
+    cot_tensor lse;                   /* output: [B,H,Tq], packed [H,total_q]; optional */
     void *workspace;                  /* NULL = memory of the queue; else workspace_bytes bytes, 64-byte aligned */
     size_t workspace_bytes;           /* size of workspace; 0 with NULL */
 } cot_attention_forward_args;
@@ -174,11 +174,11 @@ typedef struct cot_attention_backward_args {
     cot_tensor dout;                  /* like out, q's dtype */
     cot_tensor dlse;                  /* like lse; optional (absent = zero); absent with delta */
     cot_tensor delta;                 /* like lse: from cot_attention_delta; replaces out and dlse */
-    cot_tensor dq;                    /* out, like q; optional */
-    cot_tensor dk;                    /* out, like k; optional */
-    cot_tensor dv;                    /* out, like v; optional */
-    cot_tensor dsink;                 /* out [H]; optional; needs sink */
-    cot_tensor dbias;                 /* out, bias's shape; optional; needs bias */
+    cot_tensor dq;                    /* output: like q; optional */
+    cot_tensor dk;                    /* output: like k; optional */
+    cot_tensor dv;                    /* output: like v; optional */
+    cot_tensor dsink;                 /* output: [H]; optional; needs sink */
+    cot_tensor dbias;                 /* output: bias's shape; optional; needs bias */
     void *workspace;                  /* as in the forward */
     size_t workspace_bytes;           /* as in the forward */
 } cot_attention_backward_args;
@@ -197,7 +197,7 @@ typedef struct cot_attention_delta_args {
     cot_tensor out;   /* [B,Tq,H,d_v], packed [total_q,H,d_v] */
     cot_tensor dout;  /* like out; out and dout may have different dtypes */
     cot_tensor dlse;  /* [B,H,Tq], packed [H,total_q]; optional (absent = zero) */
-    cot_tensor delta; /* out [B,H,Tq], packed [H,total_q] */
+    cot_tensor delta; /* output: [B,H,Tq], packed [H,total_q] */
     void *workspace;
     size_t workspace_bytes;
 } cot_attention_delta_args;
@@ -221,8 +221,8 @@ typedef struct cot_attention_merge_args {
     cot_tensor lse_a; /* [B,H,Tq], packed [H,total_q] */
     cot_tensor lse_b; /* like lse_a */
     cot_tensor sink;  /* [H], optional */
-    cot_tensor out;   /* out, like out_a but for the dtype; optional */
-    cot_tensor lse;   /* out, like lse_a; optional */
+    cot_tensor out;   /* output: like out_a but for the dtype; optional */
+    cot_tensor lse;   /* output: like lse_a; optional */
     void *workspace;
     size_t workspace_bytes;
 } cot_attention_merge_args;

@@ -60,8 +60,8 @@ typedef struct cot_causal_conv1d_forward_args {
     cot_tensor initial_state;  /* [B,D,K-1], with cu_seqlens [N,D,K-1]; optional */
     cot_tensor seq_idx;        /* i32 [B,T], optional */
     cot_tensor cu_seqlens;     /* i32 [N+1], optional */
-    cot_tensor y;              /* out [B,D,T], x's dtype; optional */
-    cot_tensor final_state;    /* out, like initial_state, any float dtype; optional */
+    cot_tensor y;              /* output: [B,D,T], x's dtype; optional */
+    cot_tensor final_state;    /* output: like initial_state, any float dtype; optional */
     void *workspace;           /* NULL = memory of the queue; else workspace_bytes bytes, 64-byte aligned */
     size_t workspace_bytes;
 } cot_causal_conv1d_forward_args;
@@ -94,10 +94,10 @@ typedef struct cot_causal_conv1d_backward_args {
     cot_tensor cu_seqlens;     /* as in the forward */
     cot_tensor dy;             /* [B,D,T], x's dtype */
     cot_tensor dfinal_state;   /* like final_state; optional (absent = zero) */
-    cot_tensor dx;             /* out [B,D,T], x's dtype; optional */
-    cot_tensor dweight;        /* out [D,K], any float dtype; optional */
-    cot_tensor dbias;          /* out [D], any float dtype; optional */
-    cot_tensor dinitial_state; /* out, like initial_state; optional; allowed without initial_state (= zeros) */
+    cot_tensor dx;             /* output: [B,D,T], x's dtype; optional */
+    cot_tensor dweight;        /* output: [D,K], any float dtype; optional */
+    cot_tensor dbias;          /* output: [D], any float dtype; optional */
+    cot_tensor dinitial_state; /* output: like initial_state; optional; allowed without initial_state (= zeros) */
     void *workspace;
     size_t workspace_bytes;
 } cot_causal_conv1d_backward_args;
@@ -127,7 +127,7 @@ typedef struct cot_causal_conv1d_update_args {
     cot_tensor conv_state;         /* in and out [N,D,S] */
     cot_tensor cache_seqlens;      /* i32 [B], >= 0, optional */
     cot_tensor conv_state_indices; /* i32 [B], optional */
-    cot_tensor y;                  /* out, shape and dtype of x */
+    cot_tensor y;                  /* output: shape and dtype of x */
     void *workspace;
     size_t workspace_bytes;
 } cot_causal_conv1d_update_args;

@@ -52,8 +52,8 @@ typedef struct cot_causal_conv1d_dense_forward_args {
     cot_tensor weight;         /* [Dout,Din,K] */
     cot_tensor bias;           /* [Dout], optional */
     cot_tensor initial_state;  /* [B,Din,K-1], optional */
-    cot_tensor y;              /* out [B,Dout,T], x's dtype; optional */
-    cot_tensor final_state;    /* out [B,Din,K-1], any float dtype; optional */
+    cot_tensor y;              /* output: [B,Dout,T], x's dtype; optional */
+    cot_tensor final_state;    /* output: [B,Din,K-1], any float dtype; optional */
     void *workspace;           /* NULL = memory of the queue; else workspace_bytes bytes, 64-byte aligned */
     size_t workspace_bytes;
 } cot_causal_conv1d_dense_forward_args;
@@ -85,10 +85,10 @@ typedef struct cot_causal_conv1d_dense_backward_args {
     cot_tensor initial_state;  /* as in the forward */
     cot_tensor dy;             /* [B,Dout,T], x's dtype */
     cot_tensor dfinal_state;   /* like final_state; optional (absent = zero) */
-    cot_tensor dx;             /* out [B,Din,T], x's dtype; optional */
-    cot_tensor dweight;        /* out [Dout,Din,K], any float dtype; optional */
-    cot_tensor dbias;          /* out [Dout], any float dtype; optional */
-    cot_tensor dinitial_state; /* out [B,Din,K-1]; optional; allowed without initial_state (= zeros) */
+    cot_tensor dx;             /* output: [B,Din,T], x's dtype; optional */
+    cot_tensor dweight;        /* output: [Dout,Din,K], any float dtype; optional */
+    cot_tensor dbias;          /* output: [Dout], any float dtype; optional */
+    cot_tensor dinitial_state; /* output: [B,Din,K-1]; optional; allowed without initial_state (= zeros) */
     void *workspace;
     size_t workspace_bytes;
 } cot_causal_conv1d_dense_backward_args;

@@ -75,9 +75,9 @@ typedef struct cot_dropout_forward_args {
     cot_tensor mask_bits;      /* u8 [..., ceil(D/8)], optional, not with mask */
     cot_tensor seed_tensor;    /* i32 [2], optional: added to seed */
     cot_tensor offset_tensor;  /* i32 [2], optional: added to offset */
-    cot_tensor y;              /* out, like x; optional */
-    cot_tensor mask_out;       /* out u8, x's shape: m as 0 and 1; optional */
-    cot_tensor mask_bits_out;  /* out u8 [..., ceil(D/8)]: m as bits, bits beyond D are 0; optional */
+    cot_tensor y;              /* output: like x; optional */
+    cot_tensor mask_out;       /* output: u8, x's shape: m as 0 and 1; optional */
+    cot_tensor mask_bits_out;  /* output: u8 [..., ceil(D/8)]: m as bits, bits beyond D are 0; optional */
     void *workspace;           /* NULL = memory of the queue; else workspace_bytes bytes, 64-byte aligned */
     size_t workspace_bytes;
 } cot_dropout_forward_args;
@@ -105,8 +105,8 @@ typedef struct cot_dropout_backward_args {
     cot_tensor mask_bits;      /* as in the forward */
     cot_tensor seed_tensor;    /* as in the forward */
     cot_tensor offset_tensor;  /* as in the forward */
-    cot_tensor dx;             /* out, like dy; optional */
-    cot_tensor dbias;          /* out [D], any float dtype; optional */
+    cot_tensor dx;             /* output: like dy; optional */
+    cot_tensor dbias;          /* output: [D], any float dtype; optional */
     void *workspace;           /* as in the forward */
     size_t workspace_bytes;
 } cot_dropout_backward_args;

@@ -61,13 +61,13 @@ typedef struct cot_mhc_pre_forward_args {
     cot_tensor alpha;            /* [3]: for pre, post, res */
     cot_tensor bias;             /* [M] */
     cot_tensor gamma;            /* [n,D], optional (absent = ones) */
-    cot_tensor h_in;             /* out [B,T,D], x's dtype; optional like every output below */
-    cot_tensor h_pre;            /* out [B,T,n] */
-    cot_tensor h_post;           /* out [B,T,n] */
-    cot_tensor h_res_logits;     /* out [B,T,n,n]: the logits */
-    cot_tensor h_res;            /* out [B,T,n,n]: sinkhorn of the logits, computed in the same pass */
-    cot_tensor inv_rms;          /* out [B,T]; the backward needs inv_rms, h_mix, h_pre and h_post */
-    cot_tensor h_mix;            /* out [B,T,M], before the multiplication by inv_rms */
+    cot_tensor h_in;             /* output: [B,T,D], x's dtype; optional like every output below */
+    cot_tensor h_pre;            /* output: [B,T,n] */
+    cot_tensor h_post;           /* output: [B,T,n] */
+    cot_tensor h_res_logits;     /* output: [B,T,n,n]: the logits */
+    cot_tensor h_res;            /* output: [B,T,n,n]: sinkhorn of the logits, computed in the same pass */
+    cot_tensor inv_rms;          /* output: [B,T]; the backward needs inv_rms, h_mix, h_pre and h_post */
+    cot_tensor h_mix;            /* output: [B,T,M], before the multiplication by inv_rms */
     void *workspace;             /* NULL = memory of the queue; else workspace_bytes bytes, 64-byte aligned */
     size_t workspace_bytes;      /* size of workspace; 0 with NULL */
 } cot_mhc_pre_forward_args;
@@ -117,11 +117,11 @@ typedef struct cot_mhc_pre_backward_args {
     cot_tensor dh_res_logits;    /* [B,T,n,n], gradient of the logits; optional */
     cot_tensor dh_res;           /* [B,T,n,n]; optional */
     cot_tensor dx_post;          /* [B,T,n,D], x's dtype: added to dx before dx is rounded; optional */
-    cot_tensor dx;               /* out [B,T,n,D], x's dtype; optional like every output below */
-    cot_tensor dphi;             /* out [M,n*D] */
-    cot_tensor dalpha;           /* out [3] */
-    cot_tensor dbias;            /* out [M] */
-    cot_tensor dgamma;           /* out [n,D]; allowed without gamma: the gradient at gamma = 1 */
+    cot_tensor dx;               /* output: [B,T,n,D], x's dtype; optional like every output below */
+    cot_tensor dphi;             /* output: [M,n*D] */
+    cot_tensor dalpha;           /* output: [3] */
+    cot_tensor dbias;            /* output: [M] */
+    cot_tensor dgamma;           /* output: [n,D]; allowed without gamma: the gradient at gamma = 1 */
     void *workspace;             /* as in cot_mhc_pre_forward_args */
     size_t workspace_bytes;      /* size of workspace; 0 with NULL */
 } cot_mhc_pre_backward_args;
@@ -140,7 +140,7 @@ typedef struct cot_mhc_sinkhorn_forward_args {
     double eps;              /* >= 0; sinkhorn_eps of pre and post_pre, where the options of Sinkhorn have a prefix */
     int32_t iterations;      /* 1 to 4096; pre calls it sinkhorn_iterations */
     cot_tensor h_res_logits; /* [B,T,n,n]: logits, f32 or f64 */
-    cot_tensor h_res;        /* out [B,T,n,n] */
+    cot_tensor h_res;        /* output: [B,T,n,n] */
     void *workspace;         /* as in cot_mhc_pre_forward_args */
     size_t workspace_bytes;  /* size of workspace; 0 with NULL */
 } cot_mhc_sinkhorn_forward_args;
@@ -162,7 +162,7 @@ typedef struct cot_mhc_sinkhorn_backward_args {
     int32_t iterations;       /* as in the forward */
     cot_tensor h_res_logits;  /* [B,T,n,n] */
     cot_tensor dh_res;        /* [B,T,n,n] */
-    cot_tensor dh_res_logits; /* out [B,T,n,n] */
+    cot_tensor dh_res_logits; /* output: [B,T,n,n] */
     void *workspace;          /* as in cot_mhc_pre_forward_args */
     size_t workspace_bytes;   /* size of workspace; 0 with NULL */
 } cot_mhc_sinkhorn_backward_args;
@@ -183,7 +183,7 @@ typedef struct cot_mhc_post_forward_args {
     cot_tensor f;            /* [B,T,D], x's dtype */
     cot_tensor h_post;       /* [B,T,n] */
     cot_tensor h_res;        /* [B,T,n,n] */
-    cot_tensor y;            /* out [B,T,n,D], x's dtype */
+    cot_tensor y;            /* output: [B,T,n,D], x's dtype */
     void *workspace;         /* as in cot_mhc_pre_forward_args */
     size_t workspace_bytes;  /* size of workspace; 0 with NULL */
 } cot_mhc_post_forward_args;
@@ -206,10 +206,10 @@ typedef struct cot_mhc_post_backward_args {
     cot_tensor h_post;       /* [B,T,n] */
     cot_tensor h_res;        /* [B,T,n,n] */
     cot_tensor dy;           /* [B,T,n,D], x's dtype */
-    cot_tensor dx;           /* out [B,T,n,D], x's dtype: pre's dx_post; optional like every output below */
-    cot_tensor df;           /* out [B,T,D], x's dtype */
-    cot_tensor dh_post;      /* out [B,T,n] */
-    cot_tensor dh_res;       /* out [B,T,n,n] */
+    cot_tensor dx;           /* output: [B,T,n,D], x's dtype: pre's dx_post; optional like every output below */
+    cot_tensor df;           /* output: [B,T,D], x's dtype */
+    cot_tensor dh_post;      /* output: [B,T,n] */
+    cot_tensor dh_res;       /* output: [B,T,n,n] */
     void *workspace;         /* as in cot_mhc_pre_forward_args */
     size_t workspace_bytes;  /* size of workspace; 0 with NULL */
 } cot_mhc_post_backward_args;
@@ -246,14 +246,14 @@ typedef struct cot_mhc_post_pre_forward_args {
     cot_tensor alpha;            /* [3]: for pre, post, res */
     cot_tensor bias;             /* [M] */
     cot_tensor gamma;            /* [n,D], optional (absent = ones) */
-    cot_tensor y;                /* out [B,T,n,D], x's dtype: the new streams */
-    cot_tensor h_in;             /* out [B,T,D], x's dtype; optional like every output below */
-    cot_tensor h_pre;            /* out [B,T,n] */
-    cot_tensor next_h_post;      /* out [B,T,n] */
-    cot_tensor h_res_logits;     /* out [B,T,n,n]: the logits */
-    cot_tensor next_h_res;       /* out [B,T,n,n]: sinkhorn of the logits */
-    cot_tensor inv_rms;          /* out [B,T]; the backward needs inv_rms, h_mix, h_pre and next_h_post */
-    cot_tensor h_mix;            /* out [B,T,M] */
+    cot_tensor y;                /* output: [B,T,n,D], x's dtype: the new streams */
+    cot_tensor h_in;             /* output: [B,T,D], x's dtype; optional like every output below */
+    cot_tensor h_pre;            /* output: [B,T,n] */
+    cot_tensor next_h_post;      /* output: [B,T,n] */
+    cot_tensor h_res_logits;     /* output: [B,T,n,n]: the logits */
+    cot_tensor next_h_res;       /* output: [B,T,n,n]: sinkhorn of the logits */
+    cot_tensor inv_rms;          /* output: [B,T]; the backward needs inv_rms, h_mix, h_pre and next_h_post */
+    cot_tensor h_mix;            /* output: [B,T,M] */
     void *workspace;             /* as in cot_mhc_pre_forward_args */
     size_t workspace_bytes;      /* size of workspace; 0 with NULL */
 } cot_mhc_post_pre_forward_args;
@@ -306,14 +306,14 @@ typedef struct cot_mhc_post_pre_backward_args {
     cot_tensor dh_res_logits; /* [B,T,n,n], gradient of the logits; optional */
     cot_tensor dnext_h_res;   /* [B,T,n,n]; optional */
     cot_tensor dy;            /* [B,T,n,D], x's dtype: the gradient of y from its other uses; optional (absent = 0) */
-    cot_tensor dx;            /* out [B,T,n,D], x's dtype; optional like every output below */
-    cot_tensor df;            /* out [B,T,D], x's dtype */
-    cot_tensor dh_post;       /* out [B,T,n] */
-    cot_tensor dh_res;        /* out [B,T,n,n] */
-    cot_tensor dphi;          /* out [M,n*D] */
-    cot_tensor dalpha;        /* out [3] */
-    cot_tensor dbias;         /* out [M] */
-    cot_tensor dgamma;        /* out [n,D]; allowed without gamma: the gradient at gamma = 1 */
+    cot_tensor dx;            /* output: [B,T,n,D], x's dtype; optional like every output below */
+    cot_tensor df;            /* output: [B,T,D], x's dtype */
+    cot_tensor dh_post;       /* output: [B,T,n] */
+    cot_tensor dh_res;        /* output: [B,T,n,n] */
+    cot_tensor dphi;          /* output: [M,n*D] */
+    cot_tensor dalpha;        /* output: [3] */
+    cot_tensor dbias;         /* output: [M] */
+    cot_tensor dgamma;        /* output: [n,D]; allowed without gamma: the gradient at gamma = 1 */
     void *workspace;          /* as in cot_mhc_pre_forward_args */
     size_t workspace_bytes;   /* size of workspace; 0 with NULL */
 } cot_mhc_post_pre_backward_args;

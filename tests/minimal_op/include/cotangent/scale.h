@@ -14,7 +14,7 @@ typedef struct cot_scale_forward_args {
     size_t struct_size;
     double factor;
     cot_tensor x;    /* [N], any float dtype */
-    cot_tensor y;    /* out, like x */
+    cot_tensor y;    /* output: like x */
     void *workspace; /* NULL = memory of the queue; else workspace_bytes bytes, 64-byte aligned */
     size_t workspace_bytes;
 } cot_scale_forward_args;
