@@ -124,7 +124,7 @@ typedef struct cot_causal_conv1d_update_args {
     cot_tensor x;                  /* [B,D] or [B,D,T] */
     cot_tensor weight;             /* [D,K] */
     cot_tensor bias;               /* [D], optional */
-    cot_tensor conv_state;         /* in and out [N,D,S] */
+    cot_tensor conv_state;         /* input and output: [N,D,S] */
     cot_tensor cache_seqlens;      /* i32 [B], >= 0, optional */
     cot_tensor conv_state_indices; /* i32 [B], optional */
     cot_tensor y;                  /* output: shape and dtype of x */
