@@ -5,11 +5,10 @@
  * sum has a fixed order. */
 #include "dropout_tile.cuh"
 
-template <int ACCESS> constexpr int lanes_per_row = ACCESS == SHIFTED ? DROPOUT_BWD_SHIFTED_LANES : DROPOUT_BWD_LANES;
+template <int ACCESS> constexpr int row_threads = ACCESS == SHIFTED ? DROPOUT_BWD_SHIFTED_LANES : DROPOUT_BWD_LANES;
+template <int ACCESS> constexpr int row_step = DROPOUT_THREADS / row_threads<ACCESS>; /* between two rows of a thread */
 template <int ACCESS>
-constexpr int row_step = DROPOUT_THREADS / lanes_per_row<ACCESS>; /* between two rows of a thread */
-template <int ACCESS>
-constexpr int tile_columns = COT_DROPOUT_GROUP *lanes_per_row<ACCESS>; /* including the idle group of a SHIFTED tile */
+constexpr int tile_columns = COT_DROPOUT_GROUP *row_threads<ACCESS>; /* including the idle group of a SHIFTED tile */
 static_assert(tile_columns<SHIFTED> <= DROPOUT_THREADS, "needs at least one thread per column");
 
 template <typename E, int ACTIVATION> static __device__ __forceinline__ float activation_slope(float z)
@@ -61,14 +60,15 @@ static __device__ __forceinline__ void compute_dx(const dropout_call &c, const t
         }
         pack(dy[i], g);
         if (ACCESS == SHIFTED || c.dx.data != nullptr) /* SHIFTED without dx: whole_rows is 0 */
-            store_whole_chunks<E, ACCESS, lanes_per_row<ACCESS>>(t, dx, batch_row, i, dy[i]);
+            store_whole_chunks<E, ACCESS, row_threads<ACCESS>>(t, dx, batch_row, i, dy[i]);
 #pragma unroll
         for (int j = 0; j < COT_DROPOUT_GROUP; j++)
             column_sums[j] += g[j];
     }
 }
 
-/* The block's sums, one row for each row that the block processes at once. Columns count from the first one of lane 0's group. */
+/* The block's sums, one row for each row that the block processes at once. Column 0 is the first column of the tile's
+ * first group. */
 template <int ACCESS> using block_sums = float4[row_step<ACCESS>][tile_columns<ACCESS> / 4];
 
 template <typename E, int ACCESS>
@@ -84,7 +84,7 @@ static __device__ __forceinline__ void sum_block(const dropout_call &c, const th
     }
 #pragma unroll
     for (int h = 0; h < chunk_count<E>; h++) {
-        const int first_column = t.column_in_tile + lanes_per_row<ACCESS> * N * h;
+        const int first_column = t.column_in_tile + row_threads<ACCESS> * N * h;
         if (ACCESS == SHIFTED) {
 #pragma unroll
             for (int j = 0; j < N; j++)
@@ -125,7 +125,7 @@ static __device__ __forceinline__ void prepare_bias(const dropout_call &c, const
                                                     float (&bias)[COT_DROPOUT_GROUP])
 {
     if (HAS_ACTIVATION)
-        load_bias<E, ACCESS, lanes_per_row<ACCESS>>(c, t, bias);
+        load_bias<E, ACCESS, row_threads<ACCESS>>(c, t, bias);
     if (scaled_slope<E, COT_ACTIVATION_GELU_ERF> && c.activation == COT_ACTIVATION_GELU_ERF) {
 #pragma unroll
         for (int j = 0; j < COT_DROPOUT_GROUP; j++)
@@ -153,7 +153,7 @@ static __device__ __forceinline__ void dispatch_activation(const dropout_call &c
     else
         compute_dx<ACCESS, COT_ACTIVATION_GELU_ERF>(c, t, dx, batch_row, dy, x, bias, keep, column_sums);
     if (c.dx.data != nullptr)
-        store_partial_chunks<E, ACCESS, lanes_per_row<ACCESS>>(c, t, c.dx, dx, batch_row, dy);
+        store_partial_chunks<E, ACCESS, row_threads<ACCESS>>(c, t, c.dx, dx, batch_row, dy);
 }
 
 /* The backward for PLAIN and STRIDED rows. */
@@ -161,26 +161,26 @@ template <typename E, int ACCESS, bool HAS_ACTIVATION>
 static __device__ __forceinline__ void backward(const dropout_call &c)
 {
     constexpr int BATCH = batch_rows<E, ACCESS, HAS_ACTIVATION>;
-    const thread_tile t = make_thread_tile<E, ACCESS, lanes_per_row<ACCESS>>(c, c.dy, DROPOUT_BWD_THREAD_ROWS);
+    const thread_tile t = make_thread_tile<E, ACCESS, row_threads<ACCESS>>(c, c.dy, DROPOUT_BWD_THREAD_ROWS);
     float bias[COT_DROPOUT_GROUP], column_sums[COT_DROPOUT_GROUP] = {0};
     cot_griddepcontrol_launch_dependents();
     prepare_bias<E, ACCESS, HAS_ACTIVATION>(c, t, bias);
     const philox_state philox = load_philox(c);
-    row_cursors cursors = {make_cursor<ACCESS, lanes_per_row<ACCESS>>(t, c.dy, sizeof(E)),
-                           make_cursor<ACCESS, lanes_per_row<ACCESS>>(t, c.x, sizeof(E)),
-                           make_cursor<ACCESS, lanes_per_row<ACCESS>>(t, c.dx, sizeof(E))};
+    row_cursors cursors = {make_cursor<ACCESS, row_threads<ACCESS>>(t, c.dy, sizeof(E)),
+                           make_cursor<ACCESS, row_threads<ACCESS>>(t, c.x, sizeof(E)),
+                           make_cursor<ACCESS, row_threads<ACCESS>>(t, c.dx, sizeof(E))};
 #pragma unroll 1
     for (int i = 0; i < DROPOUT_BWD_THREAD_ROWS; i += BATCH, cursors.advance(BATCH)) {
         const int batch_row = i * row_step<ACCESS>;
         fragment<E> dy[BATCH], x[BATCH];
         uint32_t keep[BATCH];
-        load_rows<E, ACCESS, lanes_per_row<ACCESS>>(c, t, c.dy, cursors.dy, batch_row, true, dy);
+        load_rows<E, ACCESS, row_threads<ACCESS>>(c, t, c.dy, cursors.dy, batch_row, true, dy);
         if (HAS_ACTIVATION)
-            load_rows<E, ACCESS, lanes_per_row<ACCESS>>(c, t, c.x, cursors.x, batch_row, true, x);
-        group_keep_bits<ACCESS, lanes_per_row<ACCESS>, false>(c, t, philox, batch_row, keep);
+            load_rows<E, ACCESS, row_threads<ACCESS>>(c, t, c.x, cursors.x, batch_row, true, x);
+        group_keep_bits<ACCESS, row_threads<ACCESS>, false>(c, t, philox, batch_row, keep);
 #pragma unroll
         for (int row = 0; row < BATCH; row++)
-            keep[row] = element_keep_bits<E, ACCESS, lanes_per_row<ACCESS>>(c, t, batch_row, row, keep[row]);
+            keep[row] = element_keep_bits<E, ACCESS, row_threads<ACCESS>>(c, t, batch_row, row, keep[row]);
         dispatch_activation<ACCESS, HAS_ACTIVATION>(c, t, cursors.dx, batch_row, dy, x, bias, keep, column_sums);
     }
     if (c.partial_sums != nullptr) {
@@ -233,18 +233,20 @@ static __device__ __forceinline__ void prefetch_batch(const dropout_call &c, pre
                                                       uint32_t stage_offset)
 {
     typedef staged_batch<E, HAS_ACTIVATION> staged;
-    constexpr int LANES = lanes_per_row<SHIFTED>;
+    constexpr int ROW_THREADS = row_threads<SHIFTED>;
 #pragma unroll
     for (int i = 0; i < staged::BATCH; i++) {
 #pragma unroll
         for (int h = 0; h < staged::CHUNKS; h++) {
             const bool valid = (uint32_t)(thread_row + i - r.first_thread_row[h]) < (uint32_t)r.row_count[h];
-            cot_cp_async_zfill(valid, r.chunk + stage_offset + staged::chunk_offset(0, i, h), r.dy + LANES * h * 16);
+            cot_cp_async_zfill(valid, r.chunk + stage_offset + staged::chunk_offset(0, i, h),
+                               r.dy + ROW_THREADS * h * 16);
             if (HAS_ACTIVATION)
-                cot_cp_async_zfill(valid, r.chunk + stage_offset + staged::chunk_offset(1, i, h), r.x + LANES * h * 16);
+                cot_cp_async_zfill(valid, r.chunk + stage_offset + staged::chunk_offset(1, i, h),
+                                   r.x + ROW_THREADS * h * 16);
             if (c.mask_bytes_aligned)
                 cot_cp_async_zfill<staged::N>(valid, r.mask_bytes + stage_offset + staged::mask_bytes_offset(i, h),
-                                              r.bytes + LANES * h * staged::N);
+                                              r.bytes + ROW_THREADS * h * staged::N);
         }
         r.dy += c.dy_row_step;
         r.x += c.x_row_step;
@@ -254,17 +256,17 @@ static __device__ __forceinline__ void prefetch_batch(const dropout_call &c, pre
 }
 
 /* The keep bits of the thread's elements in a batch of rows, from those of the groups. `groups`: the keep bits of the
- * lane's group, one byte per row. */
+ * thread's group, one byte per row. */
 template <typename E, int BATCH>
 static __device__ __forceinline__ void element_keep_from_groups(int column_in_tile, uint32_t groups,
                                                                 uint32_t (&keep)[BATCH])
 {
-    constexpr int N = chunk_size<E>, LANES = lanes_per_row<SHIFTED>;
+    constexpr int N = chunk_size<E>, ROW_THREADS = row_threads<SHIFTED>;
 #pragma unroll
     for (int h = 0; h < chunk_count<E>; h++) {
-        const int group = (column_in_tile + LANES * N * h) >> 3;
-        const uint32_t group_bits = __shfl_sync(0xffffffffu, groups, group, LANES),
-                       next_group_bits = __shfl_sync(0xffffffffu, groups, group + 1, LANES);
+        const int group = (column_in_tile + ROW_THREADS * N * h) >> 3;
+        const uint32_t group_bits = __shfl_sync(0xffffffffu, groups, group, ROW_THREADS),
+                       next_group_bits = __shfl_sync(0xffffffffu, groups, group + 1, ROW_THREADS);
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
             const uint32_t two_groups =
@@ -296,7 +298,7 @@ static __device__ __forceinline__ void element_keep_from_bytes(uint32_t mask_byt
 }
 
 /* The keep bits of the thread's elements in the batch that begins at the thread's row `thread_row`, for any source of
- * the mask. `group`: the number of the lane's group in that row. */
+ * the mask. `group`: the number of the thread's group in that row. */
 template <typename E, bool HAS_ACTIVATION, int BATCH>
 static __device__ __forceinline__ void shifted_element_keep(const dropout_call &c, const thread_tile &t,
                                                             const philox_state &philox, uint64_t group, int thread_row,
@@ -312,7 +314,7 @@ static __device__ __forceinline__ void shifted_element_keep(const dropout_call &
         for (int i = BATCH - 1; i >= 0; i--)
             groups = generate_keep_bits(philox, group + (uint64_t)(i * c.group_row_step), c.threshold, groups);
     } else {
-        group_keep_bits<SHIFTED, lanes_per_row<SHIFTED>, false>(c, t, philox, thread_row * row_step<SHIFTED>, keep);
+        group_keep_bits<SHIFTED, row_threads<SHIFTED>, false>(c, t, philox, thread_row * row_step<SHIFTED>, keep);
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
             groups |= keep[i] << (8 * i);
@@ -347,7 +349,7 @@ static __device__ __forceinline__ void copy_row_ends(const dropout_call &c, cons
             if ((thread_row + i) * ROW_STEP >= t.chunk_rows[h] ||
                 (uint32_t)(thread_row + i - r.first_thread_row[h]) < (uint32_t)r.row_count[h])
                 continue;
-            const int64_t row = t.row + (thread_row + i) * ROW_STEP, column = t.column + lanes_per_row<SHIFTED> * N * h;
+            const int64_t row = t.row + (thread_row + i) * ROW_STEP, column = t.column + row_threads<SHIFTED> * N * h;
             const int begin = valid_begin(column), end = valid_end<N>(c, column);
             copy_elements<bits>(&staged.chunk[0][i][h][threadIdx.x],
                                 (const bits *)c.dy.data + row * c.dy.stride[0] + column, begin, end);
@@ -365,13 +367,14 @@ template <typename E, bool HAS_ACTIVATION>
 static __device__ __forceinline__ void backward_shifted(const dropout_call &c)
 {
     typedef staged_batch<E, HAS_ACTIVATION> staged;
-    constexpr int BATCH = staged::BATCH, N = staged::N, LANES = lanes_per_row<SHIFTED>, ROW_STEP = row_step<SHIFTED>;
-    static_assert(LANES == 32, "the lanes of a warp are in one row");
+    constexpr int BATCH = staged::BATCH, N = staged::N, ROW_THREADS = row_threads<SHIFTED>,
+                  ROW_STEP = row_step<SHIFTED>;
+    static_assert(ROW_THREADS == 32, "the lanes of a warp are in one row");
     __shared__ union {
         staged batches[2];
         block_sums<SHIFTED> column_sums;
     } memory;
-    thread_tile t = make_thread_tile<E, SHIFTED, LANES>(c, c.dy, DROPOUT_BWD_SHIFTED_THREAD_ROWS);
+    thread_tile t = make_thread_tile<E, SHIFTED, ROW_THREADS>(c, c.dy, DROPOUT_BWD_SHIFTED_THREAD_ROWS);
     float bias[COT_DROPOUT_GROUP], column_sums[COT_DROPOUT_GROUP] = {0};
     cot_griddepcontrol_launch_dependents();
     prepare_bias<E, SHIFTED, HAS_ACTIVATION>(c, t, bias);
@@ -380,15 +383,15 @@ static __device__ __forceinline__ void backward_shifted(const dropout_call &c)
     prefetch_state r;
     r.chunk = opaque<uint32_t>(shared + 16 * threadIdx.x);
     r.mask_bytes = opaque<uint32_t>(shared + sizeof memory.batches[0].chunk + N * threadIdx.x);
-    r.dy = make_cursor<SHIFTED, LANES>(t, c.dy, sizeof(E)).data;
-    r.x = make_cursor<SHIFTED, LANES>(t, c.x, sizeof(E)).data;
-    r.bytes = make_cursor<SHIFTED, LANES>(t, c.given_mask, 1).data;
+    r.dy = make_cursor<SHIFTED, ROW_THREADS>(t, c.dy, sizeof(E)).data;
+    r.x = make_cursor<SHIFTED, ROW_THREADS>(t, c.x, sizeof(E)).data;
+    r.bytes = make_cursor<SHIFTED, ROW_THREADS>(t, c.given_mask, 1).data;
     int copies_row_ends = 0; /* the thread has chunks for copy_row_ends */
     t.column_in_tile = opaque<int>(t.column_in_tile);
 #pragma unroll
     for (int h = 0; h < staged::CHUNKS; h++) {
         const int rows = (t.chunk_rows[h] + ROW_STEP - 1) / ROW_STEP;
-        const bool at_row_end = rows > 0 && t.column + LANES * N * h + N > c.D;
+        const bool at_row_end = rows > 0 && t.column + ROW_THREADS * N * h + N > c.D;
         const bool in_first_row = at_row_end && t.row == 0,
                    in_last_row = at_row_end && t.row + (rows - 1) * ROW_STEP == c.R - 1;
         r.first_thread_row[h] = opaque<int>(in_first_row);
@@ -397,7 +400,7 @@ static __device__ __forceinline__ void backward_shifted(const dropout_call &c)
         t.chunk_rows[h] = opaque<int>(t.chunk_rows[h]);
         t.whole_rows[h] = opaque<int>(c.dx.data == nullptr ? 0 : t.whole_rows[h]);
     }
-    row_cursor dx = {make_cursor<SHIFTED, LANES>(t, c.dx, sizeof(E)).data, c.dx_row_step};
+    row_cursor dx = {make_cursor<SHIFTED, ROW_THREADS>(t, c.dx, sizeof(E)).data, c.dx_row_step};
     uint64_t group = (uint64_t)(t.row * c.groups + t.group);
     uint32_t stage_offset = 0;
     prefetch_batch<E, HAS_ACTIVATION>(c, r, 0, stage_offset);

@@ -9,10 +9,11 @@
 
 #include <stdint.h>
 
-/* How the work is divided. A tile has 8 * LANES columns, and LANES threads of a block share a row, 8 columns each. A
- * thread has THREAD_ROWS rows. The distance between two rows of a thread is DROPOUT_THREADS / LANES rows. This distance
- * is a multiple of 8, so all rows of a thread have the same distance from a multiple of 16 bytes, for every D. A block
- * has few rows, and the blocks run through memory in the order of addresses. */
+/* How the work is divided. A tile has 8 * ROW_THREADS columns, and ROW_THREADS threads of a block share a row, 8
+ * columns each. DROPOUT_..._LANES below are the values of ROW_THREADS. A thread has THREAD_ROWS rows. The distance
+ * between two rows of a thread is DROPOUT_THREADS / ROW_THREADS rows. This distance is a multiple of 8, so all rows of
+ * a thread have the same distance from a multiple of 16 bytes, for every D. A block has few rows, and the blocks run
+ * through memory in the order of addresses. */
 enum {
     DROPOUT_THREADS = 256,
     DROPOUT_FWD_LANES = 32,
@@ -24,7 +25,7 @@ enum {
     DROPOUT_MAX_AXES = 5
 };
 
-/* How a kernel accesses rows: docs/kernels/dropout_gpu.md explains the three versions. */
+/* How a kernel accesses rows. This is the version of docs/kernels/dropout_gpu.md. */
 enum dropout_access { PLAIN, SHIFTED, STRIDED };
 
 /* A tensor on the device. data null: absent. Strides are in elements. */
@@ -50,7 +51,7 @@ typedef struct dropout_call {
     dropout_array seed_tensor, offset_tensor, given_mask;      /* given_mask: mask or mask_bits */
     dropout_array x, bias, residual, y, mask_out, mask_bits_out;
     dropout_array dy, dx, dbias;
-    float *partial_sums; /* [row_tiles][column_tiles][8 * lanes] sums of dx; null: no dbias */
+    float *partial_sums; /* [row_tiles][column_tiles][8 * ROW_THREADS] sums of dx; null: no dbias */
     int64_t row_tiles, column_tiles;
     int32_t pitch_at_least_16; /* in all tensors of x's dtype, rows begin at least 16 bytes apart */
     int32_t shifted;           /* the tiles are SHIFTED: see dropout_tile.cuh */

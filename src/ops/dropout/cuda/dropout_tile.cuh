@@ -2,8 +2,9 @@
  *
  * dropout_tile.cuh: the parts that both directions share: the elements of a thread, their loads and stores, the mask.
  *
- * docs/kernels/dropout_gpu.md explains chunks, groups and the three versions PLAIN, SHIFTED and STRIDED. float32 has
- * two chunks of a row, LANES chunks apart. Lane l computes the keep bits of group l of the tile. In SHIFTED rows all
+ * docs/kernels/dropout_gpu.md explains chunks, groups and the three versions. The template parameter ACCESS is the
+ * version: PLAIN, SHIFTED or STRIDED. ROW_THREADS threads share a row, and thread i of them computes the keep bits of
+ * group i of the tile. In float32 a thread has two chunks of a row, ROW_THREADS chunks apart. In SHIFTED rows all
  * tensors have the same distance `shift` from a multiple of 16 bytes. */
 #ifndef COT_DROPOUT_TILE_CUH
 #define COT_DROPOUT_TILE_CUH
@@ -59,10 +60,11 @@ struct thread_tile {
     int chunk_rows[2];   /* rows_left if the thread has chunk h, else 0 */
     int whole_rows[2];   /* chunk_rows if the whole chunk lies in the row: vector stores. Else 0: stored by elements */
     bool vector_load[2]; /* vector loads; elements of other rows are ignored. Else loaded by elements */
-    int group;           /* the group whose bits this lane computes; may lie outside the row */
+    int group;           /* the group whose bits this thread computes; may lie outside the row */
     int64_t column;      /* of the first element of chunk 0; may be negative, or beyond the row */
-    int lane, row_in_pass; /* row_in_pass: number among the rows that the block processes at once */
-    int column_in_tile;    /* column minus the first column of lane 0's group */
+    int thread_in_row;   /* number among the ROW_THREADS threads of the row */
+    int row_in_pass;     /* number among the rows that the block processes at once */
+    int column_in_tile;  /* column minus the first column of the tile's first group */
 };
 
 /* The offset of row `row` in a tensor of any strides, in elements. */
@@ -77,33 +79,33 @@ static __device__ __forceinline__ int64_t row_offset(const dropout_call &c, cons
 }
 
 /* `rows`: rows per thread. shift_source: the tensor whose alignment defines the shift. */
-template <typename E, int ACCESS, int LANES>
+template <typename E, int ACCESS, int ROW_THREADS>
 static __device__ __forceinline__ thread_tile make_thread_tile(const dropout_call &c, const dropout_array &shift_source,
                                                                int rows)
 {
     thread_tile t;
-    const int row_step = DROPOUT_THREADS / LANES;
-    t.lane = threadIdx.x % LANES;
-    t.row_in_pass = threadIdx.x / LANES;
+    const int row_step = DROPOUT_THREADS / ROW_THREADS;
+    t.thread_in_row = threadIdx.x % ROW_THREADS;
+    t.row_in_pass = threadIdx.x / ROW_THREADS;
     t.row_tile = blockIdx.y + (int64_t)blockIdx.z * gridDim.y;
     t.row = t.row_tile * (row_step * rows) + t.row_in_pass;
     const int64_t rows_left = c.R - t.row;
     t.rows_left = rows_left < row_step * rows ? (int)rows_left : row_step * rows;
-    const int first_group = ACCESS == SHIFTED ? (int)blockIdx.x * (LANES - 1) - 1 : (int)blockIdx.x * LANES;
+    const int first_group = ACCESS == SHIFTED ? (int)blockIdx.x * (ROW_THREADS - 1) - 1 : (int)blockIdx.x * ROW_THREADS;
     int shift = 0;
     if (ACCESS == SHIFTED)
         shift = (int)((uintptr_t)((const E *)shift_source.data + t.row * shift_source.stride[0]) / sizeof(E) %
                       chunk_size<E>);
-    t.group = first_group + t.lane;
-    t.column_in_tile = chunk_size<E> * t.lane - shift;
+    t.group = first_group + t.thread_in_row;
+    t.column_in_tile = chunk_size<E> * t.thread_in_row - shift;
     t.column = (int64_t)COT_DROPOUT_GROUP * first_group + t.column_in_tile;
 #pragma unroll
     for (int h = 0; h < chunk_count<E>; h++) {
         constexpr int N = chunk_size<E>;
-        const int64_t column = t.column + LANES * N * h;
+        const int64_t column = t.column + ROW_THREADS * N * h;
         bool has_elements = column + N > 0 && column < c.D;
-        if (ACCESS == SHIFTED) /* the columns of lane 0's group belong to the tile before */
-            has_elements = has_elements && N * (t.lane + LANES * h) >= COT_DROPOUT_GROUP;
+        if (ACCESS == SHIFTED) /* the columns of the first group belong to the tile before */
+            has_elements = has_elements && N * (t.thread_in_row + ROW_THREADS * h) >= COT_DROPOUT_GROUP;
         const bool whole = ACCESS == PLAIN || (ACCESS == SHIFTED && column >= 0 && column + N <= c.D);
         /* All rows of the tile have a row before and after them. An aligned chunk at a row's end then reads only bytes
          * that belong to these rows. */
@@ -128,30 +130,31 @@ struct row_cursor {
     int64_t row_step;
 };
 
-template <int ACCESS, int LANES>
+template <int ACCESS, int ROW_THREADS>
 static __device__ __forceinline__ row_cursor make_cursor(const thread_tile &t, const dropout_array &a, int size)
 {
-    return {(char *)a.data + (t.row * a.stride[0] + t.column) * size, DROPOUT_THREADS / LANES * a.stride[0] * size};
+    return {(char *)a.data + (t.row * a.stride[0] + t.column) * size,
+            DROPOUT_THREADS / ROW_THREADS * a.stride[0] * size};
 }
 
 /* The address of row i of a batch: of the thread's first element in it, or for STRIDED of the row's first element. The
  * batch begins `batch_row` rows after the thread's first row, t.row. */
-template <int ACCESS, int LANES>
+template <int ACCESS, int ROW_THREADS>
 static __device__ __forceinline__ char *row_pointer(const dropout_call &c, const thread_tile &t, const dropout_array &a,
                                                     const row_cursor &cursor, int size, int batch_row, int i)
 {
     if (ACCESS == STRIDED)
-        return (char *)a.data + row_offset(c, a, t.row + batch_row + i * (DROPOUT_THREADS / LANES)) * size;
+        return (char *)a.data + row_offset(c, a, t.row + batch_row + i * (DROPOUT_THREADS / ROW_THREADS)) * size;
     return cursor.data + i * cursor.row_step;
 }
 
 /* The address of row i in a mask. It is computed without a cursor: masks in memory are rare, and a cursor takes
  * registers. */
-template <int ACCESS, int LANES>
+template <int ACCESS, int ROW_THREADS>
 static __device__ __forceinline__ uint8_t *mask_row_pointer(const dropout_call &c, const thread_tile &t,
                                                             const dropout_array &a, int batch_row, int i)
 {
-    const int64_t row = t.row + batch_row + i * (DROPOUT_THREADS / LANES);
+    const int64_t row = t.row + batch_row + i * (DROPOUT_THREADS / ROW_THREADS);
     return (uint8_t *)a.data + (ACCESS == STRIDED ? row_offset(c, a, row) : row * a.stride[0]);
 }
 
@@ -182,13 +185,13 @@ template <> struct bit_type<float> {
 
 /* Loads the thread's elements in a batch of rows. Elements outside the tensor are undefined; without `needed` all
  * are. */
-template <typename E, int ACCESS, int LANES, int BATCH>
+template <typename E, int ACCESS, int ROW_THREADS, int BATCH>
 static __device__ __forceinline__ void load_rows(const dropout_call &c, const thread_tile &t, const dropout_array &a,
                                                  const row_cursor &cursor, int batch_row, bool needed,
                                                  fragment<E> (&to)[BATCH])
 {
     typedef typename bit_type<E>::type bits;
-    constexpr int N = chunk_size<E>, ROW_STEP = DROPOUT_THREADS / LANES;
+    constexpr int N = chunk_size<E>, ROW_STEP = DROPOUT_THREADS / ROW_THREADS;
 #pragma unroll
     for (int i = 0; i < BATCH; i++)
 #pragma unroll
@@ -196,62 +199,62 @@ static __device__ __forceinline__ void load_rows(const dropout_call &c, const th
             if (ACCESS != STRIDED)
                 to[i].chunk[h].raw =
                     cot_load_words_if<4>(needed && t.vector_load[h] && batch_row + i * ROW_STEP < t.chunk_rows[h],
-                                         (const E *)(cursor.data + i * cursor.row_step) + LANES * N * h);
+                                         (const E *)(cursor.data + i * cursor.row_step) + ROW_THREADS * N * h);
 #pragma unroll
     for (int h = 0; h < chunk_count<E>; h++) {
         if (ACCESS == PLAIN || !needed || t.vector_load[h] || t.chunk_rows[h] <= 0) /* loaded above, or not at all */
             continue;
-        const int64_t column = t.column + LANES * N * h;
+        const int64_t column = t.column + ROW_THREADS * N * h;
         const int begin = valid_begin(column), end = valid_end<N>(c, column);
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
-            const bits *from = (const bits *)row_pointer<ACCESS, LANES>(c, t, a, cursor, sizeof(E), batch_row, i);
+            const bits *from = (const bits *)row_pointer<ACCESS, ROW_THREADS>(c, t, a, cursor, sizeof(E), batch_row, i);
             cot_words<4> &raw = to[i].chunk[h].raw;
             raw = {0, 0, 0, 0};
 #pragma unroll
             for (int j = 0; j < N; j++)
                 if (batch_row + i * ROW_STEP < t.rows_left && j >= begin && j < end)
                     raw.word[j * 4 / N] |=
-                        (uint32_t)from[ACCESS == STRIDED ? (column + j) * a.column_stride : LANES * N * h + j]
+                        (uint32_t)from[ACCESS == STRIDED ? (column + j) * a.column_stride : ROW_THREADS * N * h + j]
                         << (j % (N / 4) * 16);
         }
     }
 }
 
 /* Stores the chunks of row i that lie within the row, as vectors. */
-template <typename E, int ACCESS, int LANES>
+template <typename E, int ACCESS, int ROW_THREADS>
 static __device__ __forceinline__ void store_whole_chunks(const thread_tile &t, const row_cursor &cursor, int batch_row,
                                                           int i, const fragment<E> &from)
 {
-    constexpr int N = chunk_size<E>, ROW_STEP = DROPOUT_THREADS / LANES;
+    constexpr int N = chunk_size<E>, ROW_STEP = DROPOUT_THREADS / ROW_THREADS;
 #pragma unroll
     for (int h = 0; h < chunk_count<E>; h++)
         if (ACCESS != STRIDED && batch_row + i * ROW_STEP < t.whole_rows[h])
-            cot_store_words<4>((E *)(cursor.data + i * cursor.row_step) + LANES * N * h, from.chunk[h].raw);
+            cot_store_words<4>((E *)(cursor.data + i * cursor.row_step) + ROW_THREADS * N * h, from.chunk[h].raw);
 }
 
 /* Stores the other chunks of a batch, element by element. */
-template <typename E, int ACCESS, int LANES, int BATCH>
+template <typename E, int ACCESS, int ROW_THREADS, int BATCH>
 static __device__ __forceinline__ void store_partial_chunks(const dropout_call &c, const thread_tile &t,
                                                             const dropout_array &a, const row_cursor &cursor,
                                                             int batch_row, const fragment<E> (&from)[BATCH])
 {
     typedef typename bit_type<E>::type bits;
-    constexpr int N = chunk_size<E>, ROW_STEP = DROPOUT_THREADS / LANES;
+    constexpr int N = chunk_size<E>, ROW_STEP = DROPOUT_THREADS / ROW_THREADS;
 #pragma unroll
     for (int h = 0; h < chunk_count<E>; h++) {
         if (ACCESS == PLAIN || t.chunk_rows[h] <= t.whole_rows[h]) /* no other chunks */
             continue;
-        const int64_t column = t.column + LANES * N * h;
+        const int64_t column = t.column + ROW_THREADS * N * h;
         const uint32_t valid = (1u << valid_end<N>(c, column)) - (1u << valid_begin(column)); /* one bit per element */
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
-            bits *to = (bits *)row_pointer<ACCESS, LANES>(c, t, a, cursor, sizeof(E), batch_row, i);
+            bits *to = (bits *)row_pointer<ACCESS, ROW_THREADS>(c, t, a, cursor, sizeof(E), batch_row, i);
             const uint32_t row_valid = batch_row + i * ROW_STEP < t.rows_left ? valid : 0u;
 #pragma unroll
             for (int j = 0; j < N; j++)
                 if (row_valid >> j & 1u)
-                    to[ACCESS == STRIDED ? (column + j) * a.column_stride : LANES * N * h + j] =
+                    to[ACCESS == STRIDED ? (column + j) * a.column_stride : ROW_THREADS * N * h + j] =
                         (bits)(from[i].chunk[h].raw.word[j * 4 / N] >> (j % (N / 4) * 16));
         }
     }
@@ -286,14 +289,14 @@ static __device__ __forceinline__ void pack(fragment<E> &to, const float (&value
 }
 
 /* Loads the bias of the thread's columns, of dtype B. */
-template <typename B, typename E, int ACCESS, int LANES>
+template <typename B, typename E, int ACCESS, int ROW_THREADS>
 static __device__ __forceinline__ void load_bias_as(const dropout_call &c, const thread_tile &t,
                                                     float (&bias)[COT_DROPOUT_GROUP])
 {
     constexpr int N = chunk_size<E>;
 #pragma unroll
     for (int h = 0; h < chunk_count<E>; h++) {
-        const int64_t column = t.column + LANES * N * h;
+        const int64_t column = t.column + ROW_THREADS * N * h;
         const B *from = (const B *)c.bias.data + (ACCESS == STRIDED ? column * c.bias.column_stride : column);
         if (!has_chunk(t, h))
             continue;
@@ -318,7 +321,7 @@ static __device__ __forceinline__ void load_bias_as(const dropout_call &c, const
 }
 
 /* Loads a bias of any dtype. Without a bias the values are -0, so that adding them keeps the sign of a zero. */
-template <typename E, int ACCESS, int LANES>
+template <typename E, int ACCESS, int ROW_THREADS>
 static __device__ __forceinline__ void load_bias(const dropout_call &c, const thread_tile &t,
                                                  float (&bias)[COT_DROPOUT_GROUP])
 {
@@ -328,9 +331,9 @@ static __device__ __forceinline__ void load_bias(const dropout_call &c, const th
     if (c.bias.data == nullptr)
         return;
     switch (c.bias.dtype) {
-    case COT_F16: load_bias_as<__half, E, ACCESS, LANES>(c, t, bias); break;
-    case COT_BF16: load_bias_as<__nv_bfloat16, E, ACCESS, LANES>(c, t, bias); break;
-    default: load_bias_as<float, E, ACCESS, LANES>(c, t, bias);
+    case COT_F16: load_bias_as<__half, E, ACCESS, ROW_THREADS>(c, t, bias); break;
+    case COT_BF16: load_bias_as<__nv_bfloat16, E, ACCESS, ROW_THREADS>(c, t, bias); break;
+    default: load_bias_as<float, E, ACCESS, ROW_THREADS>(c, t, bias);
     }
 }
 
@@ -354,7 +357,7 @@ static __device__ __forceinline__ philox_state load_philox(const dropout_call &c
     return {c.seed + load_u64(c.seed_tensor), c.offset + load_u64(c.offset_tensor)};
 }
 
-/* The number of columns of the lane's group that lie in the row, 0 to 8. */
+/* The number of columns of the thread's group that lie in the row, 0 to 8. */
 static __device__ __forceinline__ int group_columns(const dropout_call &c, const thread_tile &t)
 {
     const int64_t columns_left = c.D - (int64_t)COT_DROPOUT_GROUP * t.group;
@@ -363,21 +366,21 @@ static __device__ __forceinline__ int group_columns(const dropout_call &c, const
                                               : COT_DROPOUT_GROUP;
 }
 
-/* In a SHIFTED row of mask bytes, 3 aligned words hold the 8 bytes of the lane's group. Returns whether all 3 lie
+/* In a SHIFTED row of mask bytes, 3 aligned words hold the 8 bytes of the thread's group. Returns whether all 3 lie
  * in the row. */
 static __device__ __forceinline__ bool group_is_interior(const dropout_call &c, const thread_tile &t)
 {
     return c.given_mask.column_stride == 1 && t.group > 0 && c.D - (int64_t)COT_DROPOUT_GROUP * t.group >= 12;
 }
 
-/* Loads the given mask of the lane's group in one row: 8 bytes, or the bits in the first byte. */
-template <int ACCESS, int LANES>
+/* Loads the given mask of the thread's group in one row: 8 bytes, or the bits in the first byte. */
+template <int ACCESS, int ROW_THREADS>
 static __device__ __forceinline__ uint2 load_mask_group(const dropout_call &c, const thread_tile &t, int batch_row,
                                                         int i)
 {
     uint2 raw = {0, 0};
     const int columns = group_columns(c, t);
-    const uint8_t *from = mask_row_pointer<ACCESS, LANES>(c, t, c.given_mask, batch_row, i);
+    const uint8_t *from = mask_row_pointer<ACCESS, ROW_THREADS>(c, t, c.given_mask, batch_row, i);
     if (c.source == DROPOUT_BITS) {
         if (columns > 0)
             raw.x = from[ACCESS == PLAIN ? t.group : t.group * c.given_mask.column_stride];
@@ -401,15 +404,15 @@ static __device__ __forceinline__ uint32_t bytes_to_bits(uint2 bytes)
     return ((bytes.x & 0x01010101u) * 0x01020408u >> 24 & 15u) | ((bytes.y & 0x01010101u) * 0x10204080u >> 24 & 240u);
 }
 
-/* Loads the keep bits of the lane's group in a batch of SHIFTED rows from mask bytes. The loads of all rows are issued
- * before the first use. In all these rows the group has the same distance from a multiple of 4 bytes. */
-template <int LANES, int BATCH>
+/* Loads the keep bits of the thread's group in a batch of SHIFTED rows from mask bytes. The loads of all rows are
+ * issued before the first use. In all these rows the group has the same distance from a multiple of 4 bytes. */
+template <int ROW_THREADS, int BATCH>
 static __device__ __forceinline__ void load_keep_shifted(const dropout_call &c, const thread_tile &t, int batch_row,
                                                          uint32_t (&keep)[BATCH])
 {
-    constexpr int ROW_STEP = DROPOUT_THREADS / LANES;
+    constexpr int ROW_STEP = DROPOUT_THREADS / ROW_THREADS;
     const bool inside = group_is_interior(c, t);
-    const uint8_t *from = mask_row_pointer<SHIFTED, LANES>(c, t, c.given_mask, batch_row, 0) +
+    const uint8_t *from = mask_row_pointer<SHIFTED, ROW_THREADS>(c, t, c.given_mask, batch_row, 0) +
                           (int64_t)COT_DROPOUT_GROUP * t.group * c.given_mask.column_stride;
     const int misalignment = (int)((uintptr_t)from % 4);
     uint32_t words[BATCH][3];
@@ -428,18 +431,18 @@ static __device__ __forceinline__ void load_keep_shifted(const dropout_call &c, 
 #pragma unroll
     for (int i = 0; i < BATCH; i++)
         if (batch_row + i * ROW_STEP < t.rows_left)
-            keep[i] = bytes_to_bits(load_mask_group<SHIFTED, LANES>(c, t, batch_row, i));
+            keep[i] = bytes_to_bits(load_mask_group<SHIFTED, ROW_THREADS>(c, t, batch_row, i));
 }
 
 /* The same for mask bytes of PLAIN rows, and for mask bits of any rows. There is no branch between the loads of the
  * rows. */
-template <int ACCESS, int LANES, int BATCH>
+template <int ACCESS, int ROW_THREADS, int BATCH>
 static __device__ __forceinline__ void load_keep_plain(const dropout_call &c, const thread_tile &t, int batch_row,
                                                        uint32_t (&keep)[BATCH])
 {
-    constexpr int ROW_STEP = DROPOUT_THREADS / LANES;
+    constexpr int ROW_STEP = DROPOUT_THREADS / ROW_THREADS;
     const bool has_columns = group_columns(c, t) > 0;
-    const uint8_t *from = mask_row_pointer<ACCESS, LANES>(c, t, c.given_mask, batch_row, 0);
+    const uint8_t *from = mask_row_pointer<ACCESS, ROW_THREADS>(c, t, c.given_mask, batch_row, 0);
     const int64_t pitch = ROW_STEP * c.given_mask.stride[0];
     if (c.source == DROPOUT_BITS) {
         from += t.group * c.given_mask.column_stride;
@@ -484,14 +487,14 @@ static __device__ __forceinline__ uint32_t generate_keep_bits(const philox_state
     return keep;
 }
 
-/* The keep bits of the lane's group in a batch of rows. Bits beyond the row are undefined. LOAD_BATCH: the registers
+/* The keep bits of the thread's group in a batch of rows. Bits beyond the row are undefined. LOAD_BATCH: the registers
  * suffice to load the mask bytes of all PLAIN rows before the first use. */
-template <int ACCESS, int LANES, bool LOAD_BATCH, int BATCH>
+template <int ACCESS, int ROW_THREADS, bool LOAD_BATCH, int BATCH>
 static __device__ __forceinline__ void group_keep_bits(const dropout_call &c, const thread_tile &t,
                                                        const philox_state &philox, int batch_row,
                                                        uint32_t (&keep)[BATCH])
 {
-    constexpr int ROW_STEP = DROPOUT_THREADS / LANES;
+    constexpr int ROW_STEP = DROPOUT_THREADS / ROW_THREADS;
     if (c.source == DROPOUT_GENERATED) {
         const uint64_t group = (uint64_t)((t.row + batch_row) * c.groups + t.group);
 #pragma unroll
@@ -502,38 +505,38 @@ static __device__ __forceinline__ void group_keep_bits(const dropout_call &c, co
         for (int i = 0; i < BATCH; i++)
             keep[i] = c.source == DROPOUT_KEEP_ALL ? 0xffu : 0u;
     } else if ((LOAD_BATCH && ACCESS == PLAIN) || (ACCESS == SHIFTED && c.source == DROPOUT_BITS)) {
-        load_keep_plain<ACCESS, LANES>(c, t, batch_row, keep);
+        load_keep_plain<ACCESS, ROW_THREADS>(c, t, batch_row, keep);
     } else if (ACCESS == SHIFTED) {
-        load_keep_shifted<LANES>(c, t, batch_row, keep);
+        load_keep_shifted<ROW_THREADS>(c, t, batch_row, keep);
     } else {
         uint2 raw[BATCH];
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
             if (batch_row + i * ROW_STEP < t.rows_left)
-                raw[i] = load_mask_group<ACCESS, LANES>(c, t, batch_row, i);
+                raw[i] = load_mask_group<ACCESS, ROW_THREADS>(c, t, batch_row, i);
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
             keep[i] = c.source == DROPOUT_BITS ? raw[i].x : bytes_to_bits(raw[i]);
     }
 }
 
-/* The keep bits of the thread's elements in row i of a batch, from the keep bits `keep` that each lane of the row has
+/* The keep bits of the thread's elements in row i of a batch, from the keep bits `keep` that each thread of the row has
  * for its group. 0 if the row does not exist or the scale is 0. */
-template <typename E, int ACCESS, int LANES>
+template <typename E, int ACCESS, int ROW_THREADS>
 static __device__ __forceinline__ uint32_t element_keep_bits(const dropout_call &c, const thread_tile &t, int batch_row,
                                                              int i, uint32_t keep)
 {
     constexpr int N = chunk_size<E>;
-    keep = c.scale != 0.0f && batch_row + i * (DROPOUT_THREADS / LANES) < t.rows_left ? keep : 0u;
+    keep = c.scale != 0.0f && batch_row + i * (DROPOUT_THREADS / ROW_THREADS) < t.rows_left ? keep : 0u;
     if (ACCESS != SHIFTED && chunk_count<E> == 1)
         return keep;
     uint32_t bits = 0;
 #pragma unroll
     for (int h = 0; h < chunk_count<E>; h++) {
-        const int column_in_tile = t.column_in_tile + LANES * N * h, group = column_in_tile >> 3;
-        uint32_t two_groups = __shfl_sync(0xffffffffu, keep, group, LANES);
+        const int column_in_tile = t.column_in_tile + ROW_THREADS * N * h, group = column_in_tile >> 3;
+        uint32_t two_groups = __shfl_sync(0xffffffffu, keep, group, ROW_THREADS);
         if (ACCESS == SHIFTED)
-            two_groups |= __shfl_sync(0xffffffffu, keep, group + 1, LANES) << 8;
+            two_groups |= __shfl_sync(0xffffffffu, keep, group + 1, ROW_THREADS) << 8;
         bits |= (two_groups >> (column_in_tile & 7) & ((1u << N) - 1)) << (N * h);
     }
     return bits;
