@@ -582,8 +582,8 @@ static cot_status validate_merge(const char *call, const void *args, bool with_d
 #undef COT_KERNEL_ENTRY
 
 #include "attention_admit.h"
-#include "cuda/attention_sm90_launch.h"
-#include "cuda/attention_sm80_launch.h"
+#include "cuda/attention_sm90_admit.h"
+#include "cuda/attention_sm80_admit.h"
 
 static const cot_kernel kernels[] = {
 #define COT_KERNEL_ENTRY(direction, ...) COT_KERNEL_INITIALIZER(COT_ATTENTION_##direction, __VA_ARGS__),

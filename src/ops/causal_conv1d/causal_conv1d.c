@@ -271,7 +271,7 @@ static cot_status check_update_data(const char *call, const void *problem)
 #undef COT_KERNEL_ENTRY
 
 #include "causal_conv1d_admit.h"
-#include "cuda/causal_conv1d_launch.h"
+#include "cuda/causal_conv1d_admit.h"
 
 static const cot_kernel kernels[] = {
 #define COT_KERNEL_ENTRY(direction, ...) COT_KERNEL_INITIALIZER(COT_CAUSAL_CONV1D_##direction, __VA_ARGS__),

@@ -6,7 +6,7 @@
 
 #include "cpu/causal_conv1d_dense_scalar.h"
 #include "cpu/causal_conv1d_dense_tiling.h"
-#include "cuda/causal_conv1d_dense_launch.h"
+#include "cuda/causal_conv1d_dense_admit.h"
 
 #include "core/op_tables.h"
 

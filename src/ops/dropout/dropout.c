@@ -241,7 +241,7 @@ static cot_status validate_backward(const char *call, const void *args, bool wit
 #undef COT_KERNEL_ENTRY
 
 #if defined(COT_CUDA) || defined(COT_HIP)
-#include "cuda/dropout_launch.h"
+#include "cuda/dropout_admit.h"
 #endif
 #include "dropout_admit.h"
 

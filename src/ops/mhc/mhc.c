@@ -348,7 +348,7 @@ static cot_status validate_post_pre_backward(const char *call, const void *args,
 
 #include "mhc_admit.h"
 #if defined(COT_CUDA)
-#include "cuda/mhc_launch.h"
+#include "cuda/mhc_admit.h"
 #endif
 
 #define COT_KERNEL_ENTRY(direction, ...) COT_KERNEL_INITIALIZER(COT_MHC_##direction, __VA_ARGS__),

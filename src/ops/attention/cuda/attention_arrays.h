@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * attention_arrays.h: host code that turns tensors into kernel arguments and tensor maps. */
+ * attention_arrays.h: host code that turns tensors into kernel arguments and tensor maps. It also launches kernels
+ * (`attention_launch`, `attention_launch_prepare`). */
 #ifndef COT_ATTENTION_ARRAYS_H
 #define COT_ATTENTION_ARRAYS_H
 
-#include "attention_sm90_launch.h"
+#include "attention_sm90_admit.h"
 #include "cuda/device.h"
 
 #include <math.h>

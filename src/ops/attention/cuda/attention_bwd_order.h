@@ -5,7 +5,7 @@
 #ifndef COT_ATTENTION_BWD_ORDER_H
 #define COT_ATTENTION_BWD_ORDER_H
 
-#include "attention_sm90_launch.h"
+#include "attention_sm90_admit.h"
 
 /* Values of first_ascending_section. */
 enum { ALL_SECTIONS_ASCEND = 0, NO_SECTION_ASCENDS = INT32_MAX };

@@ -2,7 +2,7 @@
  *
  * attention_bwd_sm90_launch.c: host code of the backward for Hopper. It chooses the kernels of a call and their
  * grids. */
-#include "attention_sm90_launch.h"
+#include "attention_sm90_admit.h"
 
 #include "attention_arrays.h"
 #include "attention_bwd_order.h"

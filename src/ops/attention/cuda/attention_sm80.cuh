@@ -149,7 +149,7 @@ DEVICE int64_t first_accum_row(const attention_sm80_call &c, const sequence &s, 
 }
 
 /* The range [first, end) of the other side that a tile of rows attends to. The sums here do not overflow: see
- * attention_sm80_launch.h. */
+ * attention_sm80_admit.h. */
 struct span {
     int first, end;
 };

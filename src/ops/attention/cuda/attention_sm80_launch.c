@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * attention_sm80_launch.c: host code of the portable CUDA kernels: which kernels a call launches, with which grids. */
-#include "attention_sm80_launch.h"
+#include "attention_sm80_admit.h"
 
 #include "cuda/device.h"
 

@@ -85,7 +85,7 @@ template <typename E, int W, bool PLAIN> static __device__ __forceinline__ void 
     }
 }
 
-#if defined(__HIP__) /* the general versions would spill 600 registers there: causal_conv1d_launch.h */
+#if defined(__HIP__) /* the general versions would spill 600 registers there: cuda/causal_conv1d_admit.h */
 CONV1D_INSTANCE(causal_conv1d_bwd_channel_first_bf16, backward, 1, __nv_bfloat16, 4, true)
 CONV1D_INSTANCE(causal_conv1d_bwd_channel_first_f16, backward, 1, __half, 4, true)
 CONV1D_INSTANCE(causal_conv1d_bwd_channel_first_f32, backward, 1, float, 4, true)

@@ -2,7 +2,7 @@
  *
  * causal_conv1d_launch.c: host side of the GPU kernels: which kernels a call launches, and with what grids. Compiled
  * for CUDA and for HIP. */
-#include "causal_conv1d_launch.h"
+#include "causal_conv1d_admit.h"
 
 #include "hip/launcher.h"
 

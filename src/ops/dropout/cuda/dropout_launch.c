@@ -2,7 +2,7 @@
  *
  * dropout_launch.c: the host side of the GPU kernels: which kernels a call enqueues, and with which grids. Compiled for
  * CUDA and for HIP. */
-#include "dropout_launch.h"
+#include "dropout_admit.h"
 
 #include "hip/launcher.h"
 

@@ -2,7 +2,7 @@
  *
  * mhc_launch.c: host side of the CUDA kernels: which kernels a call launches, and with what grids. */
 #include "../mhc_admit.h"
-#include "mhc_launch.h"
+#include "mhc_admit.h"
 
 #include "cuda/device.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * dropout_launch.h: how the CUDA kernels divide the work, and which problems they support. For dropout.c and
+ * dropout_admit.h: how the CUDA kernels divide the work, and which problems they support. For dropout.c and
  * dropout_launch.c. */
-#ifndef COT_DROPOUT_LAUNCH_H
-#define COT_DROPOUT_LAUNCH_H
+#ifndef COT_DROPOUT_CUDA_ADMIT_H
+#define COT_DROPOUT_CUDA_ADMIT_H
 
 #include "../dropout_problem.h"
 #include "dropout_cuda.h"

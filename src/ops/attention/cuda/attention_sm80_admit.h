@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * attention_sm80_launch.h: which problems the portable CUDA kernels support, at what cost, with how much workspace. For
+ * attention_sm80_admit.h: which problems the portable CUDA kernels support, at what cost, with how much workspace. For
  * attention.c and attention_sm80_launch.c. */
-#ifndef COT_ATTENTION_SM80_LAUNCH_H
-#define COT_ATTENTION_SM80_LAUNCH_H
+#ifndef COT_ATTENTION_SM80_ADMIT_H
+#define COT_ATTENTION_SM80_ADMIT_H
 
 #include "../attention_problem.h"
 #include "attention_sm80.h"

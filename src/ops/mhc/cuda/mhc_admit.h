@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * mhc_launch.h: how the CUDA kernels divide the work, which problems they admit, at what cost and with how much
+ * mhc_admit.h: how the CUDA kernels divide the work, which problems they admit, at what cost and with how much
  * workspace. For mhc.c and mhc_launch.c. */
-#ifndef COT_MHC_LAUNCH_H
-#define COT_MHC_LAUNCH_H
+#ifndef COT_MHC_CUDA_ADMIT_H
+#define COT_MHC_CUDA_ADMIT_H
 
 #include "../mhc_problem.h"
 #include "mhc_cuda.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * attention_sm90_launch.h: which problems the Hopper kernels of both directions support, at what cost, with how much
+ * attention_sm90_admit.h: which problems the Hopper kernels of both directions support, at what cost, with how much
  * workspace. For attention.c and the host code of these kernels. */
-#ifndef COT_ATTENTION_SM90_LAUNCH_H
-#define COT_ATTENTION_SM90_LAUNCH_H
+#ifndef COT_ATTENTION_SM90_ADMIT_H
+#define COT_ATTENTION_SM90_ADMIT_H
 
 #include "../attention_problem.h"
 #include "attention_sm90.h"

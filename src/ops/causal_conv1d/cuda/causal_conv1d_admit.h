@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * causal_conv1d_launch.h: launch configurations of the CUDA kernels, and which problems they support. For the kernel
+ * causal_conv1d_admit.h: launch configurations of the CUDA kernels, and which problems they support. For the kernel
  * table and for causal_conv1d_launch.c. */
-#ifndef COT_CAUSAL_CONV1D_LAUNCH_H
-#define COT_CAUSAL_CONV1D_LAUNCH_H
+#ifndef COT_CAUSAL_CONV1D_CUDA_ADMIT_H
+#define COT_CAUSAL_CONV1D_CUDA_ADMIT_H
 
 #include "../causal_conv1d_problem.h"
 #include "causal_conv1d_cuda.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * causal_conv1d_dense_launch.h: which problems the CUDA kernels support, their cost and workspace. For the kernel
+ * causal_conv1d_dense_admit.h: which problems the CUDA kernels support, their cost and workspace. For the kernel
  * table and for causal_conv1d_dense_launch.c. */
-#ifndef COT_CAUSAL_CONV1D_DENSE_LAUNCH_H
-#define COT_CAUSAL_CONV1D_DENSE_LAUNCH_H
+#ifndef COT_CAUSAL_CONV1D_DENSE_CUDA_ADMIT_H
+#define COT_CAUSAL_CONV1D_DENSE_CUDA_ADMIT_H
 
 #include "../causal_conv1d_dense_problem.h"
 #include "causal_conv1d_dense_cuda.h"
