@@ -213,7 +213,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped_call &mappe
             const int statistics_row = (int)query_tile_base_of<true>(c, w, step_info.head_in_group) + tile;
             const uint32_t bytes = COLUMN_PANELS * s.Q_PANEL_BYTES + QUERIES * sizeof(float);
             /* TMA fills rows after the tensor's last row with zeros. */
-            const bool needs_clearing = !(w.q_first_row + w.used_q == c.sequences.Tq || tile < w.used_q / QUERIES);
+            const bool needs_clearing = !(w.q_first_row + w.used_q == c.sequences.rows_q || tile < w.used_q / QUERIES);
             const int query_row = w.q_first_row + tile * QUERIES, used = w.used_q - tile * QUERIES;
             uint64_t *q_barrier = needs_clearing ? s.uncleared_full : &s.q_full[q_stage];
             uint64_t *dout_barrier = needs_clearing ? s.uncleared_full : &s.dout_full[dout_stage];
@@ -243,7 +243,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped_call &mappe
             if (step > 0)
                 continue;
             const bool keys_need_clearing =
-                !(w.first_key + KEYS <= w.used_k || w.k_first_row + w.used_k == c.sequences.Tk);
+                !(w.first_key + KEYS <= w.used_k || w.k_first_row + w.used_k == c.sequences.rows_k);
             if (leader) {
                 uint64_t *kv_barrier = keys_need_clearing ? s.uncleared_full : &s.kv_full;
                 begin_loading_keys(s, units_taken, kv_barrier);

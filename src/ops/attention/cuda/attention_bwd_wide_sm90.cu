@@ -117,14 +117,14 @@ static __device__ __forceinline__ key_rows key_rows_of(const attention_bwd_call 
     if (!GENERAL)
         return {first_key, THREAD_BLOCK_KEYS, true};
     return {w.k_first_row + first_key, w.used_k - first_key,
-            first_key + THREAD_BLOCK_KEYS <= w.used_k || w.k_first_row + w.used_k == c.sequences.Tk};
+            first_key + THREAD_BLOCK_KEYS <= w.used_k || w.k_first_row + w.used_k == c.sequences.rows_k};
 }
 
 /* The first query tile that contains rows of another sequence; INT32_MAX if there is none. */
 template <bool GENERAL>
 static __device__ __forceinline__ int first_unclean_tile_of(const attention_bwd_call &c, const attention_work &w)
 {
-    return !GENERAL || w.q_first_row + w.used_q == c.sequences.Tq ? INT32_MAX : w.used_q / QUERIES;
+    return !GENERAL || w.q_first_row + w.used_q == c.sequences.rows_q ? INT32_MAX : w.used_q / QUERIES;
 }
 
 /* A producer. LOADS_Q: loads K, the peer's K, Q and lse_log2. LOADS_DOUT: loads V, dO and delta. Executed by one

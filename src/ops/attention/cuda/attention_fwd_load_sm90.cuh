@@ -139,10 +139,10 @@ static __device__ __forceinline__ attention_tile tile_of(const attention_fwd_cal
         tile_position(c, tile_number, (uint32_t)c.tiles, (uint32_t)(c.sequences.count * c.H), head, tile);
         t.b = head / c.H;
         t.head = head - t.b * c.H;
-        t.rows = c.sequences.Tq;
+        t.rows = c.sequences.rows_q;
         t.q_first_row = t.k_first_row = 0;
-        t.used = c.sequences.Tq;
-        t.Tk = c.sequences.Tk;
+        t.used = c.sequences.rows_q;
+        t.Tk = c.sequences.rows_k;
         t.tail_clean = 1;
     } else {
         const int sequence =

@@ -48,10 +48,10 @@ static __device__ int64_t used_in_part(int64_t used, int64_t begin, int64_t rows
 
 static __device__ attention_seqlen_info sequence_of(const attention_sequences &c, int b)
 {
-    int64_t q = 0, q_end = c.Tq, k = 0, k_end = c.Tk;
+    int64_t q = 0, q_end = c.rows_q, k = 0, k_end = c.rows_k;
     if (c.packed) {
-        rows_of(c, c.cu_q, b, c.Tq, c.max_seqlen_q, q, q_end);
-        rows_of(c, c.cu_k, b, c.Tk, c.max_seqlen_k, k, k_end);
+        rows_of(c, c.cu_q, b, c.rows_q, c.max_seqlen_q, q, q_end);
+        rows_of(c, c.cu_k, b, c.rows_k, c.max_seqlen_k, k, k_end);
     }
     attention_seqlen_info s = {0, 0, (int32_t)q, (int32_t)(q_end - q), 0, (int32_t)k, (int32_t)(k_end - k), 0, 0};
     if (b == c.B)

@@ -117,7 +117,8 @@ typedef struct attention_seqlen_info {
 typedef struct attention_sequences {
     int64_t q_begin, q_length, k_begin, k_length;
     int32_t B, packed;
-    int32_t Tq, Tk;                     /* rows of q and k; packed: of all sequences */
+    /* Rows of q and k: packed, of all sequences; otherwise of one batch element (in attention_sizes, of all). */
+    int32_t rows_q, rows_k;
     int32_t max_seqlen_q, max_seqlen_k; /* packed: the longest allowed sequence */
     int32_t count;                      /* B; packed: one more, for the rows after the last sequence */
     /* Limits on the tiles and key blocks of one head, in all sequences. Invalid cu_seqlens could exceed them. */
