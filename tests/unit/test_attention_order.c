@@ -4,7 +4,7 @@
  *
  * A row of a table applies to a call if all phrases of its cells "mode" and "call" do. The first row that applies
  * counts. A phrase that is not in `applies` fails the test. */
-#include "ops/attention/cuda/attention_bwd_order.h"
+#include "ops/attention/cuda/attention_bwd_choice.h"
 
 #include <limits.h>
 #include <setjmp.h>

@@ -5,7 +5,7 @@
 #include "attention_sm90_admit.h"
 
 #include "attention_arrays.h"
-#include "attention_bwd_order.h"
+#include "attention_bwd_choice.h"
 #include "attention_maps.h"
 
 #include "core/op_tables.h"

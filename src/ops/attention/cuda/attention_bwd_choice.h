@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
- * attention_bwd_order.h: chooses the kernel of the backward for Hopper that runs a call, and the order in which it
- * takes the key blocks. For the host code, and for tests/unit/test_attention_order.c. In this file key_blocks are those
- * of one head. */
-#ifndef COT_ATTENTION_BWD_ORDER_H
-#define COT_ATTENTION_BWD_ORDER_H
+ * attention_bwd_choice.h: chooses how the backward for Hopper runs a call: mode, kernel, who stores dq, how query heads
+ * are divided, and the order of the key blocks. For the host code, and for tests/unit/test_attention_order.c. In this
+ * file key_blocks are those of one head. */
+#ifndef COT_ATTENTION_BWD_CHOICE_H
+#define COT_ATTENTION_BWD_CHOICE_H
 
 #include "attention_sm90_admit.h"
 
@@ -56,7 +56,8 @@ static inline bool has_long_packed_sequences(const attention_sizes *sizes)
            sizes->rows_k >= cot_mul(4096, sizes->B);
 }
 
-/* pairs: the call would run on the pair kernel. Not for the _general and _softcap versions. */
+/* Whether the nondeterministic mode is faster, for specialised versions. pairs: the call would run on the pair
+ * kernel. */
 static inline bool is_nondeterministic_faster(const attention_sizes *sizes, int64_t tile_columns, int64_t key_blocks,
                                               bool pairs)
 {
