@@ -54,6 +54,8 @@ enum { FIRST_SPECIALISED, FIRST_GENERAL = WIDTHS, FIRST_SOFTCAP = 2 * WIDTHS };
              [first + WIDTH_192_128] = WIDE_KERNELS(dtype, d192##aux_suffix, d192_v128##main_suffix, 192, 128), \
              [first + WIDTH_192] = WIDE_KERNELS(dtype, d192##aux_suffix, d192##main_suffix, 192, 192),          \
              [first + WIDTH_256] = WIDE_KERNELS(dtype, d256##aux_suffix, d256##main_suffix, 256, 256)
+/* The _softcap versions use preprocess and postprocess of _general. These two kernels do not read scores, so softcap
+ * changes nothing in them. */
 #define KERNELS_OF_DTYPE(dtype)                                                            \
     {                                                                                      \
         KERNELS_OF_ALL_WIDTHS(dtype, FIRST_SPECIALISED, , , d96),                          \
@@ -62,28 +64,29 @@ enum { FIRST_SPECIALISED, FIRST_GENERAL = WIDTHS, FIRST_SOFTCAP = 2 * WIDTHS };
     }
 static const backward_kernels bf16_kernels[] = KERNELS_OF_DTYPE(bf16), f16_kernels[] = KERNELS_OF_DTYPE(f16);
 
-/* The other specialised main kernels. Index 0: 64 tile columns, 1: 128. */
-typedef struct specialised_kernels {
+/* The main kernels that are not in backward_kernels. They have no _general or _softcap version. Index 0: 64 tile
+ * columns, 1: 128. */
+typedef struct other_main_kernels {
     cot_cuda_kernel stores_dq[2], pairs[2], pairs_stores_dq[2];
-} specialised_kernels;
+} other_main_kernels;
 
-#define SPECIALISED_KERNEL(dtype, tile_columns, image, suffix, shared_bytes)                           \
+#define OTHER_MAIN_KERNEL(dtype, tile_columns, image, suffix, shared_bytes)                            \
     {                                                                                                  \
         image, "attention_bwd_" #dtype "_sm90_d" #tile_columns "_" #suffix, shared_bytes(tile_columns) \
     }
-#define BOTH_WIDTHS(dtype, image, suffix, shared_bytes)                 \
-    {                                                                   \
-        SPECIALISED_KERNEL(dtype, 64, image, suffix, shared_bytes),     \
-            SPECIALISED_KERNEL(dtype, 128, image, suffix, shared_bytes) \
+#define BOTH_WIDTHS(dtype, image, suffix, shared_bytes)                \
+    {                                                                  \
+        OTHER_MAIN_KERNEL(dtype, 64, image, suffix, shared_bytes),     \
+            OTHER_MAIN_KERNEL(dtype, 128, image, suffix, shared_bytes) \
     }
-#define SPECIALISED_KERNELS_OF(dtype)                                                                                  \
+#define OTHER_MAIN_KERNELS_OF(dtype)                                                                                   \
     {                                                                                                                  \
         BOTH_WIDTHS(dtype, cot_image_attention_bwd_key_blocks_sm90, stores_dq, ATTENTION_BWD_KEY_BLOCKS_SHARED_BYTES), \
             BOTH_WIDTHS(dtype, cot_image_attention_bwd_pairs_sm90, pairs, ATTENTION_BWD_PAIRS_SHARED_BYTES),           \
             BOTH_WIDTHS(dtype, cot_image_attention_bwd_pairs_sm90, pairs_stores_dq, ATTENTION_BWD_PAIRS_SHARED_BYTES), \
     }
-static const specialised_kernels bf16_specialised_kernels = SPECIALISED_KERNELS_OF(bf16),
-                                 f16_specialised_kernels = SPECIALISED_KERNELS_OF(f16);
+static const other_main_kernels bf16_other_main_kernels = OTHER_MAIN_KERNELS_OF(bf16),
+                                f16_other_main_kernels = OTHER_MAIN_KERNELS_OF(f16);
 static const cot_cuda_kernel dsink = {cot_image_attention_bwd_preprocess_sm90, "attention_bwd_dsink", 0};
 
 static int kernels_index(const attention_sizes *sizes, bool general)
@@ -297,16 +300,15 @@ static cot_status encode_maps(const backward_launch *launch, attention_bwd_mappe
 }
 
 static cot_status launch_main(const backward_launch *launch, const backward_kernels *kernels,
-                              const specialised_kernels *specialised, const attention_bwd_mapped_call *mapped)
+                              const other_main_kernels *other, const attention_bwd_mapped_call *mapped)
 {
     const backward_choice *choice = &launch->choice;
     const unsigned cluster_size = launch->cluster_size;
-    const int specialised_index = launch->plan->tile_columns == 128;
-    const cot_cuda_kernel *kernel = choice->pairs && choice->stores_dq
-                                        ? &specialised->pairs_stores_dq[specialised_index]
-                                    : choice->pairs     ? &specialised->pairs[specialised_index]
-                                    : choice->stores_dq ? &specialised->stores_dq[specialised_index]
-                                                        : &kernels->main;
+    const int other_index = launch->plan->tile_columns == 128;
+    const cot_cuda_kernel *kernel = choice->pairs && choice->stores_dq ? &other->pairs_stores_dq[other_index]
+                                    : choice->pairs                    ? &other->pairs[other_index]
+                                    : choice->stores_dq                ? &other->stores_dq[other_index]
+                                                                       : &kernels->main;
     const int64_t cluster_count =
         launch->is_persistent ? cot_clamp(launch->queue->device->multiprocessors / cluster_size, 1, launch->unit_count)
                               : launch->unit_count;
@@ -336,7 +338,7 @@ static cot_status launch_dsink(const backward_launch *launch, const attention_bw
 }
 
 static cot_status launch_backward_sm90(cot_queue *queue, const attention_problem *p, void *workspace,
-                                       const backward_kernels *kernel_table, const specialised_kernels *specialised)
+                                       const backward_kernels *kernel_table, const other_main_kernels *other)
 {
     if (p->sizes.H == 0)
         return COT_OK;
@@ -350,7 +352,7 @@ static cot_status launch_backward_sm90(cot_queue *queue, const attention_problem
     if (status == COT_OK && p->sizes.rows_k > 0) {
         status = encode_maps(&launch, &mapped);
         if (status == COT_OK)
-            status = launch_main(&launch, kernels, specialised, &mapped);
+            status = launch_main(&launch, kernels, other, &mapped);
     }
     if (status == COT_OK && c->dq.data != NULL && !c->stores_dq && launch.plan->dq_tiles > 0)
         status = launch_postprocess(&launch, &kernels->postprocess, c);
@@ -361,10 +363,10 @@ static cot_status launch_backward_sm90(cot_queue *queue, const attention_problem
 
 cot_status attention_bwd_bf16_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
-    return launch_backward_sm90(queue, problem, workspace, bf16_kernels, &bf16_specialised_kernels);
+    return launch_backward_sm90(queue, problem, workspace, bf16_kernels, &bf16_other_main_kernels);
 }
 
 cot_status attention_bwd_f16_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
-    return launch_backward_sm90(queue, problem, workspace, f16_kernels, &f16_specialised_kernels);
+    return launch_backward_sm90(queue, problem, workspace, f16_kernels, &f16_other_main_kernels);
 }
