@@ -26,8 +26,9 @@
 #include "../../../cuda/device/quad.cuh"
 #include "../../../cuda/device/wgmma.cuh"
 
-/* The versions of a kernel: the top of attention_bwd_key_blocks_sm90.cu explains them. SOFTCAP also has what GENERAL
- * has. */
+/* The versions of a kernel: the top of attention_bwd_key_blocks_sm90.cu explains them. The order matters: the template
+ * parameter GENERAL is `version >= VERSION_GENERAL`. So GENERAL is true in _general and in _softcap, as is `general` of
+ * the plan on the host. The suffix _general, VERSION_GENERAL and FIRST_GENERAL exclude _softcap. */
 enum attention_bwd_version { VERSION_SPECIALISED, VERSION_STORES_DQ, VERSION_GENERAL, VERSION_SOFTCAP };
 
 enum { KEYS = ATTENTION_BWD_KEYS, WARPGROUP = 128, WARP = 32, TILE_64X64_BYTES = 64 * 64 * 2 /* of 16 bits */ };
