@@ -249,12 +249,12 @@ struct attention_dq_position {
     bool is_final;          /* this is the final unit of the tile: see *final key block* in docs/kernels/glossary.md */
 };
 
-/* The position of a unit that adds to dQ without an order, in the nondeterministic mode. earlier_units = 1: a dq_writer
- * adds the tile, and does not store it. is_final = false: it does not load the sums.
+/* Neither the first nor the final unit of a tile. earlier_units = 1: a dq_writer adds the tile, and does not store it.
+ * is_final = false: it does not load the sums.
  *
- * The dQ warpgroup uses this position in all versions without STORES_DQ. It reads only is_final, and stages every tile
- * for a dq_writer. */
-constexpr attention_dq_position adds_without_order = {1, false};
+ * In the nondeterministic mode, all units add to dQ without an order, with this position. The dQ warpgroup uses it in
+ * all versions without STORES_DQ, in both modes. It reads only is_final there, and stages each tile for a dq_writer. */
+constexpr attention_dq_position NOT_FIRST_NOT_FINAL = {1, false};
 
 template <int QUERIES, bool GENERAL, int UNIT_KEYS = KEYS>
 static __device__ __forceinline__ attention_dq_position dq_position_of(const attention_bwd_call &c,

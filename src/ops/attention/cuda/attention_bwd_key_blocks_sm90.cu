@@ -301,7 +301,7 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
         const int tile = tile_of(c, w, index / DQ_TILES_PER_QUERY_TILE);
         attention_dq_position position =
             DETERMINISTIC ? dq_position_of<key_block_shared<TILE_COLUMNS>::QUERIES, GENERAL>(c, w, tile)
-                          : adds_without_order;
+                          : NOT_FIRST_NOT_FINAL;
         position.is_final = STORES_DQ && position.is_final; /* without STORES_DQ every key block adds */
         return position;
     };
@@ -413,7 +413,7 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
         const bool consumer_0_attends = !GENERAL || !fully_masked<QUERIES>(w, tile, w.first_key);
         const bool consumer_1_attends = !GENERAL || !fully_masked<QUERIES>(w, tile, w.first_key + 64);
         const attention_dq_position position =
-            STORES_DQ ? dq_position_of<QUERIES, GENERAL>(c, w, tile) : adds_without_order;
+            STORES_DQ ? dq_position_of<QUERIES, GENERAL>(c, w, tile) : NOT_FIRST_NOT_FINAL;
         cot_mbarrier_wait(&s.ds_full[ds.stage], ds.parity);
         for (int dq_tile_in_step = 0; dq_tile_in_step < DQ_TILES_PER_QUERY_TILE; dq_tile_in_step++, dq.next()) {
             uint64_t *ready = &s.dq_ready[dq.stage];

@@ -176,7 +176,7 @@ static __device__ void write_pair_dq(const attention_bwd_mapped_call &mapped, pa
                           accum_dq_tile = query_tile * s.DQ_TILES_PER_QUERY_TILE + rank;
             const attention_dq_position position =
                 DETERMINISTIC ? dq_position_of<QUERIES, /*GENERAL=*/false, PAIR_KEYS>(c, w, step_info.tile)
-                              : adds_without_order;
+                              : NOT_FIRST_NOT_FINAL;
             const bool loads_sums = is_final && position.earlier_units > 0;
             if (!loads_sums && (step == 0 || is_final)) /* after the other steps the dq_writer has arrived already */
                 cot_mbarrier_arrive(&s.dq_ready[0]);
@@ -263,7 +263,7 @@ static __device__ void compute_pair_dq(const attention_bwd_call &c, pair_shared<
         float acc[32];
         /* STORES_DQ: the rows of dq, and the row of this thread. Read once, before the steps. There is one query head
          * for each key-value head, so a step is a tile, and the head is number 0 of the group. */
-        const attention_dq_position position = STORES_DQ ? position_of_pair(c, w) : adds_without_order;
+        const attention_dq_position position = STORES_DQ ? position_of_pair(c, w) : NOT_FIRST_NOT_FINAL;
         const output_rows rows = query_output_rows(c, w, 0);
         const int row_step = w.tile_direction * QUERIES;
         int row = w.first_tile * QUERIES + (TILE_COLUMNS == 64 ? 64 * rank : 0) + threadIdx.x % WARPGROUP / WARP * 16 +

@@ -249,7 +249,7 @@ static __device__ void write_dq(const attention_bwd_call &c, wide_shared<COLUMNS
             dq_tile_in_step;
         const uint32_t earlier_units = DETERMINISTIC
                                            ? dq_position_of<QUERIES, GENERAL>(c, w, step_info.tile).earlier_units
-                                           : adds_without_order.earlier_units;
+                                           : NOT_FIRST_NOT_FINAL.earlier_units;
         if (DETERMINISTIC && earlier_units > 0)
             wait_for_earlier_units(c, accum_dq_tile, earlier_units);
         cot_mbarrier_wait(&s.dq_full[writer], parity);
