@@ -109,8 +109,9 @@ static __device__ __forceinline__ void publish_work_only(bwd_shared<TILE_COLUMNS
 }
 
 /* Scales in f16. lse_log2 is smaller by ATTENTION_BWD_P_EXPONENT = 8, so P is 2^8 times as large. Without a scale, f16
- * loses bits of P below 2^-14, the average P at 16384 keys, and all bits below 2^-25. P stays finite up to 255. Apart
- * from rounding, P exceeds 1 only if the caller's lse is not that of the forward. dv_scale removes the scale from dV.
+ * loses bits of P below 2^-14, the average P at 16384 keys, and all bits below 2^-25. The scaled P overflows f16 only
+ * if P exceeds 255 (65504 / 2^8). Apart from rounding, P exceeds 1 only if the caller's lse is not that of the forward.
+ * dv_scale removes the scale from dV.
  *
  * dP and delta are multiplied by ATTENTION_BWD_DP_SCALE = 2^-8 (`scaled_delta`). dS therefore has no scale. */
 template <typename E> constexpr float dv_scale = cot_is_f16<E> ? 1.0f / (1 << ATTENTION_BWD_P_EXPONENT) : 1.0f;
@@ -298,7 +299,7 @@ static __device__ __forceinline__ void compute_p_softcap_by(const attention_bwd_
 
 /* Selects the method for a tile, and computes P. Most tiles are not masked and have small scores. One warp vote tests
  * both: no score is masked, and the largest sum of four squares is small. key_begin: the consumer's first key.
- * first_lse, second_lse: lse_log2 of this thread's two queries in the first and in the second group of 8 queries. */
+ * first_lse, second_lse: lse_log2 of this thread's two queries in the first and in the second octet of queries. */
 template <typename E, int N>
 static __device__ __forceinline__ void compute_p_softcap(const attention_bwd_call &c, const consumer_work &w, int tile,
                                                          int key_begin, const float *lse_log2, float2 first_lse,
@@ -422,18 +423,19 @@ struct consumer_traits {
 template <typename T> struct consumer_registers {
     float (&dk)[T::USED_COLUMNS / 2], (&dv)[T::USED_COLUMNS / 2]; /* sums of the key block */
     uint32_t (&packed)[T::QUERIES / 4];                           /* P^T, then dS^T, in 16 bits */
-    uint32_t &previous_q; /* Q stage of the previous step, whose dS^T Q is still to be added to dK */
-    int &consumer;        /* 0 or 1: which of the two consumers this is */
-    int &lane_query;      /* the thread's accumulators hold queries lane_query and lane_query + 1 of each group of 8 */
+    uint32_t &previous_q;   /* Q stage of the previous step, whose dS^T Q is still to be added to dK */
+    int &consumer;          /* 0 or 1: which of the two consumers this is */
+    int &lane_query;        /* the thread's accumulators hold queries lane_query and lane_query + 1 of each octet */
     uint32_t &ds_fragments; /* shared address of this thread's fragment in stage 0 of dS */
 };
 
-/* P of a tile, in place of its scores: in part 2 of a step without softcap. `lse_log2` holds the values of the first
- * PRELOADS groups of 8 queries, staged_lse those of the tile. */
-template <typename T, int PRELOADS, int N, int QUERY_GROUPS>
+/* P of a tile, in place of its scores: in part 2 of a step without softcap. A query octet is 8 queries: one column
+ * group of the accumulator. `lse_log2` holds the values of the first PRELOADS query octets, staged_lse those of the
+ * tile. */
+template <typename T, int PRELOADS, int N, int QUERY_OCTETS>
 static __device__ __forceinline__ void compute_p(const attention_bwd_call &c, const consumer_work &w, int tile,
                                                  int key_begin, const float *staged_lse, int lane_query,
-                                                 float2 (&lse_log2)[QUERY_GROUPS], float (&scores)[N])
+                                                 float2 (&lse_log2)[QUERY_OCTETS], float (&scores)[N])
 {
     constexpr int QUERIES = T::QUERIES;
     constexpr bool GENERAL = T::GENERAL;
@@ -446,23 +448,23 @@ static __device__ __forceinline__ void compute_p(const attention_bwd_call &c, co
             apply_mask(c, tile, thread_key(w), scores);
     }
 #pragma unroll
-    for (int query_group = 0; query_group < QUERY_GROUPS; query_group++) {
-        if (query_group >= PRELOADS)
-            lse_log2[query_group] = *(const float2 *)&staged_lse[8 * query_group + lane_query];
+    for (int query_octet = 0; query_octet < QUERY_OCTETS; query_octet++) {
+        if (query_octet >= PRELOADS)
+            lse_log2[query_octet] = *(const float2 *)&staged_lse[8 * query_octet + lane_query];
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            scores[4 * query_group + i] =
-                cot_ex2(fmaf(scores[4 * query_group + i], c.softmax_scale_log2,
-                             i % 2 == 0 ? -lse_log2[query_group].x : -lse_log2[query_group].y));
+            scores[4 * query_octet + i] =
+                cot_ex2(fmaf(scores[4 * query_octet + i], c.softmax_scale_log2,
+                             i % 2 == 0 ? -lse_log2[query_octet].x : -lse_log2[query_octet].y));
     }
 }
 
 /* dS of a tile, in place of its dP, stored for dQ: in part 4 of a step. `scaled_delta` holds the values of the first
- * PRELOADS groups of 8 queries. SOFTCAP: `upper` holds the first fragment of P times the slope. */
-template <typename T, int PRELOADS, typename SAVED_P, int N, int QUERY_GROUPS>
+ * PRELOADS query octets. SOFTCAP: `upper` holds the first fragment of P times the slope. */
+template <typename T, int PRELOADS, typename SAVED_P, int N, int QUERY_OCTETS>
 static __device__ __forceinline__ void compute_ds(typename T::shared &s, const consumer_registers<T> &r,
                                                   uint32_t ring_step, uint32_t ds_address, const SAVED_P &saved,
-                                                  float2 (&scaled_delta)[QUERY_GROUPS], uint32_t (&upper)[2][4],
+                                                  float2 (&scaled_delta)[QUERY_OCTETS], uint32_t (&upper)[2][4],
                                                   float (&dp)[N])
 {
     using E = typename T::E;
@@ -472,23 +474,23 @@ static __device__ __forceinline__ void compute_ds(typename T::shared &s, const c
     /* At 128 tile columns without softcap all of scaled_delta is loaded here, above the stores, because the compiler
      * does not move loads above stores. The other versions do not have enough registers for this. */
     constexpr bool SUBTRACT_FIRST = TILE_COLUMNS == 128 && !SOFTCAP;
-    const auto load_delta = [&](int query_group) {
-        if (query_group >= PRELOADS && query_group < QUERY_GROUPS)
-            scaled_delta[query_group] =
-                SUBTRACT_FIRST ? *(const float2 *)&s.scaled_delta[dout_stage][8 * query_group + r.lane_query]
-                               : load_float2_pinned(&s.scaled_delta[dout_stage][8 * query_group + r.lane_query]);
+    const auto load_delta = [&](int query_octet) {
+        if (query_octet >= PRELOADS && query_octet < QUERY_OCTETS)
+            scaled_delta[query_octet] =
+                SUBTRACT_FIRST ? *(const float2 *)&s.scaled_delta[dout_stage][8 * query_octet + r.lane_query]
+                               : load_float2_pinned(&s.scaled_delta[dout_stage][8 * query_octet + r.lane_query]);
     };
-    const auto subtract_delta = [&](int query_group) {
+    const auto subtract_delta = [&](int query_octet) {
 #pragma unroll
-        for (int i = 4 * query_group; i < 4 * query_group + 4; i++) {
-            const float delta_i = i % 2 == 0 ? scaled_delta[query_group].x : scaled_delta[query_group].y;
+        for (int i = 4 * query_octet; i < 4 * query_octet + 4; i++) {
+            const float delta_i = i % 2 == 0 ? scaled_delta[query_octet].x : scaled_delta[query_octet].y;
             dp[i] = cot_is_f16<E> ? fmaf(dp[i], ATTENTION_BWD_DP_SCALE, -delta_i) : dp[i] - delta_i;
         }
     };
     if (SUBTRACT_FIRST) {
 #pragma unroll
-        for (int query_group = 0; query_group < QUERY_GROUPS; query_group++)
-            load_delta(query_group), subtract_delta(query_group);
+        for (int query_octet = 0; query_octet < QUERY_OCTETS; query_octet++)
+            load_delta(query_octet), subtract_delta(query_octet);
     }
     if (!SOFTCAP)
         cot_mbarrier_wait(&s.ds_empty[ds_stage], parity_of<ATTENTION_BWD_DS_STAGES>(ring_step) ^ 1);
@@ -531,7 +533,7 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
                                                      uint32_t ring_step, const consumer_registers<T> &r)
 {
     using E = typename T::E;
-    constexpr int TILE_COLUMNS = T::TILE_COLUMNS, QUERIES = T::QUERIES, N = QUERIES / 2, QUERY_GROUPS = QUERIES / 8;
+    constexpr int TILE_COLUMNS = T::TILE_COLUMNS, QUERIES = T::QUERIES, N = QUERIES / 2, QUERY_OCTETS = QUERIES / 8;
     constexpr bool GENERAL = T::GENERAL, SOFTCAP = T::SOFTCAP;
     constexpr bool FIRST_STEP_ADDS_ZEROS = first_step_adds_zeros<TILE_COLUMNS, SOFTCAP>;
     /* How many float2 of lse_log2 and of scaled_delta are loaded before the waits. The free registers limit them. */
@@ -550,10 +552,10 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
         cot_mbarrier_wait(&s.ds_empty[ds_stage], parity_of<ATTENTION_BWD_DS_STAGES>(ring_step) ^ 1);
     const int tile = GENERAL || TILE_COLUMNS == 128 ? tile_of(c, w, (int)(ring_step - ring_step_begin))
                                                     : load_pinned(&s.tile_index[q_stage]);
-    float2 lse_log2[QUERY_GROUPS];
+    float2 lse_log2[QUERY_OCTETS];
 #pragma unroll
-    for (int query_group = 0; query_group < LSE_PRELOADS; query_group++)
-        lse_log2[query_group] = load_float2_pinned(&s.lse_log2[q_stage][8 * query_group + r.lane_query]);
+    for (int query_octet = 0; query_octet < LSE_PRELOADS; query_octet++)
+        lse_log2[query_octet] = load_float2_pinned(&s.lse_log2[q_stage][8 * query_octet + r.lane_query]);
     /* Part 2: wait for S and compute P. Wait for dK, release its Q, and pack P. */
     cot_wgmma_wait<ISSUES_DK ? 1 : 0>();
     constexpr bool BIASED_BYTES = !cot_is_f16<E> && !(TILE_COLUMNS == 64 && GENERAL);
@@ -584,15 +586,15 @@ static __device__ __forceinline__ bool consumer_step(const attention_bwd_call &c
     cot_mbarrier_wait(&s.dout_full[dout_stage], parity_of<ATTENTION_BWD_DOUT_STAGES>(ring_step));
     issue_gemm_abt<E, T::USED_COLUMNS>(acc, s.v[0][r.consumer], sizeof s.v[0], s.dout[dout_stage][0]);
     issue_gemm_add_ab<E>(r.dv, r.packed, s.dout[dout_stage][0]);
-    float2 scaled_delta[QUERY_GROUPS];
+    float2 scaled_delta[QUERY_OCTETS];
     uint32_t upper[2][4];
     if (SOFTCAP) {
         __syncwarp();
         cot_ldmatrix_x4_trans(upper[0], ds_address);
     }
 #pragma unroll
-    for (int query_group = 0; query_group < DELTA_PRELOADS; query_group++)
-        scaled_delta[query_group] = load_float2_pinned(&s.scaled_delta[dout_stage][8 * query_group + r.lane_query]);
+    for (int query_octet = 0; query_octet < DELTA_PRELOADS; query_octet++)
+        scaled_delta[query_octet] = load_float2_pinned(&s.scaled_delta[dout_stage][8 * query_octet + r.lane_query]);
     /* Part 4: wait for dP, compute dS and store it for dQ. Wait for dV, release dO, and pack dS. */
     cot_wgmma_wait<1>();
     compute_ds<T, DELTA_PRELOADS>(s, r, ring_step, ds_address, saved, scaled_delta, upper, acc);

@@ -550,11 +550,11 @@ static __device__ __forceinline__ void dv_step(const attention_bwd_call &c, wide
             apply_mask(c, tile, thread_key(key_begin), scores);
         }
 #pragma unroll
-        for (int query_group = 0; query_group < 8; query_group++) {
-            const float2 lse = *(const float2 *)&lse_log2[8 * query_group];
+        for (int query_octet = 0; query_octet < 8; query_octet++) {
+            const float2 lse = *(const float2 *)&lse_log2[8 * query_octet];
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                scores[4 * query_group + i] = cot_ex2(fmaf(scores[4 * query_group + i], c.softmax_scale_log2,
+                scores[4 * query_octet + i] = cot_ex2(fmaf(scores[4 * query_octet + i], c.softmax_scale_log2,
                                                            i % 2 == 0 ? P_EXPONENT - lse.x : P_EXPONENT - lse.y));
         }
         __syncwarp();
@@ -690,12 +690,12 @@ static __device__ __forceinline__ void dk_step(wide_shared<COLUMNS, V_COLUMNS> &
     }
     cot_wgmma_wait<0>();
 #pragma unroll
-    for (int query_group = 0; query_group < 8; query_group++) {
-        const float2 delta = *(const float2 *)&s.delta[step % 2][8 * query_group + 2 * (lane % 4)];
+    for (int query_octet = 0; query_octet < 8; query_octet++) {
+        const float2 delta = *(const float2 *)&s.delta[step % 2][8 * query_octet + 2 * (lane % 4)];
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            dp[4 * query_group + i] =
-                fmaf(dp[4 * query_group + i], INVERSE_P_SCALE, -INVERSE_P_SCALE * (i % 2 == 0 ? delta.x : delta.y));
+            dp[4 * query_octet + i] =
+                fmaf(dp[4 * query_octet + i], INVERSE_P_SCALE, -INVERSE_P_SCALE * (i % 2 == 0 ? delta.x : delta.y));
     }
     __syncwarp();
     for (int index = 0; index < S::TILE_CHUNKS; index++, chunk.next())
