@@ -212,7 +212,8 @@ static __device__ void load_tiles_general(const attention_bwd_mapped_call &mappe
             const int tile = step_info.tile, head = w.first_head + step_info.head_in_group, b = w.b;
             const int statistics_row = (int)query_tile_base_of<true>(c, w, step_info.head_in_group) + tile;
             const uint32_t bytes = COLUMN_PANELS * s.Q_PANEL_BYTES + QUERIES * sizeof(float);
-            /* TMA fills rows after the tensor's last row with zeros. */
+            /* No clearing is needed if all rows of the tile are used, or if the used rows end at the tensor's last row:
+             * TMA then fills the rest with zeros. */
             const bool needs_clearing = !(w.q_first_row + w.used_q == c.sequences.rows_q || tile < w.used_q / QUERIES);
             const int query_row = w.q_first_row + tile * QUERIES, used = w.used_q - tile * QUERIES;
             uint64_t *q_barrier = needs_clearing ? s.uncleared_full : &s.q_full[q_stage];
@@ -242,6 +243,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped_call &mappe
             /* As in load_tiles. */
             if (step > 0)
                 continue;
+            /* As for the queries above. */
             const bool keys_need_clearing =
                 !(w.first_key + KEYS <= w.used_k || w.k_first_row + w.used_k == c.sequences.rows_k);
             if (leader) {
