@@ -74,7 +74,7 @@ cot_status cot_cuda_tensor_map(cot_queue *queue, CUtensorMap *map, cot_dtype dty
                                const int64_t *sizes, const int64_t *strides, const int *box);
 
 /* The same with 128-byte swizzle, for boxes with rows of 128 bytes. In each group of 8 rows (1024 bytes), the 16-byte
- * unit u of row r is stored at u ^ r. */
+ * chunk c of row r is stored at chunk c ^ r. */
 cot_status cot_cuda_swizzled_map(cot_queue *queue, CUtensorMap *map, cot_dtype dtype, int rank, const void *data,
                                  const int64_t *sizes, const int64_t *strides, const int *box);
 

@@ -3,8 +3,8 @@
  * D[64,N] = A[64,16] B[16,N], or D += A B, with float32 sums. Needs sm_90a.
  *
  * Operands in shared memory are tiles [rows][64] of 16-bit elements with 128-byte swizzle, as a tensor map with that
- * swizzle writes them. A tile begins at a multiple of 1024 bytes. The 16-byte unit u of row r is stored at u ^ (r % 8).
- * A descriptor has the address of a tile. A product sums over its inner axis (k):
+ * swizzle writes them. A tile begins at a multiple of 1024 bytes. The 16-byte chunk c of row r is stored at chunk
+ * c ^ (r % 8). A descriptor has the address of a tile. A product sums over its inner axis (k):
  *
  *   K-major     The columns of a tile are the inner axis, and its rows are the outer axis (m or n). The next 16 along the
  *               inner axis are at descriptor + COT_WGMMA_K_STEP. The next 64 are in another tile, with a descriptor of
