@@ -101,7 +101,7 @@ static inline int64_t attention_accum_rows(const attention_sizes *sizes)
                    sizes->packed ? sizes->rows_q / rows + sizes->B : cot_mul(sizes->B, cot_ceil_div(sizes->Tq, rows)));
 }
 
-/* The plan of a backward. The offsets of the workspace's sections are in bytes. lse of the rows comes first. */
+/* The plan of a backward. The offsets of the workspace's regions are in bytes. lse of the rows comes first. */
 typedef struct attention_sm80_bwd_plan {
     bool supports_one_pass; /* see attention_supports_one_pass */
     bool pass_computes_dq;  /* one pass computes dq, dk and dv */

@@ -208,7 +208,7 @@ static inline double cost_bwd_sm90(const void *problem)
     return 1000.0 + (double)sizes->H * (double)sizes->rows_q * (double)sizes->Tk;
 }
 
-/* The plan of a backward: the kernels' tiles, and the offsets of the workspace's sections in bytes. */
+/* The plan of a backward: the kernels' tiles, and the offsets of the workspace's regions in bytes. */
 typedef struct attention_sm90_bwd_plan {
     bool general;                       /* see attention_bwd_needs_general */
     int64_t tile_columns, tile_queries; /* the size of a tile */
