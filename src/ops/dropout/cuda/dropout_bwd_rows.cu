@@ -5,7 +5,8 @@
  * sum has a fixed order. */
 #include "dropout_tile.cuh"
 
-template <int ACCESS> constexpr int row_threads = ACCESS == SHIFTED ? DROPOUT_BWD_SHIFTED_LANES : DROPOUT_BWD_LANES;
+template <int ACCESS>
+constexpr int row_threads = ACCESS == SHIFTED ? DROPOUT_BWD_SHIFTED_ROW_THREADS : DROPOUT_BWD_ROW_THREADS;
 template <int ACCESS> constexpr int row_step = DROPOUT_THREADS / row_threads<ACCESS>; /* between two rows of a thread */
 template <int ACCESS>
 constexpr int tile_columns = COT_DROPOUT_GROUP *row_threads<ACCESS>; /* including the idle group of a SHIFTED tile */

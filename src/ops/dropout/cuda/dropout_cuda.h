@@ -10,17 +10,17 @@
 #include <stdint.h>
 
 /* How the work is divided. A tile has 8 * ROW_THREADS columns, and ROW_THREADS threads of a block share a row, 8
- * columns each. DROPOUT_..._LANES below are the values of ROW_THREADS. A thread has THREAD_ROWS rows. The distance
+ * columns each. DROPOUT_..._ROW_THREADS below are the values of ROW_THREADS. A thread has THREAD_ROWS rows. The distance
  * between two rows of a thread is DROPOUT_THREADS / ROW_THREADS rows. This distance is a multiple of 8, so all rows of
  * a thread have the same distance from a multiple of 16 bytes, for every D. A block has few rows, and the blocks run
  * through memory in the order of addresses. */
 enum {
     DROPOUT_THREADS = 256,
-    DROPOUT_FWD_LANES = 32,
+    DROPOUT_FWD_ROW_THREADS = 32,
     DROPOUT_FWD_THREAD_ROWS = 4,
-    DROPOUT_BWD_LANES = 16,
-    DROPOUT_BWD_THREAD_ROWS = 16,   /* 256 rows in a block: its partial sums of dbias are 0.8 % of the bytes of bf16 */
-    DROPOUT_BWD_SHIFTED_LANES = 32, /* one group of a tile is idle: 1 of 32 instead of 1 of 16 */
+    DROPOUT_BWD_ROW_THREADS = 16,
+    DROPOUT_BWD_THREAD_ROWS = 16, /* 256 rows in a block: its partial sums of dbias are 0.8 % of the bytes of bf16 */
+    DROPOUT_BWD_SHIFTED_ROW_THREADS = 32, /* one group of a tile is idle: 1 of 32 instead of 1 of 16 */
     DROPOUT_BWD_SHIFTED_THREAD_ROWS = 16,
     DROPOUT_MAX_AXES = 5
 };

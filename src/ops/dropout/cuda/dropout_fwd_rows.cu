@@ -4,7 +4,7 @@
  * batch of rows before it uses the first one, and generates their masks during the loads. */
 #include "dropout_tile.cuh"
 
-constexpr int ROW_THREADS = DROPOUT_FWD_LANES, ROW_STEP = DROPOUT_THREADS / ROW_THREADS;
+constexpr int ROW_THREADS = DROPOUT_FWD_ROW_THREADS, ROW_STEP = DROPOUT_THREADS / ROW_THREADS;
 
 /* The rows that a thread holds in registers at once. */
 template <typename E> constexpr int batch_rows = sizeof(E) == 4 ? 2 : 4;

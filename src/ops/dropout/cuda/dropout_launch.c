@@ -152,7 +152,7 @@ cot_status COT_LAUNCHER(dropout_fwd_rows)(cot_queue *queue, const void *problem,
         return COT_OK;
     const int access = find_access(&c, (const dropout_array *const[]){&c.x, &c.residual, &c.y});
     const dropout_cuda_tiling tiling =
-        dropout_cuda_tiling_of(&p->sizes, DROPOUT_FWD_LANES, DROPOUT_FWD_THREAD_ROWS, access == SHIFTED);
+        dropout_cuda_tiling_of(&p->sizes, DROPOUT_FWD_ROW_THREADS, DROPOUT_FWD_THREAD_ROWS, access == SHIFTED);
     return launch_tiles(queue, &forward[access][p->sizes.dtype - COT_F32], &tiling, &c);
 }
 
@@ -188,7 +188,7 @@ cot_status COT_LAUNCHER(dropout_bwd_rows)(cot_queue *queue, const void *problem,
     c.shifted = access == SHIFTED;
     c.column_tiles = tiling.column_tiles;
     c.row_tiles = tiling.row_tiles;
-    const int64_t row_step = DROPOUT_THREADS / DROPOUT_BWD_SHIFTED_LANES,
+    const int64_t row_step = DROPOUT_THREADS / DROPOUT_BWD_SHIFTED_ROW_THREADS,
                   size = (int64_t)cot_dtype_size(p->sizes.dtype);
     c.group_row_step = row_step * c.groups;
     c.dy_row_step = row_step * c.dy.stride[0] * size;
