@@ -680,7 +680,8 @@ It runs no peer. It calls the kernels of cotangent from C.
 ### By tools/peers
 
 The scripts of [tools/peers](../../tools/peers) run cotangent and the other libraries in one process. On a CPU, the process of attention's
-peer runs no kernels of cotangent. If a process ran both, the two times of a ratio are from it. Otherwise they are from two processes.
+peer runs no kernels of cotangent. Both times of a ratio come from the same process if one process ran both
+libraries, otherwise from two.
 
 - The libraries of a case run in 9 rounds, on a CPU in at least 3. The order rotates from round to round. A time is the median of the rounds.
 - On a GPU, one round of a library is one replay of a CUDA graph of about 8 ms. A call that cannot be captured runs
@@ -1424,7 +1425,7 @@ def lowest_ratios(device, results, peers):
         text = (f" to {parts[0][0].replace('FlashAttention-', 'FA')} in {parts[0][1]} cases (d {sizes}; full, causal; T {min(lengths)} to "
                 f"{max(lengths)}): " + ", ".join(value for _, _, value in parts))
         others = [(rates["cotangent"] / rates[parts[0][0]], row["direction"]) for row, rates in other_cases(peer_rows) if parts[0][0] in rates]
-        text += ". Lowest of the further cases (GQA, packing, windows): {:.2f}x {}".format(*min(others)) if others else ""
+        text += ". Lowest of the other cases (GQA, packing, windows): {:.2f}x {}".format(*min(others)) if others else ""
     else:
         text = ": " + ", ".join(f"{value} to {peer} in {cases} cases" for peer, cases, value in parts)
     return [f"Lowest [attention ratio](docs/benchmarks/attention.md){text}.", ""]
@@ -1450,11 +1451,10 @@ def front(results, peers):
     peer = f" {version}{beta}" if version else ""
     return "\n".join([f"On an {device.removeprefix('NVIDIA ')}, {span}, bf16 unless noted. Attention: batch x tokens = 16384, heads x d = 2048.",
                       "", "- *1.08x FA4*: cotangent's speed / FA4's. All cotangent rows are deterministic.",
-                      f"- FA4: FlashAttention-4{peer}. FA3: FlashAttention-3.",
-                      "- Peers: cuDNN, FA4; backward also FA3. Not timed: FA3's forward, FlashAttention-2.",
-                      "- Backward, first ratio: against the fastest peer in its nondeterministic default.",
-                      "- Backward, next ratios: against peers in deterministic mode.",
-                      "- *0.98 of copy*: 98 % of a copy's bandwidth. *0.73 of GEMM*: 73 % of the rate of a plain matrix product.",
+                      f"- Peers: cuDNN, FA4: FlashAttention-4{peer}; backward also FA3: FlashAttention-3.",
+                      "- Not timed: FA3's forward, FlashAttention-2.",
+                      "- Backward: first ratio against the fastest nondeterministic default, next against deterministic peers.",
+                      "- *0.98 of copy*: 98 % of a copy's bandwidth. *0.73 of GEMM*: 73 % of a matrix product's rate.",
                       "- *torch.compile taps*: a sum of K shifted products of x.",
                       "", *lines, "",
                       *lowest_ratios(device, results, peers)]) + "\n"

@@ -78,12 +78,12 @@ def causal_conv1d_dense(
     initial_state: Optional[Tensor] = None,
     return_final_state: bool = False,
 ) -> Any:
-    """Dense causal convolution, over time and all input channels:
+    """Causal convolution of all input channels to all output channels (not depthwise):
 
         y[o,t] = act(bias[o] + sum_i sum_k weight[o,i,k] * xe[i,t+k])
         xe is x with K-1 time steps in front: initial_state, or zeros
 
-    Without initial_state this is torch.nn.functional.conv1d on x with K-1 zeros in front.
+    Without initial_state this is torch.nn.functional.conv1d with groups=1 on x with K-1 zeros in front.
 
     x                   [B,Din,T], any strides. For a channel-last [B,T,Din] tensor, the faster layout, pass
                         `x.transpose(1, 2)`. y is then also [B,Dout,T], with the channels contiguous in memory
