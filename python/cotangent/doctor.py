@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """python -m cotangent.doctor: reports what works on this machine, and how to fix problems. Every line begins with
-  [ok] works     [--] is not there, and nothing need be done     [!!] is a problem: the exit status is 1"""
+  [ok] works     [--] is information: no error, but read the line     [!!] is a problem: the exit status is 1"""
 from __future__ import annotations
 
 import os
@@ -81,7 +81,8 @@ def main() -> int:
         _say("--", "rocm", "torch is a ROCm build, with which cotangent is not tested: the package supports CPU tensors, and no AMD GPU")
         return 1 if _wrong else 0
     if not torch.cuda.is_available():
-        _say("--", "cuda", "torch finds no GPU" if torch.version.cuda else "this torch is built without CUDA")
+        without_cuda = "this torch is built without CUDA: to use a GPU, install a CUDA build of torch"
+        _say("--", "cuda", "torch finds no GPU" if torch.version.cuda else without_cuda)
         return 1 if _wrong else 0
     for number in range(torch.cuda.device_count()):
         try:

@@ -22,9 +22,9 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _wide(function: "Callable[[Tensor], Tensor]") -> "Callable[[Tensor], Tensor]":
-    """A function of nn.Module._apply for parameters that stay float32 (or float64) when a model is cast to bfloat16 or
-    float16. They still move to another device."""
+def _keep_float32(function: "Callable[[Tensor], Tensor]") -> "Callable[[Tensor], Tensor]":
+    """Wraps the function that nn.Module._apply gets, so that it never casts to float16 or bfloat16: the result is then
+    float32. The function still moves parameters to another device."""
 
     def apply(tensor: Tensor) -> Tensor:
         result = function(tensor)
@@ -42,10 +42,11 @@ def _check_axes(call: str, x: Tensor, axes: int, shape: str) -> None:
         raise ValueError(f"{call}: x has {x.dim()} {'axis' if x.dim() == 1 else 'axes'}, expected {axes}: {shape}")
 
 
-def _check_size(call: str, x: Tensor, axis: int, size: int, what: str, hint: str = "") -> None:
-    """Raises ValueError if this axis of x does not have this size."""
+def _check_size(call: str, x: Tensor, axis: int, size: int, argument: str, hint: str = "") -> None:
+    """Raises ValueError if this axis of x does not have this size. argument: the constructor's argument for the size."""
     if isinstance(x, Tensor) and x.shape[axis] != size:
-        raise ValueError(f"{call}: x has {x.shape[axis]} {what}, expected {size}{hint}")
+        which = "the last axis" if axis in (-1, x.dim() - 1) else f"axis {axis}"
+        raise ValueError(f"{call}: {which} of x has size {x.shape[axis]}, expected {argument}={size}{hint}")
 
 
 class CausalConv1d(nn.Module):
@@ -273,7 +274,7 @@ class HyperConnection(nn.Module):
         if recurse:
             for child in self.children():
                 child._apply(fn)
-        return super()._apply(_wide(fn), recurse=False)
+        return super()._apply(_keep_float32(fn), recurse=False)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
         names = [name[len(prefix) :] for name in state_dict if name.startswith(prefix)]
@@ -304,8 +305,8 @@ class HyperConnection(nn.Module):
         parameters, iterations = (self.phi, self.alpha, self.bias, self.gamma), self.sinkhorn_iterations
         streams = x.x if isinstance(x, PendingPost) else x
         _check_axes("HyperConnection", streams, 4, "[B,T,n,D]")
-        _check_size("HyperConnection", streams, 2, self.num_streams, "streams")
-        _check_size("HyperConnection", streams, 3, self.dim, "columns")
+        _check_size("HyperConnection", streams, 2, self.num_streams, "num_streams")
+        _check_size("HyperConnection", streams, 3, self.dim, "dim")
         if isinstance(x, PendingPost):
             x, h_in, h_post, h_res = mhc_post_pre(*x, *parameters, sinkhorn_iterations=iterations)
         else:
@@ -416,7 +417,7 @@ class Attention(nn.Module):
         if recurse:
             for child in self.children():
                 child._apply(fn)
-        return super()._apply(_wide(fn), recurse=False)
+        return super()._apply(_keep_float32(fn), recurse=False)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
         for kind in ("weight", "bias"):
@@ -469,7 +470,7 @@ class Attention(nn.Module):
             _check_axes("Attention", x, 3, "[B,T,D]")
         else:
             _check_axes("Attention", x, 2, "[total,D] with cu_seqlens")
-        _check_size("Attention", x, -1, self.qkv.in_features, "columns")
+        _check_size("Attention", x, -1, self.qkv.in_features, "dim")
         options = dict(self._options(), dropout_p=self.dropout_p if self.training else 0.0)
         if cu_seqlens is None or max_seqlen is None:
             q, k, v = self._project(x, None, x.shape[-2])
@@ -509,7 +510,7 @@ class Attention(nn.Module):
             raise ValueError("Attention.step: causal is False, expected True: old tokens do not attend to new ones")
         if x.dim() != 2:
             _check_axes("Attention.step", x, 3, "[B,Tn,D], or 2: [B,D]")
-        _check_size("Attention.step", x, -1, self.qkv.in_features, "columns")
+        _check_size("Attention.step", x, -1, self.qkv.in_features, "dim")
         new = x.unsqueeze(1) if x.dim() == 2 else x
         expected = (new.shape[0], k_cache.shape[1], self.num_kv_heads, self.head_dim)
         for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
@@ -604,8 +605,8 @@ class MambaInProjConv1d(nn.Module):
 
     dim        D
     width      K, the filter width of the convolution (d_conv of mamba_ssm)
-    bias       True: the projection has a bias. conv_bias is the same for the convolution. Both have the names of
-               mamba_ssm
+    bias       True: the projection has a bias. The name is that of mamba_ssm
+    conv_bias  True: the convolution has a bias. The name is that of mamba_ssm
 
     The convolution reads the columns of the projection without a copy. Parameters: in_proj.weight, conv1d.weight
     [conv_dim, width] and conv1d.bias. load_state_dict reads these names from the state_dict of a Mamba layer, also with
@@ -656,7 +657,7 @@ class MambaInProjConv1d(nn.Module):
         """
         refuse_in_context_parallel("MambaInProjConv1d", "causal_conv1d")
         _check_axes("MambaInProjConv1d", x, 3, "[B,T,D]")
-        _check_size("MambaInProjConv1d", x, -1, self.in_proj.in_features, "columns")
+        _check_size("MambaInProjConv1d", x, -1, self.in_proj.in_features, "dim")
         parts = list(self.in_proj(x).split(self.sizes, -1))
         result = self.conv1d(
             parts[self.convolved], initial_state=initial_state, seq_idx=seq_idx, cu_seqlens=cu_seqlens,

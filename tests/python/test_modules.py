@@ -65,7 +65,8 @@ def test_conv_names_a_wrong_x(device):
         with pytest.raises(ValueError, match=re.escape(f"CausalConv1d: x has 1 axis, expected 3: {shape}")):
             module(torch.zeros(10, device=device))
         x = torch.zeros(2, 10, 9, device=device)
-        with pytest.raises(ValueError, match=re.escape(f"CausalConv1d: x has 9 channels, expected 10 ({hint})")):
+        axis = "the last axis" if channel_last else "axis 1"
+        with pytest.raises(ValueError, match=re.escape(f"CausalConv1d: {axis} of x has size 9, expected channels=10 ({hint})")):
             module(x if channel_last else x.transpose(1, 2))
 
 
@@ -74,7 +75,7 @@ def test_attention_names_a_wrong_x(device):
     for shape, arguments, message in (
         ((4, 32), (), "x has 2 axes, expected 3: [B,T,D]"),
         ((1, 4, 32), (cu, 4), "x has 3 axes, expected 2: [total,D] with cu_seqlens"),
-        ((1, 4, 16), (), "x has 16 columns, expected 32"),
+        ((1, 4, 16), (), "the last axis of x has size 16, expected dim=32"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=f"^Attention: {re.escape(message)}$"):
             layer(torch.zeros(shape, device=device), *arguments)
@@ -84,8 +85,8 @@ def test_attention_names_a_wrong_x(device):
 
 def test_hyper_connections_name_a_wrong_x(device):
     layer = HyperConnection(torch.nn.Linear(16, 16, device=device), 16, 4, device=device)
-    for shape, message in (((2, 5, 16), "x has 3 axes, expected 4: [B,T,n,D]"), ((2, 5, 3, 16), "x has 3 streams, expected 4"),
-                           ((2, 5, 4, 8), "x has 8 columns, expected 16")):  # fmt: skip
+    for shape, message in (((2, 5, 16), "x has 3 axes, expected 4: [B,T,n,D]"), ((2, 5, 3, 16), "axis 2 of x has size 3, expected num_streams=4"),
+                           ((2, 5, 4, 8), "the last axis of x has size 8, expected dim=16")):  # fmt: skip
         with pytest.raises(ValueError, match=f"^HyperConnection: {re.escape(message)}$"):
             layer(torch.zeros(shape, device=device))
     stack = HyperConnectionStack([layer], 16, 4, device=device)

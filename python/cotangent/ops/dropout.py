@@ -90,6 +90,9 @@ def dropout(
         y = scale * m * act(x + bias) + residual
         m is the mask: 1 for a kept element, 0 for a dropped one
 
+    m is generated from `seed` and `offset` and not stored, unless you pass `mask` or mask_bits. The backward generates
+    it again. include/cotangent/dropout.h has the rule (Philox).
+
     x, residual    [..., D], any strides, 1 to 6 axes. If their dtypes differ, both are cast as in PyTorch's addition
     p              the probability of dropping an element, 0 to 1, without a default. cotangent.attention calls it dropout_p
     training       False: `y = act(x + bias) + residual`. p, `mask`, mask_bits and `scale` are ignored
@@ -97,9 +100,7 @@ def dropout(
     activation     None, "relu", "silu" or "swish" (the same), "gelu" or "gelu_erf" (the same), or "gelu_tanh"
     mask           uint8 or bool, with the shape of x. 1 or True: the element is kept. 0 or False: it is dropped. Of
                    other numbers only the lowest bit counts
-    mask_bits      uint8 [..., ceil(D/8)]: column d is kept where bit d%8 of byte d/8 is 1. Without `mask` and
-                   mask_bits, m is generated from `seed` and `offset` by the rule (Philox) in
-                   include/cotangent/dropout.h. It is not stored: the backward generates it again
+    mask_bits      uint8 [..., ceil(D/8)]: column d is kept where bit d%8 of byte d/8 is 1
     scale          None: 1/(1-p) with a given mask, and dropout_scale(p) with a generated one. 0: everything is dropped
     seed, offset   determine the generated mask. Different offsets give independent masks: if you pass your own seed,
                    use another offset in each step and layer. Without `seed` and seed_tensor, a seed is drawn from
@@ -107,9 +108,9 @@ def dropout(
                    CUDA graph generates another mask
     seed_tensor, offset_tensor     int32 [2] (low word, high word), on the device of x. They are added to `seed` and
                    `offset` when the work runs
-    return_mask    "bytes" or "bits": the result is (y, m), with m as in `mask` or mask_bits. To get the same y from m
-                   in another call, pass m as `mask` or mask_bits, and scale=dropout_scale(p), which is the scale of a
-                   generated mask
+    return_mask    "bytes" or "bits": the result is (y, m). "bytes" returns m in the form of `mask`, "bits" in the form
+                   of mask_bits. To get the same y from m in another call, pass m as `mask` or mask_bits, and
+                   scale=dropout_scale(p), which is the scale of a generated mask
 
     A dropped element is exactly 0 before the residual is added. Differentiable once, in x, `bias` and `residual`.
     Dtypes: float32, float16, bfloat16; on the CPU also float64. Raises ValueError or TypeError, which name the wrong
