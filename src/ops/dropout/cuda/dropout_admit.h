@@ -26,9 +26,9 @@ static inline dropout_cuda_tiling dropout_cuda_tiling_of(const dropout_sizes *si
 
 static inline dropout_cuda_tiling dropout_cuda_backward_tiling(const dropout_sizes *sizes, bool shifted)
 {
-    return shifted
-               ? dropout_cuda_tiling_of(sizes, DROPOUT_BWD_SHIFTED_ROW_THREADS, DROPOUT_BWD_SHIFTED_THREAD_ROWS, true)
-               : dropout_cuda_tiling_of(sizes, DROPOUT_BWD_ROW_THREADS, DROPOUT_BWD_THREAD_ROWS, false);
+    return shifted ? dropout_cuda_tiling_of(sizes, DROPOUT_BWD_SHIFTED_THREADS_PER_ROW,
+                                            DROPOUT_BWD_SHIFTED_ROWS_PER_THREAD, true)
+                   : dropout_cuda_tiling_of(sizes, DROPOUT_BWD_THREADS_PER_ROW, DROPOUT_BWD_ROWS_PER_THREAD, false);
 }
 
 static inline const char *admit_sm80(const void *problem)
@@ -60,8 +60,8 @@ static inline dropout_cuda_bwd_plan dropout_cuda_bwd_plan_of(const dropout_backw
     dropout_cuda_bwd_plan plan = {.plain = dropout_cuda_backward_tiling(&p->sizes, false),
                                   .shifted = dropout_cuda_backward_tiling(&p->sizes, true)};
     const int64_t lanes =
-        cot_max(COT_PRODUCT(plan.plain.row_tiles, plan.plain.column_tiles, DROPOUT_BWD_ROW_THREADS),
-                COT_PRODUCT(plan.shifted.row_tiles, plan.shifted.column_tiles, DROPOUT_BWD_SHIFTED_ROW_THREADS));
+        cot_max(COT_PRODUCT(plan.plain.row_tiles, plan.plain.column_tiles, DROPOUT_BWD_THREADS_PER_ROW),
+                COT_PRODUCT(plan.shifted.row_tiles, plan.shifted.column_tiles, DROPOUT_BWD_SHIFTED_THREADS_PER_ROW));
     plan.bytes = cot_is_present(&p->args.dbias) ? cot_bytes(cot_mul(lanes, COT_DROPOUT_GROUP), sizeof(float)) : 0;
     return plan;
 }

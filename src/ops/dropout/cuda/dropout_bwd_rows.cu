@@ -6,10 +6,11 @@
 #include "dropout_tile.cuh"
 
 template <int ACCESS>
-constexpr int row_threads = ACCESS == SHIFTED ? DROPOUT_BWD_SHIFTED_ROW_THREADS : DROPOUT_BWD_ROW_THREADS;
-template <int ACCESS> constexpr int row_step = DROPOUT_THREADS / row_threads<ACCESS>; /* between two rows of a thread */
+constexpr int threads_per_row = ACCESS == SHIFTED ? DROPOUT_BWD_SHIFTED_THREADS_PER_ROW : DROPOUT_BWD_THREADS_PER_ROW;
 template <int ACCESS>
-constexpr int tile_columns = COT_DROPOUT_GROUP *row_threads<ACCESS>; /* including the idle group of a SHIFTED tile */
+constexpr int rows_per_pass = DROPOUT_THREADS / threads_per_row<ACCESS>; /* from a thread's row to its next row */
+/* Including the idle group of a SHIFTED tile. */
+template <int ACCESS> constexpr int tile_columns = COT_DROPOUT_GROUP *threads_per_row<ACCESS>;
 static_assert(tile_columns<SHIFTED> <= DROPOUT_THREADS, "needs at least one thread per column");
 
 template <typename E, int ACTIVATION> static __device__ __forceinline__ float activation_slope(float z)
@@ -60,8 +61,8 @@ static __device__ __forceinline__ void compute_dx(const dropout_call &c, const t
             g[j] = kept ? g[j] : 0.0f;
         }
         pack(dy[i], g);
-        if (ACCESS == SHIFTED || c.dx.data != nullptr) /* SHIFTED without dx: whole_rows is 0 */
-            store_whole_chunks<E, ACCESS, row_threads<ACCESS>>(t, dx, batch_row, i, dy[i]);
+        if (ACCESS == SHIFTED || c.dx.data != nullptr) /* SHIFTED without dx: vector_store_rows is 0 */
+            store_whole_chunks<E, ACCESS, threads_per_row<ACCESS>>(t, dx, batch_row, i, dy[i]);
 #pragma unroll
         for (int j = 0; j < COT_DROPOUT_GROUP; j++)
             column_sums[j] += g[j];
@@ -70,7 +71,7 @@ static __device__ __forceinline__ void compute_dx(const dropout_call &c, const t
 
 /* The block's sums, one row for each row that the block processes at once. Column 0 is the first column of the tile's
  * first group. */
-template <int ACCESS> using block_sums = float4[row_step<ACCESS>][tile_columns<ACCESS> / 4];
+template <int ACCESS> using block_sums = float4[rows_per_pass<ACCESS>][tile_columns<ACCESS> / 4];
 
 template <typename E, int ACCESS>
 static __device__ __forceinline__ void sum_block(const dropout_call &c, const thread_tile &t,
@@ -79,13 +80,13 @@ static __device__ __forceinline__ void sum_block(const dropout_call &c, const th
 {
     constexpr int N = chunk_size<E>;
     if (ACCESS == SHIFTED) { /* rows with different shifts leave different columns unset */
-        for (int i = threadIdx.x; i < row_step<ACCESS> * tile_columns<ACCESS> / 4; i += DROPOUT_THREADS)
+        for (int i = threadIdx.x; i < rows_per_pass<ACCESS> * tile_columns<ACCESS> / 4; i += DROPOUT_THREADS)
             block[0][i] = {0.0f, 0.0f, 0.0f, 0.0f};
         __syncthreads();
     }
 #pragma unroll
     for (int h = 0; h < chunk_count<E>; h++) {
-        const int first_column = t.column_in_tile + row_threads<ACCESS> * N * h;
+        const int first_column = t.column_in_tile + threads_per_row<ACCESS> * N * h;
         if (ACCESS == SHIFTED) {
 #pragma unroll
             for (int j = 0; j < N; j++)
@@ -103,7 +104,7 @@ static __device__ __forceinline__ void sum_block(const dropout_call &c, const th
     if (threadIdx.x < tile_columns<ACCESS>) {
         float sum = 0.0f;
 #pragma unroll
-        for (int row_in_pass = 0; row_in_pass < row_step<ACCESS>; row_in_pass++)
+        for (int row_in_pass = 0; row_in_pass < rows_per_pass<ACCESS>; row_in_pass++)
             sum += ((const float *)block[row_in_pass])[threadIdx.x];
         out[threadIdx.x] = sum;
     }
@@ -114,9 +115,9 @@ struct row_cursors {
 
     __device__ __forceinline__ void advance(int rows)
     {
-        dy.data += rows * dy.row_step;
-        x.data += rows * x.row_step;
-        dx.data += rows * dx.row_step;
+        dy.data += rows * dy.pass_bytes;
+        x.data += rows * x.pass_bytes;
+        dx.data += rows * dx.pass_bytes;
     }
 };
 
@@ -126,7 +127,7 @@ static __device__ __forceinline__ void prepare_bias(const dropout_call &c, const
                                                     float (&bias)[COT_DROPOUT_GROUP])
 {
     if (HAS_ACTIVATION)
-        load_bias<E, ACCESS, row_threads<ACCESS>>(c, t, bias);
+        load_bias<E, ACCESS, threads_per_row<ACCESS>>(c, t, bias);
     if (scaled_slope<E, COT_ACTIVATION_GELU_ERF> && c.activation == COT_ACTIVATION_GELU_ERF) {
 #pragma unroll
         for (int j = 0; j < COT_DROPOUT_GROUP; j++)
@@ -154,7 +155,7 @@ static __device__ __forceinline__ void dispatch_activation(const dropout_call &c
     else
         compute_dx<ACCESS, COT_ACTIVATION_GELU_ERF>(c, t, dx, batch_row, dy, x, bias, keep, column_sums);
     if (c.dx.data != nullptr)
-        store_partial_chunks<E, ACCESS, row_threads<ACCESS>>(c, t, c.dx, dx, batch_row, dy);
+        store_partial_chunks<E, ACCESS, threads_per_row<ACCESS>>(c, t, c.dx, dx, batch_row, dy);
 }
 
 /* The backward for PLAIN and STRIDED rows. */
@@ -162,26 +163,26 @@ template <typename E, int ACCESS, bool HAS_ACTIVATION>
 static __device__ __forceinline__ void backward(const dropout_call &c)
 {
     constexpr int BATCH = batch_rows<E, ACCESS, HAS_ACTIVATION>;
-    const thread_tile t = make_thread_tile<E, ACCESS, row_threads<ACCESS>>(c, c.dy, DROPOUT_BWD_THREAD_ROWS);
+    const thread_tile t = make_thread_tile<E, ACCESS, threads_per_row<ACCESS>>(c, c.dy, DROPOUT_BWD_ROWS_PER_THREAD);
     float bias[COT_DROPOUT_GROUP], column_sums[COT_DROPOUT_GROUP] = {0};
     cot_griddepcontrol_launch_dependents();
     prepare_bias<E, ACCESS, HAS_ACTIVATION>(c, t, bias);
     const philox_state philox = load_philox(c);
-    row_cursors cursors = {make_cursor<ACCESS, row_threads<ACCESS>>(t, c.dy, sizeof(E)),
-                           make_cursor<ACCESS, row_threads<ACCESS>>(t, c.x, sizeof(E)),
-                           make_cursor<ACCESS, row_threads<ACCESS>>(t, c.dx, sizeof(E))};
+    row_cursors cursors = {make_cursor<ACCESS, threads_per_row<ACCESS>>(t, c.dy, sizeof(E)),
+                           make_cursor<ACCESS, threads_per_row<ACCESS>>(t, c.x, sizeof(E)),
+                           make_cursor<ACCESS, threads_per_row<ACCESS>>(t, c.dx, sizeof(E))};
 #pragma unroll 1
-    for (int i = 0; i < DROPOUT_BWD_THREAD_ROWS; i += BATCH, cursors.advance(BATCH)) {
-        const int batch_row = i * row_step<ACCESS>;
+    for (int i = 0; i < DROPOUT_BWD_ROWS_PER_THREAD; i += BATCH, cursors.advance(BATCH)) {
+        const int batch_row = i * rows_per_pass<ACCESS>;
         fragment<E> dy[BATCH], x[BATCH];
         uint32_t keep[BATCH];
-        load_rows<E, ACCESS, row_threads<ACCESS>>(c, t, c.dy, cursors.dy, batch_row, true, dy);
+        load_rows<E, ACCESS, threads_per_row<ACCESS>>(c, t, c.dy, cursors.dy, batch_row, true, dy);
         if (HAS_ACTIVATION)
-            load_rows<E, ACCESS, row_threads<ACCESS>>(c, t, c.x, cursors.x, batch_row, true, x);
-        group_keep_bits<ACCESS, row_threads<ACCESS>, false>(c, t, philox, batch_row, keep);
+            load_rows<E, ACCESS, threads_per_row<ACCESS>>(c, t, c.x, cursors.x, batch_row, true, x);
+        group_keep_bits<ACCESS, threads_per_row<ACCESS>, false>(c, t, philox, batch_row, keep);
 #pragma unroll
         for (int row = 0; row < BATCH; row++)
-            keep[row] = element_keep_bits<E, ACCESS, row_threads<ACCESS>>(c, t, batch_row, row, keep[row]);
+            keep[row] = element_keep_bits<E, ACCESS, threads_per_row<ACCESS>>(c, t, batch_row, row, keep[row]);
         dispatch_activation<ACCESS, HAS_ACTIVATION>(c, t, cursors.dx, batch_row, dy, x, bias, keep, column_sums);
     }
     if (c.partial_sums != nullptr) {
@@ -234,24 +235,24 @@ static __device__ __forceinline__ void prefetch_batch(const dropout_call &c, pre
                                                       uint32_t stage_offset)
 {
     typedef staged_batch<E, HAS_ACTIVATION> staged;
-    constexpr int ROW_THREADS = row_threads<SHIFTED>;
+    constexpr int THREADS_PER_ROW = threads_per_row<SHIFTED>;
 #pragma unroll
     for (int i = 0; i < staged::BATCH; i++) {
 #pragma unroll
         for (int h = 0; h < staged::CHUNKS; h++) {
             const bool valid = (uint32_t)(thread_row + i - r.first_thread_row[h]) < (uint32_t)r.row_count[h];
             cot_cp_async_zfill(valid, r.chunk + stage_offset + staged::chunk_offset(0, i, h),
-                               r.dy + ROW_THREADS * h * 16);
+                               r.dy + THREADS_PER_ROW * h * 16);
             if (HAS_ACTIVATION)
                 cot_cp_async_zfill(valid, r.chunk + stage_offset + staged::chunk_offset(1, i, h),
-                                   r.x + ROW_THREADS * h * 16);
+                                   r.x + THREADS_PER_ROW * h * 16);
             if (c.mask_bytes_aligned)
                 cot_cp_async_zfill<staged::N>(valid, r.mask_bytes + stage_offset + staged::mask_bytes_offset(i, h),
-                                              r.bytes + ROW_THREADS * h * staged::N);
+                                              r.bytes + THREADS_PER_ROW * h * staged::N);
         }
-        r.dy += c.dy_row_step;
-        r.x += c.x_row_step;
-        r.bytes += c.given_mask_row_step;
+        r.dy += c.dy_pass_bytes;
+        r.x += c.x_pass_bytes;
+        r.bytes += c.given_mask_pass_bytes;
     }
     cot_cp_async_commit_group();
 }
@@ -262,12 +263,12 @@ template <typename E, int BATCH>
 static __device__ __forceinline__ void element_keep_from_groups(int column_in_tile, uint32_t groups,
                                                                 uint32_t (&keep)[BATCH])
 {
-    constexpr int N = chunk_size<E>, ROW_THREADS = row_threads<SHIFTED>;
+    constexpr int N = chunk_size<E>, THREADS_PER_ROW = threads_per_row<SHIFTED>;
 #pragma unroll
     for (int h = 0; h < chunk_count<E>; h++) {
-        const int group = (column_in_tile + ROW_THREADS * N * h) >> 3;
-        const uint32_t group_bits = __shfl_sync(0xffffffffu, groups, group, ROW_THREADS),
-                       next_group_bits = __shfl_sync(0xffffffffu, groups, group + 1, ROW_THREADS);
+        const int group = (column_in_tile + THREADS_PER_ROW * N * h) >> 3;
+        const uint32_t group_bits = __shfl_sync(0xffffffffu, groups, group, THREADS_PER_ROW),
+                       next_group_bits = __shfl_sync(0xffffffffu, groups, group + 1, THREADS_PER_ROW);
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
             const uint32_t two_groups =
@@ -313,9 +314,10 @@ static __device__ __forceinline__ void shifted_element_keep(const dropout_call &
     if (c.source == DROPOUT_GENERATED) {
 #pragma unroll
         for (int i = BATCH - 1; i >= 0; i--)
-            groups = generate_keep_bits(philox, group + (uint64_t)(i * c.group_row_step), c.threshold, groups);
+            groups = generate_keep_bits(philox, group + (uint64_t)(i * c.groups_per_pass), c.threshold, groups);
     } else {
-        group_keep_bits<SHIFTED, row_threads<SHIFTED>, false>(c, t, philox, thread_row * row_step<SHIFTED>, keep);
+        group_keep_bits<SHIFTED, threads_per_row<SHIFTED>, false>(c, t, philox, thread_row * rows_per_pass<SHIFTED>,
+                                                                  keep);
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
             groups |= keep[i] << (8 * i);
@@ -341,16 +343,17 @@ static __device__ __forceinline__ void copy_row_ends(const dropout_call &c, cons
                                                      staged_batch<E, HAS_ACTIVATION> &staged)
 {
     typedef typename bit_type<E>::type bits;
-    constexpr int N = chunk_size<E>, ROW_STEP = row_step<SHIFTED>;
+    constexpr int N = chunk_size<E>, ROWS_PER_PASS = rows_per_pass<SHIFTED>;
 #pragma unroll
     for (int h = 0; h < chunk_count<E>; h++)
 #pragma unroll 1
         for (int i = 0; i < staged.BATCH; i++) {
             /* Outside of the tensor, or copied as a whole by prefetch_batch: see prefetch_state. */
-            if ((thread_row + i) * ROW_STEP >= t.chunk_rows[h] ||
+            if ((thread_row + i) * ROWS_PER_PASS >= t.chunk_rows[h] ||
                 (uint32_t)(thread_row + i - r.first_thread_row[h]) < (uint32_t)r.row_count[h])
                 continue;
-            const int64_t row = t.row + (thread_row + i) * ROW_STEP, column = t.column + row_threads<SHIFTED> * N * h;
+            const int64_t row = t.row + (thread_row + i) * ROWS_PER_PASS,
+                          column = t.column + threads_per_row<SHIFTED> * N * h;
             const int begin = valid_begin(column), end = valid_end<N>(c, column);
             copy_elements<bits>(&staged.chunk[0][i][h][threadIdx.x],
                                 (const bits *)c.dy.data + row * c.dy.stride[0] + column, begin, end);
@@ -368,14 +371,14 @@ template <typename E, bool HAS_ACTIVATION>
 static __device__ __forceinline__ void backward_shifted(const dropout_call &c)
 {
     typedef staged_batch<E, HAS_ACTIVATION> staged;
-    constexpr int BATCH = staged::BATCH, N = staged::N, ROW_THREADS = row_threads<SHIFTED>,
-                  ROW_STEP = row_step<SHIFTED>;
-    static_assert(ROW_THREADS == 32, "the lanes of a warp are in one row");
+    constexpr int BATCH = staged::BATCH, N = staged::N, THREADS_PER_ROW = threads_per_row<SHIFTED>,
+                  ROWS_PER_PASS = rows_per_pass<SHIFTED>;
+    static_assert(THREADS_PER_ROW == 32, "the lanes of a warp are in one row");
     __shared__ union {
         staged batches[2];
         block_sums<SHIFTED> column_sums;
     } memory;
-    thread_tile t = make_thread_tile<E, SHIFTED, ROW_THREADS>(c, c.dy, DROPOUT_BWD_SHIFTED_THREAD_ROWS);
+    thread_tile t = make_thread_tile<E, SHIFTED, THREADS_PER_ROW>(c, c.dy, DROPOUT_BWD_SHIFTED_ROWS_PER_THREAD);
     float bias[COT_DROPOUT_GROUP], column_sums[COT_DROPOUT_GROUP] = {0};
     cot_griddepcontrol_launch_dependents();
     prepare_bias<E, SHIFTED, HAS_ACTIVATION>(c, t, bias);
@@ -384,29 +387,29 @@ static __device__ __forceinline__ void backward_shifted(const dropout_call &c)
     prefetch_state r;
     r.chunk = opaque<uint32_t>(shared + 16 * threadIdx.x);
     r.mask_bytes = opaque<uint32_t>(shared + sizeof memory.batches[0].chunk + N * threadIdx.x);
-    r.dy = make_cursor<SHIFTED, ROW_THREADS>(t, c.dy, sizeof(E)).data;
-    r.x = make_cursor<SHIFTED, ROW_THREADS>(t, c.x, sizeof(E)).data;
-    r.bytes = make_cursor<SHIFTED, ROW_THREADS>(t, c.given_mask, 1).data;
+    r.dy = make_cursor<SHIFTED, THREADS_PER_ROW>(t, c.dy, sizeof(E)).data;
+    r.x = make_cursor<SHIFTED, THREADS_PER_ROW>(t, c.x, sizeof(E)).data;
+    r.bytes = make_cursor<SHIFTED, THREADS_PER_ROW>(t, c.given_mask, 1).data;
     int copies_row_ends = 0; /* the thread has chunks for copy_row_ends */
     t.column_in_tile = opaque<int>(t.column_in_tile);
 #pragma unroll
     for (int h = 0; h < staged::CHUNKS; h++) {
-        const int rows = (t.chunk_rows[h] + ROW_STEP - 1) / ROW_STEP;
-        const bool at_row_end = rows > 0 && t.column + ROW_THREADS * N * h + N > c.D;
+        const int rows = (t.chunk_rows[h] + ROWS_PER_PASS - 1) / ROWS_PER_PASS;
+        const bool at_row_end = rows > 0 && t.column + THREADS_PER_ROW * N * h + N > c.D;
         const bool in_first_row = at_row_end && t.row == 0,
-                   in_last_row = at_row_end && t.row + (rows - 1) * ROW_STEP == c.R - 1;
+                   in_last_row = at_row_end && t.row + (rows - 1) * ROWS_PER_PASS == c.R - 1;
         r.first_thread_row[h] = opaque<int>(in_first_row);
         r.row_count[h] = opaque<int>(rows > in_first_row + in_last_row ? rows - in_first_row - in_last_row : 0);
         copies_row_ends |= opaque<int>(in_first_row || in_last_row);
         t.chunk_rows[h] = opaque<int>(t.chunk_rows[h]);
-        t.whole_rows[h] = opaque<int>(c.dx.data == nullptr ? 0 : t.whole_rows[h]);
+        t.vector_store_rows[h] = opaque<int>(c.dx.data == nullptr ? 0 : t.vector_store_rows[h]);
     }
-    row_cursor dx = {make_cursor<SHIFTED, ROW_THREADS>(t, c.dx, sizeof(E)).data, c.dx_row_step};
+    row_cursor dx = {make_cursor<SHIFTED, THREADS_PER_ROW>(t, c.dx, sizeof(E)).data, c.dx_pass_bytes};
     uint64_t group = (uint64_t)(t.row * c.groups + t.group);
     uint32_t stage_offset = 0;
     prefetch_batch<E, HAS_ACTIVATION>(c, r, 0, stage_offset);
 #pragma unroll 1
-    for (int thread_row = 0; thread_row < DROPOUT_BWD_SHIFTED_THREAD_ROWS; thread_row += BATCH) {
+    for (int thread_row = 0; thread_row < DROPOUT_BWD_SHIFTED_ROWS_PER_THREAD; thread_row += BATCH) {
         prefetch_batch<E, HAS_ACTIVATION>(c, r, thread_row + BATCH, (uint32_t)sizeof(staged) - stage_offset);
         cot_cp_async_wait_group<1>();
         if (copies_row_ends)
@@ -421,12 +424,13 @@ static __device__ __forceinline__ void backward_shifted(const dropout_call &c)
                 dy[i].chunk[h].raw = cot_load_shared<4>(r.chunk + stage_offset + staged::chunk_offset(0, i, h));
                 if (HAS_ACTIVATION) { /* without an activation zeros suffice; here the slope may be NaN */
                     x[i].chunk[h].raw = cot_load_shared<4>(r.chunk + stage_offset + staged::chunk_offset(1, i, h));
-                    keep[i] = (thread_row + i) * ROW_STEP < t.rows_left ? keep[i] : 0u;
+                    keep[i] = (thread_row + i) * ROWS_PER_PASS < t.rows_left ? keep[i] : 0u;
                 }
             }
-        dispatch_activation<SHIFTED, HAS_ACTIVATION>(c, t, dx, thread_row * ROW_STEP, dy, x, bias, keep, column_sums);
-        dx.data += BATCH * c.dx_row_step;
-        group += (uint64_t)(BATCH * c.group_row_step);
+        dispatch_activation<SHIFTED, HAS_ACTIVATION>(c, t, dx, thread_row * ROWS_PER_PASS, dy, x, bias, keep,
+                                                     column_sums);
+        dx.data += BATCH * c.dx_pass_bytes;
+        group += (uint64_t)(BATCH * c.groups_per_pass);
         stage_offset = (uint32_t)sizeof(staged) - stage_offset;
     }
     if (c.partial_sums == nullptr)

@@ -9,19 +9,21 @@
 
 #include <stdint.h>
 
-/* How the work is divided. A tile has 8 * ROW_THREADS columns, and ROW_THREADS threads of a block share a row, 8
- * columns each. DROPOUT_..._ROW_THREADS below are the values of ROW_THREADS. A thread has THREAD_ROWS rows. The distance
- * between two rows of a thread is DROPOUT_THREADS / ROW_THREADS rows. This distance is a multiple of 8, so all rows of
- * a thread have the same distance from a multiple of 16 bytes, for every D. A block has few rows, and the blocks run
- * through memory in the order of addresses. */
+/* How the work is divided. A tile has 8 * THREADS_PER_ROW columns, and THREADS_PER_ROW threads of a block share a row, 8
+ * columns each. DROPOUT_..._THREADS_PER_ROW below are the values of THREADS_PER_ROW. A thread has ROWS_PER_THREAD rows,
+ * one in each pass of the block. A pass has ROWS_PER_PASS = DROPOUT_THREADS / THREADS_PER_ROW rows, so this is the
+ * distance between two rows of a thread. It is a multiple of 8, so all rows of a thread have the same distance from a
+ * multiple of 16 bytes, for every D. A block has few rows, and the blocks run through memory in the order of
+ * addresses. */
 enum {
     DROPOUT_THREADS = 256,
-    DROPOUT_FWD_ROW_THREADS = 32,
-    DROPOUT_FWD_THREAD_ROWS = 4,
-    DROPOUT_BWD_ROW_THREADS = 16,
-    DROPOUT_BWD_THREAD_ROWS = 16, /* 256 rows in a block: its partial sums of dbias are 0.8 % of the bytes of bf16 */
-    DROPOUT_BWD_SHIFTED_ROW_THREADS = 32, /* one group of a tile is idle: 1 of 32 instead of 1 of 16 */
-    DROPOUT_BWD_SHIFTED_THREAD_ROWS = 16,
+    DROPOUT_FWD_THREADS_PER_ROW = 32,
+    DROPOUT_FWD_ROWS_PER_THREAD = 4,
+    DROPOUT_BWD_THREADS_PER_ROW = 16,
+    DROPOUT_BWD_ROWS_PER_THREAD =
+        16, /* 256 rows in a block: its partial sums of dbias are 0.8 % of the bytes of bf16 */
+    DROPOUT_BWD_SHIFTED_THREADS_PER_ROW = 32, /* one group of a tile is idle: 1 of 32 instead of 1 of 16 */
+    DROPOUT_BWD_SHIFTED_ROWS_PER_THREAD = 16,
     DROPOUT_MAX_AXES = 5
 };
 
@@ -51,12 +53,12 @@ typedef struct dropout_call {
     dropout_array seed_tensor, offset_tensor, given_mask;      /* given_mask: mask or mask_bits */
     dropout_array x, bias, residual, y, mask_out, mask_bits_out;
     dropout_array dy, dx, dbias;
-    float *partial_sums; /* [row_tiles][column_tiles][8 * ROW_THREADS] sums of dx; null: no dbias */
+    float *partial_sums; /* [row_tiles][column_tiles][8 * THREADS_PER_ROW] sums of dx; null: no dbias */
     int64_t row_tiles, column_tiles;
     int32_t pitch_at_least_16; /* in all tensors of x's dtype, rows begin at least 16 bytes apart */
     int32_t shifted;           /* the tiles are SHIFTED: see dropout_tile.cuh */
     /* For the backward with SHIFTED rows: the distance from a thread's row to its next row, in groups and in bytes. */
-    int64_t group_row_step, dy_row_step, x_row_step, dx_row_step, given_mask_row_step;
+    int64_t groups_per_pass, dy_pass_bytes, x_pass_bytes, dx_pass_bytes, given_mask_pass_bytes;
     int32_t mask_bytes_aligned; /* the N mask bytes of a chunk of N elements begin at a multiple of N bytes */
 } dropout_call;
 

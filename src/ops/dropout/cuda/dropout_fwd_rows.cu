@@ -4,7 +4,7 @@
  * batch of rows before it uses the first one, and generates their masks during the loads. */
 #include "dropout_tile.cuh"
 
-constexpr int ROW_THREADS = DROPOUT_FWD_ROW_THREADS, ROW_STEP = DROPOUT_THREADS / ROW_THREADS;
+constexpr int THREADS_PER_ROW = DROPOUT_FWD_THREADS_PER_ROW, ROWS_PER_PASS = DROPOUT_THREADS / THREADS_PER_ROW;
 
 /* The rows that a thread holds in registers at once. */
 template <typename E> constexpr int batch_rows = sizeof(E) == 4 ? 2 : 4;
@@ -18,11 +18,11 @@ static __device__ __forceinline__ void store_mask(const dropout_call &c, const t
         return;
     keep &= (1u << columns) - 1;
     if (c.mask_bits_out.data != nullptr)
-        mask_row_pointer<ACCESS, ROW_THREADS>(c, t, c.mask_bits_out, batch_row,
-                                              i)[t.group * c.mask_bits_out.column_stride] = (uint8_t)keep;
+        mask_row_pointer<ACCESS, THREADS_PER_ROW>(c, t, c.mask_bits_out, batch_row,
+                                                  i)[t.group * c.mask_bits_out.column_stride] = (uint8_t)keep;
     if (c.mask_out.data == nullptr)
         return;
-    uint8_t *to = mask_row_pointer<ACCESS, ROW_THREADS>(c, t, c.mask_out, batch_row, i) +
+    uint8_t *to = mask_row_pointer<ACCESS, THREADS_PER_ROW>(c, t, c.mask_out, batch_row, i) +
                   (int64_t)COT_DROPOUT_GROUP * t.group * c.mask_out.column_stride;
     /* The product spreads 4 bits to the lowest bits of 4 bytes. */
     const cot_words<2> bytes = {(keep & 15u) * 0x00204081u & 0x01010101u, (keep >> 4) * 0x00204081u & 0x01010101u};
@@ -71,7 +71,7 @@ static __device__ __forceinline__ void compute_y(const dropout_call &c, const th
             values[j] = fmaf(keep[i] >> j & 1u ? value : 0.0f, c.scale, residual_values[j]);
         }
         pack(x[i], values);
-        store_whole_chunks<E, ACCESS, ROW_THREADS>(t, y, batch_row, i, x[i]);
+        store_whole_chunks<E, ACCESS, THREADS_PER_ROW>(t, y, batch_row, i, x[i]);
     }
 }
 
@@ -87,21 +87,21 @@ static __device__ __forceinline__ void process_batch(const dropout_call &c, cons
     constexpr int BATCH = batch_rows<E>;
     fragment<E> x[BATCH], residual[BATCH];
     uint32_t keep[BATCH];
-    load_rows<E, ACCESS, ROW_THREADS>(c, t, c.x, cursors.x, batch_row, c.y.data != nullptr, x);
-    load_rows<E, ACCESS, ROW_THREADS>(c, t, c.residual, cursors.residual, batch_row, c.residual.data != nullptr,
-                                      residual);
-    group_keep_bits<ACCESS, ROW_THREADS, true>(c, t, philox, batch_row, keep);
+    load_rows<E, ACCESS, THREADS_PER_ROW>(c, t, c.x, cursors.x, batch_row, c.y.data != nullptr, x);
+    load_rows<E, ACCESS, THREADS_PER_ROW>(c, t, c.residual, cursors.residual, batch_row, c.residual.data != nullptr,
+                                          residual);
+    group_keep_bits<ACCESS, THREADS_PER_ROW, true>(c, t, philox, batch_row, keep);
     if (c.mask_out.data != nullptr || c.mask_bits_out.data != nullptr) {
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
-            if (batch_row + i * ROW_STEP < t.rows_left)
+            if (batch_row + i * ROWS_PER_PASS < t.rows_left)
                 store_mask<ACCESS>(c, t, batch_row, i, keep[i]);
     }
     if (c.y.data == nullptr)
         return;
 #pragma unroll
     for (int i = 0; i < BATCH; i++)
-        keep[i] = element_keep_bits<E, ACCESS, ROW_THREADS>(c, t, batch_row, i, keep[i]);
+        keep[i] = element_keep_bits<E, ACCESS, THREADS_PER_ROW>(c, t, batch_row, i, keep[i]);
     switch (c.activation) {
     case COT_ACTIVATION_SILU:
         compute_y<ACCESS, COT_ACTIVATION_SILU>(c, t, cursors.y, batch_row, x, residual, bias, keep);
@@ -117,25 +117,25 @@ static __device__ __forceinline__ void process_batch(const dropout_call &c, cons
         break;
     default: compute_y<ACCESS, COT_ACTIVATION_NONE>(c, t, cursors.y, batch_row, x, residual, bias, keep);
     }
-    store_partial_chunks<E, ACCESS, ROW_THREADS>(c, t, c.y, cursors.y, batch_row, x);
+    store_partial_chunks<E, ACCESS, THREADS_PER_ROW>(c, t, c.y, cursors.y, batch_row, x);
 }
 
 template <typename E, int ACCESS> static __device__ __forceinline__ void forward(const dropout_call &c)
 {
     constexpr int BATCH = batch_rows<E>;
-    const thread_tile t = make_thread_tile<E, ACCESS, ROW_THREADS>(c, c.x, DROPOUT_FWD_THREAD_ROWS);
+    const thread_tile t = make_thread_tile<E, ACCESS, THREADS_PER_ROW>(c, c.x, DROPOUT_FWD_ROWS_PER_THREAD);
     float bias[COT_DROPOUT_GROUP];
-    load_bias<E, ACCESS, ROW_THREADS>(c, t, bias);
+    load_bias<E, ACCESS, THREADS_PER_ROW>(c, t, bias);
     const philox_state philox = load_philox(c);
-    row_cursors cursors = {make_cursor<ACCESS, ROW_THREADS>(t, c.x, sizeof(E)),
-                           make_cursor<ACCESS, ROW_THREADS>(t, c.residual, sizeof(E)),
-                           make_cursor<ACCESS, ROW_THREADS>(t, c.y, sizeof(E))};
+    row_cursors cursors = {make_cursor<ACCESS, THREADS_PER_ROW>(t, c.x, sizeof(E)),
+                           make_cursor<ACCESS, THREADS_PER_ROW>(t, c.residual, sizeof(E)),
+                           make_cursor<ACCESS, THREADS_PER_ROW>(t, c.y, sizeof(E))};
 #pragma unroll 1
-    for (int i = 0; i < DROPOUT_FWD_THREAD_ROWS; i += BATCH) {
-        process_batch<E, ACCESS>(c, t, philox, cursors, i * ROW_STEP, bias);
-        cursors.x.data += BATCH * cursors.x.row_step;
-        cursors.residual.data += BATCH * cursors.residual.row_step;
-        cursors.y.data += BATCH * cursors.y.row_step;
+    for (int i = 0; i < DROPOUT_FWD_ROWS_PER_THREAD; i += BATCH) {
+        process_batch<E, ACCESS>(c, t, philox, cursors, i * ROWS_PER_PASS, bias);
+        cursors.x.data += BATCH * cursors.x.pass_bytes;
+        cursors.residual.data += BATCH * cursors.residual.pass_bytes;
+        cursors.y.data += BATCH * cursors.y.pass_bytes;
     }
 }
 

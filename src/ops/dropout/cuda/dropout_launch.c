@@ -152,7 +152,7 @@ cot_status COT_LAUNCHER(dropout_fwd_rows)(cot_queue *queue, const void *problem,
         return COT_OK;
     const int access = find_access(&c, (const dropout_array *const[]){&c.x, &c.residual, &c.y});
     const dropout_cuda_tiling tiling =
-        dropout_cuda_tiling_of(&p->sizes, DROPOUT_FWD_ROW_THREADS, DROPOUT_FWD_THREAD_ROWS, access == SHIFTED);
+        dropout_cuda_tiling_of(&p->sizes, DROPOUT_FWD_THREADS_PER_ROW, DROPOUT_FWD_ROWS_PER_THREAD, access == SHIFTED);
     return launch_tiles(queue, &forward[access][p->sizes.dtype - COT_F32], &tiling, &c);
 }
 
@@ -188,13 +188,13 @@ cot_status COT_LAUNCHER(dropout_bwd_rows)(cot_queue *queue, const void *problem,
     c.shifted = access == SHIFTED;
     c.column_tiles = tiling.column_tiles;
     c.row_tiles = tiling.row_tiles;
-    const int64_t row_step = DROPOUT_THREADS / DROPOUT_BWD_SHIFTED_ROW_THREADS,
+    const int64_t rows_per_pass = DROPOUT_THREADS / DROPOUT_BWD_SHIFTED_THREADS_PER_ROW,
                   size = (int64_t)cot_dtype_size(p->sizes.dtype);
-    c.group_row_step = row_step * c.groups;
-    c.dy_row_step = row_step * c.dy.stride[0] * size;
-    c.x_row_step = row_step * c.x.stride[0] * size;
-    c.dx_row_step = row_step * c.dx.stride[0] * size;
-    c.given_mask_row_step = row_step * c.given_mask.stride[0];
+    c.groups_per_pass = rows_per_pass * c.groups;
+    c.dy_pass_bytes = rows_per_pass * c.dy.stride[0] * size;
+    c.x_pass_bytes = rows_per_pass * c.x.stride[0] * size;
+    c.dx_pass_bytes = rows_per_pass * c.dx.stride[0] * size;
+    c.given_mask_pass_bytes = rows_per_pass * c.given_mask.stride[0];
     c.mask_bytes_aligned = c.source == DROPOUT_BYTES && mask_aligned(&c.dy, &c.given_mask, c.R);
     cot_status status = COT_OK;
     if (c.R * c.D > 0 && (c.dx.data != NULL || c.partial_sums != NULL))
