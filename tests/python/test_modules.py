@@ -85,7 +85,8 @@ def test_attention_names_a_wrong_x(device):
 
 def test_hyper_connections_name_a_wrong_x(device):
     layer = HyperConnection(torch.nn.Linear(16, 16, device=device), 16, 4, device=device)
-    for shape, message in (((2, 5, 16), "x has 3 axes, expected 4: [B,T,n,D]"), ((2, 5, 3, 16), "axis 2 of x has size 3, expected num_streams=4"),
+    for shape, message in (((2, 5, 16), "x has 3 axes, expected 4: [B,T,n,D]"),
+                           ((2, 5, 3, 16), "axis 2 of x has size 3, expected num_streams=4"),
                            ((2, 5, 4, 8), "the last axis of x has size 8, expected dim=16")):  # fmt: skip
         with pytest.raises(ValueError, match=f"^HyperConnection: {re.escape(message)}$"):
             layer(torch.zeros(shape, device=device))
