@@ -1447,11 +1447,11 @@ def front(results, peers):
     span = " to ".join(dict.fromkeys((min(dates), max(dates))))
     kernels = sorted(row["kernel"] for row in peers.get(("attention", device), ("", []))[1] if row["kernel"].startswith("FlashAttention-4"))
     version = kernels[0].split()[1] if kernels else ""
-    beta = " (beta)" if re.search(r"\db\d", version) else ""
+    beta = ", beta" if re.search(r"\db\d", version) else ""
     peer = f" {version}{beta}" if version else ""
     return "\n".join([f"On an {device.removeprefix('NVIDIA ')}, {span}, bf16 unless noted. Attention: batch x tokens = 16384, heads x d = 2048.",
                       "", "- *1.08x FA4*: cotangent's speed / FA4's. All cotangent rows are deterministic.",
-                      f"- Peers: cuDNN, FA4: FlashAttention-4{peer}; backward also FA3: FlashAttention-3.",
+                      f"- Peers: cuDNN, FA4 (FlashAttention-4{peer}); backward also FA3 (FlashAttention-3).",
                       "- Not timed: FA3's forward, FlashAttention-2.",
                       "- Backward: first ratio against the fastest nondeterministic default, next against deterministic peers.",
                       "- *0.98 of copy*: 98 % of a copy's bandwidth. *0.73 of GEMM*: 73 % of a matrix product's rate.",
