@@ -1422,10 +1422,10 @@ def lowest_ratios(device, results, peers):
     if len({(peer, cases) for peer, cases, _ in parts}) == 1:
         lengths = [T for *_, T in ratios]
         sizes = ", ".join(map(str, sorted({group[1] for _, group, *_ in ratios})))
-        text = (f" to {parts[0][0].replace('FlashAttention-', 'FA')} in {parts[0][1]} cases (d {sizes}; full, causal; T {min(lengths)} to "
+        text = (f" to {parts[0][0].replace('FlashAttention-', 'FA')} in {parts[0][1]} cases (d {sizes}; T {min(lengths)} to "
                 f"{max(lengths)}): " + ", ".join(value for _, _, value in parts))
         others = [(rates["cotangent"] / rates[parts[0][0]], row["direction"]) for row, rates in other_cases(peer_rows) if parts[0][0] in rates]
-        text += ". Lowest of the other cases (GQA, packing, windows): {:.2f}x {}".format(*min(others)) if others else ""
+        text += ". Lowest of other cases (GQA, packing, windows): {:.2f}x {}".format(*min(others)) if others else ""
     else:
         text = ": " + ", ".join(f"{value} to {peer} in {cases} cases" for peer, cases, value in parts)
     return [f"Lowest [attention ratio](docs/benchmarks/attention.md){text}.", ""]
