@@ -14,7 +14,7 @@ typedef struct mhc_packing {
     float *weights;
 } mhc_packing;
 
-/* Row j of a chunk of W, with zeros up to the chunk's width. */
+/* Row j of a chunk of W, with zeros up to a multiple of 4 vectors or the chunk's width. */
 static void mhc_pack_row(float *out, const mhc_packing *p, int64_t chunk, int64_t j)
 {
     const int64_t i = chunk / p->chunks.per_stream, begin = chunk % p->chunks.per_stream * p->chunks.width;
@@ -27,7 +27,7 @@ static void mhc_pack_row(float *out, const mhc_packing *p, int64_t chunk, int64_
     if (cot_is_present(p->gamma))
         for (int64_t d = 0; d < columns; d++)
             out[d] *= gamma[i * p->gamma->stride[0] + (begin + d) * gamma_stride];
-    for (int64_t d = columns; d < p->chunks.width; d++)
+    for (int64_t d = columns; d < cot_round_up(columns, 4 * VW) && d < p->chunks.width; d++)
         out[d] = 0;
 }
 

@@ -327,8 +327,7 @@ static void backward_chunks(backward_block *s)
                               .weights = (const float *)s->c->workspace + number * p->sizes.M * MHC_BWD_CHUNK};
         const int64_t next = number + 1 < chunks->count ? number + 1 : number;
         chunk.next_dx_post =
-            (next / chunks->per_stream * p->args.dx_post.stride[2] + next % chunks->per_stream * MHC_BWD_CHUNK) *
-            mhc_element_size(p->args.x.dtype);
+            mhc_chunk_offset(chunks, next, p->args.dx_post.stride[2]) * mhc_element_size(p->args.x.dtype);
         chunk.columns = cot_round_up(cot_clamp(p->sizes.D - chunk.d, 0, MHC_BWD_CHUNK), 4 * VW);
         dx_chunks[p->args.x.dtype - COT_F32](s, &chunk);
         if (s->c->need_dphi)

@@ -9,8 +9,8 @@
  * First W is packed in chunks of MHC_CHUNK columns of one stream. A vector of packed W has 4 columns of VECTOR_ROWS
  * rows. So the lanes of a sum are columns of several rows, and 6 sums hold all 24 rows of n = 4 on AVX-512. A block
  * is up to MHC_TOKENS tokens. For each chunk, a tile of tokens reads its x once, from the L2 cache, and multiplies it
- * by all rows of W, in passes of up to MAX_VECTORS vectors. Each load of W is used for all tokens of the tile. With
- * one pass, x in f32 is read where it lies; else it is converted to f32 in the L1 cache.
+ * by all rows of W, in passes of up to MAX_VECTORS vectors. Each load of W is used for all tokens of the tile. The
+ * first pass converts x to f32, into the L1 cache. If there is one pass, f32 chunks of whole steps are read in place.
  *
  * A lane sums at most MHC_CHUNK/4 terms in one run, then the run is added to the earlier runs. The lanes are added
  * once, at the end. The next chunk of x is prefetched during the products; after the last chunk it is the first chunk
@@ -63,6 +63,12 @@ _Static_assert(sizeof(forward_state) <= MHC_FWD_SCRATCH, "forward_state must fit
 
 /* ---- packed W ----------------------------------------------------------------------------------------- */
 
+/* Columns of a chunk within D. */
+static int64_t chunk_columns(const mhc_chunks *chunks, const mhc_sizes *sizes, int64_t chunk)
+{
+    return cot_clamp(sizes->D - chunk % chunks->per_stream * MHC_CHUNK, 0, MHC_CHUNK);
+}
+
 /* Vectors of VECTOR_ROWS rows of W. */
 static int64_t vectors_of(int64_t M)
 {
@@ -86,14 +92,17 @@ static void pack_chunk(void *context, int64_t chunk)
     const mhc_packing *p = context;
     const int64_t M = p->sizes->M;
     float *const packed = p->weights + chunk * mhc_packed_rows(M) * MHC_CHUNK;
+    const int64_t columns = cot_round_up(chunk_columns(&p->chunks, p->sizes, chunk), STEP_COLUMNS);
     for (int64_t pass = 0; pass < passes_of(M); pass++) {
         const int64_t first = first_vector(M, pass), vectors = first_vector(M, pass + 1) - first;
         float *const out = packed + first * VECTOR_ROWS * MHC_CHUNK;
         for (int64_t row = 0; row < vectors * VECTOR_ROWS; row++) {
-            float w[MHC_CHUNK] = {0};
+            float w[MHC_CHUNK];
             if (first * VECTOR_ROWS + row < M)
                 mhc_pack_row(w, p, chunk, first * VECTOR_ROWS + row);
-            for (int64_t d = 0; d < MHC_CHUNK; d += 4)
+            else
+                memset(w, 0, (size_t)columns * sizeof *w);
+            for (int64_t d = 0; d < columns; d += 4)
                 memcpy(out + d * vectors * VECTOR_ROWS + row * 4, w + d, 4 * sizeof *w);
         }
     }
@@ -110,8 +119,7 @@ static int64_t stream_stride(const forward_context *c)
 /* Offset of a chunk in a row of x, in bytes. */
 static int64_t chunk_offset(const forward_context *c, int64_t chunk)
 {
-    const int64_t i = chunk / c->chunks.per_stream, d = chunk % c->chunks.per_stream * MHC_CHUNK;
-    return (i * stream_stride(c) + d) * mhc_element_size(c->problem->args.x.dtype);
+    return mhc_chunk_offset(&c->chunks, chunk, stream_stride(c)) * mhc_element_size(c->problem->args.x.dtype);
 }
 
 /* A chunk of x. */
@@ -234,8 +242,7 @@ static void project_chunk(forward_state *s, int64_t chunk)
     const int64_t M = c->problem->sizes.M, passes = passes_of(M);
     const bool last = chunk + 1 == c->chunks.count;
     const x_chunk x = {.offset = chunk_offset(c, chunk),
-                       .columns =
-                           cot_clamp(c->problem->sizes.D - chunk % c->chunks.per_stream * MHC_CHUNK, 0, MHC_CHUNK),
+                       .columns = chunk_columns(&c->chunks, &c->problem->sizes, chunk),
                        .next_x_rows = last ? s->next_x_rows : s->x_rows,
                        .next_offset = last ? 0 : chunk_offset(c, chunk + 1)};
     const bool in_place = passes == 1 && dtype == COT_F32 && x.columns % STEP_COLUMNS == 0;

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * mhc_tiling.h: how the CPU vector kernels divide a problem into blocks, parts and items. The number of threads does
- * not change the order of a sum. The vector width does. For mhc.c
- * and the kernels. */
+ * not change the order of a sum. The vector width does. For mhc.c and the kernels. */
 #ifndef COT_MHC_TILING_H
 #define COT_MHC_TILING_H
 
@@ -25,6 +24,7 @@ enum {
 
 /* Bytes of the state of pre's forward and backward in a thread's scratch. */
 enum {
+    /* x of a tile of 4 tokens; for each token: coefficients, sums, and a few values. */
     MHC_FWD_SCRATCH = 4 * 4 * MHC_CHUNK + MHC_TOKENS * (4 * MHC_MAX_M + 16 * MHC_MAX_M + 256),
     /* For each token. */
     MHC_BWD_FLOATS = MHC_BWD_CHUNK + 2 * MHC_MAX_M + 3 * MHC_MAX_N + 2 * MHC_MAX_N * MHC_MAX_N + 2,
@@ -44,8 +44,8 @@ static inline int64_t mhc_block_tokens(int64_t tokens)
     return cot_clamp(cot_round_up(cot_ceil_div(tokens, 8), 4), 4, MHC_TOKENS);
 }
 
-/* Chunks of `width` columns of phi; a chunk lies in one stream. phi * gamma is packed chunk by chunk. The last chunk of each
- * stream is padded with zeros. */
+/* Chunks of `width` columns of phi; a chunk lies in one stream. phi * gamma is packed chunk by chunk. The last chunk of
+ * each stream is padded with zeros to whole groups of 4 vectors. */
 typedef struct mhc_chunks {
     int64_t width, per_stream, count;
 } mhc_chunks;
@@ -54,6 +54,12 @@ static inline mhc_chunks mhc_split_columns(const mhc_sizes *sizes, int64_t width
 {
     const int64_t per_stream = cot_ceil_div(sizes->D, width);
     return (mhc_chunks){width, per_stream, cot_mul(per_stream, sizes->n)};
+}
+
+/* Elements from the start of a token's streams to a chunk. stream_stride: elements from one stream to the next. */
+static inline int64_t mhc_chunk_offset(const mhc_chunks *chunks, int64_t chunk, int64_t stream_stride)
+{
+    return chunk / chunks->per_stream * stream_stride + chunk % chunks->per_stream * chunks->width;
 }
 
 static inline int64_t mhc_weight_elements(const mhc_sizes *sizes, const mhc_chunks *chunks)
