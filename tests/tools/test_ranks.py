@@ -83,7 +83,7 @@ def first_moments(path):
     return moments
 
 
-def gradients_differ(first, second):
+def different_gradients(first, second):
     """The parameters with gradients that differ by more than rounding. AdamW divides by the size of a gradient, so that losses hardly show
     one that is a multiple of the right one."""
     check(first.keys() == second.keys() and len(first) > 0, f'moments of {list(first)} and {list(second)}')
@@ -104,7 +104,7 @@ def divided_sequences():
             done = run(ranks, *options, *divide, *checkpoint)
             near = all(abs(a - b) < 2e-7 for a, b in zip(losses(done), one, strict=True))
             check(near, f'{ranks} ranks {options} {divide}: {losses(done)}, one rank {one}')
-            wrong = gradients_differ(moments, first_moments('divided.safetensors'))
+            wrong = different_gradients(moments, first_moments('divided.safetensors'))
             check(not wrong, f'{ranks} ranks {options} {divide}: gradients of {wrong}')
             if ranks == 4:
                 check(results(run(ranks, *options, *divide)) == results(done), f'{ranks} ranks {options} {divide}: two runs differ')
