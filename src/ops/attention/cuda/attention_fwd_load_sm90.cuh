@@ -224,6 +224,18 @@ template <class F> struct forward_producer {
         v.next();
     }
 
+    /* Loads a tile of K and V to the L2 cache. The block that is ahead of the others of its head waits for memory, and
+     * two stages are too few to hide that. */
+    __device__ __forceinline__ void prefetch(const attention_tile &t, int tile)
+    {
+        if (!is_leader())
+            return;
+        for (int panel = 0; panel < F::PANELS; panel++)
+            cot_tma_prefetch_4d(&mapped.k, panel * 64, t.k_first_row + tile * F::KEYS, t.kv_head, t.b);
+        for (int panel = 0; panel < F::V_PANELS; panel++)
+            cot_tma_prefetch_4d(&mapped.v, panel * 64, t.k_first_row + tile * F::KEYS, t.kv_head, t.b);
+    }
+
     /* Publishes tile number n of this block to the consumers and loads its Q, once the stage of Q is empty. */
     __device__ __forceinline__ void publish(const attention_tile &t, uint32_t n)
     {
@@ -275,6 +287,8 @@ static __device__ __forceinline__ void load(const attention_fwd_mapped_call &map
                 tile_number = atomicAdd(c.sequences.tile_counter, 1);
         }
         for (int tile = t.end - 1; tile >= t.begin; tile--) {
+            if (c.prefetch_distance > 0 && tile - c.prefetch_distance >= t.begin)
+                producer.prefetch(t, tile - c.prefetch_distance);
             if (tile > t.begin)
                 producer.load_k(t, tile - 1);
             producer.load_v(t, tile);

@@ -40,20 +40,31 @@ static const forward_kernel f16_kernels[] = {ATTENTION_FWD_SMALL(F16_SMALL) ATTE
 static const forward_kernel f16_softcap_kernels[] = {ATTENTION_FWD_SMALL_SOFTCAP(F16_SMALL)
                                                          ATTENTION_FWD_LARGE_SOFTCAP(F16_LARGE)};
 
+/* Bytes of K and V of a head that a query tile may read. */
+static int64_t head_bytes_of(const attention_sizes *sizes)
+{
+    const bool is_window = sizes->left < sizes->Tk && sizes->right < sizes->Tk - sizes->left;
+    const int64_t keys = is_window ? sizes->left + sizes->right + 1 : sizes->Tk;
+    return cot_max(keys * (sizes->d_qk + sizes->d_v) * (int64_t)cot_dtype_size(sizes->dtype), 1);
+}
+
+/* Many more keys than queries, as for one rank of a sequence on many GPUs. All tiles are then long, and few blocks share
+ * the keys of a head. */
+static bool has_many_keys(const attention_sizes *sizes)
+{
+    return 2 * sizes->Tq <= sizes->Tk && head_bytes_of(sizes) >= 8 << 20;
+}
+
 /* Query heads of a section: whole groups. Sections divide the heads of a call evenly. If sequences may differ in
  * length, they divide the heads of each sequence. K and V of a section take at most section_bytes. Without a causal
  * mask they should fit in the L2 cache. Under a causal mask, the long tiles of the last section start late, and the
  * call waits for them. Fewer and larger sections lose less. Heads with few keys are an exception: in a large section,
- * their K and V would be read from memory several times. So are many more keys than queries, as for one rank of a
- * sequence on many GPUs, because all tiles are long, and one head at a time is faster. Measured on an H200:
- * docs/experiments/attention.md. */
+ * their K and V would be read from memory several times. So are calls with many more keys than queries: one head at a
+ * time is faster. Measured on an H200: docs/experiments/attention.md. */
 static int32_t heads_per_section(const attention_sizes *sizes, bool sequences_differ)
 {
-    const bool is_window = sizes->left < sizes->Tk && sizes->right < sizes->Tk - sizes->left;
-    const int64_t keys = is_window ? sizes->left + sizes->right + 1 : sizes->Tk;
-    const int64_t head_bytes = cot_max(keys * (sizes->d_qk + sizes->d_v) * (int64_t)cot_dtype_size(sizes->dtype), 1);
-    const bool is_causal = sizes->right < sizes->Tk,
-               has_long_tiles = is_causal && 2 * sizes->Tq <= sizes->Tk && head_bytes >= 8 << 20;
+    const int64_t head_bytes = head_bytes_of(sizes);
+    const bool is_causal = sizes->right < sizes->Tk, has_long_tiles = is_causal && has_many_keys(sizes);
     const bool has_large_sections = is_causal && !has_long_tiles && (head_bytes >= 2 << 20 || sizes->d_qk <= 64);
     const int64_t section_bytes = (has_long_tiles       ? 8
                                    : has_large_sections ? 96
@@ -105,6 +116,7 @@ static cot_status launch_forward_sm90(cot_queue *queue, const attention_problem 
             .d_v = (int32_t)sizes->d_v,
             .tiles = (int32_t)tiles,
             .heads_per_section = heads_per_section(sizes, plan->varlen),
+            .prefetch_distance = has_many_keys(sizes) ? 2 : 0,
             .stores_out_vectors = attention_has_vectors_16(&p->out) && sizes->d_v % 8 == 0,
             .out = attention_array_of(&p->out),
             .lse = attention_array_of(&p->lse),

@@ -213,6 +213,7 @@ typedef struct attention_fwd_call {
     int32_t H, heads_per_kv_head, d_qk, d_v;
     int32_t tiles;                  /* query tiles of a sequence; packed: must not be read */
     int32_t heads_per_section;      /* heads whose tiles are interleaved */
+    int32_t prefetch_distance;      /* key tiles ahead that are loaded to the L2 cache; 0: none */
     int32_t stores_out_vectors;     /* rows of out are 16-bit elements at multiples of 16 bytes */
     attention_softcap cap;          /* its scores are exponents of 2 */
     float softmax_scale_log2;       /* of scores, positive: |scale| times log2(e); 1 with softcap */
