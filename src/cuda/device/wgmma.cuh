@@ -28,8 +28,8 @@
  *   bits 0-13    address / 16
  *   bits 16-29   leading byte offset / 16. K-major: the hardware ignores it with a swizzle, and it is 1. MN-major: the
  *                distance from one tile to the next
- *   bits 32-45   stride byte offset / 16: 64, for the 1024 bytes of 8 rows of 128 bytes
- *   bits 62-63   swizzle: 1 for 128 bytes
+ *   bits 32-45   stride byte offset / 16: 64, for the 1024 bytes of 8 rows of 128 bytes; 16, for 8 rows of 32 bytes
+ *   bits 62-63   swizzle: 1 for 128 bytes, 3 for 32 bytes
  * Steps of 16 elements along the inner axis, also / 16. K_STEP: 16 columns, 32 bytes. MN_STEP: 16 rows, 2048 bytes. */
 enum { COT_WGMMA_K_STEP = 2, COT_WGMMA_MN_STEP = 128 };
 
@@ -42,6 +42,22 @@ static __device__ __forceinline__ uint64_t cot_wgmma_mn_major(uint32_t address, 
 {
     return (uint64_t)(address >> 4 & 0x3fff) | (uint64_t)(stride_bytes >> 4) << 16 | (uint64_t)64 << 32 |
            (uint64_t)1 << 62;
+}
+
+/* The same for tiles [rows][16] with 32-byte swizzle: rows of 32 bytes, the 16-byte chunk c of row r at chunk
+ * c ^ (r / 4 % 2). The next 16 along the inner axis are in another tile (K-major), or at descriptor +
+ * COT_WGMMA_MN_STEP_32 (MN-major). */
+enum { COT_WGMMA_MN_STEP_32 = 32 };
+
+static __device__ __forceinline__ uint64_t cot_wgmma_k_major_32(uint32_t address)
+{
+    return (uint64_t)(address >> 4 & 0x3fff) | (uint64_t)1 << 16 | (uint64_t)16 << 32 | (uint64_t)3 << 62;
+}
+
+static __device__ __forceinline__ uint64_t cot_wgmma_mn_major_32(uint32_t address, uint32_t stride_bytes)
+{
+    return (uint64_t)(address >> 4 & 0x3fff) | (uint64_t)(stride_bytes >> 4) << 16 | (uint64_t)16 << 32 |
+           (uint64_t)3 << 62;
 }
 
 /* Required before the first product that reads registers (A or accumulators) written by ordinary instructions. */

@@ -65,12 +65,37 @@ static inline int mhc_sm90_cluster_blocks(const mhc_sizes *s)
     return s->D <= 4 * columns ? 4 : s->D <= 8 * columns ? 8 : MHC_SM90_CLUSTER_BLOCKS;
 }
 
+/* ---- pre for n = 8 on Hopper -------------------------------------------------------------------------- */
+
+/* Column slices: 64 columns of some of the streams. */
+static inline int64_t mhc_sm90_n8_slices(const mhc_sizes *s)
+{
+    return s->D / MHC_SM90_CHUNK_COLUMNS * (MHC_SM90_N8 / MHC_SM90_N8_STREAMS);
+}
+
+/* Parts of the tokens: as many as keep most multiprocessors of an H200 busy, when each takes one block at a time. Few parts
+ * are better: each loads phi once more, and has a dphi_part. */
+static inline int64_t mhc_sm90_n8_parts(const mhc_sizes *s)
+{
+    const int64_t slices = mhc_sm90_n8_slices(s), tiles = cot_ceil_div(s->tokens, MHC_SM90_N8_TILE);
+    const int64_t most = cot_min(tiles, cot_max(cot_ceil_div(MHC_SM90_BLOCKS, cot_max(slices, 1)), MHC_CUDA_MAX_PARTS));
+    int64_t best = cot_min(tiles, 1);
+    double best_use = 0;
+    for (int64_t parts = 1; parts <= most; parts++) {
+        const int64_t blocks = slices * parts;
+        const double use = (double)blocks / (double)cot_round_up(blocks, MHC_SM90_BLOCKS);
+        if (use > best_use + 0.02)
+            best = parts, best_use = use;
+    }
+    return best;
+}
+
 /* ---- pre's backward ----------------------------------------------------------------------------------- */
 
 /* Offsets in the workspace, in bytes. The parts depend only on the shape, so the order of sums does too. */
 typedef struct mhc_cuda_layout {
     int64_t parts, part_length, token_parts;
-    int64_t split_parts; /* of the split kernel, see mhc_sm90_parts; 0 without it */
+    int64_t split_parts; /* of the split and n8 kernels, see mhc_sm90_parts and mhc_sm90_n8_parts; 0 without them */
     size_t dz, dh_mix, factor, phi_terms, mix_terms, records, counters, history, token_sums, dphi_parts, bytes;
 } mhc_cuda_layout;
 
@@ -97,7 +122,7 @@ static inline mhc_cuda_layout mhc_cuda_layout_pre_bwd(const mhc_sizes *s, int32_
     /* The cluster kernel stores one part for each cluster, and sums of dz for each block of the clusters. */
     const int64_t clusters =
         cot_min(cot_ceil_div(s->tokens, MHC_SM90_TILE), MHC_SM90_CLUSTERS_OF(mhc_sm90_cluster_blocks(s)));
-    l.split_parts = s->n == MHC_SM90_N ? mhc_sm90_parts(s) : 0;
+    l.split_parts = s->n == MHC_SM90_N ? mhc_sm90_parts(s) : s->n == MHC_SM90_N8 ? mhc_sm90_n8_parts(s) : 0;
     const int64_t max_parts = cot_max(l.split_parts, cot_max(clusters, l.parts));
     l.history = cot_workspace_reserve(&l.bytes, COT_PRODUCT(2, s->n, iterations, s->tokens), sizeof(float));
     l.token_sums = cot_workspace_reserve(&l.bytes, COT_PRODUCT(MHC_CUDA_TOKEN_PARTS, s->M, 2), sizeof(double));
@@ -242,6 +267,18 @@ static inline const char *admit_sm90_pre_bwd(const void *problem)
         return "n must be 2 or 4, and the dtype f16 or bf16";
     if (sizes->D > mhc_sm90_cluster_max_d(sizes))
         return sizes->n == 2 ? "it supports D up to 8192" : "it supports D up to 4096";
+    return mhc_sm90_admit_layout(problem, (const cot_tensor *const[]){&a->x, &a->dh_in, &a->dx_post, &a->dx}, 4,
+                                 &a->phi, &a->gamma);
+}
+
+static inline const char *admit_sm90_pre_bwd_n8(const void *problem)
+{
+    const mhc_sizes *sizes = problem;
+    const cot_mhc_pre_backward_args *a = &((const mhc_pre_backward_problem *)problem)->args;
+    if (sizes->n != MHC_SM90_N8 || sizes->dtype != COT_BF16)
+        return "n must be 8, and the dtype bf16";
+    if (admit_sm80_pre_tiles(problem) != NULL)
+        return admit_sm80_pre_tiles(problem);
     return mhc_sm90_admit_layout(problem, (const cot_tensor *const[]){&a->x, &a->dh_in, &a->dx_post, &a->dx}, 4,
                                  &a->phi, &a->gamma);
 }

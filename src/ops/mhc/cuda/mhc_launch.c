@@ -33,6 +33,7 @@ IMAGE(mhc_generic)
 IMAGE(mhc_pre_fwd_sm90)
 IMAGE(mhc_pre_bwd_cluster_sm90)
 IMAGE(mhc_pre_bwd_split_sm90)
+IMAGE(mhc_pre_bwd_n8_sm90)
 IMAGE(mhc_pre_tokens)
 IMAGE(mhc_pre_mma)
 IMAGE(mhc_post)
@@ -119,6 +120,9 @@ static const cot_cuda_kernel pre_bwd_one_pass = {cot_image_mhc_pre_bwd_split_sm9
                                              MHC_SM90_SHARED_BYTES};
 static const cot_cuda_kernel pre_bwd_one_pass_init = {cot_image_mhc_pre_bwd_split_sm90, "mhc_pre_bwd_one_pass_init", 0};
 static const cot_cuda_kernel pre_bwd_split_post[2] = HOPPER(mhc_pre_bwd_split_sm90, mhc_pre_bwd_split_post_sm90);
+static const cot_cuda_kernel pre_bwd_n8 = {cot_image_mhc_pre_bwd_n8_sm90, "mhc_pre_bwd_n8_sm90_bf16", MHC_SM90_SHARED_BYTES};
+static const cot_cuda_kernel pre_bwd_n8_post = {cot_image_mhc_pre_bwd_n8_sm90, "mhc_pre_bwd_n8_post_sm90_bf16",
+                                            MHC_SM90_SHARED_BYTES};
 #define PRE_BWD(stem) BY_BLOCKS(mhc_pre_bwd_cluster_sm90, stem)
 /* By n (2, 4), dtype (f16, bf16) and the blocks of a cluster. */
 #define PRE_BWD_CLUSTERS(stem)                        \
@@ -564,18 +568,25 @@ static cot_status launch_records(cot_queue *queue, const mhc_call *c, const mhc_
     return COT_OK;
 }
 
-cot_status mhc_pre_bwd_tiles_sm80(cot_queue *queue, const void *problem, void *workspace)
+/* The call of the kernels that multiply by the terms of phi gamma and dh_mix. */
+static mhc_call pre_backward_terms_call(const cot_queue *queue, const mhc_pre_backward_problem *p, void *workspace)
 {
-    const mhc_pre_backward_problem *p = problem;
-    const cot_mhc_pre_backward_args *a = &p->args;
-    const mhc_sizes *s = &p->sizes;
     const mhc_cuda_layout *layout = queue->plan;
     mhc_call c = pre_backward_call(queue, p, workspace);
     c.records = NULL;
     c.dphi_part_scale = 1 / (float)MHC_CUDA_MIX_SCALE;
     c.phi_terms = (uint16_t *)((char *)workspace + layout->phi_terms);
     c.mix_terms = (uint16_t *)((char *)workspace + layout->mix_terms);
-    c.term_columns = mhc_cuda_term_columns(s);
+    c.term_columns = mhc_cuda_term_columns(&p->sizes);
+    return c;
+}
+
+cot_status mhc_pre_bwd_tiles_sm80(cot_queue *queue, const void *problem, void *workspace)
+{
+    const mhc_pre_backward_problem *p = problem;
+    const cot_mhc_pre_backward_args *a = &p->args;
+    const mhc_sizes *s = &p->sizes;
+    mhc_call c = pre_backward_terms_call(queue, p, workspace);
     c.vectorized = rows_vectorized(problem, (const cot_tensor *const[]){&a->x, &a->dh_in, &a->dx_post, &a->dx}, 4);
     cot_status status = launch_records(queue, &c, s, c.vectorized);
     if (status != COT_OK)
@@ -590,6 +601,62 @@ cot_status mhc_pre_bwd_tiles_sm80(cot_queue *queue, const void *problem, void *w
     if (status == COT_OK && (c.dphi.data != NULL || c.dgamma.data != NULL))
         status = launch_mma(queue, pre_mma_dphi, s, columns, c.parts, &c);
     return status == COT_OK ? launch_sum_parts(queue, &c) : status;
+}
+
+/* Maps the terms that mhc_pre_mma.cu and mhc_pre_tokens.cu stored. */
+static cot_status map_terms(cot_queue *queue, mhc_n8_call *n8)
+{
+    const mhc_call *c = &n8->call;
+    const int64_t row = 2 * c->n * c->term_columns, tokens = cot_max(c->tokens, 1);
+    const cot_status status =
+        cot_cuda_swizzled_map(queue, &n8->phi, COT_BF16, 4, c->phi_terms,
+                              (const int64_t[]){c->term_columns, c->n, MHC_SM90_N8_ROWS, MHC_CUDA_MMA_TERMS},
+                              (const int64_t[]){2 * c->term_columns, row, MHC_SM90_N8_ROWS * row},
+                              (const int[]){MHC_SM90_CHUNK_COLUMNS, 1, MHC_SM90_N8_ROWS, 1});
+    return status != COT_OK
+               ? status
+               : cot_cuda_swizzled_map(queue, &n8->mix, COT_BF16, 4, c->mix_terms,
+                                       (const int64_t[]){16, tokens, MHC_SM90_N8_ROWS / 16, MHC_CUDA_MMA_TERMS},
+                                       (const int64_t[]){2 * MHC_SM90_N8_ROWS, 32, 2 * MHC_SM90_N8_ROWS * tokens},
+                                       (const int[]){16, MHC_SM90_N8_TILE, MHC_SM90_N8_ROWS / 16, MHC_CUDA_MMA_TERMS});
+}
+
+cot_status mhc_pre_bwd_n8_sm90(cot_queue *queue, const void *problem, void *workspace)
+{
+    const mhc_pre_backward_problem *p = problem;
+    const cot_mhc_pre_backward_args *a = &p->args;
+    const mhc_sizes *s = &p->sizes;
+    const tile_box panel = {1, MHC_SM90_N8_TILE, 1};
+    mhc_n8_call n8 = {.call = pre_backward_terms_call(queue, p, workspace)};
+    mhc_call *c = &n8.call;
+    if (!backward_is_aligned(a))
+        return mhc_pre_bwd_tiles_sm80(queue, problem, workspace);
+    c->parts = ((const mhc_cuda_layout *)queue->plan)->split_parts;
+    if (c->tokens == 0)
+        return launch_sum_parts(queue, c);
+    const bool post = c->dx.data != NULL && c->dx_post.data != NULL;
+    if (!post)
+        c->dx_post.data = NULL;
+    cot_status status = launch_records(queue, c, s, true);
+    if (status == COT_OK)
+        status = launch_split(queue, c);
+    if (status == COT_OK)
+        status = map_terms(queue, &n8);
+    const cot_tensor *const tensors[] = {&a->x, &a->dh_in, &a->dx, &a->dx_post};
+    CUtensorMap *const maps[] = {&n8.x, &n8.dh_in, &n8.dx, &n8.dx_post};
+    for (int i = 0; i < COUNT(maps) && status == COT_OK; i++)
+        if (cot_is_present(tensors[i]))
+            status = make_tile_map(queue, maps[i], s, tensors[i], panel);
+    if (status != COT_OK)
+        return status;
+    const cot_cuda_kernel *kernel = post ? &pre_bwd_n8_post : &pre_bwd_n8;
+    const cot_cuda_grid grid = {
+        .blocks = {(unsigned)mhc_sm90_n8_slices(s), (unsigned)c->parts, 1},
+        .threads = MHC_SM90_N8_THREADS,
+        .shared_bytes = (unsigned)kernel->shared_bytes,
+    };
+    status = cot_cuda_launch(queue, kernel, &grid, &n8);
+    return status == COT_OK ? launch_sum_parts(queue, c) : status;
 }
 
 /* One kernel does everything except the sums over the parts. It has one block for each multiprocessor. */

@@ -33,6 +33,12 @@ enum {
     MHC_SM90_SPLIT_THREADS = 384,    /* of the split forward */
     MHC_SM90_POST_PRE_COLUMNS = 128, /* of each stream, in a block of post_pre's backward */
     MHC_SM90_POST_PRE_THREADS = 256,
+    /* Pre for n = 8. A block has 64 columns of N8_STREAMS streams. */
+    MHC_SM90_N8 = 8,
+    MHC_SM90_N8_ROWS = MHC_SM90_N8 * (MHC_SM90_N8 + 2),
+    MHC_SM90_N8_STREAMS = 4,
+    MHC_SM90_N8_TILE = 64, /* tokens */
+    MHC_SM90_N8_THREADS = 384,
     /* Beyond this D the split backward makes the token records in the same kernel and reads x once from memory. */
     MHC_SM90_ONE_PASS_ABOVE_D = 4096,
     /* Indices in mhc_call's counters: the next token without a record, the furthest tile that a producer has reached,
@@ -56,6 +62,12 @@ typedef struct mhc_mapped_call {
     CUtensorMap x, dh_in, dx, dx_post;
     mhc_call call;
 } mhc_mapped_call;
+
+/* phi, the terms of phi gamma: [term][row][stream][column]. mix, those of dh_mix: [term][step][token][16 rows of phi]. */
+typedef struct mhc_n8_call {
+    CUtensorMap x, dh_in, dx, dx_post, phi, mix;
+    mhc_call call;
+} mhc_n8_call;
 
 /* The call is pre's: its h_post and h_res are those of the next layer. */
 typedef struct mhc_post_pre_call {
