@@ -431,9 +431,8 @@ cot_status cot_cuda_tensor_map(cot_queue *queue, CUtensorMap *map, cot_dtype dty
 cot_status cot_cuda_swizzled_map(cot_queue *queue, CUtensorMap *map, cot_dtype dtype, int rank, const void *data,
                                  const int64_t *sizes, const int64_t *strides, const int *box)
 {
-    const bool narrow = box[0] * (int64_t)cot_dtype_size(dtype) == 32;
-    return encode_map(queue, map, dtype, rank, data, sizes, strides, box,
-                      narrow ? CU_TENSOR_MAP_SWIZZLE_32B : CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE);
+    return encode_map(queue, map, dtype, rank, data, sizes, strides, box, CU_TENSOR_MAP_SWIZZLE_128B,
+                      CU_TENSOR_MAP_L2_PROMOTION_NONE);
 }
 
 const cot_device_calls cot_cuda_calls = {

@@ -73,8 +73,8 @@ cot_status cot_cuda_launch(cot_queue *queue, const cot_cuda_kernel *kernel, cons
 cot_status cot_cuda_tensor_map(cot_queue *queue, CUtensorMap *map, cot_dtype dtype, int rank, const void *data,
                                const int64_t *sizes, const int64_t *strides, const int *box);
 
-/* The same with a swizzle, for boxes with rows of 128 or 32 bytes. 128 bytes: in each group of 8 rows (1024 bytes), the
- * 16-byte chunk c of row r is stored at chunk c ^ r. 32 bytes: at chunk c ^ (r / 4 % 2). */
+/* The same with 128-byte swizzle, for boxes with rows of 128 bytes. In each group of 8 rows (1024 bytes), the 16-byte
+ * chunk c of row r is stored at chunk c ^ r. */
 cot_status cot_cuda_swizzled_map(cot_queue *queue, CUtensorMap *map, cot_dtype dtype, int rank, const void *data,
                                  const int64_t *sizes, const int64_t *strides, const int *box);
 

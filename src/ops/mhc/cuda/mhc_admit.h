@@ -109,7 +109,9 @@ static inline mhc_cuda_layout mhc_cuda_layout_pre_bwd(const mhc_sizes *s, int32_
     if (mma) {
         l.phi_terms = cot_workspace_reserve(&l.bytes, mhc_cuda_phi_terms(s), sizeof(uint16_t));
         l.mix_terms = cot_workspace_reserve(
-            &l.bytes, COT_PRODUCT(MHC_CUDA_MMA_TERMS, s->tokens, MHC_CUDA_MMA_ROWS(MHC_CUDA_MMA_M(s->n))),
+            &l.bytes,
+            COT_PRODUCT(MHC_CUDA_MMA_TERMS, cot_round_up(s->tokens, s->n == MHC_SM90_N8 ? MHC_SM90_N8_TILE : 1),
+                        MHC_CUDA_MMA_ROWS(MHC_CUDA_MMA_M(s->n))),
             sizeof(uint16_t));
     }
     l.records = cot_workspace_reserve(&l.bytes, cot_mul(tiles, MHC_SM90_TILE), sizeof(mhc_token_record));

@@ -81,13 +81,15 @@ typedef struct mhc_call {
     mhc_array dh_in, dh_post, dh_res_logits, dh_res, dx_post, dx, dphi, dalpha, dbias, dgamma;
     mhc_array f, y, dy, df;
     /* Pointers into the workspace. */
-    float *logits;             /* [tokens][n*n]: input of the fused Sinkhorn */
-    float *history;            /* [iterations][2n][tokens]: u and v after each Sinkhorn iteration */
-    float *dz;                 /* [tokens][M] */
-    float *dh_mix;             /* [tokens][M] */
-    float *factor;             /* [tokens]: c of the formulas */
-    uint16_t *phi_terms;       /* [MHC_CUDA_MMA_TERMS][rows][n][term_columns]: bf16 terms of phi gamma */
-    uint16_t *mix_terms;       /* [MHC_CUDA_MMA_TERMS][tokens][rows]: bf16 terms of dh_mix * MHC_CUDA_MIX_SCALE */
+    float *logits;       /* [tokens][n*n]: input of the fused Sinkhorn */
+    float *history;      /* [iterations][2n][tokens]: u and v after each Sinkhorn iteration */
+    float *dz;           /* [tokens][M] */
+    float *dh_mix;       /* [tokens][M] */
+    float *factor;       /* [tokens]: c of the formulas */
+    uint16_t *phi_terms; /* [MHC_CUDA_MMA_TERMS][rows][n][term_columns]: bf16 terms of phi gamma */
+    /* bf16 terms of dh_mix * MHC_CUDA_MIX_SCALE: [MHC_CUDA_MMA_TERMS][tokens][rows]; with mix_tile,
+     * [tile][MHC_CUDA_MMA_TERMS][rows / 16][mix_tile tokens][16] with the 32-byte swizzle of wgmma.cuh. */
+    uint16_t *mix_terms;
     float *sums;               /* [tokens][slices][MHC_CUDA_SUMS(n)] */
     mhc_token_record *records; /* [tokens, rounded up to whole tiles]; null = not needed */
     uint32_t *counters;        /* [MHC_SM90_RECORD_COUNTS + tiles]: progress shared by blocks, see mhc_maps.h */
@@ -99,6 +101,7 @@ typedef struct mhc_call {
     int64_t parts, part_length, token_parts, slices;
     float dphi_part_scale; /* 1, or 1 / MHC_CUDA_MIX_SCALE if dphi_part was computed from the terms of dh_mix */
     int64_t term_columns;  /* D, rounded up to MHC_CUDA_MMA_COLUMNS */
+    int32_t mix_tile;      /* tokens of a tile of mix_terms; 0: no tiles */
     int32_t slice_columns; /* columns of one of the `slices`, in the kernels for any GPU */
 } mhc_call;
 

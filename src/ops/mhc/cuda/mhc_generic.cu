@@ -401,37 +401,38 @@ KERNEL mhc_pre_token_sums(const __grid_constant__ mhc_call c)
     to[1] = dalpha;
 }
 
-/* dbias and dalpha from the parts' sums: each slice of threads sums every slices-th part, then the slices are added. */
-static __device__ __forceinline__ void sum_token_parts(const mhc_call &c)
+/* dbias or (ALPHA) dalpha from the parts' sums: each slice of threads sums every slices-th part, then the slices are
+ * added. */
+template <bool ALPHA> static __device__ __forceinline__ void sum_token_parts(const mhc_call &c)
 {
     __shared__ double sums[THREADS];
-    const int n = c.n, M = n * n + 2 * n, slices = THREADS / (2 * M), entry = threadIdx.x % (2 * M);
+    const int n = c.n, M = n * n + 2 * n, slices = THREADS / M, j = threadIdx.x % M;
     double sum = 0;
-    if ((int)threadIdx.x < slices * 2 * M)
+    if ((int)threadIdx.x < slices * M)
 #pragma unroll 8
-        for (int64_t part = threadIdx.x / (2 * M); part < c.token_parts; part += slices)
-            sum += c.token_sums[part * 2 * M + entry];
+        for (int64_t part = threadIdx.x / M; part < c.token_parts; part += slices)
+            sum += c.token_sums[(part * M + j) * 2 + ALPHA];
     sums[threadIdx.x] = sum;
     __syncthreads();
-    if (threadIdx.x < 2 * M) {
+    if (threadIdx.x < M) {
         for (int slice = 1; slice < slices; slice++)
-            sum += sums[slice * 2 * M + threadIdx.x];
-        sums[threadIdx.x] = sum;
+            sum += sums[slice * M + j];
+        sums[j] = sum;
+        if (!ALPHA)
+            store_gradient(c, c.dbias, j * c.dbias.stride[0], (float)sum);
     }
     __syncthreads();
-    if (threadIdx.x < M)
-        store_gradient(c, c.dbias, threadIdx.x * c.dbias.stride[0], (float)sums[2 * threadIdx.x]);
-    if (threadIdx.x < 3) {
+    if (ALPHA && threadIdx.x < 3) {
         double dalpha = 0;
-        for (int j = 0; j < M; j++)
-            dalpha += alpha_index(n, j) == (int)threadIdx.x ? sums[2 * j + 1] : 0;
+        for (int row = 0; row < M; row++)
+            dalpha += alpha_index(n, row) == (int)threadIdx.x ? sums[row] : 0;
         store_gradient(c, c.dalpha, threadIdx.x * c.dalpha.stride[0], (float)dalpha);
     }
 }
 
 /* dphi and dgamma from the dphi_part of all parts, added in the order of the parts. A block handles
  * MHC_CUDA_SUM_COLUMNS columns. A warp handles every GROUPS-th row of them; several rows and parts are loaded at once.
- * The last block computes dbias and dalpha. */
+ * The last two blocks compute dbias and dalpha. */
 KERNEL mhc_pre_sum_parts(const __grid_constant__ mhc_call c)
 {
     constexpr int COLUMNS = MHC_CUDA_SUM_COLUMNS, GROUPS = THREADS / COLUMNS, ROWS = 3;
@@ -439,8 +440,11 @@ KERNEL mhc_pre_sum_parts(const __grid_constant__ mhc_call c)
     const int M = c.n * c.n + 2 * c.n, column = threadIdx.x % COLUMNS, group = threadIdx.x / COLUMNS;
     const int64_t K = c.n * c.D, k = (int64_t)blockIdx.x * COLUMNS + column;
     cot_griddepcontrol_wait();
-    if (blockIdx.x == gridDim.x - 1) {
-        sum_token_parts(c);
+    if (blockIdx.x >= gridDim.x - 2) {
+        if (blockIdx.x == gridDim.x - 2)
+            sum_token_parts<false>(c);
+        else
+            sum_token_parts<true>(c);
         return;
     }
     const int64_t i = k / c.D, d = k % c.D;

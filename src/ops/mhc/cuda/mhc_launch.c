@@ -462,7 +462,7 @@ static cot_status launch_sum_parts(cot_queue *queue, const mhc_call *c)
     const bool any_gradient =
         c->dphi.data != NULL || c->dgamma.data != NULL || c->dbias.data != NULL || c->dalpha.data != NULL;
     const cot_cuda_grid grid = {
-        .blocks = {(unsigned)(cot_ceil_div(c->n * c->D, MHC_CUDA_SUM_COLUMNS) + 1), 1, 1},
+        .blocks = {(unsigned)(cot_ceil_div(c->n * c->D, MHC_CUDA_SUM_COLUMNS) + 2), 1, 1},
         .threads = MHC_CUDA_THREADS,
         .dependent = true,
     };
@@ -558,7 +558,7 @@ cot_status mhc_pre_bwd_cluster_sm90(cot_queue *queue, const void *problem, void 
  * tokens. */
 static cot_status launch_records(cot_queue *queue, const mhc_call *c, const mhc_sizes *sizes, bool vectorized)
 {
-    const int64_t tile = c->records != NULL ? MHC_SM90_TILE : 1;
+    const int64_t tile = c->records != NULL ? MHC_SM90_TILE : c->mix_tile > 0 ? c->mix_tile : 1;
     if (c->dh_res.data != NULL) /* otherwise the records kernel reads it from dh_post and dh_res_logits */
         LAUNCH(queue, &pre_dz[c->n - 1], token_blocks(c), 1, MHC_CUDA_TOKEN_THREADS, c);
     LAUNCH(queue, &(vectorized ? pre_records : pre_records_any)[sizes->dtype - COT_F32],
@@ -603,22 +603,14 @@ cot_status mhc_pre_bwd_tiles_sm80(cot_queue *queue, const void *problem, void *w
     return status == COT_OK ? launch_sum_parts(queue, &c) : status;
 }
 
-/* Maps the terms that mhc_pre_mma.cu and mhc_pre_tokens.cu stored. */
-static cot_status map_terms(cot_queue *queue, mhc_n8_call *n8)
+/* Maps the terms of phi gamma. */
+static cot_status map_phi_terms(cot_queue *queue, CUtensorMap *map, const mhc_call *c)
 {
-    const mhc_call *c = &n8->call;
-    const int64_t row = 2 * c->n * c->term_columns, tokens = cot_max(c->tokens, 1);
-    const cot_status status =
-        cot_cuda_swizzled_map(queue, &n8->phi, COT_BF16, 4, c->phi_terms,
-                              (const int64_t[]){c->term_columns, c->n, MHC_SM90_N8_ROWS, MHC_CUDA_MMA_TERMS},
-                              (const int64_t[]){2 * c->term_columns, row, MHC_SM90_N8_ROWS * row},
-                              (const int[]){MHC_SM90_CHUNK_COLUMNS, 1, MHC_SM90_N8_ROWS, 1});
-    return status != COT_OK
-               ? status
-               : cot_cuda_swizzled_map(queue, &n8->mix, COT_BF16, 4, c->mix_terms,
-                                       (const int64_t[]){16, tokens, MHC_SM90_N8_ROWS / 16, MHC_CUDA_MMA_TERMS},
-                                       (const int64_t[]){2 * MHC_SM90_N8_ROWS, 32, 2 * MHC_SM90_N8_ROWS * tokens},
-                                       (const int[]){16, MHC_SM90_N8_TILE, MHC_SM90_N8_ROWS / 16, MHC_CUDA_MMA_TERMS});
+    const int64_t row = 2 * c->n * c->term_columns;
+    return cot_cuda_swizzled_map(queue, map, COT_BF16, 4, c->phi_terms,
+                                 (const int64_t[]){c->term_columns, c->n, MHC_SM90_N8_ROWS, MHC_CUDA_MMA_TERMS},
+                                 (const int64_t[]){2 * c->term_columns, row, MHC_SM90_N8_ROWS * row},
+                                 (const int[]){MHC_SM90_CHUNK_COLUMNS, 1, MHC_SM90_N8_ROWS, 1});
 }
 
 cot_status mhc_pre_bwd_n8_sm90(cot_queue *queue, const void *problem, void *workspace)
@@ -632,6 +624,7 @@ cot_status mhc_pre_bwd_n8_sm90(cot_queue *queue, const void *problem, void *work
     if (!backward_is_aligned(a))
         return mhc_pre_bwd_tiles_sm80(queue, problem, workspace);
     c->parts = ((const mhc_cuda_layout *)queue->plan)->split_parts;
+    c->mix_tile = MHC_SM90_N8_TILE;
     if (c->tokens == 0)
         return launch_sum_parts(queue, c);
     const bool post = c->dx.data != NULL && c->dx_post.data != NULL;
@@ -641,7 +634,7 @@ cot_status mhc_pre_bwd_n8_sm90(cot_queue *queue, const void *problem, void *work
     if (status == COT_OK)
         status = launch_split(queue, c);
     if (status == COT_OK)
-        status = map_terms(queue, &n8);
+        status = map_phi_terms(queue, &n8.phi, c);
     const cot_tensor *const tensors[] = {&a->x, &a->dh_in, &a->dx, &a->dx_post};
     CUtensorMap *const maps[] = {&n8.x, &n8.dh_in, &n8.dx, &n8.dx_post};
     for (int i = 0; i < COUNT(maps) && status == COT_OK; i++)

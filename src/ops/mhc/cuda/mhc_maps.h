@@ -38,7 +38,7 @@ enum {
     MHC_SM90_N8_ROWS = MHC_SM90_N8 * (MHC_SM90_N8 + 2),
     MHC_SM90_N8_STREAMS = 4,
     MHC_SM90_N8_TILE = 64, /* tokens */
-    MHC_SM90_N8_THREADS = 384,
+    MHC_SM90_N8_THREADS = 512,
     /* Beyond this D the split backward makes the token records in the same kernel and reads x once from memory. */
     MHC_SM90_ONE_PASS_ABOVE_D = 4096,
     /* Indices in mhc_call's counters: the next token without a record, the furthest tile that a producer has reached,
@@ -63,9 +63,9 @@ typedef struct mhc_mapped_call {
     mhc_call call;
 } mhc_mapped_call;
 
-/* phi, the terms of phi gamma: [term][row][stream][column]. mix, those of dh_mix: [term][step][token][16 rows of phi]. */
+/* phi: the terms of phi gamma, [term][row][stream][column]. */
 typedef struct mhc_n8_call {
-    CUtensorMap x, dh_in, dx, dx_post, phi, mix;
+    CUtensorMap x, dh_in, dx, dx_post, phi;
     mhc_call call;
 } mhc_n8_call;
 

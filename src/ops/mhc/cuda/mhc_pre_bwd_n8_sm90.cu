@@ -12,15 +12,18 @@
  *   dphi_part [64 columns][80 rows] += x^T [64][64 tokens] dh_mix [64][80], all three terms of dh_mix. The tensor cores
  *             truncate their sums, so they sum one tile only, and float32 additions sum the tiles.
  *
- *   producer      one thread loads x, dh_in and the terms of dh_mix, and stores dx, which replaces x in shared memory
- *   2 consumers   warpgroups: two panels of every tile each. Their dphi_part is in registers
+ *   producer          one thread loads x, dh_in and the terms of dh_mix, and stores dx, which replaces x in shared memory
+ *   2 dx warpgroups   dx of every second panel. wgmma with A in registers holds its warps until it runs, so while one
+ *                     warpgroup adds the other terms of dx, the other one issues products
+ *   dphi warpgroup    dphi_part of all panels, in registers
  *
- *   barrier                  arrivals                  who waits   phase ends when
- *   phi_full                 1, the producer           consumers   the terms of phi gamma are loaded
- *   x_full[stage][panel]     1, the producer           consumers   x is loaded
- *   dx_ready[stage][panel]   1 of each consumer warp   producer    x has been read, and dx is in its place
- *   mix_full[stage]          1, the producer           consumers   dh_in and dh_mix are loaded
- *   mix_empty[stage]         1 of each consumer warp   producer    they have been read */
+ *   barrier                  arrivals                    who waits      phase ends when
+ *   phi_full                 1, the producer             dx             the terms of phi gamma are loaded
+ *   x_full[stage][panel]     1, the producer             dphi, then dx  x is loaded
+ *   x_read[stage][panel]     1 of each dphi warp         dx             x^T has been read, so that dx may replace x
+ *   dx_ready[stage][panel]   1 of each dx warp           producer       dx is in the place of x
+ *   mix_full[stage]          1, the producer             dx, dphi       dh_in and dh_mix are loaded
+ *   mix_empty[stage]         1 of each dx and dphi warp  producer       they have been read */
 #include "mhc_cuda.cuh"
 #include "mhc_maps.h"
 
@@ -37,23 +40,23 @@ enum {
     TILE = MHC_SM90_N8_TILE,
     COLUMNS = MHC_SM90_CHUNK_COLUMNS,
     PANELS = MHC_SM90_N8_STREAMS,
-    CONSUMERS = 2,
-    PANELS_EACH = PANELS / CONSUMERS,
     STAGES = 2,
+    DX_WARPGROUPS = 2,
     WARPGROUP = 128,
     PANEL_BYTES = TILE * COLUMNS * 2,
     PHI_BYTES = ROWS * COLUMNS * 2, /* of one term of a panel */
     MIX_STEPS = ROWS / 16,
-    MIX_STEP_BYTES = TILE * 32, /* [64 tokens][16 rows of phi] */
-    CONSUMER_WARPS = CONSUMERS * 4
+    MIX_STEP_BYTES = TILE * 32 /* [64 tokens][16 rows of phi] */
 };
+enum { DPHI_WARPGROUP = DX_WARPGROUPS, PRODUCER_WARPGROUP };
 
 struct shared_memory {
     unsigned char phi[PHI_TERMS][PANELS][PHI_BYTES];             /* [row][column], 128-byte swizzle */
     unsigned char x[STAGES][PANELS][PANEL_BYTES];                /* [token][column], 128-byte swizzle */
     unsigned char dh_in[STAGES][PANEL_BYTES];                    /* the same */
     unsigned char mix[STAGES][TERMS][MIX_STEPS][MIX_STEP_BYTES]; /* [token][row of phi], 32-byte swizzle */
-    uint64_t phi_full, x_full[STAGES][PANELS], dx_ready[STAGES][PANELS], mix_full[STAGES], mix_empty[STAGES];
+    uint64_t phi_full, x_full[STAGES][PANELS], x_read[STAGES][PANELS], dx_ready[STAGES][PANELS], mix_full[STAGES],
+        mix_empty[STAGES];
 };
 static_assert(sizeof(shared_memory) <= MHC_SM90_SHARED_BYTES, "must fit in a block's shared memory");
 extern __shared__ __align__(1024) unsigned char memory[];
@@ -80,62 +83,51 @@ static __device__ __forceinline__ void produce(const mhc_n8_call &p, shared_memo
         for (int panel = 0; panel < PANELS; panel++)
             cot_tma_load_4d(s.phi[term][panel], &p.phi, chunk * COLUMNS, first_stream + panel, 0, term, &s.phi_full);
     cot_pipeline_state<STAGES> ring;
-    /* Stores dx of two panels of tile `old_tile` and loads those of `tile`; either may not exist. The first panels of both
-     * consumers are ready first. */
-    const auto exchange_panels = [&](int first, int old_tile, int tile) {
-        if (old_tile >= 0)
-            for (int panel = first; panel < PANELS; panel += PANELS_EACH) {
+    const int stride = (int)gridDim.y;
+    for (int tile = blockIdx.y; tile < tiles + STAGES * stride; tile += stride, ring.next()) {
+        const int old_tile = tile - STAGES * stride; /* of the same stage */
+        const bool stores = old_tile >= 0 && old_tile < tiles, loads = tile < tiles;
+        /* Half of the panels at a time: dx goes, x of the next tile comes. */
+        for (int first = 0; first < PANELS; first += PANELS / 2) {
+            for (int panel = first; stores && panel < first + PANELS / 2; panel++) {
                 cot_mbarrier_wait(&s.dx_ready[ring.stage][panel], ring.parity ^ 1);
                 if (present(c.dx))
                     cot_tma_store_4d(&p.dx, 0, old_tile * TILE, chunk, first_stream + panel, s.x[ring.stage][panel]);
             }
-        if (old_tile >= 0) {
             cot_bulk_commit();
+            if (loads && first > 0) {
+                cot_mbarrier_wait(&s.mix_empty[ring.stage], ring.parity ^ 1);
+                cot_mbarrier_arrive_expect(&s.mix_full[ring.stage], sizeof s.dh_in[0] + sizeof s.mix[0]);
+                cot_tma_load_4d(s.dh_in[ring.stage], &p.dh_in, 0, tile * TILE, chunk, 0, &s.mix_full[ring.stage]);
+                cot_bulk_load(s.mix[ring.stage], (const unsigned char *)c.mix_terms + tile * (int64_t)sizeof s.mix[0],
+                              sizeof s.mix[0], &s.mix_full[ring.stage]);
+            }
             cot_bulk_wait_read();
-        }
-        if (tile < tiles)
-            for (int panel = first; panel < PANELS; panel += PANELS_EACH) {
+            for (int panel = first; loads && panel < first + PANELS / 2; panel++) {
                 uint64_t *const full = &s.x_full[ring.stage][panel];
-                if (present(c.dx_post)) /* the consumers read it from the L2 cache */
+                if (present(c.dx_post)) /* the dx warpgroup reads it from the L2 cache */
                     cot_tma_prefetch_4d(&p.dx_post, 0, tile * TILE, chunk, first_stream + panel);
                 cot_mbarrier_arrive_expect(full, PANEL_BYTES);
                 cot_tma_load_4d(s.x[ring.stage][panel], &p.x, 0, tile * TILE, chunk, first_stream + panel, full);
             }
-    };
-    const int stride = (int)gridDim.y;
-    for (int tile = blockIdx.y; tile < tiles + STAGES * stride; tile += stride, ring.next()) {
-        const int old_tile = tile - STAGES * stride;
-        for (int first = 0; first < PANELS_EACH; first++)
-            exchange_panels(first, old_tile >= 0 && old_tile < tiles ? old_tile : -1, tile);
-        if (tile >= tiles)
-            continue;
-        cot_mbarrier_wait(&s.mix_empty[ring.stage], ring.parity ^ 1);
-        cot_mbarrier_arrive_expect(&s.mix_full[ring.stage], sizeof s.dh_in[0] + sizeof s.mix[0]);
-        cot_tma_load_4d(s.dh_in[ring.stage], &p.dh_in, 0, tile * TILE, chunk, 0, &s.mix_full[ring.stage]);
-        cot_tma_load_4d(s.mix[ring.stage], &p.mix, 0, tile * TILE, 0, 0, &s.mix_full[ring.stage]);
+        }
     }
-    cot_bulk_wait_read(); /* the block's shared memory must live until then */
 }
 
 /* ---- consumers ---------------------------------------------------------------------------------------- */
 
-/* Issues dx / MHC_CUDA_MIX_SCALE, the smallest products first. mix: the warp's fragments of the first term of dh_mix. */
-static __device__ __forceinline__ void issue_dx(float (&dx)[COLUMNS / 2], const shared_memory &s, int stage, int panel,
-                                                const uint32_t (&mix)[MIX_STEPS][4])
+/* Issues dx / MHC_CUDA_MIX_SCALE, the smallest products first. mix: the warp's fragments of the terms of dh_mix. */
+static __device__ __forceinline__ void issue_dx(float (&dx)[COLUMNS / 2], const shared_memory &s, int panel,
+                                                const uint32_t (&mix)[PHI_TERMS][MIX_STEPS][4])
 {
-    const uint64_t phi_0 = cot_wgmma_mn_major(cot_shared_address(s.phi[0][panel]), 0),
-                   phi_1 = cot_wgmma_mn_major(cot_shared_address(s.phi[1][panel]), 0),
-                   mix_1 = cot_wgmma_k_major_32(cot_shared_address(s.mix[stage][1]));
+    cot_wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < MIX_STEPS; step++)
-        cot_wgmma<__nv_bfloat16, false, true>(dx, mix_1 + step * (MIX_STEP_BYTES >> 4),
-                                              phi_0 + step * COT_WGMMA_MN_STEP, step > 0);
+    for (int i = 0; i < 3; i++) { /* second by first term, first by second, first by first */
+        const uint64_t phi = cot_wgmma_mn_major(cot_shared_address(s.phi[i == 1][panel]), 0);
 #pragma unroll
-    for (int step = 0; step < MIX_STEPS; step++)
-        cot_wgmma<__nv_bfloat16, true>(dx, mix[step], phi_1 + step * COT_WGMMA_MN_STEP, true);
-#pragma unroll
-    for (int step = 0; step < MIX_STEPS; step++)
-        cot_wgmma<__nv_bfloat16, true>(dx, mix[step], phi_0 + step * COT_WGMMA_MN_STEP, true);
+        for (int step = 0; step < MIX_STEPS; step++)
+            cot_wgmma<__nv_bfloat16, true>(dx, mix[i == 0][step], phi + step * COT_WGMMA_MN_STEP, i > 0 || step > 0);
+    }
     cot_wgmma_commit();
 }
 
@@ -143,6 +135,7 @@ static __device__ __forceinline__ void issue_dx(float (&dx)[COLUMNS / 2], const 
 static __device__ __forceinline__ void issue_dphi(float (&dphi)[ROWS / 2], const shared_memory &s, int stage,
                                                   const uint32_t (&x)[TILE / 16][4])
 {
+    cot_wgmma_fence();
 #pragma unroll
     for (int term = TERMS - 1; term >= 0; term--) {
         const uint64_t mix = cot_wgmma_mn_major_32(cot_shared_address(s.mix[stage][term]), MIX_STEP_BYTES);
@@ -162,11 +155,9 @@ struct token_pair {
     {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const int token = first + 8 * half;
-            const bool valid = token < c.tokens;
-            factor[half] = valid ? c.factor[token] : 0.0f;
-            h_pre[half] =
-                valid ? load_f32(c.h_pre, token_offset(c, c.h_pre, token) + stream * c.h_pre.stride[2]) : 0.0f;
+            const int token = first + 8 * half < c.tokens ? first + 8 * half : 0; /* dx of the others is not stored */
+            factor[half] = c.factor[token];
+            h_pre[half] = load_f32(c.h_pre, token_offset(c, c.h_pre, token) + stream * c.h_pre.stride[2]);
         }
     }
 };
@@ -179,13 +170,13 @@ struct post_pairs {
     {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const int token = first + 8 * half < c.tokens ? first + 8 * half : 0; /* dx of the others is not stored */
+            const int token = first + 8 * half < c.tokens ? first + 8 * half : 0;
             const uint32_t *row =
                 (const uint32_t *)((const __nv_bfloat16 *)c.dx_post.data + token_offset(c, c.dx_post, token) +
                                    stream * c.dx_post.stride[2] + column);
 #pragma unroll
             for (int unit = 0; unit < COLUMNS / 8; unit++)
-                pair[unit][half] = row[4 * unit];
+                asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(pair[unit][half]) : "l"(row + 4 * unit));
         }
     }
 };
@@ -229,64 +220,79 @@ static __device__ __forceinline__ void arrive_from_warp(uint64_t *barrier)
 }
 
 template <bool ADD_POST>
-static __device__ __forceinline__ void consume(const mhc_n8_call &p, shared_memory &s, int consumer, int chunk,
-                                               int first_stream)
+static __device__ __forceinline__ void compute_dx(const mhc_n8_call &p, shared_memory &s, int first_panel, int chunk,
+                                                  int first_stream)
 {
     const mhc_call &c = p.call;
-    const int tiles = (int)((c.tokens + TILE - 1) / TILE);
-    const int lane = threadIdx.x % 32, warp_row = threadIdx.x % WARPGROUP / 32 * 16,
-              first_panel = consumer * PANELS_EACH;
-    /* ldmatrix: a lane's row of the fragments of dh_mix, and, transposed, of x^T. */
-    const int mix_lane = mix_offset(warp_row + lane % 16, lane / 16),
-              x_lane = panel_offset(lane / 16 * 8 + lane % 8, warp_row / 8 + lane / 8 % 2);
-    float dphi_part[PANELS_EACH][ROWS / 2] = {{0}};
+    const int tiles = (int)((c.tokens + TILE - 1) / TILE), lane = threadIdx.x % 32,
+              warp_row = threadIdx.x % WARPGROUP / 32 * 16, mix_lane = mix_offset(warp_row + lane % 16, lane / 16);
     cot_pipeline_state<STAGES> ring;
     cot_mbarrier_wait(&s.phi_full, 0);
     for (int tile = blockIdx.y; tile < tiles; tile += gridDim.y, ring.next()) {
         const int first_token = tile * TILE + warp_row + lane / 4;
+        uint32_t mix[PHI_TERMS][MIX_STEPS][4];
         cot_mbarrier_wait(&s.mix_full[ring.stage], ring.parity);
 #pragma unroll
-        for (int i = 0; i < PANELS_EACH; i++) {
-            const int panel = first_panel + i;
-            unsigned char *const x = s.x[ring.stage][panel];
-            uint32_t mix[MIX_STEPS][4], x_transposed[TILE / 16][4];
-            float dx[COLUMNS / 2], dphi[ROWS / 2];
-            token_pair tokens;
-            post_pairs post;
+        for (int term = 0; term < PHI_TERMS; term++)
 #pragma unroll
             for (int step = 0; step < MIX_STEPS; step++)
-                cot_ldmatrix_x4(mix[step], cot_shared_address(s.mix[ring.stage][0][step] + mix_lane));
+                cot_ldmatrix_x4(mix[term][step], cot_shared_address(s.mix[ring.stage][term][step] + mix_lane));
+#pragma unroll 1 /* unrolled, it would spill registers */
+        for (int panel = first_panel; panel < PANELS; panel += DX_WARPGROUPS) {
+            float dx[COLUMNS / 2];
+            token_pair tokens;
+            post_pairs post;
+            tokens.load(c, first_token, first_stream + panel);
+            issue_dx(dx, s, panel, mix);
+            cot_mbarrier_wait(&s.x_full[ring.stage][panel], ring.parity);
+            cot_mbarrier_wait(&s.x_read[ring.stage][panel], ring.parity);
+            cot_wgmma_wait<0>();
+            if (ADD_POST)
+                post.load(c, first_token, first_stream + panel, chunk * COLUMNS + lane % 4 * 2);
+            finish_dx<ADD_POST>(dx, s.x[ring.stage][panel], s.dh_in[ring.stage], tokens.factor, tokens.h_pre, post);
+            cot_fence_proxy_async();
+            arrive_from_warp(&s.dx_ready[ring.stage][panel]);
+        }
+        arrive_from_warp(&s.mix_empty[ring.stage]);
+    }
+}
+
+static __device__ __forceinline__ void compute_dphi(const mhc_n8_call &p, shared_memory &s, int chunk, int first_stream)
+{
+    const mhc_call &c = p.call;
+    const int tiles = (int)((c.tokens + TILE - 1) / TILE), lane = threadIdx.x % 32,
+              warp_row = threadIdx.x % WARPGROUP / 32 * 16;
+    /* ldmatrix, transposed: a lane's row of the fragments of x^T */
+    const int x_lane = panel_offset(lane / 16 * 8 + lane % 8, warp_row / 8 + lane / 8 % 2);
+    float dphi_part[PANELS][ROWS / 2] = {{0}};
+    cot_pipeline_state<STAGES> ring;
+    for (int tile = blockIdx.y; tile < tiles; tile += gridDim.y, ring.next()) {
+        cot_mbarrier_wait(&s.mix_full[ring.stage], ring.parity);
+#pragma unroll
+        for (int panel = 0; panel < PANELS; panel++) {
+            uint32_t x[TILE / 16][4];
+            float dphi[ROWS / 2];
             cot_mbarrier_wait(&s.x_full[ring.stage][panel], ring.parity);
 #pragma unroll
             for (int step = 0; step < TILE / 16; step++)
-                cot_ldmatrix_x4_trans(x_transposed[step], cot_shared_address(x + step * 16 * 128 + x_lane));
-            cot_wgmma_fence();
-            issue_dx(dx, s, ring.stage, panel, mix);
-            issue_dphi(dphi, s, ring.stage, x_transposed);
-            cot_barrier_sync(1 + consumer, WARPGROUP); /* all warps have read x^T, which dx replaces */
-            cot_wgmma_wait<1>();
-            /* Loaded this late because there are no registers before. dphi_part's products still run. */
-            tokens.load(c, first_token, first_stream + panel);
-            if (ADD_POST)
-                post.load(c, first_token, first_stream + panel, chunk * COLUMNS + lane % 4 * 2);
-            finish_dx<ADD_POST>(dx, x, s.dh_in[ring.stage], tokens.factor, tokens.h_pre, post);
-            cot_fence_proxy_async();
-            arrive_from_warp(&s.dx_ready[ring.stage][panel]);
+                cot_ldmatrix_x4_trans(x[step], cot_shared_address(s.x[ring.stage][panel] + step * 16 * 128 + x_lane));
+            arrive_from_warp(&s.x_read[ring.stage][panel]);
+            issue_dphi(dphi, s, ring.stage, x);
             cot_wgmma_wait<0>();
 #pragma unroll
             for (int e = 0; e < ROWS / 2; e++)
-                dphi_part[i][e] += dphi[e];
+                dphi_part[panel][e] += dphi[e];
         }
         arrive_from_warp(&s.mix_empty[ring.stage]);
     }
     const int64_t K = N * c.D;
 #pragma unroll
-    for (int i = 0; i < PANELS_EACH; i++)
+    for (int panel = 0; panel < PANELS; panel++)
 #pragma unroll
         for (int e = 0; e < ROWS / 2; e++) {
             const int j = e / 4 * 8 + lane % 4 * 2 + e % 2, column = warp_row + lane / 4 + e / 2 % 2 * 8;
-            c.dphi_parts[((int64_t)blockIdx.y * ROWS + j) * K + (first_stream + first_panel + i) * c.D +
-                         chunk * COLUMNS + column] = dphi_part[i][e];
+            c.dphi_parts[((int64_t)blockIdx.y * ROWS + j) * K + (first_stream + panel) * c.D + chunk * COLUMNS +
+                         column] = dphi_part[panel][e];
         }
 }
 
@@ -299,23 +305,27 @@ template <bool ADD_POST> static __device__ __forceinline__ void backward(const m
         for (int stage = 0; stage < STAGES; stage++) {
             for (int panel = 0; panel < PANELS; panel++) {
                 cot_mbarrier_init(&s.x_full[stage][panel], 1);
-                cot_mbarrier_init(&s.dx_ready[stage][panel], 4);
+                cot_mbarrier_init(&s.x_read[stage][panel], WARPGROUP / 32);
+                cot_mbarrier_init(&s.dx_ready[stage][panel], WARPGROUP / 32);
             }
             cot_mbarrier_init(&s.mix_full[stage], 1);
-            cot_mbarrier_init(&s.mix_empty[stage], CONSUMER_WARPS);
+            cot_mbarrier_init(&s.mix_empty[stage], (DX_WARPGROUPS + 1) * WARPGROUP / 32);
         }
         cot_mbarrier_init_fence();
     }
     __syncthreads();
-    /* The shuffle shows the compiler that `consumer` is uniform. */
-    const int consumer = __shfl_sync(0xffffffffu, (int)threadIdx.x / WARPGROUP, 0);
-    if (consumer == CONSUMERS) {
+    /* The shuffle shows the compiler that `warpgroup` is uniform. */
+    const int warpgroup = __shfl_sync(0xffffffffu, (int)threadIdx.x / WARPGROUP, 0);
+    if (warpgroup == PRODUCER_WARPGROUP) {
         cot_setmaxnreg_dec<24>();
-        if (threadIdx.x == CONSUMERS * WARPGROUP)
+        if (threadIdx.x == PRODUCER_WARPGROUP * WARPGROUP)
             produce(p, s, chunk, first_stream);
+    } else if (warpgroup == DPHI_WARPGROUP) {
+        cot_setmaxnreg_inc<232>();
+        compute_dphi(p, s, chunk, first_stream);
     } else {
-        cot_setmaxnreg_inc<240>();
-        consume<ADD_POST>(p, s, consumer, chunk, first_stream);
+        cot_setmaxnreg_dec<128>();
+        compute_dx<ADD_POST>(p, s, warpgroup, chunk, first_stream);
     }
 }
 

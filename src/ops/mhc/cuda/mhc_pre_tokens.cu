@@ -167,15 +167,27 @@ static __device__ __forceinline__ void compute_dh_pre(const mhc_call &c, int64_t
     }
 }
 
+/* Index in mix_terms of a term of row j: see mhc_call. */
+static __device__ __forceinline__ int64_t mix_index(const mhc_call &c, int64_t token, int rows, int term, int j)
+{
+    if (c.mix_tile == 0)
+        return (term * c.tokens + token) * rows + j;
+    const int64_t tile = token / c.mix_tile;
+    const int row = (int)(token % c.mix_tile), unit = j % 16 / 8 ^ row / 4 % 2;
+    return (((tile * MHC_CUDA_MMA_TERMS + term) * (rows / 16) + j / 16) * c.mix_tile + row) * 16 + unit * 8 + j % 8;
+}
+
 /* Rows from M on are zero. */
 static __device__ __forceinline__ void store_mix_terms(const mhc_call &c, int n, int64_t token, int j, float dh_mix)
 {
     const int rows = MHC_CUDA_MMA_ROWS(MHC_CUDA_MMA_M(n));
     dh_mix *= (float)MHC_CUDA_MIX_SCALE;
+    if (c.mix_terms == nullptr || j >= rows)
+        return;
 #pragma unroll
     for (int term = 0; term < MHC_CUDA_MMA_TERMS; term++) {
         const __nv_bfloat16 value = __float2bfloat16_rn(dh_mix);
-        c.mix_terms[(term * c.tokens + token) * rows + j] = __bfloat16_as_ushort(value);
+        c.mix_terms[mix_index(c, token, rows, term, j)] = __bfloat16_as_ushort(value);
         dh_mix -= __bfloat162float(value);
     }
 }
@@ -187,8 +199,9 @@ template <typename E, int V> static __device__ __forceinline__ void records(cons
     const int n = c.n, M = n * n + 2 * n, j = threadIdx.x;
     const int64_t token = blockIdx.x;
     if (token >= c.tokens) { /* padding of the last tile: its x is read as zero */
-        if (j < (int)(sizeof(mhc_token_record) / 4))
+        if (c.records != nullptr && j < (int)(sizeof(mhc_token_record) / 4))
             ((uint32_t *)&c.records[token])[j] = 0;
+        store_mix_terms(c, n, token, j, 0.0f);
         return;
     }
     float dz = 0.0f, dh_mix = 0.0f, du = 0.0f, h_pre = 0.0f, h_mix = 0.0f, alpha = 0.0f;
@@ -212,8 +225,7 @@ template <typename E, int V> static __device__ __forceinline__ void records(cons
         c.dh_mix[token * M + j] = dh_mix;
     }
     products[j] = du * h_mix;
-    if (c.mix_terms != nullptr && j < MHC_CUDA_MMA_ROWS(MHC_CUDA_MMA_M(n)))
-        store_mix_terms(c, n, token, j, dh_mix);
+    store_mix_terms(c, n, token, j, dh_mix);
     __syncthreads();
     mhc_token_record *record = c.records == nullptr ? nullptr : &c.records[token];
     if (j < 32) {
