@@ -13,7 +13,7 @@
  *             truncate their sums, so they sum one tile only, and float32 additions sum the tiles.
  *
  *   producer          one thread loads x, dh_in and the terms of dh_mix, and stores dx, which replaces x in shared memory
- *   2 dx warpgroups   dx of every second panel. wgmma with A in registers holds its warps until it runs, so while one
+ *   2 dx warpgroups   dx of two panels each. wgmma with A in registers holds its warps until it runs, so while one
  *                     warpgroup adds the other terms of dx, the other one issues products
  *   dphi warpgroup    dphi_part of all panels, in registers
  *
@@ -42,6 +42,7 @@ enum {
     PANELS = MHC_SM90_N8_STREAMS,
     STAGES = 2,
     DX_WARPGROUPS = 2,
+    DX_PANELS = PANELS / DX_WARPGROUPS, /* of a warpgroup */
     WARPGROUP = 128,
     PANEL_BYTES = TILE * COLUMNS * 2,
     PHI_BYTES = ROWS * COLUMNS * 2, /* of one term of a panel */
@@ -116,18 +117,26 @@ static __device__ __forceinline__ void produce(const mhc_n8_call &p, shared_memo
 
 /* ---- consumers ---------------------------------------------------------------------------------------- */
 
-/* Issues dx / MHC_CUDA_MIX_SCALE, the smallest products first. mix: the warp's fragments of the terms of dh_mix. */
-static __device__ __forceinline__ void issue_dx(float (&dx)[COLUMNS / 2], const shared_memory &s, int panel,
-                                                const uint32_t (&mix)[PHI_TERMS][MIX_STEPS][4])
+/* Issues dx / MHC_CUDA_MIX_SCALE of SUMS / 32 panels, the smallest products first. mix: the warp's fragments of the first
+ * term of dh_mix. There are no registers for the second term, which is read from shared memory. */
+template <int SUMS>
+static __device__ __forceinline__ void issue_dx(float (&dx)[SUMS], const shared_memory &s, int stage, int first_panel,
+                                                const uint32_t (&mix)[MIX_STEPS][4])
 {
+    const uint64_t phi_0 = cot_wgmma_mn_major(cot_shared_address(s.phi[0][first_panel]), PHI_BYTES),
+                   phi_1 = cot_wgmma_mn_major(cot_shared_address(s.phi[1][first_panel]), PHI_BYTES),
+                   mix_1 = cot_wgmma_k_major_32(cot_shared_address(s.mix[stage][1]));
     cot_wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < 3; i++) { /* second by first term, first by second, first by first */
-        const uint64_t phi = cot_wgmma_mn_major(cot_shared_address(s.phi[i == 1][panel]), 0);
+    for (int step = 0; step < MIX_STEPS; step++)
+        cot_wgmma<__nv_bfloat16, false, true>(dx, mix_1 + step * (MIX_STEP_BYTES >> 4),
+                                              phi_0 + step * COT_WGMMA_MN_STEP, step > 0);
 #pragma unroll
-        for (int step = 0; step < MIX_STEPS; step++)
-            cot_wgmma<__nv_bfloat16, true>(dx, mix[i == 0][step], phi + step * COT_WGMMA_MN_STEP, i > 0 || step > 0);
-    }
+    for (int step = 0; step < MIX_STEPS; step++)
+        cot_wgmma<__nv_bfloat16, true>(dx, mix[step], phi_1 + step * COT_WGMMA_MN_STEP, true);
+#pragma unroll
+    for (int step = 0; step < MIX_STEPS; step++)
+        cot_wgmma<__nv_bfloat16, true>(dx, mix[step], phi_0 + step * COT_WGMMA_MN_STEP, true);
     cot_wgmma_commit();
 }
 
@@ -162,7 +171,7 @@ struct token_pair {
     }
 };
 
-/* A thread's pairs of dx_post, in the layout of the accumulators. */
+/* A thread's pairs of dx_post in a panel, in the layout of the accumulators. */
 struct post_pairs {
     uint32_t pair[COLUMNS / 8][2];
 
@@ -181,11 +190,11 @@ struct post_pairs {
     }
 };
 
-/* Replaces the warp's tokens of x by dx. */
-template <bool ADD_POST>
-static __device__ __forceinline__ void finish_dx(const float (&sums)[COLUMNS / 2], unsigned char *x,
-                                                 const unsigned char *dh_in, const float (&factor)[2],
-                                                 const float (&h_pre)[2], const post_pairs &post)
+/* Replaces the warp's tokens of x by dx. sums: of the products, from element `first` on. */
+template <bool ADD_POST, int SUMS>
+static __device__ __forceinline__ void finish_dx(const float (&sums)[SUMS], int first, unsigned char *x,
+                                                 const unsigned char *dh_in, const token_pair &tokens,
+                                                 const post_pairs &post)
 {
     const int lane = threadIdx.x % 32, row = threadIdx.x % WARPGROUP / 32 * 16 + lane % 16;
 #pragma unroll
@@ -196,12 +205,13 @@ static __device__ __forceinline__ void finish_dx(const float (&sums)[COLUMNS / 2
         cot_ldmatrix_x4(dh_in_pairs, cot_shared_address(dh_in + offset));
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const int half = i % 2, e = 4 * (unit + i / 2) + 2 * half;
+            const int half = i % 2, e = first + 4 * (unit + i / 2) + 2 * half;
             const float2 x_value = cot_unpack_pair<__nv_bfloat16>(x_pairs[i]),
                          dh_in_value = cot_unpack_pair<__nv_bfloat16>(dh_in_pairs[i]);
             constexpr float scale = 1.0f / MHC_CUDA_MIX_SCALE;
-            float2 value = {fmaf(h_pre[half], dh_in_value.x, fmaf(factor[half], x_value.x, scale * sums[e])),
-                            fmaf(h_pre[half], dh_in_value.y, fmaf(factor[half], x_value.y, scale * sums[e + 1]))};
+            float2 value = {
+                fmaf(tokens.h_pre[half], dh_in_value.x, fmaf(tokens.factor[half], x_value.x, scale * sums[e])),
+                fmaf(tokens.h_pre[half], dh_in_value.y, fmaf(tokens.factor[half], x_value.y, scale * sums[e + 1]))};
             if (ADD_POST) {
                 const float2 post_value = cot_unpack_pair<__nv_bfloat16>(post.pair[unit + i / 2][half]);
                 value.x += post_value.x, value.y += post_value.y;
@@ -223,6 +233,7 @@ template <bool ADD_POST>
 static __device__ __forceinline__ void compute_dx(const mhc_n8_call &p, shared_memory &s, int first_panel, int chunk,
                                                   int first_stream)
 {
+    constexpr int AT_ONCE = ADD_POST ? 1 : DX_PANELS; /* panels; with dx_post there are no registers for two */
     const mhc_call &c = p.call;
     const int tiles = (int)((c.tokens + TILE - 1) / TILE), lane = threadIdx.x % 32,
               warp_row = threadIdx.x % WARPGROUP / 32 * 16, mix_lane = mix_offset(warp_row + lane % 16, lane / 16);
@@ -230,28 +241,30 @@ static __device__ __forceinline__ void compute_dx(const mhc_n8_call &p, shared_m
     cot_mbarrier_wait(&s.phi_full, 0);
     for (int tile = blockIdx.y; tile < tiles; tile += gridDim.y, ring.next()) {
         const int first_token = tile * TILE + warp_row + lane / 4;
-        uint32_t mix[PHI_TERMS][MIX_STEPS][4];
+        uint32_t mix[MIX_STEPS][4];
         cot_mbarrier_wait(&s.mix_full[ring.stage], ring.parity);
 #pragma unroll
-        for (int term = 0; term < PHI_TERMS; term++)
-#pragma unroll
-            for (int step = 0; step < MIX_STEPS; step++)
-                cot_ldmatrix_x4(mix[term][step], cot_shared_address(s.mix[ring.stage][term][step] + mix_lane));
-#pragma unroll 1 /* unrolled, it would spill registers */
-        for (int panel = first_panel; panel < PANELS; panel += DX_WARPGROUPS) {
-            float dx[COLUMNS / 2];
-            token_pair tokens;
-            post_pairs post;
-            tokens.load(c, first_token, first_stream + panel);
-            issue_dx(dx, s, panel, mix);
-            cot_mbarrier_wait(&s.x_full[ring.stage][panel], ring.parity);
-            cot_mbarrier_wait(&s.x_read[ring.stage][panel], ring.parity);
+        for (int step = 0; step < MIX_STEPS; step++)
+            cot_ldmatrix_x4(mix[step], cot_shared_address(s.mix[ring.stage][0][step] + mix_lane));
+#pragma unroll 1
+        for (int first = first_panel; first < first_panel + DX_PANELS; first += AT_ONCE) {
+            float dx[AT_ONCE * COLUMNS / 2];
+            issue_dx(dx, s, ring.stage, first, mix);
             cot_wgmma_wait<0>();
-            if (ADD_POST)
-                post.load(c, first_token, first_stream + panel, chunk * COLUMNS + lane % 4 * 2);
-            finish_dx<ADD_POST>(dx, s.x[ring.stage][panel], s.dh_in[ring.stage], tokens.factor, tokens.h_pre, post);
-            cot_fence_proxy_async();
-            arrive_from_warp(&s.dx_ready[ring.stage][panel]);
+#pragma unroll
+            for (int panel = first; panel < first + AT_ONCE; panel++) {
+                token_pair tokens;
+                post_pairs post;
+                tokens.load(c, first_token, first_stream + panel);
+                if (ADD_POST)
+                    post.load(c, first_token, first_stream + panel, chunk * COLUMNS + lane % 4 * 2);
+                cot_mbarrier_wait(&s.x_full[ring.stage][panel], ring.parity);
+                cot_mbarrier_wait(&s.x_read[ring.stage][panel], ring.parity);
+                finish_dx<ADD_POST>(dx, (panel - first) * COLUMNS / 2, s.x[ring.stage][panel], s.dh_in[ring.stage],
+                                    tokens, post);
+                cot_fence_proxy_async();
+                arrive_from_warp(&s.dx_ready[ring.stage][panel]);
+            }
         }
         arrive_from_warp(&s.mix_empty[ring.stage]);
     }
@@ -325,7 +338,7 @@ template <bool ADD_POST> static __device__ __forceinline__ void backward(const m
         compute_dphi(p, s, chunk, first_stream);
     } else {
         cot_setmaxnreg_dec<128>();
-        compute_dx<ADD_POST>(p, s, warpgroup, chunk, first_stream);
+        compute_dx<ADD_POST>(p, s, warpgroup * DX_PANELS, chunk, first_stream);
     }
 }
 
