@@ -67,27 +67,46 @@ static inline int mhc_sm90_cluster_blocks(const mhc_sizes *s)
 
 /* ---- pre for n = 8 on Hopper -------------------------------------------------------------------------- */
 
-/* Column slices: 64 columns of some of the streams. */
+/* Column slices of the backward: 64 columns of some of the streams. */
 static inline int64_t mhc_sm90_n8_slices(const mhc_sizes *s)
 {
     return s->D / MHC_SM90_CHUNK_COLUMNS * (MHC_SM90_N8 / MHC_SM90_N8_STREAMS);
 }
 
-/* Parts of the tokens: as many as keep most multiprocessors of an H200 busy, when each takes one block at a time. Few parts
- * are better: each loads phi once more, and has a dphi_part. */
-static inline int64_t mhc_sm90_n8_parts(const mhc_sizes *s)
+/* The number of divisions, from 1 to `most`, with which `blocks` blocks for each division keep most multiprocessors of an
+ * H200 busy, when each has one block at a time. The smallest one of nearly equal ones. */
+static inline int64_t mhc_sm90_best_divisions(int64_t blocks, int64_t most)
 {
-    const int64_t slices = mhc_sm90_n8_slices(s), tiles = cot_ceil_div(s->tokens, MHC_SM90_N8_TILE);
-    const int64_t most = cot_min(tiles, cot_max(cot_ceil_div(MHC_SM90_BLOCKS, cot_max(slices, 1)), MHC_CUDA_MAX_PARTS));
-    int64_t best = cot_min(tiles, 1);
+    int64_t best = cot_min(most, 1);
     double best_use = 0;
-    for (int64_t parts = 1; parts <= most; parts++) {
-        const int64_t blocks = slices * parts;
-        const double use = (double)blocks / (double)cot_round_up(blocks, MHC_SM90_BLOCKS);
+    for (int64_t divisions = 1; divisions <= most; divisions++) {
+        const int64_t count = cot_mul(blocks, divisions);
+        const double use = (double)count / (double)cot_round_up(count, MHC_SM90_BLOCKS);
         if (use > best_use + 0.02)
-            best = parts, best_use = use;
+            best = divisions, best_use = use;
     }
     return best;
+}
+
+/* Parts of the tokens in the backward. Few parts are better: each loads phi once more, and has a dphi_part. */
+static inline int64_t mhc_sm90_n8_parts(const mhc_sizes *s)
+{
+    const int64_t slices = cot_max(mhc_sm90_n8_slices(s), 1), tiles = cot_ceil_div(s->tokens, MHC_SM90_N8_TILE);
+    return mhc_sm90_best_divisions(slices,
+                                   cot_min(tiles, cot_max(cot_ceil_div(MHC_SM90_BLOCKS, slices), MHC_CUDA_MAX_PARTS)));
+}
+
+/* Blocks along the tokens in the forward: whole pairs. */
+static inline int64_t mhc_sm90_n8_fwd_tiles(const mhc_sizes *s)
+{
+    return cot_round_up(cot_ceil_div(s->tokens, MHC_SM90_N8_FWD_TILE), 2);
+}
+
+/* Slices of the inputs in the forward. */
+static inline int64_t mhc_sm90_n8_fwd_slices(const mhc_sizes *s)
+{
+    return mhc_sm90_best_divisions(mhc_sm90_n8_fwd_tiles(s),
+                                   cot_min(MHC_SM90_N8_MAX_SLICES, s->n * s->D / MHC_SM90_CHUNK_COLUMNS));
 }
 
 /* ---- pre's backward ----------------------------------------------------------------------------------- */
@@ -273,6 +292,17 @@ static inline const char *admit_sm90_pre_bwd(const void *problem)
                                  &a->phi, &a->gamma);
 }
 
+static inline const char *admit_sm90_pre_fwd_n8(const void *problem)
+{
+    const mhc_sizes *sizes = problem;
+    const cot_mhc_pre_forward_args *a = &((const mhc_pre_forward_problem *)problem)->args;
+    if (sizes->n != MHC_SM90_N8 || sizes->dtype != COT_BF16)
+        return "n must be 8, and the dtype bf16";
+    if (admit_sm80_pre_tiles(problem) != NULL)
+        return admit_sm80_pre_tiles(problem);
+    return mhc_sm90_admit_layout(problem, (const cot_tensor *const[]){&a->x, &a->h_in}, 2, &a->phi, &a->gamma);
+}
+
 static inline const char *admit_sm90_pre_bwd_n8(const void *problem)
 {
     const mhc_sizes *sizes = problem;
@@ -361,6 +391,18 @@ static inline mhc_cuda_pre_fwd_plan mhc_cuda_plan_pre_fwd_tiles(const mhc_pre_fo
     return plan;
 }
 
+/* Of the n8 kernel and of the one that it falls back to. */
+static inline mhc_cuda_pre_fwd_plan mhc_cuda_plan_pre_fwd_n8(const mhc_pre_forward_problem *p)
+{
+    const mhc_cuda_pre_fwd_plan tiles = mhc_cuda_plan_pre_fwd_tiles(p);
+    mhc_cuda_pre_fwd_plan plan =
+        mhc_cuda_plan_pre_fwd(p, cot_max(tiles.slices, mhc_sm90_n8_fwd_slices(&p->sizes)), true);
+    plan.slices = tiles.slices;
+    plan.slice_columns = tiles.slice_columns;
+    return plan;
+}
+
+COT_PLAN(plan_sm90_pre_fwd_n8, mhc_cuda_pre_fwd_plan, mhc_cuda_plan_pre_fwd_n8(problem))
 COT_PLAN(plan_sm80_pre_fwd_tiles, mhc_cuda_pre_fwd_plan, mhc_cuda_plan_pre_fwd_tiles(problem))
 COT_PLAN(plan_sm90_pre_fwd_split, mhc_cuda_pre_fwd_plan,
          mhc_cuda_plan_pre_fwd(problem, mhc_sm90_slices(problem), false))

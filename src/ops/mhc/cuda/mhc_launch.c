@@ -31,6 +31,7 @@
 #define IMAGE(stem) extern const unsigned char cot_image_##stem[];
 IMAGE(mhc_generic)
 IMAGE(mhc_pre_fwd_sm90)
+IMAGE(mhc_pre_fwd_n8_sm90)
 IMAGE(mhc_pre_bwd_cluster_sm90)
 IMAGE(mhc_pre_bwd_split_sm90)
 IMAGE(mhc_pre_bwd_n8_sm90)
@@ -108,6 +109,7 @@ static const cot_cuda_kernel pre_fwd_clusters[2][3][3] = {{PRE_FWD(n2_f32), PRE_
                                                       {PRE_FWD(f32), PRE_FWD(f16), PRE_FWD(bf16)}};
 static const cot_cuda_kernel pre_fwd_wide[2] = HOPPER(mhc_pre_fwd_sm90, mhc_pre_fwd_wide_sm90);
 static const cot_cuda_kernel pre_fwd_split[2] = HOPPER(mhc_pre_fwd_sm90, mhc_pre_fwd_split_sm90);
+static const cot_cuda_kernel pre_fwd_n8 = {cot_image_mhc_pre_fwd_n8_sm90, "mhc_pre_fwd_n8_sm90_bf16", MHC_SM90_SHARED_BYTES};
 /* By dtype (f16, bf16) and the blocks of a cluster. */
 static const cot_cuda_kernel post_pre_fwd_clusters[2][3] = {
     BY_BLOCKS(mhc_pre_fwd_sm90, mhc_post_pre_fwd_cluster_sm90_f16),
@@ -408,6 +410,49 @@ cot_status mhc_pre_fwd_split_sm90(cot_queue *queue, const void *problem, void *w
     return forward_sm90(queue, problem, workspace, true);
 }
 
+/* Maps the terms of phi gamma of n = 8. A box has `rows` rows of one term and stream. */
+static cot_status map_phi_terms(cot_queue *queue, CUtensorMap *map, const mhc_call *c, int rows)
+{
+    const int64_t row = 2 * c->n * c->term_columns;
+    return cot_cuda_swizzled_map(queue, map, COT_BF16, 4, c->phi_terms,
+                                 (const int64_t[]){c->term_columns, c->n, MHC_SM90_N8_ROWS, MHC_CUDA_MMA_TERMS},
+                                 (const int64_t[]){2 * c->term_columns, row, MHC_SM90_N8_ROWS * row},
+                                 (const int[]){MHC_SM90_CHUNK_COLUMNS, 1, rows, 1});
+}
+
+cot_status mhc_pre_fwd_n8_sm90(cot_queue *queue, const void *problem, void *workspace)
+{
+    const mhc_pre_forward_problem *p = problem;
+    const cot_mhc_pre_forward_args *a = &p->args;
+    const mhc_sizes *s = &p->sizes;
+    const mhc_cuda_pre_fwd_plan *plan = queue->plan;
+    mhc_n8_call n8 = {.call = pre_forward_call(p)};
+    mhc_call *c = &n8.call;
+    if (!is_aligned(&a->x, 16) || !is_aligned(&a->h_in, 16))
+        return mhc_pre_fwd_tiles_sm80(queue, problem, workspace);
+    if (c->tokens == 0)
+        return COT_OK;
+    c->logits = c->h_res.data != NULL ? workspace : NULL;
+    c->sums = (float *)((char *)workspace + plan->sums);
+    c->phi_terms = (uint16_t *)((char *)workspace + plan->phi_terms);
+    c->term_columns = mhc_cuda_term_columns(s);
+    c->slices = mhc_sm90_n8_fwd_slices(s);
+    cot_status status = launch_split(queue, c);
+    if (status == COT_OK)
+        status = map_phi_terms(queue, &n8.phi, c, MHC_SM90_N8_ROWS / 2);
+    if (status == COT_OK)
+        status = make_tile_map(queue, &n8.x, s, &a->x, (tile_box){1, MHC_SM90_N8_FWD_TILE, 1});
+    const cot_cuda_grid grid = {
+        .blocks = {(unsigned)mhc_sm90_n8_fwd_tiles(s), (unsigned)c->slices, 1},
+        .threads = MHC_SM90_N8_FWD_THREADS,
+        .shared_bytes = MHC_SM90_SHARED_BYTES,
+        .cluster = 2,
+    };
+    if (status == COT_OK)
+        status = cot_cuda_launch(queue, &pre_fwd_n8, &grid, &n8);
+    return status == COT_OK ? launch_finish(queue, c, s, true) : status;
+}
+
 /* ---- pre, backward ------------------------------------------------------------------------------------ */
 
 static mhc_call pre_backward_call(const cot_queue *queue, const mhc_pre_backward_problem *p, void *workspace)
@@ -603,16 +648,6 @@ cot_status mhc_pre_bwd_tiles_sm80(cot_queue *queue, const void *problem, void *w
     return status == COT_OK ? launch_sum_parts(queue, &c) : status;
 }
 
-/* Maps the terms of phi gamma. */
-static cot_status map_phi_terms(cot_queue *queue, CUtensorMap *map, const mhc_call *c)
-{
-    const int64_t row = 2 * c->n * c->term_columns;
-    return cot_cuda_swizzled_map(queue, map, COT_BF16, 4, c->phi_terms,
-                                 (const int64_t[]){c->term_columns, c->n, MHC_SM90_N8_ROWS, MHC_CUDA_MMA_TERMS},
-                                 (const int64_t[]){2 * c->term_columns, row, MHC_SM90_N8_ROWS * row},
-                                 (const int[]){MHC_SM90_CHUNK_COLUMNS, 1, MHC_SM90_N8_ROWS, 1});
-}
-
 cot_status mhc_pre_bwd_n8_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
     const mhc_pre_backward_problem *p = problem;
@@ -634,7 +669,7 @@ cot_status mhc_pre_bwd_n8_sm90(cot_queue *queue, const void *problem, void *work
     if (status == COT_OK)
         status = launch_split(queue, c);
     if (status == COT_OK)
-        status = map_phi_terms(queue, &n8.phi, c);
+        status = map_phi_terms(queue, &n8.phi, c, MHC_SM90_N8_ROWS);
     const cot_tensor *const tensors[] = {&a->x, &a->dh_in, &a->dx, &a->dx_post};
     CUtensorMap *const maps[] = {&n8.x, &n8.dh_in, &n8.dx, &n8.dx_post};
     for (int i = 0; i < COUNT(maps) && status == COT_OK; i++)

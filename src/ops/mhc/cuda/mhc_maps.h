@@ -33,12 +33,15 @@ enum {
     MHC_SM90_SPLIT_THREADS = 384,    /* of the split forward */
     MHC_SM90_POST_PRE_COLUMNS = 128, /* of each stream, in a block of post_pre's backward */
     MHC_SM90_POST_PRE_THREADS = 256,
-    /* Pre for n = 8. A block has 64 columns of N8_STREAMS streams. */
+    /* Pre for n = 8. In the backward, a block has 64 columns of N8_STREAMS streams. */
     MHC_SM90_N8 = 8,
     MHC_SM90_N8_ROWS = MHC_SM90_N8 * (MHC_SM90_N8 + 2),
     MHC_SM90_N8_STREAMS = 4,
-    MHC_SM90_N8_TILE = 64, /* tokens */
+    MHC_SM90_N8_TILE = 64, /* tokens of the backward */
     MHC_SM90_N8_THREADS = 512,
+    MHC_SM90_N8_FWD_TILE = 128, /* tokens of a block of the forward */
+    MHC_SM90_N8_FWD_THREADS = 384,
+    MHC_SM90_N8_MAX_SLICES = 64, /* of the forward */
     /* Beyond this D the split backward makes the token records in the same kernel and reads x once from memory. */
     MHC_SM90_ONE_PASS_ABOVE_D = 4096,
     /* Indices in mhc_call's counters: the next token without a record, the furthest tile that a producer has reached,
