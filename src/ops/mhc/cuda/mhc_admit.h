@@ -82,7 +82,7 @@ static inline int64_t mhc_sm90_best_divisions(int64_t blocks, int64_t most)
     for (int64_t divisions = 1; divisions <= most; divisions++) {
         const int64_t count = cot_mul(blocks, divisions);
         const double use = (double)count / (double)cot_round_up(count, MHC_SM90_BLOCKS);
-        if (use > best_use + 0.02)
+        if (use > best_use + 0.05)
             best = divisions, best_use = use;
     }
     return best;
