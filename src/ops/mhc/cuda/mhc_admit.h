@@ -442,6 +442,13 @@ static inline mhc_cuda_pre_fwd_plan mhc_sm90_plan_post_pre_fwd_split(const mhc_p
     return mhc_cuda_plan_pre_fwd(&pre, mhc_sm90_pre_half_is_split(&pre) ? mhc_sm90_slices(&p->sizes) : 0, false);
 }
 
+static inline mhc_cuda_pre_fwd_plan mhc_sm90_plan_post_pre_fwd_n8(const mhc_post_pre_forward_problem *p)
+{
+    const mhc_pre_forward_problem pre = mhc_pre_half_forward(p);
+    return mhc_cuda_plan_pre_fwd_n8(&pre);
+}
+
+COT_PLAN(plan_sm90_post_pre_fwd_n8, mhc_cuda_pre_fwd_plan, mhc_sm90_plan_post_pre_fwd_n8(problem))
 COT_PLAN(plan_sm80_post_pre_fwd_tiles, mhc_cuda_pre_fwd_plan, mhc_cuda_plan_post_pre_fwd_tiles(problem))
 COT_PLAN(plan_sm90_post_pre_fwd_split, mhc_cuda_pre_fwd_plan, mhc_sm90_plan_post_pre_fwd_split(problem))
 
@@ -498,6 +505,12 @@ static inline const char *admit_sm90_post_pre_bwd(const void *problem)
     if (sizes->D > MHC_SM90_MAX_D)
         return "it supports D up to 4096";
     return admit_sm90_post_pre_bwd_split(problem);
+}
+
+static inline const char *admit_sm90_post_pre_fwd_n8(const void *problem)
+{
+    const mhc_pre_forward_problem pre = mhc_pre_half_forward(problem);
+    return admit_sm90_pre_fwd_n8(&pre);
 }
 
 static inline const char *admit_sm90_post_pre_fwd_split(const void *problem)

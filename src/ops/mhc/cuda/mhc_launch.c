@@ -838,6 +838,13 @@ cot_status mhc_post_pre_fwd_tiles_sm80(cot_queue *queue, const void *problem, vo
     return status == COT_OK ? mhc_pre_fwd_tiles_sm80(queue, &pre, workspace) : status;
 }
 
+cot_status mhc_post_pre_fwd_n8_sm90(cot_queue *queue, const void *problem, void *workspace)
+{
+    const mhc_pre_forward_problem pre = mhc_pre_half_forward(problem);
+    const cot_status status = launch_post_half(queue, problem);
+    return status == COT_OK ? mhc_pre_fwd_n8_sm90(queue, &pre, workspace) : status;
+}
+
 cot_status mhc_post_pre_fwd_split_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
     const mhc_pre_forward_problem pre = mhc_pre_half_forward(problem);
