@@ -952,6 +952,7 @@ ranks (*group*). Times are medians of the wall time in ms.
 | share of ideal | single / (ranks x group), of the columns *both*. It is above 1 if the backward of the single long call is slower per query-key pair than the calls of the ranks |
 | group / single | the cost of the division on one GPU |
 | sent | bytes that a rank sends in one forward and backward, the most of all ranks |
+| memory | device memory that the group holds for rank 0, beside the tensors of its call |
 | calls | calls of libcotangent in one forward and backward, on the rank that waits longest |
 | transfers | the time of this rank's transfers. Those of NCCL include the wait for the other rank |
 | exposed | the time in which this rank's arithmetic waits: for transfers, and for slower ranks |"""
@@ -995,6 +996,7 @@ def parallel_page(results):
                              ("cut", lambda row: row["cut"]), ("head ranks", lambda row: str(row["head_ranks"])),
                              ("keys", lambda row: "all-gather" if row.get("all_gather") else "ring" if row["head_ranks"] < row["ranks"] else ""), *parts,
                              ("sent, GB", lambda row: f"{max(row['sent_bytes']) * 1e-9:.2f}" if "sent_bytes" in row else ""),
+                             ("memory, GB", lambda row: f"{row['group_bytes'] * 1e-9:.2f}" if "group_bytes" in row else ""),
                              ("calls", profile("calls", 1, "d")), ("transfers, ms", profile("transfer_s", 1000, ".1f")),
                              ("exposed, ms", profile("exposed_s", 1000, ".1f")), ("share of ideal", number("share_of_ideal")),
                              ("group / single", lambda row: "" if "share_of_ideal" in row["both"] else number("ratio")(row))], rows), ""]
