@@ -67,6 +67,12 @@ static inline int mhc_sm90_cluster_blocks(const mhc_sizes *s)
 
 /* ---- pre for n = 8 on Hopper -------------------------------------------------------------------------- */
 
+/* Whether the kernels have these sizes and this dtype. */
+static inline bool mhc_sm90_admits_n8(const mhc_sizes *s)
+{
+    return s->n == MHC_SM90_N8 && s->dtype == COT_BF16 && s->D % MHC_SM90_CHUNK_COLUMNS == 0;
+}
+
 /* Column slices of the backward: 64 columns of some of the streams. */
 static inline int64_t mhc_sm90_n8_slices(const mhc_sizes *s)
 {
@@ -74,7 +80,7 @@ static inline int64_t mhc_sm90_n8_slices(const mhc_sizes *s)
 }
 
 /* The number of divisions, from 1 to `most`, with which `blocks` blocks for each division keep most multiprocessors of an
- * H200 busy, when each has one block at a time. The smallest one of nearly equal ones. */
+ * H200 busy, when each has one block at a time. More divisions must keep 5 % more busy than fewer. */
 static inline int64_t mhc_sm90_best_divisions(int64_t blocks, int64_t most)
 {
     int64_t best = cot_min(most, 1);
@@ -143,7 +149,7 @@ static inline mhc_cuda_layout mhc_cuda_layout_pre_bwd(const mhc_sizes *s, int32_
     /* The cluster kernel stores one part for each cluster, and sums of dz for each block of the clusters. */
     const int64_t clusters =
         cot_min(cot_ceil_div(s->tokens, MHC_SM90_TILE), MHC_SM90_CLUSTERS_OF(mhc_sm90_cluster_blocks(s)));
-    l.split_parts = s->n == MHC_SM90_N ? mhc_sm90_parts(s) : s->n == MHC_SM90_N8 ? mhc_sm90_n8_parts(s) : 0;
+    l.split_parts = s->n == MHC_SM90_N ? mhc_sm90_parts(s) : mhc_sm90_admits_n8(s) ? mhc_sm90_n8_parts(s) : 0;
     const int64_t max_parts = cot_max(l.split_parts, cot_max(clusters, l.parts));
     l.history = cot_workspace_reserve(&l.bytes, COT_PRODUCT(2, s->n, iterations, s->tokens), sizeof(float));
     l.token_sums = cot_workspace_reserve(&l.bytes, COT_PRODUCT(MHC_CUDA_TOKEN_PARTS, s->M, 2), sizeof(double));
@@ -164,7 +170,7 @@ static inline const char *admit_sm80(const void *problem)
 }
 
 /* NULL if all rows are contiguous and aligned to 16 bytes, apart from the data pointers. The alignment of the pointers
- * is known only when the kernel runs. It then falls back to the generic kernels. */
+ * is known only when the kernel runs. It then falls back to the generic kernels, or those for n = 8 to the tiled ones. */
 static inline const char *mhc_cuda_admit_rows(const void *problem, const cot_tensor *const tensors[], int count)
 {
     const mhc_sizes *sizes = problem;
@@ -296,23 +302,25 @@ static inline const char *admit_sm90_pre_fwd_n8(const void *problem)
 {
     const mhc_sizes *sizes = problem;
     const cot_mhc_pre_forward_args *a = &((const mhc_pre_forward_problem *)problem)->args;
-    if (sizes->n != MHC_SM90_N8 || sizes->dtype != COT_BF16)
-        return "n must be 8, and the dtype bf16";
+    const cot_tensor none = {0}; /* phi and gamma may have any strides */
+    if (!mhc_sm90_admits_n8(sizes))
+        return "n must be 8, the dtype bf16, and D a multiple of 64";
     if (admit_sm80_pre_tiles(problem) != NULL)
         return admit_sm80_pre_tiles(problem);
-    return mhc_sm90_admit_layout(problem, (const cot_tensor *const[]){&a->x, &a->h_in}, 2, &a->phi, &a->gamma);
+    return mhc_sm90_admit_layout(problem, (const cot_tensor *const[]){&a->x, &a->h_in}, 2, &none, &none);
 }
 
 static inline const char *admit_sm90_pre_bwd_n8(const void *problem)
 {
     const mhc_sizes *sizes = problem;
     const cot_mhc_pre_backward_args *a = &((const mhc_pre_backward_problem *)problem)->args;
-    if (sizes->n != MHC_SM90_N8 || sizes->dtype != COT_BF16)
-        return "n must be 8, and the dtype bf16";
+    const cot_tensor none = {0}; /* phi and gamma may have any strides */
+    if (!mhc_sm90_admits_n8(sizes))
+        return "n must be 8, the dtype bf16, and D a multiple of 64";
     if (admit_sm80_pre_tiles(problem) != NULL)
         return admit_sm80_pre_tiles(problem);
-    return mhc_sm90_admit_layout(problem, (const cot_tensor *const[]){&a->x, &a->dh_in, &a->dx_post, &a->dx}, 4,
-                                 &a->phi, &a->gamma);
+    return mhc_sm90_admit_layout(problem, (const cot_tensor *const[]){&a->x, &a->dh_in, &a->dx_post, &a->dx}, 4, &none,
+                                 &none);
 }
 
 /* Only the order of the costs matters. */
@@ -366,6 +374,7 @@ static inline size_t workspace_cuda_pre_fwd(const void *problem)
 typedef struct mhc_cuda_pre_fwd_plan {
     int64_t slices;
     int64_t slice_columns;         /* of the tensor-core kernels, see mhc_cuda_slice_columns */
+    int64_t n8_slices;             /* of the kernel for n = 8 */
     size_t sums, phi_terms, bytes; /* offsets of the sums and of the terms of phi gamma; of the whole workspace */
 } mhc_cuda_pre_fwd_plan;
 
@@ -395,8 +404,9 @@ static inline mhc_cuda_pre_fwd_plan mhc_cuda_plan_pre_fwd_tiles(const mhc_pre_fo
 static inline mhc_cuda_pre_fwd_plan mhc_cuda_plan_pre_fwd_n8(const mhc_pre_forward_problem *p)
 {
     const mhc_cuda_pre_fwd_plan tiles = mhc_cuda_plan_pre_fwd_tiles(p);
-    mhc_cuda_pre_fwd_plan plan =
-        mhc_cuda_plan_pre_fwd(p, cot_max(tiles.slices, mhc_sm90_n8_fwd_slices(&p->sizes)), true);
+    const int64_t n8_slices = mhc_sm90_n8_fwd_slices(&p->sizes);
+    mhc_cuda_pre_fwd_plan plan = mhc_cuda_plan_pre_fwd(p, cot_max(tiles.slices, n8_slices), true);
+    plan.n8_slices = n8_slices;
     plan.slices = tiles.slices;
     plan.slice_columns = tiles.slice_columns;
     return plan;

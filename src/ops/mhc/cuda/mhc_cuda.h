@@ -13,8 +13,8 @@ enum {
     MHC_CUDA_POST_THREADS = 256,     /* maximum in a block of post; a block handles one token */
     MHC_CUDA_POST_BWD_THREADS = 128, /* the same in the backward for n > 4: three blocks on a multiprocessor overlap */
     MHC_CUDA_TOKEN_THREADS = 64,     /* in a block of Sinkhorn's kernels; a thread handles one token */
-    MHC_CUDA_MAX_PARTS = 16,         /* token ranges with a separate dphi_part, in the portable kernels */
-    MHC_CUDA_TOKEN_PARTS = 256,      /* token ranges with separate sums of dz in the generic backward */
+    MHC_CUDA_MAX_PARTS = 16,         /* token ranges with a separate dphi_part, in the portable kernels and for n = 8 */
+    MHC_CUDA_TOKEN_PARTS = 256,      /* token ranges with separate sums of dz */
     MHC_CUDA_SUM_COLUMNS = 32,       /* columns that one block sums over the parts */
     MHC_CUDA_RUN = 16,               /* tokens that the generic dphi sums before it adds them to the total */
     /* Tensor-core kernels of any GPU. */

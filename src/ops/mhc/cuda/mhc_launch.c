@@ -436,7 +436,7 @@ cot_status mhc_pre_fwd_n8_sm90(cot_queue *queue, const void *problem, void *work
     c->sums = (float *)((char *)workspace + plan->sums);
     c->phi_terms = (uint16_t *)((char *)workspace + plan->phi_terms);
     c->term_columns = mhc_cuda_term_columns(s);
-    c->slices = mhc_sm90_n8_fwd_slices(s);
+    c->slices = plan->n8_slices;
     cot_status status = launch_split(queue, c);
     if (status == COT_OK)
         status = map_phi_terms(queue, &n8.phi, c, MHC_SM90_N8_ROWS / 2);

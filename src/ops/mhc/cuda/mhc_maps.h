@@ -15,7 +15,7 @@ enum {
     MHC_SM90_N = 4,
     MHC_SM90_M = MHC_SM90_N * (MHC_SM90_N + 2),
     MHC_SM90_CLUSTER_BLOCKS = 16,
-    MHC_SM90_BLOCKS = 132,       /* maximum in kernels without clusters */
+    MHC_SM90_BLOCKS = 132,       /* multiprocessors of an H200. n = 4: maximum in kernels without clusters */
     MHC_SM90_TILE = 16,          /* tokens: each block of a cluster of 16 owns one */
     MHC_SM90_CHUNK_COLUMNS = 64, /* columns in 128 bytes */
     MHC_SM90_BLOCK_CHUNKS = 4,   /* chunks of a block in each stream */

@@ -12,7 +12,8 @@
  *   dphi_part [64 columns][80 rows] += x^T [64][64 tokens] dh_mix [64][80], all three terms of dh_mix. The tensor cores
  *             truncate their sums, so they sum one tile only, and float32 additions sum the tiles.
  *
- *   producer          one thread loads x, dh_in and the terms of dh_mix, and stores dx, which replaces x in shared memory
+ *   producer          one thread loads the terms of phi gamma, x, dh_in and the terms of dh_mix. It stores dx, which
+ *                     replaces x in shared memory
  *   2 dx warpgroups   dx of two panels each. wgmma with A in registers holds its warps until it runs, so while one
  *                     warpgroup adds the other terms of dx, the other one issues products
  *   dphi warpgroup    dphi_part of all panels, in registers
@@ -299,6 +300,8 @@ static __device__ __forceinline__ void compute_dphi(const mhc_n8_call &p, shared
         arrive_from_warp(&s.mix_empty[ring.stage]);
     }
     const int64_t K = N * c.D;
+    if (!present(c.dphi) && !present(c.dgamma))
+        return;
 #pragma unroll
     for (int panel = 0; panel < PANELS; panel++)
 #pragma unroll

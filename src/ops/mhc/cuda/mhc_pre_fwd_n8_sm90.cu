@@ -155,6 +155,7 @@ extern "C" __global__ void __launch_bounds__(MHC_SM90_N8_FWD_THREADS, 1)
         }
         cot_mbarrier_init_fence();
     }
+    __syncwarp();
     cot_cluster_arrive(); /* the peer's loads and arrivals need these barriers */
     cot_cluster_wait();
     /* The shuffle shows the compiler that `warpgroup` is uniform. */
@@ -163,11 +164,11 @@ extern "C" __global__ void __launch_bounds__(MHC_SM90_N8_FWD_THREADS, 1)
         cot_setmaxnreg_dec<24>();
         if (threadIdx.x == CONSUMERS * WARPGROUP)
             produce(p, s, range);
-        __syncwarp();
     } else {
         cot_setmaxnreg_inc<240>();
         consume(p, s, warpgroup, range);
     }
+    __syncwarp();         /* the barrier needs whole warps */
     cot_cluster_arrive(); /* no block exits while the other may still write to its shared memory */
     cot_cluster_wait();
 }
