@@ -14,8 +14,8 @@
  *
  *   producer          one thread loads the terms of phi gamma, x, dh_in and the terms of dh_mix. It stores dx, which
  *                     replaces x in shared memory
- *   2 dx warpgroups   dx of two panels each. wgmma with A in registers holds its warps until it runs, so while one
- *                     warpgroup adds the other terms of dx, the other one issues products
+ *   2 dx warpgroups   dx of two panels each. While one warpgroup adds the other terms of dx, the other one multiplies:
+ *                     one warpgroup alone did not overlap these (docs/experiments/mhc.md)
  *   dphi warpgroup    dphi_part of all panels, in registers
  *
  *   barrier                  arrivals                    who waits      phase ends when
