@@ -523,6 +523,12 @@ static inline const char *admit_sm90_post_pre_fwd_n8(const void *problem)
     return admit_sm90_pre_fwd_n8(&pre);
 }
 
+static inline const char *admit_sm90_post_pre_bwd_n8(const void *problem)
+{
+    const mhc_pre_backward_problem pre = mhc_pre_half_backward(problem);
+    return admit_sm90_pre_bwd_n8(&pre);
+}
+
 static inline const char *admit_sm90_post_pre_fwd_split(const void *problem)
 {
     const mhc_pre_forward_problem pre = mhc_pre_half_forward(problem);

@@ -122,9 +122,9 @@ static const cot_cuda_kernel pre_bwd_one_pass = {cot_image_mhc_pre_bwd_split_sm9
                                              MHC_SM90_SHARED_BYTES};
 static const cot_cuda_kernel pre_bwd_one_pass_init = {cot_image_mhc_pre_bwd_split_sm90, "mhc_pre_bwd_one_pass_init", 0};
 static const cot_cuda_kernel pre_bwd_split_post[2] = HOPPER(mhc_pre_bwd_split_sm90, mhc_pre_bwd_split_post_sm90);
-static const cot_cuda_kernel pre_bwd_n8 = {cot_image_mhc_pre_bwd_n8_sm90, "mhc_pre_bwd_n8_sm90_bf16", MHC_SM90_SHARED_BYTES};
-static const cot_cuda_kernel pre_bwd_n8_post = {cot_image_mhc_pre_bwd_n8_sm90, "mhc_pre_bwd_n8_post_sm90_bf16",
-                                            MHC_SM90_SHARED_BYTES};
+#define PRE_BWD_N8(name) {cot_image_mhc_pre_bwd_n8_sm90, "mhc_pre_bwd_n8_" #name "sm90_bf16", MHC_SM90_SHARED_BYTES}
+/* By dx_post's presence and whether dx is f32. */
+static const cot_cuda_kernel pre_bwd_n8[2][2] = {{PRE_BWD_N8(), PRE_BWD_N8(f32_)}, {PRE_BWD_N8(post_), PRE_BWD_N8(post_f32_)}};
 #define PRE_BWD(stem) BY_BLOCKS(mhc_pre_bwd_cluster_sm90, stem)
 /* By n (2, 4), dtype (f16, bf16) and the blocks of a cluster. */
 #define PRE_BWD_CLUSTERS(stem)                        \
@@ -673,11 +673,11 @@ cot_status mhc_pre_bwd_n8_sm90(cot_queue *queue, const void *problem, void *work
     const cot_tensor *const tensors[] = {&a->x, &a->dh_in, &a->dx, &a->dx_post};
     CUtensorMap *const maps[] = {&n8.x, &n8.dh_in, &n8.dx, &n8.dx_post};
     for (int i = 0; i < COUNT(maps) && status == COT_OK; i++)
-        if (cot_is_present(tensors[i]))
+        if (cot_is_present(tensors[i]) && tensors[i]->dtype == s->dtype)
             status = make_tile_map(queue, maps[i], s, tensors[i], panel);
     if (status != COT_OK)
         return status;
-    const cot_cuda_kernel *kernel = post ? &pre_bwd_n8_post : &pre_bwd_n8;
+    const cot_cuda_kernel *kernel = &pre_bwd_n8[post][c->f32_dx];
     const cot_cuda_grid grid = {
         .blocks = {(unsigned)mhc_sm90_n8_slices(s), (unsigned)c->parts, 1},
         .threads = MHC_SM90_N8_THREADS,
@@ -895,9 +895,11 @@ static cot_status find_post_pre_y(cot_queue *queue, const mhc_post_pre_backward_
                                               : mhc_post_fwd_generic_sm80(queue, &post, NULL);
 }
 
+typedef cot_status backward_function(cot_queue *queue, const void *problem, void *workspace);
+
 /* Pre's backward, which stores g in float32, then post's backward. */
 static cot_status post_pre_backward(cot_queue *queue, const mhc_post_pre_backward_problem *p, void *workspace,
-                                    bool tiles)
+                                    backward_function *pre_backward)
 {
     const mhc_cuda_post_pre_layout *layout = queue->plan;
     mhc_pre_backward_problem pre = mhc_pre_half_backward(p);
@@ -906,7 +908,7 @@ static cot_status post_pre_backward(cot_queue *queue, const mhc_post_pre_backwar
     if (mhc_post_pre_needs_g(&p->args))
         pre.args.dx = post.args.dy = cot_tensor_contiguous((char *)workspace + layout->g, COT_F32, 4, p->args.x.shape);
     if (status == COT_OK)
-        status = (tiles ? mhc_pre_bwd_tiles_sm80 : mhc_pre_bwd_generic_sm80)(queue, &pre, workspace);
+        status = pre_backward(queue, &pre, workspace);
     if (status != COT_OK || !mhc_post_pre_needs_g(&p->args))
         return status;
     return admit_sm80_post_bwd(&post) == NULL ? mhc_post_bwd_rows_sm80(queue, &post, NULL)
@@ -915,12 +917,17 @@ static cot_status post_pre_backward(cot_queue *queue, const mhc_post_pre_backwar
 
 cot_status mhc_post_pre_bwd_generic_sm80(cot_queue *queue, const void *problem, void *workspace)
 {
-    return post_pre_backward(queue, problem, workspace, false);
+    return post_pre_backward(queue, problem, workspace, mhc_pre_bwd_generic_sm80);
 }
 
 cot_status mhc_post_pre_bwd_tiles_sm80(cot_queue *queue, const void *problem, void *workspace)
 {
-    return post_pre_backward(queue, problem, workspace, true);
+    return post_pre_backward(queue, problem, workspace, mhc_pre_bwd_tiles_sm80);
+}
+
+cot_status mhc_post_pre_bwd_n8_sm90(cot_queue *queue, const void *problem, void *workspace)
+{
+    return post_pre_backward(queue, problem, workspace, mhc_pre_bwd_n8_sm90);
 }
 
 /* The gradients of the parameters and the records of all tokens, for tensors whose data is not aligned. */

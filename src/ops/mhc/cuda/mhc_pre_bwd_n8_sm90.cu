@@ -93,7 +93,7 @@ static __device__ __forceinline__ void produce(const mhc_n8_call &p, shared_memo
         for (int first = 0; first < PANELS; first += PANELS / 2) {
             for (int panel = first; stores && panel < first + PANELS / 2; panel++) {
                 cot_mbarrier_wait(&s.dx_ready[ring.stage][panel], ring.parity ^ 1);
-                if (present(c.dx))
+                if (present(c.dx) && !c.f32_dx)
                     cot_tma_store_4d(&p.dx, 0, old_tile * TILE, chunk, first_stream + panel, s.x[ring.stage][panel]);
             }
             cot_bulk_commit();
@@ -191,11 +191,27 @@ struct post_pairs {
     }
 };
 
-/* Replaces the warp's tokens of x by dx. sums: of the products, from element `first` on. */
-template <bool ADD_POST, int SUMS>
+/* Where a thread stores its pairs of an f32 dx in a panel: rows of its two tokens, null beyond the last token. */
+struct f32_rows {
+    float *row[2];
+
+    __device__ __forceinline__ f32_rows(const mhc_call &c, int first, int stream, int column)
+    {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int token = first + 8 * half;
+            row[half] = present(c.dx) && token < c.tokens
+                            ? (float *)c.dx.data + token_offset(c, c.dx, token) + stream * c.dx.stride[2] + column
+                            : nullptr;
+        }
+    }
+};
+
+/* Replaces the warp's tokens of x by dx, or (F32_DX) stores dx. sums: of the products, from element `first` on. */
+template <bool ADD_POST, bool F32_DX, int SUMS>
 static __device__ __forceinline__ void finish_dx(const float (&sums)[SUMS], int first, unsigned char *x,
                                                  const unsigned char *dh_in, const token_pair &tokens,
-                                                 const post_pairs &post)
+                                                 const post_pairs &post, const f32_rows &to)
 {
     const int lane = threadIdx.x % 32, row = threadIdx.x % WARPGROUP / 32 * 16 + lane % 16;
 #pragma unroll
@@ -217,9 +233,13 @@ static __device__ __forceinline__ void finish_dx(const float (&sums)[SUMS], int 
                 const float2 post_value = cot_unpack_pair<__nv_bfloat16>(post.pair[unit + i / 2][half]);
                 value.x += post_value.x, value.y += post_value.y;
             }
-            out[i] = cot_pack_pair<__nv_bfloat16>(value.x, value.y);
+            if (!F32_DX)
+                out[i] = cot_pack_pair<__nv_bfloat16>(value.x, value.y);
+            else if (to.row[half] != nullptr)
+                *(float2 *)(to.row[half] + 8 * (unit + i / 2)) = value;
         }
-        cot_stmatrix_x4(cot_shared_address(x + offset), out);
+        if (!F32_DX)
+            cot_stmatrix_x4(cot_shared_address(x + offset), out);
     }
 }
 
@@ -230,11 +250,11 @@ static __device__ __forceinline__ void arrive_from_warp(uint64_t *barrier)
         cot_mbarrier_arrive(barrier);
 }
 
-template <bool ADD_POST>
+template <bool ADD_POST, bool F32_DX>
 static __device__ __forceinline__ void compute_dx(const mhc_n8_call &p, shared_memory &s, int first_panel, int chunk,
                                                   int first_stream)
 {
-    constexpr int AT_ONCE = ADD_POST ? 1 : DX_PANELS; /* panels; with dx_post there are no registers for two */
+    constexpr int AT_ONCE = ADD_POST || F32_DX ? 1 : DX_PANELS; /* panels; else there are no registers for two */
     const mhc_call &c = p.call;
     const int tiles = (int)((c.tokens + TILE - 1) / TILE), lane = threadIdx.x % 32,
               warp_row = threadIdx.x % WARPGROUP / 32 * 16, mix_lane = mix_offset(warp_row + lane % 16, lane / 16);
@@ -261,8 +281,9 @@ static __device__ __forceinline__ void compute_dx(const mhc_n8_call &p, shared_m
                     post.load(c, first_token, first_stream + panel, chunk * COLUMNS + lane % 4 * 2);
                 cot_mbarrier_wait(&s.x_full[ring.stage][panel], ring.parity);
                 cot_mbarrier_wait(&s.x_read[ring.stage][panel], ring.parity);
-                finish_dx<ADD_POST>(dx, (panel - first) * COLUMNS / 2, s.x[ring.stage][panel], s.dh_in[ring.stage],
-                                    tokens, post);
+                const f32_rows to(c, first_token, first_stream + panel, chunk * COLUMNS + lane % 4 * 2);
+                finish_dx<ADD_POST, F32_DX>(dx, (panel - first) * COLUMNS / 2, s.x[ring.stage][panel],
+                                            s.dh_in[ring.stage], tokens, post, to);
                 cot_fence_proxy_async();
                 arrive_from_warp(&s.dx_ready[ring.stage][panel]);
             }
@@ -312,7 +333,7 @@ static __device__ __forceinline__ void compute_dphi(const mhc_n8_call &p, shared
         }
 }
 
-template <bool ADD_POST> static __device__ __forceinline__ void backward(const mhc_n8_call &p)
+template <bool ADD_POST, bool F32_DX> static __device__ __forceinline__ void backward(const mhc_n8_call &p)
 {
     shared_memory &s = *(shared_memory *)memory;
     const int chunk = blockIdx.x / (N / PANELS), first_stream = blockIdx.x % (N / PANELS) * PANELS;
@@ -341,15 +362,18 @@ template <bool ADD_POST> static __device__ __forceinline__ void backward(const m
         compute_dphi(p, s, chunk, first_stream);
     } else {
         cot_setmaxnreg_dec<128>();
-        compute_dx<ADD_POST>(p, s, warpgroup * DX_PANELS, chunk, first_stream);
+        compute_dx<ADD_POST, F32_DX>(p, s, warpgroup * DX_PANELS, chunk, first_stream);
     }
 }
 
-#define INSTANCE(name, add_post)                                         \
+#define INSTANCE(name, add_post, f32_dx)                                 \
     extern "C" __global__ void __launch_bounds__(MHC_SM90_N8_THREADS, 1) \
         mhc_pre_bwd_##name(const __grid_constant__ mhc_n8_call p)        \
     {                                                                    \
-        backward<add_post>(p);                                           \
+        backward<add_post, f32_dx>(p);                                   \
     }
-INSTANCE(n8_sm90_bf16, false)
-INSTANCE(n8_post_sm90_bf16, true)
+INSTANCE(n8_sm90_bf16, false, false)
+INSTANCE(n8_post_sm90_bf16, true, false)
+/* dx is g of post_pre's backward. */
+INSTANCE(n8_f32_sm90_bf16, false, true)
+INSTANCE(n8_post_f32_sm90_bf16, true, true)
