@@ -21,7 +21,7 @@ for name; do
     [[ " "${known//$'\n'/ }" " == *" $name "* ]] || { echo "fuzz.sh: NAME is '$name', expected one of:" $known >&2; exit 2; }
 done
 mkdir -p "$work"
-export ASAN_OPTIONS=allocator_may_return_null=1:detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1
+export ASAN_OPTIONS=allocator_may_return_null=1:intercept_tls_get_addr=0:detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1
 export LSAN_OPTIONS=print_suppressions=0:suppressions=tests/lsan.supp
 
 fuzz()

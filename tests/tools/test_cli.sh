@@ -19,6 +19,7 @@ expect()
     if [ "$got" -ne "$status" ] || ! grep -qF -- "$text" "$work/out"; then
         echo "FAILED: cotangent $*: exit status $got, expected $status with \"$text\":"
         head -5 "$work/out"
+        [ "$(wc -l <"$work/out")" -le 5 ] || tail -5 "$work/out"
         failed=$((failed + 1))
     fi
 }
