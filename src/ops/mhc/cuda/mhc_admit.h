@@ -68,7 +68,7 @@ static inline int mhc_sm90_cluster_blocks(const mhc_sizes *s)
 /* ---- pre for n = 8 on Hopper -------------------------------------------------------------------------- */
 
 /* Whether the kernels have these sizes and this dtype. */
-static inline bool mhc_sm90_admits_n8(const mhc_sizes *s)
+static inline bool mhc_sm90_is_n8(const mhc_sizes *s)
 {
     return s->n == MHC_SM90_N8 && s->dtype == COT_BF16 && s->D % MHC_SM90_CHUNK_COLUMNS == 0;
 }
@@ -149,7 +149,7 @@ static inline mhc_cuda_layout mhc_cuda_layout_pre_bwd(const mhc_sizes *s, int32_
     /* The cluster kernel stores one part for each cluster, and sums of dz for each block of the clusters. */
     const int64_t clusters =
         cot_min(cot_ceil_div(s->tokens, MHC_SM90_TILE), MHC_SM90_CLUSTERS_OF(mhc_sm90_cluster_blocks(s)));
-    l.split_parts = s->n == MHC_SM90_N ? mhc_sm90_parts(s) : mhc_sm90_admits_n8(s) ? mhc_sm90_n8_parts(s) : 0;
+    l.split_parts = s->n == MHC_SM90_N ? mhc_sm90_parts(s) : mhc_sm90_is_n8(s) ? mhc_sm90_n8_parts(s) : 0;
     const int64_t max_parts = cot_max(l.split_parts, cot_max(clusters, l.parts));
     l.history = cot_workspace_reserve(&l.bytes, COT_PRODUCT(2, s->n, iterations, s->tokens), sizeof(float));
     l.token_sums = cot_workspace_reserve(&l.bytes, COT_PRODUCT(MHC_CUDA_TOKEN_PARTS, s->M, 2), sizeof(double));
@@ -298,29 +298,27 @@ static inline const char *admit_sm90_pre_bwd(const void *problem)
                                  &a->phi, &a->gamma);
 }
 
-static inline const char *admit_sm90_pre_fwd_n8(const void *problem)
+/* Admission of the Hopper kernels for n = 8. phi and gamma may have any strides. */
+static inline const char *mhc_sm90_admit_n8(const void *problem, const cot_tensor *const tensors[], int count)
 {
-    const mhc_sizes *sizes = problem;
-    const cot_mhc_pre_forward_args *a = &((const mhc_pre_forward_problem *)problem)->args;
-    const cot_tensor none = {0}; /* phi and gamma may have any strides */
-    if (!mhc_sm90_admits_n8(sizes))
+    const cot_tensor none = {0};
+    if (!mhc_sm90_is_n8(problem))
         return "n must be 8, the dtype bf16, and D a multiple of 64";
     if (admit_sm80_pre_tiles(problem) != NULL)
         return admit_sm80_pre_tiles(problem);
-    return mhc_sm90_admit_layout(problem, (const cot_tensor *const[]){&a->x, &a->h_in}, 2, &none, &none);
+    return mhc_sm90_admit_layout(problem, tensors, count, &none, &none);
+}
+
+static inline const char *admit_sm90_pre_fwd_n8(const void *problem)
+{
+    const cot_mhc_pre_forward_args *a = &((const mhc_pre_forward_problem *)problem)->args;
+    return mhc_sm90_admit_n8(problem, (const cot_tensor *const[]){&a->x, &a->h_in}, 2);
 }
 
 static inline const char *admit_sm90_pre_bwd_n8(const void *problem)
 {
-    const mhc_sizes *sizes = problem;
     const cot_mhc_pre_backward_args *a = &((const mhc_pre_backward_problem *)problem)->args;
-    const cot_tensor none = {0}; /* phi and gamma may have any strides */
-    if (!mhc_sm90_admits_n8(sizes))
-        return "n must be 8, the dtype bf16, and D a multiple of 64";
-    if (admit_sm80_pre_tiles(problem) != NULL)
-        return admit_sm80_pre_tiles(problem);
-    return mhc_sm90_admit_layout(problem, (const cot_tensor *const[]){&a->x, &a->dh_in, &a->dx_post, &a->dx}, 4, &none,
-                                 &none);
+    return mhc_sm90_admit_n8(problem, (const cot_tensor *const[]){&a->x, &a->dh_in, &a->dx_post, &a->dx}, 4);
 }
 
 /* Only the order of the costs matters. */

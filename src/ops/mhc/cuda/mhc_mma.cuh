@@ -21,6 +21,12 @@ static __device__ __forceinline__ void mma(float (&c)[4], uint32_t a0, uint32_t 
         cot_mma_bf16(c, a0, a1, a2, a3, b0, b1);
 }
 
+/* Byte offset of 16-byte unit `unit` of row `row` in a tile with rows of 128 bytes and the 128-byte swizzle. */
+static __device__ __forceinline__ int swizzled_offset(int row, int unit)
+{
+    return row * 128 + ((unit ^ row % 8) * 16);
+}
+
 /* Signals that the warp has finished reading or writing a part of shared memory. All 32 lanes arrive:
  * compute-sanitizer's racecheck tracks only lanes that arrive themselves. */
 static __device__ __forceinline__ void arrive_all_lanes(uint64_t *barrier)

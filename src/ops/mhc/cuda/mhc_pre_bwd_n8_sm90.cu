@@ -25,12 +25,9 @@
  *   dx_ready[stage][panel]   1 of each dx warp           producer       dx is in the place of x
  *   mix_full[stage]          1, the producer             dx, dphi       dh_in and dh_mix are loaded
  *   mix_empty[stage]         1 of each dx and dphi warp  producer       they have been read */
-#include "mhc_cuda.cuh"
-#include "mhc_maps.h"
+#include "mhc_mma.cuh"
 
 #include "../../../cuda/device/bulk.cuh"
-#include "../../../cuda/device/cluster.cuh"
-#include "../../../cuda/device/mma.cuh"
 #include "../../../cuda/device/wgmma.cuh"
 
 enum {
@@ -63,12 +60,7 @@ struct shared_memory {
 static_assert(sizeof(shared_memory) <= MHC_SM90_SHARED_BYTES, "must fit in a block's shared memory");
 extern __shared__ __align__(1024) unsigned char memory[];
 
-/* Byte offset of 16-byte unit `unit` of a row in tiles with rows of 128 and of 32 bytes. */
-static __device__ __forceinline__ int panel_offset(int row, int unit)
-{
-    return row * 128 + ((unit ^ row % 8) * 16);
-}
-
+/* The same as swizzled_offset, for rows of 32 bytes and the 32-byte swizzle. */
 static __device__ __forceinline__ int mix_offset(int row, int unit)
 {
     return row * 32 + ((unit ^ row / 4 % 2) * 16);
@@ -216,7 +208,7 @@ static __device__ __forceinline__ void finish_dx(const float (&sums)[SUMS], int 
     const int lane = threadIdx.x % 32, row = threadIdx.x % WARPGROUP / 32 * 16 + lane % 16;
 #pragma unroll
     for (int unit = 0; unit < COLUMNS / 8; unit += 2) {
-        const int offset = panel_offset(row, unit + lane / 16);
+        const int offset = swizzled_offset(row, unit + lane / 16);
         uint32_t x_pairs[4], dh_in_pairs[4], out[4];
         cot_ldmatrix_x4(x_pairs, cot_shared_address(x + offset));
         cot_ldmatrix_x4(dh_in_pairs, cot_shared_address(dh_in + offset));
@@ -298,7 +290,7 @@ static __device__ __forceinline__ void compute_dphi(const mhc_n8_call &p, shared
     const int tiles = (int)((c.tokens + TILE - 1) / TILE), lane = threadIdx.x % 32,
               warp_row = threadIdx.x % WARPGROUP / 32 * 16;
     /* ldmatrix, transposed: a lane's row of the fragments of x^T */
-    const int x_lane = panel_offset(lane / 16 * 8 + lane % 8, warp_row / 8 + lane / 8 % 2);
+    const int x_lane = swizzled_offset(lane / 16 * 8 + lane % 8, warp_row / 8 + lane / 8 % 2);
     float dphi_part[PANELS][ROWS / 2] = {{0}};
     cot_pipeline_state<STAGES> ring;
     for (int tile = blockIdx.y; tile < tiles; tile += gridDim.y, ring.next()) {
@@ -320,9 +312,9 @@ static __device__ __forceinline__ void compute_dphi(const mhc_n8_call &p, shared
         }
         arrive_from_warp(&s.mix_empty[ring.stage]);
     }
-    const int64_t K = N * c.D;
     if (!present(c.dphi) && !present(c.dgamma))
         return;
+    const int64_t K = N * c.D;
 #pragma unroll
     for (int panel = 0; panel < PANELS; panel++)
 #pragma unroll

@@ -16,12 +16,8 @@
  *   barrier        arrivals                           who waits   phase ends when
  *   full[stage]    1, the producer                    consumers   x and both halves of phi are loaded
  *   empty[stage]   1 of each consumer warp of a pair  producer    the consumers of both blocks have read the stage */
-#include "mhc_cuda.cuh"
-#include "mhc_maps.h"
+#include "mhc_mma.cuh"
 
-#include "../../../cuda/device/bulk.cuh"
-#include "../../../cuda/device/cluster.cuh"
-#include "../../../cuda/device/mma.cuh"
 #include "../../../cuda/device/wgmma.cuh"
 
 enum {
@@ -94,8 +90,8 @@ static __device__ __forceinline__ void consume(const mhc_n8_call &p, shared_memo
             cot_mbarrier_wait(&s.full[ring.stage], ring.parity);
 #pragma unroll
             for (int step = 0; step < COLUMNS / 16; step++)
-                cot_ldmatrix_x4(x[step], cot_shared_address(s.x[ring.stage] + x_row * ROW_BYTES +
-                                                            ((step * 2 + lane / 16) ^ x_row % 8) * 16));
+                cot_ldmatrix_x4(x[step],
+                                cot_shared_address(s.x[ring.stage] + swizzled_offset(x_row, step * 2 + lane / 16)));
             cot_wgmma_fence();
 #pragma unroll
             for (int term = TERMS - 1; term >= 0; term--) {

@@ -181,9 +181,9 @@ static __device__ __forceinline__ int64_t mix_index(const mhc_call &c, int64_t t
 static __device__ __forceinline__ void store_mix_terms(const mhc_call &c, int n, int64_t token, int j, float dh_mix)
 {
     const int rows = MHC_CUDA_MMA_ROWS(MHC_CUDA_MMA_M(n));
-    dh_mix *= (float)MHC_CUDA_MIX_SCALE;
     if (c.mix_terms == nullptr || j >= rows)
         return;
+    dh_mix *= (float)MHC_CUDA_MIX_SCALE;
 #pragma unroll
     for (int term = 0; term < MHC_CUDA_MMA_TERMS; term++) {
         const __nv_bfloat16 value = __float2bfloat16_rn(dh_mix);
