@@ -117,6 +117,12 @@ static inline int64_t mhc_sm90_n8_fwd_slices(const mhc_sizes *s)
 
 /* ---- pre's backward ----------------------------------------------------------------------------------- */
 
+/* Tokens of a tile of the cluster kernels. */
+static inline int mhc_sm90_bwd_tile(const mhc_sizes *s)
+{
+    return MHC_SM90_CLUSTER_TILE(false, (int)cot_dtype_size(s->dtype));
+}
+
 /* Offsets in the workspace, in bytes. The parts depend only on the shape, so the order of sums does too. */
 typedef struct mhc_cuda_layout {
     int64_t parts, part_length, token_parts;
@@ -148,7 +154,7 @@ static inline mhc_cuda_layout mhc_cuda_layout_pre_bwd(const mhc_sizes *s, int32_
     l.token_parts = cot_clamp(s->tokens, 0, MHC_CUDA_TOKEN_PARTS);
     /* The cluster kernel stores one part for each cluster, and sums of dz for each block of the clusters. */
     const int64_t clusters =
-        cot_min(cot_ceil_div(s->tokens, MHC_SM90_TILE), MHC_SM90_CLUSTERS_OF(mhc_sm90_cluster_blocks(s)));
+        cot_min(cot_ceil_div(s->tokens, mhc_sm90_bwd_tile(s)), MHC_SM90_CLUSTERS_OF(mhc_sm90_cluster_blocks(s)));
     l.split_parts = s->n == MHC_SM90_N ? mhc_sm90_parts(s) : mhc_sm90_is_n8(s) ? mhc_sm90_n8_parts(s) : 0;
     const int64_t max_parts = cot_max(l.split_parts, cot_max(clusters, l.parts));
     l.history = cot_workspace_reserve(&l.bytes, COT_PRODUCT(2, s->n, iterations, s->tokens), sizeof(float));
@@ -286,16 +292,30 @@ static inline const char *admit_sm90_pre_fwd(const void *problem)
     return mhc_sm90_admit_layout(problem, (const cot_tensor *const[]){&a->x, &a->h_in}, 2, &a->phi, &a->gamma);
 }
 
-static inline const char *admit_sm90_pre_bwd(const void *problem)
+/* Pre's backward in clusters, apart from the dtype. */
+static inline const char *mhc_sm90_admit_bwd_clusters(const void *problem)
 {
     const mhc_sizes *sizes = problem;
     const cot_mhc_pre_backward_args *a = &((const mhc_pre_backward_problem *)problem)->args;
-    if ((sizes->n != MHC_SM90_N && sizes->n != 2) || (sizes->dtype != COT_BF16 && sizes->dtype != COT_F16))
-        return "n must be 2 or 4, and the dtype f16 or bf16";
+    if (sizes->n != MHC_SM90_N && sizes->n != 2)
+        return "n must be 2 or 4";
     if (sizes->D > mhc_sm90_cluster_max_d(sizes))
         return sizes->n == 2 ? "it supports D up to 8192" : "it supports D up to 4096";
     return mhc_sm90_admit_layout(problem, (const cot_tensor *const[]){&a->x, &a->dh_in, &a->dx_post, &a->dx}, 4,
                                  &a->phi, &a->gamma);
+}
+
+static inline const char *admit_sm90_pre_bwd(const void *problem)
+{
+    const cot_dtype dtype = ((const mhc_sizes *)problem)->dtype;
+    return dtype == COT_BF16 || dtype == COT_F16 ? mhc_sm90_admit_bwd_clusters(problem)
+                                                 : "the dtype must be f16 or bf16";
+}
+
+static inline const char *admit_sm90_pre_bwd_f32(const void *problem)
+{
+    return ((const mhc_sizes *)problem)->dtype == COT_F32 ? mhc_sm90_admit_bwd_clusters(problem)
+                                                          : "the dtype must be f32";
 }
 
 /* Admission of the Hopper kernels for n = 8. phi and gamma may have any strides. */
@@ -525,6 +545,12 @@ static inline const char *admit_sm90_post_pre_bwd_n8(const void *problem)
 {
     const mhc_pre_backward_problem pre = mhc_pre_half_backward(problem);
     return admit_sm90_pre_bwd_n8(&pre);
+}
+
+static inline const char *admit_sm90_post_pre_bwd_f32(const void *problem)
+{
+    const mhc_pre_backward_problem pre = mhc_pre_half_backward(problem);
+    return admit_sm90_pre_bwd_f32(&pre);
 }
 
 static inline const char *admit_sm90_post_pre_fwd_split(const void *problem)

@@ -33,6 +33,7 @@ IMAGE(mhc_generic)
 IMAGE(mhc_pre_fwd_sm90)
 IMAGE(mhc_pre_fwd_n8_sm90)
 IMAGE(mhc_pre_bwd_cluster_sm90)
+IMAGE(mhc_pre_bwd_f32_sm90)
 IMAGE(mhc_pre_bwd_split_sm90)
 IMAGE(mhc_pre_bwd_n8_sm90)
 IMAGE(mhc_pre_tokens)
@@ -126,12 +127,13 @@ static const cot_cuda_kernel pre_bwd_split_post[2] = HOPPER(mhc_pre_bwd_split_sm
 /* By dx_post's presence and whether dx is f32. */
 static const cot_cuda_kernel pre_bwd_n8[2][2] = {{PRE_BWD_N8(), PRE_BWD_N8(f32_)}, {PRE_BWD_N8(post_), PRE_BWD_N8(post_f32_)}};
 #define PRE_BWD(stem) BY_BLOCKS(mhc_pre_bwd_cluster_sm90, stem)
-/* By n (2, 4), dtype (f16, bf16) and the blocks of a cluster. */
-#define PRE_BWD_CLUSTERS(stem)                        \
-    {{PRE_BWD(stem##_n2_f16), PRE_BWD(stem##_n2_bf16)}, \
-     {PRE_BWD(stem##_f16), PRE_BWD(stem##_bf16)}}
-static const cot_cuda_kernel pre_bwd_clusters[2][2][3] = PRE_BWD_CLUSTERS(mhc_pre_bwd_cluster_sm90);
-static const cot_cuda_kernel pre_bwd_clusters_post[2][2][3] = PRE_BWD_CLUSTERS(mhc_pre_bwd_cluster_post_sm90);
+#define PRE_BWD_F32(stem) BY_BLOCKS(mhc_pre_bwd_f32_sm90, stem)
+/* By n (2, 4), dtype (f32, f16, bf16) and the blocks of a cluster. */
+#define PRE_BWD_CLUSTERS(stem)                                                     \
+    {{PRE_BWD_F32(stem##_n2_f32), PRE_BWD(stem##_n2_f16), PRE_BWD(stem##_n2_bf16)}, \
+     {PRE_BWD_F32(stem##_f32), PRE_BWD(stem##_f16), PRE_BWD(stem##_bf16)}}
+static const cot_cuda_kernel pre_bwd_clusters[2][3][3] = PRE_BWD_CLUSTERS(mhc_pre_bwd_cluster_sm90);
+static const cot_cuda_kernel pre_bwd_clusters_post[2][3][3] = PRE_BWD_CLUSTERS(mhc_pre_bwd_cluster_post_sm90);
 static const cot_cuda_kernel pre_bwd_clusters_records[3] = PRE_BWD(mhc_pre_bwd_cluster_records_sm90_bf16);
 /* clang-format on */
 
@@ -383,7 +385,8 @@ static cot_status forward_sm90(cot_queue *queue, const void *problem, void *work
     }
     const int columns = MHC_SM90_COLUMNS_OF(c->n), size = (int)cot_dtype_size(p->sizes.dtype);
     const bool wide = !split && c->D > mhc_sm90_cluster_max_d(&p->sizes);
-    const tile_box box = {(wide ? MHC_SM90_WIDE_COLUMNS : columns) * size / 128, MHC_SM90_FWD_TILE(wide, size), c->n};
+    const tile_box box = {(wide ? MHC_SM90_WIDE_COLUMNS : columns) * size / 128, MHC_SM90_CLUSTER_TILE(wide, size),
+                          c->n};
     const int cluster_blocks = wide ? MHC_SM90_CLUSTER_BLOCKS : mhc_sm90_cluster_blocks(&p->sizes);
     const cot_cuda_kernel *kernel =
         split  ? &pre_fwd_split[p->sizes.dtype - COT_F16]
@@ -537,13 +540,14 @@ _Static_assert(MHC_SM90_CLUSTERS_OF(16) * 16 <= MHC_CUDA_TOKEN_PARTS &&
 _Static_assert((int)MHC_SM90_BLOCKS <= (int)MHC_CUDA_TOKEN_PARTS,
                "the split kernel's sums of dz must fit in the workspace");
 
-/* Makes the tensor maps of the tensors that are present. dx_post is ignored if dx is absent. */
-static cot_status map_backward(cot_queue *queue, mhc_mapped_call *mapped, const mhc_pre_backward_problem *p)
+/* Makes the tensor maps of the tensors that are present, with boxes of `tokens` tokens. dx_post is ignored if dx is
+ * absent. */
+static cot_status map_backward(cot_queue *queue, mhc_mapped_call *mapped, const mhc_pre_backward_problem *p, int tokens)
 {
     const cot_mhc_pre_backward_args *a = &p->args;
     const bool dx = cot_is_present(&a->dx), post = dx && cot_is_present(&a->dx_post);
-    const int chunks = MHC_SM90_COLUMNS_OF(mapped->call.n) / MHC_SM90_CHUNK_COLUMNS;
-    const tile_box all_streams = {chunks, MHC_SM90_TILE, mapped->call.n}, one_stream = {chunks, MHC_SM90_TILE, 1};
+    const int chunks = MHC_SM90_COLUMNS_OF(mapped->call.n) * (int)cot_dtype_size(p->sizes.dtype) / 128;
+    const tile_box all_streams = {chunks, tokens, mapped->call.n}, one_stream = {chunks, tokens, 1};
     cot_status status = make_tile_map(queue, &mapped->x, &p->sizes, &a->x, all_streams);
     if (status == COT_OK)
         status = make_tile_map(queue, &mapped->dh_in, &p->sizes, &a->dh_in, one_stream);
@@ -569,32 +573,37 @@ static cot_status backward_cluster(cot_queue *queue, const mhc_pre_backward_prob
     const cot_mhc_pre_backward_args *a = &p->args;
     mhc_mapped_call mapped = {.call = pre_backward_call(queue, p, workspace)};
     mhc_call *c = &mapped.call;
-    if (!backward_is_aligned(a))
+    const bool pairs = p->sizes.dtype == COT_F32; /* the f32 kernel loads two elements of phi or gamma at a time */
+    if (!backward_is_aligned(a) || (pairs && (!is_aligned(&a->phi, 8) || !is_aligned(&a->gamma, 8))))
         return mhc_pre_bwd_generic_sm80(queue, p, workspace);
     if (c->tokens == 0)
         return launch_sum_parts(queue, c);
     c->dphi_part_scale = 1 / (float)MHC_CUDA_MIX_SCALE;
-    const int cluster_blocks = mhc_sm90_cluster_blocks(&p->sizes);
-    c->parts = cluster_count(c, MHC_SM90_TILE, cluster_blocks);
+    const int cluster_blocks = mhc_sm90_cluster_blocks(&p->sizes), tile = mhc_sm90_bwd_tile(&p->sizes);
+    c->parts = cluster_count(c, tile, cluster_blocks);
     if (c->dh_res.data != NULL)
         LAUNCH(queue, &pre_dz[c->n - 1], token_blocks(c), 1, MHC_CUDA_TOKEN_THREADS, c);
     else
         c->dz = NULL; /* the owner warps read it from dh_post and dh_res_logits */
-    const cot_status status = map_backward(queue, &mapped, p);
+    const cot_status status = map_backward(queue, &mapped, p, tile);
     if (status != COT_OK)
         return status;
     c->token_parts = c->parts * cluster_blocks * MHC_SM90_OWNERS(cluster_blocks, c->dx_post.data != NULL);
-    const int dtype = p->sizes.dtype - COT_F16;
+    const int dtype = p->sizes.dtype - COT_F32;
     const cot_cuda_kernel *kernels = keep_records              ? pre_bwd_clusters_records
                                      : c->dx_post.data != NULL ? pre_bwd_clusters_post[c->n == 4][dtype]
                                                                : pre_bwd_clusters[c->n == 4][dtype];
-    const cot_status launch_status =
-        launch_clusters(queue, &kernels[cluster_index(cluster_blocks)], cluster_blocks, MHC_SM90_TILE,
-                        MHC_SM90_BWD_THREADS, c->dh_res.data != NULL, c, &mapped);
+    const cot_status launch_status = launch_clusters(queue, &kernels[cluster_index(cluster_blocks)], cluster_blocks,
+                                                     tile, MHC_SM90_BWD_THREADS, c->dh_res.data != NULL, c, &mapped);
     return launch_status == COT_OK ? launch_sum_parts(queue, c) : launch_status;
 }
 
 cot_status mhc_pre_bwd_cluster_sm90(cot_queue *queue, const void *problem, void *workspace)
+{
+    return backward_cluster(queue, problem, workspace, false);
+}
+
+cot_status mhc_pre_bwd_f32_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
     return backward_cluster(queue, problem, workspace, false);
 }
@@ -718,7 +727,7 @@ cot_status mhc_pre_bwd_split_sm90(cot_queue *queue, const void *problem, void *w
     c->parts = ((const mhc_cuda_layout *)queue->plan)->split_parts;
     if (c->tokens == 0)
         return launch_sum_parts(queue, c);
-    cot_status status = map_backward(queue, &mapped, p);
+    cot_status status = map_backward(queue, &mapped, p, MHC_SM90_TILE);
     if (status == COT_OK && c->D > MHC_SM90_ONE_PASS_ABOVE_D && p->sizes.dtype == COT_BF16 && c->dx_post.data == NULL)
         return launch_one_pass(queue, &mapped, &p->sizes);
     if (status == COT_OK)
@@ -928,6 +937,11 @@ cot_status mhc_post_pre_bwd_tiles_sm80(cot_queue *queue, const void *problem, vo
 cot_status mhc_post_pre_bwd_n8_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
     return post_pre_backward(queue, problem, workspace, mhc_pre_bwd_n8_sm90);
+}
+
+cot_status mhc_post_pre_bwd_f32_sm90(cot_queue *queue, const void *problem, void *workspace)
+{
+    return post_pre_backward(queue, problem, workspace, mhc_pre_bwd_f32_sm90);
 }
 
 /* The gradients of the parameters and the records of all tokens, for tensors whose data is not aligned. */

@@ -53,8 +53,8 @@ enum {
 
 /* Columns of a block in each of n streams. */
 #define MHC_SM90_COLUMNS_OF(n) (MHC_SM90_K / (n))
-/* Tokens of a tile of the forward. element: bytes of an element of x. */
-#define MHC_SM90_FWD_TILE(wide, element) ((wide) || (element) == 4 ? MHC_SM90_WIDE_TILE : MHC_SM90_TILE)
+/* Tokens of a tile of a cluster kernel. wide: see MHC_SM90_WIDE_TILE. element: bytes of an element of x. */
+#define MHC_SM90_CLUSTER_TILE(wide, element) ((wide) || (element) == 4 ? MHC_SM90_WIDE_TILE : MHC_SM90_TILE)
 /* The most clusters that an H100 or H200 holds at once, by their number of blocks. */
 #define MHC_SM90_CLUSTERS_OF(blocks) ((blocks) == 16 ? 7 : (blocks) == 8 ? 15 : 30)
 /* Owner warps of a block of pre's backward. A kernel that adds dx_post has no warp left for a second one. */

@@ -1,102 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mhc_pre_bwd_cluster_sm90.cu: pre backward in one pass over x and dh_in, for n = 2 and 4, f16 and bf16.
+ * mhc_pre_bwd_cluster_sm90.cu: pre backward in one pass over x and dh_in, for n = 2 and 4, f16 and bf16: the MMA warps.
+ * mhc_pre_bwd_cluster_sm90.cuh explains the kernel. The products are in mhc_pre_bwd_sm90.cuh.
  *
- * A token's *record* (mhc_token_record) has what the products of all blocks need: dh_mix as three terms, h_pre, and
- * factor (c of the formulas). It depends on dh_pre, which is a sum over all columns. So for each tile, every block
- * sends its part of dh_pre to the owner blocks of the tokens. Their owner warps send the records to every block.
- *
- * Tiles, blocks and owner blocks are the same as in mhc_pre_fwd_sm90.cu: a cluster has 16 blocks, or 8 for D up to
- * 2048, or 4 for D up to 1024. Block r is the owner block of the tokens r, r + BLOCKS, ... of each tile. With dh_res,
- * mhc_pre_dz has already stored dz in the workspace: it includes Sinkhorn's gradient. Each stage holds one tile. Roles:
- *
- *   producer     loads x and dh_in of the tile into shared memory. Later stores dx, which replaced x there
- *   8 MMA warps  32 columns of all streams each. They first compute their part of dh_pre: the diagonals of dh_in x^T.
- *                When the tile's records have arrived, they add to dphi_part and compute dx (mhc_pre_bwd_sm90.cuh)
- *   reducer      sums dh_pre over the warps, and sends each token's sum to its owner block
- *   owner warp   makes the records of its tokens and sends them to all blocks: first what does not depend on dh_pre,
- *                then the rest, for which it sums dh_pre over the blocks. Also sums the terms of dbias and dalpha
- *   dx_post      loads dx_post, if present, one stream at a time. Its buffer replaces one stage. Without dx_post, in
- *                clusters of 4 blocks, this warp is a second owner warp: one would take longer for the four tokens of a
- *                block than the loads of a tile take
- *
- *   barrier               arrivals             who waits     phase ends when
- *   full[stage]           1, the producer      MMA warps     x and dh_in of the tile are in shared memory
- *   warp_dh_pre_full      32 of each MMA warp  reducer       the warps' parts of dh_pre are in shared memory
- *   warp_dh_pre_empty     32, the reducer      MMA warps     the reducer has read them
- *   gathered_full[stage]  1, first owner warp  owner warps   all blocks' dh_pre of the owned tokens has arrived (bytes)
- *   records_full[stage]   1, MMA thread 0      MMA warps     the records of all tokens of the tile have arrived (bytes)
- *   stage_done[stage]     1 of each MMA warp   producer      the MMA warps have finished the stage (x holds dx, if dx
- *                                                            is an output)
- *   post_full[stream]     1, the dx_post warp  MMA warps     dx_post of the stream is in shared memory
- *   post_empty[stream]    1 of each MMA warp   dx_post warp  dx_post of the stream has been read
- *
- * A block stores into another block's stage without waiting for that block, as in the forward. The MMA warps compute
- * dh_pre one tile ahead. The exchange of dh_pre then overlaps the products of the previous tile. Registers are the
- * scarcest resource: dphi_part and the second terms of phi gamma take 144 registers of an MMA thread. */
-#include "mhc_pre_bwd_sm90.cuh"
+ * The MMA warps compute dh_pre one tile ahead. The exchange of dh_pre then overlaps the products of the previous tile.
+ * Registers are the scarcest resource: dphi_part and the second terms of phi gamma take 144 registers of an MMA thread.
+ */
+#include "mhc_pre_bwd_cluster_sm90.cuh"
 
-enum { RECORD_UNITS = sizeof(token_record) / 16 };
-
-/* Which terms of dx a kernel computes. NO_DX: for post_pre's backward, which needs only the records and the gradients
- * of the parameters. */
-enum data_gradient { NO_DX, DX, DX_AND_POST };
-
-/* With DX_AND_POST, the buffer of dx_post replaces one stage. With NO_DX, one more stage replaces the terms of
- * phi gamma. */
-template <typename E_, int N_, data_gradient MODE_, int BLOCKS_> struct bwd_traits : bwd_sizes<N_> {
+/* With DX_AND_POST, the buffer of dx_post replaces one stage. */
+template <typename E_, int N, data_gradient MODE, int BLOCKS>
+struct bwd_traits : cluster_traits<bwd_sizes<N>, MODE, BLOCKS> {
     typedef E_ E;
-    static constexpr data_gradient MODE = MODE_;
+    typedef bwd_sizes<N> sizes;
+    typedef phi_fragments<MODE == NO_DX ? 1 : COLUMN_GROUPS, sizes::OCTETS> phi_terms;
     enum {
-        BLOCKS = BLOCKS_,                                      /* of a cluster */
-        OWNED = TILE / BLOCKS,                                 /* tokens of a tile that a block owns */
-        OWNERS = MHC_SM90_OWNERS(BLOCKS, MODE == DX_AND_POST), /* owner warps of a block */
-        OWNER_TOKENS = OWNED / OWNERS,                         /* tokens of each owner warp */
-        /* Units of a record that send_units sends after and before dh_pre, and the bytes that it sends for a tile. */
-        UNITS_AFTER = 4,
-        UNITS_BEFORE = bwd_sizes<N_>::OCTETS == 1 ? 1 : RECORD_UNITS - UNITS_AFTER,
-        SENT_BYTES = TILE * 16 * (UNITS_AFTER + UNITS_BEFORE),
         STAGES = MODE == NO_DX ? 5
                  : MODE == DX  ? 4
                                : 3,
-        /* Registers of a thread of the MMA warps and of the other warps. Of 200 to 224 the only ones without spills.
-         * 3 warpgroups: 65536 / 384 = 170, rounded down to a multiple of 8: 168 each, 504 in all. */
+        POST_BUFFER = MODE == DX_AND_POST,
+        RECORD_SLOTS = STAGES,
+        /* Of 200 to 224 the only ones without spills. */
         MMA_REGISTERS = MODE != DX_AND_POST ? 216
                         : BLOCKS == 4       ? 208
-                                            : 224,
-        OTHER_REGISTERS = 504 - 2 * MMA_REGISTERS
+                                            : 224
     };
 };
-
-template <typename Traits> struct shared_memory {
-    typedef bwd_sizes<Traits::N> sizes;
-    enum { STAGES = Traits::STAGES, N = Traits::N, STREAM_BYTES = Traits::STREAM_BYTES };
-    static constexpr data_gradient MODE = Traits::MODE;
-    /* x [stream][chunk][token][128 bytes, swizzled], then dh_in likewise. */
-    unsigned char stages[STAGES][Traits::STAGE_BYTES];
-    /* Unused without dx_post: an array cannot have size 0. */
-    unsigned char dx_post[MODE == DX_AND_POST ? N : 1][MODE == DX_AND_POST ? STREAM_BYTES : 1024];
-    phi_fragments<MODE == NO_DX ? 1 : COLUMN_GROUPS, Traits::OCTETS> phi;
-    token_record records[STAGES][TILE], owned_records[Traits::OWNED];
-    float gathered[STAGES][Traits::OWNED][Traits::BLOCKS][4]; /* dh_pre, zero from element N on */
-    float4 warp_dh_pre[MMA_WARPS][TILE];                      /* likewise */
-    uint64_t full[STAGES], gathered_full[STAGES], records_full[STAGES], stage_done[STAGES], warp_dh_pre_full,
-        warp_dh_pre_empty;
-    uint64_t post_full[N], post_empty[N];
-};
-extern __shared__ __align__(1024) unsigned char memory[];
-
-#define FOR_EACH_TILE(tile, ring, count)                                \
-    cot_pipeline_state<Traits::STAGES> ring;                            \
-    for (int tile = (int)(blockIdx.x / Traits::BLOCKS); tile < (count); \
-         tile += MHC_SM90_CLUSTERS_OF(Traits::BLOCKS), ring.next())
-
-/* ---- MMA warps ---------------------------------------------------------------------------------------- */
-
-template <int N> static __device__ __forceinline__ int64_t first_column(void)
-{
-    return cot_cluster_rank() * MHC_SM90_COLUMNS_OF(N) + threadIdx.x / 32 * bwd_sizes<N>::COLUMNS;
-}
 
 /* Computes the warp's part of dh_pre: the diagonals of dh_in x^T, for 8 tokens at a time. The lanes that hold elements
  * of the diagonals store dh_pre of tokens g (low) and g + 8 (high). */
@@ -133,6 +62,29 @@ static __device__ __forceinline__ void compute_dh_pre(shared_memory<Traits> &s, 
     arrive_all_lanes(&s.warp_dh_pre_full);
 }
 
+/* The reducer: sums dh_pre over the warps and sends the sums. */
+template <typename Traits> static __device__ __forceinline__ void reduce(shared_memory<Traits> &s, int rank, int tiles)
+{
+    const int token = threadIdx.x % 32;
+    uint32_t parity = 0;
+    cot_cluster_wait();
+    FOR_EACH_TILE(tile, ring, tiles)
+    {
+        cot_mbarrier_wait(&s.warp_dh_pre_full, parity);
+        if (token < Traits::TILE) {
+            float4 sum = s.warp_dh_pre[0][token];
+#pragma unroll
+            for (int warp = 1; warp < MMA_WARPS; warp++) {
+                const float4 other = s.warp_dh_pre[warp][token];
+                sum = {sum.x + other.x, sum.y + other.y, sum.z + other.z, sum.w + other.w};
+            }
+            send_dh_pre(s, ring.stage, rank, token, sum);
+        }
+        arrive_all_lanes(&s.warp_dh_pre_empty);
+        parity ^= 1;
+    }
+}
+
 template <typename Traits>
 static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory<Traits> &s, int tiles)
 {
@@ -142,13 +94,14 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
     const int warp = threadIdx.x / 32;
     uint32_t second_terms[COLUMN_GROUPS][2 * OCTETS];
     if constexpr (MODE != NO_DX)
-        load_phi<0, COLUMN_GROUPS / 2>(c, s, first_column<N>(), warp, phi_scale<E, MODE == DX_AND_POST>, second_terms);
+        load_phi<0, COLUMN_GROUPS>(c, s, first_column<Traits>(), warp, phi_scale<E, MODE == DX_AND_POST>, second_terms);
     cot_cluster_wait();
-    if constexpr (MODE != NO_DX)
-        load_phi<COLUMN_GROUPS / 2, COLUMN_GROUPS>(c, s, first_column<N>(), warp, phi_scale<E, MODE == DX_AND_POST>,
-                                                   second_terms);
     float dphi_part[COLUMN_GROUPS][OCTETS][4] = {0};
-    const lane_units units = find_lane_units(s, warp);
+    lane_units units = find_lane_units(s, warp);
+    /* Without this the compiler computes both from threadIdx.x again for every tile: 1 % of the time. The other modes have
+     * no registers for it. */
+    if (MODE == DX)
+        asm volatile("" : "+r"(units.by_token), "+r"(units.by_column));
     cot_pipeline_state<Traits::STAGES> next_ring;
     uint32_t parity = 0, post_parity = 0;
     int next_tile = (int)(blockIdx.x / Traits::BLOCKS);
@@ -174,289 +127,9 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
                                                                                second_terms, dphi_part);
         post_parity ^= 1;
     }
-    const int64_t d = first_column<N>();
+    const int64_t d = first_column<Traits>();
     if (d < c.D && (present(c.dphi) || present(c.dgamma)))
         store_dphi_part<N>(c, dphi_part, (int64_t)(blockIdx.x / Traits::BLOCKS), d);
-}
-
-/* ---- other roles -------------------------------------------------------------------------------------- */
-
-template <typename Traits> static __device__ __forceinline__ void reduce(shared_memory<Traits> &s, int rank, int tiles)
-{
-    const int token = threadIdx.x % 32;
-    uint32_t parity = 0;
-    cot_cluster_wait();
-    FOR_EACH_TILE(tile, ring, tiles)
-    {
-        cot_mbarrier_wait(&s.warp_dh_pre_full, parity);
-        if (token < TILE) {
-            float4 sum = s.warp_dh_pre[0][token];
-#pragma unroll
-            for (int warp = 1; warp < MMA_WARPS; warp++) {
-                const float4 other = s.warp_dh_pre[warp][token];
-                sum = {sum.x + other.x, sum.y + other.y, sum.z + other.z, sum.w + other.w};
-            }
-            const int owner_rank = token % Traits::BLOCKS, k = token / Traits::BLOCKS;
-            cot_store_async(cot_mapa(cot_shared_address(s.gathered[ring.stage][k][rank]), owner_rank),
-                            cot_mapa(cot_shared_address(&s.gathered_full[ring.stage]), owner_rank),
-                            __float_as_uint(sum.x), __float_as_uint(sum.y), __float_as_uint(sum.z),
-                            __float_as_uint(sum.w));
-        }
-        arrive_all_lanes(&s.warp_dh_pre_empty);
-        parity ^= 1;
-    }
-}
-
-/* Sends 16-byte units of an owner warp's records to all blocks. Units 0, 3, 6 (the first unit of each term) and 10
- * (factor) depend on dh_pre. AFTER_DH_PRE = true sends 0, 3, 6, 10; the earlier call, with false, sends the other seven
- * (n = 2: only 9). k counts the tokens that the block owns: token k of the block is token rank + k * BLOCKS of the
- * tile. first_k: the owner warp's first token. */
-template <bool AFTER_DH_PRE, typename Traits>
-static __device__ __forceinline__ void send_units(shared_memory<Traits> &s, int stage, int rank, int first_k)
-{
-    constexpr uint32_t COUNT = AFTER_DH_PRE ? Traits::UNITS_AFTER : Traits::UNITS_BEFORE,
-                       ITEMS = COUNT * TILE / Traits::OWNERS;
-    const uint32_t to = cot_shared_address(&s.records[stage][rank + first_k * Traits::BLOCKS]),
-                   barrier = cot_shared_address(&s.records_full[stage]);
-    __syncwarp();
-#pragma unroll AFTER_DH_PRE ? 2 : 1
-    for (uint32_t item = threadIdx.x % 32; item < ITEMS; item += 32) {
-        /* A copy is a record and the block that receives it. */
-        const uint32_t copy = item / COUNT, index = item % COUNT;
-        const uint32_t k = Traits::OWNER_TOKENS == 1 ? 0 : copy / Traits::BLOCKS,
-                       block = Traits::OWNER_TOKENS == 1 ? copy : copy % Traits::BLOCKS;
-        const uint32_t unit = AFTER_DH_PRE ? index * 3 + index / 3
-                              : COUNT == 1 ? 9
-                                           : index * 3 / 2 + 1 - index / 6; /* 0 3 6 10 : 9 : 1 2 4 5 7 8 9 */
-        const uint4 words = ((const uint4 *)&s.owned_records[first_k + k])[unit];
-        cot_store_async(cot_mapa(to + k * (uint32_t)(Traits::BLOCKS * sizeof(token_record)) + unit * 16, block),
-                        cot_mapa(barrier, block), words.x, words.y, words.z, words.w);
-    }
-    __syncwarp();
-}
-
-static __device__ __forceinline__ void set_terms(token_record &record, int j, float dh_mix)
-{
-    dh_mix *= (float)MHC_CUDA_MIX_SCALE;
-#pragma unroll
-    for (int term = 0; term < TERMS; term++) {
-        const __nv_bfloat16 value = __float2bfloat16_rn(dh_mix);
-        record.terms[term][j] = __bfloat16_as_ushort(value);
-        dh_mix -= __bfloat162float(value);
-    }
-}
-
-/* Values of a token that a lane keeps until dh_pre arrives. The lane handles one coefficient of h_pre. post_res_sum:
- * the terms of factor from the coefficients of h_post and h_res. */
-struct pending_token {
-    float h_pre, h_mix, inv_rms, post_res_sum;
-};
-
-/* An owner warp. All blocks wait for its records. So the inputs of its tokens are loaded one tile ahead, and the units
- * that do not depend on dh_pre are computed and sent before dh_pre arrives. The stage of the records is then free in
- * all blocks: when the owner warp begins tile t of the cluster, it has dh_pre of tile t - 1 from all blocks. A block
- * sends that only after it has finished tile t - 3, and there are at least 3 stages. */
-template <typename Traits>
-static __device__ __forceinline__ void make_owned_records(const mhc_call &c, shared_memory<Traits> &s, int owner_warp,
-                                                          int rank, int tiles)
-{
-    constexpr int N = Traits::N, M = Traits::M, TOKENS = Traits::OWNER_TOKENS, TOKEN_LANES = 32 / TOKENS,
-                  LANE_BLOCKS = TOKEN_LANES / N; /* blocks whose dh_pre the lanes of a token load at once */
-    const int lane = threadIdx.x % 32, first_k = owner_warp * TOKENS;
-    const float alpha = lane < M ? load_f32(c.alpha, alpha_index(N, lane) * c.alpha.stride[0]) : 0.0f;
-    const float alpha_pre = __shfl_sync(0xffffffffu, alpha, 0);
-    double dbias = 0, dalpha = 0;         /* of coefficient `lane` of h_post and h_res */
-    double dbias_pre = 0, dalpha_pre = 0; /* of coefficient lane % N of h_pre, over tokens lane / TOKEN_LANES */
-    cot_griddepcontrol_wait();            /* waits for mhc_pre_dz, if it was launched */
-    const token_element value = input_element<N>(c, lane);
-    token_inputs inputs[TOKENS];
-    auto load_token = [&](int tile, int k) {
-        inputs[k] = load_inputs<N>(c, value, (uint32_t)(tile * TILE + rank + (first_k + k) * Traits::BLOCKS));
-    };
-#pragma unroll
-    for (int k = 0; k < TOKENS; k++)
-        load_token((int)(blockIdx.x / Traits::BLOCKS), k);
-    cot_cluster_wait();
-    FOR_EACH_TILE(tile, ring, tiles)
-    {
-        pending_token pending = {};
-#pragma unroll
-        for (int k = 0; k < TOKENS; k++) {
-            const token_inputs in = inputs[k];
-            token_record &record = s.owned_records[first_k + k];
-            float dz = lane < N ? 0.0f : in.value;
-            if (!present(c.dh_res) && lane >= N && lane < 2 * N)
-                dz *= in.h_post * (1.0f - in.h_post / c.post_scale);
-            if (lane >= N && lane < M)
-                set_terms(record, lane, alpha * dz * in.inv_rms);
-            if (lane < N)
-                record.h_pre[lane] = in.value;
-            const pending_token token = {__shfl_sync(0xffffffffu, in.value, lane % N),
-                                         __shfl_sync(0xffffffffu, in.h_mix, lane % N), in.inv_rms,
-                                         sum_over_warp(alpha * dz * in.h_mix)};
-            if (lane / TOKEN_LANES == k)
-                pending = token;
-            dbias += (double)dz;
-            dalpha += (double)dz * (double)(in.h_mix * in.inv_rms);
-            load_token(tile + MHC_SM90_CLUSTERS_OF(Traits::BLOCKS), k);
-        }
-        send_units<false>(s, ring.stage, rank, first_k);
-        /* factor is this times the sum of du h_mix over all coefficients, where du is the gradient of h_mix inv_rms. */
-        const float scale = -pending.inv_rms * pending.inv_rms * pending.inv_rms / (float)(N * c.D);
-        const float sigma = pending.h_pre - c.hc_eps, slope = sigma * (1.0f - sigma);
-        cot_mbarrier_wait(&s.gathered_full[ring.stage], ring.parity);
-        __syncwarp();
-        /* Re-arms for the stage's next tile. st.async of that tile may come first: the pending arrival keeps the phase
-         * open. The second owner warp cannot miss this phase: the next one cannot complete before it has sent its
-         * records of this tile. */
-        if (owner_warp == 0 && lane == 0)
-            cot_mbarrier_arrive_expect(&s.gathered_full[ring.stage], sizeof s.gathered[0]);
-        const float(*parts)[4] = s.gathered[ring.stage][first_k + lane / TOKEN_LANES];
-        const int block = lane % TOKEN_LANES / N;
-        float dh_pre = LANE_BLOCKS <= Traits::BLOCKS || block < Traits::BLOCKS ? parts[block][lane % N] : 0.0f;
-        if (LANE_BLOCKS < Traits::BLOCKS)
-            dh_pre += parts[block + LANE_BLOCKS][lane % N];
-#pragma unroll
-        for (int width = TOKEN_LANES / 2; width >= N; width /= 2)
-            dh_pre += __shfl_xor_sync(0xffffffffu, dh_pre, width);
-        const float dz_pre = dh_pre * slope, du = alpha_pre * dz_pre;
-        float sum = du * pending.h_mix;
-#pragma unroll
-        for (int width = N / 2; width >= 1; width /= 2)
-            sum += __shfl_xor_sync(0xffffffffu, sum, width);
-        token_record &record = s.owned_records[first_k + lane / TOKEN_LANES];
-        if (lane % TOKEN_LANES < N)
-            set_terms(record, lane % N, du * pending.inv_rms);
-        if (lane % TOKEN_LANES == 0)
-            record.factor = (sum + pending.post_res_sum) * scale;
-        send_units<true>(s, ring.stage, rank, first_k);
-        if (Traits::MODE == NO_DX) {
-#pragma unroll
-            for (int k = 0; k < TOKENS; k++)
-                if (lane < RECORD_UNITS)
-                    ((uint4 *)&c.records[tile * TILE + rank + (first_k + k) * Traits::BLOCKS])[lane] =
-                        ((const uint4 *)&s.owned_records[first_k + k])[lane];
-            __syncwarp(); /* the next tile replaces owned_records */
-        }
-        dbias_pre += (double)dz_pre;
-        dalpha_pre += (double)dz_pre * (double)(pending.h_mix * pending.inv_rms);
-    }
-    double sums[2] = {dbias_pre, dalpha_pre};
-#pragma unroll
-    for (int k = 1; k < TOKENS; k++) {
-        sums[0] += __shfl_down_sync(0xffffffffu, dbias_pre, k * TOKEN_LANES);
-        sums[1] += __shfl_down_sync(0xffffffffu, dalpha_pre, k * TOKEN_LANES);
-    }
-    if (lane < M) {
-        double *to = c.token_sums + (((int64_t)blockIdx.x * Traits::OWNERS + owner_warp) * M + lane) * 2;
-        to[0] = lane < N ? sums[0] : dbias;
-        to[1] = lane < N ? sums[1] : dalpha;
-    }
-}
-
-template <typename Traits>
-static __device__ __forceinline__ void load_tile(const mhc_mapped_call &p, shared_memory<Traits> &s, int stage,
-                                                 int tile, int rank)
-{
-    cot_mbarrier_arrive_expect(&s.full[stage], Traits::STAGE_BYTES);
-    cot_tma_load_4d(s.stages[stage], &p.x, 0, tile * TILE, rank * Traits::CHUNKS, 0, &s.full[stage]);
-    cot_tma_load_4d(s.stages[stage] + Traits::X_BYTES, &p.dh_in, 0, tile * TILE, rank * Traits::CHUNKS, 0,
-                    &s.full[stage]);
-}
-
-template <typename Traits>
-static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_memory<Traits> &s, int rank, int tiles)
-{
-    cot_cluster_wait();
-    if (threadIdx.x % 32 == 0) {
-        constexpr int CLUSTERS = MHC_SM90_CLUSTERS_OF(Traits::BLOCKS);
-        const int first = (int)(blockIdx.x / Traits::BLOCKS);
-        for (int stage = 0; stage < s.STAGES && first + stage * CLUSTERS < tiles; stage++)
-            load_tile(p, s, stage, first + stage * CLUSTERS, rank);
-        FOR_EACH_TILE(tile, ring, tiles)
-        {
-            cot_mbarrier_wait(&s.stage_done[ring.stage], ring.parity);
-            if (Traits::MODE != NO_DX && present(p.call.dx)) {
-                cot_tma_store_4d(&p.dx, 0, tile * TILE, rank * Traits::CHUNKS, 0, s.stages[ring.stage]);
-                cot_bulk_commit();
-                cot_bulk_wait_read();
-            }
-            if (tile + s.STAGES * CLUSTERS < tiles)
-                load_tile(p, s, ring.stage, tile + s.STAGES * CLUSTERS, rank);
-        }
-        cot_bulk_wait();
-    }
-    __syncwarp();
-}
-
-/* Loads each stream of dx_post as soon as the MMA warps have read that stream of the previous tile. */
-template <typename Traits>
-static __device__ __forceinline__ void produce_dx_post(const mhc_mapped_call &p, shared_memory<Traits> &s, int rank,
-                                                       int tiles)
-{
-    cot_cluster_wait();
-    if (threadIdx.x % 32 == 0) {
-        uint32_t parity = 1;
-        FOR_EACH_TILE(tile, ring, tiles)
-        {
-            for (int i = 0; i < s.N; i++) {
-                cot_mbarrier_wait(&s.post_empty[i], parity);
-                cot_mbarrier_arrive_expect(&s.post_full[i], Traits::STREAM_BYTES);
-                cot_tma_load_4d(s.dx_post[i], &p.dx_post, 0, tile * TILE, rank * Traits::CHUNKS, i, &s.post_full[i]);
-            }
-            parity ^= 1;
-        }
-    }
-    __syncwarp();
-}
-
-template <typename Traits> static __device__ __forceinline__ void backward(const mhc_mapped_call &p)
-{
-    static_assert(sizeof(shared_memory<Traits>) <= MHC_SM90_SHARED_BYTES, "must fit in a block's shared memory");
-    constexpr data_gradient MODE = Traits::MODE;
-    shared_memory<Traits> &s = *(shared_memory<Traits> *)memory;
-    const mhc_call &c = p.call;
-    const int rank = (int)cot_cluster_rank(), warp = threadIdx.x / 32;
-    const int tiles = (int)((c.tokens + TILE - 1) / TILE);
-    if (threadIdx.x == 0) {
-        for (int stage = 0; stage < s.STAGES; stage++) {
-            cot_mbarrier_init(&s.full[stage], 1);
-            cot_mbarrier_init(&s.gathered_full[stage], 1);
-            cot_mbarrier_init(&s.records_full[stage], 1);
-            cot_mbarrier_init(&s.stage_done[stage], MMA_WARPS);
-            cot_mbarrier_arrive_expect(&s.gathered_full[stage], sizeof s.gathered[0]);
-            cot_mbarrier_arrive_expect(&s.records_full[stage], Traits::SENT_BYTES);
-        }
-        cot_mbarrier_init(&s.warp_dh_pre_full, 32 * MMA_WARPS);
-        cot_mbarrier_init(&s.warp_dh_pre_empty, 32);
-        for (int i = 0; i < s.N; i++) {
-            cot_mbarrier_init(&s.post_full[i], 1);
-            cot_mbarrier_init(&s.post_empty[i], MMA_WARPS);
-        }
-        cot_mbarrier_init_fence();
-    }
-    __syncthreads();
-    cot_cluster_arrive(); /* each role waits before its first store to another block */
-    if (warp < MMA_WARPS) {
-        cot_setmaxnreg_inc<Traits::MMA_REGISTERS>();
-        multiply(c, s, tiles);
-    } else {
-        cot_setmaxnreg_dec<Traits::OTHER_REGISTERS>();
-        if (warp == MMA_WARPS)
-            reduce(s, rank, tiles);
-        else if (warp == MMA_WARPS + 1)
-            make_owned_records(c, s, 0, rank, tiles);
-        else if (warp == MMA_WARPS + 2)
-            produce(p, s, rank, tiles);
-        else if constexpr (MODE == DX_AND_POST)
-            produce_dx_post(p, s, rank, tiles);
-        else if constexpr (Traits::OWNERS == 2)
-            make_owned_records(c, s, 1, rank, tiles);
-        else
-            cot_cluster_wait();
-    }
-    cot_cluster_arrive(); /* no block exits while another block may still write to its shared memory */
-    cot_cluster_wait();
 }
 
 /* blocks: of a cluster. The suffix `_blocksN` gives it, except for 16. */

@@ -31,6 +31,7 @@ template <int N_> struct bwd_sizes {
         N = N_,
         M = N * (N + 2),
         OCTETS = M / 8,
+        TILE = ::TILE,
         CHUNKS = MHC_SM90_COLUMNS_OF(N) / MHC_SM90_CHUNK_COLUMNS, /* chunks of a block in each stream */
         STREAM_BYTES = CHUNKS * CHUNK_BYTES,
         X_BYTES = N * STREAM_BYTES,
@@ -81,7 +82,9 @@ template <typename E, bool ADD_POST>
 constexpr float phi_scale = cot_is_f16<E> &&ADD_POST ? 1.0f : 1.0f / MHC_CUDA_MIX_SCALE;
 
 /* Loads phi gamma times `scale` of the warp's columns and splits it into two bf16 terms. The first terms go to
- * shared memory. The second terms stay in registers. Those of groups from REGISTER_GROUPS on go to shared memory. */
+ * shared memory. The second terms stay in registers. Those of groups from REGISTER_GROUPS on go to shared memory.
+ *
+ * All loads of the call are in flight before the first split: phi is often in memory, not in the L2 cache. */
 template <int BEGIN, int END, int REGISTER_GROUPS, typename S>
 static __device__ __forceinline__ void load_phi(const mhc_call &c, S &s, int64_t d, int warp, float scale,
                                                 uint32_t (&second_terms)[REGISTER_GROUPS][2 * S::sizes::OCTETS])
@@ -89,28 +92,36 @@ static __device__ __forceinline__ void load_phi(const mhc_call &c, S &s, int64_t
     constexpr int N = S::sizes::N, OCTETS = S::sizes::OCTETS, PAIRS = S::sizes::PAIRS;
     const int lane = threadIdx.x % 32;
     const bool inside = d < c.D;
+    float phi[END - BEGIN][2][OCTETS][2], weights[END - BEGIN][2]; /* [group][t][octet][row], [group][t] */
+#pragma unroll
+    for (int group = BEGIN; group < END; group++)
+#pragma unroll
+        for (int t = 0; t < 2; t++) {
+            const int64_t column = d + column_of<N>(group) + t * 8 + lane / 4;
+            weights[group - BEGIN][t] =
+                present(c.gamma) && inside
+                    ? load_f32(c.gamma, stream_of<N>(group) * c.gamma.stride[0] + column * c.gamma.stride[1])
+                    : 1.0f;
+#pragma unroll
+            for (int octet = 0; octet < OCTETS; octet++)
+#pragma unroll
+                for (int r = 0; r < 2; r++)
+                    phi[group - BEGIN][t][octet][r] =
+                        inside ? load_f32(c.phi, (octet * 8 + lane % 4 * 2 + r) * c.phi.stride[0] +
+                                                     (stream_of<N>(group) * c.D + column) * c.phi.stride[1])
+                               : 0.0f;
+        }
 #pragma unroll
     for (int group = BEGIN; group < END; group++) {
         uint32_t first[2 * OCTETS], rest[2 * OCTETS];
 #pragma unroll
         for (int t = 0; t < 2; t++) {
-            const int64_t column = d + column_of<N>(group) + t * 8 + lane / 4;
-            float weight = scale;
-            if (present(c.gamma) && inside)
-                weight *= load_f32(c.gamma, stream_of<N>(group) * c.gamma.stride[0] + column * c.gamma.stride[1]);
+            const float weight = weights[group - BEGIN][t] * scale;
 #pragma unroll
             for (int octet = 0; octet < OCTETS; octet++) {
-                float values[2];
-#pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    const int j = octet * 8 + lane % 4 * 2 + r;
-                    values[r] = inside ? load_f32(c.phi, j * c.phi.stride[0] +
-                                                             (stream_of<N>(group) * c.D + column) * c.phi.stride[1]) *
-                                             weight
-                                       : 0.0f;
-                }
+                const float(&values)[2] = phi[group - BEGIN][t][octet];
                 uint32_t terms[2];
-                cot_split_bf16(values[0], values[1], terms);
+                cot_split_bf16(values[0] * weight, values[1] * weight, terms);
                 /* Order: b0, b1 of the octet pair for columns 0-7, then for 8-15, then the last octet for both. */
                 const int index = octet < 2 * PAIRS ? 2 * t + octet : 4 * PAIRS + t;
                 first[index] = terms[0];
