@@ -170,45 +170,49 @@ static __device__ __forceinline__ void store_sums(const mhc_call &c, const float
     }
 }
 
-/* Prefetches x, dy and f of a step of the backward into the L2 cache. A step has blockDim.x V columns of all rows. With x
- * and dy of one type, their rows have at most one line of 128 bytes for each thread, otherwise at most two (ITEMS). */
-template <typename E, typename G, int N, int V> struct prefetcher {
-    enum { ITEMS = sizeof(G) == sizeof(E) ? 1 : 2 };
-    const char *line[ITEMS], *f_line; /* of the first step */
-    int limit[ITEMS], f_limit;        /* steps whose first column is below this have the line */
-    int size[ITEMS];                  /* of an element */
-
+/* Prefetches x, dy and f of a step of the backward into the L2 cache. Without AHEAD only of the first step, each thread
+ * the lines of its own elements. */
+template <bool AHEAD, typename E, typename G, int N, int V> struct prefetcher {
     __device__ __forceinline__ prefetcher(const mhc_call &c, const E *x, const E *f, const G *dy)
     {
-        static_assert(V * sizeof(E) <= 16 && V * sizeof(G) <= 16 && N <= 8, "ITEMS lines for each thread");
-        const int D = (int)c.D, x_lines = lines(sizeof(E)), dy_lines = lines(sizeof(G));
+        const int first = (int)threadIdx.x * V;
+        if (first >= (int)c.D)
+            return;
+        cot_prefetch_l2(f + first);
 #pragma unroll
-        for (int k = 0; k < ITEMS; k++) {
-            const int i = (int)(threadIdx.x + k * blockDim.x), row = i / x_lines, dy_row = (i - N * x_lines) / dy_lines,
-                      number = row < N ? i % x_lines : (i - N * x_lines) % dy_lines;
-            const bool is_x = row < N;
-            size[k] = ITEMS == 1 || is_x ? sizeof(E) : sizeof(G);
-            line[k] = (is_x ? (const char *)(x + row * c.x.stride[2]) : (const char *)(dy + dy_row * c.dy.stride[2])) +
-                      number * 128;
-            limit[k] = is_x || dy_row < N ? D - number * 128 / size[k] : 0;
+        for (int i = 0; i < N; i++) {
+            cot_prefetch_l2(x + i * c.x.stride[2] + first);
+            cot_prefetch_l2(dy + i * c.dy.stride[2] + first);
         }
-        f_line = (const char *)f + threadIdx.x * 128;
-        f_limit = (int)threadIdx.x < x_lines ? D - (int)threadIdx.x * 128 / (int)sizeof(E) : 0;
     }
-
-    /* Lines of a row in a step. */
-    static __device__ __forceinline__ int lines(int element_size)
+    __device__ __forceinline__ void prefetch(int) const
     {
-        return ((int)blockDim.x * V * element_size + 127) / 128;
+    }
+};
+
+/* AHEAD, for n > 4, where there are few threads, which do not keep enough loads in flight. A step has blockDim.x V columns
+ * of all rows, of at most 8 bytes for each thread. So x and dy have at most one line of 128 bytes for each thread. */
+template <typename E, int N, int V> struct prefetcher<true, E, E, N, V> {
+    const char *line, *f_line; /* of the first step */
+    int limit, f_limit;        /* steps whose first column is below this have the line */
+
+    __device__ __forceinline__ prefetcher(const mhc_call &c, const E *x, const E *f, const E *dy)
+    {
+        static_assert(2 * N * V * sizeof(E) <= 128, "one line for each thread");
+        const int lines = ((int)blockDim.x * V * (int)sizeof(E) + 127) / 128, /* of a row */
+            row = (int)threadIdx.x / lines, number = (int)threadIdx.x % lines;
+        line = (const char *)(row < N ? x + row * c.x.stride[2] : dy + (row - N) * c.dy.stride[2]) + number * 128;
+        limit = row < 2 * N ? (int)c.D - number * 128 / (int)sizeof(E) : 0;
+        f_line = (const char *)f + threadIdx.x * 128;
+        f_limit = (int)threadIdx.x < lines ? (int)c.D - (int)threadIdx.x * 128 / (int)sizeof(E) : 0;
+        prefetch(0);
     }
 
     /* begin: first column of the step */
     __device__ __forceinline__ void prefetch(int begin) const
     {
-#pragma unroll
-        for (int k = 0; k < ITEMS; k++)
-            if (begin < limit[k])
-                cot_prefetch_l2(line[k] + begin * size[k]);
+        if (begin < limit)
+            cot_prefetch_l2(line + begin * (int)sizeof(E));
         if (begin < f_limit)
             cot_prefetch_l2(f_line + begin * (int)sizeof(E));
     }
@@ -229,13 +233,11 @@ template <typename E, int N, typename G = E> static __device__ __forceinline__ v
     int terms = 0;
     const thread_coefficients<N> loaded = load_coefficients<N>(c);
     /* The first step is only prefetched: registers for the loads are free only after the coefficients have arrived. */
-    const prefetcher<E, G, N, V> ahead(c, x, f, dy);
-    ahead.prefetch(0);
+    const prefetcher<(N > 4 && sizeof(G) == sizeof(E)), E, G, N, V> ahead(c, x, f, dy);
     store_coefficients(loaded, s);
     for (int begin = 0; begin < D; begin += (int)blockDim.x * V) {
         const int d = begin + (int)threadIdx.x * V;
-        if (N > 4) /* few threads, which do not keep enough loads in flight */
-            ahead.prefetch(begin + (int)blockDim.x * V);
+        ahead.prefetch(begin + (int)blockDim.x * V);
         if (d < D) {
             cot_vector<E, V> raw_x[N], raw_f = load_row<E, V>(f + d);
             cot_vector<G, V> raw_dy[N];
