@@ -176,7 +176,8 @@ static inline const char *admit_sm80(const void *problem)
 }
 
 /* NULL if all rows are contiguous and aligned to 16 bytes, apart from the data pointers. The alignment of the pointers
- * is known only when the kernel runs. It then falls back to the generic kernels, or those for n = 8 to the tiled ones. */
+ * is known only when the kernel runs. It then falls back to the generic kernels, or those for n = 8 and the f32
+ * backward to the tiled ones. */
 static inline const char *mhc_cuda_admit_rows(const void *problem, const cot_tensor *const tensors[], int count)
 {
     const mhc_sizes *sizes = problem;

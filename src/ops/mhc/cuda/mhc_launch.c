@@ -573,8 +573,7 @@ static cot_status backward_cluster(cot_queue *queue, const mhc_pre_backward_prob
     const cot_mhc_pre_backward_args *a = &p->args;
     mhc_mapped_call mapped = {.call = pre_backward_call(queue, p, workspace)};
     mhc_call *c = &mapped.call;
-    const bool pairs = p->sizes.dtype == COT_F32; /* the f32 kernel loads two elements of phi or gamma at a time */
-    if (!backward_is_aligned(a) || (pairs && (!is_aligned(&a->phi, 8) || !is_aligned(&a->gamma, 8))))
+    if (!backward_is_aligned(a))
         return mhc_pre_bwd_generic_sm80(queue, p, workspace);
     if (c->tokens == 0)
         return launch_sum_parts(queue, c);
@@ -605,7 +604,9 @@ cot_status mhc_pre_bwd_cluster_sm90(cot_queue *queue, const void *problem, void 
 
 cot_status mhc_pre_bwd_f32_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
-    return backward_cluster(queue, problem, workspace, false);
+    const mhc_pre_backward_problem *p = problem;
+    return backward_is_aligned(&p->args) ? backward_cluster(queue, p, workspace, false)
+                                         : mhc_pre_bwd_tiles_sm80(queue, p, workspace);
 }
 
 /* dz, dh_mix and c of all tokens, and their records if c->records is not null. Then the sums of dz over parts of the

@@ -191,7 +191,8 @@ template <bool AHEAD, typename E, typename G, int N, int V> struct prefetcher {
 };
 
 /* AHEAD, for n > 4, where there are few threads, which do not keep enough loads in flight. A step has blockDim.x V columns
- * of all rows, of at most 8 bytes for each thread. So x and dy have at most one line of 128 bytes for each thread. */
+ * of all rows, of at most 8 bytes for each thread. So x and dy have at most one line of 128 bytes for each thread, if rows
+ * begin at multiples of 128 bytes. Of other rows a step misses a part of a line. */
 template <typename E, int N, int V> struct prefetcher<true, E, E, N, V> {
     const char *line, *f_line; /* of the first step */
     int limit, f_limit;        /* steps whose first column is below this have the line */
@@ -212,9 +213,9 @@ template <typename E, int N, int V> struct prefetcher<true, E, E, N, V> {
     __device__ __forceinline__ void prefetch(int begin) const
     {
         if (begin < limit)
-            cot_prefetch_l2(line + begin * (int)sizeof(E));
+            cot_prefetch_l2(line + (int64_t)begin * (int)sizeof(E));
         if (begin < f_limit)
-            cot_prefetch_l2(f_line + begin * (int)sizeof(E));
+            cot_prefetch_l2(f_line + (int64_t)begin * (int)sizeof(E));
     }
 };
 

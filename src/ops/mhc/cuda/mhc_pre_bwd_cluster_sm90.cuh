@@ -25,7 +25,8 @@
  *                the loads of a tile take
  *
  *   barrier               arrivals             who waits     phase ends when
- *   full[stage]           1, the producer      MMA warps     x and dh_in of the tile are in shared memory
+ *   full[stage]           1, the producer      MMA warps,    x and dh_in of the tile are in shared memory
+ *                                              f32: reducer
  *   warp_dh_pre_full      32 of each MMA warp  reducer       f16, bf16: the warps' parts of dh_pre are in shared memory
  *   warp_dh_pre_empty     32, the reducer      MMA warps     f16, bf16: the reducer has read them
  *   dh_pre_read[stage]    32, the reducer      MMA warps     f32: the reducer has read x and dh_in of the tile
@@ -78,7 +79,7 @@ template <typename Traits> struct shared_memory {
     enum { STAGES = Traits::STAGES, N = Traits::N, STREAM_BYTES = Traits::STREAM_BYTES };
     /* x [stream][chunk][token][128 bytes, swizzled], then dh_in likewise. */
     unsigned char stages[STAGES][Traits::STAGE_BYTES];
-    /* Unused without dx_post: an array cannot have size 0. */
+    /* Unused without POST_BUFFER: an array cannot have size 0. */
     unsigned char dx_post[Traits::POST_BUFFER ? N : 1][Traits::POST_BUFFER ? STREAM_BYTES : 1024];
     typename Traits::phi_terms phi;
     token_record records[Traits::RECORD_SLOTS][Traits::TILE], owned_records[Traits::OWNED];

@@ -168,6 +168,12 @@ template <typename Traits> static __device__ __forceinline__ void reduce(shared_
     }
 }
 
+/* Two elements of a parameter, whose data need not be aligned to both. */
+static __device__ __forceinline__ float2 load_pair(const mhc_array &a, int64_t offset)
+{
+    return make_float2(load_f32(a, offset), load_f32(a, offset + 1));
+}
+
 /* Loads phi gamma, divided by MHC_CUDA_MIX_SCALE, of the warp's columns and splits it into terms. second_terms: A
  * fragments [chunk][m][octet]. All loads of a half of the chunks are in flight before the first split: phi is often in
  * memory, not in the L2 cache, and the registers of dphi_part are still free. */
@@ -189,15 +195,13 @@ static __device__ __forceinline__ void load_phi(const mhc_call &c, shared_memory
             for (int m = 0; m < 2; m++) {
                 gamma[k][m] = make_float2(1.0f, 1.0f);
                 if (inside && present(c.gamma))
-                    gamma[k][m] =
-                        *(const float2 *)((const float *)c.gamma.data + stream * c.gamma.stride[0] + column + 2 * m);
+                    gamma[k][m] = load_pair(c.gamma, stream * c.gamma.stride[0] + column + 2 * m);
 #pragma unroll
                 for (int octet = 0; octet < OCTETS; octet++)
 #pragma unroll
                     for (int r = 0; r < 2; r++)
-                        phi[k][octet][r][m] = inside ? *(const float2 *)((const float *)c.phi.data +
-                                                                         (octet * 8 + q * 2 + r) * c.phi.stride[0] +
-                                                                         stream * c.D + column + 2 * m)
+                        phi[k][octet][r][m] = inside ? load_pair(c.phi, (octet * 8 + q * 2 + r) * c.phi.stride[0] +
+                                                                            stream * c.D + column + 2 * m)
                                                      : make_float2(0.0f, 0.0f);
             }
         }
