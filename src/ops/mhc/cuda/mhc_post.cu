@@ -170,8 +170,8 @@ static __device__ __forceinline__ void store_sums(const mhc_call &c, const float
     }
 }
 
-/* Prefetches x, dy and f of a step of the backward into the L2 cache. Without AHEAD only of the first step, each thread
- * the lines of its own elements. */
+/* Prefetches x, dy and f of a step of the backward into the L2 cache. The constructor prefetches the first step. Without
+ * AHEAD, no other step is prefetched, and each thread prefetches the lines of its own elements. */
 template <bool AHEAD, typename E, typename G, int N, int V> struct prefetcher {
     __device__ __forceinline__ prefetcher(const mhc_call &c, const E *x, const E *f, const G *dy)
     {
@@ -190,7 +190,7 @@ template <bool AHEAD, typename E, typename G, int N, int V> struct prefetcher {
     }
 };
 
-/* AHEAD, for n > 4, where there are few threads, which do not keep enough loads in flight. A step has blockDim.x V columns
+/* AHEAD is for n > 4: its blocks have few threads, which do not keep enough loads in flight. A step has blockDim.x V columns
  * of all rows, of at most 8 bytes for each thread. So x and dy have at most one line of 128 bytes for each thread, if rows
  * begin at multiples of 128 bytes. Of other rows a step misses a part of a line. */
 template <typename E, int N, int V> struct prefetcher<true, E, E, N, V> {

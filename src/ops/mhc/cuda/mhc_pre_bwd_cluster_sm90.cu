@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mhc_pre_bwd_cluster_sm90.cu: pre backward in one pass over x and dh_in, for n = 2 and 4, f16 and bf16: the MMA warps.
- * mhc_pre_bwd_cluster_sm90.cuh explains the kernel. The products are in mhc_pre_bwd_sm90.cuh.
+ * mhc_pre_bwd_cluster_sm90.cu: pre backward in one pass over x and dh_in, for n = 2 and 4, f16 and bf16: the MMA warps
+ * and the reducer. mhc_pre_bwd_cluster_sm90.cuh explains the kernel. The products are in mhc_pre_bwd_sm90.cuh.
  *
  * The MMA warps compute dh_pre one tile ahead. The exchange of dh_pre then overlaps the products of the previous tile.
  * Registers are the scarcest resource: dphi_part and the second terms of phi gamma take 144 registers of an MMA thread.
@@ -12,8 +12,7 @@
 template <typename E_, int N, data_gradient MODE, int BLOCKS>
 struct bwd_traits : cluster_traits<bwd_sizes<N>, MODE, BLOCKS> {
     typedef E_ E;
-    typedef bwd_sizes<N> sizes;
-    typedef phi_fragments<MODE == NO_DX ? 1 : COLUMN_GROUPS, sizes::OCTETS> phi_terms;
+    typedef phi_fragments<MODE == NO_DX ? 1 : COLUMN_GROUPS, bwd_sizes<N>::OCTETS> phi_terms;
     enum {
         STAGES = MODE == NO_DX ? 5
                  : MODE == DX  ? 4

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mhc_pre_bwd_cluster_sm90.cuh: pre backward in one pass over x and dh_in, for n = 2 and 4. The MMA warps of f16 and
- * bf16 are in mhc_pre_bwd_cluster_sm90.cu, those of f32 in mhc_pre_bwd_f32_sm90.cu. This file has the other roles.
+ * mhc_pre_bwd_cluster_sm90.cuh: pre backward in one pass over x and dh_in, for n = 2 and 4. The MMA warps and the
+ * reducer of f16 and bf16 are in mhc_pre_bwd_cluster_sm90.cu, those of f32 in mhc_pre_bwd_f32_sm90.cu. This file has the
+ * other roles.
  *
  * A token's *record* (mhc_token_record) has what the products of all blocks need: dh_mix as three terms, h_pre, and
  * factor (c of the formulas). It depends on dh_pre, which is a sum over all columns. So for each tile, every block
@@ -52,6 +53,7 @@ enum data_gradient { NO_DX, DX, DX_AND_POST };
 
 /* Sizes: bwd_sizes or f32_sizes. With NO_DX, one more stage replaces the terms of phi gamma. */
 template <typename Sizes, data_gradient MODE_, int BLOCKS_> struct cluster_traits : Sizes {
+    typedef Sizes sizes;
     static constexpr data_gradient MODE = MODE_;
     enum {
         BLOCKS = BLOCKS_, /* of a cluster */
@@ -67,7 +69,6 @@ template <typename Sizes, data_gradient MODE_, int BLOCKS_> struct cluster_trait
 };
 
 /* Members that each source adds:
- *   sizes           bwd_sizes or f32_sizes
  *   phi_terms       terms of phi gamma in shared memory
  *   STAGES
  *   RECORD_SLOTS    tiles whose records are in shared memory, see make_owned_records

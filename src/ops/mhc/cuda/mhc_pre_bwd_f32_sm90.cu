@@ -16,11 +16,11 @@
  *
  * A tile has 8 tokens. So for dphi_part an instruction with k = 16 sums two of the products of terms. For dx it sums two
  * octets of rows of phi; the last octet has instructions with k = 8. Both lengths have sums of their own: an instruction
- * waits 16 cycles longer for a sum of the other length.
+ * waits longer for a sum of the other length.
  *
  * Of the terms of phi gamma, the first and third are in shared memory, the second in registers. The reducer alone
- * computes dh_pre: the MMA warps are the bound, and the reducer would wait for them. It can be two tiles ahead of them.
- * So the records have one slot more than there are stages (make_owned_records explains why). */
+ * computes dh_pre, because the MMA warps take the most time of all warps. It can be two tiles ahead of them. So the
+ * records have one slot more than there are stages (make_owned_records explains why). */
 #include "mhc_pre_bwd_cluster_sm90.cuh"
 
 enum { WARP_CHUNKS = COLUMN_GROUPS / 2, CHUNK_COLUMNS = 32 };
@@ -50,8 +50,7 @@ template <int OCTETS> struct outer_terms {
 };
 
 template <int N, data_gradient MODE, int BLOCKS> struct f32_traits : cluster_traits<f32_sizes<N>, MODE, BLOCKS> {
-    typedef f32_sizes<N> sizes;
-    typedef outer_terms<sizes::OCTETS> phi_terms;
+    typedef outer_terms<f32_sizes<N>::OCTETS> phi_terms;
     enum { STAGES = 3, POST_BUFFER = 0, RECORD_SLOTS = STAGES + 1, MMA_REGISTERS = 208 };
 };
 
@@ -126,7 +125,7 @@ template <typename Traits> static __device__ __forceinline__ void reduce(shared_
     constexpr int N = Traits::N;
     const int lane = threadIdx.x % 32;
     const int offsets[2] = {swizzled_offset(lane / 8, lane % 8), swizzled_offset(lane / 8 + 4, lane % 8)};
-    if (lane < Traits::TILE)
+    if (lane < Traits::TILE) /* the elements from N on stay zero */
         s.warp_dh_pre[0][lane] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     __syncwarp();
     cot_cluster_wait();
@@ -247,7 +246,8 @@ static __device__ __forceinline__ uint32_t find_mix_address(const shared_memory<
     return cot_shared_address(&s.records[0][lane % 8]) + (uint32_t)unit * 16;
 }
 
-/* dphi_part += x^T dh_mix. Tensor cores truncate sums, so float32 additions sum the tiles. */
+/* dphi_part += x^T dh_mix. Tensor cores truncate sums, so float32 additions sum the tiles. The three steps multiply these
+ * terms of x and dh_mix: 2 0 and 1 1; 1 0 and 0 2; 0 0 and 0 1. */
 template <typename Traits>
 static __device__ __forceinline__ void accumulate_dphi(const lane_offsets &x, uint32_t mix,
                                                        float (&dphi_part)[WARP_CHUNKS][2][Traits::OCTETS][4])
@@ -278,7 +278,6 @@ static __device__ __forceinline__ void accumulate_dphi(const lane_offsets &x, ui
 #pragma unroll
             for (int h = 0; h < 2; h++)
                 cot_split_bf16(values(0, 2 * m + h), values(1, 2 * m + h), A[h]);
-                /* Terms of x and dh_mix: 2 0 and 1 1; 1 0 and 0 2; 0 0 and 0 1. */
 #pragma unroll
             for (int step = 0; step < 3; step++) {
                 const int low = 2 - step, high = step == 0 ? 1 : 0;
