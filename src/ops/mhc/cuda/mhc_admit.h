@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * mhc_admit.h: how the CUDA kernels divide the work, which problems they admit, at what cost and with how much
- * workspace. For mhc.c and mhc_launch.c. */
+ * workspace. For mhc.c and the launches. */
 #ifndef COT_MHC_CUDA_ADMIT_H
 #define COT_MHC_CUDA_ADMIT_H
 

@@ -534,8 +534,8 @@ template <typename E, int OCTETS> static __device__ __forceinline__ void dphi(co
 
 /* ---- instances ---------------------------------------------------------------------------------------- */
 
-/* OCTETS is the number of octets of phi rows: n up to 2, 4 and 8. The stages of mhc_launch.c's table must have the same
- * sizes. blocks: minimum on a multiprocessor, chosen without register spills on every device. */
+/* OCTETS is the number of octets of phi rows: n up to 2, 4 and 8. The tables of kernels (mhc_launch.h) must give the same
+ * stage sizes. blocks: minimum on a multiprocessor, chosen without register spills on every device. */
 static_assert(sizeof(project_stage<float, 3>) == MHC_CUDA_MMA_PROJECT_STAGE(4, 24) &&
                   sizeof(project_stage<__half, 10>) == MHC_CUDA_MMA_PROJECT_STAGE(2, 80) &&
                   sizeof(dphi_stage<float, 10>) == MHC_CUDA_MMA_DPHI_STAGE(4, 80) &&
