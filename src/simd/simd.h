@@ -28,6 +28,8 @@
  *                                       backward: this waiting was 40 % of the time)
  *   v_align(a, b, k)                    lanes k .. k+VW-1 of the 2 VW lanes of a followed by b; k < VW is a constant
  *   v_gather(p, stride, n)              p[0], p[stride], ..., p[(n-1) stride] of f32
+ *   v_in_register(a)                    a. On AVX2 the compiler keeps it in a register, and does not load it again as an
+ *                                       operand of each instruction that uses it
  *   v_repeat4(p)                        p[0], p[1], p[2], p[3] of f32, repeated through all lanes
  *   v_sum                               sum of all lanes, in a fixed order
  *   v_sums4(a, b, c, d)                 lane 4i+k is the sum of lanes 4i .. 4i+3 of argument k, in v_sum's order

@@ -68,6 +68,12 @@ V_INLINE vf v_min(vf limit, vf a)
     return _mm256_min_ps(limit, a);
 }
 
+V_INLINE vf v_in_register(vf a)
+{
+    __asm__("" : "+x"(a));
+    return a;
+}
+
 V_INLINE float v_sum(vf a)
 {
     const __m128 four = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));

@@ -71,6 +71,11 @@ V_INLINE vf v_min(vf limit, vf a)
     return _mm512_min_ps(limit, a);
 }
 
+V_INLINE vf v_in_register(vf a)
+{
+    return a;
+}
+
 V_INLINE float v_sum(vf a)
 {
     const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));

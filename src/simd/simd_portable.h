@@ -71,6 +71,11 @@ V_INLINE vf v_min(vf limit, vf a)
     return v_select((vm)(limit < a), limit, a);
 }
 
+V_INLINE vf v_in_register(vf a)
+{
+    return a;
+}
+
 V_INLINE float v_sum(vf a)
 {
     return (a[0] + a[2]) + (a[1] + a[3]);

@@ -22,10 +22,13 @@
 
 cot_status V_NAME(mhc_pre_bwd_tiles)(cot_queue *, const void *, void *);
 
+/* TILE*VECTORS and ROWS*VECTORS sums and the operands fit in 32 or 16 registers. Two vectors of bf16 on AVX2 would be
+ * half a cache line, of which a store that bypasses the caches must not write less than the whole. */
 enum {
-    TILE = 4,                  /* tokens */
-    ROWS = 4,                  /* rows of dphi_part */
-    VECTORS = VW == 16 ? 4 : 2 /* vectors: 4*VECTORS sums and the operands fit in 32 or 16 registers */
+    BLOCK = VW == 16 ? MHC_BWD_TOKENS : 24, /* tokens */
+    TILE = VW == 16 ? 4 : 3,                /* tokens */
+    ROWS = VW == 16 ? 4 : 3,                /* rows of dphi_part */
+    VECTORS = 4
 };
 
 typedef struct backward_context {
@@ -190,14 +193,27 @@ typedef struct column_chunk {
     const float *weights;
 } column_chunk;
 
-/* dx of tokens [t, t+TILE) and VECTORS vectors, from column k of the chunk on. */
+/* Stores the first n elements of a and b. */
+V_INLINE void store_pair(char *p, cot_dtype dtype, vf a, vf b, int64_t n, bool stream)
+{
+    if (n >= 2 * VW && stream)
+        v_stream2_as(p, dtype, a, b);
+    else if (n >= 2 * VW)
+        v_store2_as(p, dtype, a, b);
+    else {
+        mhc_store_partial(p, dtype, a, n, false);
+        mhc_store_partial(p + VW * mhc_element_size(dtype), dtype, b, n - VW, false);
+    }
+}
+
+/* dx of tokens [t, t+TILE) and VECTORS vectors, from column k of the chunk on. whole: all columns are within D. */
 V_INLINE void dx_tile(const backward_block *s, const column_chunk *chunk, int64_t t, int64_t k, cot_dtype dtype,
-                      cot_dtype dx_dtype)
+                      cot_dtype dx_dtype, bool whole)
 {
     const mhc_pre_backward_problem *p = s->c->problem;
     const cot_mhc_pre_backward_args *a = &p->args;
     const int64_t element_size = mhc_element_size(dtype), dx_size = mhc_element_size(dx_dtype);
-    const int64_t remaining = p->sizes.D - chunk->d - k;
+    const int64_t remaining = whole ? VECTORS * VW : p->sizes.D - chunk->d - k;
     const int tokens = (int)cot_clamp(s->count - t, 0, TILE);
     vf dx[TILE][VECTORS];
     V_UNROLL
@@ -207,16 +223,16 @@ V_INLINE void dx_tile(const backward_block *s, const column_chunk *chunk, int64_
         dx[r][v] = v_zero();
     const float *w = chunk->weights + k;
     for (int64_t j = 0; j < p->sizes.M; j++, w += MHC_BWD_CHUNK) {
-        vf ws[VECTORS];
+        vf dh_mix[TILE];
         V_UNROLL
-        for (int v = 0; v < VECTORS; v++)
-            ws[v] = v_load(w + v * VW);
+        for (int r = 0; r < TILE; r++)
+            dh_mix[r] = v_set1(s->dh_mix[j][t + r]);
         V_UNROLL
-        for (int r = 0; r < TILE; r++) {
-            const vf dh_mix = v_set1(s->dh_mix[j][t + r]);
+        for (int v = 0; v < VECTORS; v++) {
+            const vf ws = v_in_register(v_load(w + v * VW));
             V_UNROLL
-            for (int v = 0; v < VECTORS; v++)
-                dx[r][v] = v_fma(dh_mix, ws[v], dx[r][v]);
+            for (int r = 0; r < TILE; r++)
+                dx[r][v] = v_fma(dh_mix[r], ws, dx[r][v]);
         }
     }
     if (s->dx_post[t] != NULL) /* without this prefetch the f32 kernel took 1.5 times as long */
@@ -236,8 +252,12 @@ V_INLINE void dx_tile(const backward_block *s, const column_chunk *chunk, int64_
             sum = v_fma(h_pre, mhc_load_partial(dh_in + v * VW * element_size, dtype, remaining - v * VW), sum);
             if (dx_post != NULL)
                 sum = v_add(sum, mhc_load_partial(dx_post + v * VW * element_size, dtype, remaining - v * VW));
-            mhc_store_partial(out + v * VW * dx_size, dx_dtype, sum, remaining - v * VW, s->c->stream_stores);
+            dx[r][v] = sum;
         }
+        V_UNROLL
+        for (int v = 0; v < VECTORS; v += 2)
+            store_pair(out + v * VW * dx_size, dx_dtype, dx[r][v], dx[r][v + 1], remaining - v * VW,
+                       s->c->stream_stores);
     }
 }
 
@@ -260,16 +280,16 @@ V_INLINE void accumulate_dphi_tile(const backward_block *s, const column_chunk *
     for (int v = 0; v < VECTORS; v++)
         sums[r][v] = v_zero();
     for (int64_t t = 0; t < s->count; t++) {
-        vf x[VECTORS];
+        vf dh_mix[ROWS];
         V_UNROLL
-        for (int v = 0; v < VECTORS; v++)
-            x[v] = v_load(s->x[t] + k + v * VW);
+        for (int r = 0; r < rows; r++)
+            dh_mix[r] = v_set1(s->dh_mix[j + r][t]);
         V_UNROLL
-        for (int r = 0; r < rows; r++) {
-            const vf dh_mix = v_set1(s->dh_mix[j + r][t]);
+        for (int v = 0; v < VECTORS; v++) {
+            const vf x = v_in_register(v_load(s->x[t] + k + v * VW));
             V_UNROLL
-            for (int v = 0; v < VECTORS; v++)
-                sums[r][v] = v_fma(dh_mix, x[v], sums[r][v]);
+            for (int r = 0; r < rows; r++)
+                sums[r][v] = v_fma(dh_mix[r], x, sums[r][v]);
         }
     }
     V_UNROLL
@@ -289,7 +309,7 @@ static void accumulate_dphi_chunk(const backward_block *s, const column_chunk *c
             switch (M - j) {
             case 1: accumulate_dphi_tile(s, chunk, j, k, 1); break;
             case 2: accumulate_dphi_tile(s, chunk, j, k, 2); break;
-            case 3: accumulate_dphi_tile(s, chunk, j, k, 3); break;
+            case 3: accumulate_dphi_tile(s, chunk, j, k, cot_min(3, ROWS)); break;
             default: accumulate_dphi_tile(s, chunk, j, k, ROWS); break;
             }
 }
@@ -308,11 +328,19 @@ static void accumulate_dphi_chunk(const backward_block *s, const column_chunk *c
         for (int64_t k = 0; s->c->need_dx && k < chunk->columns; k += VECTORS * VW)                    \
             for (int64_t t = 0; t < s->count; t += TILE)                                               \
                 if (s->c->post != NULL)                                                                \
-                    dx_tile(s, chunk, t, k, COT_##dtype, COT_F32);                                     \
+                    dx_tile(s, chunk, t, k, COT_##dtype, COT_F32, false);                              \
+                else if (chunk->d + k + VECTORS * VW <= p->sizes.D)                                    \
+                    dx_tile(s, chunk, t, k, COT_##dtype, COT_##dtype, true);                           \
                 else                                                                                   \
-                    dx_tile(s, chunk, t, k, COT_##dtype, COT_##dtype);                                 \
+                    dx_tile(s, chunk, t, k, COT_##dtype, COT_##dtype, false);                          \
     }
 MHC_FOR_EACH_DTYPE(DX_CHUNK)
+
+/* The same columns of all streams follow each other, so that their dh_in stays in the L1 cache. */
+static int64_t chunk_of_step(const mhc_chunks *chunks, int64_t n, int64_t step)
+{
+    return step % n * chunks->per_stream + step / n;
+}
 
 static void backward_chunks(backward_block *s)
 {
@@ -320,12 +348,13 @@ static void backward_chunks(backward_block *s)
                                                                                 dx_chunk_BF16};
     const mhc_pre_backward_problem *p = s->c->problem;
     const mhc_chunks *chunks = &s->c->chunks;
-    for (int64_t number = 0; number < chunks->count; number++) {
+    for (int64_t step = 0; step < chunks->count; step++) {
+        const int64_t number = chunk_of_step(chunks, p->sizes.n, step);
         column_chunk chunk = {.number = number,
                               .i = number / chunks->per_stream,
                               .d = number % chunks->per_stream * MHC_BWD_CHUNK,
                               .weights = (const float *)s->c->workspace + number * p->sizes.M * MHC_BWD_CHUNK};
-        const int64_t next = number + 1 < chunks->count ? number + 1 : number;
+        const int64_t next = chunk_of_step(chunks, p->sizes.n, cot_min(step + 1, chunks->count - 1));
         chunk.next_dx_post =
             mhc_chunk_offset(chunks, next, p->args.dx_post.stride[2]) * mhc_element_size(p->args.x.dtype);
         chunk.columns = cot_round_up(cot_clamp(p->sizes.D - chunk.d, 0, MHC_BWD_CHUNK), 4 * VW);
@@ -373,8 +402,8 @@ static void backward_part(void *context, int64_t part, void *scratch)
     s->first = true;
     for (int64_t j = 0; j < p->sizes.M + 3; j++)
         s->sums[j] = 0;
-    for (s->token = part * c->parts.part_tokens; s->token < end; s->token += MHC_BWD_TOKENS) {
-        s->count = cot_clamp(end - s->token, 0, MHC_BWD_TOKENS);
+    for (s->token = part * c->parts.part_tokens; s->token < end; s->token += BLOCK) {
+        s->count = cot_clamp(end - s->token, 0, BLOCK);
         set_rows(s);
         if (c->recomputation != NULL)
             V_NAME(mhc_post_fwd_tokens)(c->recomputation, s->token, s->token + s->count, s->y_copy);
