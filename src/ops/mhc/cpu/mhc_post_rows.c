@@ -5,7 +5,8 @@
  *     dx[i,d] = sum_o h_res[i,o]*dy[o,d]                    dh_res[i,o] = sum_d x[i,d]*dy[o,d],  dh_post the same of f
  *
  * An item is up to MHC_TOKENS tokens. Lanes are columns d. n is a constant in both directions.
- *   Forward   The n+1 inputs of a vector of columns are read once, and all n outputs are computed from them.
+ *   Forward   The n+1 inputs of a line of columns are read once, and all n outputs are computed from them. Stores that
+ *             bypass the caches write whole lines: parts of a line, with other streams between them, take much longer.
  *   Backward  f is handled as stream n, with h_post as its row of h_res. A chunk of columns of dy is read once for each
  *             stream. So n sums and one row of outputs fit in the registers, and the chunk stays in the L1 cache.
  * The kernels of post_pre call both directions for the tokens of a block (mhc_blocks.h). Then dy is g, in f32 for every
@@ -15,6 +16,11 @@
 
 cot_status V_NAME(mhc_post_fwd_rows)(cot_queue *, const void *, void *);
 cot_status V_NAME(mhc_post_bwd_rows)(cot_queue *, const void *, void *);
+
+enum {
+    LINE = 64, /* bytes of a cache line */
+    MAX_LINE_VECTORS = LINE / (VW * 2)
+};
 
 /* Rows of one token: the n streams and f, and their outputs. NULL = not an output. */
 typedef struct post_token {
@@ -32,33 +38,51 @@ typedef struct post_token {
 
 /* ---- forward ------------------------------------------------------------------------------------------ */
 
-V_INLINE void forward_vector(const post_token *s, int64_t d, int n, cot_dtype dtype)
+/* Stores the first n elements of `vectors` vectors. */
+V_INLINE void store_line(char *p, cot_dtype dtype, const vf *a, int vectors, int64_t n, bool stream)
+{
+    if (vectors == 1)
+        mhc_store_partial(p, dtype, a[0], n, stream);
+    V_UNROLL
+    for (int v = 0; v + 1 < vectors; v += 2)
+        mhc_store_pair(p + v * VW * mhc_element_size(dtype), dtype, a[v], a[v + 1], n - v * VW, stream);
+}
+
+/* The columns of one cache line of each row. `vectors` is a constant. */
+V_INLINE void forward_line(const post_token *s, int64_t d, int n, int vectors, cot_dtype dtype)
 {
     const int64_t size = mhc_element_size(dtype), remaining = s->D - d;
-    vf x[MHC_MAX_N + 1];
+    vf x[MHC_MAX_N + 1][MAX_LINE_VECTORS];
     V_UNROLL
     for (int i = 0; i <= n; i++)
-        x[i] = mhc_load_partial(s->x[i] + d * size, dtype, remaining);
+        V_UNROLL
+    for (int v = 0; v < vectors; v++)
+        x[i][v] = mhc_load_partial(s->x[i] + (d + v * VW) * size, dtype, remaining - v * VW);
     V_UNROLL
     for (int o = 0; o < n; o++) {
-        vf y = v_mul(v_set1(s->h_res[n][o]), x[n]);
+        vf y[MAX_LINE_VECTORS];
+        V_UNROLL
+        for (int v = 0; v < vectors; v++)
+            y[v] = v_mul(v_set1(s->h_res[n][o]), x[n][v]);
         V_UNROLL
         for (int i = 0; i < n; i++)
-            y = v_fma(v_set1(s->h_res[i][o]), x[i], y);
+            V_UNROLL
+        for (int v = 0; v < vectors; v++)
+            y[v] = v_fma(v_set1(s->h_res[i][o]), x[i][v], y[v]);
         if (s->y[o] != NULL)
-            mhc_store_partial(s->y[o] + d * size, dtype, y, remaining, s->stream_stores);
+            store_line(s->y[o] + d * size, dtype, y, vectors, remaining, s->stream_stores);
         if (s->copy[o] != NULL)
-            mhc_store_partial(s->copy[o] + d * size, dtype, y, remaining, false);
+            store_line(s->copy[o] + d * size, dtype, y, vectors, remaining, false);
     }
 }
 
 V_INLINE void forward_token(post_token *s, int n, cot_dtype dtype)
 {
-    for (int64_t d = 0; d < s->D; d += VW) {
-        if (d * mhc_element_size(dtype) % 64 == 0)
-            for (int i = 0; i <= n; i++)
-                v_prefetch_l2(s->next_x[i] + d * mhc_element_size(dtype));
-        forward_vector(s, d, n, dtype);
+    const int vectors = LINE / (VW * (dtype == COT_F32 ? 4 : 2));
+    for (int64_t d = 0; d < s->D; d += vectors * VW) {
+        for (int i = 0; i <= n; i++)
+            v_prefetch_l2(s->next_x[i] + d * mhc_element_size(dtype));
+        forward_line(s, d, n, vectors, dtype);
     }
 }
 
@@ -73,23 +97,26 @@ V_INLINE void backward_row(post_token *s, int i, int64_t begin, int64_t end, int
     V_UNROLL
     for (int o = 0; o < n; o++)
         sums[o] = v_zero();
-    for (int64_t d = begin; d < end; d += VW) {
-        const int64_t remaining = s->D - d;
-        if (d * size % 64 == 0) {
-            v_prefetch_l2(s->next_x[i] + d * size);
-            if (i < n)
-                v_prefetch_l2(s->next_dy[i] + d * dy_size);
-        }
-        const vf x = mhc_load_partial(s->x[i] + d * size, dtype, remaining);
-        vf dx = v_zero();
+    for (int64_t d = begin; d < end; d += 2 * VW) {
+        vf dx[2];
         V_UNROLL
-        for (int o = 0; o < n; o++) {
-            const vf dy = mhc_load_partial(s->dy[o] + d * dy_size, dy_dtype, remaining);
-            sums[o] = v_fma(x, dy, sums[o]);
-            dx = o == 0 ? v_mul(v_set1(s->h_res[i][o]), dy) : v_fma(v_set1(s->h_res[i][o]), dy, dx);
+        for (int v = 0; v < 2; v++) {
+            const int64_t column = d + v * VW, remaining = s->D - column;
+            if (column * size % LINE == 0) {
+                v_prefetch_l2(s->next_x[i] + column * size);
+                if (i < n)
+                    v_prefetch_l2(s->next_dy[i] + column * dy_size);
+            }
+            const vf x = mhc_load_partial(s->x[i] + column * size, dtype, remaining);
+            V_UNROLL
+            for (int o = 0; o < n; o++) {
+                const vf dy = mhc_load_partial(s->dy[o] + column * dy_size, dy_dtype, remaining);
+                sums[o] = v_fma(x, dy, sums[o]);
+                dx[v] = o == 0 ? v_mul(v_set1(s->h_res[i][o]), dy) : v_fma(v_set1(s->h_res[i][o]), dy, dx[v]);
+            }
         }
         if (s->dx[i] != NULL)
-            mhc_store_partial(s->dx[i] + d * size, dtype, dx, remaining, stream_stores);
+            mhc_store_pair(s->dx[i] + d * size, dtype, dx[0], dx[1], s->D - d, stream_stores);
     }
     V_UNROLL
     for (int o = 0; o < n; o++)

@@ -193,19 +193,6 @@ typedef struct column_chunk {
     const float *weights;
 } column_chunk;
 
-/* Stores the first n elements of a and b. */
-V_INLINE void store_pair(char *p, cot_dtype dtype, vf a, vf b, int64_t n, bool stream)
-{
-    if (n >= 2 * VW && stream)
-        v_stream2_as(p, dtype, a, b);
-    else if (n >= 2 * VW)
-        v_store2_as(p, dtype, a, b);
-    else {
-        mhc_store_partial(p, dtype, a, n, false);
-        mhc_store_partial(p + VW * mhc_element_size(dtype), dtype, b, n - VW, false);
-    }
-}
-
 /* dx of tokens [t, t+TILE) and VECTORS vectors, from column k of the chunk on. whole: all columns are within D. */
 V_INLINE void dx_tile(const backward_block *s, const column_chunk *chunk, int64_t t, int64_t k, cot_dtype dtype,
                       cot_dtype dx_dtype, bool whole)
@@ -256,8 +243,8 @@ V_INLINE void dx_tile(const backward_block *s, const column_chunk *chunk, int64_
         }
         V_UNROLL
         for (int v = 0; v < VECTORS; v += 2)
-            store_pair(out + v * VW * dx_size, dx_dtype, dx[r][v], dx[r][v + 1], remaining - v * VW,
-                       s->c->stream_stores);
+            mhc_store_pair(out + v * VW * dx_size, dx_dtype, dx[r][v], dx[r][v + 1], remaining - v * VW,
+                           s->c->stream_stores);
     }
 }
 

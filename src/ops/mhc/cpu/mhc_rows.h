@@ -47,6 +47,19 @@ V_INLINE void mhc_store_partial(char *p, cot_dtype dtype, vf a, int64_t n, bool 
         v_store_n_as(p, dtype, a, (int)n);
 }
 
+/* Stores the first n elements of a and b, a at p and b directly after it. */
+V_INLINE void mhc_store_pair(char *p, cot_dtype dtype, vf a, vf b, int64_t n, bool stream)
+{
+    if (n >= 2 * VW && stream)
+        v_stream2_as(p, dtype, a, b);
+    else if (n >= 2 * VW)
+        v_store2_as(p, dtype, a, b);
+    else {
+        mhc_store_partial(p, dtype, a, n, false);
+        mhc_store_partial(p + VW * mhc_element_size(dtype), dtype, b, n - VW, false);
+    }
+}
+
 /* Outputs bypass the caches if x has at least this many bytes and the output's rows are whole cache lines. */
 enum { MHC_STREAM_BYTES = 8 << 20 };
 
