@@ -569,7 +569,7 @@ if __name__ == "__main__":
         page(int(sys.argv[2]))
     else:
         main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])
-    # Without the interpreter's own end: threads of PyTorch that need the interpreter then sometimes abort the process
-    # ("terminate called without an active exception"; dtensor_rules.py). It had failed a run of the tests.
+    # At the interpreter's own end, threads of PyTorch that need it sometimes abort the process ("terminate called without
+    # an active exception"; see dtensor_rules.py). That abort made a test fail.
     sys.stdout.flush()
     os._exit(0)

@@ -5,8 +5,9 @@
  *     dx[i,d] = sum_o h_res[i,o]*dy[o,d]                    dh_res[i,o] = sum_d x[i,d]*dy[o,d],  dh_post the same of f
  *
  * An item is up to MHC_TOKENS tokens. Lanes are columns d. n is a constant in both directions.
- *   Forward   The n+1 inputs of a line of columns are read once, and all n outputs are computed from them. Stores that
- *             bypass the caches write whole lines: parts of a line, with other streams between them, take much longer.
+ *   Forward   The n+1 inputs of a cache line of columns are read once, and all n outputs are computed from them. The
+ *             stores of a line follow each other. Stores that bypass the caches take much longer when stores of other
+ *             streams come between those of a line.
  *   Backward  f is handled as stream n, with h_post as its row of h_res. A chunk of columns of dy is read once for each
  *             stream. So n sums and one row of outputs fit in the registers, and the chunk stays in the L1 cache.
  * The kernels of post_pre call both directions for the tokens of a block (mhc_blocks.h). Then dy is g, in f32 for every
@@ -19,7 +20,8 @@ cot_status V_NAME(mhc_post_bwd_rows)(cot_queue *, const void *, void *);
 
 enum {
     LINE = 64, /* bytes of a cache line */
-    MAX_LINE_VECTORS = LINE / (VW * 2)
+    MAX_LINE_VECTORS = LINE / (VW * 2),
+    STORE_VECTORS = VW == 4 ? 1 : 2 /* that the backward stores together */
 };
 
 /* Rows of one token: the n streams and f, and their outputs. NULL = not an output. */
@@ -38,8 +40,8 @@ typedef struct post_token {
 
 /* ---- forward ------------------------------------------------------------------------------------------ */
 
-/* Stores the first n elements of `vectors` vectors. */
-V_INLINE void store_line(char *p, cot_dtype dtype, const vf *a, int vectors, int64_t n, bool stream)
+/* Stores the first n elements of `vectors` vectors. `vectors` is 1 or even. */
+V_INLINE void store_vectors(char *p, cot_dtype dtype, const vf *a, int vectors, int64_t n, bool stream)
 {
     if (vectors == 1)
         mhc_store_partial(p, dtype, a[0], n, stream);
@@ -48,10 +50,10 @@ V_INLINE void store_line(char *p, cot_dtype dtype, const vf *a, int vectors, int
         mhc_store_pair(p + v * VW * mhc_element_size(dtype), dtype, a[v], a[v + 1], n - v * VW, stream);
 }
 
-/* The columns of one cache line of each row. `vectors` is a constant. */
-V_INLINE void forward_line(const post_token *s, int64_t d, int n, int vectors, cot_dtype dtype)
+/* `vectors` vectors of columns, of which the first `remaining` columns are within D. */
+V_INLINE void forward_columns(const post_token *s, int64_t d, int64_t remaining, int n, int vectors, cot_dtype dtype)
 {
-    const int64_t size = mhc_element_size(dtype), remaining = s->D - d;
+    const int64_t size = mhc_element_size(dtype);
     vf x[MHC_MAX_N + 1][MAX_LINE_VECTORS];
     V_UNROLL
     for (int i = 0; i <= n; i++)
@@ -70,19 +72,31 @@ V_INLINE void forward_line(const post_token *s, int64_t d, int n, int vectors, c
         for (int v = 0; v < vectors; v++)
             y[v] = v_fma(v_set1(s->h_res[i][o]), x[i][v], y[v]);
         if (s->y[o] != NULL)
-            store_line(s->y[o] + d * size, dtype, y, vectors, remaining, s->stream_stores);
+            store_vectors(s->y[o] + d * size, dtype, y, vectors, remaining, s->stream_stores);
         if (s->copy[o] != NULL)
-            store_line(s->copy[o] + d * size, dtype, y, vectors, remaining, false);
+            store_vectors(s->copy[o] + d * size, dtype, y, vectors, remaining, false);
     }
+}
+
+V_INLINE void prefetch_line(const post_token *s, int64_t d, int n, cot_dtype dtype)
+{
+    const int64_t offset = d * mhc_element_size(dtype);
+    for (int i = 0; offset % LINE == 0 && i <= n; i++)
+        v_prefetch_l2(s->next_x[i] + offset);
 }
 
 V_INLINE void forward_token(post_token *s, int n, cot_dtype dtype)
 {
     const int vectors = LINE / (VW * (dtype == COT_F32 ? 4 : 2));
-    for (int64_t d = 0; d < s->D; d += vectors * VW) {
-        for (int i = 0; i <= n; i++)
-            v_prefetch_l2(s->next_x[i] + d * mhc_element_size(dtype));
-        forward_line(s, d, n, vectors, dtype);
+    int64_t d = 0;
+    /* Portable C has no stores that bypass the caches. Its whole lines would only be more code. */
+    for (; VW > 4 && d + vectors * VW <= s->D; d += vectors * VW) {
+        prefetch_line(s, d, n, dtype);
+        forward_columns(s, d, vectors * VW, n, vectors, dtype);
+    }
+    for (; d < s->D; d += VW) {
+        prefetch_line(s, d, n, dtype);
+        forward_columns(s, d, s->D - d, n, 1, dtype);
     }
 }
 
@@ -97,10 +111,10 @@ V_INLINE void backward_row(post_token *s, int i, int64_t begin, int64_t end, int
     V_UNROLL
     for (int o = 0; o < n; o++)
         sums[o] = v_zero();
-    for (int64_t d = begin; d < end; d += 2 * VW) {
-        vf dx[2];
+    for (int64_t d = begin; d < end; d += STORE_VECTORS * VW) {
+        vf dx[STORE_VECTORS];
         V_UNROLL
-        for (int v = 0; v < 2; v++) {
+        for (int v = 0; v < STORE_VECTORS; v++) {
             const int64_t column = d + v * VW, remaining = s->D - column;
             if (column * size % LINE == 0) {
                 v_prefetch_l2(s->next_x[i] + column * size);
@@ -116,7 +130,7 @@ V_INLINE void backward_row(post_token *s, int i, int64_t begin, int64_t end, int
             }
         }
         if (s->dx[i] != NULL)
-            mhc_store_pair(s->dx[i] + d * size, dtype, dx[0], dx[1], s->D - d, stream_stores);
+            store_vectors(s->dx[i] + d * size, dtype, dx, STORE_VECTORS, s->D - d, stream_stores);
     }
     V_UNROLL
     for (int o = 0; o < n; o++)

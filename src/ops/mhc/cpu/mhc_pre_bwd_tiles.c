@@ -8,7 +8,7 @@
  *
  * First W is packed in chunks of MHC_BWD_CHUNK columns of one stream. An item is one of at most MHC_BWD_PARTS token
  * ranges (parts) and has a separate dphi_part in the workspace. At the end these are summed in double, in the order of
- * the parts. A part processes its tokens in blocks of MHC_BWD_TOKENS. A chunk of a block's x is converted to f32 in the
+ * the parts. A part processes its tokens in blocks of BLOCK. A chunk of a block's x is converted to f32 in the
  * L1 cache and used twice. For dx, TILE tokens by VECTORS vectors are the sums over the rows of W. For dphi, ROWS rows
  * by VECTORS vectors are the sums over the block's tokens, which are then added to dphi_part. A chunk is as narrow as
  * possible, so that its x, W and dphi_part fit in the L1 cache together. Each of them is contiguous. Rows that are a
@@ -22,8 +22,8 @@
 
 cot_status V_NAME(mhc_pre_bwd_tiles)(cot_queue *, const void *, void *);
 
-/* TILE*VECTORS and ROWS*VECTORS sums and the operands fit in 32 or 16 registers. Two vectors of bf16 on AVX2 would be
- * half a cache line, of which a store that bypasses the caches must not write less than the whole. */
+/* TILE*VECTORS and ROWS*VECTORS sums and the operands fit in 32 or 16 registers. Stores that bypass the caches must write
+ * whole lines together. Two vectors of bf16 on AVX2 are half a line. */
 enum {
     BLOCK = VW == 16 ? MHC_BWD_TOKENS : 24, /* tokens */
     TILE = VW == 16 ? 4 : 3,                /* tokens */
@@ -316,7 +316,7 @@ static void accumulate_dphi_chunk(const backward_block *s, const column_chunk *c
             for (int64_t t = 0; t < s->count; t += TILE)                                               \
                 if (s->c->post != NULL)                                                                \
                     dx_tile(s, chunk, t, k, COT_##dtype, COT_F32, false);                              \
-                else if (chunk->d + k + VECTORS * VW <= p->sizes.D)                                    \
+                else if (VW > 4 && chunk->d + k + VECTORS * VW <= p->sizes.D)                          \
                     dx_tile(s, chunk, t, k, COT_##dtype, COT_##dtype, true);                           \
                 else                                                                                   \
                     dx_tile(s, chunk, t, k, COT_##dtype, COT_##dtype, false);                          \

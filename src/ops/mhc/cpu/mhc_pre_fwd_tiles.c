@@ -34,9 +34,6 @@ enum {
     MAX_VECTORS = 6,       /* of W in a pass over x */
     ITEMS_PER_THREAD = 8,  /* more items than threads balance the load */
     MAX_ITEM_BLOCKS = 8,
-    /* Columns of W that all tiles of a block multiply before the next ones. On AVX2 they are what fits in the L1 cache,
-     * because each load of W serves only two tokens. */
-    SEGMENT = VW == 16 ? MHC_CHUNK : 256,
     LINE = 64 /* bytes of a cache line */
 };
 
@@ -244,22 +241,18 @@ static void project_chunk(forward_state *s, int64_t chunk)
     const cot_dtype dtype = c->problem->args.x.dtype;
     const int64_t M = c->problem->sizes.M, passes = passes_of(M);
     const bool last = chunk + 1 == c->chunks.count;
-    const int64_t columns = chunk_columns(&c->chunks, &c->problem->sizes, chunk), size = mhc_element_size(dtype);
-    const bool in_place = passes == 1 && dtype == COT_F32 && columns % STEP_COLUMNS == 0;
+    const x_chunk x = {.offset = chunk_offset(c, chunk),
+                       .columns = chunk_columns(&c->chunks, &c->problem->sizes, chunk),
+                       .next_x_rows = last ? s->next_x_rows : s->x_rows,
+                       .next_offset = last ? 0 : chunk_offset(c, chunk + 1)};
+    const bool in_place = passes == 1 && dtype == COT_F32 && x.columns % STEP_COLUMNS == 0;
     const float *const weights = c->weights + chunk * mhc_packed_rows(M) * MHC_CHUNK;
-    for (int64_t d = 0; d < columns; d += SEGMENT) {
-        const x_chunk x = {.offset = chunk_offset(c, chunk) + d * size,
-                           .columns = cot_min(columns - d, SEGMENT),
-                           .next_x_rows = last ? s->next_x_rows : s->x_rows,
-                           .next_offset = (last ? 0 : chunk_offset(c, chunk + 1)) + d * size};
-        for (int64_t t = 0; t < s->token_count; t += TILE_TOKENS)
-            for (int64_t pass = 0; pass < passes; pass++) {
-                const int64_t first = first_vector(M, pass), vectors = first_vector(M, pass + 1) - first;
-                const x_source source = in_place ? IN_PLACE : pass == 0 ? converting[dtype - COT_F32] : CONVERTED;
-                PROJECTIONS_OF[source][vectors](s, &x, t, first,
-                                                weights + (first * MHC_CHUNK + d * vectors) * VECTOR_ROWS);
-            }
-    }
+    for (int64_t t = 0; t < s->token_count; t += TILE_TOKENS)
+        for (int64_t pass = 0; pass < passes; pass++) {
+            const int64_t first = first_vector(M, pass), vectors = first_vector(M, pass + 1) - first;
+            const x_source source = in_place ? IN_PLACE : pass == 0 ? converting[dtype - COT_F32] : CONVERTED;
+            PROJECTIONS_OF[source][vectors](s, &x, t, first, weights + first * VECTOR_ROWS * MHC_CHUNK);
+        }
 }
 
 /* Adds the sums to the coefficients and clears the sums. */

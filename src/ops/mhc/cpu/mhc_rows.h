@@ -55,8 +55,8 @@ V_INLINE void mhc_store_pair(char *p, cot_dtype dtype, vf a, vf b, int64_t n, bo
     else if (n >= 2 * VW)
         v_store2_as(p, dtype, a, b);
     else {
-        mhc_store_partial(p, dtype, a, n, false);
-        mhc_store_partial(p + VW * mhc_element_size(dtype), dtype, b, n - VW, false);
+        mhc_store_partial(p, dtype, a, n, stream);
+        mhc_store_partial(p + VW * mhc_element_size(dtype), dtype, b, n - VW, stream);
     }
 }
 

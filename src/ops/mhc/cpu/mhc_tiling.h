@@ -14,7 +14,7 @@ enum {
     MHC_CHUNK = 512,     /* columns of one stream that pre's forward multiplies in one run */
     MHC_TOKENS = 16,     /* maximum in a block of pre's forward and in an item of post */
     MHC_BWD_CHUNK = 64,  /* columns in the L1 cache in pre's backward, where W and dphi_part are as large as x */
-    MHC_BWD_TOKENS = 32, /* tokens of a block of pre's backward; dphi sums these in one run */
+    MHC_BWD_TOKENS = 32, /* maximum in a block of pre's backward; dphi sums a block in one run */
     /* Pre's backward has parts of the tokens with separate sums of dphi: one part for each MHC_BWD_PART_TOKENS tokens,
      * at most MHC_BWD_PARTS parts. */
     MHC_BWD_PARTS = 32,

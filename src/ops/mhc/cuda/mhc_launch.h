@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * mhc_launch.h: what the host files of the CUDA kernels (mhc_*_launch.c) share. They decide which kernels a call
- * launches, and with what grids. */
+ * mhc_launch.h: macros, types and functions of mhc_*_launch.c, the host files of the CUDA kernels. These decide which
+ * kernels a call launches, and with what grids. */
 #ifndef COT_MHC_LAUNCH_H
 #define COT_MHC_LAUNCH_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mhc_post_pre_launch.c: launches of post_pre. Kernels of its own, or those of post and pre. */
+ * mhc_post_pre_launch.c: launches of post_pre: kernels of its own, or those of post and pre. */
 #include "mhc_launch.h"
 
 /* clang-format off */

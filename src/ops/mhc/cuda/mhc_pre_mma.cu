@@ -534,7 +534,7 @@ template <typename E, int OCTETS> static __device__ __forceinline__ void dphi(co
 
 /* ---- instances ---------------------------------------------------------------------------------------- */
 
-/* OCTETS is the number of octets of phi rows: n up to 2, 4 and 8. The tables of kernels (mhc_launch.h) must give the same
+/* OCTETS is the number of octets of phi rows: n up to 2, 4 and 8. The tables of mhc_pre_*_launch.c must have the same
  * stage sizes. blocks: minimum on a multiprocessor, chosen without register spills on every device. */
 static_assert(sizeof(project_stage<float, 3>) == MHC_CUDA_MMA_PROJECT_STAGE(4, 24) &&
                   sizeof(project_stage<__half, 10>) == MHC_CUDA_MMA_PROJECT_STAGE(2, 80) &&
