@@ -82,7 +82,9 @@ def exact(inputs):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("n", [1, 2, 4, 8])
 def test_post_pre(device, n, dtype):
-    compare(mhc_post_pre, plain_post_pre, exact(post_pre_inputs(device, n, dtype=dtype)), units=16)
+    # n = 1: the 10 terms of dalpha cancel to 1/14 of the norm of their absolute values. So 64 units of the sum are 5 of the
+    # terms.
+    compare(mhc_post_pre, plain_post_pre, exact(post_pre_inputs(device, n, dtype=dtype)), units=64 if n == 1 else 16)
     compare(lambda *a: mhc_post_pre(*a, sinkhorn=False), lambda *a: plain_post_pre(*a, sinkhorn=False),
             exact(post_pre_inputs(device, n, dtype=dtype, gamma=False)), units=16)  # fmt: skip
 
