@@ -9,6 +9,7 @@
 
 #include "cuda/device.h"
 
+#include "core/argument_checks.h"
 #include "core/op_tables.h"
 
 #define COT_KERNEL_ENTRY COT_DECLARE_KERNEL
@@ -18,20 +19,12 @@
 #include "../mhc_post_pre_kernels.def"
 #undef COT_KERNEL_ENTRY
 
-/* Returns from the caller if the call of a function fails. */
-#define TRY(call)                          \
-    do {                                   \
-        const cot_status status_ = (call); \
-        if (status_ != COT_OK)             \
-            return status_;                \
-    } while (0)
-
 /* Returns from the caller if the launch fails. A grid without blocks is skipped. */
 #define LAUNCH(queue, kernel, x, y, threads_, call)                                                                 \
     do {                                                                                                            \
         const cot_cuda_grid grid_ = {.blocks = {(unsigned)(x), (unsigned)(y), 1}, .threads = (unsigned)(threads_)}; \
         if (grid_.blocks[0] * grid_.blocks[1] != 0)                                                                 \
-            TRY(cot_cuda_launch(queue, kernel, &grid_, call));                                                      \
+            CHECK(cot_cuda_launch(queue, kernel, &grid_, call));                                                    \
     } while (0)
 
 /* ---- tables of kernels ------------------------------------------------------------------------------ */

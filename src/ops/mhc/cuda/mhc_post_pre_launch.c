@@ -20,7 +20,7 @@ cot_status mhc_post_pre_fwd_generic_sm80(cot_queue *queue, const void *problem, 
 {
     const mhc_post_forward_problem post = mhc_post_half_forward(problem);
     const mhc_pre_forward_problem pre = mhc_pre_half_forward(problem);
-    TRY(mhc_post_fwd_generic_sm80(queue, &post, NULL));
+    CHECK(mhc_post_fwd_generic_sm80(queue, &post, NULL));
     return mhc_pre_fwd_generic_sm80(queue, &pre, workspace);
 }
 
@@ -39,7 +39,7 @@ static cot_status post_pre_forward(cot_queue *queue, const void *problem, void *
 {
     const mhc_post_forward_problem post = mhc_post_half_forward(problem);
     const mhc_pre_forward_problem pre = mhc_pre_half_forward(problem);
-    TRY(post_forward(queue, &post));
+    CHECK(post_forward(queue, &post));
     return pre_forward(queue, &pre, workspace);
 }
 
@@ -78,11 +78,11 @@ cot_status mhc_post_pre_fwd_cluster_sm90(cot_queue *queue, const void *problem, 
                        one_stream = {MHC_SM90_BLOCK_CHUNKS, MHC_SM90_TILE, 1};
     const int cluster_blocks = mhc_sm90_cluster_blocks(&p->sizes);
     const cot_cuda_kernel *kernels = post_pre_fwd_clusters[p->sizes.dtype - COT_F16];
-    TRY(mhc_make_tile_map(queue, &post_pre.x, &p->sizes, &a->x, all_streams));
-    TRY(mhc_make_tile_map(queue, &post_pre.f, &p->sizes, &a->f, one_stream));
-    TRY(mhc_make_tile_map(queue, &post_pre.y, &p->sizes, &a->y, all_streams));
-    TRY(mhc_launch_clusters(queue, &kernels[cluster_index(cluster_blocks)], cluster_blocks, MHC_SM90_TILE,
-                            MHC_SM90_FWD_THREADS, false, c, &post_pre));
+    CHECK(mhc_make_tile_map(queue, &post_pre.x, &p->sizes, &a->x, all_streams));
+    CHECK(mhc_make_tile_map(queue, &post_pre.f, &p->sizes, &a->f, one_stream));
+    CHECK(mhc_make_tile_map(queue, &post_pre.y, &p->sizes, &a->y, all_streams));
+    CHECK(mhc_launch_clusters(queue, &kernels[cluster_index(cluster_blocks)], cluster_blocks, MHC_SM90_TILE,
+                              MHC_SM90_FWD_THREADS, false, c, &post_pre));
     return mhc_launch_fused_sinkhorn(queue, c);
 }
 
@@ -106,10 +106,10 @@ static cot_status post_pre_backward(cot_queue *queue, const mhc_post_pre_backwar
     const mhc_cuda_post_pre_layout *layout = queue->plan;
     mhc_pre_backward_problem pre = mhc_pre_half_backward(p);
     mhc_post_backward_problem post = mhc_post_half_backward(p);
-    TRY(find_post_pre_y(queue, p, workspace, &pre.args.x));
+    CHECK(find_post_pre_y(queue, p, workspace, &pre.args.x));
     if (mhc_post_pre_needs_g(&p->args))
         pre.args.dx = post.args.dy = cot_tensor_contiguous((char *)workspace + layout->g, COT_F32, 4, p->args.x.shape);
-    TRY(pre_backward(queue, &pre, workspace));
+    CHECK(pre_backward(queue, &pre, workspace));
     if (!mhc_post_pre_needs_g(&p->args))
         return COT_OK;
     return admit_sm80_post_bwd(&post) == NULL ? mhc_post_bwd_rows_sm80(queue, &post, NULL)
@@ -162,7 +162,7 @@ static cot_status launch_post_pre_data_gradients(cot_queue *queue, const mhc_pos
         .threads = MHC_SM90_POST_PRE_THREADS,
         .shared_bytes = (unsigned)kernel->shared_bytes,
     };
-    TRY(cot_cuda_launch(queue, kernel, &grid, &c));
+    CHECK(cot_cuda_launch(queue, kernel, &grid, &c));
     if (sums)
         LAUNCH(queue, &post_pre_sum_slices, cot_ceil_div(c.tokens * (c.n * c.n + c.n), MHC_CUDA_THREADS), 1,
                MHC_CUDA_THREADS, &c);
@@ -174,8 +174,8 @@ static cot_status post_pre_backward_sm90(cot_queue *queue, const mhc_post_pre_ba
 {
     mhc_pre_backward_problem pre = mhc_pre_half_backward(p);
     pre.args.dx_post = (cot_tensor){0};
-    TRY(find_post_pre_y(queue, p, workspace, &pre.args.x));
-    TRY(mhc_pre_backward_records(queue, &pre, workspace, split));
+    CHECK(find_post_pre_y(queue, p, workspace, &pre.args.x));
+    CHECK(mhc_pre_backward_records(queue, &pre, workspace, split));
     if (p->sizes.tokens == 0 || !mhc_post_pre_needs_g(&p->args))
         return COT_OK;
     return launch_post_pre_data_gradients(queue, p, workspace);

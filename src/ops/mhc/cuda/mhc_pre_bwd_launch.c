@@ -108,7 +108,7 @@ static cot_status launch_records(cot_queue *queue, const mhc_call *c, const mhc_
 {
     const int64_t tile = c->records != NULL ? MHC_SM90_TILE : c->mix_tile > 0 ? c->mix_tile : 1;
     if (c->dh_res.data != NULL) /* otherwise the records kernel reads it from dh_post and dh_res_logits */
-        TRY(mhc_launch_dz(queue, c));
+        CHECK(mhc_launch_dz(queue, c));
     LAUNCH(queue, &(vectorized ? pre_records : pre_records_any)[sizes->dtype - COT_F32],
            cot_ceil_div(c->tokens, tile) * tile, 1, MHC_CUDA_THREADS, c);
     if (c->dbias.data != NULL || c->dalpha.data != NULL)
@@ -121,7 +121,7 @@ cot_status mhc_pre_bwd_generic_sm80(cot_queue *queue, const void *problem, void 
     const mhc_pre_backward_problem *p = problem;
     const int dtype = p->sizes.dtype - COT_F32;
     mhc_call c = pre_backward_call(queue, p, workspace);
-    TRY(mhc_launch_dz(queue, &c));
+    CHECK(mhc_launch_dz(queue, &c));
     LAUNCH(queue, &pre_dx_generic[dtype], generic_blocks(cot_ceil_div(c.tokens, MHC_CUDA_TOKENS)), 1, MHC_CUDA_THREADS,
            &c);
     if (c.dphi.data != NULL || c.dgamma.data != NULL)
@@ -152,15 +152,15 @@ cot_status mhc_pre_bwd_tiles_sm80(cot_queue *queue, const void *problem, void *w
     const mhc_sizes *s = &p->sizes;
     mhc_call c = pre_backward_terms_call(queue, p, workspace);
     c.vectorized = mhc_rows_vectorized(problem, (const cot_tensor *const[]){&a->x, &a->dh_in, &a->dx_post, &a->dx}, 4);
-    TRY(launch_records(queue, &c, s, c.vectorized));
+    CHECK(launch_records(queue, &c, s, c.vectorized));
     const int64_t columns = mhc_cuda_mma_columns(s), tiles = cot_ceil_div(c.tokens, MHC_CUDA_MMA_TOKENS);
     if (c.dx.data != NULL && tiles > 0) {
-        TRY(mhc_launch_phi_terms(queue, &c));
-        TRY(mhc_launch_mma(queue, pre_mma_dx, s, cot_min(tiles, cot_ceil_div(MHC_CUDA_MMA_BLOCKS, columns)), columns,
-                           &c));
+        CHECK(mhc_launch_phi_terms(queue, &c));
+        CHECK(mhc_launch_mma(queue, pre_mma_dx, s, cot_min(tiles, cot_ceil_div(MHC_CUDA_MMA_BLOCKS, columns)), columns,
+                             &c));
     }
     if (c.dphi.data != NULL || c.dgamma.data != NULL)
-        TRY(mhc_launch_mma(queue, pre_mma_dphi, s, columns, c.parts, &c));
+        CHECK(mhc_launch_mma(queue, pre_mma_dphi, s, columns, c.parts, &c));
     return launch_sum_parts(queue, &c);
 }
 
@@ -179,12 +179,12 @@ static cot_status map_backward(cot_queue *queue, mhc_mapped_call *mapped, const 
     const bool dx = cot_is_present(&a->dx), post = dx && cot_is_present(&a->dx_post);
     const int chunks = MHC_SM90_COLUMNS_OF(mapped->call.n) * (int)cot_dtype_size(p->sizes.dtype) / 128;
     const mhc_tile_box all_streams = {chunks, tokens, mapped->call.n}, one_stream = {chunks, tokens, 1};
-    TRY(mhc_make_tile_map(queue, &mapped->x, &p->sizes, &a->x, all_streams));
-    TRY(mhc_make_tile_map(queue, &mapped->dh_in, &p->sizes, &a->dh_in, one_stream));
+    CHECK(mhc_make_tile_map(queue, &mapped->x, &p->sizes, &a->x, all_streams));
+    CHECK(mhc_make_tile_map(queue, &mapped->dh_in, &p->sizes, &a->dh_in, one_stream));
     if (dx)
-        TRY(mhc_make_tile_map(queue, &mapped->dx, &p->sizes, &a->dx, all_streams));
+        CHECK(mhc_make_tile_map(queue, &mapped->dx, &p->sizes, &a->dx, all_streams));
     if (post)
-        TRY(mhc_make_tile_map(queue, &mapped->dx_post, &p->sizes, &a->dx_post, one_stream));
+        CHECK(mhc_make_tile_map(queue, &mapped->dx_post, &p->sizes, &a->dx_post, one_stream));
     else
         mapped->call.dx_post.data = NULL;
     return COT_OK;
@@ -211,17 +211,17 @@ static cot_status backward_cluster(cot_queue *queue, const mhc_pre_backward_prob
     const int cluster_blocks = mhc_sm90_cluster_blocks(&p->sizes), tile = mhc_sm90_bwd_tile(&p->sizes);
     c->parts = cluster_count(c, tile, cluster_blocks);
     if (c->dh_res.data != NULL)
-        TRY(mhc_launch_dz(queue, c));
+        CHECK(mhc_launch_dz(queue, c));
     else
         c->dz = NULL; /* the owner warps read it from dh_post and dh_res_logits */
-    TRY(map_backward(queue, &mapped, p, tile));
+    CHECK(map_backward(queue, &mapped, p, tile));
     c->token_parts = c->parts * cluster_blocks * MHC_SM90_OWNERS(cluster_blocks, c->dx_post.data != NULL);
     const int dtype = p->sizes.dtype - COT_F32;
     const cot_cuda_kernel *kernels = keep_records              ? pre_bwd_clusters_records
                                      : c->dx_post.data != NULL ? pre_bwd_clusters_post[c->n == 4][dtype]
                                                                : pre_bwd_clusters[c->n == 4][dtype];
-    TRY(mhc_launch_clusters(queue, &kernels[cluster_index(cluster_blocks)], cluster_blocks, tile, MHC_SM90_BWD_THREADS,
-                            c->dh_res.data != NULL, c, &mapped));
+    CHECK(mhc_launch_clusters(queue, &kernels[cluster_index(cluster_blocks)], cluster_blocks, tile,
+                              MHC_SM90_BWD_THREADS, c->dh_res.data != NULL, c, &mapped));
     return launch_sum_parts(queue, c);
 }
 
@@ -250,9 +250,9 @@ static cot_status launch_one_pass(cot_queue *queue, mhc_mapped_call *mapped, con
     c->slices = mhc_sm90_slices(sizes);
     c->token_parts = MHC_SM90_BLOCKS;
     if (c->dh_res.data != NULL)
-        TRY(mhc_launch_dz(queue, c));
+        CHECK(mhc_launch_dz(queue, c));
     LAUNCH(queue, &pre_bwd_one_pass_init, 1, 1, MHC_CUDA_THREADS, c);
-    TRY(cot_cuda_launch(queue, &pre_bwd_one_pass, &grid, mapped));
+    CHECK(cot_cuda_launch(queue, &pre_bwd_one_pass, &grid, mapped));
     return launch_sum_parts(queue, c);
 }
 
@@ -268,13 +268,13 @@ cot_status mhc_pre_bwd_split_sm90(cot_queue *queue, const void *problem, void *w
     c->parts = ((const mhc_cuda_layout *)queue->plan)->split_parts;
     if (c->tokens == 0)
         return launch_sum_parts(queue, c);
-    TRY(map_backward(queue, &mapped, p, MHC_SM90_TILE));
+    CHECK(map_backward(queue, &mapped, p, MHC_SM90_TILE));
     if (c->D > MHC_SM90_ONE_PASS_ABOVE_D && p->sizes.dtype == COT_BF16 && c->dx_post.data == NULL)
         return launch_one_pass(queue, &mapped, &p->sizes);
-    TRY(launch_records(queue, c, &p->sizes, true));
-    TRY(mhc_launch_slices(queue,
-                          &(c->dx_post.data != NULL ? pre_bwd_split_post : pre_bwd_split)[p->sizes.dtype - COT_F16],
-                          MHC_SM90_BWD_THREADS, true, mhc_sm90_slices(&p->sizes), c->parts, &mapped));
+    CHECK(launch_records(queue, c, &p->sizes, true));
+    CHECK(mhc_launch_slices(queue,
+                            &(c->dx_post.data != NULL ? pre_bwd_split_post : pre_bwd_split)[p->sizes.dtype - COT_F16],
+                            MHC_SM90_BWD_THREADS, true, mhc_sm90_slices(&p->sizes), c->parts, &mapped));
     return launch_sum_parts(queue, c);
 }
 
@@ -295,21 +295,21 @@ cot_status mhc_pre_bwd_n8_sm90(cot_queue *queue, const void *problem, void *work
     const bool post = c->dx.data != NULL && c->dx_post.data != NULL;
     if (!post)
         c->dx_post.data = NULL;
-    TRY(launch_records(queue, c, s, true));
-    TRY(mhc_launch_phi_terms(queue, c));
-    TRY(mhc_map_phi_terms(queue, &n8.phi, c, MHC_SM90_N8_ROWS));
+    CHECK(launch_records(queue, c, s, true));
+    CHECK(mhc_launch_phi_terms(queue, c));
+    CHECK(mhc_map_phi_terms(queue, &n8.phi, c, MHC_SM90_N8_ROWS));
     const cot_tensor *const tensors[] = {&a->x, &a->dh_in, &a->dx, &a->dx_post};
     CUtensorMap *const maps[] = {&n8.x, &n8.dh_in, &n8.dx, &n8.dx_post};
     for (int i = 0; i < COUNT(maps); i++)
         if (cot_is_present(tensors[i]) && tensors[i]->dtype == s->dtype)
-            TRY(mhc_make_tile_map(queue, maps[i], s, tensors[i], panel));
+            CHECK(mhc_make_tile_map(queue, maps[i], s, tensors[i], panel));
     const cot_cuda_kernel *kernel = &pre_bwd_n8[post][c->f32_dx];
     const cot_cuda_grid grid = {
         .blocks = {(unsigned)mhc_sm90_n8_slices(s), (unsigned)c->parts, 1},
         .threads = MHC_SM90_N8_THREADS,
         .shared_bytes = (unsigned)kernel->shared_bytes,
     };
-    TRY(cot_cuda_launch(queue, kernel, &grid, &n8));
+    CHECK(cot_cuda_launch(queue, kernel, &grid, &n8));
     return launch_sum_parts(queue, c);
 }
 
@@ -317,7 +317,7 @@ cot_status mhc_pre_bwd_n8_sm90(cot_queue *queue, const void *problem, void *work
 static cot_status launch_any_records(cot_queue *queue, const mhc_pre_backward_problem *p, void *workspace)
 {
     mhc_call c = pre_backward_call(queue, p, workspace);
-    TRY(launch_records(queue, &c, &p->sizes, false));
+    CHECK(launch_records(queue, &c, &p->sizes, false));
     if (c.dphi.data != NULL || c.dgamma.data != NULL)
         LAUNCH(queue, &pre_dphi_generic[p->sizes.dtype - COT_F32], cot_ceil_div(c.n * c.D, MHC_CUDA_THREADS), c.parts,
                MHC_CUDA_THREADS, &c);

@@ -82,8 +82,8 @@ cot_status mhc_pre_fwd_tiles_sm80(cot_queue *queue, const void *problem, void *w
     c.slices = plan->slices;
     c.slice_columns = (int32_t)plan->slice_columns;
     c.vectorized = mhc_rows_vectorized(problem, (const cot_tensor *const[]){&p->args.x, &p->args.h_in}, 2);
-    TRY(mhc_launch_phi_terms(queue, &c));
-    TRY(mhc_launch_mma(queue, pre_mma_project, s, cot_ceil_div(c.tokens, MHC_CUDA_MMA_TOKENS), c.slices, &c));
+    CHECK(mhc_launch_phi_terms(queue, &c));
+    CHECK(mhc_launch_mma(queue, pre_mma_project, s, cot_ceil_div(c.tokens, MHC_CUDA_MMA_TOKENS), c.slices, &c));
     return launch_finish(queue, &c, s, c.vectorized);
 }
 
@@ -109,16 +109,16 @@ static cot_status forward_sm90(cot_queue *queue, const void *problem, void *work
     const mhc_tile_box box = {(wide ? MHC_SM90_WIDE_COLUMNS : columns) * size / 128, MHC_SM90_CLUSTER_TILE(wide, size),
                               c->n};
     const int cluster_blocks = wide ? MHC_SM90_CLUSTER_BLOCKS : mhc_sm90_cluster_blocks(&p->sizes);
-    TRY(mhc_make_tile_map(queue, &mapped.x, &p->sizes, &a->x, box));
+    CHECK(mhc_make_tile_map(queue, &mapped.x, &p->sizes, &a->x, box));
     if (split) {
-        TRY(mhc_launch_slices(queue, &pre_fwd_split[p->sizes.dtype - COT_F16], MHC_SM90_SPLIT_THREADS, false, c->slices,
-                              mhc_sm90_parts(&p->sizes), &mapped));
+        CHECK(mhc_launch_slices(queue, &pre_fwd_split[p->sizes.dtype - COT_F16], MHC_SM90_SPLIT_THREADS, false,
+                                c->slices, mhc_sm90_parts(&p->sizes), &mapped));
         return launch_finish(queue, c, &p->sizes, true);
     }
     const cot_cuda_kernel *kernel =
         wide ? &pre_fwd_wide[p->sizes.dtype - COT_F16]
              : &pre_fwd_clusters[c->n == 4][p->sizes.dtype - COT_F32][cluster_index(cluster_blocks)];
-    TRY(mhc_launch_clusters(queue, kernel, cluster_blocks, box.tokens, MHC_SM90_FWD_THREADS, false, c, &mapped));
+    CHECK(mhc_launch_clusters(queue, kernel, cluster_blocks, box.tokens, MHC_SM90_FWD_THREADS, false, c, &mapped));
     return mhc_launch_fused_sinkhorn(queue, c);
 }
 
@@ -149,15 +149,15 @@ cot_status mhc_pre_fwd_n8_sm90(cot_queue *queue, const void *problem, void *work
     c->phi_terms = (uint16_t *)((char *)workspace + plan->phi_terms);
     c->term_columns = mhc_cuda_term_columns(s);
     c->slices = plan->n8_slices;
-    TRY(mhc_launch_phi_terms(queue, c));
-    TRY(mhc_map_phi_terms(queue, &n8.phi, c, MHC_SM90_N8_ROWS / 2));
-    TRY(mhc_make_tile_map(queue, &n8.x, s, &a->x, (mhc_tile_box){1, MHC_SM90_N8_FWD_TILE, 1}));
+    CHECK(mhc_launch_phi_terms(queue, c));
+    CHECK(mhc_map_phi_terms(queue, &n8.phi, c, MHC_SM90_N8_ROWS / 2));
+    CHECK(mhc_make_tile_map(queue, &n8.x, s, &a->x, (mhc_tile_box){1, MHC_SM90_N8_FWD_TILE, 1}));
     const cot_cuda_grid grid = {
         .blocks = {(unsigned)mhc_sm90_n8_fwd_tiles(s), (unsigned)c->slices, 1},
         .threads = MHC_SM90_N8_FWD_THREADS,
         .shared_bytes = MHC_SM90_SHARED_BYTES,
         .cluster = 2,
     };
-    TRY(cot_cuda_launch(queue, &pre_fwd_n8, &grid, &n8));
+    CHECK(cot_cuda_launch(queue, &pre_fwd_n8, &grid, &n8));
     return launch_finish(queue, c, s, true);
 }
