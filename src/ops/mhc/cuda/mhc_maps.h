@@ -57,9 +57,9 @@ enum {
 #define MHC_SM90_CLUSTER_TILE(wide, element) ((wide) || (element) == 4 ? MHC_SM90_WIDE_TILE : MHC_SM90_TILE)
 /* The most clusters that an H100 or H200 holds at once, by their number of blocks. */
 #define MHC_SM90_CLUSTERS_OF(blocks) ((blocks) == 16 ? 7 : (blocks) == 8 ? 15 : 30)
-/* Owner warps of a block of pre's backward. A kernel that adds dx_post has one: its fourth warp loads dx_post, or in f32
- * has no work. */
-#define MHC_SM90_OWNERS(blocks, adds_post) ((blocks) == 4 && !(adds_post) ? 2 : 1)
+/* Owner warps of a block of pre's backward. A kernel that adds dx_post in f16 or bf16 has one: its fourth warp loads
+ * dx_post. element: bytes of an element of x. */
+#define MHC_SM90_OWNERS(adds_post, element) ((adds_post) && (element) < 4 ? 1 : 2)
 
 /* Each map describes its tensor as [stream][chunk][token][column of the chunk]. */
 typedef struct mhc_mapped_call {

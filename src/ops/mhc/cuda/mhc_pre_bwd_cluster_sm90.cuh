@@ -20,10 +20,9 @@
  *                block
  *   owner warp   makes the records of its tokens and sends them to all blocks: first what does not depend on dh_pre,
  *                then the rest, for which it sums dh_pre over the blocks. Also sums the terms of dbias and dalpha
- *   dx_post      loads dx_post, if present, one stream at a time. Its buffer replaces one stage. In f32 there is no
- *                room for a buffer: the MMA warps load dx_post from the L2 cache. Without dx_post, in clusters of 4
- *                blocks, this warp is a second owner warp: one would take longer for the four tokens of a block than
- *                the loads of a tile take
+ *   dx_post      f16, bf16: loads dx_post, if present, one stream at a time. Its buffer replaces one stage. In f32 there
+ *                is no room for a buffer: the MMA warps load dx_post from the L2 cache. If it has nothing to load, this
+ *                warp is a second owner warp: one takes longer for a tile than the MMA warps (docs/experiments/mhc.md)
  *
  *   barrier               arrivals             who waits     phase ends when
  *   full[stage]           1, the producer      MMA warps,    x and dh_in of the tile are in shared memory
@@ -31,7 +30,7 @@
  *   warp_dh_pre_full      32 of each MMA warp  reducer       f16, bf16: the warps' parts of dh_pre are in shared memory
  *   warp_dh_pre_empty     32, the reducer      MMA warps     f16, bf16: the reducer has read them
  *   dh_pre_read[stage]    32, the reducer      MMA warps     f32: the reducer has read x and dh_in of the tile
- *   gathered_full[stage]  1, first owner warp  owner warps   all blocks' dh_pre of the owned tokens has arrived (bytes)
+ *   gathered_full[stage]  1, an owner warp     owner warps   all blocks' dh_pre of the owned tokens has arrived (bytes)
  *   records_full[slot]    1, MMA thread 0      MMA warps     the records of all tokens of the tile have arrived (bytes)
  *   stage_done[stage]     1 of each MMA warp   producer      the MMA warps have finished the stage (x holds dx, if dx
  *                                                            is an output)
@@ -59,8 +58,11 @@ template <typename Sizes, data_gradient MODE_, int BLOCKS_> struct cluster_trait
         BLOCKS = BLOCKS_, /* of a cluster */
         /* Tokens of a tile that a block owns: blocks from Sizes::TILE on own none. */
         OWNED = (int)Sizes::TILE < BLOCKS ? 1 : Sizes::TILE / BLOCKS,
-        OWNERS = MHC_SM90_OWNERS(BLOCKS, MODE == DX_AND_POST), /* owner warps of a block */
-        OWNER_TOKENS = OWNED / OWNERS,                         /* tokens of each owner warp */
+        OWNERS = MHC_SM90_OWNERS(MODE == DX_AND_POST, Sizes::ELEMENT), /* owner warps of a block */
+        /* Two owner warps share the tokens of a tile. If a block owns only one, they take turns: each has every second
+         * tile. */
+        TURNS = OWNED < OWNERS ? 2 : 1,
+        OWNER_TOKENS = OWNED * TURNS / OWNERS, /* tokens of each owner warp */
         /* Units of a record that send_units sends after and before dh_pre, and the bytes that it sends for a tile. */
         UNITS_AFTER = 4,
         UNITS_BEFORE = Sizes::OCTETS == 1 ? 1 : RECORD_UNITS - UNITS_AFTER,
@@ -83,7 +85,7 @@ template <typename Traits> struct shared_memory {
     /* Unused without POST_BUFFER: an array cannot have size 0. */
     unsigned char dx_post[Traits::POST_BUFFER ? N : 1][Traits::POST_BUFFER ? STREAM_BYTES : 1024];
     typename Traits::phi_terms phi;
-    token_record records[Traits::RECORD_SLOTS][Traits::TILE], owned_records[Traits::OWNED];
+    token_record records[Traits::RECORD_SLOTS][Traits::TILE], owned_records[Traits::OWNED * Traits::TURNS];
     float gathered[STAGES][Traits::OWNED][Traits::BLOCKS][4]; /* dh_pre, zero from element N on */
     float4 warp_dh_pre[MMA_WARPS][Traits::TILE];              /* likewise */
     uint64_t full[STAGES], gathered_full[STAGES], stage_done[STAGES], dh_pre_read[STAGES], warp_dh_pre_full,
@@ -120,9 +122,10 @@ static __device__ __forceinline__ void send_dh_pre(shared_memory<Traits> &s, int
 /* Sends 16-byte units of an owner warp's records to all blocks. Units 0, 3, 6 (the first unit of each term) and 10
  * (factor) depend on dh_pre. AFTER_DH_PRE = true sends 0, 3, 6, 10; the earlier call, with false, sends the other seven
  * (n = 2: only 9). k counts the tokens that the block owns: token k of the block is token rank + k * BLOCKS of the
- * tile. first_k: the owner warp's first token. */
+ * tile. first_k: the owner warp's first token, whose record is owned[0]. */
 template <bool AFTER_DH_PRE, typename Traits>
-static __device__ __forceinline__ void send_units(shared_memory<Traits> &s, int slot, int rank, int first_k)
+static __device__ __forceinline__ void send_units(shared_memory<Traits> &s, int slot, int rank, int first_k,
+                                                  const token_record *owned)
 {
     constexpr uint32_t COUNT = AFTER_DH_PRE ? Traits::UNITS_AFTER : Traits::UNITS_BEFORE,
                        ITEMS = COUNT * Traits::OWNER_TOKENS * Traits::BLOCKS;
@@ -138,7 +141,7 @@ static __device__ __forceinline__ void send_units(shared_memory<Traits> &s, int 
         const uint32_t unit = AFTER_DH_PRE ? index * 3 + index / 3
                               : COUNT == 1 ? 9
                                            : index * 3 / 2 + 1 - index / 6; /* 0 3 6 10 : 9 : 1 2 4 5 7 8 9 */
-        const uint4 words = ((const uint4 *)&s.owned_records[first_k + k])[unit];
+        const uint4 words = ((const uint4 *)&owned[k])[unit];
         cot_store_async(cot_mapa(to + k * (uint32_t)(Traits::BLOCKS * sizeof(token_record)) + unit * 16, block),
                         cot_mapa(barrier, block), words.x, words.y, words.z, words.w);
     }
@@ -164,40 +167,46 @@ struct pending_token {
 
 /* An owner warp. All blocks wait for its records. So the inputs of its tokens are loaded one tile ahead, and the units
  * that do not depend on dh_pre are computed and sent before dh_pre arrives. The slot of the records is then free in all
- * blocks: when the owner warp begins tile t of the cluster, it has dh_pre of tile t - 1 from all blocks. A block whose
- * MMA warps compute dh_pre sends that only after they have finished tile t - 3, and there are at least 3 slots. A block
- * of the f32 kernel sends it as soon as the tile has been loaded, after the MMA warps have finished the tile that used
- * the stage before: tile t - 1 - STAGES. There are STAGES + 1 slots. */
+ * blocks: when the owner warp begins tile t of the cluster, it has dh_pre of tile t - TURNS from all blocks. A block whose
+ * MMA warps compute dh_pre sends that only after they have finished tile t - TURNS - 2. With TURNS = 2 there are at least
+ * 4 slots, otherwise at least 3. A block of the f32 kernel sends it as soon as the tile has been loaded, after the MMA
+ * warps have finished the tile that used the stage before: tile t - TURNS - STAGES. There are STAGES + 2 slots. */
 template <typename Traits>
 static __device__ __forceinline__ void make_owned_records(const mhc_call &c, shared_memory<Traits> &s, int owner_warp,
                                                           int rank, int tiles)
 {
-    constexpr int N = Traits::N, M = Traits::M, TOKENS = Traits::OWNER_TOKENS, TOKEN_LANES = 32 / TOKENS,
-                  LANE_BLOCKS = TOKEN_LANES / N; /* blocks whose dh_pre the lanes of a token load at once */
-    const int lane = threadIdx.x % 32, first_k = owner_warp * TOKENS;
+    constexpr int N = Traits::N, M = Traits::M, TOKENS = Traits::OWNER_TOKENS, TOKEN_LANES = 32 / TOKENS;
+    constexpr int LANE_BLOCKS = TOKEN_LANES / N; /* blocks whose dh_pre the lanes of a token load at once */
+    constexpr int CLUSTERS = MHC_SM90_CLUSTERS_OF(Traits::BLOCKS), STRIDE = Traits::TURNS * CLUSTERS;
+    const int lane = threadIdx.x % 32, first_k = Traits::TURNS == 2 ? 0 : owner_warp * TOKENS;
+    token_record *const owned = &s.owned_records[owner_warp * TOKENS];
     const float alpha = lane < M ? load_f32(c.alpha, alpha_index(N, lane) * c.alpha.stride[0]) : 0.0f;
     const float alpha_pre = __shfl_sync(0xffffffffu, alpha, 0);
     double dbias = 0, dalpha = 0;         /* of coefficient `lane` of h_post and h_res */
     double dbias_pre = 0, dalpha_pre = 0; /* of coefficient lane % N of h_pre, over tokens lane / TOKEN_LANES */
     cot_griddepcontrol_wait();            /* waits for mhc_pre_dz, if it was launched */
     const token_element value = input_element<N>(c, lane);
+    const bool second_turn = Traits::TURNS == 2 && owner_warp == 1;
+    const int first_tile = (int)(blockIdx.x / Traits::BLOCKS) + (second_turn ? CLUSTERS : 0);
     token_inputs inputs[TOKENS];
     auto load_token = [&](int tile, int k) {
         inputs[k] = load_inputs<N>(c, value, (uint32_t)(tile * Traits::TILE + rank + (first_k + k) * Traits::BLOCKS));
     };
 #pragma unroll
     for (int k = 0; k < TOKENS; k++)
-        load_token((int)(blockIdx.x / Traits::BLOCKS), k);
+        load_token(first_tile, k);
     cot_cluster_wait();
+    cot_pipeline_state<Traits::STAGES> ring;
     cot_pipeline_state<Traits::RECORD_SLOTS> slot;
-    FOR_EACH_TILE(tile, ring, tiles)
-    {
+    if (second_turn)
+        ring.next(), slot.next();
+    for (int tile = first_tile; tile < tiles; tile += STRIDE) {
         const int record_slot = (int)Traits::RECORD_SLOTS == (int)Traits::STAGES ? ring.stage : slot.stage;
         pending_token pending = {};
 #pragma unroll
         for (int k = 0; k < TOKENS; k++) {
             const token_inputs in = inputs[k];
-            token_record &record = s.owned_records[first_k + k];
+            token_record &record = owned[k];
             float dz = lane < N ? 0.0f : in.value;
             if (!present(c.dh_res) && lane >= N && lane < 2 * N)
                 dz *= in.h_post * (1.0f - in.h_post / c.post_scale);
@@ -212,18 +221,18 @@ static __device__ __forceinline__ void make_owned_records(const mhc_call &c, sha
                 pending = token;
             dbias += (double)dz;
             dalpha += (double)dz * (double)(in.h_mix * in.inv_rms);
-            load_token(tile + MHC_SM90_CLUSTERS_OF(Traits::BLOCKS), k);
+            load_token(tile + STRIDE, k);
         }
-        send_units<false>(s, record_slot, rank, first_k);
+        send_units<false>(s, record_slot, rank, first_k, owned);
         /* factor is this times the sum of du h_mix over all coefficients, where du is the gradient of h_mix inv_rms. */
         const float scale = -pending.inv_rms * pending.inv_rms * pending.inv_rms / (float)(N * c.D);
         const float sigma = pending.h_pre - c.hc_eps, slope = sigma * (1.0f - sigma);
         cot_mbarrier_wait(&s.gathered_full[ring.stage], ring.parity);
         __syncwarp();
         /* Re-arms for the stage's next tile. st.async of that tile may come first: the pending arrival keeps the phase
-         * open. The second owner warp cannot miss this phase: the next one cannot complete before it has sent its
-         * records of this tile. */
-        if (owner_warp == 0 && lane == 0)
+         * open. A second owner warp with tokens of the same tile cannot miss this phase: the next one cannot complete
+         * before it has sent its records of this tile. */
+        if ((Traits::TURNS == 2 || owner_warp == 0) && lane == 0)
             cot_mbarrier_arrive_expect(&s.gathered_full[ring.stage], sizeof s.gathered[0]);
         const float(*parts)[4] = s.gathered[ring.stage][first_k + lane / TOKEN_LANES];
         const int block = lane % TOKEN_LANES / N;
@@ -238,19 +247,21 @@ static __device__ __forceinline__ void make_owned_records(const mhc_call &c, sha
 #pragma unroll
         for (int width = N / 2; width >= 1; width /= 2)
             sum += __shfl_xor_sync(0xffffffffu, sum, width);
-        token_record &record = s.owned_records[first_k + lane / TOKEN_LANES];
+        token_record &record = owned[lane / TOKEN_LANES];
         if (lane % TOKEN_LANES < N)
             set_terms(record, lane % N, du * pending.inv_rms);
         if (lane % TOKEN_LANES == 0)
             record.factor = (sum + pending.post_res_sum) * scale;
-        send_units<true>(s, record_slot, rank, first_k);
-        slot.next();
+        send_units<true>(s, record_slot, rank, first_k, owned);
+#pragma unroll
+        for (int turn = 0; turn < Traits::TURNS; turn++)
+            ring.next(), slot.next();
         if (Traits::MODE == NO_DX) {
 #pragma unroll
             for (int k = 0; k < TOKENS; k++)
                 if (lane < RECORD_UNITS)
                     ((uint4 *)&c.records[tile * Traits::TILE + rank + (first_k + k) * Traits::BLOCKS])[lane] =
-                        ((const uint4 *)&s.owned_records[first_k + k])[lane];
+                        ((const uint4 *)&owned[k])[lane];
             __syncwarp(); /* the next tile replaces owned_records */
         }
         dbias_pre += (double)dz_pre;

@@ -30,6 +30,7 @@ template <int N_> struct bwd_sizes {
     enum {
         N = N_,
         M = N * (N + 2),
+        ELEMENT = 2, /* bytes */
         OCTETS = M / 8,
         TILE = ::TILE,
         CHUNKS = MHC_SM90_COLUMNS_OF(N) / MHC_SM90_CHUNK_COLUMNS, /* chunks of a block in each stream */
