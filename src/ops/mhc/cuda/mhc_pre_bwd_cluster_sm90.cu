@@ -20,9 +20,9 @@ struct bwd_traits : cluster_traits<bwd_sizes<N>, MODE, BLOCKS> {
         POST_BUFFER = MODE == DX_AND_POST,
         RECORD_SLOTS = STAGES,
         /* Of 200 to 224 the only ones without spills. */
-        MMA_REGISTERS = MODE != DX_AND_POST ? 216
-                        : BLOCKS == 4       ? 208
-                                            : 224
+        MMA_REGISTERS = MODE != DX_AND_POST || N == 2 ? 216
+                        : BLOCKS == 4                 ? 208
+                                                      : 224
     };
 };
 
@@ -92,8 +92,10 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
     constexpr int N = Traits::N, OCTETS = Traits::OCTETS, CLUSTERS = MHC_SM90_CLUSTERS_OF(Traits::BLOCKS);
     const int warp = threadIdx.x / 32;
     uint32_t second_terms[COLUMN_GROUPS][2 * OCTETS];
-    if constexpr (MODE != NO_DX)
+    if constexpr (MODE != NO_DX) {
         load_phi<0, COLUMN_GROUPS>(c, s, first_column<Traits>(), warp, phi_scale<E, MODE == DX_AND_POST>, second_terms);
+        arrive_all_lanes(&s.phi_loaded);
+    }
     cot_cluster_wait();
     float dphi_part[COLUMN_GROUPS][OCTETS][4] = {0};
     lane_units units = find_lane_units(s, warp);

@@ -30,6 +30,7 @@
  *   warp_dh_pre_full      32 of each MMA warp  reducer       f16, bf16: the warps' parts of dh_pre are in shared memory
  *   warp_dh_pre_empty     32, the reducer      MMA warps     f16, bf16: the reducer has read them
  *   dh_pre_read[stage]    32, the reducer      MMA warps     f32: the reducer has read x and dh_in of the tile
+ *   phi_loaded            32 of each MMA warp  producer      the MMA warps have phi: the other stages may be loaded
  *   gathered_full[stage]  1, an owner warp     owner warps   all blocks' dh_pre of the owned tokens has arrived (bytes)
  *   records_full[slot]    1, MMA thread 0      MMA warps     the records of all tokens of the tile have arrived (bytes)
  *   stage_done[stage]     1 of each MMA warp   producer      the MMA warps have finished the stage (x holds dx, if dx
@@ -90,7 +91,7 @@ template <typename Traits> struct shared_memory {
     float4 warp_dh_pre[MMA_WARPS][Traits::TILE];              /* likewise */
     uint64_t full[STAGES], gathered_full[STAGES], stage_done[STAGES], dh_pre_read[STAGES], warp_dh_pre_full,
         warp_dh_pre_empty;
-    uint64_t records_full[Traits::RECORD_SLOTS];
+    uint64_t records_full[Traits::RECORD_SLOTS], phi_loaded;
     uint64_t post_full[N], post_empty[N];
 };
 extern __shared__ __align__(1024) unsigned char memory[];
@@ -300,8 +301,12 @@ static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_
     if (threadIdx.x % 32 == 0) {
         constexpr int CLUSTERS = MHC_SM90_CLUSTERS_OF(Traits::BLOCKS);
         const int first = (int)(blockIdx.x / Traits::BLOCKS);
-        for (int stage = 0; stage < s.STAGES && first + stage * CLUSTERS < tiles; stage++)
+        /* The first products need two tiles and phi. With all stages loaded at once, phi would arrive after them. */
+        for (int stage = 0; stage < s.STAGES && first + stage * CLUSTERS < tiles; stage++) {
+            if (Traits::MODE != NO_DX && stage == 2)
+                cot_mbarrier_wait(&s.phi_loaded, 0);
             load_tile(p, s, stage, first + stage * CLUSTERS, rank);
+        }
         FOR_EACH_TILE(tile, ring, tiles)
         {
             cot_mbarrier_wait(&s.stage_done[ring.stage], ring.parity);
@@ -360,6 +365,7 @@ template <typename Traits> static __device__ __forceinline__ void backward(const
             cot_mbarrier_init(&s.records_full[slot], 1);
             cot_mbarrier_arrive_expect(&s.records_full[slot], Traits::SENT_BYTES);
         }
+        cot_mbarrier_init(&s.phi_loaded, 32 * MMA_WARPS);
         cot_mbarrier_init(&s.warp_dh_pre_full, 32 * MMA_WARPS);
         cot_mbarrier_init(&s.warp_dh_pre_empty, 32);
         for (int i = 0; i < s.N; i++) {

@@ -446,6 +446,7 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
     constexpr int OCTETS = Traits::OCTETS;
     uint32_t second_terms[WARP_CHUNKS][2][OCTETS][2];
     load_phi(c, s, second_terms);
+    arrive_all_lanes(&s.phi_loaded);
     cot_cluster_wait();
     float dphi_part[WARP_CHUNKS][2][OCTETS][4] = {0};
     const lane_offsets x = find_lane_offsets<Traits>();
