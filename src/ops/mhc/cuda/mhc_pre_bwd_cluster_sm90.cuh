@@ -20,9 +20,9 @@
  *                block
  *   owner warp   makes the records of its tokens and sends them to all blocks: first what does not depend on dh_pre,
  *                then the rest, for which it sums dh_pre over the blocks. Also sums the terms of dbias and dalpha
- *   dx_post      f16, bf16: loads dx_post, if present, one stream at a time. Its buffer replaces one stage. In f32 there
- *                is no room for a buffer: the MMA warps load dx_post from the L2 cache. If it has nothing to load, this
- *                warp is a second owner warp: one takes longer for a tile than the MMA warps (docs/experiments/mhc.md)
+ *   dx_post      loads dx_post, if present, one stream at a time. Its buffer replaces one stage. In f32 there is no
+ *                room for a buffer: the MMA warps load dx_post from the L2 cache. Without dx_post this warp is a second
+ *                owner warp, in f32 only in clusters of 4 blocks: one takes about as long for a tile as the MMA warps
  *
  *   barrier               arrivals             who waits     phase ends when
  *   full[stage]           1, the producer      MMA warps,    x and dh_in of the tile are in shared memory
@@ -59,7 +59,7 @@ template <typename Sizes, data_gradient MODE_, int BLOCKS_> struct cluster_trait
         BLOCKS = BLOCKS_, /* of a cluster */
         /* Tokens of a tile that a block owns: blocks from Sizes::TILE on own none. */
         OWNED = (int)Sizes::TILE < BLOCKS ? 1 : Sizes::TILE / BLOCKS,
-        OWNERS = MHC_SM90_OWNERS(MODE == DX_AND_POST, Sizes::ELEMENT), /* owner warps of a block */
+        OWNERS = MHC_SM90_OWNERS(BLOCKS, MODE == DX_AND_POST, Sizes::ELEMENT), /* owner warps of a block */
         /* Two owner warps share the tokens of a tile. If a block owns only one, they take turns: each has every second
          * tile. */
         TURNS = OWNED < OWNERS ? 2 : 1,
@@ -171,7 +171,11 @@ struct pending_token {
  * blocks: when the owner warp begins tile t of the cluster, it has dh_pre of tile t - TURNS from all blocks. A block whose
  * MMA warps compute dh_pre sends that only after they have finished tile t - TURNS - 2. With TURNS = 2 there are at least
  * 4 slots, otherwise at least 3. A block of the f32 kernel sends it as soon as the tile has been loaded, after the MMA
- * warps have finished the tile that used the stage before: tile t - TURNS - STAGES. There are STAGES + 2 slots. */
+ * warps have finished the tile that used the stage before: tile t - 1 - STAGES. There are STAGES + 1 slots.
+ *
+ * With TURNS = 2, gathered_full of the tile before in the stage must be complete when the owner warp waits for tile t:
+ * the other owner warp may have waited for it, and a parity does not tell phases apart that differ by 2. It is complete,
+ * because that tile is t - 4 or t - 5, which the MMA warps have finished. */
 template <typename Traits>
 static __device__ __forceinline__ void make_owned_records(const mhc_call &c, shared_memory<Traits> &s, int owner_warp,
                                                           int rank, int tiles)
@@ -179,6 +183,7 @@ static __device__ __forceinline__ void make_owned_records(const mhc_call &c, sha
     constexpr int N = Traits::N, M = Traits::M, TOKENS = Traits::OWNER_TOKENS, TOKEN_LANES = 32 / TOKENS;
     constexpr int LANE_BLOCKS = TOKEN_LANES / N; /* blocks whose dh_pre the lanes of a token load at once */
     constexpr int CLUSTERS = MHC_SM90_CLUSTERS_OF(Traits::BLOCKS), STRIDE = Traits::TURNS * CLUSTERS;
+    static_assert(Traits::TURNS == 1 || Traits::STAGES >= 4, "see above");
     const int lane = threadIdx.x % 32, first_k = Traits::TURNS == 2 ? 0 : owner_warp * TOKENS;
     token_record *const owned = &s.owned_records[owner_warp * TOKENS];
     const float alpha = lane < M ? load_f32(c.alpha, alpha_index(N, lane) * c.alpha.stride[0]) : 0.0f;

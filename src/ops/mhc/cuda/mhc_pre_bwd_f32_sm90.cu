@@ -20,7 +20,7 @@
  *
  * Of the terms of phi gamma, the first and third are in shared memory, the second in registers. The reducer alone
  * computes dh_pre, because the MMA warps take the most time of all warps. It can be two tiles ahead of them. So the
- * records have two slots more than there are stages (make_owned_records explains why). */
+ * records have one slot more than there are stages (make_owned_records explains why). */
 #include "mhc_pre_bwd_cluster_sm90.cuh"
 
 enum { WARP_CHUNKS = COLUMN_GROUPS / 2, CHUNK_COLUMNS = 32 };
@@ -52,7 +52,7 @@ template <int OCTETS> struct outer_terms {
 
 template <int N, data_gradient MODE, int BLOCKS> struct f32_traits : cluster_traits<f32_sizes<N>, MODE, BLOCKS> {
     typedef outer_terms<f32_sizes<N>::OCTETS> phi_terms;
-    enum { STAGES = 3, POST_BUFFER = 0, RECORD_SLOTS = STAGES + 2, MMA_REGISTERS = 208 };
+    enum { STAGES = 3, POST_BUFFER = 0, RECORD_SLOTS = STAGES + 1, MMA_REGISTERS = 208 };
 };
 
 /* The products of terms for dx, in the order of the sum: the term of phi gamma (2 1 0 1 0 0), and that of dh_mix

@@ -164,7 +164,7 @@ cot_status mhc_pre_bwd_tiles_sm80(cot_queue *queue, const void *problem, void *w
     return launch_sum_parts(queue, &c);
 }
 
-#define CLUSTER_TOKEN_PARTS(blocks) (MHC_SM90_CLUSTERS_OF(blocks) * (blocks)*MHC_SM90_OWNERS(false, 2))
+#define CLUSTER_TOKEN_PARTS(blocks) (MHC_SM90_CLUSTERS_OF(blocks) * (blocks)*MHC_SM90_OWNERS(blocks, false, 2))
 _Static_assert(CLUSTER_TOKEN_PARTS(16) <= MHC_CUDA_TOKEN_PARTS && CLUSTER_TOKEN_PARTS(8) <= MHC_CUDA_TOKEN_PARTS &&
                    CLUSTER_TOKEN_PARTS(4) <= MHC_CUDA_TOKEN_PARTS,
                "the cluster kernel's sums of dz must fit in the workspace");
@@ -215,8 +215,8 @@ static cot_status backward_cluster(cot_queue *queue, const mhc_pre_backward_prob
     else
         c->dz = NULL; /* the owner warps read it from dh_post and dh_res_logits */
     CHECK(map_backward(queue, &mapped, p, tile));
-    c->token_parts =
-        c->parts * cluster_blocks * MHC_SM90_OWNERS(c->dx_post.data != NULL, cot_dtype_size(p->sizes.dtype));
+    c->token_parts = c->parts * cluster_blocks *
+                     MHC_SM90_OWNERS(cluster_blocks, c->dx_post.data != NULL, cot_dtype_size(p->sizes.dtype));
     const int dtype = p->sizes.dtype - COT_F32;
     const cot_cuda_kernel *kernels = keep_records              ? pre_bwd_clusters_records
                                      : c->dx_post.data != NULL ? pre_bwd_clusters_post[c->n == 4][dtype]
