@@ -501,7 +501,8 @@ static void many_tiles(cot_case_visitor *v, int op, int direction)
         {8, 4096, 333, COT_BF16},  {8, 1024, 1300, COT_BF16}, {4, 4096, 60, COT_F32},   {4, 1280, 63, COT_F32},
         {4, 320, 300, COT_F32},    {2, 8192, 33, COT_BF16},   {2, 2560, 130, COT_BF16}, {2, 1920, 300, COT_BF16},
         {2, 4160, 40, COT_F16},    {2, 832, 200, COT_F32},    {8, 192, 150, COT_BF16},  {8, 64, 5000, COT_BF16},
-        {8, 64, 130, COT_BF16},    {8, 128, 64, COT_BF16},
+        {8, 64, 130, COT_BF16},    {8, 128, 64, COT_BF16},    {4, 4096, 64, COT_BF16},  {2, 8192, 65, COT_F16},
+        {4, 4096, 600, COT_BF16},
     };
     const size_t first_of_gpu = 14, end_of_gpu = 34; /* these are checked on a GPU only */
     uint64_t state = 301 + (uint64_t)(op * 2 + direction);
