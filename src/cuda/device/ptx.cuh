@@ -92,6 +92,13 @@ template <int PENDING> static __device__ __forceinline__ void cot_cp_async_wait_
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
+/* Arrives once when the copies that this thread has started are complete. They are then visible to the threads that wait
+ * for this phase of the barrier. */
+static __device__ __forceinline__ void cot_cp_async_arrive(uint64_t *barrier)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(cot_shared_address(barrier)) : "memory");
+}
+
 /* Prefetches the line of this address into the L2 cache. */
 static __device__ __forceinline__ void cot_prefetch_l2(const void *line)
 {

@@ -29,12 +29,14 @@
  *
  *   barrier               arrivals             who waits        phase ends when
  *   full[stage]           1, the producer      MMA, h_in warps  x of the tile is in shared memory (POST_PRE: and f)
- *   y_full[stage]         128, h_in threads    MMA warps        POST_PRE: y of the tile is in shared memory
  *   warp_sums_full        32 of each MMA warp  reducers         the partial sums of all warps are in shared memory
  *   warp_sums_empty       32 of each reducer   MMA warps        the reducers have read them
  *   gathered_full[stage]  1, the owner warp    owner warp       all blocks' sums of the owned tokens have arrived
  *   h_pre_full[stage]     1, an h_in thread    h_in warps       h_pre of all tokens of the tile has arrived
  *   empty[stage]          1 of each h_in warp  producer         x of the tile has been read (SPLIT: 1 of each MMA warp)
+ *   in POST_PRE also:
+ *   y_full[stage]         256, MMA threads     MMA, h_in warps  y of the tile is in shared memory
+ *   coefficients_full[2]  64, reducer threads  MMA warps        the coefficients of post of the tile are there
  *
  * A block stores into a stage of another block without waiting for that block. This is safe. Let u be the tile that
  * follows tile t in the same stage, STAGES rounds later:
@@ -58,11 +60,12 @@
  * memory, and the MMA warps release the stage. mhc_pre_tokens.cu sums over the slices and reads x again for h_in.
  *
  * POST_PRE, post of a layer and pre of the next, for D up to 4096: x of pre is y of post, which is never read from
- * memory. The producer also loads a tile of f. The h_in warps first compute y in place of x. A thread writes y to the
- * elements that it will read for h_in LOOKAHEAD tiles later, so it needs no barrier. One of their threads stores y by
- * one TMA box. The MMA warps wait for y_full[stage] instead of full[stage]. The order of the sums of y is that of
- * mhc_post.cu, so y has the bits of mhc_post. */
+ * memory. The producer also loads a tile of f. The MMA warps compute y in place of x, then the products of the tile before,
+ * whose y is then complete. The reducers load the coefficients of post: those of three tiles later, when they have the
+ * sums of a tile. An h_in thread stores y by one TMA box. The order of the sums of y is that of mhc_post.cu, so y has the
+ * bits of mhc_post. */
 #include "mhc_mma.cuh"
+#include "mhc_post_pre_fwd_sm90.cuh"
 
 #include "../../../cuda/device/bulk.cuh"
 
@@ -94,7 +97,6 @@ template <typename E_, int N_, int COLUMNS_, int BLOCKS_, bool POST_PRE_ = false
         STAGES = POST_PRE ? 5 : 6,
         STREAM_BYTES = CHUNKS * 128 * TILE, /* of one stream in a stage */
         STAGE_BYTES = N * STREAM_BYTES,
-        LOOKAHEAD = 2,                        /* tiles from y to h_in */
         STEPS = N * COLUMNS / 16 / MMA_WARPS, /* steps of 16 k of one MMA warp */
         PAIRS = STEPS / 2,
         CHUNK_STEPS = CHUNK_COLUMNS / 16,
@@ -110,6 +112,7 @@ template <typename E_, int N_, int COLUMNS_, int BLOCKS_, bool POST_PRE_ = false
         MMA_REGISTERS = IS_F32                            ? 224
                         : WIDE                            ? 216
                         : LOOPS_POST_PRE && cot_is_f16<E> ? 200
+                        : POST_PRE                        ? 216
                                                           : 208,
         OWNER_REGISTERS = IS_F32           ? (OWNED > 1 ? 40 : 32)
                           : LOOPS_POST_PRE ? (cot_is_f16<E> ? 48 : 40)
@@ -141,12 +144,12 @@ template <typename Traits> struct shared_memory {
     /* Sums from all blocks, for each token of this block in the ring. */
     float gathered[Traits::STAGES * Traits::TILE / Traits::BLOCKS][Traits::BLOCKS][Traits::SUMS];
     float4 h_pre[Traits::STAGES][Traits::TILE]; /* zero from element N on */
-    /* Of each token: rows of h_res, then h_post. Tiles alternate between two buffers. */
+    /* Of each token: columns of h_res, then h_post. Tiles alternate between two buffers. */
     float4 post_coefficients[2][Traits::POST_PRE ? Traits::TILE : 1][Traits::N + 1];
     /* Scales of rows r, 8 + r and 16 + r of a warp. */
     float4 row_scales[Traits::BYTE_TERMS ? MMA_WARPS : 1][Traits::BYTE_TERMS ? 8 : 1];
     uint64_t full[Traits::STAGES], empty[Traits::STAGES], gathered_full[Traits::STAGES], h_pre_full[Traits::STAGES];
-    uint64_t warp_sums_full, warp_sums_empty, y_full[Traits::STAGES];
+    uint64_t warp_sums_full, warp_sums_empty, y_full[Traits::STAGES], coefficients_full[2];
 };
 extern __shared__ __align__(1024) unsigned char memory[];
 
@@ -324,8 +327,29 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
         row_address[next] = cot_shared_address(s.x) + (uint32_t)((pair / 2 * TILE + lane % 8) * 128) +
                             (uint32_t)(((lane / 8 + pair % 2 * 4) ^ lane % 8) * 16);
     }
+    /* post_pre: the token, chunk and unit whose y this thread computes. */
+    const int y_token = warp % 4 * 4 + lane / 8;
+    const int y_offset = (warp / 4 * TILE + y_token) * 128 + (lane % 8 ^ y_token % 8) * 16;
+    cot_pipeline_state<Traits::STAGES> y_ring;
+    cot_pipeline_state<2> coefficients;
+    auto compute_y = [&](int tile) {
+        if constexpr (Traits::POST_PRE) {
+            if (tile >= schedule.tiles)
+                return;
+            cot_mbarrier_wait(&s.full[y_ring.stage], y_ring.parity);
+            cot_mbarrier_wait(&s.coefficients_full[coefficients.stage], coefficients.parity);
+            apply_post<Traits>(s.x[y_ring.stage] + y_offset, s.f[y_ring.stage] + y_offset,
+                               s.post_coefficients[coefficients.stage][y_token], y_token % 2);
+            cot_fence_proxy_async();
+            cot_mbarrier_arrive(&s.y_full[y_ring.stage]);
+            y_ring.next();
+            coefficients.next();
+        }
+    };
+    compute_y(schedule.first);
     FOR_EACH_TILE(tile, ring, schedule)
     {
+        compute_y(tile + schedule.stride);
         const uint32_t stage_offset = (uint32_t)(ring.stage * Traits::STAGE_BYTES),
                        first_row = row_address[0] + stage_offset;
         /* Bit 6 selects the other half of the swizzled chunk. */
@@ -485,67 +509,6 @@ static __device__ __forceinline__ void multiply_f32(const mhc_call &c, shared_me
     }
 }
 
-/* Starts the loads of the coefficients of post, of the tokens of one h_in warp: zero for tokens that do not exist. */
-template <typename Traits>
-static __device__ __forceinline__ void load_post_coefficients(const mhc_post_pre_call &p, float4 (*to)[Traits::N + 1],
-                                                              int first_token)
-{
-    constexpr int N = Traits::N, FLOATS = N * N + N;
-    const int axis = p.call.T > 1 ? 1 : 0; /* of the stride between tokens, for any B */
-#pragma unroll 1 /* otherwise the offsets of all elements take registers in the loop over tiles */
-    for (int index = threadIdx.x % 32; index < Traits::TILE / 4 * FLOATS; index += 32) {
-        const int ij = index % FLOATS, token = first_token + index / FLOATS;
-        const bool valid = token < (int)p.call.tokens;
-        const mhc_array &a = ij < N * N ? p.h_res : p.h_post;
-        const int64_t offset = ij < N * N ? ij / N * a.stride[2] + ij % N * a.stride[3] : (ij - N * N) * a.stride[2];
-        cot_cp_async_zfill<4>(valid, cot_shared_address((float *)to + index),
-                              (const float *)a.data + (valid ? token * a.stride[axis] + offset : 0));
-    }
-    cot_cp_async_commit_group();
-}
-
-/* Replaces x of one token and 16 bytes of each chunk with y. */
-template <typename Traits>
-static __device__ __forceinline__ void apply_post(unsigned char *x, const unsigned char *f,
-                                                  const float4 (&post_coefficients)[Traits::N + 1])
-{
-    typedef typename Traits::E E;
-    constexpr int N = Traits::N;
-    static_assert(N == 4 && sizeof(E) == 2, "post_pre is for n = 4, f16 and bf16");
-    float coefficient[N + 1][N];
-#pragma unroll
-    for (int i = 0; i <= N; i++) {
-        const float4 row = post_coefficients[i];
-        coefficient[i][0] = row.x, coefficient[i][1] = row.y, coefficient[i][2] = row.z, coefficient[i][3] = row.w;
-    }
-#pragma unroll 2
-    for (int chunk = 0; chunk < Traits::CHUNKS; chunk++, x += Traits::TILE * 128, f += Traits::TILE * 128) {
-        cot_words<4> streams[N], layer = *(const cot_words<4> *)f;
-#pragma unroll
-        for (int i = 0; i < N; i++)
-            streams[i] = *(const cot_words<4> *)(x + i * Traits::STREAM_BYTES);
-#pragma unroll
-        for (int w = 0; w < 4; w++) {
-            const float2 f_pair = cot_unpack_pair<E>(layer.word[w]);
-            float2 pairs[N];
-#pragma unroll
-            for (int i = 0; i < N; i++)
-                pairs[i] = cot_unpack_pair<E>(streams[i].word[w]);
-#pragma unroll
-            for (int o = 0; o < N; o++) {
-                float2 sum = {coefficient[N][o] * f_pair.x, coefficient[N][o] * f_pair.y};
-#pragma unroll
-                for (int i = 0; i < N; i++)
-                    sum = {fmaf(coefficient[i][o], pairs[i].x, sum.x), fmaf(coefficient[i][o], pairs[i].y, sum.y)};
-                streams[o].word[w] = cot_pack_pair<E>(sum.x, sum.y);
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < N; i++)
-            *(cot_words<4> *)(x + i * Traits::STREAM_BYTES) = streams[i];
-    }
-}
-
 /* Waits until at most PENDING of this thread's bulk groups still read shared memory. */
 template <int PENDING> static __device__ __forceinline__ void wait_bulk_read(void)
 {
@@ -561,7 +524,6 @@ static __device__ __forceinline__ void compute_h_in(const mhc_call &c, const mhc
     constexpr int N = Traits::N, VECTOR = Traits::VECTOR, CHUNK_COLUMNS = Traits::CHUNK_COLUMNS;
     /* 16-byte units in a chunk of one stream. A thread processes one unit in every (128 / UNITS)-th chunk. */
     constexpr int UNITS = Traits::TILE * 8;
-    static_assert(!Traits::POST_PRE || UNITS == 128, "a thread must have one unit of every chunk");
     const int thread = threadIdx.x % 128, t = thread % UNITS / 8, unit = thread % 8;
     const int x_offset = (thread / UNITS * Traits::TILE + t) * 128 + (unit ^ (t & 7)) * 16;
     const int d = (schedule.column_block * Traits::CHUNKS + thread / UNITS) * CHUNK_COLUMNS + unit * VECTOR;
@@ -570,8 +532,7 @@ static __device__ __forceinline__ void compute_h_in(const mhc_call &c, const mhc
         min((int)Traits::CHUNKS, (int)c.D / CHUNK_COLUMNS - schedule.column_block * Traits::CHUNKS) - thread / UNITS;
     const int64_t stride = c.h_in.stride[c.T > 1 ? 1 : 0]; /* between tokens, for any B */
     auto finish_tile = [&](int tile, const cot_pipeline_state<Traits::STAGES> &ring) {
-        if (!Traits::POST_PRE)
-            cot_mbarrier_wait(&s.full[ring.stage], ring.parity);
+        cot_mbarrier_wait(Traits::POST_PRE ? &s.y_full[ring.stage] : &s.full[ring.stage], ring.parity);
         cot_mbarrier_wait(&s.h_pre_full[ring.stage], ring.parity);
         if (thread == 0)
             cot_mbarrier_arrive_expect(&s.h_pre_full[ring.stage], sizeof s.h_pre[0]);
@@ -600,7 +561,7 @@ static __device__ __forceinline__ void compute_h_in(const mhc_call &c, const mhc
         }
         __syncwarp();
         if (Traits::POST_PRE && thread == 0)
-            wait_bulk_read<Traits::LOOKAHEAD>(); /* the store of y has read the stage */
+            wait_bulk_read<1>(); /* the store of y has read the stage; that of the next tile may be pending */
         if (threadIdx.x % 32 == 0)
             cot_mbarrier_arrive(&s.empty[ring.stage]);
     };
@@ -611,26 +572,11 @@ static __device__ __forceinline__ void compute_h_in(const mhc_call &c, const mhc
             finish_tile(tile, ring);
         }
     } else {
-        const int warp_token = thread / 32 * (Traits::TILE / 4);
-        load_post_coefficients<Traits>(*post_pre, &s.post_coefficients[0][warp_token],
-                                       schedule.first * Traits::TILE + warp_token);
         cot_cluster_wait();
         cot_pipeline_state<Traits::STAGES> y_ring, ring;
-        int buffer = 0;
-        for (int tile = schedule.first; tile < schedule.tiles + Traits::LOOKAHEAD * schedule.stride;
-             tile += schedule.stride) {
+        for (int tile = schedule.first; tile < schedule.tiles + schedule.stride; tile += schedule.stride) {
             if (tile < schedule.tiles) {
-                cot_cp_async_wait_group<0>();
-                __syncwarp(); /* the coefficients of all lanes are there, and those of the tile before have been read */
-                load_post_coefficients<Traits>(*post_pre, &s.post_coefficients[buffer ^ 1][warp_token],
-                                               (tile + schedule.stride) * Traits::TILE + warp_token);
-                cot_mbarrier_wait(&s.full[y_ring.stage], y_ring.parity);
-                apply_post<Traits>(s.x[y_ring.stage] + x_offset, s.f[y_ring.stage] + x_offset,
-                                   s.post_coefficients[buffer][t]);
-                buffer ^= 1;
-                cot_fence_proxy_async();
-                cot_mbarrier_arrive(&s.y_full[y_ring.stage]);
-                cot_named_barrier<1>(128);
+                cot_mbarrier_wait(&s.y_full[y_ring.stage], y_ring.parity);
                 if (thread == 0) {
                     cot_tma_store_4d(&post_pre->y, 0, tile * Traits::TILE, schedule.column_block * Traits::CHUNKS, 0,
                                      s.x[y_ring.stage]);
@@ -638,9 +584,8 @@ static __device__ __forceinline__ void compute_h_in(const mhc_call &c, const mhc
                 }
                 y_ring.next();
             }
-            /* The first LOOKAHEAD iterations have no tile to finish, because first < stride. */
-            if (tile >= Traits::LOOKAHEAD * schedule.stride) {
-                finish_tile(tile - Traits::LOOKAHEAD * schedule.stride, ring);
+            if (tile >= schedule.stride) { /* there is a tile before: first < stride */
+                finish_tile(tile - schedule.stride, ring);
                 ring.next();
             }
         }
@@ -665,13 +610,29 @@ template <typename Traits> static __device__ __forceinline__ int owned_index(int
     return (stage * Traits::TILE + token) / Traits::BLOCKS;
 }
 
-template <typename Traits, bool SPLIT>
-static __device__ __forceinline__ void reduce(const mhc_call &c, shared_memory<Traits> &s,
-                                              const tile_schedule &schedule)
+template <typename Traits, bool SPLIT, typename Call>
+static __device__ __forceinline__ void reduce(const Call &p, shared_memory<Traits> &s, const tile_schedule &schedule)
 {
     constexpr int SUMS = Traits::SUMS;
+    const mhc_call &c = p.call;
     const int thread = threadIdx.x % 64;
     uint32_t parity = 0;
+    int buffer = 0;
+    const post_coefficient_loads<Traits> coefficients(p, thread);
+    auto load_coefficients = [&](int tile) {
+        if constexpr (Traits::POST_PRE) {
+            coefficients.start((float *)s.post_coefficients[buffer], tile * Traits::TILE, (int)c.tokens);
+            cot_cp_async_arrive(&s.coefficients_full[buffer]);
+            buffer ^= 1;
+        }
+    };
+    if (Traits::POST_PRE)
+#pragma unroll 1
+        for (int k = 0; k < 3; k++) {
+            if (k == 2)
+                cot_mbarrier_wait(&s.y_full[0], 0); /* y of the first tile has been computed: its buffer is free */
+            load_coefficients(schedule.first + k * schedule.stride);
+        }
     if (!SPLIT)
         cot_cluster_wait();
     FOR_EACH_TILE(tile, ring, schedule)
@@ -700,6 +661,8 @@ static __device__ __forceinline__ void reduce(const mhc_call &c, shared_memory<T
         }
         arrive_all_lanes(&s.warp_sums_empty);
         parity ^= 1;
+        /* The MMA warps computed y of the next tile before these sums, so its buffer is free. */
+        load_coefficients(tile + 3 * schedule.stride);
     }
 }
 
@@ -836,12 +799,14 @@ template <typename Traits, bool SPLIT, typename Call> static __device__ __forcei
         for (int stage = 0; stage < Traits::STAGES; stage++) {
             cot_mbarrier_init(&s.full[stage], 1);
             cot_mbarrier_init(&s.empty[stage], SPLIT ? MMA_WARPS : 4);
-            cot_mbarrier_init(&s.y_full[stage], 128);
+            cot_mbarrier_init(&s.y_full[stage], 32 * MMA_WARPS);
             cot_mbarrier_init(&s.gathered_full[stage], 1);
             cot_mbarrier_init(&s.h_pre_full[stage], 1);
             cot_mbarrier_arrive_expect(&s.gathered_full[stage], Traits::OWNED * sizeof s.gathered[0]);
             cot_mbarrier_arrive_expect(&s.h_pre_full[stage], sizeof s.h_pre[0]);
         }
+        for (int buffer = 0; buffer < 2; buffer++)
+            cot_mbarrier_init(&s.coefficients_full[buffer], 2 * 32);
         cot_mbarrier_init(&s.warp_sums_full, 32 * MMA_WARPS);
         cot_mbarrier_init(&s.warp_sums_empty, 2 * 32);
         cot_mbarrier_init_fence();
@@ -858,7 +823,7 @@ template <typename Traits, bool SPLIT, typename Call> static __device__ __forcei
     } else if (warp < MMA_WARPS + 4) {
         cot_setmaxnreg_dec<(SPLIT ? 56 : Traits::OWNER_REGISTERS)>();
         if (warp < MMA_WARPS + 2)
-            reduce<Traits, SPLIT>(c, s, for_role<Traits>(schedule));
+            reduce<Traits, SPLIT>(p, s, for_role<Traits>(schedule));
         else if (warp == MMA_WARPS + 2)
             produce<Traits, SPLIT>(p, s, for_role<Traits>(schedule));
         else if constexpr (!SPLIT)
