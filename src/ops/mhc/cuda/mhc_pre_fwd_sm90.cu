@@ -622,7 +622,8 @@ static __device__ __forceinline__ void reduce(const Call &p, shared_memory<Trait
     auto load_coefficients = [&](int tile) {
         if constexpr (Traits::POST_PRE) {
             coefficients.start((float *)s.post_coefficients[buffer], tile * Traits::TILE, (int)c.tokens);
-            cot_cp_async_arrive(&s.coefficients_full[buffer]);
+            if (tile * Traits::TILE < (int)c.tokens) /* nothing waits for a tile that does not exist */
+                cot_cp_async_arrive(&s.coefficients_full[buffer]);
             buffer ^= 1;
         }
     };
