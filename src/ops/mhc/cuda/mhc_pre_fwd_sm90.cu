@@ -35,7 +35,8 @@
  *   h_pre_full[stage]     1, an h_in thread    h_in warps       h_pre of all tokens of the tile has arrived
  *   empty[stage]          1 of each h_in warp  producer         x of the tile has been read (SPLIT: 1 of each MMA warp)
  *   in POST_PRE also:
- *   y_full[stage]         256, MMA threads     MMA, h_in warps  y of the tile is in shared memory
+ *   y_full[stage]         256, MMA threads     MMA, h_in warps  y of the tile is in shared memory. The reducers wait for
+ *                                                               the first one
  *   coefficients_full[2]  64, reducer threads  MMA warps        the coefficients of post of the tile are there
  *
  * A block stores into a stage of another block without waiting for that block. This is safe. Let u be the tile that
@@ -60,9 +61,9 @@
  * memory, and the MMA warps release the stage. mhc_pre_tokens.cu sums over the slices and reads x again for h_in.
  *
  * POST_PRE, post of a layer and pre of the next, for D up to 4096: x of pre is y of post, which is never read from
- * memory. The producer also loads a tile of f. The MMA warps compute y in place of x, then the products of the tile before,
- * whose y is then complete. The reducers load the coefficients of post: those of three tiles later, when they have the
- * sums of a tile. An h_in thread stores y by one TMA box. The order of the sums of y is that of mhc_post.cu, so y has the
+ * memory. The producer also loads a tile of f. The MMA warps compute y of a tile in place of x. Then they wait for y_full of
+ * the tile before and compute its products. When the reducers have the sums of a tile, they load the coefficients of post
+ * of three tiles later. An h_in thread stores y by one TMA box. The order of the sums of y is that of mhc_post.cu, so y has the
  * bits of mhc_post. */
 #include "mhc_mma.cuh"
 #include "mhc_post_pre_fwd_sm90.cuh"
@@ -329,7 +330,7 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
     }
     /* post_pre: the token, chunk and unit whose y this thread computes. */
     const int y_token = warp % 4 * 4 + lane / 8;
-    const int y_offset = (warp / 4 * TILE + y_token) * 128 + (lane % 8 ^ y_token % 8) * 16;
+    const int y_offset = swizzled_offset(warp / 4 * TILE + y_token, lane % 8);
     cot_pipeline_state<Traits::STAGES> y_ring;
     cot_pipeline_state<2> coefficients;
     auto compute_y = [&](int tile) {
@@ -532,7 +533,8 @@ static __device__ __forceinline__ void compute_h_in(const mhc_call &c, const mhc
         min((int)Traits::CHUNKS, (int)c.D / CHUNK_COLUMNS - schedule.column_block * Traits::CHUNKS) - thread / UNITS;
     const int64_t stride = c.h_in.stride[c.T > 1 ? 1 : 0]; /* between tokens, for any B */
     auto finish_tile = [&](int tile, const cot_pipeline_state<Traits::STAGES> &ring) {
-        cot_mbarrier_wait(Traits::POST_PRE ? &s.y_full[ring.stage] : &s.full[ring.stage], ring.parity);
+        if (!Traits::POST_PRE) /* otherwise the caller has waited for y_full */
+            cot_mbarrier_wait(&s.full[ring.stage], ring.parity);
         cot_mbarrier_wait(&s.h_pre_full[ring.stage], ring.parity);
         if (thread == 0)
             cot_mbarrier_arrive_expect(&s.h_pre_full[ring.stage], sizeof s.h_pre[0]);
