@@ -123,6 +123,27 @@ static inline int mhc_sm90_bwd_tile(const mhc_sizes *s)
     return MHC_SM90_CLUSTER_TILE(false, (int)cot_dtype_size(s->dtype));
 }
 
+/* Bytes of u and v after each Sinkhorn iteration, for `tokens` tokens. */
+static inline size_t mhc_cuda_history_bytes(int64_t n, int32_t iterations, int64_t tokens)
+{
+    return cot_bytes(COT_PRODUCT(2, n, iterations, tokens), sizeof(float));
+}
+
+/* Threads of a block of Sinkhorn's gradient whose history fits in shared memory. 0: it does not fit. */
+static inline int mhc_cuda_history_threads(int64_t n, int32_t iterations)
+{
+    int threads = MHC_CUDA_TOKEN_THREADS;
+    while (threads >= 32 && mhc_cuda_history_bytes(n, iterations, threads) > MHC_CUDA_HISTORY_BYTES)
+        threads /= 2;
+    return threads >= 32 ? threads : 0;
+}
+
+/* Floats of the history in the workspace. */
+static inline int64_t mhc_cuda_workspace_history(int64_t n, int32_t iterations, int64_t tokens)
+{
+    return mhc_cuda_history_threads(n, iterations) > 0 ? 0 : COT_PRODUCT(2, n, iterations, tokens);
+}
+
 /* Offsets in the workspace, in bytes. The parts depend only on the shape, so the order of sums does too. */
 typedef struct mhc_cuda_layout {
     int64_t parts, part_length, token_parts;
@@ -157,7 +178,7 @@ static inline mhc_cuda_layout mhc_cuda_layout_pre_bwd(const mhc_sizes *s, int32_
         cot_min(cot_ceil_div(s->tokens, mhc_sm90_bwd_tile(s)), MHC_SM90_CLUSTERS_OF(mhc_sm90_cluster_blocks(s)));
     l.split_parts = s->n == MHC_SM90_N ? mhc_sm90_parts(s) : mhc_sm90_is_n8(s) ? mhc_sm90_n8_parts(s) : 0;
     const int64_t max_parts = cot_max(l.split_parts, cot_max(clusters, l.parts));
-    l.history = cot_workspace_reserve(&l.bytes, COT_PRODUCT(2, s->n, iterations, s->tokens), sizeof(float));
+    l.history = cot_workspace_reserve(&l.bytes, mhc_cuda_workspace_history(s->n, iterations, s->tokens), sizeof(float));
     l.token_sums = cot_workspace_reserve(&l.bytes, COT_PRODUCT(MHC_CUDA_TOKEN_PARTS, s->M, 2), sizeof(double));
     l.dphi_parts = cot_workspace_reserve(&l.bytes, COT_PRODUCT(max_parts, s->M, s->n, s->D), sizeof(float));
     return l;
@@ -485,7 +506,7 @@ COT_PLAN(plan_sm90_post_pre_fwd_split, mhc_cuda_pre_fwd_plan, mhc_sm90_plan_post
  * kernel stores it for another; or the sums of the column slices for dh_res and dh_post. */
 typedef struct mhc_cuda_post_pre_layout {
     mhc_cuda_layout pre;
-    size_t y, g, sums, bytes; /* byte offsets of y, g and the sums */
+    size_t y, g, sums, operands, bytes; /* byte offsets; size of the whole */
 } mhc_cuda_post_pre_layout;
 
 static inline mhc_cuda_post_pre_layout mhc_cuda_layout_post_pre(const mhc_post_pre_backward_problem *p, bool mma,
@@ -503,6 +524,8 @@ static inline mhc_cuda_post_pre_layout mhc_cuda_layout_post_pre(const mhc_post_p
         l.sums = cot_workspace_reserve(
             &l.bytes, COT_PRODUCT(cot_ceil_div(s->D, MHC_SM90_POST_PRE_COLUMNS), s->tokens, cot_mul(s->n, s->n + 1)),
             sizeof(float));
+    if (fused && mhc_post_pre_needs_g(&p->args))
+        l.operands = cot_workspace_reserve(&l.bytes, s->tokens, sizeof(mhc_token_operands));
     return l;
 }
 
@@ -516,7 +539,7 @@ static inline int64_t mhc_sm90_post_pre_parts(const mhc_sizes *s)
 {
     const int64_t slices = cot_ceil_div(s->D, MHC_SM90_POST_PRE_COLUMNS), blocks = MHC_SM90_BLOCKS / slices * slices;
     const int64_t parts = (blocks > MHC_SM90_BLOCKS * 9 / 10 ? 1 : 3) * MHC_SM90_BLOCKS / slices;
-    return cot_clamp(cot_ceil_div(s->tokens, MHC_SM90_TILE * MHC_SM90_POST_PRE_THREADS / 32), 1, cot_max(parts, 1));
+    return cot_clamp(cot_ceil_div(s->tokens, MHC_SM90_TILE), 1, cot_max(parts, 1));
 }
 
 static inline const char *admit_sm90_post_pre_bwd_split(const void *problem)
@@ -575,7 +598,7 @@ static inline const char *admit_sm90_post_pre_fwd(const void *problem)
 static inline size_t workspace_sm80_sinkhorn_bwd(const void *problem)
 {
     const mhc_sinkhorn_backward_problem *p = problem;
-    return cot_bytes(COT_PRODUCT(2, p->sizes.n, p->args.iterations, p->sizes.tokens), sizeof(float));
+    return cot_bytes(mhc_cuda_workspace_history(p->sizes.n, p->args.iterations, p->sizes.tokens), sizeof(float));
 }
 
 #endif

@@ -12,7 +12,8 @@ enum {
     MHC_CUDA_TOKENS = 8, /* tokens of a block in pre's generic kernels: the block loads each phi once for them */
     MHC_CUDA_POST_THREADS = 256,     /* maximum in a block of post; a block handles one token */
     MHC_CUDA_POST_BWD_THREADS = 128, /* the same in the backward for n > 4: three blocks on a multiprocessor overlap */
-    MHC_CUDA_TOKEN_THREADS = 64,     /* in a block of Sinkhorn's kernels; a thread handles one token */
+    MHC_CUDA_TOKEN_THREADS = 64,     /* maximum in a block of Sinkhorn's kernels; a thread handles one token */
+    MHC_CUDA_HISTORY_BYTES = 49152,  /* maximum of Sinkhorn's history in shared memory: what every GPU gives a block */
     MHC_CUDA_MAX_PARTS = 16,         /* token ranges with a separate dphi_part, in the portable kernels and for n = 8 */
     MHC_CUDA_TOKEN_PARTS = 256,      /* token ranges with separate sums of dz */
     MHC_CUDA_SUM_COLUMNS = 32,       /* columns that one block sums over the parts */
@@ -61,6 +62,13 @@ typedef struct mhc_token_record {
     float factor, unused[3];
 } mhc_token_record;
 
+/* What a token's columns are multiplied by in the second half of post_pre's backward. An odd number of 16-byte units. */
+typedef struct mhc_token_operands {
+    uint16_t terms[2][24]; /* two f16 terms whose sum is dh_mix * MHC_CUDA_MIX_SCALE / scale */
+    float h_res[4][4], h_post[4], h_pre[4];
+    float factor, scale, unused[2]; /* scale: a power of two */
+} mhc_token_operands;
+
 /* A tensor on the device; null data = absent. Strides are in elements: b, t, then the remaining dimensions. Parameters
  * have the strides of their own dimensions. */
 typedef struct mhc_array {
@@ -82,7 +90,7 @@ typedef struct mhc_call {
     mhc_array f, y, dy, df;
     /* Pointers into the workspace. */
     float *logits;       /* [tokens][n*n]: input of the fused Sinkhorn */
-    float *history;      /* [iterations][2n][tokens]: u and v after each Sinkhorn iteration */
+    float *history;      /* [iterations][2n][tokens]: u and v after each Sinkhorn iteration; null: in shared memory */
     float *dz;           /* [tokens][M] */
     float *dh_mix;       /* [tokens][M] */
     float *factor;       /* [tokens]: c of the formulas */
@@ -90,9 +98,10 @@ typedef struct mhc_call {
     /* bf16 terms of dh_mix * MHC_CUDA_MIX_SCALE: [MHC_CUDA_MMA_TERMS][tokens][rows]; with mix_tile,
      * [tile][MHC_CUDA_MMA_TERMS][rows / 16][mix_tile tokens][16] with the 32-byte swizzle of wgmma.cuh. */
     uint16_t *mix_terms;
-    float *sums;               /* [tokens][slices][MHC_CUDA_SUMS(n)] */
-    mhc_token_record *records; /* [tokens, rounded up to whole tiles]; null = not needed */
-    uint32_t *counters;        /* [MHC_SM90_RECORD_COUNTS + tiles]: progress shared by blocks, see mhc_maps.h */
+    float *sums;                  /* [tokens][slices][MHC_CUDA_SUMS(n)] */
+    mhc_token_record *records;    /* [tokens, rounded up to whole tiles]; null = not needed */
+    mhc_token_operands *operands; /* [tokens] */
+    uint32_t *counters;           /* [MHC_SM90_RECORD_COUNTS + tiles]: progress shared by blocks, see mhc_maps.h */
     /* [parts][M][n*D]: dphi_part: dphi before the multiplication by gamma, over a part of the tokens, divided by
      * dphi_part_scale. */
     float *dphi_parts;

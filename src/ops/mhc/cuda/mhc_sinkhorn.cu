@@ -2,9 +2,9 @@
  *
  * mhc_sinkhorn.cu: Sinkhorn and its gradient, one token a thread, n as a constant. K, G, u and v are in registers.
  *
- * The method is that of cpu/mhc_sinkhorn.h: h_res = K_ij u_i v_j with K = softmax + eps. The gradient stores u and v of
- * every iteration in the workspace. The file also has the part of pre's backward that needs neither x nor dh_in: dz of
- * post and res. */
+ * The method is that of cpu/mhc_sinkhorn.h: h_res = K_ij u_i v_j with K = softmax + eps. The gradient keeps u and v of
+ * every iteration, the history, in shared memory if they fit, otherwise in the workspace. The file also has the part of
+ * pre's backward that needs neither x nor dh_in: dz of post and res. */
 #include "mhc_cuda.cuh"
 #include "mhc_sinkhorn.cuh"
 
@@ -14,7 +14,19 @@
 
 static __device__ __forceinline__ int64_t thread_token()
 {
-    return (int64_t)blockIdx.x * MHC_CUDA_TOKEN_THREADS + threadIdx.x;
+    return (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+}
+
+/* The gradient of a token. The history is in shared memory or in the workspace. */
+template <int N>
+static __device__ __forceinline__ void gradient(const mhc_call &c, int64_t token, const float (&logits)[N * N],
+                                                float (&G)[N * N])
+{
+    extern __shared__ float shared_history[]; /* [iterations][2n][threads] */
+    if (c.history == nullptr)
+        sinkhorn_gradient<N>(c.iterations, c.sinkhorn_eps, logits, G, shared_history + threadIdx.x, blockDim.x);
+    else
+        sinkhorn_gradient<N>(c.iterations, c.sinkhorn_eps, logits, G, c.history + token, c.tokens);
 }
 
 /* Loads the [n,n] matrix of a token. */
@@ -57,7 +69,7 @@ template <int N> static __device__ __forceinline__ void backward(const mhc_call 
     float logits[N * N], G[N * N];
     load_matrix<N>(c, c.h_res_logits, token, logits);
     load_matrix<N>(c, c.dh_res, token, G);
-    sinkhorn_gradient<N>(c.iterations, c.sinkhorn_eps, logits, G, c.history + token, c.tokens);
+    gradient<N>(c, token, logits, G);
     store_matrix<N>(c, c.dh_res_logits, token, G);
 }
 
@@ -86,7 +98,7 @@ template <int N> static __device__ __forceinline__ void pre_dz(const mhc_call &c
             logits[ij] = fmaf(alpha, load_f32(c.h_mix, offset + (2 * N + ij) * c.h_mix.stride[2]) * inv_rms,
                               load_f32(c.bias, (2 * N + ij) * c.bias.stride[0]));
         load_matrix<N>(c, c.dh_res, token, G);
-        sinkhorn_gradient<N>(c.iterations, c.sinkhorn_eps, logits, G, c.history + token, c.tokens);
+        gradient<N>(c, token, logits, G);
     }
     const int64_t offset = token_offset(c, c.dh_res_logits, token);
 #pragma unroll

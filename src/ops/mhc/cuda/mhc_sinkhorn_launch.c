@@ -10,6 +10,21 @@ static const cot_cuda_kernel sinkhorn_backward[8] = BY_N(mhc_sinkhorn, mhc_sinkh
 static const cot_cuda_kernel pre_dz[8] = BY_N(mhc_sinkhorn, mhc_pre_dz);
 /* clang-format on */
 
+/* Launches Sinkhorn's gradient, with its history in shared memory if it fits. */
+static cot_status launch_gradient(cot_queue *queue, const cot_cuda_kernel *kernel, mhc_call c)
+{
+    const int shared_threads = mhc_cuda_history_threads(c.n, c.iterations),
+              threads = shared_threads > 0 ? shared_threads : MHC_CUDA_TOKEN_THREADS;
+    const cot_cuda_grid grid = {
+        .blocks = {(unsigned)cot_ceil_div(c.tokens, threads), 1, 1},
+        .threads = (unsigned)threads,
+        .shared_bytes = shared_threads > 0 ? (unsigned)mhc_cuda_history_bytes(c.n, c.iterations, threads) : 0,
+    };
+    if (shared_threads > 0)
+        c.history = NULL;
+    return c.tokens == 0 ? COT_OK : cot_cuda_launch(queue, kernel, &grid, &c);
+}
+
 cot_status mhc_sinkhorn_fwd_tokens_sm80(cot_queue *queue, const void *problem, void *workspace)
 {
     (void)workspace;
@@ -33,8 +48,7 @@ cot_status mhc_sinkhorn_bwd_tokens_sm80(cot_queue *queue, const void *problem, v
     c.dh_res = make_array(&p->args.dh_res);
     c.dh_res_logits = make_array(&p->args.dh_res_logits);
     c.history = workspace;
-    LAUNCH(queue, &sinkhorn_backward[c.n - 1], token_blocks(&c), 1, MHC_CUDA_TOKEN_THREADS, &c);
-    return COT_OK;
+    return launch_gradient(queue, &sinkhorn_backward[c.n - 1], c);
 }
 
 /* Computes h_res from the logits that pre's forward stored in the workspace. */
@@ -50,6 +64,5 @@ cot_status mhc_launch_fused_sinkhorn(cot_queue *queue, mhc_call *c)
 
 cot_status mhc_launch_dz(cot_queue *queue, const mhc_call *c)
 {
-    LAUNCH(queue, &pre_dz[c->n - 1], token_blocks(c), 1, MHC_CUDA_TOKEN_THREADS, c);
-    return COT_OK;
+    return launch_gradient(queue, &pre_dz[c->n - 1], *c);
 }
