@@ -32,7 +32,7 @@ enum {
     MHC_SM90_BWD_THREADS = 384,
     MHC_SM90_SPLIT_THREADS = 384,    /* of the split forward */
     MHC_SM90_POST_PRE_COLUMNS = 128, /* of each stream, in a block of post_pre's backward */
-    MHC_SM90_POST_PRE_THREADS = 256,
+    MHC_SM90_POST_PRE_THREADS = 384,
     /* Pre for n = 8. In the backward, a block has 64 columns of N8_STREAMS streams. */
     MHC_SM90_N8 = 8,
     MHC_SM90_N8_ROWS = MHC_SM90_N8 * (MHC_SM90_N8 + 2),
@@ -80,5 +80,11 @@ typedef struct mhc_post_pre_call {
     mhc_call call;
     mhc_array h_post, h_res; /* of post; h_res[in,out] */
 } mhc_post_pre_call;
+
+/* The call is post's, with phi, gamma, dh_in and the records of pre. */
+typedef struct mhc_post_pre_backward_call {
+    CUtensorMap x, f, dh_in, dy, dx, df;
+    mhc_call call;
+} mhc_post_pre_backward_call;
 
 #endif

@@ -9,285 +9,388 @@
  *
  * factor is c of mhc.h. y is computed again from x and f, and rounded.
  *
- * Block (x, y) has 128 columns of all four streams. Its warps have every (8 gridDim.y)-th tile of 16 tokens and never
- * wait for each other after the terms of phi gamma are in shared memory. A step of a warp is 32 columns of its tile. A
- * lane handles 8 columns of two tokens. cp.async copies the inputs of the next step while a step is multiplied. Each
- * lane copies what it reads itself; only records and coefficients are read by other lanes of the warp.
+ * Block (x, y) has 128 columns of all four streams. Its tiles of 16 tokens are y, y + gridDim.y and so on. Roles:
  *
- * dh_mix and phi gamma have three bf16 terms each. The products of terms i and j (from 0) with i + j > 2 are left out:
- * g has float32 precision. */
+ *   8 MMA warps  in two groups that take turns with the tiles. A warp has 32 columns of a tile: four octets, one after
+ *                the other. A lane has two columns of an octet, of two tokens: its part of the result of an MMA. dx and
+ *                df replace x and f in shared memory
+ *   loads warp   loads x, f, dy, dh_in and the operands of the tokens
+ *   stores warp  stores dx and df
+ *   sums warp    adds the sums of the warps over their columns, and stores them
+ *
+ *   barrier          arrivals                        who waits            phase ends when
+ *   full[stage]      33, the loads warp              MMA warps            everything that it loads has arrived
+ *   finished[stage]  32 of each warp of a group      stores, sums warps   dx, df and the sums of the warps are complete
+ *   empty[stage]     32, the stores and sums warps   loads warp           dx, df and the sums have been read
+ *
+ * The loop over the octets has about 440 instructions. A longer loop waits for instructions. The other group of warps
+ * fills the latency of a group's products.
+ *
+ * dh_mix and phi gamma have two f16 terms each, with 22 bits. A power of two scales dh_mix of each token and phi gamma
+ * of each stream of the block, so that the largest element is near 2^15. Elements from 2^-17 of the largest keep the 22
+ * bits; the error of smaller elements is at most 2^-39 of the largest. The product of the second terms is left out. */
 #include "mhc_mma.cuh"
+
+#include "../../../cuda/device/bulk.cuh"
 
 enum {
     N = MHC_SM90_N,
     M = MHC_SM90_M,
     TILE = MHC_SM90_TILE,
     COLUMNS = MHC_SM90_POST_PRE_COLUMNS,
-    GROUP_COLUMNS = 32, /* columns of a step */
-    COLUMN_GROUPS = COLUMNS / GROUP_COLUMNS,
+    CHUNKS = COLUMNS / MHC_SM90_CHUNK_COLUMNS,
+    WARP_COLUMNS = 32,
+    WARP_OCTETS = WARP_COLUMNS / 8,
+    GROUPS = 2,
+    GROUP_WARPS = COLUMNS / WARP_COLUMNS,
+    MMA_WARPS = GROUPS * GROUP_WARPS,
+    MMA_THREADS = MMA_WARPS * 32,
     THREADS = MHC_SM90_POST_PRE_THREADS,
-    WARPS = THREADS / 32,
-    TERMS = 3,
-    PITCH = COLUMNS + 8, /* elements of a row of phi: an odd number of 16-byte units */
-    SUMS = N * N + N,
-    LANE_SUMS = SUMS / 4, /* a token has four lanes */
-    RECORD_UNITS = sizeof(mhc_token_record) / 16,
-    X = 0, /* first pieces of the tensors */
-    DY = N,
-    F = 2 * N,
-    DH_IN = 2 * N + 1,
-    PIECES = 2 * N + 2
+    /* Three warpgroups: 65536 / 384 = 170, rounded down to a multiple of 8: 168 each, 504 in all. */
+    MMA_REGISTERS = 216,
+    OTHER_REGISTERS = 504 - 2 * MMA_REGISTERS,
+    STAGES =
+        4, /* a multiple of GROUPS: the tiles of a stage have the same group, which never waits for an older phase */
+    TERMS = 2,
+    BLOCKS = M / 8, /* of eight coefficients, an operand of MMA */
+    OCTETS = COLUMNS / 8,
+    /* Words of a lane for an octet of phi gamma in a stream: the places of rows 0 to 15 and 16 to 23 of the first and the
+     * second terms. SECOND_16 and FIRST_16 together are an operand of one MMA. */
+    SECOND_0 = 0,
+    SECOND_16 = 2,
+    FIRST_16 = 3,
+    FIRST_0 = 4,
+    PHI_WORDS = TERMS * BLOCKS,
+    PHI_UNITS = N * PHI_WORDS / 4,
+    SUMS = N * N + N,                  /* of dh_res, then of dh_post */
+    LANE_SUMS = SUMS / 4,              /* a token has four lanes */
+    STREAM_BYTES = TILE * COLUMNS * 2, /* [chunk][token][128 bytes, swizzled] */
+    SECOND_TOKEN = 8 * 128             /* bytes from a lane's first token to its second, 8 tokens further */
 };
 
-struct warp_memory {
-    uint4 pieces[2][PIECES][32];       /* of each lane: 8 columns of two tokens */
-    mhc_token_record records[2][TILE]; /* of this tile and the next */
-    float coefficients[2][TILE][SUMS]; /* h_res[i][o], then h_post */
+/* Of a tile. */
+struct stage_memory {
+    unsigned char x[N][STREAM_BYTES], f[STREAM_BYTES]; /* later dx, df */
+    unsigned char dy[N][STREAM_BYTES], dh_in[STREAM_BYTES];
 };
 struct shared_memory {
-    uint16_t phi[TERMS][N][M][PITCH]; /* the columns of a group are permuted, see stage_phi */
-    warp_memory warps[WARPS];
+    stage_memory stages[STAGES];
+    uint4 phi[OCTETS][PHI_UNITS][32]; /* operands of MMA, see stage_phi */
+    mhc_token_operands tokens[STAGES][TILE];
+    float4 stream_scale;         /* what products with phi gamma are multiplied by, besides the scale of the token */
+    float phi_max[MMA_WARPS][N]; /* the largest absolute value in a warp's part of phi gamma */
+    float4 sums[TILE][SUMS / 4]; /* of the sums warp */
+    uint64_t full[STAGES], finished[STAGES], empty[STAGES];
 };
 static_assert(sizeof(shared_memory) <= MHC_SM90_SHARED_BYTES, "must fit in a block's shared memory");
-extern __shared__ __align__(16) unsigned char memory[];
+extern __shared__ __align__(1024) unsigned char memory[];
 
-/* The terms of phi gamma / MHC_CUDA_MIX_SCALE of the block's columns. In each group of 32 columns, the columns 8 q + 2
- * o and 8 q + 2 o + 1 become columns 2 q and 2 q + 1 of octet o. So a lane's columns of the four octets are eight
- * consecutive columns of x. */
-static __device__ __forceinline__ void stage_phi(const mhc_call &c, shared_memory &s, int first_column)
+#define FOR_EACH_TILE(tile, ring)    \
+    cot_pipeline_state<STAGES> ring; \
+    for (int tile = (int)blockIdx.y; (int64_t)tile * TILE < c.tokens; tile += (int)gridDim.y, ring.next())
+
+/* Byte offset of an octet of a token in a stream. */
+static __device__ __forceinline__ int octet_offset(int octet, int token)
 {
-#pragma unroll 4
-    for (int index = threadIdx.x; index < N * M * COLUMNS / 2; index += THREADS) {
-        const int column = index % (COLUMNS / 2) * 2, row = index / (COLUMNS / 2), i = row / M, j = row % M;
-        const int64_t d = first_column + column;
-        float values[2] = {0, 0};
-#pragma unroll
-        for (int v = 0; v < 2; v++)
-            if (d < c.D) {
-                const float gamma =
-                    present(c.gamma) ? load_f32(c.gamma, i * c.gamma.stride[0] + (d + v) * c.gamma.stride[1]) : 1.0f;
-                values[v] = load_f32(c.phi, j * c.phi.stride[0] + (i * c.D + d + v) * c.phi.stride[1]) *
-                            (gamma / MHC_CUDA_MIX_SCALE);
-            }
-        uint32_t terms[TERMS];
-        cot_split_bf16(values[0], values[1], terms);
-        const int to = column / GROUP_COLUMNS * GROUP_COLUMNS + column % 8 / 2 * 8 + column % GROUP_COLUMNS / 8 * 2;
-#pragma unroll
-        for (int term = 0; term < TERMS; term++)
-            *(uint32_t *)&s.phi[term][i][j][to] = terms[term];
-    }
-    __syncthreads();
+    return octet / 8 * TILE * 128 + swizzled_offset(token, octet % 8);
 }
 
-/* Offset of a token in a tensor whose tokens have one stride. */
-static __device__ __forceinline__ int64_t row_offset(const mhc_array &a, uint32_t token)
+/* The place of one of the sums of a lane over a warp's columns, instead of a word of dh_in or dy that the lane has read. */
+static __device__ __forceinline__ float &sum_place(stage_memory &stage, int warp, int token, int quarter, int k)
 {
-    return token * a.stride[1];
+    static_assert(LANE_SUMS == WARP_OCTETS + 1, "a word of each octet of dh_in, and one of dy");
+    const int octet = warp * WARP_OCTETS + k % WARP_OCTETS;
+    return *(float *)((k < WARP_OCTETS ? stage.dh_in : stage.dy[0]) + octet_offset(octet, token) + quarter * 4);
 }
 
-/* The first of the lane's two tokens of a tile. The other one is 8 further. */
-static __device__ __forceinline__ uint32_t lane_token(int tile)
-{
-    return (uint32_t)tile * TILE + threadIdx.x % 32 / 4;
-}
+/* Power-of-two factors for f16 terms of numbers of which `largest` has the largest absolute value. `up` makes it at most
+ * 2^15; `down` is 1 / up. up is at most 2^max_exponent. */
+struct term_scale {
+    float up, down;
 
-/* Like cot_cp_async_zfill. Loads the whole line of 128 bytes into the L2 cache: the next step copies its other half. */
-static __device__ __forceinline__ void copy_with_line(bool there, uint32_t to, const void *from)
-{
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0)
-                 : "memory");
-}
-
-/* VECTOR: all rows are whole aligned vectors. Otherwise the data of a tensor is aligned to its elements only. */
-template <typename E, bool VECTOR>
-static __device__ __forceinline__ void copy_piece(uint4 *to, const mhc_array &a, int64_t offset, bool valid)
-{
-    const E *from = (const E *)a.data + offset;
-    if (VECTOR) {
-        copy_with_line(valid, cot_shared_address(to), from); /* does not read if not valid */
-    } else {
-#pragma unroll 1
-        for (int v = 0; v < 8; v++)
-            cot_from_f32((E *)to + v, valid ? cot_to_f32(from[v]) : 0.0f);
-    }
-}
-
-/* Begins to copy the lane's inputs of columns d to d + 7. */
-template <typename E, bool VECTOR>
-static __device__ __forceinline__ void copy_inputs(const mhc_call &c, warp_memory &s, int tile, int d)
-{
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const uint32_t token = lane_token(tile) + half * 8;
-        const bool valid = token < c.tokens;
-#pragma unroll
-        for (int i = 0; i < N; i++)
-            copy_piece<E, VECTOR>(&s.pieces[half][X + i][lane], c.x, row_offset(c.x, token) + i * c.x.stride[2] + d,
-                                  valid);
-        copy_piece<E, VECTOR>(&s.pieces[half][F][lane], c.f, row_offset(c.f, token) + d, valid);
-        copy_piece<E, VECTOR>(&s.pieces[half][DH_IN][lane], c.dh_in, row_offset(c.dh_in, token) + d, valid);
-        if (present(c.dy))
-#pragma unroll
-            for (int i = 0; i < N; i++)
-                copy_piece<E, VECTOR>(&s.pieces[half][DY + i][lane], c.dy,
-                                      row_offset(c.dy, token) + i * c.dy.stride[2] + d, valid);
-    }
-}
-
-/* Begins to copy the records and the coefficients of a tile. */
-static __device__ __forceinline__ void copy_tokens(const mhc_call &c, warp_memory &s, int buffer, int64_t tile)
-{
-    const int lane = threadIdx.x % 32;
-    for (int index = lane; index < TILE * RECORD_UNITS; index += 32)
-        cot_cp_async_zfill(tile * TILE + index / RECORD_UNITS < c.tokens,
-                           cot_shared_address((uint4 *)s.records[buffer] + index),
-                           (const uint4 *)(c.records + tile * TILE) + index);
-    const int64_t token = tile * TILE + lane % TILE;
-    const bool valid = token < c.tokens;
-    const int64_t h_res = valid ? token_offset(c, c.h_res, token) : 0,
-                  h_post = valid ? token_offset(c, c.h_post, token) : 0;
-    float *const to = s.coefficients[buffer][lane % TILE];
-#pragma unroll
-    for (int index = 0; index < SUMS; index += 2) { /* the upper half of the warp has the odd ones */
-        const int ij = index + lane / TILE;
-        const float *from =
-            ij < N * N ? (const float *)c.h_res.data + h_res + ij / N * c.h_res.stride[2] + ij % N * c.h_res.stride[3]
-                       : (const float *)c.h_post.data + h_post + (ij - N * N) * c.h_post.stride[2];
-        cot_cp_async_zfill<4>(valid, cot_shared_address(to + ij), from);
-    }
-}
-
-/* A token's coefficients. */
-struct token_coefficients {
-    float h_res[N][N], h_post[N], h_pre[N], factor;
-
-    __device__ __forceinline__ token_coefficients(const warp_memory &s, int buffer, int token)
+    __device__ __forceinline__ term_scale(float largest, int max_exponent)
     {
-        const float4 *from = (const float4 *)s.coefficients[buffer][token];
+        const int exponent = max((int)(__float_as_uint(largest) >> 23), 127 + 14 - max_exponent); /* biased */
+        up = __uint_as_float((uint32_t)(2 * 127 + 14 - exponent) << 23);
+        down = __uint_as_float((uint32_t)(exponent - 14) << 23);
+    }
+};
+
+/* Two numbers of at most 2^15 as f16 terms. */
+static __device__ __forceinline__ void split_f16(float low, float high, uint32_t (&terms)[TERMS])
+{
+    terms[0] = cot_pack_pair<__half>(low, high);
+    const float2 first = cot_unpack_pair<__half>(terms[0]);
+    terms[1] = cot_pack_pair<__half>(low - first.x, high - first.y);
+}
+
+/* The terms of phi gamma of the block's columns, as operands of MMA. Of an octet, a lane has PHI_WORDS words for each
+ * stream. The words of a lane follow each other, in units of four. */
+static __device__ __forceinline__ void stage_phi(const mhc_call &c, shared_memory &s)
+{
+    enum { ITEMS = OCTETS * BLOCKS * 32 / MMA_THREADS }; /* of a thread, in each stream */
+    float values[N][ITEMS][2];
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        float largest = 0.0f;
+#pragma unroll
+        for (int item = 0; item < ITEMS; item++) {
+            const int index = item * MMA_THREADS + (int)threadIdx.x, block = index / 32 % BLOCKS;
+            const int64_t d = (int64_t)blockIdx.x * COLUMNS + index / (32 * BLOCKS) * 8 + index % 32 / 4;
+            const float gamma =
+                d < c.D && present(c.gamma) ? load_f32(c.gamma, i * c.gamma.stride[0] + d * c.gamma.stride[1]) : 1.0f;
+#pragma unroll
+            for (int v = 0; v < 2; v++) {
+                const int j = block * 8 + index % 4 * 2 + v;
+                values[i][item][v] =
+                    d < c.D ? gamma * load_f32(c.phi, j * c.phi.stride[0] + (i * c.D + d) * c.phi.stride[1]) : 0.0f;
+                const float size = fabsf(values[i][item][v]);
+                largest = fmaxf(largest, size < INFINITY ? size : 0.0f); /* an infinity affects its own column only */
+            }
+        }
+#pragma unroll
+        for (int other = 16; other > 0; other /= 2)
+            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, other));
+        if (threadIdx.x % 32 == 0)
+            s.phi_max[threadIdx.x / 32][i] = largest;
+    }
+    cot_named_barrier<1>(MMA_THREADS);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        float largest = s.phi_max[0][i];
+#pragma unroll
+        for (int warp = 1; warp < MMA_WARPS; warp++)
+            largest = fmaxf(largest, s.phi_max[warp][i]);
+        const term_scale scale(largest, 40);
+        if (threadIdx.x == 0)
+            (&s.stream_scale.x)[i] = scale.down * (1.0f / MHC_CUDA_MIX_SCALE);
+#pragma unroll
+        for (int item = 0; item < ITEMS; item++) {
+            const int index = item * MMA_THREADS + (int)threadIdx.x;
+            uint32_t terms[TERMS];
+            split_f16(values[i][item][0] * scale.up, values[i][item][1] * scale.up, terms);
+#pragma unroll
+            for (int term = 0; term < TERMS; term++) {
+                const int block = index / 32 % BLOCKS,
+                          w = i * PHI_WORDS + (block == 2 ? (term == 0 ? FIRST_16 : SECOND_16)
+                                                          : (term == 0 ? FIRST_0 : SECOND_0) + block);
+                ((uint32_t *)&s.phi[index / (32 * BLOCKS)][w / 4][index % 32])[w % 4] = terms[term];
+            }
+        }
+    }
+    cot_named_barrier<1>(MMA_THREADS);
+}
+
+/* ---- loads and stores ----------------------------------------------------------------------------------- */
+
+/* The copies of VECTOR kernels are made by TMA: all rows are whole aligned vectors. In the other kernels the data of a
+ * tensor is aligned to its elements only, and the lanes of a warp copy single elements. */
+
+/* Calls f(byte offset in shared memory, offset in the tensor, valid) for the elements of a tile that this lane copies. */
+template <typename Function>
+static __device__ __forceinline__ void for_each_element(const mhc_call &c, const mhc_array &a, int streams, int tile,
+                                                        Function f)
+{
+    for (int i = 0; i < streams; i++)
+        for (int index = threadIdx.x % 32; index < TILE * COLUMNS; index += 32) {
+            const int row = index / COLUMNS, column = index % COLUMNS;
+            const int64_t token = (int64_t)tile * TILE + row, d = (int64_t)blockIdx.x * COLUMNS + column;
+            f(i * STREAM_BYTES + column / MHC_SM90_CHUNK_COLUMNS * TILE * 128 +
+                  swizzled_offset(row, column % MHC_SM90_CHUNK_COLUMNS / 8) + column % 8 * 2,
+              token * a.stride[1] + i * a.stride[2] + d, token < c.tokens && d < c.D);
+        }
+}
+
+template <bool VECTOR>
+static __device__ __forceinline__ void load_streams(const mhc_call &c, unsigned char *to, const mhc_array &from,
+                                                    const CUtensorMap &map, int streams, int tile, uint64_t *barrier)
+{
+    if constexpr (VECTOR) {
+        if (threadIdx.x % 32 == 0)
+            cot_tma_load_4d(to, &map, 0, tile * TILE, (int)blockIdx.x * CHUNKS, 0, barrier);
+    } else {
+        for_each_element(c, from, streams, tile, [&](int offset, int64_t source, bool valid) {
+            *(uint16_t *)(to + offset) = valid ? ((const uint16_t *)from.data)[source] : (uint16_t)0;
+        });
+    }
+}
+
+/* Without VECTOR, the stores are complete on return. */
+template <bool VECTOR>
+static __device__ __forceinline__ void store_streams(const mhc_call &c, const mhc_array &to, const CUtensorMap &map,
+                                                     int streams, int tile, const unsigned char *from)
+{
+    if (!present(to))
+        return;
+    if constexpr (VECTOR) {
+        if (threadIdx.x % 32 == 0)
+            cot_tma_store_4d(&map, 0, tile * TILE, (int)blockIdx.x * CHUNKS, 0, from);
+    } else {
+        for_each_element(c, to, streams, tile, [&](int offset, int64_t target, bool valid) {
+            if (valid)
+                ((uint16_t *)to.data)[target] = *(const uint16_t *)(from + offset);
+        });
+    }
+}
+
+template <bool VECTOR>
+static __device__ __forceinline__ void load_tiles(const mhc_post_pre_backward_call &p, shared_memory &s)
+{
+    const mhc_call &c = p.call;
+    const int lane = threadIdx.x % 32;
+    cot_griddepcontrol_wait(); /* for the operands; everything else is older than the kernels before */
+    const uint32_t bytes = !VECTOR         ? 0
+                           : present(c.dy) ? (uint32_t)sizeof(stage_memory)
+                                           : (uint32_t)(sizeof(stage_memory) - sizeof s.stages[0].dy);
+    FOR_EACH_TILE(tile, ring)
+    {
+        stage_memory &stage = s.stages[ring.stage];
+        uint64_t *const full = &s.full[ring.stage];
+        cot_mbarrier_wait(&s.empty[ring.stage], ring.parity ^ 1);
+        if (lane == 0) {
+            const int64_t first = (int64_t)tile * TILE, tokens = min(c.tokens - first, (int64_t)TILE);
+            const uint32_t token_bytes = (uint32_t)(tokens * (int64_t)sizeof(mhc_token_operands));
+            cot_mbarrier_arrive_expect(full, token_bytes + bytes);
+            cot_bulk_load(s.tokens[ring.stage], c.operands + first, token_bytes, full);
+        }
+        load_streams<VECTOR>(c, stage.x[0], c.x, p.x, N, tile, full);
+        load_streams<VECTOR>(c, stage.f, c.f, p.f, 1, tile, full);
+        load_streams<VECTOR>(c, stage.dh_in, c.dh_in, p.dh_in, 1, tile, full);
+        if (present(c.dy))
+            load_streams<VECTOR>(c, stage.dy[0], c.dy, p.dy, N, tile, full);
+        arrive_all_lanes(full);
+    }
+}
+
+template <bool VECTOR>
+static __device__ __forceinline__ void store_tiles(const mhc_post_pre_backward_call &p, shared_memory &s)
+{
+    const mhc_call &c = p.call;
+    FOR_EACH_TILE(tile, ring)
+    {
+        const stage_memory &stage = s.stages[ring.stage];
+        cot_mbarrier_wait(&s.finished[ring.stage], ring.parity);
+        store_streams<VECTOR>(c, c.dx, p.dx, N, tile, stage.x[0]);
+        store_streams<VECTOR>(c, c.df, p.df, 1, tile, stage.f);
+        if (VECTOR && threadIdx.x % 32 == 0) {
+            cot_bulk_commit();
+            cot_bulk_wait_read();
+        }
+        arrive_all_lanes(&s.empty[ring.stage]);
+    }
+    if (VECTOR)
+        cot_bulk_wait();
+}
+
+/* The sums warp. A lane adds the sums of two tokens. */
+static __device__ __forceinline__ void add_warp_sums(const mhc_call &c, shared_memory &s)
+{
+    const int lane = threadIdx.x % 32, quarter = lane % 4;
+    FOR_EACH_TILE(tile, ring)
+    {
+        stage_memory &stage = s.stages[ring.stage];
+        const int64_t first = (int64_t)tile * TILE;
+        const int units = (int)min(c.tokens - first, (int64_t)TILE) * (SUMS / 4);
+        float4 *const to = (float4 *)c.post_sums + (blockIdx.x * c.tokens + first) * (SUMS / 4);
+        cot_mbarrier_wait(&s.finished[ring.stage], ring.parity);
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int k = 0; k < LANE_SUMS; k++) {
+                const int token = lane / 4 + half * 8;
+                float sum = sum_place(stage, 0, token, quarter, k);
+#pragma unroll
+                for (int warp = 1; warp < GROUP_WARPS; warp++)
+                    sum += sum_place(stage, warp, token, quarter, k);
+                ((float *)s.sums[token])[quarter * LANE_SUMS + k] = sum;
+            }
+        if (!present(c.dy)) /* dy is zero again */
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+#pragma unroll
+                for (int warp = 0; warp < GROUP_WARPS; warp++)
+                    sum_place(stage, warp, lane / 4 + half * 8, quarter, LANE_SUMS - 1) = 0.0f;
+        arrive_all_lanes(&s.empty[ring.stage]);
+        if (c.post_sums != nullptr)
+#pragma unroll
+            for (int start = 0; start < TILE * SUMS / 4; start += 32)
+                if (start + lane < units)
+                    to[start + lane] = s.sums[0][start + lane];
+        __syncwarp(); /* the next tile replaces s.sums */
+    }
+}
+
+/* ---- products ------------------------------------------------------------------------------------------- */
+
+/* Of a token, in registers. scale: of the products with phi gamma, by stream. */
+struct token_coefficients {
+    float h_res[N][N], h_post[N], h_pre[N], factor, scale[N];
+
+    __device__ __forceinline__ token_coefficients(const mhc_token_operands &token, const float4 &stream_scale)
+    {
+        const float4 *from = (const float4 *)token.h_res;
 #pragma unroll
         for (int i = 0; i < N; i++) {
             const float4 row = from[i];
             h_res[i][0] = row.x, h_res[i][1] = row.y, h_res[i][2] = row.z, h_res[i][3] = row.w;
         }
-        const float4 post = from[N], pre = *(const float4 *)s.records[buffer][token].h_pre;
+        const float4 post = from[N], pre = from[N + 1];
         h_post[0] = post.x, h_post[1] = post.y, h_post[2] = post.z, h_post[3] = post.w;
         h_pre[0] = pre.x, h_pre[1] = pre.y, h_pre[2] = pre.z, h_pre[3] = pre.w;
-        factor = s.records[buffer][token].factor;
+        const float2 others = *(const float2 *)&token.factor;
+        factor = others.x;
+        scale[0] = others.y * stream_scale.x, scale[1] = others.y * stream_scale.y;
+        scale[2] = others.y * stream_scale.z, scale[3] = others.y * stream_scale.w;
     }
 };
 
-static __device__ __forceinline__ uint32_t word_of(const uint4 &v, int w)
-{
-    return w == 0 ? v.x : w == 1 ? v.y : w == 2 ? v.z : v.w;
-}
+/* dh_mix of a tile's tokens as operands of MMA. */
+struct mix_operands {
+    uint32_t terms[TERMS][4]; /* coefficients 0 to 15 */
+    uint32_t last[4];         /* the first term, then the second term of coefficients 16 to 23 */
 
-/* The same words, computed from c.n == N, which the compiler does not know. Otherwise it keeps the unpacked elements
- * from begin_g to finish_step, which take twice as many registers. */
-static __device__ __forceinline__ uint4 hide(const mhc_call &c, const uint4 &v)
-{
-    const uint32_t zero = (uint32_t)c.n ^ N;
-    return make_uint4(v.x ^ zero, v.y ^ zero, v.z ^ zero, v.w ^ zero);
-}
-
-/* g without the products: c y + h_pre dh_in + dy. x and f stay in registers for the sums. */
-template <typename E>
-static __device__ __forceinline__ void begin_g(const warp_memory &s, int buffer, uint4 (&x)[2][N], uint4 (&f)[2],
-                                               float (&g)[N][4][4])
-{
-    const int lane = threadIdx.x % 32;
+    __device__ __forceinline__ mix_operands(const mhc_token_operands *tokens)
+    {
+        const int lane = threadIdx.x % 32, row = lane % TILE, upper = lane / TILE;
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const token_coefficients k(s, buffer, lane / 4 + half * 8);
-        const uint4 dh_in = s.pieces[half][DH_IN][lane];
-        uint4 dy[N];
-        f[half] = s.pieces[half][F][lane];
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            x[half][i] = s.pieces[half][X + i][lane];
-            dy[i] = s.pieces[half][DY + i][lane];
-        }
-#pragma unroll
-        for (int w = 0; w < 4; w++) {
-            const float2 f_pair = cot_unpack_pair<E>(word_of(f[half], w)), dh = cot_unpack_pair<E>(word_of(dh_in, w));
-            float2 x_pairs[N];
-#pragma unroll
-            for (int i = 0; i < N; i++)
-                x_pairs[i] = cot_unpack_pair<E>(word_of(x[half][i], w));
-#pragma unroll
-            for (int o = 0; o < N; o++) {
-                float low = k.h_post[o] * f_pair.x, high = k.h_post[o] * f_pair.y;
-#pragma unroll
-                for (int i = 0; i < N; i++) {
-                    low = fmaf(k.h_res[i][o], x_pairs[i].x, low);
-                    high = fmaf(k.h_res[i][o], x_pairs[i].y, high);
-                }
-                const float2 y = cot_unpack_pair<E>(cot_pack_pair<E>(low, high)),
-                             from_dy = cot_unpack_pair<E>(word_of(dy[o], w));
-                g[o][w][2 * half] = fmaf(k.h_pre[o], dh.x, fmaf(k.factor, y.x, from_dy.x));
-                g[o][w][2 * half + 1] = fmaf(k.h_pre[o], dh.y, fmaf(k.factor, y.y, from_dy.y));
-            }
-        }
+        for (int term = 0; term < TERMS; term++)
+            cot_ldmatrix_x4(terms[term], cot_shared_address(&tokens[row].terms[term][upper * 8]));
+        cot_ldmatrix_x4(last, cot_shared_address(&tokens[row].terms[upper][16]));
     }
-}
+};
 
-/* Adds the products of the smallest terms first. Tensor cores truncate sums: 12 products are added to each element of
- * g. */
-static __device__ __forceinline__ void add_products(const shared_memory &s, const warp_memory &w, int buffer, int group,
-                                                    float (&g)[N][4][4])
+static __device__ __forceinline__ void multiply(float (&sums)[4], const uint32_t (&A)[4], const uint32_t *B)
 {
-    const int lane = threadIdx.x % 32;
-    const uint32_t record = cot_shared_address(&w.records[buffer][lane % TILE]);
-    uint32_t A[TERMS][4], octet2[TERMS + 1][2];
-#pragma unroll
-    for (int term = 0; term < TERMS; term++)
-        cot_ldmatrix_x4(A[term], record + (uint32_t)(term * M * 2 + lane / 16 * 16));
-#pragma unroll
-    for (int term = 0; term < TERMS; term += 2) {
-        uint32_t r[4];
-        const int other = term + 1 < TERMS ? term + 1 : term;
-        cot_ldmatrix_x4(r, record + (uint32_t)((lane < 16 ? term : other) * M * 2 + 32));
-        octet2[term][0] = r[0], octet2[term][1] = r[1], octet2[term + 1][0] = r[2], octet2[term + 1][1] = r[3];
-    }
-#pragma unroll
-    for (int o = 0; o < N; o++) {
-#pragma unroll
-        for (int term = TERMS - 1; term >= 0; term--) {
-            uint32_t B[2][4], last[4];
-            const uint16_t *phi = s.phi[term][o][0] + group * GROUP_COLUMNS;
-#pragma unroll
-            for (int pair = 0; pair < 2; pair++)
-                cot_ldmatrix_x4_trans(B[pair], cot_shared_address(phi + (lane / 8 % 2 * 8 + lane % 8) * PITCH +
-                                                                  pair * 16 + lane / 16 * 8));
-            cot_ldmatrix_x4_trans(last, cot_shared_address(phi + (16 + lane % 8) * PITCH + lane / 8 * 8));
-#pragma unroll
-            for (int mix = TERMS - 1 - term; mix >= 0; mix--) {
-#pragma unroll
-                for (int octet = 0; octet < 4; octet++)
-                    cot_mma_bf16_k8(g[o][octet], octet2[mix][0], octet2[mix][1], last[octet]);
-#pragma unroll
-                for (int octet = 0; octet < 4; octet++)
-                    cot_mma_bf16(g[o][octet], A[mix][0], A[mix][1], A[mix][2], A[mix][3], B[octet / 2][octet % 2 * 2],
-                                 B[octet / 2][octet % 2 * 2 + 1]);
-            }
-        }
-    }
+    cot_mma_f16(sums, A[0], A[1], A[2], A[3], B[0], B[1]);
 }
 
-template <typename E, bool VECTOR>
-static __device__ __forceinline__ void store_piece(const mhc_array &a, int64_t offset, const uint32_t (&words)[4])
+/* Products with an octet of all streams, those of the second terms first. Tensor cores truncate sums: 5 products are added
+ * to each sum. */
+static __device__ __forceinline__ void multiply_octet(const uint4 (&phi)[PHI_UNITS][32], const mix_operands &mix,
+                                                      float (&products)[N][4])
 {
-    E *to = (E *)a.data + offset;
-    if (VECTOR) {
-        cot_store_words<4>(to, {{words[0], words[1], words[2], words[3]}});
-    } else {
+    uint32_t B[N][PHI_WORDS];
 #pragma unroll
-        for (int v = 0; v < 8; v++)
-            to[v] = ((const E *)words)[v];
-    }
+    for (int unit = 0; unit < PHI_UNITS; unit++)
+        *(uint4 *)&B[0][4 * unit] = phi[unit][threadIdx.x % 32];
+#pragma unroll
+    for (int o = 0; o < N; o++)
+        multiply(products[o], mix.terms[0], &B[o][SECOND_0]);
+#pragma unroll
+    for (int o = 0; o < N; o++)
+        multiply(products[o], mix.terms[1], &B[o][FIRST_0]);
+#pragma unroll
+    for (int o = 0; o < N; o++)
+        multiply(products[o], mix.last, &B[o][SECOND_16]);
+#pragma unroll
+    for (int o = 0; o < N; o++)
+        multiply(products[o], mix.terms[0], &B[o][FIRST_0]);
+#pragma unroll
+    for (int o = 0; o < N; o++)
+        cot_mma_f16_k8(products[o], mix.last[0], mix.last[1], B[o][FIRST_16]);
 }
 
-/* Adds the values of the four lanes of a token. Each lane keeps the sums of five of them. */
+/* Adds the values of the four lanes of a token. Each lane gets the sums of five of them. */
 static __device__ __forceinline__ void add_lane_sums(const float (&values)[SUMS], float (&sums)[LANE_SUMS])
 {
     const bool upper = threadIdx.x & 2, odd = threadIdx.x & 1;
@@ -302,126 +405,130 @@ static __device__ __forceinline__ void add_lane_sums(const float (&values)[SUMS]
     for (int k = 0; k < LANE_SUMS; k++) {
         const float kept = odd ? lane_pair_sums[k + LANE_SUMS] : lane_pair_sums[k],
                     sent = odd ? lane_pair_sums[k] : lane_pair_sums[k + LANE_SUMS];
-        sums[k] += kept + __shfl_xor_sync(0xffffffffu, sent, 1);
+        sums[k] = kept + __shfl_xor_sync(0xffffffffu, sent, 1);
     }
 }
 
-/* dx and df of the lane's columns, and their part of the sums. */
-template <typename E, bool VECTOR>
-static __device__ __forceinline__ void finish_step(const mhc_call &c, const warp_memory &s, int buffer, int tile, int d,
-                                                   const uint4 (&x)[2][N], const uint4 (&f)[2],
-                                                   const float (&g)[N][4][4], float (&sums)[2][LANE_SUMS])
+template <typename E> static __device__ __forceinline__ void compute(const mhc_call &c, shared_memory &s)
 {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % GROUP_WARPS, first_octet = warp * WARP_OCTETS;
+    const int token = lane / 4; /* and token + 8 */
+    stage_phi(c, s);
+    for (int turn = (int)threadIdx.x / 32 / GROUP_WARPS;
+         ((int64_t)blockIdx.y + (int64_t)turn * gridDim.y) * TILE < c.tokens; turn += GROUPS) {
+        const int number = turn % STAGES;
+        stage_memory &stage = s.stages[number];
+        const mhc_token_operands *const tokens = s.tokens[number];
+        float lane_sums[2][SUMS] = {0};
+        cot_mbarrier_wait(&s.full[number], turn / STAGES & 1);
+        const mix_operands mix(tokens);
+        const token_coefficients coefficients[2] = {{tokens[token], s.stream_scale},
+                                                    {tokens[token + 8], s.stream_scale}};
+#pragma unroll 1
+        for (int octet = first_octet; octet < first_octet + WARP_OCTETS; octet++) {
+            const int offset = octet_offset(octet, token) + lane % 4 * 4;
+            float g[N][4] = {0};
+            multiply_octet(s.phi[octet], mix, g);
+            float2 x[2][N], f[2];
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const token_coefficients k(s, buffer, (int)threadIdx.x % 32 / 4 + half * 8);
-        const uint4 f_words = hide(c, f[half]);
-        uint4 x_words[N];
-        uint32_t df[4], dx[N][4];
-        float step_sums[SUMS] = {0};
+            for (int half = 0; half < 2; half++) {
+                const token_coefficients &k = coefficients[half];
+                const int at = offset + half * SECOND_TOKEN;
+                const float2 dh_in = cot_unpack_pair<E>(*(const uint32_t *)(stage.dh_in + at));
+                f[half] = cot_unpack_pair<E>(*(const uint32_t *)(stage.f + at));
 #pragma unroll
-        for (int i = 0; i < N; i++)
-            x_words[i] = hide(c, x[half][i]);
-#pragma unroll
-        for (int w = 0; w < 4; w++) {
-            const float2 f_pair = cot_unpack_pair<E>(word_of(f_words, w));
-            float low = 0.0f, high = 0.0f;
-#pragma unroll
-            for (int o = 0; o < N; o++) {
-                low = fmaf(k.h_post[o], g[o][w][2 * half], low);
-                high = fmaf(k.h_post[o], g[o][w][2 * half + 1], high);
-                step_sums[N * N + o] = fmaf(f_pair.x, g[o][w][2 * half], step_sums[N * N + o]);
-                step_sums[N * N + o] = fmaf(f_pair.y, g[o][w][2 * half + 1], step_sums[N * N + o]);
-            }
-            df[w] = cot_pack_pair<E>(low, high);
-#pragma unroll
-            for (int i = 0; i < N; i++) {
-                const float2 x_pair = cot_unpack_pair<E>(word_of(x_words[i], w));
-                low = high = 0.0f;
+                for (int i = 0; i < N; i++)
+                    x[half][i] = cot_unpack_pair<E>(*(const uint32_t *)(stage.x[i] + at));
 #pragma unroll
                 for (int o = 0; o < N; o++) {
-                    low = fmaf(k.h_res[i][o], g[o][w][2 * half], low);
-                    high = fmaf(k.h_res[i][o], g[o][w][2 * half + 1], high);
-                    step_sums[i * N + o] = fmaf(x_pair.x, g[o][w][2 * half], step_sums[i * N + o]);
-                    step_sums[i * N + o] = fmaf(x_pair.y, g[o][w][2 * half + 1], step_sums[i * N + o]);
+                    float2 sum = {k.h_post[o] * f[half].x, k.h_post[o] * f[half].y};
+#pragma unroll
+                    for (int i = 0; i < N; i++)
+                        sum = {fmaf(k.h_res[i][o], x[half][i].x, sum.x), fmaf(k.h_res[i][o], x[half][i].y, sum.y)};
+                    const float2 y = cot_unpack_pair<E>(cot_pack_pair<E>(sum.x, sum.y)),
+                                 dy = cot_unpack_pair<E>(*(const uint32_t *)(stage.dy[o] + at));
+                    g[o][2 * half] =
+                        fmaf(k.scale[o], g[o][2 * half], fmaf(k.h_pre[o], dh_in.x, fmaf(k.factor, y.x, dy.x)));
+                    g[o][2 * half + 1] =
+                        fmaf(k.scale[o], g[o][2 * half + 1], fmaf(k.h_pre[o], dh_in.y, fmaf(k.factor, y.y, dy.y)));
                 }
-                dx[i][w] = cot_pack_pair<E>(low, high);
+            }
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const token_coefficients &k = coefficients[half];
+                const int at = offset + half * SECOND_TOKEN;
+                float2 df = {0, 0};
+#pragma unroll
+                for (int o = 0; o < N; o++) {
+                    const float low = g[o][2 * half], high = g[o][2 * half + 1];
+                    df = {fmaf(k.h_post[o], low, df.x), fmaf(k.h_post[o], high, df.y)};
+                    lane_sums[half][N * N + o] =
+                        fmaf(f[half].y, high, fmaf(f[half].x, low, lane_sums[half][N * N + o]));
+                }
+                *(uint32_t *)(stage.f + at) = cot_pack_pair<E>(df.x, df.y);
+#pragma unroll
+                for (int i = 0; i < N; i++) {
+                    float2 dx = {0, 0};
+#pragma unroll
+                    for (int o = 0; o < N; o++) {
+                        const float low = g[o][2 * half], high = g[o][2 * half + 1];
+                        float &sum = lane_sums[half][i * N + o];
+                        dx = {fmaf(k.h_res[i][o], low, dx.x), fmaf(k.h_res[i][o], high, dx.y)};
+                        sum = fmaf(x[half][i].y, high, fmaf(x[half][i].x, low, sum));
+                    }
+                    *(uint32_t *)(stage.x[i] + at) = cot_pack_pair<E>(dx.x, dx.y);
+                }
             }
         }
-        add_lane_sums(step_sums, sums[half]);
-        const uint32_t token = lane_token(tile) + half * 8;
-        if (token >= c.tokens)
-            continue;
-        if (present(c.df))
-            store_piece<E, VECTOR>(c.df, row_offset(c.df, token) + d, df);
-        if (present(c.dx))
 #pragma unroll
-            for (int i = 0; i < N; i++)
-                store_piece<E, VECTOR>(c.dx, row_offset(c.dx, token) + i * c.dx.stride[2] + d, dx[i]);
+        for (int half = 0; half < 2; half++) {
+            float sums[LANE_SUMS];
+            add_lane_sums(lane_sums[half], sums);
+#pragma unroll
+            for (int k = 0; k < LANE_SUMS; k++)
+                sum_place(stage, warp, token + half * 8, lane % 4, k) = sums[k];
+        }
+        cot_fence_proxy_async();
+        arrive_all_lanes(&s.finished[number]);
     }
 }
 
-static __device__ __forceinline__ void store_sums(const mhc_call &c, int64_t tile, const float (&sums)[2][LANE_SUMS])
-{
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int64_t token = tile * TILE + lane / 4 + half * 8;
-        if (token >= c.tokens || c.post_sums == nullptr)
-            continue;
-        float *to = c.post_sums + (blockIdx.x * c.tokens + token) * SUMS + lane % 4 * LANE_SUMS;
-#pragma unroll
-        for (int k = 0; k < LANE_SUMS; k++)
-            to[k] = sums[half][k];
-    }
-}
-
-template <typename E, bool VECTOR> static __device__ __forceinline__ void backward(const mhc_call &c)
+template <typename E, bool VECTOR> static __device__ __forceinline__ void backward(const mhc_post_pre_backward_call &p)
 {
     shared_memory &s = *(shared_memory *)memory;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_column = blockIdx.x * COLUMNS;
-    const int tiles = (int)((c.tokens + TILE - 1) / TILE), tile_stride = gridDim.y * WARPS;
-    const int groups = c.D - first_column < COLUMNS ? (int)(c.D - first_column) / GROUP_COLUMNS : (int)COLUMN_GROUPS;
-    const int lane_column = first_column + lane % 4 * 8;
-    warp_memory &w = s.warps[warp];
-    int tile = blockIdx.y * WARPS + warp, buffer = 0;
-    for (int i = 0; i < 2 * N && !present(c.dy); i++)
-        w.pieces[i / N][DY + i % N][lane] = make_uint4(0, 0, 0, 0);
-    if (tile < tiles) {
-        copy_tokens(c, w, 0, tile);
-        copy_inputs<E, VECTOR>(c, w, tile, lane_column);
-    }
-    cot_cp_async_commit_group();
-    stage_phi(c, s, first_column);
-    for (; tile < tiles; tile += tile_stride, buffer ^= 1) {
-        float sums[2][LANE_SUMS] = {0};
-#pragma unroll 1
-        for (int group = 0; group < groups; group++) {
-            const bool last = group + 1 == groups;
-            const int next_tile = last ? tile + tile_stride : tile, next_group = last ? 0 : group + 1;
-            uint4 x[2][N], f[2];
-            float g[N][4][4];
-            cot_cp_async_wait_group<0>();
-            __syncwarp(); /* other lanes have copied records and coefficients */
-            begin_g<E>(w, buffer, x, f, g);
-            __syncwarp(); /* all lanes have read the inputs, and the records of the tile before */
-            if (next_tile < tiles) {
-                if (last)
-                    copy_tokens(c, w, buffer ^ 1, next_tile);
-                copy_inputs<E, VECTOR>(c, w, next_tile, lane_column + next_group * GROUP_COLUMNS);
-            }
-            cot_cp_async_commit_group();
-            add_products(s, w, buffer, group, g);
-            finish_step<E, VECTOR>(c, w, buffer, tile, lane_column + group * GROUP_COLUMNS, x, f, g, sums);
+    const mhc_call &c = p.call;
+    const int warp = threadIdx.x / 32;
+    if (threadIdx.x == 0) {
+        for (int stage = 0; stage < STAGES; stage++) {
+            cot_mbarrier_init(&s.full[stage], 1 + 32);
+            cot_mbarrier_init(&s.finished[stage], 32 * GROUP_WARPS);
+            cot_mbarrier_init(&s.empty[stage], 2 * 32);
         }
-        store_sums(c, tile, sums);
+        cot_mbarrier_init_fence();
+    }
+    for (int stage = 0; stage < STAGES && !present(c.dy); stage++)
+        for (int index = threadIdx.x; index < (int)sizeof s.stages[0].dy / 16; index += THREADS)
+            ((uint4 *)s.stages[stage].dy)[index] = make_uint4(0, 0, 0, 0);
+    __syncthreads();
+    if (warp < MMA_WARPS) {
+        cot_setmaxnreg_inc<MMA_REGISTERS>();
+        compute<E>(c, s);
+    } else {
+        cot_setmaxnreg_dec<OTHER_REGISTERS>();
+        if (warp == MMA_WARPS)
+            load_tiles<VECTOR>(p, s);
+        else if (warp == MMA_WARPS + 1)
+            store_tiles<VECTOR>(p, s);
+        else if (warp == MMA_WARPS + 2)
+            add_warp_sums(c, s);
     }
 }
 
-#define INSTANCE(name, element, vector)                                                               \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1) name(const __grid_constant__ mhc_call c) \
-    {                                                                                                 \
-        backward<element, vector>(c);                                                                 \
+#define INSTANCE(name, element, vector)                            \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1)       \
+        name(const __grid_constant__ mhc_post_pre_backward_call p) \
+    {                                                              \
+        backward<element, vector>(p);                              \
     }
 
 INSTANCE(mhc_post_pre_bwd_sm90_f16, __half, true)
@@ -429,13 +536,61 @@ INSTANCE(mhc_post_pre_bwd_sm90_bf16, __nv_bfloat16, true)
 INSTANCE(mhc_post_pre_bwd_any_sm90_f16, __half, false)
 INSTANCE(mhc_post_pre_bwd_any_sm90_bf16, __nv_bfloat16, false)
 
-/* Adds the sums of the slices in order. A thread has one of the n*n + n sums of a token. */
-extern "C" __global__ void __launch_bounds__(THREADS) mhc_post_pre_sum_slices(const __grid_constant__ mhc_call c)
+/* The operands of a token, made by a warp. A lane has one of the M elements of dh_mix and one of the other numbers. */
+static __device__ __forceinline__ void make_operands(const mhc_call &c, int64_t token)
 {
-    const int64_t index = (int64_t)blockIdx.x * THREADS + threadIdx.x, token = index / SUMS;
+    const int lane = threadIdx.x % 32;
+    const mhc_token_record &record = c.records[token];
+    mhc_token_operands &to = c.operands[token];
+    float mix = 0.0f;
+    for (int term = 2; term >= 0 && lane < M; term--)
+        mix += __uint_as_float((uint32_t)__ldcg(&record.terms[term][lane]) << 16);
+    float largest = fabsf(mix);
+#pragma unroll
+    for (int other = 16; other > 0; other /= 2)
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, other));
+    const term_scale scale(largest, 62);
+    uint32_t terms[TERMS];
+    split_f16(mix * scale.up, 0.0f, terms);
+#pragma unroll
+    for (int term = 0; term < TERMS; term++)
+        if (lane < M)
+            to.terms[term][lane] = (uint16_t)terms[term];
+    const int64_t h_res = token_offset(c, c.h_res, token), h_post = token_offset(c, c.h_post, token);
+    if (lane < N * N)
+        to.h_res[lane / N][lane % N] =
+            load_f32(c.h_res, h_res + lane / N * c.h_res.stride[2] + lane % N * c.h_res.stride[3]);
+    else if (lane < SUMS)
+        to.h_post[lane - N * N] = load_f32(c.h_post, h_post + (lane - N * N) * c.h_post.stride[2]);
+    else if (lane < SUMS + N)
+        to.h_pre[lane - SUMS] = __ldcg(&record.h_pre[lane - SUMS]);
+    else if (lane == SUMS + N)
+        to.factor = __ldcg(&record.factor);
+    else if (lane == SUMS + N + 1)
+        to.scale = scale.down;
+}
+
+/* It may start while mhc_pre_sum_parts runs: that kernel has then waited for the records. make_operands loads them from the
+ * L2 cache. */
+extern "C" __global__ void __launch_bounds__(MHC_CUDA_THREADS)
+    mhc_post_pre_make_operands(const __grid_constant__ mhc_call c)
+{
+    const int64_t token = (int64_t)blockIdx.x * (MHC_CUDA_THREADS / 32) + threadIdx.x / 32;
+    cot_griddepcontrol_launch_dependents();
+    if (token < c.tokens)
+        make_operands(c, token);
+    cot_griddepcontrol_wait(); /* the next kernels then wait for mhc_pre_sum_parts too */
+}
+
+/* Adds the sums of the slices in order. A thread has one of the n*n + n sums of a token. */
+extern "C" __global__ void __launch_bounds__(MHC_CUDA_THREADS)
+    mhc_post_pre_sum_slices(const __grid_constant__ mhc_call c)
+{
+    const int64_t index = (int64_t)blockIdx.x * MHC_CUDA_THREADS + threadIdx.x, token = index / SUMS;
     const int ij = (int)(index % SUMS);
     if (token >= c.tokens)
         return;
+    cot_griddepcontrol_wait();
     float sum = 0.0f;
 #pragma unroll 8
     for (int64_t slice = 0; slice < c.slices; slice++)

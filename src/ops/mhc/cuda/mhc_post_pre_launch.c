@@ -13,6 +13,7 @@ static const cot_cuda_kernel post_pre_fwd_clusters[2][3] = {
     BY_BLOCKS(mhc_pre_fwd_sm90, mhc_post_pre_fwd_cluster_sm90_bf16)};
 static const cot_cuda_kernel post_pre_bwd[2] = HOPPER(mhc_post_pre_bwd_sm90, mhc_post_pre_bwd_sm90);
 static const cot_cuda_kernel post_pre_bwd_any[2] = HOPPER(mhc_post_pre_bwd_sm90, mhc_post_pre_bwd_any_sm90);
+static const cot_cuda_kernel post_pre_make_operands = {cot_image_mhc_post_pre_bwd_sm90, "mhc_post_pre_make_operands", 0};
 static const cot_cuda_kernel post_pre_sum_slices = {cot_image_mhc_post_pre_bwd_sm90, "mhc_post_pre_sum_slices", 0};
 /* clang-format on */
 
@@ -136,37 +137,65 @@ cot_status mhc_post_pre_bwd_f32_sm90(cot_queue *queue, const void *problem, void
     return post_pre_backward(queue, problem, workspace, mhc_pre_bwd_f32_sm90);
 }
 
-/* All gradients of post's half, from the records of all tokens. */
+/* All gradients of post's half, from the records of all tokens. The kernel before is mhc_pre_sum_parts, if it has any
+ * gradients to store. */
 static cot_status launch_post_pre_data_gradients(cot_queue *queue, const mhc_post_pre_backward_problem *p,
                                                  void *workspace)
 {
     const cot_mhc_post_pre_backward_args *a = &p->args;
     const mhc_cuda_post_pre_layout *layout = queue->plan;
     const mhc_post_backward_problem post = mhc_post_half_backward(p);
-    mhc_call c = mhc_post_backward_call(&post);
-    c.phi = make_array(&a->phi);
-    c.gamma = make_array(&a->gamma);
-    c.dh_in = make_array(&a->dh_in);
-    c.dy = make_array(&a->dy);
-    mhc_array *const rows[] = {&c.x, &c.f, &c.dh_in, &c.dy, &c.dx, &c.df};
-    for (int i = 0; i < COUNT(rows) && c.T <= 1; i++)
-        rows[i]->stride[1] = rows[i]->stride[0]; /* the stride between all tokens */
-    c.records = (mhc_token_record *)((char *)workspace + layout->pre.records);
-    c.slices = cot_ceil_div(c.D, MHC_SM90_POST_PRE_COLUMNS);
-    const bool sums = c.dh_res.data != NULL || c.dh_post.data != NULL;
-    c.post_sums = sums ? (float *)((char *)workspace + layout->sums) : NULL;
-    const bool aligned = all_aligned((const mhc_array[]){c.x, c.f, c.dh_in, c.dy, c.dx, c.df}, 6);
+    mhc_post_pre_backward_call call = {.call = mhc_post_backward_call(&post)};
+    mhc_call *c = &call.call;
+    c->phi = make_array(&a->phi);
+    c->gamma = make_array(&a->gamma);
+    c->dh_in = make_array(&a->dh_in);
+    c->dy = make_array(&a->dy);
+    c->records = (mhc_token_record *)((char *)workspace + layout->pre.records);
+    c->operands = (mhc_token_operands *)((char *)workspace + layout->operands);
+    c->slices = cot_ceil_div(c->D, MHC_SM90_POST_PRE_COLUMNS);
+    const bool sums = c->dh_res.data != NULL || c->dh_post.data != NULL;
+    c->post_sums = sums ? (float *)((char *)workspace + layout->sums) : NULL;
+    const struct {
+        const cot_tensor *tensor;
+        mhc_array *array;
+        CUtensorMap *map;
+    } rows[] = {{&a->x, &c->x, &call.x},    {&a->f, &c->f, &call.f},    {&a->dh_in, &c->dh_in, &call.dh_in},
+                {&a->dy, &c->dy, &call.dy}, {&a->dx, &c->dx, &call.dx}, {&a->df, &c->df, &call.df}};
+    bool aligned = true;
+    for (int i = 0; i < COUNT(rows); i++) {
+        aligned = aligned && is_aligned(rows[i].tensor, 16);
+        if (c->T <= 1)
+            rows[i].array->stride[1] = rows[i].array->stride[0]; /* the stride between all tokens */
+    }
+    for (int i = 0; i < COUNT(rows) && aligned; i++) {
+        const mhc_tile_box box = {MHC_SM90_POST_PRE_COLUMNS / MHC_SM90_CHUNK_COLUMNS, MHC_SM90_TILE,
+                                  rows[i].tensor->rank == 4 ? MHC_SM90_N : 1};
+        if (cot_is_present(rows[i].tensor))
+            CHECK(mhc_make_tile_map(queue, rows[i].map, &p->sizes, rows[i].tensor, box));
+    }
+    const bool sum_parts = cot_is_present(&a->dphi) || cot_is_present(&a->dgamma) || cot_is_present(&a->dbias) ||
+                           cot_is_present(&a->dalpha);
     const cot_cuda_kernel *kernel = &(aligned ? post_pre_bwd : post_pre_bwd_any)[p->sizes.dtype - COT_F16];
+    const cot_cuda_grid operands_grid = {
+        .blocks = {(unsigned)cot_ceil_div(c->tokens, MHC_CUDA_THREADS / 32), 1, 1},
+        .threads = MHC_CUDA_THREADS,
+        .dependent = sum_parts,
+    };
     const cot_cuda_grid grid = {
-        .blocks = {(unsigned)c.slices, (unsigned)mhc_sm90_post_pre_parts(&p->sizes), 1},
+        .blocks = {(unsigned)c->slices, (unsigned)mhc_sm90_post_pre_parts(&p->sizes), 1},
         .threads = MHC_SM90_POST_PRE_THREADS,
         .shared_bytes = (unsigned)kernel->shared_bytes,
+        .dependent = true,
     };
-    CHECK(cot_cuda_launch(queue, kernel, &grid, &c));
-    if (sums)
-        LAUNCH(queue, &post_pre_sum_slices, cot_ceil_div(c.tokens * (c.n * c.n + c.n), MHC_CUDA_THREADS), 1,
-               MHC_CUDA_THREADS, &c);
-    return COT_OK;
+    const cot_cuda_grid slices_grid = {
+        .blocks = {(unsigned)cot_ceil_div(c->tokens * (c->n * c->n + c->n), MHC_CUDA_THREADS), 1, 1},
+        .threads = MHC_CUDA_THREADS,
+        .dependent = true,
+    };
+    CHECK(cot_cuda_launch(queue, &post_pre_make_operands, &operands_grid, c));
+    CHECK(cot_cuda_launch(queue, kernel, &grid, &call));
+    return sums ? cot_cuda_launch(queue, &post_pre_sum_slices, &slices_grid, c) : COT_OK;
 }
 
 static cot_status post_pre_backward_sm90(cot_queue *queue, const mhc_post_pre_backward_problem *p, void *workspace,
