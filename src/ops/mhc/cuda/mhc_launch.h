@@ -162,6 +162,11 @@ mhc_call mhc_pre_forward_call(const mhc_pre_forward_problem *p);
 /* mhc_pre_bwd_launch.c: pre's backward without dx. The records of all tokens stay in the workspace. */
 cot_status mhc_pre_backward_records(cot_queue *queue, const mhc_pre_backward_problem *p, void *workspace, bool split);
 
+/* The same by the cluster kernel for post_pre, which computes x of pre (y) from x and f of post. For data that is aligned to
+ * 16 bytes, and one stride between all tokens. */
+cot_status mhc_pre_backward_records_from_post(cot_queue *queue, const mhc_pre_backward_problem *p,
+                                              const mhc_post_forward_problem *post, void *workspace);
+
 /* mhc_post_launch.c */
 mhc_call mhc_post_backward_call(const mhc_post_backward_problem *p);
 

@@ -81,6 +81,13 @@ typedef struct mhc_post_pre_call {
     mhc_array h_post, h_res; /* of post; h_res[in,out] */
 } mhc_post_pre_call;
 
+/* For the records of post_pre's backward, if y is computed again. The call is pre's. */
+typedef struct mhc_post_pre_records_call {
+    CUtensorMap x, f, dh_in;
+    mhc_call call;
+    mhc_array h_post, h_res; /* of post; h_res[in,out] */
+} mhc_post_pre_records_call;
+
 /* The call is post's, with phi, gamma, dh_in and the records of pre. */
 typedef struct mhc_post_pre_backward_call {
     CUtensorMap x, f, dh_in, dy, dx, df;

@@ -198,13 +198,27 @@ static cot_status launch_post_pre_data_gradients(cot_queue *queue, const mhc_pos
     return sums ? cot_cuda_launch(queue, &post_pre_sum_slices, &slices_grid, c) : COT_OK;
 }
 
+/* Whether the cluster kernel of the records may compute y. */
+static bool records_from_post(const mhc_post_pre_backward_problem *p, bool split)
+{
+    const cot_mhc_post_pre_backward_args *a = &p->args;
+    return !split && !cot_is_present(&a->y) && is_aligned(&a->x, 16) && is_aligned(&a->f, 16) &&
+           is_aligned(&a->dh_in, 16) && mhc_cuda_uniform_token_stride(&a->h_res) &&
+           mhc_cuda_uniform_token_stride(&a->h_post);
+}
+
 static cot_status post_pre_backward_sm90(cot_queue *queue, const mhc_post_pre_backward_problem *p, void *workspace,
                                          bool split)
 {
     mhc_pre_backward_problem pre = mhc_pre_half_backward(p);
     pre.args.dx_post = (cot_tensor){0};
-    CHECK(find_post_pre_y(queue, p, workspace, &pre.args.x));
-    CHECK(mhc_pre_backward_records(queue, &pre, workspace, split));
+    if (records_from_post(p, split)) {
+        const mhc_post_forward_problem post = mhc_post_pre_recomputation(p);
+        CHECK(mhc_pre_backward_records_from_post(queue, &pre, &post, workspace));
+    } else {
+        CHECK(find_post_pre_y(queue, p, workspace, &pre.args.x));
+        CHECK(mhc_pre_backward_records(queue, &pre, workspace, split));
+    }
     if (p->sizes.tokens == 0 || !mhc_post_pre_needs_g(&p->args))
         return COT_OK;
     return launch_post_pre_data_gradients(queue, p, workspace);

@@ -9,14 +9,15 @@
 #include "mhc_pre_bwd_cluster_sm90.cuh"
 
 /* With DX_AND_POST, the buffer of dx_post replaces one stage. */
-template <typename E_, int N, data_gradient MODE, int BLOCKS>
-struct bwd_traits : cluster_traits<bwd_sizes<N>, MODE, BLOCKS> {
+template <typename E_, int N, data_gradient MODE, int BLOCKS, bool RECOMPUTES_Y = false>
+struct bwd_traits : cluster_traits<bwd_sizes<N>, MODE, BLOCKS, RECOMPUTES_Y> {
     typedef E_ E;
     typedef phi_fragments<MODE == NO_DX ? 1 : COLUMN_GROUPS, bwd_sizes<N>::OCTETS> phi_terms;
     enum {
-        STAGES = MODE == NO_DX ? 5
-                 : MODE == DX  ? 4
-                               : 3,
+        STAGES = RECOMPUTES_Y    ? 4
+                 : MODE == NO_DX ? 5
+                 : MODE == DX    ? 4
+                                 : 3,
         POST_BUFFER = MODE == DX_AND_POST,
         RECORD_SLOTS = STAGES,
         /* Of 200 to 224 the only ones without spills. */
@@ -61,14 +62,38 @@ static __device__ __forceinline__ void compute_dh_pre(shared_memory<Traits> &s, 
     arrive_all_lanes(&s.warp_dh_pre_full);
 }
 
-/* The reducer: sums dh_pre over the warps and sends the sums. */
-template <typename Traits> static __device__ __forceinline__ void reduce(shared_memory<Traits> &s, int rank, int tiles)
+/* The reducer: sums dh_pre over the warps and sends the sums. RECOMPUTES_Y: it also loads the coefficients of post. Tile k
+ * of the block has buffer k % 2. */
+template <typename Traits, typename Call>
+static __device__ __forceinline__ void reduce(const Call &p, shared_memory<Traits> &s, int rank, int tiles)
 {
+    constexpr int CLUSTERS = MHC_SM90_CLUSTERS_OF(Traits::BLOCKS);
     const int token = threadIdx.x % 32;
     uint32_t parity = 0;
+    const post_coefficient_loads<Traits, 32> coefficients(p, token);
+    auto load_coefficients = [&](int tile, int buffer) {
+        coefficients.start((float *)s.post_coefficients[buffer], tile * Traits::TILE, (int)p.call.tokens);
+        cot_cp_async_commit_group();
+    };
+    /* Waits for all loads. Nothing waits for a tile that does not exist. */
+    auto publish_coefficients = [&](int tile, int buffer) {
+        cot_cp_async_wait_group<0>();
+        if (tile < tiles)
+            arrive_all_lanes(&s.coefficients_full[buffer]);
+    };
+    if constexpr (Traits::RECOMPUTES_Y) {
+        const int first = (int)(blockIdx.x / Traits::BLOCKS);
+        load_coefficients(first, 0);
+        load_coefficients(first + CLUSTERS, 1);
+        publish_coefficients(first, 0);
+        publish_coefficients(first + CLUSTERS, 1);
+    }
     cot_cluster_wait();
     FOR_EACH_TILE(tile, ring, tiles)
     {
+        if constexpr (Traits::RECOMPUTES_Y)
+            if (tile >= CLUSTERS) /* the first tile of the block has loaded nothing before */
+                publish_coefficients(tile + CLUSTERS, (int)parity ^ 1);
         cot_mbarrier_wait(&s.warp_dh_pre_full, parity);
         if (token < Traits::TILE) {
             float4 sum = s.warp_dh_pre[0][token];
@@ -80,8 +105,28 @@ template <typename Traits> static __device__ __forceinline__ void reduce(shared_
             send_dh_pre(s, ring.stage, rank, token, sum);
         }
         arrive_all_lanes(&s.warp_dh_pre_empty);
+        if constexpr (Traits::RECOMPUTES_Y) /* y of the tile has been computed: its buffer is free */
+            load_coefficients(tile + 2 * CLUSTERS, (int)parity);
         parity ^= 1;
     }
+}
+
+/* Computes y of the warp's columns in place of x. A lane has 16 bytes of two tokens. Four tokens that are loaded together
+ * have units in both halves of the swizzled 128 bytes. */
+template <typename Traits>
+static __device__ __forceinline__ void compute_y(shared_memory<Traits> &s, int stage, int warp,
+                                                 cot_pipeline_state<2> &coefficients)
+{
+    const int lane = threadIdx.x % 32, row = lane / 4, token = row / 2 + row % 2 * 4;
+    cot_mbarrier_wait(&s.coefficients_full[coefficients.stage], coefficients.parity);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int offset = warp / 2 * CHUNK_BYTES + swizzled_offset(token + half * 8, warp % 2 * 4 + lane % 4);
+        apply_post<Traits, 1>(s.stages[stage] + offset, s.f[stage] + offset,
+                              s.post_coefficients[coefficients.stage][token + half * 8], token % 2);
+    }
+    __syncwarp(); /* the products read y of other lanes */
+    coefficients.next();
 }
 
 template <typename Traits>
@@ -104,6 +149,7 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
     if (MODE == DX)
         asm volatile("" : "+r"(units.by_token), "+r"(units.by_column));
     cot_pipeline_state<Traits::STAGES> next_ring;
+    cot_pipeline_state<2> coefficients;
     uint32_t parity = 0, post_parity = 0;
     int next_tile = (int)(blockIdx.x / Traits::BLOCKS);
     FOR_EACH_TILE(tile, ring, tiles)
@@ -111,6 +157,8 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
         /* dh_pre is computed one tile ahead: the first iteration computes it for two tiles, the others for one. */
         for (; next_tile < tiles && next_tile <= tile + CLUSTERS; next_tile += CLUSTERS, next_ring.next()) {
             cot_mbarrier_wait(&s.full[next_ring.stage], next_ring.parity);
+            if constexpr (Traits::RECOMPUTES_Y)
+                compute_y(s, next_ring.stage, warp, coefficients);
             const uint32_t stage_offset = (uint32_t)(next_ring.stage * Traits::STAGE_BYTES);
             compute_dh_pre(s, units.by_column + stage_offset, units.by_token + stage_offset + Traits::X_BYTES, warp,
                            parity);
@@ -121,6 +169,8 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
          * open. */
         if (threadIdx.x == 0)
             cot_mbarrier_arrive_expect(&s.records_full[ring.stage], Traits::SENT_BYTES);
+        if constexpr (Traits::RECOMPUTES_Y)
+            cot_fence_proxy_async(); /* TMA then replaces y */
         if constexpr (MODE == NO_DX)
             accumulate_tile<E>(s, units, ring, dphi_part);
         else
@@ -155,3 +205,13 @@ INSTANCES(bf16, __nv_bfloat16, _blocks4, 4)
 INSTANCE(records_sm90_bf16, __nv_bfloat16, 4, NO_DX, 16)
 INSTANCE(records_sm90_bf16_blocks8, __nv_bfloat16, 4, NO_DX, 8)
 INSTANCE(records_sm90_bf16_blocks4, __nv_bfloat16, 4, NO_DX, 4)
+/* The same from x and f of post. */
+#define RECOMPUTING_INSTANCE(suffix, blocks)                                                                    \
+    extern "C" __global__ void __launch_bounds__(MHC_SM90_BWD_THREADS, 1)                                       \
+        mhc_post_pre_bwd_cluster_records_sm90_bf16##suffix(const __grid_constant__ mhc_post_pre_records_call p) \
+    {                                                                                                           \
+        backward<bwd_traits<__nv_bfloat16, 4, NO_DX, blocks, true>>(p);                                         \
+    }
+RECOMPUTING_INSTANCE(, 16)
+RECOMPUTING_INSTANCE(_blocks8, 8)
+RECOMPUTING_INSTANCE(_blocks4, 4)

@@ -37,12 +37,14 @@
  *                                                            is an output)
  *   post_full[stream]     1, the dx_post warp  MMA warps     dx_post of the stream is in shared memory
  *   post_empty[stream]    1 of each MMA warp   dx_post warp  dx_post of the stream has been read
+ *   coefficients_full[2]  32, the reducer      MMA warps     RECOMPUTES_Y: the coefficients of post of the tile are there
  *
  * A block stores into another block's memory without waiting for that block, as in the forward. The exchange of dh_pre
  * overlaps the products of an earlier tile. */
 #ifndef COT_MHC_PRE_BWD_CLUSTER_SM90_CUH
 #define COT_MHC_PRE_BWD_CLUSTER_SM90_CUH
 
+#include "mhc_post_pre_sm90.cuh"
 #include "mhc_pre_bwd_sm90.cuh"
 
 enum { RECORD_UNITS = sizeof(token_record) / 16 };
@@ -52,9 +54,11 @@ enum { RECORD_UNITS = sizeof(token_record) / 16 };
 enum data_gradient { NO_DX, DX, DX_AND_POST };
 
 /* Sizes: bwd_sizes or f32_sizes. With NO_DX, one more stage replaces the terms of phi gamma. */
-template <typename Sizes, data_gradient MODE_, int BLOCKS_> struct cluster_traits : Sizes {
+template <typename Sizes, data_gradient MODE_, int BLOCKS_, bool RECOMPUTES_Y_ = false> struct cluster_traits : Sizes {
     typedef Sizes sizes;
     static constexpr data_gradient MODE = MODE_;
+    /* Of post_pre with NO_DX: x of a stage is first the x of post. The MMA warps replace it with y, pre's x. */
+    static constexpr bool RECOMPUTES_Y = RECOMPUTES_Y_, POST_PRE = RECOMPUTES_Y;
     enum {
         BLOCKS = BLOCKS_, /* of a cluster */
         /* Tokens of a tile that a block owns: blocks from Sizes::TILE on own none. */
@@ -85,14 +89,16 @@ template <typename Traits> struct shared_memory {
     unsigned char stages[STAGES][Traits::STAGE_BYTES];
     /* Unused without POST_BUFFER: an array cannot have size 0. */
     unsigned char dx_post[Traits::POST_BUFFER ? N : 1][Traits::POST_BUFFER ? STREAM_BYTES : 1024];
+    unsigned char f[Traits::RECOMPUTES_Y ? STAGES : 1][Traits::RECOMPUTES_Y ? STREAM_BYTES : 16];
     typename Traits::phi_terms phi;
     token_record records[Traits::RECORD_SLOTS][Traits::TILE], owned_records[Traits::OWNED * Traits::TURNS];
     float gathered[STAGES][Traits::OWNED][Traits::BLOCKS][4]; /* dh_pre, zero from element N on */
     float4 warp_dh_pre[MMA_WARPS][Traits::TILE];              /* likewise */
+    float4 post_coefficients[2][Traits::RECOMPUTES_Y ? Traits::TILE : 1][Traits::N + 1];
     uint64_t full[STAGES], gathered_full[STAGES], stage_done[STAGES], dh_pre_read[STAGES], warp_dh_pre_full,
         warp_dh_pre_empty;
     uint64_t records_full[Traits::RECORD_SLOTS], phi_loaded;
-    uint64_t post_full[N], post_empty[N];
+    uint64_t post_full[N], post_empty[N], coefficients_full[2];
 };
 extern __shared__ __align__(1024) unsigned char memory[];
 
@@ -286,12 +292,14 @@ static __device__ __forceinline__ void make_owned_records(const mhc_call &c, sha
     }
 }
 
-template <typename Traits>
-static __device__ __forceinline__ void load_tile(const mhc_mapped_call &p, shared_memory<Traits> &s, int stage,
-                                                 int tile, int rank)
+/* Call: mhc_mapped_call or mhc_post_pre_records_call. */
+template <typename Traits, typename Call>
+static __device__ __forceinline__ void load_tile(const Call &p, shared_memory<Traits> &s, int stage, int tile, int rank)
 {
     const int token = tile * Traits::TILE, chunk = rank * Traits::CHUNKS;
-    cot_mbarrier_arrive_expect(&s.full[stage], Traits::STAGE_BYTES);
+    cot_mbarrier_arrive_expect(&s.full[stage], Traits::STAGE_BYTES + (Traits::RECOMPUTES_Y ? Traits::STREAM_BYTES : 0));
+    if constexpr (Traits::RECOMPUTES_Y)
+        cot_tma_load_4d(s.f[stage], &p.f, 0, token, chunk, 0, &s.full[stage]);
     cot_tma_load_4d(s.stages[stage], &p.x, 0, token, chunk, 0, &s.full[stage]);
     cot_tma_load_4d(s.stages[stage] + Traits::X_BYTES, &p.dh_in, 0, token, chunk, 0, &s.full[stage]);
     if constexpr (Traits::MODE == DX_AND_POST && !Traits::POST_BUFFER)
@@ -299,8 +307,8 @@ static __device__ __forceinline__ void load_tile(const mhc_mapped_call &p, share
             cot_tma_prefetch_4d(&p.dx_post, 0, token, chunk, i);
 }
 
-template <typename Traits>
-static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_memory<Traits> &s, int rank, int tiles)
+template <typename Traits, typename Call>
+static __device__ __forceinline__ void produce(const Call &p, shared_memory<Traits> &s, int rank, int tiles)
 {
     cot_cluster_wait();
     if (threadIdx.x % 32 == 0) {
@@ -315,11 +323,12 @@ static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_
         FOR_EACH_TILE(tile, ring, tiles)
         {
             cot_mbarrier_wait(&s.stage_done[ring.stage], ring.parity);
-            if (Traits::MODE != NO_DX && present(p.call.dx)) {
-                cot_tma_store_4d(&p.dx, 0, tile * Traits::TILE, rank * Traits::CHUNKS, 0, s.stages[ring.stage]);
-                cot_bulk_commit();
-                cot_bulk_wait_read();
-            }
+            if constexpr (Traits::MODE != NO_DX)
+                if (present(p.call.dx)) {
+                    cot_tma_store_4d(&p.dx, 0, tile * Traits::TILE, rank * Traits::CHUNKS, 0, s.stages[ring.stage]);
+                    cot_bulk_commit();
+                    cot_bulk_wait_read();
+                }
             if (tile + s.STAGES * CLUSTERS < tiles)
                 load_tile(p, s, ring.stage, tile + s.STAGES * CLUSTERS, rank);
         }
@@ -350,7 +359,7 @@ static __device__ __forceinline__ void produce_dx_post(const mhc_mapped_call &p,
     __syncwarp();
 }
 
-template <typename Traits> static __device__ __forceinline__ void backward(const mhc_mapped_call &p)
+template <typename Traits, typename Call> static __device__ __forceinline__ void backward(const Call &p)
 {
     static_assert(sizeof(shared_memory<Traits>) <= MHC_SM90_SHARED_BYTES, "must fit in a block's shared memory");
     constexpr int OTHER_REGISTERS = 504 - 2 * Traits::MMA_REGISTERS;
@@ -377,6 +386,8 @@ template <typename Traits> static __device__ __forceinline__ void backward(const
             cot_mbarrier_init(&s.post_full[i], 1);
             cot_mbarrier_init(&s.post_empty[i], MMA_WARPS);
         }
+        for (int buffer = 0; buffer < 2; buffer++)
+            cot_mbarrier_init(&s.coefficients_full[buffer], 32);
         cot_mbarrier_init_fence();
     }
     __syncthreads();
@@ -388,7 +399,7 @@ template <typename Traits> static __device__ __forceinline__ void backward(const
         cot_setmaxnreg_dec<OTHER_REGISTERS>();
         const int owned_tiles = (int)Traits::TILE < (int)Traits::BLOCKS && rank >= Traits::TILE ? 0 : tiles;
         if (warp == MMA_WARPS)
-            reduce(s, rank, tiles);
+            reduce(p, s, rank, tiles);
         else if (warp == MMA_WARPS + 1)
             make_owned_records(c, s, 0, rank, owned_tiles);
         else if (warp == MMA_WARPS + 2)

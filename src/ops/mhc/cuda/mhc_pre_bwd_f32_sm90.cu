@@ -121,7 +121,8 @@ static __device__ __forceinline__ lane_elements load_elements(const lane_offsets
 
 /* The reducer: computes dh_pre of the block's columns in float32, and sends each token's to its owner block. A lane has a
  * 16-byte unit of every chunk of two tokens, lane / 8 and lane / 8 + 4. */
-template <typename Traits> static __device__ __forceinline__ void reduce(shared_memory<Traits> &s, int rank, int tiles)
+template <typename Traits>
+static __device__ __forceinline__ void reduce(const mhc_mapped_call &, shared_memory<Traits> &s, int rank, int tiles)
 {
     constexpr int N = Traits::N;
     const int lane = threadIdx.x % 32;

@@ -41,6 +41,7 @@ static const cot_cuda_kernel pre_bwd_n8[2][2] = {{PRE_BWD_N8(), PRE_BWD_N8(f32_)
 static const cot_cuda_kernel pre_bwd_clusters[2][3][3] = PRE_BWD_CLUSTERS(mhc_pre_bwd_cluster_sm90);
 static const cot_cuda_kernel pre_bwd_clusters_post[2][3][3] = PRE_BWD_CLUSTERS(mhc_pre_bwd_cluster_post_sm90);
 static const cot_cuda_kernel pre_bwd_clusters_records[3] = PRE_BWD(mhc_pre_bwd_cluster_records_sm90_bf16);
+static const cot_cuda_kernel post_pre_bwd_clusters_records[3] = PRE_BWD(mhc_post_pre_bwd_cluster_records_sm90_bf16);
 /* clang-format on */
 
 static mhc_call pre_backward_call(const cot_queue *queue, const mhc_pre_backward_problem *p, void *workspace)
@@ -196,10 +197,26 @@ static bool backward_is_aligned(const cot_mhc_pre_backward_args *a)
     return is_aligned(&a->x, 16) && is_aligned(&a->dh_in, 16) && is_aligned(&a->dx, 16) && is_aligned(&a->dx_post, 16);
 }
 
-/* With keep_records, dx is absent, and the records of all tokens are stored in the workspace. */
-static cot_status backward_cluster(cot_queue *queue, const mhc_pre_backward_problem *p, void *workspace,
-                                   bool keep_records)
+/* The arguments of the cluster kernel that computes y from x and f of post. call: all other arguments. */
+static cot_status make_records_call(cot_queue *queue, mhc_post_pre_records_call *records, const mhc_call *call,
+                                    const mhc_pre_backward_problem *pre, const mhc_post_forward_problem *post)
 {
+    const mhc_tile_box all_streams = {MHC_SM90_BLOCK_CHUNKS, MHC_SM90_TILE, MHC_SM90_N},
+                       one_stream = {MHC_SM90_BLOCK_CHUNKS, MHC_SM90_TILE, 1};
+    records->call = *call;
+    records->h_post = make_array(&post->args.h_post);
+    records->h_res = make_array(&post->args.h_res);
+    CHECK(mhc_make_tile_map(queue, &records->x, &pre->sizes, &post->args.x, all_streams));
+    CHECK(mhc_make_tile_map(queue, &records->f, &pre->sizes, &post->args.f, one_stream));
+    return mhc_make_tile_map(queue, &records->dh_in, &pre->sizes, &pre->args.dh_in, one_stream);
+}
+
+/* With keep_records, dx is absent, and the records of all tokens are stored in the workspace. With post, x is computed
+ * from the x and f of post. */
+static cot_status backward_cluster(cot_queue *queue, const mhc_pre_backward_problem *p, void *workspace,
+                                   bool keep_records, const mhc_post_forward_problem *post)
+{
+    mhc_post_pre_records_call records;
     const cot_mhc_pre_backward_args *a = &p->args;
     mhc_mapped_call mapped = {.call = pre_backward_call(queue, p, workspace)};
     mhc_call *c = &mapped.call;
@@ -214,27 +231,32 @@ static cot_status backward_cluster(cot_queue *queue, const mhc_pre_backward_prob
         CHECK(mhc_launch_dz(queue, c));
     else
         c->dz = NULL; /* the owner warps read it from dh_post and dh_res_logits */
-    CHECK(map_backward(queue, &mapped, p, tile));
+    if (post == NULL)
+        CHECK(map_backward(queue, &mapped, p, tile));
     c->token_parts = c->parts * cluster_blocks *
                      MHC_SM90_OWNERS(cluster_blocks, c->dx_post.data != NULL, cot_dtype_size(p->sizes.dtype));
     const int dtype = p->sizes.dtype - COT_F32;
-    const cot_cuda_kernel *kernels = keep_records              ? pre_bwd_clusters_records
+    if (post != NULL)
+        CHECK(make_records_call(queue, &records, c, p, post));
+    const cot_cuda_kernel *kernels = post != NULL              ? post_pre_bwd_clusters_records
+                                     : keep_records            ? pre_bwd_clusters_records
                                      : c->dx_post.data != NULL ? pre_bwd_clusters_post[c->n == 4][dtype]
                                                                : pre_bwd_clusters[c->n == 4][dtype];
     CHECK(mhc_launch_clusters(queue, &kernels[cluster_index(cluster_blocks)], cluster_blocks, tile,
-                              MHC_SM90_BWD_THREADS, c->dh_res.data != NULL, c, &mapped));
+                              MHC_SM90_BWD_THREADS, c->dh_res.data != NULL, c,
+                              post != NULL ? (const void *)&records : &mapped));
     return launch_sum_parts(queue, c);
 }
 
 cot_status mhc_pre_bwd_cluster_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
-    return backward_cluster(queue, problem, workspace, false);
+    return backward_cluster(queue, problem, workspace, false, NULL);
 }
 
 cot_status mhc_pre_bwd_f32_sm90(cot_queue *queue, const void *problem, void *workspace)
 {
     const mhc_pre_backward_problem *p = problem;
-    return backward_is_aligned(&p->args) ? backward_cluster(queue, p, workspace, false)
+    return backward_is_aligned(&p->args) ? backward_cluster(queue, p, workspace, false, NULL)
                                          : mhc_pre_bwd_tiles_sm80(queue, p, workspace);
 }
 
@@ -329,5 +351,11 @@ cot_status mhc_pre_backward_records(cot_queue *queue, const mhc_pre_backward_pro
 {
     if (!backward_is_aligned(&p->args))
         return launch_any_records(queue, p, workspace);
-    return split ? mhc_pre_bwd_split_sm90(queue, p, workspace) : backward_cluster(queue, p, workspace, true);
+    return split ? mhc_pre_bwd_split_sm90(queue, p, workspace) : backward_cluster(queue, p, workspace, true, NULL);
+}
+
+cot_status mhc_pre_backward_records_from_post(cot_queue *queue, const mhc_pre_backward_problem *p,
+                                              const mhc_post_forward_problem *post, void *workspace)
+{
+    return backward_cluster(queue, p, workspace, true, post);
 }

@@ -66,7 +66,7 @@
  * of three tiles later. An h_in thread stores y by one TMA box. The order of the sums of y is that of mhc_post.cu, so y has the
  * bits of mhc_post. */
 #include "mhc_mma.cuh"
-#include "mhc_post_pre_fwd_sm90.cuh"
+#include "mhc_post_pre_sm90.cuh"
 
 #include "../../../cuda/device/bulk.cuh"
 
@@ -339,8 +339,8 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
                 return;
             cot_mbarrier_wait(&s.full[y_ring.stage], y_ring.parity);
             cot_mbarrier_wait(&s.coefficients_full[coefficients.stage], coefficients.parity);
-            apply_post<Traits>(s.x[y_ring.stage] + y_offset, s.f[y_ring.stage] + y_offset,
-                               s.post_coefficients[coefficients.stage][y_token], y_token % 2);
+            apply_post<Traits, 2>(s.x[y_ring.stage] + y_offset, s.f[y_ring.stage] + y_offset,
+                                  s.post_coefficients[coefficients.stage][y_token], y_token % 2);
             cot_fence_proxy_async();
             cot_mbarrier_arrive(&s.y_full[y_ring.stage]);
             y_ring.next();
@@ -620,7 +620,7 @@ static __device__ __forceinline__ void reduce(const Call &p, shared_memory<Trait
     const int thread = threadIdx.x % 64;
     uint32_t parity = 0;
     int buffer = 0;
-    const post_coefficient_loads<Traits> coefficients(p, thread);
+    const post_coefficient_loads<Traits, 64> coefficients(p, thread);
     auto load_coefficients = [&](int tile) {
         if constexpr (Traits::POST_PRE) {
             coefficients.start((float *)s.post_coefficients[buffer], tile * Traits::TILE, (int)c.tokens);

@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
- * mhc_post_pre_fwd_sm90.cuh: post in shared memory, for post_pre's forward (mhc_pre_fwd_sm90.cu). Traits: fwd_traits. */
-#ifndef COT_MHC_POST_PRE_FWD_SM90_CUH
-#define COT_MHC_POST_PRE_FWD_SM90_CUH
+ * mhc_post_pre_sm90.cuh: post in shared memory, for post_pre's forward (mhc_pre_fwd_sm90.cu) and for the records of its
+ * backward (mhc_pre_bwd_cluster_sm90.cu). Traits: fwd_traits or bwd_traits. */
+#ifndef COT_MHC_POST_PRE_SM90_CUH
+#define COT_MHC_POST_PRE_SM90_CUH
 
 #include "mhc_mma.cuh"
 
-/* Loads of the coefficients of post of a tile, by the 64 reducer threads. A thread has one coefficient of every third
+/* Loads of the coefficients of post of a tile, by the reducer threads. A thread has one coefficient of every TOKENS-th
  * token. Each token has the columns of h_res, then h_post. */
-template <typename Traits> struct post_coefficient_loads {
-    enum { N = Traits::N, FLOATS = N * N + N, TOKENS = 64 / FLOATS };
+template <typename Traits, int THREADS> struct post_coefficient_loads {
+    enum { N = Traits::N, FLOATS = N * N + N, TOKENS = THREADS / FLOATS };
     const float *from;
     int64_t stride; /* between tokens, for any B */
     int token, place;
 
-    /* Call: mhc_post_pre_call. In pre there are no such loads. */
+    /* Call: mhc_post_pre_call or mhc_post_pre_records_call. In pre there are no such loads. */
     template <typename Call> __device__ __forceinline__ post_coefficient_loads(const Call &p, int thread)
     {
         if constexpr (Traits::POST_PRE) {
@@ -30,7 +31,7 @@ template <typename Traits> struct post_coefficient_loads {
     __device__ __forceinline__ void start(float *to, int first_token, int tokens) const
     {
         const uint32_t address = cot_shared_address(to + place);
-#pragma unroll
+#pragma unroll TOKENS> 1 ? Traits::TILE : 2
         for (int more = 0; more < Traits::TILE; more += TOKENS)
             if (token + more < Traits::TILE) {
                 const int64_t source = first_token + token + more;
@@ -40,9 +41,10 @@ template <typename Traits> struct post_coefficient_loads {
     }
 };
 
-/* Replaces x of one token with y: the same 16 bytes of a chunk and of the second chunk after it. The halves of 8 bytes
- * keep few registers in use. Tokens with an odd number begin with the other half: two tokens then use all banks. */
-template <typename Traits>
+/* Replaces x of one token with y: 16 bytes of a chunk; with CHUNKS = 2 also the same 16 bytes of the second chunk after it.
+ * The halves of 8 bytes keep few registers in use. Tokens with an odd number begin with the other half: two tokens then
+ * use all banks. */
+template <typename Traits, int CHUNKS>
 static __device__ __forceinline__ void apply_post(unsigned char *x, const unsigned char *f,
                                                   const float4 (&coefficients)[Traits::N + 1], int odd)
 {
@@ -52,7 +54,7 @@ static __device__ __forceinline__ void apply_post(unsigned char *x, const unsign
     const float4 h_post = coefficients[N];
     const float of_f[N] = {h_post.x, h_post.y, h_post.z, h_post.w};
 #pragma unroll
-    for (int half = 0; half < 4; half++) {
+    for (int half = 0; half < 2 * CHUNKS; half++) {
         const int offset = half / 2 * 2 * Traits::TILE * 128 + (half % 2 ^ odd) * 8;
         float2 pairs[N + 1][2]; /* of x, then of f */
 #pragma unroll
