@@ -552,8 +552,6 @@ static inline const char *admit_sm90_post_pre_bwd_split(const void *problem)
 static inline const char *admit_sm90_post_pre_bwd(const void *problem)
 {
     const mhc_sizes *sizes = problem;
-    if (sizes->dtype != COT_BF16)
-        return "it supports bf16 only";
     if (sizes->D > MHC_SM90_MAX_D)
         return "it supports D up to 4096";
     return admit_sm90_post_pre_bwd_split(problem);

@@ -202,16 +202,17 @@ INSTANCES(f16, __half, _blocks4, 4)
 INSTANCES(bf16, __nv_bfloat16, , 16)
 INSTANCES(bf16, __nv_bfloat16, _blocks8, 8)
 INSTANCES(bf16, __nv_bfloat16, _blocks4, 4)
-INSTANCE(records_sm90_bf16, __nv_bfloat16, 4, NO_DX, 16)
-INSTANCE(records_sm90_bf16_blocks8, __nv_bfloat16, 4, NO_DX, 8)
-INSTANCE(records_sm90_bf16_blocks4, __nv_bfloat16, 4, NO_DX, 4)
-/* The same from x and f of post. */
-#define RECOMPUTING_INSTANCE(suffix, blocks)                                                                    \
-    extern "C" __global__ void __launch_bounds__(MHC_SM90_BWD_THREADS, 1)                                       \
-        mhc_post_pre_bwd_cluster_records_sm90_bf16##suffix(const __grid_constant__ mhc_post_pre_records_call p) \
-    {                                                                                                           \
-        backward<bwd_traits<__nv_bfloat16, 4, NO_DX, blocks, true>>(p);                                         \
+/* The records of post_pre. recomputing: from x and f of post. */
+#define RECORDS_INSTANCES(dtype, element, suffix, blocks)                                                          \
+    INSTANCE(records_sm90_##dtype##suffix, element, 4, NO_DX, blocks)                                              \
+    extern "C" __global__ void __launch_bounds__(MHC_SM90_BWD_THREADS, 1)                                          \
+        mhc_post_pre_bwd_cluster_records_sm90_##dtype##suffix(const __grid_constant__ mhc_post_pre_records_call p) \
+    {                                                                                                              \
+        backward<bwd_traits<element, 4, NO_DX, blocks, true>>(p);                                                  \
     }
-RECOMPUTING_INSTANCE(, 16)
-RECOMPUTING_INSTANCE(_blocks8, 8)
-RECOMPUTING_INSTANCE(_blocks4, 4)
+RECORDS_INSTANCES(f16, __half, , 16)
+RECORDS_INSTANCES(f16, __half, _blocks8, 8)
+RECORDS_INSTANCES(f16, __half, _blocks4, 4)
+RECORDS_INSTANCES(bf16, __nv_bfloat16, , 16)
+RECORDS_INSTANCES(bf16, __nv_bfloat16, _blocks8, 8)
+RECORDS_INSTANCES(bf16, __nv_bfloat16, _blocks4, 4)
