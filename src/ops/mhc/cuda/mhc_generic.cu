@@ -440,7 +440,8 @@ KERNEL mhc_pre_sum_parts(const __grid_constant__ mhc_call c)
     const int M = c.n * c.n + 2 * c.n, column = threadIdx.x % COLUMNS, group = threadIdx.x / COLUMNS;
     const int64_t K = c.n * c.D, k = (int64_t)blockIdx.x * COLUMNS + column;
     cot_griddepcontrol_wait();
-    cot_griddepcontrol_launch_dependents(); /* post_pre's backward has a kernel that needs the same results */
+    /* After the wait: mhc_post_pre_make_operands then finds the records in memory. */
+    cot_griddepcontrol_launch_dependents();
     if (blockIdx.x >= gridDim.x - 2) {
         if (blockIdx.x == gridDim.x - 2)
             sum_token_parts<false>(c);

@@ -23,8 +23,8 @@
  *   finished[stage]  32 of each warp of a group      stores, sums warps   dx, df and the sums of the warps are complete
  *   empty[stage]     32, the stores and sums warps   loads warp           dx, df and the sums have been read
  *
- * The loop over the octets has about 440 instructions. A longer loop waits for instructions. The other group of warps
- * fills the latency of a group's products.
+ * The loop over the octets has about 440 instructions. A longer loop waits for the instruction cache. The other group of
+ * warps fills the latency of a group's products.
  *
  * dh_mix and phi gamma have two f16 terms each, with 22 bits. A power of two scales dh_mix of each token and phi gamma
  * of each stream of the block, so that the largest element is near 2^15. Elements from 2^-17 of the largest keep the 22
@@ -49,8 +49,9 @@ enum {
     /* Three warpgroups: 65536 / 384 = 170, rounded down to a multiple of 8: 168 each, 504 in all. */
     MMA_REGISTERS = 216,
     OTHER_REGISTERS = 504 - 2 * MMA_REGISTERS,
-    STAGES =
-        4, /* a multiple of GROUPS: the tiles of a stage have the same group, which never waits for an older phase */
+    /* A multiple of GROUPS: all tiles of a stage belong to one group, which sees every phase of the stage's barriers. A
+     * parity cannot tell phases apart that differ by 2. */
+    STAGES = 4,
     TERMS = 2,
     BLOCKS = M / 8, /* of eight coefficients, an operand of MMA */
     OCTETS = COLUMNS / 8,
@@ -215,7 +216,7 @@ static __device__ __forceinline__ void load_streams(const mhc_call &c, unsigned 
     }
 }
 
-/* Without VECTOR, the stores are complete on return. */
+/* Without VECTOR, shared memory has been read on return. */
 template <bool VECTOR>
 static __device__ __forceinline__ void store_streams(const mhc_call &c, const mhc_array &to, const CUtensorMap &map,
                                                      int streams, int tile, const unsigned char *from)

@@ -42,8 +42,8 @@ template <typename Traits, int THREADS> struct post_coefficient_loads {
 };
 
 /* Replaces x of one token with y: 16 bytes of a chunk; with CHUNKS = 2 also the same 16 bytes of the second chunk after it.
- * The halves of 8 bytes keep few registers in use. Tokens with an odd number begin with the other half: two tokens then
- * use all banks. */
+ * The halves of 8 bytes keep few registers in use. Tokens with an odd number begin with the other half: the tokens
+ * that are loaded together then use all banks. */
 template <typename Traits, int CHUNKS>
 static __device__ __forceinline__ void apply_post(unsigned char *x, const unsigned char *f,
                                                   const float4 (&coefficients)[Traits::N + 1], int odd)

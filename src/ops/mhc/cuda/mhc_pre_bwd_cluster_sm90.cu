@@ -92,7 +92,7 @@ static __device__ __forceinline__ void reduce(const Call &p, shared_memory<Trait
     FOR_EACH_TILE(tile, ring, tiles)
     {
         if constexpr (Traits::RECOMPUTES_Y)
-            if (tile >= CLUSTERS) /* the first tile of the block has loaded nothing before */
+            if (tile >= CLUSTERS) /* the coefficients of the first two tiles were published before the loop */
                 publish_coefficients(tile + CLUSTERS, (int)parity ^ 1);
         cot_mbarrier_wait(&s.warp_dh_pre_full, parity);
         if (token < Traits::TILE) {
@@ -190,7 +190,7 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
     {                                                                         \
         backward<bwd_traits<element, n, mode, blocks>>(p);                    \
     }
-/* post: adds dx_post. records, for post_pre: no dx; also stores the records. */
+/* post: adds dx_post. */
 #define INSTANCES(dtype, element, suffix, blocks)                        \
     INSTANCE(sm90_##dtype##suffix, element, 4, DX, blocks)               \
     INSTANCE(post_sm90_##dtype##suffix, element, 4, DX_AND_POST, blocks) \
@@ -202,7 +202,7 @@ INSTANCES(f16, __half, _blocks4, 4)
 INSTANCES(bf16, __nv_bfloat16, , 16)
 INSTANCES(bf16, __nv_bfloat16, _blocks8, 8)
 INSTANCES(bf16, __nv_bfloat16, _blocks4, 4)
-/* The records of post_pre. recomputing: from x and f of post. */
+/* For post_pre: no dx; they also store the records. The second kernel computes y from x and f of post. */
 #define RECORDS_INSTANCES(dtype, element, suffix, blocks)                                                          \
     INSTANCE(records_sm90_##dtype##suffix, element, 4, NO_DX, blocks)                                              \
     extern "C" __global__ void __launch_bounds__(MHC_SM90_BWD_THREADS, 1)                                          \

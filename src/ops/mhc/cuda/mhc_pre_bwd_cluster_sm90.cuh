@@ -13,9 +13,11 @@
  * has 8 tokens: half of the blocks of a cluster of 16 own none. With dh_res, mhc_pre_dz has already stored dz in the
  * workspace: it includes Sinkhorn's gradient. Each stage holds one tile. Roles:
  *
- *   producer     loads x and dh_in of the tile into shared memory. Later stores dx, which replaced x there
- *   8 MMA warps  32 columns of all streams each (n = 2: 64). f16, bf16: they first compute their part of dh_pre. When the
- *                tile's records have arrived, they add to dphi_part and compute dx
+ *   producer     loads x and dh_in of the tile into shared memory (RECOMPUTES_Y: x and f of post, and dh_in). Later stores
+ *                dx, which replaced x there
+ *   8 MMA warps  32 columns of all streams each (n = 2: 64). RECOMPUTES_Y: they first replace x with y. f16, bf16: they
+ *                then compute their part of dh_pre. When the tile's records have arrived, they add to dphi_part and
+ *                compute dx
  *   reducer      f16, bf16: sums dh_pre over the warps. f32: computes dh_pre. It sends each token's sum to its owner
  *                block
  *   owner warp   makes the records of its tokens and sends them to all blocks: first what does not depend on dh_pre,
@@ -53,7 +55,7 @@ enum { RECORD_UNITS = sizeof(token_record) / 16 };
  * of the parameters. */
 enum data_gradient { NO_DX, DX, DX_AND_POST };
 
-/* Sizes: bwd_sizes or f32_sizes. With NO_DX, one more stage replaces the terms of phi gamma. */
+/* Sizes: bwd_sizes or f32_sizes. With NO_DX, one more stage, or f, replaces the terms of phi gamma. */
 template <typename Sizes, data_gradient MODE_, int BLOCKS_, bool RECOMPUTES_Y_ = false> struct cluster_traits : Sizes {
     typedef Sizes sizes;
     static constexpr data_gradient MODE = MODE_;
@@ -89,11 +91,12 @@ template <typename Traits> struct shared_memory {
     unsigned char stages[STAGES][Traits::STAGE_BYTES];
     /* Unused without POST_BUFFER: an array cannot have size 0. */
     unsigned char dx_post[Traits::POST_BUFFER ? N : 1][Traits::POST_BUFFER ? STREAM_BYTES : 1024];
-    unsigned char f[Traits::RECOMPUTES_Y ? STAGES : 1][Traits::RECOMPUTES_Y ? STREAM_BYTES : 16];
+    unsigned char f[Traits::RECOMPUTES_Y ? STAGES : 1][Traits::RECOMPUTES_Y ? STREAM_BYTES : 16]; /* of post */
     typename Traits::phi_terms phi;
     token_record records[Traits::RECORD_SLOTS][Traits::TILE], owned_records[Traits::OWNED * Traits::TURNS];
     float gathered[STAGES][Traits::OWNED][Traits::BLOCKS][4]; /* dh_pre, zero from element N on */
     float4 warp_dh_pre[MMA_WARPS][Traits::TILE];              /* likewise */
+    /* RECOMPUTES_Y: of the tile and the next. Each token: the columns of h_res, then h_post. */
     float4 post_coefficients[2][Traits::RECOMPUTES_Y ? Traits::TILE : 1][Traits::N + 1];
     uint64_t full[STAGES], gathered_full[STAGES], stage_done[STAGES], dh_pre_read[STAGES], warp_dh_pre_full,
         warp_dh_pre_empty;

@@ -56,7 +56,7 @@ static mhc_call pre_backward_call(const cot_queue *queue, const mhc_pre_backward
     c.hc_eps = (float)a->hc_eps;
     c.post_scale = (float)a->post_scale;
     c.sinkhorn_eps = (float)a->sinkhorn_eps;
-    c.iterations = a->sinkhorn_iterations;
+    c.iterations = mhc_pre_iterations(a);
     c.accumulate = a->accumulate;
     c.x = make_array(&a->x);
     c.phi = make_array(&a->phi);
