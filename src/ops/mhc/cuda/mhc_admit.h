@@ -503,10 +503,10 @@ COT_PLAN(plan_sm80_post_pre_fwd_tiles, mhc_cuda_pre_fwd_plan, mhc_cuda_plan_post
 COT_PLAN(plan_sm90_post_pre_fwd_split, mhc_cuda_pre_fwd_plan, mhc_sm90_plan_post_pre_fwd_split(problem))
 
 /* Layout of the workspace of post_pre's backward: that of pre's backward, then y if it is computed again; g if one
- * kernel stores it for another; or the sums of the column slices for dh_res and dh_post. */
+ * kernel stores it for another; or the sums of the column slices for dh_res and dh_post, and the tokens' operands. */
 typedef struct mhc_cuda_post_pre_layout {
     mhc_cuda_layout pre;
-    size_t y, g, sums, operands, bytes; /* byte offsets; size of the whole */
+    size_t y, g, sums, operands, bytes; /* byte offsets; the size of the whole */
 } mhc_cuda_post_pre_layout;
 
 static inline mhc_cuda_post_pre_layout mhc_cuda_layout_post_pre(const mhc_post_pre_backward_problem *p, bool mma,

@@ -117,6 +117,14 @@ struct term_scale {
     }
 };
 
+static __device__ __forceinline__ float max_over_warp(float value)
+{
+#pragma unroll
+    for (int other = 16; other > 0; other /= 2)
+        value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, other));
+    return value;
+}
+
 /* Two numbers of at most 2^15 as f16 terms. */
 static __device__ __forceinline__ void split_f16(float low, float high, uint32_t (&terms)[TERMS])
 {
@@ -149,9 +157,7 @@ static __device__ __forceinline__ void stage_phi(const mhc_call &c, shared_memor
                 largest = fmaxf(largest, size < INFINITY ? size : 0.0f); /* an infinity affects its own column only */
             }
         }
-#pragma unroll
-        for (int other = 16; other > 0; other /= 2)
-            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, other));
+        largest = max_over_warp(largest);
         if (threadIdx.x % 32 == 0)
             s.phi_max[threadIdx.x / 32][i] = largest;
     }
@@ -196,8 +202,7 @@ static __device__ __forceinline__ void for_each_element(const mhc_call &c, const
         for (int index = threadIdx.x % 32; index < TILE * COLUMNS; index += 32) {
             const int row = index / COLUMNS, column = index % COLUMNS;
             const int64_t token = (int64_t)tile * TILE + row, d = (int64_t)blockIdx.x * COLUMNS + column;
-            f(i * STREAM_BYTES + column / MHC_SM90_CHUNK_COLUMNS * TILE * 128 +
-                  swizzled_offset(row, column % MHC_SM90_CHUNK_COLUMNS / 8) + column % 8 * 2,
+            f(i * STREAM_BYTES + octet_offset(column / 8, row) + column % 8 * 2,
               token * a.stride[1] + i * a.stride[2] + d, token < c.tokens && d < c.D);
         }
 }
@@ -546,11 +551,7 @@ static __device__ __forceinline__ void make_operands(const mhc_call &c, int64_t 
     float mix = 0.0f;
     for (int term = 2; term >= 0 && lane < M; term--)
         mix += __uint_as_float((uint32_t)__ldcg(&record.terms[term][lane]) << 16);
-    float largest = fabsf(mix);
-#pragma unroll
-    for (int other = 16; other > 0; other /= 2)
-        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, other));
-    const term_scale scale(largest, 62);
+    const term_scale scale(max_over_warp(fabsf(mix)), 62);
     uint32_t terms[TERMS];
     split_f16(mix * scale.up, 0.0f, terms);
 #pragma unroll

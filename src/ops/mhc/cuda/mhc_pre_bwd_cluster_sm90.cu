@@ -190,29 +190,22 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
     {                                                                         \
         backward<bwd_traits<element, n, mode, blocks>>(p);                    \
     }
-/* post: adds dx_post. */
-#define INSTANCES(dtype, element, suffix, blocks)                        \
-    INSTANCE(sm90_##dtype##suffix, element, 4, DX, blocks)               \
-    INSTANCE(post_sm90_##dtype##suffix, element, 4, DX_AND_POST, blocks) \
-    INSTANCE(sm90_n2_##dtype##suffix, element, 2, DX, blocks)            \
-    INSTANCE(post_sm90_n2_##dtype##suffix, element, 2, DX_AND_POST, blocks)
-INSTANCES(f16, __half, , 16)
-INSTANCES(f16, __half, _blocks8, 8)
-INSTANCES(f16, __half, _blocks4, 4)
-INSTANCES(bf16, __nv_bfloat16, , 16)
-INSTANCES(bf16, __nv_bfloat16, _blocks8, 8)
-INSTANCES(bf16, __nv_bfloat16, _blocks4, 4)
-/* For post_pre: no dx; they also store the records. The second kernel computes y from x and f of post. */
-#define RECORDS_INSTANCES(dtype, element, suffix, blocks)                                                          \
+/* post: adds dx_post. records and post_pre, for post_pre: no dx; they also store the records. The second of them computes
+ * y from x and f of post. */
+#define INSTANCES(dtype, element, suffix, blocks)                                                                  \
+    INSTANCE(sm90_##dtype##suffix, element, 4, DX, blocks)                                                         \
+    INSTANCE(post_sm90_##dtype##suffix, element, 4, DX_AND_POST, blocks)                                           \
+    INSTANCE(sm90_n2_##dtype##suffix, element, 2, DX, blocks)                                                      \
+    INSTANCE(post_sm90_n2_##dtype##suffix, element, 2, DX_AND_POST, blocks)                                        \
     INSTANCE(records_sm90_##dtype##suffix, element, 4, NO_DX, blocks)                                              \
     extern "C" __global__ void __launch_bounds__(MHC_SM90_BWD_THREADS, 1)                                          \
         mhc_post_pre_bwd_cluster_records_sm90_##dtype##suffix(const __grid_constant__ mhc_post_pre_records_call p) \
     {                                                                                                              \
         backward<bwd_traits<element, 4, NO_DX, blocks, true>>(p);                                                  \
     }
-RECORDS_INSTANCES(f16, __half, , 16)
-RECORDS_INSTANCES(f16, __half, _blocks8, 8)
-RECORDS_INSTANCES(f16, __half, _blocks4, 4)
-RECORDS_INSTANCES(bf16, __nv_bfloat16, , 16)
-RECORDS_INSTANCES(bf16, __nv_bfloat16, _blocks8, 8)
-RECORDS_INSTANCES(bf16, __nv_bfloat16, _blocks4, 4)
+INSTANCES(f16, __half, , 16)
+INSTANCES(f16, __half, _blocks8, 8)
+INSTANCES(f16, __half, _blocks4, 4)
+INSTANCES(bf16, __nv_bfloat16, , 16)
+INSTANCES(bf16, __nv_bfloat16, _blocks8, 8)
+INSTANCES(bf16, __nv_bfloat16, _blocks4, 4)
