@@ -324,7 +324,8 @@ static bool spreads_special(const cot_kernel *kernel, const cot_direction *direc
         return false;
     static const char *const split_kernels[] = {"_amx_split", "mhc_pre_fwd_tiles_sm80", "mhc_pre_bwd_tiles_sm80",
                                                 "mhc_post_pre_fwd_tiles_sm80"};
-    static const char *const hopper_kernels[] = {"mhc_pre_fwd_cluster_sm90", "mhc_post_pre_fwd_split_sm90"};
+    static const char *const hopper_kernels[] = {"mhc_pre_fwd_cluster_sm90", "mhc_post_pre_fwd_cluster_sm90",
+                                                 "mhc_post_pre_fwd_split_sm90"};
     const char *field = direction->fields[c->special_field].name;
     const bool is_split = strcmp(field, "phi") == 0 || strcmp(field, "gamma") == 0;
     bool spreads = strstr(kernel->name, "im2col") != NULL;

@@ -586,11 +586,13 @@ static inline const char *admit_sm90_post_pre_fwd(const void *problem)
 {
     const mhc_post_pre_forward_problem *p = problem;
     const cot_mhc_post_pre_forward_args *a = &p->args;
-    if (p->sizes.D > MHC_SM90_MAX_D)
-        return "it supports D up to 4096";
+    const mhc_pre_forward_problem pre = mhc_pre_half_forward(p);
+    const char *reason = admit_sm90_pre_fwd(&pre);
+    if (reason != NULL)
+        return reason;
     if (!mhc_cuda_uniform_token_stride(&a->h_res) || !mhc_cuda_uniform_token_stride(&a->h_post))
         return "the stride between all tokens of h_res and h_post must be the same and positive";
-    return mhc_sm90_admit(problem, (const cot_tensor *const[]){&a->x, &a->f, &a->y, &a->h_in}, 4, &a->phi, &a->gamma);
+    return mhc_sm90_admit_layout(problem, (const cot_tensor *const[]){&a->x, &a->f}, 2, &a->phi, &a->gamma);
 }
 
 static inline size_t workspace_sm80_sinkhorn_bwd(const void *problem)

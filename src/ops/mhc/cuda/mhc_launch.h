@@ -112,6 +112,14 @@ typedef struct mhc_tile_box {
     int chunks, tokens, streams;
 } mhc_tile_box;
 
+/* The box of a tile of x in pre's forward. wide: see MHC_SM90_WIDE_TILE. */
+static inline mhc_tile_box mhc_sm90_fwd_box(const mhc_sizes *s, bool wide)
+{
+    const int columns = wide ? MHC_SM90_WIDE_COLUMNS : MHC_SM90_COLUMNS_OF((int)s->n),
+              size = (int)cot_dtype_size(s->dtype);
+    return (mhc_tile_box){columns * size / 128, MHC_SM90_CLUSTER_TILE(wide, size), (int)s->n};
+}
+
 /* Maps x, dh_in or dx as [stream][chunk][token][column]. */
 cot_status mhc_make_tile_map(cot_queue *queue, CUtensorMap *map, const mhc_sizes *s, const cot_tensor *t,
                              mhc_tile_box box);

@@ -7,10 +7,12 @@
 IMAGE(mhc_pre_fwd_sm90)
 IMAGE(mhc_post_pre_bwd_sm90)
 
-/* By dtype (f16, bf16) and the blocks of a cluster. */
-static const cot_cuda_kernel post_pre_fwd_clusters[2][3] = {
-    BY_BLOCKS(mhc_pre_fwd_sm90, mhc_post_pre_fwd_cluster_sm90_f16),
-    BY_BLOCKS(mhc_pre_fwd_sm90, mhc_post_pre_fwd_cluster_sm90_bf16)};
+#define POST_PRE_FWD(name) BY_BLOCKS(mhc_pre_fwd_sm90, mhc_post_pre_fwd_cluster_sm90_##name)
+/* By n (2, 4), dtype (f32, f16, bf16) and the blocks of a cluster. */
+static const cot_cuda_kernel post_pre_fwd_clusters[2][3][3] = {
+    {POST_PRE_FWD(n2_f32), POST_PRE_FWD(n2_f16), POST_PRE_FWD(n2_bf16)},
+    {POST_PRE_FWD(f32), POST_PRE_FWD(f16), POST_PRE_FWD(bf16)}};
+static const cot_cuda_kernel post_pre_fwd_wide[2] = HOPPER(mhc_pre_fwd_sm90, mhc_post_pre_fwd_wide_sm90);
 static const cot_cuda_kernel post_pre_bwd[2] = HOPPER(mhc_post_pre_bwd_sm90, mhc_post_pre_bwd_sm90);
 static const cot_cuda_kernel post_pre_bwd_any[2] = HOPPER(mhc_post_pre_bwd_sm90, mhc_post_pre_bwd_any_sm90);
 static const cot_cuda_kernel post_pre_make_operands = {cot_image_mhc_post_pre_bwd_sm90, "mhc_post_pre_make_operands", 0};
@@ -75,15 +77,18 @@ cot_status mhc_post_pre_fwd_cluster_sm90(cot_queue *queue, const void *problem, 
     if (c->tokens == 0)
         return COT_OK;
     c->logits = c->h_res.data != NULL ? workspace : NULL;
-    const mhc_tile_box all_streams = {MHC_SM90_BLOCK_CHUNKS, MHC_SM90_TILE, MHC_SM90_N},
-                       one_stream = {MHC_SM90_BLOCK_CHUNKS, MHC_SM90_TILE, 1};
-    const int cluster_blocks = mhc_sm90_cluster_blocks(&p->sizes);
-    const cot_cuda_kernel *kernels = post_pre_fwd_clusters[p->sizes.dtype - COT_F16];
+    const bool wide = c->D > mhc_sm90_cluster_max_d(&p->sizes);
+    const mhc_tile_box all_streams = mhc_sm90_fwd_box(&p->sizes, wide),
+                       one_stream = {all_streams.chunks, all_streams.tokens, 1};
+    const int cluster_blocks = wide ? MHC_SM90_CLUSTER_BLOCKS : mhc_sm90_cluster_blocks(&p->sizes);
+    const cot_cuda_kernel *kernel =
+        wide ? &post_pre_fwd_wide[p->sizes.dtype - COT_F16]
+             : &post_pre_fwd_clusters[c->n == 4][p->sizes.dtype - COT_F32][cluster_index(cluster_blocks)];
     CHECK(mhc_make_tile_map(queue, &post_pre.x, &p->sizes, &a->x, all_streams));
     CHECK(mhc_make_tile_map(queue, &post_pre.f, &p->sizes, &a->f, one_stream));
     CHECK(mhc_make_tile_map(queue, &post_pre.y, &p->sizes, &a->y, all_streams));
-    CHECK(mhc_launch_clusters(queue, &kernels[cluster_index(cluster_blocks)], cluster_blocks, MHC_SM90_TILE,
-                              MHC_SM90_FWD_THREADS, false, c, &post_pre));
+    CHECK(mhc_launch_clusters(queue, kernel, cluster_blocks, all_streams.tokens, MHC_SM90_FWD_THREADS, false, c,
+                              &post_pre));
     return mhc_launch_fused_sinkhorn(queue, c);
 }
 

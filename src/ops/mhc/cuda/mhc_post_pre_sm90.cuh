@@ -6,6 +6,12 @@
 
 #include "mhc_mma.cuh"
 
+/* A column of h_res of one token, or its h_post. */
+template <int N> struct __align__(N * sizeof(float)) post_column
+{
+    float of[N];
+};
+
 /* Loads of the coefficients of post of a tile, by the reducer threads. A thread has one coefficient of every TOKENS-th
  * token. Each token has the columns of h_res, then h_post. */
 template <typename Traits, int THREADS> struct post_coefficient_loads {
@@ -41,46 +47,54 @@ template <typename Traits, int THREADS> struct post_coefficient_loads {
     }
 };
 
-/* Replaces x of one token with y: 16 bytes of a chunk; with CHUNKS = 2 also the same 16 bytes of the second chunk after it.
+/* Replaces x of one token with y: 16 bytes in each of CHUNKS chunks that are STRIDE chunks apart. is_inside(k): whether
+ * the k-th of them is below D. Columns beyond D stay zero: an infinite h_post would make them NaN.
  * The halves of 8 bytes keep few registers in use. Tokens with an odd number begin with the other half: the tokens
  * that are loaded together then use all banks. */
-template <typename Traits, int CHUNKS>
+template <typename Traits, int CHUNKS, int STRIDE, typename Inside>
 static __device__ __forceinline__ void apply_post(unsigned char *x, const unsigned char *f,
-                                                  const float4 (&coefficients)[Traits::N + 1], int odd)
+                                                  const post_column<Traits::N> (&coefficients)[Traits::N + 1], int odd,
+                                                  Inside is_inside)
 {
     typedef typename Traits::E E;
     constexpr int N = Traits::N;
-    static_assert(N == 4 && sizeof(E) == 2, "post_pre is for n = 4, f16 and bf16");
-    const float4 h_post = coefficients[N];
-    const float of_f[N] = {h_post.x, h_post.y, h_post.z, h_post.w};
+    constexpr bool IS_F32 = sizeof(E) == 4;
+    constexpr int PAIRS = IS_F32 ? 1 : 2; /* of columns in 8 bytes */
+    const post_column<N> h_post = coefficients[N];
 #pragma unroll
     for (int half = 0; half < 2 * CHUNKS; half++) {
-        const int offset = half / 2 * 2 * Traits::TILE * 128 + (half % 2 ^ odd) * 8;
-        float2 pairs[N + 1][2]; /* of x, then of f */
+        const int offset = half / 2 * STRIDE * Traits::TILE * 128 + (half % 2 ^ odd) * 8;
+        float2 pairs[N + 1][PAIRS]; /* of x, then of f */
 #pragma unroll
         for (int i = 0; i <= N; i++) {
             const uint2 raw = *(const uint2 *)((i < N ? x + i * Traits::STREAM_BYTES : f) + offset);
-            pairs[i][0] = cot_unpack_pair<E>(raw.x), pairs[i][1] = cot_unpack_pair<E>(raw.y);
+            if constexpr (IS_F32)
+                pairs[i][0] = {__uint_as_float(raw.x), __uint_as_float(raw.y)};
+            else
+                pairs[i][0] = cot_unpack_pair<E>(raw.x), pairs[i][1] = cot_unpack_pair<E>(raw.y);
         }
         uint2 y[N];
 #pragma unroll
         for (int o = 0; o < N; o++) {
-            const float4 column = coefficients[o];
-            const float of_x[N] = {column.x, column.y, column.z, column.w};
+            const post_column<N> column = coefficients[o];
             uint32_t words[2];
 #pragma unroll
-            for (int w = 0; w < 2; w++) {
-                float2 sum = {of_f[o] * pairs[N][w].x, of_f[o] * pairs[N][w].y};
+            for (int w = 0; w < PAIRS; w++) {
+                float2 sum = {h_post.of[o] * pairs[N][w].x, h_post.of[o] * pairs[N][w].y};
 #pragma unroll
                 for (int i = 0; i < N; i++)
-                    sum = {fmaf(of_x[i], pairs[i][w].x, sum.x), fmaf(of_x[i], pairs[i][w].y, sum.y)};
-                words[w] = cot_pack_pair<E>(sum.x, sum.y);
+                    sum = {fmaf(column.of[i], pairs[i][w].x, sum.x), fmaf(column.of[i], pairs[i][w].y, sum.y)};
+                if constexpr (IS_F32)
+                    words[0] = __float_as_uint(sum.x), words[1] = __float_as_uint(sum.y);
+                else
+                    words[w] = cot_pack_pair<E>(sum.x, sum.y);
             }
             y[o] = {words[0], words[1]};
         }
+        if (is_inside(half / 2))
 #pragma unroll
-        for (int o = 0; o < N; o++)
-            *(uint2 *)(x + o * Traits::STREAM_BYTES + offset) = y[o];
+            for (int o = 0; o < N; o++)
+                *(uint2 *)(x + o * Traits::STREAM_BYTES + offset) = y[o];
     }
 }
 

@@ -114,16 +114,17 @@ static __device__ __forceinline__ void reduce(const Call &p, shared_memory<Trait
 /* Computes y of the warp's columns in place of x. A lane has 16 bytes of two tokens. Four tokens that are loaded together
  * have units in both halves of the swizzled 128 bytes. */
 template <typename Traits>
-static __device__ __forceinline__ void compute_y(shared_memory<Traits> &s, int stage, int warp,
+static __device__ __forceinline__ void compute_y(const mhc_call &c, shared_memory<Traits> &s, int stage, int warp,
                                                  cot_pipeline_state<2> &coefficients)
 {
+    auto is_inside = [&](int) { return first_column<Traits>() < c.D; };
     const int lane = threadIdx.x % 32, row = lane / 4, token = row / 2 + row % 2 * 4;
     cot_mbarrier_wait(&s.coefficients_full[coefficients.stage], coefficients.parity);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int offset = warp / 2 * CHUNK_BYTES + swizzled_offset(token + half * 8, warp % 2 * 4 + lane % 4);
-        apply_post<Traits, 1>(s.stages[stage] + offset, s.f[stage] + offset,
-                              s.post_coefficients[coefficients.stage][token + half * 8], token % 2);
+        apply_post<Traits, 1, 1>(s.stages[stage] + offset, s.f[stage] + offset,
+                                 s.post_coefficients[coefficients.stage][token + half * 8], token % 2, is_inside);
     }
     __syncwarp(); /* the products read y of other lanes */
     coefficients.next();
@@ -158,7 +159,7 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
         for (; next_tile < tiles && next_tile <= tile + CLUSTERS; next_tile += CLUSTERS, next_ring.next()) {
             cot_mbarrier_wait(&s.full[next_ring.stage], next_ring.parity);
             if constexpr (Traits::RECOMPUTES_Y)
-                compute_y(s, next_ring.stage, warp, coefficients);
+                compute_y(c, s, next_ring.stage, warp, coefficients);
             const uint32_t stage_offset = (uint32_t)(next_ring.stage * Traits::STAGE_BYTES);
             compute_dh_pre(s, units.by_column + stage_offset, units.by_token + stage_offset + Traits::X_BYTES, warp,
                            parity);

@@ -97,7 +97,7 @@ template <typename Traits> struct shared_memory {
     float gathered[STAGES][Traits::OWNED][Traits::BLOCKS][4]; /* dh_pre, zero from element N on */
     float4 warp_dh_pre[MMA_WARPS][Traits::TILE];              /* likewise */
     /* RECOMPUTES_Y: of the tile and the next. Each token: the columns of h_res, then h_post. */
-    float4 post_coefficients[2][Traits::RECOMPUTES_Y ? Traits::TILE : 1][Traits::N + 1];
+    post_column<Traits::N> post_coefficients[2][Traits::RECOMPUTES_Y ? Traits::TILE : 1][Traits::N + 1];
     uint64_t full[STAGES], gathered_full[STAGES], stage_done[STAGES], dh_pre_read[STAGES], warp_dh_pre_full,
         warp_dh_pre_empty;
     uint64_t records_full[Traits::RECORD_SLOTS], phi_loaded;

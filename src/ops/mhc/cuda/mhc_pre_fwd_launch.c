@@ -104,10 +104,8 @@ static cot_status forward_sm90(cot_queue *queue, const void *problem, void *work
         c->sums = (float *)((char *)workspace + plan->sums);
         c->slices = plan->slices;
     }
-    const int columns = MHC_SM90_COLUMNS_OF(c->n), size = (int)cot_dtype_size(p->sizes.dtype);
     const bool wide = !split && c->D > mhc_sm90_cluster_max_d(&p->sizes);
-    const mhc_tile_box box = {(wide ? MHC_SM90_WIDE_COLUMNS : columns) * size / 128, MHC_SM90_CLUSTER_TILE(wide, size),
-                              c->n};
+    const mhc_tile_box box = mhc_sm90_fwd_box(&p->sizes, wide);
     const int cluster_blocks = wide ? MHC_SM90_CLUSTER_BLOCKS : mhc_sm90_cluster_blocks(&p->sizes);
     CHECK(mhc_make_tile_map(queue, &mapped.x, &p->sizes, &a->x, box));
     if (split) {

@@ -7,7 +7,8 @@
  *   mhc_pre_fwd_wide_sm90_*           the same with wider blocks (WIDE), D up to 7168. Its entry in the kernel table is
  *                                     mhc_pre_fwd_cluster_sm90
  *   mhc_pre_fwd_split_sm90_*          no clusters (SPLIT), D up to 33792: x is read twice
- *   mhc_post_pre_fwd_cluster_sm90_*   post_pre (POST_PRE), D up to 4096
+ *   mhc_post_pre_fwd_cluster_sm90_*, mhc_post_pre_fwd_wide_sm90_*
+ *                                     post_pre (POST_PRE), for the same shapes
  *
  * Clusters of BLOCKS blocks process tiles of 16 tokens, in f32 of 8. BLOCKS is 16, or 8 for D up to 2048, or 4 for D up
  * to 1024. Block r of the cluster has columns [256 r, 256 r + 256) of all four streams and computes h_in of these
@@ -60,11 +61,11 @@
  * communicate. A block has one slice and every gridDim.y-th tile. The reducers store the slice's sums to global
  * memory, and the MMA warps release the stage. mhc_pre_tokens.cu sums over the slices and reads x again for h_in.
  *
- * POST_PRE, post of a layer and pre of the next, for D up to 4096: x of pre is y of post, which is never read from
- * memory. The producer also loads a tile of f. The MMA warps compute y of a tile in place of x. Then they wait for y_full of
- * the tile before and compute its products. When the reducers have the sums of a tile, they load the coefficients of post
- * of three tiles later. An h_in thread stores y by one TMA box. The order of the sums of y is that of mhc_post.cu, so y has the
- * bits of mhc_post. */
+ * POST_PRE, post of a layer and pre of the next: x of pre is y of post, which is never read from memory. The producer
+ * also loads a tile of f. The MMA warps compute y of a tile in place of x. Then they wait for y_full of the tile
+ * before and compute its products. When the reducers have the sums of a tile, they load the coefficients of post of
+ * three tiles later. An h_in thread stores y by one TMA box. The order of the sums of y is that of mhc_post.cu, so y
+ * has the bits of mhc_post. */
 #include "mhc_mma.cuh"
 #include "mhc_post_pre_sm90.cuh"
 
@@ -95,7 +96,9 @@ template <typename E_, int N_, int COLUMNS_, int BLOCKS_, bool POST_PRE_ = false
         WIDE = N * COLUMNS > MHC_SM90_K,
         TILE = MHC_SM90_CLUSTER_TILE(WIDE, sizeof(E)),
         OWNED = TILE > BLOCKS ? TILE / BLOCKS : 1, /* tokens of a tile that a block owns, if it owns any */
-        STAGES = POST_PRE ? 5 : 6,
+        STAGES = !POST_PRE                                  ? 6
+                 : N == MHC_SM90_N && TILE == MHC_SM90_TILE ? 5
+                                                            : 4,
         STREAM_BYTES = CHUNKS * 128 * TILE, /* of one stream in a stage */
         STAGE_BYTES = N * STREAM_BYTES,
         STEPS = N * COLUMNS / 16 / MMA_WARPS, /* steps of 16 k of one MMA warp */
@@ -105,22 +108,26 @@ template <typename E_, int N_, int COLUMNS_, int BLOCKS_, bool POST_PRE_ = false
         /* Groups of a step that stay in registers, except in the last SHARED_STEPS steps. */
         REGISTER_GROUPS = WIDE ? 2 * OCTETS : ROW_GROUPS,
         /* Steps whose second terms are in shared memory: the smallest number without register spills. */
-        SHARED_STEPS = WIDE && cot_is_f16<E> ? 7 : 0,
+        SHARED_STEPS = !WIDE           ? 0
+                       : cot_is_f16<E> ? 7
+                       : POST_PRE      ? 1
+                                       : 0,
         BYTE_TERMS = WIDE && !cot_is_f16<E>,
         /* Registers of a thread of the MMA warps, of the owner's warpgroup and of the h_in warps. An owner of several
          * tokens of a tile needs more than an owner of one. */
         LOOPS_POST_PRE = OWNED > 1 && POST_PRE,
-        MMA_REGISTERS = IS_F32                            ? 224
-                        : WIDE                            ? 216
-                        : LOOPS_POST_PRE && cot_is_f16<E> ? 200
-                        : POST_PRE                        ? 216
-                                                          : 208,
-        OWNER_REGISTERS = IS_F32           ? (OWNED > 1 ? 40 : 32)
-                          : LOOPS_POST_PRE ? (cot_is_f16<E> ? 48 : 40)
-                          : OWNED > 1      ? 56
-                          : POST_PRE       ? 32
-                          : WIDE           ? 40
-                                           : 48,
+        MMA_REGISTERS = LOOPS_POST_PRE     ? (IS_F32          ? 208
+                                              : cot_is_f16<E> ? 200
+                                                              : 216)
+                        : IS_F32           ? 224
+                        : WIDE || POST_PRE ? 216
+                                           : 208,
+        OWNER_REGISTERS = LOOPS_POST_PRE ? (cot_is_f16<E> ? 48 : 40)
+                          : IS_F32       ? (OWNED > 1 ? 40 : 32)
+                          : OWNED > 1    ? 56
+                          : POST_PRE     ? 32
+                          : WIDE         ? 40
+                                         : 48,
         H_IN_REGISTERS = 512 - 2 * MMA_REGISTERS - OWNER_REGISTERS, /* what is left of 64 K registers */
         SUM_UNROLL = LOOPS_POST_PRE ? 4 : BLOCKS,                   /* blocks whose sums the owner loads at once */
         /* Pairs of steps whose squares the tensor cores sum before a float32 addition. */
@@ -146,7 +153,7 @@ template <typename Traits> struct shared_memory {
     float gathered[Traits::STAGES * Traits::TILE / Traits::BLOCKS][Traits::BLOCKS][Traits::SUMS];
     float4 h_pre[Traits::STAGES][Traits::TILE]; /* zero from element N on */
     /* Of each token: columns of h_res, then h_post. Tiles alternate between two buffers. */
-    float4 post_coefficients[2][Traits::POST_PRE ? Traits::TILE : 1][Traits::N + 1];
+    post_column<Traits::N> post_coefficients[2][Traits::POST_PRE ? Traits::TILE : 1][Traits::N + 1];
     /* Scales of rows r, 8 + r and 16 + r of a warp. */
     float4 row_scales[Traits::BYTE_TERMS ? MMA_WARPS : 1][Traits::BYTE_TERMS ? 8 : 1];
     uint64_t full[Traits::STAGES], empty[Traits::STAGES], gathered_full[Traits::STAGES], h_pre_full[Traits::STAGES];
@@ -305,6 +312,56 @@ static __device__ __forceinline__ void load_step(const shared_memory<Traits> &s,
     }
 }
 
+/* post_pre: the MMA warps replace x of a tile with y. In pre, this does nothing. A thread has one 16-byte unit of one token,
+ * in every STRIDE-th chunk. With tiles of 8 tokens it has the same of the fourth token after it. In wide blocks, the last
+ * warp has no chunk. */
+template <typename Traits> struct post_of_tiles {
+    enum { SHORT = Traits::TILE == 8, STRIDE = SHORT ? MMA_WARPS : 2, CHUNKS = (Traits::CHUNKS + STRIDE - 1) / STRIDE };
+    shared_memory<Traits> &s;
+    const tile_schedule &schedule;
+    cot_pipeline_state<Traits::STAGES> ring;
+    cot_pipeline_state<2> coefficients;
+    int token, chunk;
+
+    __device__ __forceinline__ post_of_tiles(shared_memory<Traits> &shared, const tile_schedule &of_role)
+        : s(shared), schedule(of_role)
+    {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        token = (SHORT ? 0 : warp % 4 * 4) + lane / 8;
+        chunk = SHORT ? warp : warp / 4;
+    }
+
+    __device__ __forceinline__ void apply(const mhc_call &c, int token)
+    {
+        const int offset = swizzled_offset(chunk * Traits::TILE + token, threadIdx.x % 8);
+        /* Computed where it is needed: there is no register left for it. */
+        auto is_inside = [&](int more) {
+            return ((int)cot_cluster_rank() * Traits::CHUNKS + chunk + more * STRIDE) * Traits::CHUNK_COLUMNS <
+                   (int)c.D;
+        };
+        apply_post<Traits, CHUNKS, STRIDE>(s.x[ring.stage] + offset, s.f[ring.stage] + offset,
+                                           s.post_coefficients[coefficients.stage][token], token % 2, is_inside);
+    }
+
+    __device__ __forceinline__ void compute(const mhc_call &c, int tile)
+    {
+        if (!Traits::POST_PRE || tile >= schedule.tiles)
+            return;
+        if constexpr (Traits::POST_PRE) {
+            cot_mbarrier_wait(&s.full[ring.stage], ring.parity);
+            cot_mbarrier_wait(&s.coefficients_full[coefficients.stage], coefficients.parity);
+            if (!SHORT || chunk < Traits::CHUNKS)
+                apply(c, token);
+            if (SHORT && chunk < Traits::CHUNKS)
+                apply(c, token + 4);
+            cot_fence_proxy_async();
+            cot_mbarrier_arrive(&s.y_full[ring.stage]);
+            ring.next();
+            coefficients.next();
+        }
+    }
+};
+
 template <typename Traits, bool SPLIT>
 static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory<Traits> &s,
                                                 const tile_schedule &schedule)
@@ -328,29 +385,11 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
         row_address[next] = cot_shared_address(s.x) + (uint32_t)((pair / 2 * TILE + lane % 8) * 128) +
                             (uint32_t)(((lane / 8 + pair % 2 * 4) ^ lane % 8) * 16);
     }
-    /* post_pre: the token, chunk and unit whose y this thread computes. */
-    const int y_token = warp % 4 * 4 + lane / 8;
-    const int y_offset = swizzled_offset(warp / 4 * TILE + y_token, lane % 8);
-    cot_pipeline_state<Traits::STAGES> y_ring;
-    cot_pipeline_state<2> coefficients;
-    auto compute_y = [&](int tile) {
-        if constexpr (Traits::POST_PRE) {
-            if (tile >= schedule.tiles)
-                return;
-            cot_mbarrier_wait(&s.full[y_ring.stage], y_ring.parity);
-            cot_mbarrier_wait(&s.coefficients_full[coefficients.stage], coefficients.parity);
-            apply_post<Traits, 2>(s.x[y_ring.stage] + y_offset, s.f[y_ring.stage] + y_offset,
-                                  s.post_coefficients[coefficients.stage][y_token], y_token % 2);
-            cot_fence_proxy_async();
-            cot_mbarrier_arrive(&s.y_full[y_ring.stage]);
-            y_ring.next();
-            coefficients.next();
-        }
-    };
-    compute_y(schedule.first);
+    post_of_tiles<Traits> post(s, schedule);
+    post.compute(c, schedule.first);
     FOR_EACH_TILE(tile, ring, schedule)
     {
-        compute_y(tile + schedule.stride);
+        post.compute(c, tile + schedule.stride);
         const uint32_t stage_offset = (uint32_t)(ring.stage * Traits::STAGE_BYTES),
                        first_row = row_address[0] + stage_offset;
         /* Bit 6 selects the other half of the swizzled chunk. */
@@ -449,14 +488,17 @@ static __device__ __forceinline__ void multiply_f32(const mhc_call &c, shared_me
     const bool swaps = token % 2 != 0;
     const uint32_t row = cot_shared_address(s.x) + (uint32_t)((warp * Traits::PAIRS * TILE + token) * 128) +
                          (uint32_t)(((pair + (swaps ? 4 : 0)) ^ token) * 16);
+    post_of_tiles<Traits> post(s, schedule);
+    post.compute(c, schedule.first);
     FOR_EACH_TILE(tile, ring, schedule)
     {
+        post.compute(c, tile + schedule.stride);
         /* [pair of row groups]: products of the first term of x; of the second and third terms. */
         float sums[LAST / 2][4] = {0}, low_sums[OCTETS][4] = {0};
         /* Of the last group: products of both steps of a chunk. The other half of each is not used. */
         float last_sums[2][4] = {0}, squares = 0.0f;
         uint32_t x = row + (uint32_t)(ring.stage * Traits::STAGE_BYTES);
-        cot_mbarrier_wait(&s.full[ring.stage], ring.parity);
+        cot_mbarrier_wait(Traits::POST_PRE ? &s.y_full[ring.stage] : &s.full[ring.stage], ring.parity);
 #pragma unroll
         for (int chunk = 0; chunk < Traits::PAIRS; chunk++, x += TILE * 128) {
             const cot_words<4> first = cot_load_shared<4>(x), second = cot_load_shared<4>(x ^ 64);
@@ -845,11 +887,11 @@ template <typename Traits, bool SPLIT, typename Call> static __device__ __forcei
 }
 
 /* blocks: of a cluster. The suffix `_blocksN` gives it, except for 16. */
-#define POST_PRE_INSTANCE(name, element, blocks)                                         \
-    extern "C" __global__ void __launch_bounds__(MHC_SM90_FWD_THREADS, 1)                \
-        mhc_post_pre_fwd_cluster_##name(const __grid_constant__ mhc_post_pre_call p)     \
-    {                                                                                    \
-        forward<fwd_traits<element, 4, MHC_SM90_COLUMNS_OF(4), blocks, true>, false>(p); \
+#define POST_PRE_INSTANCE(name, element, n, columns, blocks)                 \
+    extern "C" __global__ void __launch_bounds__(MHC_SM90_FWD_THREADS, 1)    \
+        mhc_post_pre_fwd_##name(const __grid_constant__ mhc_post_pre_call p) \
+    {                                                                        \
+        forward<fwd_traits<element, n, columns, blocks, true>, false>(p);    \
     }
 #define INSTANCE(name, element, n, columns, blocks, split, threads)   \
     extern "C" __global__ void __launch_bounds__(threads, 1)          \
@@ -857,20 +899,20 @@ template <typename Traits, bool SPLIT, typename Call> static __device__ __forcei
     {                                                                 \
         forward<fwd_traits<element, n, columns, blocks>, split>(p);   \
     }
-#define CLUSTER_INSTANCES(name, element, n)                                                                     \
-    INSTANCE(cluster_sm90_##name, element, n, MHC_SM90_COLUMNS_OF(n), 16, false, MHC_SM90_FWD_THREADS)          \
-    INSTANCE(cluster_sm90_##name##_blocks8, element, n, MHC_SM90_COLUMNS_OF(n), 8, false, MHC_SM90_FWD_THREADS) \
-    INSTANCE(cluster_sm90_##name##_blocks4, element, n, MHC_SM90_COLUMNS_OF(n), 4, false, MHC_SM90_FWD_THREADS)
-#define INSTANCES(dtype, element)                                                                      \
-    POST_PRE_INSTANCE(sm90_##dtype, element, 16)                                                       \
-    POST_PRE_INSTANCE(sm90_##dtype##_blocks8, element, 8)                                              \
-    POST_PRE_INSTANCE(sm90_##dtype##_blocks4, element, 4)                                              \
-    INSTANCE(wide_sm90_##dtype, element, 4, MHC_SM90_WIDE_COLUMNS, 16, false, MHC_SM90_FWD_THREADS)    \
-    INSTANCE(split_sm90_##dtype, element, 4, MHC_SM90_COLUMNS_OF(4), 16, true, MHC_SM90_SPLIT_THREADS) \
-    CLUSTER_INSTANCES(dtype, element, 4)
-INSTANCES(f16, __half)
-INSTANCES(bf16, __nv_bfloat16)
+/* Of pre and of post_pre. */
+#define INSTANCES(name, element, n, columns, blocks)                         \
+    INSTANCE(name, element, n, columns, blocks, false, MHC_SM90_FWD_THREADS) \
+    POST_PRE_INSTANCE(name, element, n, columns, blocks)
+#define CLUSTER_INSTANCES(name, element, n)                                         \
+    INSTANCES(cluster_sm90_##name, element, n, MHC_SM90_COLUMNS_OF(n), 16)          \
+    INSTANCES(cluster_sm90_##name##_blocks8, element, n, MHC_SM90_COLUMNS_OF(n), 8) \
+    INSTANCES(cluster_sm90_##name##_blocks4, element, n, MHC_SM90_COLUMNS_OF(n), 4)
+#define HALF_INSTANCES(dtype, element)                                  \
+    CLUSTER_INSTANCES(dtype, element, 4)                                \
+    CLUSTER_INSTANCES(n2_##dtype, element, 2)                           \
+    INSTANCES(wide_sm90_##dtype, element, 4, MHC_SM90_WIDE_COLUMNS, 16) \
+    INSTANCE(split_sm90_##dtype, element, 4, MHC_SM90_COLUMNS_OF(4), 16, true, MHC_SM90_SPLIT_THREADS)
+HALF_INSTANCES(f16, __half)
+HALF_INSTANCES(bf16, __nv_bfloat16)
 CLUSTER_INSTANCES(f32, float, 4)
-CLUSTER_INSTANCES(n2_f16, __half, 2)
-CLUSTER_INSTANCES(n2_bf16, __nv_bfloat16, 2)
 CLUSTER_INSTANCES(n2_f32, float, 2)
