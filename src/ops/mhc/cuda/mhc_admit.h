@@ -153,7 +153,7 @@ typedef struct mhc_cuda_layout {
 
 static inline mhc_cuda_layout mhc_cuda_layout_pre_bwd(const mhc_sizes *s, int32_t iterations, bool mma)
 {
-    const int64_t tiles = s->n == MHC_SM90_N ? cot_ceil_div(s->tokens, MHC_SM90_TILE) : 0;
+    const int64_t tiles = s->n == MHC_SM90_N || s->n == 2 ? cot_ceil_div(s->tokens, MHC_SM90_TILE) : 0;
     mhc_cuda_layout l = {0};
     l.dz = cot_workspace_reserve(&l.bytes, cot_mul(s->tokens, s->M), sizeof(float));
     l.dh_mix = cot_workspace_reserve(&l.bytes, cot_mul(s->tokens, s->M), sizeof(float));
@@ -522,7 +522,7 @@ static inline mhc_cuda_post_pre_layout mhc_cuda_layout_post_pre(const mhc_post_p
     l.g = cot_workspace_reserve(&l.bytes, !fused && mhc_post_pre_needs_g(&p->args) ? elements : 0, sizeof(float));
     if (fused && sums)
         l.sums = cot_workspace_reserve(
-            &l.bytes, COT_PRODUCT(cot_ceil_div(s->D, MHC_SM90_POST_PRE_COLUMNS), s->tokens, cot_mul(s->n, s->n + 1)),
+            &l.bytes, COT_PRODUCT(cot_ceil_div(s->D, MHC_SM90_POST_PRE_COLUMNS), s->tokens, MHC_CUDA_POST_SUMS(s->n)),
             sizeof(float));
     if (fused && mhc_post_pre_needs_g(&p->args))
         l.operands = cot_workspace_reserve(&l.bytes, s->tokens, sizeof(mhc_token_operands));
@@ -542,19 +542,27 @@ static inline int64_t mhc_sm90_post_pre_parts(const mhc_sizes *s)
     return cot_clamp(cot_ceil_div(s->tokens, MHC_SM90_TILE), 1, cot_max(parts, 1));
 }
 
-static inline const char *admit_sm90_post_pre_bwd_split(const void *problem)
+/* The layout of the tensors of post. */
+static inline const char *mhc_sm90_admit_post_half(const void *problem)
 {
     const cot_mhc_post_pre_backward_args *a = &((const mhc_post_pre_backward_problem *)problem)->args;
-    return mhc_sm90_admit(problem, (const cot_tensor *const[]){&a->x, &a->f, &a->y, &a->dh_in, &a->dy, &a->dx, &a->df},
-                          7, &a->phi, &a->gamma);
+    return mhc_sm90_admit_layout(problem,
+                                 (const cot_tensor *const[]){&a->x, &a->f, &a->y, &a->dh_in, &a->dy, &a->dx, &a->df}, 7,
+                                 &a->phi, &a->gamma);
+}
+
+static inline const char *admit_sm90_post_pre_bwd_split(const void *problem)
+{
+    const mhc_pre_backward_problem pre = mhc_pre_half_backward(problem);
+    const char *reason = admit_sm90_pre_bwd_split(&pre);
+    return reason == NULL ? mhc_sm90_admit_post_half(problem) : reason;
 }
 
 static inline const char *admit_sm90_post_pre_bwd(const void *problem)
 {
-    const mhc_sizes *sizes = problem;
-    if (sizes->D > MHC_SM90_MAX_D)
-        return "it supports D up to 4096";
-    return admit_sm90_post_pre_bwd_split(problem);
+    const mhc_pre_backward_problem pre = mhc_pre_half_backward(problem);
+    const char *reason = admit_sm90_pre_bwd(&pre);
+    return reason == NULL ? mhc_sm90_admit_post_half(problem) : reason;
 }
 
 static inline const char *admit_sm90_post_pre_fwd_n8(const void *problem)

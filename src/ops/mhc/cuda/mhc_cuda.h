@@ -53,6 +53,9 @@ enum {
  * 16 bytes. */
 #define MHC_CUDA_SUMS(n) (((n) * ((n) + 2) + 4) / 4 * 4)
 
+/* Floats of one token's sums over one slice of columns, of dh_res and dh_post, padded to a multiple of 16 bytes. */
+#define MHC_CUDA_POST_SUMS(n) (((n) * ((n) + 1) + 3) / 4 * 4)
+
 /* The per-token inputs of the products for dx and dphi_part, for up to four streams. */
 typedef struct mhc_token_record {
     uint16_t terms[3][24]; /* three bf16 terms whose sum is dh_mix * MHC_CUDA_MIX_SCALE */
@@ -106,7 +109,7 @@ typedef struct mhc_call {
      * dphi_part_scale. */
     float *dphi_parts;
     double *token_sums; /* [token_parts][M][2]: sum of dz, and sum of dz * h_mix * inv_rms */
-    float *post_sums;   /* [slices][tokens][n*n+n]: sums of dh_res, then of dh_post, over the columns of each slice */
+    float *post_sums;   /* [slices][tokens][MHC_CUDA_POST_SUMS(n)] */
     int64_t parts, part_length, token_parts, slices;
     float dphi_part_scale; /* 1, or 1 / MHC_CUDA_MIX_SCALE if dphi_part was computed from the terms of dh_mix */
     int64_t term_columns;  /* D, rounded up to MHC_CUDA_MMA_COLUMNS */

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mhc_post_pre_bwd_sm90.cu: the second half of post_pre's backward for n = 4, f16 and bf16: g and the gradients of
+ * mhc_post_pre_bwd_sm90.cu: the second half of post_pre's backward for n = 2 and 4, f16 and bf16: g and the gradients of
  * post, from the records that pre's backward has stored. g stays in registers.
  *
  *   g = dh_mix (phi gamma) + factor y + h_pre dh_in + dy
  *   df = h_post g,  dx = h_res g       stored
- *   dh_post = f g,  dh_res = x g      summed over the block's columns; mhc_post_pre_sum_slices adds the slices
+ *   dh_post = f g,  dh_res = x g      summed over the block's columns; mhc_post_pre_sum_slices
+ *                                     (mhc_post_pre_bwd_tokens_sm90.cu) adds the slices
  *
  * factor is c of mhc.h. y is computed again from x and f, and rounded.
  *
- * Block (x, y) has 128 columns of all four streams. Its tiles of 16 tokens are y, y + gridDim.y and so on. Roles:
+ * Block (x, y) has 128 columns of all streams. Its tiles of 16 tokens are y, y + gridDim.y and so on. Roles:
  *
  *   8 MMA warps  in two groups that take turns with the tiles. A warp has 32 columns of a tile: four octets, one after
  *                the other. A lane has two columns of an octet, of two tokens: its part of the result of an MMA. dx and
@@ -23,19 +24,15 @@
  *   finished[stage]  32 of each warp of a group      stores, sums warps   dx, df and the sums of the warps are complete
  *   empty[stage]     32, the stores and sums warps   loads warp           dx, df and the sums have been read
  *
- * The loop over the octets has about 440 instructions. A longer loop waits for the instruction cache. The other group of
- * warps fills the latency of a group's products.
+ * With n = 4, the loop over the octets has about 440 instructions. A longer loop waits for the instruction cache. The
+ * other group of warps fills the latency of a group's products.
  *
- * dh_mix and phi gamma have two f16 terms each, with 22 bits. A power of two scales dh_mix of each token and phi gamma
- * of each stream of the block, so that the largest element is near 2^15. Elements from 2^-17 of the largest keep the 22
- * bits; the error of smaller elements is at most 2^-39 of the largest. The product of the second terms is left out. */
-#include "mhc_mma.cuh"
+ * The f16 terms of dh_mix and phi gamma: mhc_post_pre_bwd_sm90.cuh. */
+#include "mhc_post_pre_bwd_sm90.cuh"
 
 #include "../../../cuda/device/bulk.cuh"
 
 enum {
-    N = MHC_SM90_N,
-    M = MHC_SM90_M,
     TILE = MHC_SM90_TILE,
     COLUMNS = MHC_SM90_POST_PRE_COLUMNS,
     CHUNKS = COLUMNS / MHC_SM90_CHUNK_COLUMNS,
@@ -49,45 +46,55 @@ enum {
     /* Three warpgroups: 65536 / 384 = 170, rounded down to a multiple of 8: 168 each, 504 in all. */
     MMA_REGISTERS = 216,
     OTHER_REGISTERS = 504 - 2 * MMA_REGISTERS,
-    /* A multiple of GROUPS: all tiles of a stage belong to one group, which sees every phase of the stage's barriers. A
-     * parity cannot tell phases apart that differ by 2. */
-    STAGES = 4,
-    TERMS = 2,
-    BLOCKS = M / 8, /* of eight coefficients, an operand of MMA */
     OCTETS = COLUMNS / 8,
-    /* Words of a lane for an octet of phi gamma in a stream: the places of rows 0 to 15 and 16 to 23 of the first and the
-     * second terms. SECOND_16 and FIRST_16 together are an operand of one MMA. */
-    SECOND_0 = 0,
-    SECOND_16 = 2,
-    FIRST_16 = 3,
-    FIRST_0 = 4,
-    PHI_WORDS = TERMS * BLOCKS,
-    PHI_UNITS = N * PHI_WORDS / 4,
-    SUMS = N * N + N,                  /* of dh_res, then of dh_post */
-    LANE_SUMS = SUMS / 4,              /* a token has four lanes */
     STREAM_BYTES = TILE * COLUMNS * 2, /* [chunk][token][128 bytes, swizzled] */
     SECOND_TOKEN = 8 * 128             /* bytes from a lane's first token to its second, 8 tokens further */
 };
 
+/* Sizes that depend on the number of streams. */
+template <typename E_, int N_, bool VECTOR_> struct bwd_traits {
+    typedef E_ E;
+    static constexpr bool VECTOR = VECTOR_;
+    enum {
+        N = N_,
+        M = N * (N + 2),
+        /* A multiple of GROUPS: all tiles of a stage belong to one group, which sees every phase of the stage's barriers.
+         * A parity cannot tell phases apart that differ by 2. */
+        STAGES = N == 4 ? 4 : 6,
+        BLOCKS = M / 8, /* of eight coefficients, an operand of MMA */
+        /* Words of a lane for an octet of phi gamma in a stream: the places of the blocks of the first and the second
+         * terms. The last blocks of both are an operand of one MMA. So are the other two of each term. */
+        SECOND_0 = 0,
+        SECOND_LAST = BLOCKS - 1,
+        FIRST_LAST = BLOCKS,
+        FIRST_0 = BLOCKS + 1,
+        PHI_WORDS = TERMS * BLOCKS,
+        PHI_UNITS = N * PHI_WORDS / 4,
+        SUMS = MHC_CUDA_POST_SUMS(N),        /* of dh_res, then of dh_post, then zeros */
+        LANE_SUMS = SUMS / 4,                /* a token has four lanes */
+        SUMS_IN_DY = LANE_SUMS > WARP_OCTETS /* see sum_place */
+    };
+};
+
 /* Of a tile. */
-struct stage_memory {
+template <int N> struct stage_memory {
     unsigned char x[N][STREAM_BYTES], f[STREAM_BYTES]; /* later dx, df */
     unsigned char dy[N][STREAM_BYTES], dh_in[STREAM_BYTES];
 };
-struct shared_memory {
-    stage_memory stages[STAGES];
-    uint4 phi[OCTETS][PHI_UNITS][32]; /* operands of MMA, see stage_phi */
-    mhc_token_operands tokens[STAGES][TILE];
-    float4 stream_scale;         /* what products with phi gamma are multiplied by, besides the scale of the token */
-    float phi_max[MMA_WARPS][N]; /* the largest absolute value in a warp's part of phi gamma */
-    float4 sums[TILE][SUMS / 4]; /* of the sums warp */
-    uint64_t full[STAGES], finished[STAGES], empty[STAGES];
+template <typename Traits> struct shared_memory {
+    typedef Traits traits;
+    stage_memory<Traits::N> stages[Traits::STAGES];
+    uint4 phi[OCTETS][Traits::PHI_UNITS][32]; /* operands of MMA, see stage_phi */
+    mhc_token_operands tokens[Traits::STAGES][TILE];
+    float stream_scale[4]; /* what products with phi gamma are multiplied by, besides the scale of the token */
+    float phi_max[MMA_WARPS][Traits::N];  /* the largest absolute value in a warp's part of phi gamma */
+    float4 sums[TILE][Traits::LANE_SUMS]; /* of the sums warp */
+    uint64_t full[Traits::STAGES], finished[Traits::STAGES], empty[Traits::STAGES];
 };
-static_assert(sizeof(shared_memory) <= MHC_SM90_SHARED_BYTES, "must fit in a block's shared memory");
 extern __shared__ __align__(1024) unsigned char memory[];
 
-#define FOR_EACH_TILE(tile, ring)    \
-    cot_pipeline_state<STAGES> ring; \
+#define FOR_EACH_TILE(tile, ring)            \
+    cot_pipeline_state<Traits::STAGES> ring; \
     for (int tile = (int)blockIdx.y; (int64_t)tile * TILE < c.tokens; tile += (int)gridDim.y, ring.next())
 
 /* Byte offset of an octet of a token in a stream. */
@@ -96,47 +103,20 @@ static __device__ __forceinline__ int octet_offset(int octet, int token)
     return octet / 8 * TILE * 128 + swizzled_offset(token, octet % 8);
 }
 
-/* The place of one of the sums of a lane over a warp's columns, instead of a word of dh_in or dy that the lane has read. */
-static __device__ __forceinline__ float &sum_place(stage_memory &stage, int warp, int token, int quarter, int k)
+/* The place of one of the sums of a lane over a warp's columns, instead of a word of dh_in or dy that the lane has read: a
+ * word of each octet of dh_in, then one of dy. */
+template <int N>
+static __device__ __forceinline__ float &sum_place(stage_memory<N> &stage, int warp, int token, int quarter, int k)
 {
-    static_assert(LANE_SUMS == WARP_OCTETS + 1, "a word of each octet of dh_in, and one of dy");
     const int octet = warp * WARP_OCTETS + k % WARP_OCTETS;
     return *(float *)((k < WARP_OCTETS ? stage.dh_in : stage.dy[0]) + octet_offset(octet, token) + quarter * 4);
 }
 
-/* Power-of-two factors for f16 terms of numbers of which `largest` has the largest absolute value. `up` makes it at most
- * 2^15; `down` is 1 / up. up is at most 2^max_exponent. */
-struct term_scale {
-    float up, down;
-
-    __device__ __forceinline__ term_scale(float largest, int max_exponent)
-    {
-        const int exponent = max((int)(__float_as_uint(largest) >> 23), 127 + 14 - max_exponent); /* biased */
-        up = __uint_as_float((uint32_t)(2 * 127 + 14 - exponent) << 23);
-        down = __uint_as_float((uint32_t)(exponent - 14) << 23);
-    }
-};
-
-static __device__ __forceinline__ float max_over_warp(float value)
-{
-#pragma unroll
-    for (int other = 16; other > 0; other /= 2)
-        value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, other));
-    return value;
-}
-
-/* Two numbers of at most 2^15 as f16 terms. */
-static __device__ __forceinline__ void split_f16(float low, float high, uint32_t (&terms)[TERMS])
-{
-    terms[0] = cot_pack_pair<__half>(low, high);
-    const float2 first = cot_unpack_pair<__half>(terms[0]);
-    terms[1] = cot_pack_pair<__half>(low - first.x, high - first.y);
-}
-
 /* The terms of phi gamma of the block's columns, as operands of MMA. Of an octet, a lane has PHI_WORDS words for each
  * stream. The words of a lane follow each other, in units of four. */
-static __device__ __forceinline__ void stage_phi(const mhc_call &c, shared_memory &s)
+template <typename Traits> static __device__ __forceinline__ void stage_phi(const mhc_call &c, shared_memory<Traits> &s)
 {
+    constexpr int N = Traits::N, BLOCKS = Traits::BLOCKS;
     enum { ITEMS = OCTETS * BLOCKS * 32 / MMA_THREADS }; /* of a thread, in each stream */
     float values[N][ITEMS][2];
 #pragma unroll
@@ -170,7 +150,7 @@ static __device__ __forceinline__ void stage_phi(const mhc_call &c, shared_memor
             largest = fmaxf(largest, s.phi_max[warp][i]);
         const term_scale scale(largest, 40);
         if (threadIdx.x == 0)
-            (&s.stream_scale.x)[i] = scale.down * (1.0f / MHC_CUDA_MIX_SCALE);
+            s.stream_scale[i] = scale.down * (1.0f / MHC_CUDA_MIX_SCALE);
 #pragma unroll
         for (int item = 0; item < ITEMS; item++) {
             const int index = item * MMA_THREADS + (int)threadIdx.x;
@@ -179,8 +159,9 @@ static __device__ __forceinline__ void stage_phi(const mhc_call &c, shared_memor
 #pragma unroll
             for (int term = 0; term < TERMS; term++) {
                 const int block = index / 32 % BLOCKS,
-                          w = i * PHI_WORDS + (block == 2 ? (term == 0 ? FIRST_16 : SECOND_16)
-                                                          : (term == 0 ? FIRST_0 : SECOND_0) + block);
+                          w = i * Traits::PHI_WORDS + (block == BLOCKS - 1
+                                                           ? (term == 0 ? Traits::FIRST_LAST : Traits::SECOND_LAST)
+                                                           : (term == 0 ? Traits::FIRST_0 : Traits::SECOND_0) + block);
                 ((uint32_t *)&s.phi[index / (32 * BLOCKS)][w / 4][index % 32])[w % 4] = terms[term];
             }
         }
@@ -239,18 +220,20 @@ static __device__ __forceinline__ void store_streams(const mhc_call &c, const mh
     }
 }
 
-template <bool VECTOR>
-static __device__ __forceinline__ void load_tiles(const mhc_post_pre_backward_call &p, shared_memory &s)
+template <typename Traits>
+static __device__ __forceinline__ void load_tiles(const mhc_post_pre_backward_call &p, shared_memory<Traits> &s)
 {
+    constexpr int N = Traits::N;
+    constexpr bool VECTOR = Traits::VECTOR;
     const mhc_call &c = p.call;
     const int lane = threadIdx.x % 32;
     cot_griddepcontrol_wait(); /* for the operands; everything else is older than the kernels before */
     const uint32_t bytes = !VECTOR         ? 0
-                           : present(c.dy) ? (uint32_t)sizeof(stage_memory)
-                                           : (uint32_t)(sizeof(stage_memory) - sizeof s.stages[0].dy);
+                           : present(c.dy) ? (uint32_t)sizeof s.stages[0]
+                                           : (uint32_t)(sizeof s.stages[0] - sizeof s.stages[0].dy);
     FOR_EACH_TILE(tile, ring)
     {
-        stage_memory &stage = s.stages[ring.stage];
+        stage_memory<N> &stage = s.stages[ring.stage];
         uint64_t *const full = &s.full[ring.stage];
         cot_mbarrier_wait(&s.empty[ring.stage], ring.parity ^ 1);
         if (lane == 0) {
@@ -268,13 +251,15 @@ static __device__ __forceinline__ void load_tiles(const mhc_post_pre_backward_ca
     }
 }
 
-template <bool VECTOR>
-static __device__ __forceinline__ void store_tiles(const mhc_post_pre_backward_call &p, shared_memory &s)
+template <typename Traits>
+static __device__ __forceinline__ void store_tiles(const mhc_post_pre_backward_call &p, shared_memory<Traits> &s)
 {
+    constexpr int N = Traits::N;
+    constexpr bool VECTOR = Traits::VECTOR;
     const mhc_call &c = p.call;
     FOR_EACH_TILE(tile, ring)
     {
-        const stage_memory &stage = s.stages[ring.stage];
+        const stage_memory<N> &stage = s.stages[ring.stage];
         cot_mbarrier_wait(&s.finished[ring.stage], ring.parity);
         store_streams<VECTOR>(c, c.dx, p.dx, N, tile, stage.x[0]);
         store_streams<VECTOR>(c, c.df, p.df, 1, tile, stage.f);
@@ -289,15 +274,17 @@ static __device__ __forceinline__ void store_tiles(const mhc_post_pre_backward_c
 }
 
 /* The sums warp. A lane adds the sums of two tokens. */
-static __device__ __forceinline__ void add_warp_sums(const mhc_call &c, shared_memory &s)
+template <typename Traits>
+static __device__ __forceinline__ void add_warp_sums(const mhc_call &c, shared_memory<Traits> &s)
 {
+    constexpr int LANE_SUMS = Traits::LANE_SUMS, UNITS = Traits::SUMS / 4; /* of a token */
     const int lane = threadIdx.x % 32, quarter = lane % 4;
     FOR_EACH_TILE(tile, ring)
     {
-        stage_memory &stage = s.stages[ring.stage];
+        stage_memory<Traits::N> &stage = s.stages[ring.stage];
         const int64_t first = (int64_t)tile * TILE;
-        const int units = (int)min(c.tokens - first, (int64_t)TILE) * (SUMS / 4);
-        float4 *const to = (float4 *)c.post_sums + (blockIdx.x * c.tokens + first) * (SUMS / 4);
+        const int units = (int)min(c.tokens - first, (int64_t)TILE) * UNITS;
+        float4 *const to = (float4 *)c.post_sums + (blockIdx.x * c.tokens + first) * UNITS;
         cot_mbarrier_wait(&s.finished[ring.stage], ring.parity);
 #pragma unroll
         for (int half = 0; half < 2; half++)
@@ -310,7 +297,7 @@ static __device__ __forceinline__ void add_warp_sums(const mhc_call &c, shared_m
                     sum += sum_place(stage, warp, token, quarter, k);
                 ((float *)s.sums[token])[quarter * LANE_SUMS + k] = sum;
             }
-        if (!present(c.dy)) /* dy is zero again */
+        if (Traits::SUMS_IN_DY && !present(c.dy)) /* dy is zero again */
 #pragma unroll
             for (int half = 0; half < 2; half++)
 #pragma unroll
@@ -319,7 +306,7 @@ static __device__ __forceinline__ void add_warp_sums(const mhc_call &c, shared_m
         arrive_all_lanes(&s.empty[ring.stage]);
         if (c.post_sums != nullptr)
 #pragma unroll
-            for (int start = 0; start < TILE * SUMS / 4; start += 32)
+            for (int start = 0; start < TILE * UNITS; start += 32)
                 if (start + lane < units)
                     to[start + lane] = s.sums[0][start + lane];
         __syncwarp(); /* the next tile replaces s.sums */
@@ -329,39 +316,46 @@ static __device__ __forceinline__ void add_warp_sums(const mhc_call &c, shared_m
 /* ---- products ------------------------------------------------------------------------------------------- */
 
 /* Of a token, in registers. scale: of the products with phi gamma, by stream. */
-struct token_coefficients {
+template <int N> struct token_coefficients {
     float h_res[N][N], h_post[N], h_pre[N], factor, scale[N];
 
-    __device__ __forceinline__ token_coefficients(const mhc_token_operands &token, const float4 &stream_scale)
+    __device__ __forceinline__ token_coefficients(const mhc_token_operands &token, const float (&stream_scale)[4])
     {
-        const float4 *from = (const float4 *)token.h_res;
+        const float4 *from = (const float4 *)token.h_res; /* four rows of h_res, h_post, h_pre */
 #pragma unroll
-        for (int i = 0; i < N; i++) {
-            const float4 row = from[i];
-            h_res[i][0] = row.x, h_res[i][1] = row.y, h_res[i][2] = row.z, h_res[i][3] = row.w;
-        }
-        const float4 post = from[N], pre = from[N + 1];
-        h_post[0] = post.x, h_post[1] = post.y, h_post[2] = post.z, h_post[3] = post.w;
-        h_pre[0] = pre.x, h_pre[1] = pre.y, h_pre[2] = pre.z, h_pre[3] = pre.w;
+        for (int i = 0; i < N; i++)
+            set(h_res[i], from[i]);
+        set(h_post, from[4]);
+        set(h_pre, from[5]);
+        set(scale, *(const float4 *)stream_scale);
         const float2 others = *(const float2 *)&token.factor;
         factor = others.x;
-        scale[0] = others.y * stream_scale.x, scale[1] = others.y * stream_scale.y;
-        scale[2] = others.y * stream_scale.z, scale[3] = others.y * stream_scale.w;
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            scale[i] *= others.y;
+    }
+
+    static __device__ __forceinline__ void set(float (&to)[N], const float4 &from)
+    {
+        const float all[4] = {from.x, from.y, from.z, from.w};
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            to[i] = all[i];
     }
 };
 
 /* dh_mix of a tile's tokens as operands of MMA. */
-struct mix_operands {
-    uint32_t terms[TERMS][4]; /* coefficients 0 to 15 */
-    uint32_t last[4];         /* the first term, then the second term of coefficients 16 to 23 */
+template <int BLOCKS> struct mix_operands {
+    uint32_t terms[TERMS][4]; /* n = 4: coefficients 0 to 15 */
+    uint32_t last[4];         /* the first term, then the second term of the last eight coefficients */
 
     __device__ __forceinline__ mix_operands(const mhc_token_operands *tokens)
     {
         const int lane = threadIdx.x % 32, row = lane % TILE, upper = lane / TILE;
 #pragma unroll
-        for (int term = 0; term < TERMS; term++)
+        for (int term = 0; term < TERMS && BLOCKS > 1; term++)
             cot_ldmatrix_x4(terms[term], cot_shared_address(&tokens[row].terms[term][upper * 8]));
-        cot_ldmatrix_x4(last, cot_shared_address(&tokens[row].terms[upper][16]));
+        cot_ldmatrix_x4(last, cot_shared_address(&tokens[row].terms[upper][(BLOCKS - 1) * 8]));
     }
 };
 
@@ -370,34 +364,39 @@ static __device__ __forceinline__ void multiply(float (&sums)[4], const uint32_t
     cot_mma_f16(sums, A[0], A[1], A[2], A[3], B[0], B[1]);
 }
 
-/* Products with an octet of all streams, those of the second terms first. Tensor cores truncate sums: 5 products are added
- * to each sum. */
-static __device__ __forceinline__ void multiply_octet(const uint4 (&phi)[PHI_UNITS][32], const mix_operands &mix,
-                                                      float (&products)[N][4])
+/* Products with an octet of all streams, those of the second terms first. Tensor cores truncate sums: at most 5 products
+ * are added to each sum. */
+template <typename Traits>
+static __device__ __forceinline__ void multiply_octet(const uint4 (&phi)[Traits::PHI_UNITS][32],
+                                                      const mix_operands<Traits::BLOCKS> &mix,
+                                                      float (&products)[Traits::N][4])
 {
-    uint32_t B[N][PHI_WORDS];
+    constexpr int N = Traits::N;
+    constexpr bool HAS_OTHERS = Traits::BLOCKS == 3; /* blocks besides the last */
+    uint32_t B[N][Traits::PHI_WORDS];
 #pragma unroll
-    for (int unit = 0; unit < PHI_UNITS; unit++)
+    for (int unit = 0; unit < Traits::PHI_UNITS; unit++)
         *(uint4 *)&B[0][4 * unit] = phi[unit][threadIdx.x % 32];
 #pragma unroll
-    for (int o = 0; o < N; o++)
-        multiply(products[o], mix.terms[0], &B[o][SECOND_0]);
+    for (int o = 0; o < N && HAS_OTHERS; o++)
+        multiply(products[o], mix.terms[0], &B[o][Traits::SECOND_0]);
+#pragma unroll
+    for (int o = 0; o < N && HAS_OTHERS; o++)
+        multiply(products[o], mix.terms[1], &B[o][Traits::FIRST_0]);
 #pragma unroll
     for (int o = 0; o < N; o++)
-        multiply(products[o], mix.terms[1], &B[o][FIRST_0]);
+        multiply(products[o], mix.last, &B[o][Traits::SECOND_LAST]);
+#pragma unroll
+    for (int o = 0; o < N && HAS_OTHERS; o++)
+        multiply(products[o], mix.terms[0], &B[o][Traits::FIRST_0]);
 #pragma unroll
     for (int o = 0; o < N; o++)
-        multiply(products[o], mix.last, &B[o][SECOND_16]);
-#pragma unroll
-    for (int o = 0; o < N; o++)
-        multiply(products[o], mix.terms[0], &B[o][FIRST_0]);
-#pragma unroll
-    for (int o = 0; o < N; o++)
-        cot_mma_f16_k8(products[o], mix.last[0], mix.last[1], B[o][FIRST_16]);
+        cot_mma_f16_k8(products[o], mix.last[0], mix.last[1], B[o][Traits::FIRST_LAST]);
 }
 
-/* Adds the values of the four lanes of a token. Each lane gets the sums of five of them. */
-static __device__ __forceinline__ void add_lane_sums(const float (&values)[SUMS], float (&sums)[LANE_SUMS])
+/* Adds the values of the four lanes of a token. Each lane gets LANE_SUMS of the sums. */
+template <int LANE_SUMS>
+static __device__ __forceinline__ void add_lane_sums(const float (&values)[4 * LANE_SUMS], float (&sums)[LANE_SUMS])
 {
     const bool upper = threadIdx.x & 2, odd = threadIdx.x & 1;
     float lane_pair_sums[2 * LANE_SUMS];
@@ -415,30 +414,32 @@ static __device__ __forceinline__ void add_lane_sums(const float (&values)[SUMS]
     }
 }
 
-template <typename E> static __device__ __forceinline__ void compute(const mhc_call &c, shared_memory &s)
+template <typename Traits> static __device__ __forceinline__ void compute(const mhc_call &c, shared_memory<Traits> &s)
 {
+    typedef typename Traits::E E;
+    constexpr int N = Traits::N, STAGES = Traits::STAGES, LANE_SUMS = Traits::LANE_SUMS;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % GROUP_WARPS, first_octet = warp * WARP_OCTETS;
     const int token = lane / 4; /* and token + 8 */
     stage_phi(c, s);
     for (int turn = (int)threadIdx.x / 32 / GROUP_WARPS;
          ((int64_t)blockIdx.y + (int64_t)turn * gridDim.y) * TILE < c.tokens; turn += GROUPS) {
         const int number = turn % STAGES;
-        stage_memory &stage = s.stages[number];
+        stage_memory<N> &stage = s.stages[number];
         const mhc_token_operands *const tokens = s.tokens[number];
-        float lane_sums[2][SUMS] = {0};
+        float lane_sums[2][Traits::SUMS] = {0};
         cot_mbarrier_wait(&s.full[number], turn / STAGES & 1);
-        const mix_operands mix(tokens);
-        const token_coefficients coefficients[2] = {{tokens[token], s.stream_scale},
-                                                    {tokens[token + 8], s.stream_scale}};
+        const mix_operands<Traits::BLOCKS> mix(tokens);
+        const token_coefficients<N> coefficients[2] = {{tokens[token], s.stream_scale},
+                                                       {tokens[token + 8], s.stream_scale}};
 #pragma unroll 1
         for (int octet = first_octet; octet < first_octet + WARP_OCTETS; octet++) {
             const int offset = octet_offset(octet, token) + lane % 4 * 4;
             float g[N][4] = {0};
-            multiply_octet(s.phi[octet], mix, g);
+            multiply_octet<Traits>(s.phi[octet], mix, g);
             float2 x[2][N], f[2];
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                const token_coefficients &k = coefficients[half];
+                const token_coefficients<N> &k = coefficients[half];
                 const int at = offset + half * SECOND_TOKEN;
                 const float2 dh_in = cot_unpack_pair<E>(*(const uint32_t *)(stage.dh_in + at));
                 f[half] = cot_unpack_pair<E>(*(const uint32_t *)(stage.f + at));
@@ -461,7 +462,7 @@ template <typename E> static __device__ __forceinline__ void compute(const mhc_c
             }
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                const token_coefficients &k = coefficients[half];
+                const token_coefficients<N> &k = coefficients[half];
                 const int at = offset + half * SECOND_TOKEN;
                 float2 df = {0, 0};
 #pragma unroll
@@ -489,7 +490,7 @@ template <typename E> static __device__ __forceinline__ void compute(const mhc_c
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float sums[LANE_SUMS];
-            add_lane_sums(lane_sums[half], sums);
+            add_lane_sums<LANE_SUMS>(lane_sums[half], sums);
 #pragma unroll
             for (int k = 0; k < LANE_SUMS; k++)
                 sum_place(stage, warp, token + half * 8, lane % 4, k) = sums[k];
@@ -499,9 +500,11 @@ template <typename E> static __device__ __forceinline__ void compute(const mhc_c
     }
 }
 
-template <typename E, bool VECTOR> static __device__ __forceinline__ void backward(const mhc_post_pre_backward_call &p)
+template <typename Traits> static __device__ __forceinline__ void backward(const mhc_post_pre_backward_call &p)
 {
-    shared_memory &s = *(shared_memory *)memory;
+    static_assert(sizeof(shared_memory<Traits>) <= MHC_SM90_SHARED_BYTES, "must fit in a block's shared memory");
+    constexpr int STAGES = Traits::STAGES;
+    shared_memory<Traits> &s = *(shared_memory<Traits> *)memory;
     const mhc_call &c = p.call;
     const int warp = threadIdx.x / 32;
     if (threadIdx.x == 0) {
@@ -518,88 +521,28 @@ template <typename E, bool VECTOR> static __device__ __forceinline__ void backwa
     __syncthreads();
     if (warp < MMA_WARPS) {
         cot_setmaxnreg_inc<MMA_REGISTERS>();
-        compute<E>(c, s);
+        compute(c, s);
     } else {
         cot_setmaxnreg_dec<OTHER_REGISTERS>();
         if (warp == MMA_WARPS)
-            load_tiles<VECTOR>(p, s);
+            load_tiles(p, s);
         else if (warp == MMA_WARPS + 1)
-            store_tiles<VECTOR>(p, s);
+            store_tiles(p, s);
         else if (warp == MMA_WARPS + 2)
             add_warp_sums(c, s);
     }
 }
 
-#define INSTANCE(name, element, vector)                            \
+#define INSTANCE(name, element, n, vector)                         \
     extern "C" __global__ void __launch_bounds__(THREADS, 1)       \
         name(const __grid_constant__ mhc_post_pre_backward_call p) \
     {                                                              \
-        backward<element, vector>(p);                              \
+        backward<bwd_traits<element, n, vector>>(p);               \
     }
-
-INSTANCE(mhc_post_pre_bwd_sm90_f16, __half, true)
-INSTANCE(mhc_post_pre_bwd_sm90_bf16, __nv_bfloat16, true)
-INSTANCE(mhc_post_pre_bwd_any_sm90_f16, __half, false)
-INSTANCE(mhc_post_pre_bwd_any_sm90_bf16, __nv_bfloat16, false)
-
-/* The operands of a token, made by a warp. A lane has one of the M elements of dh_mix and one of the other numbers. */
-static __device__ __forceinline__ void make_operands(const mhc_call &c, int64_t token)
-{
-    const int lane = threadIdx.x % 32;
-    const mhc_token_record &record = c.records[token];
-    mhc_token_operands &to = c.operands[token];
-    float mix = 0.0f;
-    for (int term = 2; term >= 0 && lane < M; term--)
-        mix += __uint_as_float((uint32_t)__ldcg(&record.terms[term][lane]) << 16);
-    const term_scale scale(max_over_warp(fabsf(mix)), 62);
-    uint32_t terms[TERMS];
-    split_f16(mix * scale.up, 0.0f, terms);
-#pragma unroll
-    for (int term = 0; term < TERMS; term++)
-        if (lane < M)
-            to.terms[term][lane] = (uint16_t)terms[term];
-    const int64_t h_res = token_offset(c, c.h_res, token), h_post = token_offset(c, c.h_post, token);
-    if (lane < N * N)
-        to.h_res[lane / N][lane % N] =
-            load_f32(c.h_res, h_res + lane / N * c.h_res.stride[2] + lane % N * c.h_res.stride[3]);
-    else if (lane < SUMS)
-        to.h_post[lane - N * N] = load_f32(c.h_post, h_post + (lane - N * N) * c.h_post.stride[2]);
-    else if (lane < SUMS + N)
-        to.h_pre[lane - SUMS] = __ldcg(&record.h_pre[lane - SUMS]);
-    else if (lane == SUMS + N)
-        to.factor = __ldcg(&record.factor);
-    else if (lane == SUMS + N + 1)
-        to.scale = scale.down;
-}
-
-/* It may start while mhc_pre_sum_parts runs: that kernel has then waited for the records. make_operands loads them from the
- * L2 cache. */
-extern "C" __global__ void __launch_bounds__(MHC_CUDA_THREADS)
-    mhc_post_pre_make_operands(const __grid_constant__ mhc_call c)
-{
-    const int64_t token = (int64_t)blockIdx.x * (MHC_CUDA_THREADS / 32) + threadIdx.x / 32;
-    cot_griddepcontrol_launch_dependents();
-    if (token < c.tokens)
-        make_operands(c, token);
-    cot_griddepcontrol_wait(); /* the next kernels then wait for mhc_pre_sum_parts too */
-}
-
-/* Adds the sums of the slices in order. A thread has one of the n*n + n sums of a token. */
-extern "C" __global__ void __launch_bounds__(MHC_CUDA_THREADS)
-    mhc_post_pre_sum_slices(const __grid_constant__ mhc_call c)
-{
-    const int64_t index = (int64_t)blockIdx.x * MHC_CUDA_THREADS + threadIdx.x, token = index / SUMS;
-    const int ij = (int)(index % SUMS);
-    if (token >= c.tokens)
-        return;
-    cot_griddepcontrol_wait();
-    float sum = 0.0f;
-#pragma unroll 8
-    for (int64_t slice = 0; slice < c.slices; slice++)
-        sum += c.post_sums[slice * c.tokens * SUMS + index];
-    if (ij < N * N && present(c.dh_res))
-        store_f32(c.dh_res,
-                  token_offset(c, c.dh_res, token) + ij / N * c.dh_res.stride[2] + ij % N * c.dh_res.stride[3], sum);
-    if (ij >= N * N && present(c.dh_post))
-        store_f32(c.dh_post, token_offset(c, c.dh_post, token) + (ij - N * N) * c.dh_post.stride[2], sum);
-}
+#define INSTANCES(dtype, element)                                  \
+    INSTANCE(mhc_post_pre_bwd_sm90_##dtype, element, 4, true)      \
+    INSTANCE(mhc_post_pre_bwd_any_sm90_##dtype, element, 4, false) \
+    INSTANCE(mhc_post_pre_bwd_sm90_n2_##dtype, element, 2, true)   \
+    INSTANCE(mhc_post_pre_bwd_any_sm90_n2_##dtype, element, 2, false)
+INSTANCES(f16, __half)
+INSTANCES(bf16, __nv_bfloat16)

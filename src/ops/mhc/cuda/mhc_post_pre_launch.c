@@ -6,6 +6,7 @@
 /* clang-format off */
 IMAGE(mhc_pre_fwd_sm90)
 IMAGE(mhc_post_pre_bwd_sm90)
+IMAGE(mhc_post_pre_bwd_tokens_sm90)
 
 #define POST_PRE_FWD(name) BY_BLOCKS(mhc_pre_fwd_sm90, mhc_post_pre_fwd_cluster_sm90_##name)
 /* By n (2, 4), dtype (f32, f16, bf16) and the blocks of a cluster. */
@@ -13,10 +14,13 @@ static const cot_cuda_kernel post_pre_fwd_clusters[2][3][3] = {
     {POST_PRE_FWD(n2_f32), POST_PRE_FWD(n2_f16), POST_PRE_FWD(n2_bf16)},
     {POST_PRE_FWD(f32), POST_PRE_FWD(f16), POST_PRE_FWD(bf16)}};
 static const cot_cuda_kernel post_pre_fwd_wide[2] = HOPPER(mhc_pre_fwd_sm90, mhc_post_pre_fwd_wide_sm90);
-static const cot_cuda_kernel post_pre_bwd[2] = HOPPER(mhc_post_pre_bwd_sm90, mhc_post_pre_bwd_sm90);
-static const cot_cuda_kernel post_pre_bwd_any[2] = HOPPER(mhc_post_pre_bwd_sm90, mhc_post_pre_bwd_any_sm90);
-static const cot_cuda_kernel post_pre_make_operands = {cot_image_mhc_post_pre_bwd_sm90, "mhc_post_pre_make_operands", 0};
-static const cot_cuda_kernel post_pre_sum_slices = {cot_image_mhc_post_pre_bwd_sm90, "mhc_post_pre_sum_slices", 0};
+/* By n (2, 4) and dtype (f16, bf16). */
+#define POST_PRE_BWD(stem) \
+    {HOPPER(mhc_post_pre_bwd_sm90, stem##_n2), HOPPER(mhc_post_pre_bwd_sm90, stem)}
+static const cot_cuda_kernel post_pre_bwd[2][2] = POST_PRE_BWD(mhc_post_pre_bwd_sm90);
+static const cot_cuda_kernel post_pre_bwd_any[2][2] = POST_PRE_BWD(mhc_post_pre_bwd_any_sm90);
+static const cot_cuda_kernel post_pre_make_operands = {cot_image_mhc_post_pre_bwd_tokens_sm90, "mhc_post_pre_make_operands", 0};
+static const cot_cuda_kernel post_pre_sum_slices = {cot_image_mhc_post_pre_bwd_tokens_sm90, "mhc_post_pre_sum_slices", 0};
 /* clang-format on */
 
 cot_status mhc_post_pre_fwd_generic_sm80(cot_queue *queue, const void *problem, void *workspace)
@@ -175,13 +179,13 @@ static cot_status launch_post_pre_data_gradients(cot_queue *queue, const mhc_pos
     }
     for (int i = 0; i < COUNT(rows) && aligned; i++) {
         const mhc_tile_box box = {MHC_SM90_POST_PRE_COLUMNS / MHC_SM90_CHUNK_COLUMNS, MHC_SM90_TILE,
-                                  rows[i].tensor->rank == 4 ? MHC_SM90_N : 1};
+                                  rows[i].tensor->rank == 4 ? c->n : 1};
         if (cot_is_present(rows[i].tensor))
             CHECK(mhc_make_tile_map(queue, rows[i].map, &p->sizes, rows[i].tensor, box));
     }
     const bool sum_parts = cot_is_present(&a->dphi) || cot_is_present(&a->dgamma) || cot_is_present(&a->dbias) ||
                            cot_is_present(&a->dalpha);
-    const cot_cuda_kernel *kernel = &(aligned ? post_pre_bwd : post_pre_bwd_any)[p->sizes.dtype - COT_F16];
+    const cot_cuda_kernel *kernel = &(aligned ? post_pre_bwd : post_pre_bwd_any)[c->n == 4][p->sizes.dtype - COT_F16];
     const cot_cuda_grid operands_grid = {
         .blocks = {(unsigned)cot_ceil_div(c->tokens, MHC_CUDA_THREADS / 32), 1, 1},
         .threads = MHC_CUDA_THREADS,
@@ -194,7 +198,7 @@ static cot_status launch_post_pre_data_gradients(cot_queue *queue, const mhc_pos
         .dependent = true,
     };
     const cot_cuda_grid slices_grid = {
-        .blocks = {(unsigned)cot_ceil_div(c->tokens * (c->n * c->n + c->n), MHC_CUDA_THREADS), 1, 1},
+        .blocks = {(unsigned)cot_ceil_div(c->tokens * MHC_CUDA_POST_SUMS(c->n), MHC_CUDA_THREADS), 1, 1},
         .threads = MHC_CUDA_THREADS,
         .dependent = true,
     };
@@ -207,8 +211,8 @@ static cot_status launch_post_pre_data_gradients(cot_queue *queue, const mhc_pos
 static bool records_from_post(const mhc_post_pre_backward_problem *p, bool split)
 {
     const cot_mhc_post_pre_backward_args *a = &p->args;
-    return !split && !cot_is_present(&a->y) && is_aligned(&a->x, 16) && is_aligned(&a->f, 16) &&
-           is_aligned(&a->dh_in, 16) && mhc_cuda_uniform_token_stride(&a->h_res) &&
+    return !split && p->sizes.n == MHC_SM90_N && !cot_is_present(&a->y) && is_aligned(&a->x, 16) &&
+           is_aligned(&a->f, 16) && is_aligned(&a->dh_in, 16) && mhc_cuda_uniform_token_stride(&a->h_res) &&
            mhc_cuda_uniform_token_stride(&a->h_post);
 }
 

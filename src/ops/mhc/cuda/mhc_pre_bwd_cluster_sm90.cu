@@ -15,7 +15,7 @@ struct bwd_traits : cluster_traits<bwd_sizes<N>, MODE, BLOCKS, RECOMPUTES_Y> {
     typedef phi_fragments<MODE == NO_DX ? 1 : COLUMN_GROUPS, bwd_sizes<N>::OCTETS> phi_terms;
     enum {
         STAGES = RECOMPUTES_Y    ? 4
-                 : MODE == NO_DX ? 5
+                 : MODE == NO_DX ? (N == 2 ? 4 : 5)
                  : MODE == DX    ? 4
                                  : 3,
         POST_BUFFER = MODE == DX_AND_POST,
@@ -199,6 +199,7 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
     INSTANCE(sm90_n2_##dtype##suffix, element, 2, DX, blocks)                                                      \
     INSTANCE(post_sm90_n2_##dtype##suffix, element, 2, DX_AND_POST, blocks)                                        \
     INSTANCE(records_sm90_##dtype##suffix, element, 4, NO_DX, blocks)                                              \
+    INSTANCE(records_sm90_n2_##dtype##suffix, element, 2, NO_DX, blocks)                                           \
     extern "C" __global__ void __launch_bounds__(MHC_SM90_BWD_THREADS, 1)                                          \
         mhc_post_pre_bwd_cluster_records_sm90_##dtype##suffix(const __grid_constant__ mhc_post_pre_records_call p) \
     {                                                                                                              \

@@ -40,9 +40,11 @@ static const cot_cuda_kernel pre_bwd_n8[2][2] = {{PRE_BWD_N8(), PRE_BWD_N8(f32_)
      {PRE_BWD_F32(stem##_f32), PRE_BWD(stem##_f16), PRE_BWD(stem##_bf16)}}
 static const cot_cuda_kernel pre_bwd_clusters[2][3][3] = PRE_BWD_CLUSTERS(mhc_pre_bwd_cluster_sm90);
 static const cot_cuda_kernel pre_bwd_clusters_post[2][3][3] = PRE_BWD_CLUSTERS(mhc_pre_bwd_cluster_post_sm90);
-/* By dtype (f16, bf16) and the blocks of a cluster. */
-static const cot_cuda_kernel pre_bwd_clusters_records[2][3] = {PRE_BWD(mhc_pre_bwd_cluster_records_sm90_f16),
-                                                               PRE_BWD(mhc_pre_bwd_cluster_records_sm90_bf16)};
+/* By n (2, 4), dtype (f16, bf16) and the blocks of a cluster. */
+static const cot_cuda_kernel pre_bwd_clusters_records[2][2][3] = {
+    {PRE_BWD(mhc_pre_bwd_cluster_records_sm90_n2_f16), PRE_BWD(mhc_pre_bwd_cluster_records_sm90_n2_bf16)},
+    {PRE_BWD(mhc_pre_bwd_cluster_records_sm90_f16), PRE_BWD(mhc_pre_bwd_cluster_records_sm90_bf16)}};
+/* n = 4, by dtype (f16, bf16) and the blocks of a cluster. */
 static const cot_cuda_kernel post_pre_bwd_clusters_records[2][3] = {
     PRE_BWD(mhc_post_pre_bwd_cluster_records_sm90_f16), PRE_BWD(mhc_post_pre_bwd_cluster_records_sm90_bf16)};
 /* clang-format on */
@@ -241,8 +243,8 @@ static cot_status backward_cluster(cot_queue *queue, const mhc_pre_backward_prob
     const int dtype = p->sizes.dtype - COT_F32;
     if (post != NULL)
         CHECK(make_records_call(queue, &records, c, p, post));
-    const cot_cuda_kernel *kernels = post != NULL              ? post_pre_bwd_clusters_records[p->sizes.dtype - COT_F16]
-                                     : keep_records            ? pre_bwd_clusters_records[p->sizes.dtype - COT_F16]
+    const cot_cuda_kernel *kernels = post != NULL   ? post_pre_bwd_clusters_records[p->sizes.dtype - COT_F16]
+                                     : keep_records ? pre_bwd_clusters_records[c->n == 4][p->sizes.dtype - COT_F16]
                                      : c->dx_post.data != NULL ? pre_bwd_clusters_post[c->n == 4][dtype]
                                                                : pre_bwd_clusters[c->n == 4][dtype];
     CHECK(mhc_launch_clusters(queue, &kernels[cluster_index(cluster_blocks)], cluster_blocks, tile,
