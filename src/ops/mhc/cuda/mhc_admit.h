@@ -383,7 +383,8 @@ static inline double cost_sm90_pre_bwd(const void *problem)
     return mhc_sm90_cluster_blocks(sizes) * MHC_SM90_COLUMNS_OF(sizes->n);
 }
 
-static inline double cost_sm90_pre_fwd(const void *problem)
+/* With wide blocks too. */
+static inline double cost_sm90_wide(const void *problem)
 {
     const mhc_sizes *sizes = problem;
     return sizes->D > mhc_sm90_cluster_max_d(sizes) ? MHC_SM90_WIDE_MAX_D : cost_sm90_pre_bwd(problem);
@@ -483,7 +484,7 @@ static inline mhc_cuda_pre_fwd_plan mhc_cuda_plan_post_pre_fwd_tiles(const mhc_p
 static inline bool mhc_sm90_pre_half_is_split(const mhc_pre_forward_problem *pre)
 {
     return admit_sm90_pre_fwd(pre) != NULL ||
-           (admit_sm90_pre_fwd_split(pre) == NULL && cost_sm90_split(pre) < cost_sm90_pre_fwd(pre));
+           (admit_sm90_pre_fwd_split(pre) == NULL && cost_sm90_split(pre) < cost_sm90_wide(pre));
 }
 
 static inline mhc_cuda_pre_fwd_plan mhc_sm90_plan_post_pre_fwd_split(const mhc_post_pre_forward_problem *p)
@@ -558,11 +559,17 @@ static inline const char *admit_sm90_post_pre_bwd_split(const void *problem)
     return reason == NULL ? mhc_sm90_admit_post_half(problem) : reason;
 }
 
+/* In clusters. Pre's half makes records only, so for bf16 it has wide blocks too. */
 static inline const char *admit_sm90_post_pre_bwd(const void *problem)
 {
-    const mhc_pre_backward_problem pre = mhc_pre_half_backward(problem);
-    const char *reason = admit_sm90_pre_bwd(&pre);
-    return reason == NULL ? mhc_sm90_admit_post_half(problem) : reason;
+    const mhc_sizes *sizes = problem;
+    if ((sizes->n != MHC_SM90_N && sizes->n != 2) || (sizes->dtype != COT_F16 && sizes->dtype != COT_BF16))
+        return "n must be 2 or 4, and the dtype f16 or bf16";
+    if (sizes->n == MHC_SM90_N && sizes->dtype == COT_BF16)
+        return sizes->D > MHC_SM90_WIDE_MAX_D ? "it supports D up to 7168" : mhc_sm90_admit_post_half(problem);
+    if (sizes->D > mhc_sm90_cluster_max_d(sizes))
+        return sizes->n == 2 ? "it supports D up to 8192" : "in f16, it supports D up to 4096";
+    return mhc_sm90_admit_post_half(problem);
 }
 
 static inline const char *admit_sm90_post_pre_fwd_n8(const void *problem)

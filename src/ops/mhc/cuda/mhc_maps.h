@@ -58,9 +58,9 @@ enum {
 /* The most clusters that an H100 or H200 holds at once, by their number of blocks. */
 #define MHC_SM90_CLUSTERS_OF(blocks) ((blocks) == 16 ? 7 : (blocks) == 8 ? 15 : 30)
 /* Owner warps of a block of pre's backward. A kernel that adds dx_post has one: its fourth warp loads dx_post, or in f32
- * has no work. f32 has two only in clusters of 4 blocks: it has too few stages for owner warps that take turns
- * (make_owned_records). element: bytes of an element of x. */
-#define MHC_SM90_OWNERS(blocks, adds_post, element) (!(adds_post) && ((blocks) == 4 || (element) < 4) ? 2 : 1)
+ * has no work. Wide blocks and f32 have too few stages for owner warps that take turns (make_owned_records): wide blocks
+ * have one, and f32 has two only in clusters of 4 blocks. one: adds dx_post, or wide. element: bytes of an element of x. */
+#define MHC_SM90_OWNERS(blocks, one, element) (!(one) && ((blocks) == 4 || (element) < 4) ? 2 : 1)
 
 /* Each map describes its tensor as [stream][chunk][token][column of the chunk]. */
 typedef struct mhc_mapped_call {

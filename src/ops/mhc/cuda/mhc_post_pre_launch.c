@@ -211,9 +211,9 @@ static cot_status launch_post_pre_data_gradients(cot_queue *queue, const mhc_pos
 static bool records_from_post(const mhc_post_pre_backward_problem *p, bool split)
 {
     const cot_mhc_post_pre_backward_args *a = &p->args;
-    return !split && p->sizes.n == MHC_SM90_N && !cot_is_present(&a->y) && is_aligned(&a->x, 16) &&
-           is_aligned(&a->f, 16) && is_aligned(&a->dh_in, 16) && mhc_cuda_uniform_token_stride(&a->h_res) &&
-           mhc_cuda_uniform_token_stride(&a->h_post);
+    return !split && p->sizes.n == MHC_SM90_N && p->sizes.D <= MHC_SM90_MAX_D && !cot_is_present(&a->y) &&
+           is_aligned(&a->x, 16) && is_aligned(&a->f, 16) && is_aligned(&a->dh_in, 16) &&
+           mhc_cuda_uniform_token_stride(&a->h_res) && mhc_cuda_uniform_token_stride(&a->h_post);
 }
 
 static cot_status post_pre_backward_sm90(cot_queue *queue, const mhc_post_pre_backward_problem *p, void *workspace,

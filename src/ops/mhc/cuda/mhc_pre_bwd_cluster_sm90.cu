@@ -8,22 +8,33 @@
  */
 #include "mhc_pre_bwd_cluster_sm90.cuh"
 
+#include <type_traits>
+
+/* With NO_DX there are no terms of phi gamma. */
+struct no_terms {
+    unsigned char unused[16]; /* no array or struct has size 0 */
+};
+
 /* With DX_AND_POST, the buffer of dx_post replaces one stage. */
-template <typename E_, int N, data_gradient MODE, int BLOCKS, bool RECOMPUTES_Y = false>
-struct bwd_traits : cluster_traits<bwd_sizes<N>, MODE, BLOCKS, RECOMPUTES_Y> {
+template <typename E_, typename Sizes, data_gradient MODE, int BLOCKS, bool RECOMPUTES_Y = false>
+struct bwd_traits : cluster_traits<Sizes, MODE, BLOCKS, RECOMPUTES_Y> {
     typedef E_ E;
-    typedef phi_fragments<MODE == NO_DX ? 1 : COLUMN_GROUPS, bwd_sizes<N>::OCTETS> phi_terms;
+    typedef std::conditional_t<MODE == NO_DX, no_terms, phi_fragments<Sizes::GROUPS, Sizes::OCTETS>> phi_terms;
     enum {
-        STAGES = RECOMPUTES_Y    ? 4
+        WIDE = cluster_traits<Sizes, MODE, BLOCKS, RECOMPUTES_Y>::WIDE,
+        N = Sizes::N,
+        STAGES = WIDE            ? 3
+                 : RECOMPUTES_Y  ? 4
                  : MODE == NO_DX ? (N == 2 ? 4 : 5)
                  : MODE == DX    ? 4
                                  : 3,
         POST_BUFFER = MODE == DX_AND_POST,
         RECORD_SLOTS = STAGES,
         /* Of 200 to 224 the only ones without spills. */
-        MMA_REGISTERS = MODE != DX_AND_POST || N == 2 ? 216
-                        : BLOCKS == 4                 ? 208
-                                                      : 224
+        MMA_REGISTERS = WIDE                            ? 208
+                        : MODE != DX_AND_POST || N == 2 ? 216
+                        : BLOCKS == 4                   ? 208
+                                                        : 224
     };
 };
 
@@ -33,31 +44,51 @@ template <typename Traits>
 static __device__ __forceinline__ void compute_dh_pre(shared_memory<Traits> &s, uint32_t x, uint32_t dh_in, int warp,
                                                       uint32_t parity)
 {
-    constexpr int N = Traits::N, STREAM_GROUPS = Traits::STREAM_GROUPS;
+    typedef typename Traits::sizes sizes;
+    constexpr int STREAM_GROUPS = Traits::STREAM_GROUPS;
     const int lane = threadIdx.x % 32, g = lane / 4;
     const bool odd = g % 2 != 0;
-    float low[4] = {0}, high[4] = {0};
-    uint32_t A[STREAM_GROUPS][4];
-#pragma unroll
-    for (int step = 0; step < STREAM_GROUPS; step++)
-        cot_ldmatrix_x4(A[step], unit_address<N>(dh_in, step));
-#pragma unroll
-    for (int i = 0; i < N; i++) {
+    const bool stores = lane % 4 == g / 2;
+    if constexpr (Traits::WIDE) {
         float sums[2][4] = {0};
 #pragma unroll
-        for (int step = 0; step < STREAM_GROUPS; step++) {
-            uint32_t B[4];
-            cot_ldmatrix_x4(B, unit_address<N>(x, STREAM_GROUPS * i + step));
-            mma<typename Traits::E>(sums[0], A[step][0], A[step][1], A[step][2], A[step][3], B[0], B[1]);
-            mma<typename Traits::E>(sums[1], A[step][0], A[step][1], A[step][2], A[step][3], B[2], B[3]);
+        for (int chunk = 0; chunk < Traits::CHUNKS; chunk++, x += CHUNK_BYTES, dh_in += CHUNK_BYTES)
+#pragma unroll
+            for (int group = 0; group < 2; group++) {
+                uint32_t A[4], B[4];
+                cot_ldmatrix_x4(A, unit_address<sizes>(dh_in, group));
+                cot_ldmatrix_x4(B, unit_address<sizes>(x, group));
+                mma<typename Traits::E>(sums[0], A[0], A[1], A[2], A[3], B[0], B[1]);
+                mma<typename Traits::E>(sums[1], A[0], A[1], A[2], A[3], B[2], B[3]);
+            }
+        cot_mbarrier_wait(&s.warp_dh_pre_empty, parity ^ 1);
+        float *to = (float *)&s.warp_dh_pre[warp][g] + sizes::first_stream((uint32_t)warp); /* the others stay zero */
+        if (stores)
+            to[0] = odd ? sums[0][1] : sums[0][0], to[8 * 4] = odd ? sums[1][3] : sums[1][2];
+    } else {
+        float low[4] = {0}, high[4] = {0};
+        uint32_t A[STREAM_GROUPS][4];
+#pragma unroll
+        for (int step = 0; step < STREAM_GROUPS; step++)
+            cot_ldmatrix_x4(A[step], unit_address<sizes>(dh_in, step));
+#pragma unroll
+        for (int i = 0; i < Traits::N; i++) {
+            float sums[2][4] = {0};
+#pragma unroll
+            for (int step = 0; step < STREAM_GROUPS; step++) {
+                uint32_t B[4];
+                cot_ldmatrix_x4(B, unit_address<sizes>(x, STREAM_GROUPS * i + step));
+                mma<typename Traits::E>(sums[0], A[step][0], A[step][1], A[step][2], A[step][3], B[0], B[1]);
+                mma<typename Traits::E>(sums[1], A[step][0], A[step][1], A[step][2], A[step][3], B[2], B[3]);
+            }
+            low[i] = odd ? sums[0][1] : sums[0][0];
+            high[i] = odd ? sums[1][3] : sums[1][2];
         }
-        low[i] = odd ? sums[0][1] : sums[0][0];
-        high[i] = odd ? sums[1][3] : sums[1][2];
-    }
-    cot_mbarrier_wait(&s.warp_dh_pre_empty, parity ^ 1);
-    if (lane % 4 == g / 2) {
-        s.warp_dh_pre[warp][g] = make_float4(low[0], low[1], low[2], low[3]);
-        s.warp_dh_pre[warp][g + 8] = make_float4(high[0], high[1], high[2], high[3]);
+        cot_mbarrier_wait(&s.warp_dh_pre_empty, parity ^ 1);
+        if (stores) {
+            s.warp_dh_pre[warp][g] = make_float4(low[0], low[1], low[2], low[3]);
+            s.warp_dh_pre[warp][g + 8] = make_float4(high[0], high[1], high[2], high[3]);
+        }
     }
     arrive_all_lanes(&s.warp_dh_pre_full);
 }
@@ -135,15 +166,17 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
 {
     typedef typename Traits::E E;
     constexpr data_gradient MODE = Traits::MODE;
-    constexpr int N = Traits::N, OCTETS = Traits::OCTETS, CLUSTERS = MHC_SM90_CLUSTERS_OF(Traits::BLOCKS);
+    constexpr int OCTETS = Traits::OCTETS, GROUPS = Traits::GROUPS, CLUSTERS = MHC_SM90_CLUSTERS_OF(Traits::BLOCKS);
     const int warp = threadIdx.x / 32;
-    uint32_t second_terms[COLUMN_GROUPS][2 * OCTETS];
+    uint32_t second_terms[GROUPS][2 * OCTETS];
     if constexpr (MODE != NO_DX) {
-        load_phi<0, COLUMN_GROUPS>(c, s, first_column<Traits>(), warp, phi_scale<E, MODE == DX_AND_POST>, second_terms);
+        load_phi<0, GROUPS>(c, s, first_column<Traits>(), warp, phi_scale<E, MODE == DX_AND_POST>, second_terms);
         arrive_all_lanes(&s.phi_loaded);
     }
+    if (Traits::WIDE && threadIdx.x % 32 < TILE)
+        s.warp_dh_pre[warp][threadIdx.x % 32] = {0.0f, 0.0f, 0.0f, 0.0f};
     cot_cluster_wait();
-    float dphi_part[COLUMN_GROUPS][OCTETS][4] = {0};
+    float dphi_part[GROUPS][OCTETS][4] = {0};
     lane_units units = find_lane_units(s, warp);
     /* Without this the compiler computes both from threadIdx.x again for every tile: 1 % of the time. The other modes have
      * no registers for it. */
@@ -181,29 +214,29 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
     }
     const int64_t d = first_column<Traits>();
     if (d < c.D && (present(c.dphi) || present(c.dgamma)))
-        store_dphi_part<N>(c, dphi_part, (int64_t)(blockIdx.x / Traits::BLOCKS), d);
+        store_dphi_part<typename Traits::sizes>(c, dphi_part, (int64_t)(blockIdx.x / Traits::BLOCKS), d);
 }
 
 /* blocks: of a cluster. The suffix `_blocksN` gives it, except for 16. */
-#define INSTANCE(name, element, n, mode, blocks)                              \
+#define INSTANCE(name, element, sizes, mode, blocks)                          \
     extern "C" __global__ void __launch_bounds__(MHC_SM90_BWD_THREADS, 1)     \
         mhc_pre_bwd_cluster_##name(const __grid_constant__ mhc_mapped_call p) \
     {                                                                         \
-        backward<bwd_traits<element, n, mode, blocks>>(p);                    \
+        backward<bwd_traits<element, sizes, mode, blocks>>(p);                \
     }
 /* post: adds dx_post. records and post_pre, for post_pre: no dx; they also store the records. The second of them computes
  * y from x and f of post. */
 #define INSTANCES(dtype, element, suffix, blocks)                                                                  \
-    INSTANCE(sm90_##dtype##suffix, element, 4, DX, blocks)                                                         \
-    INSTANCE(post_sm90_##dtype##suffix, element, 4, DX_AND_POST, blocks)                                           \
-    INSTANCE(sm90_n2_##dtype##suffix, element, 2, DX, blocks)                                                      \
-    INSTANCE(post_sm90_n2_##dtype##suffix, element, 2, DX_AND_POST, blocks)                                        \
-    INSTANCE(records_sm90_##dtype##suffix, element, 4, NO_DX, blocks)                                              \
-    INSTANCE(records_sm90_n2_##dtype##suffix, element, 2, NO_DX, blocks)                                           \
+    INSTANCE(sm90_##dtype##suffix, element, bwd_sizes<4>, DX, blocks)                                              \
+    INSTANCE(post_sm90_##dtype##suffix, element, bwd_sizes<4>, DX_AND_POST, blocks)                                \
+    INSTANCE(sm90_n2_##dtype##suffix, element, bwd_sizes<2>, DX, blocks)                                           \
+    INSTANCE(post_sm90_n2_##dtype##suffix, element, bwd_sizes<2>, DX_AND_POST, blocks)                             \
+    INSTANCE(records_sm90_##dtype##suffix, element, bwd_sizes<4>, NO_DX, blocks)                                   \
+    INSTANCE(records_sm90_n2_##dtype##suffix, element, bwd_sizes<2>, NO_DX, blocks)                                \
     extern "C" __global__ void __launch_bounds__(MHC_SM90_BWD_THREADS, 1)                                          \
         mhc_post_pre_bwd_cluster_records_sm90_##dtype##suffix(const __grid_constant__ mhc_post_pre_records_call p) \
     {                                                                                                              \
-        backward<bwd_traits<element, 4, NO_DX, blocks, true>>(p);                                                  \
+        backward<bwd_traits<element, bwd_sizes<4>, NO_DX, blocks, true>>(p);                                       \
     }
 INSTANCES(f16, __half, , 16)
 INSTANCES(f16, __half, _blocks8, 8)
@@ -211,3 +244,4 @@ INSTANCES(f16, __half, _blocks4, 4)
 INSTANCES(bf16, __nv_bfloat16, , 16)
 INSTANCES(bf16, __nv_bfloat16, _blocks8, 8)
 INSTANCES(bf16, __nv_bfloat16, _blocks4, 4)
+INSTANCE(records_wide_sm90_bf16, __nv_bfloat16, wide_sizes, NO_DX, 16)

@@ -9,15 +9,16 @@
  * sends its part of dh_pre to the owner blocks of the tokens. Their owner warps send the records to every block.
  *
  * Tiles, blocks and owner blocks are the same as in mhc_pre_fwd_sm90.cu: a cluster has 16 blocks, or 8 for D up to
- * 2048, or 4 for D up to 1024. Block r is the owner block of the tokens r, r + BLOCKS, ... of each tile. A tile of f32
+ * 2048, or 4 for D up to 1024. For a larger D, up to 7168, only the records and the gradients of the parameters are
+ * computed (NO_DX), in wide blocks (wide_sizes). Block r is the owner block of the tokens r, r + BLOCKS, ... of each tile. A tile of f32
  * has 8 tokens: half of the blocks of a cluster of 16 own none. With dh_res, mhc_pre_dz has already stored dz in the
  * workspace: it includes Sinkhorn's gradient. Each stage holds one tile. Roles:
  *
  *   producer     loads x and dh_in of the tile into shared memory (RECOMPUTES_Y: x and f of post, and dh_in). Later stores
  *                dx, which replaced x there
- *   8 MMA warps  32 columns of all streams each (n = 2: 64). RECOMPUTES_Y: they first replace x with y. f16, bf16: they
- *                then compute their part of dh_pre. When the tile's records have arrived, they add to dphi_part and
- *                compute dx
+ *   8 MMA warps  32 columns of all streams each (n = 2: 64; wide blocks: half of the columns of one stream). RECOMPUTES_Y:
+ *                they first replace x with y. f16, bf16: they then compute their part of dh_pre. When the tile's records
+ *                have arrived, they add to dphi_part and compute dx
  *   reducer      f16, bf16: sums dh_pre over the warps. f32: computes dh_pre. It sends each token's sum to its owner
  *                block
  *   owner warp   makes the records of its tokens and sends them to all blocks: first what does not depend on dh_pre,
@@ -61,11 +62,12 @@ template <typename Sizes, data_gradient MODE_, int BLOCKS_, bool RECOMPUTES_Y_ =
     static constexpr data_gradient MODE = MODE_;
     /* Of post_pre with NO_DX: x of a stage is first the x of post. The MMA warps replace it with y, pre's x. */
     static constexpr bool RECOMPUTES_Y = RECOMPUTES_Y_, POST_PRE = RECOMPUTES_Y;
+    static constexpr bool WIDE = (int)Sizes::BLOCK_COLUMNS > (int)MHC_SM90_COLUMNS_OF(Sizes::N);
     enum {
         BLOCKS = BLOCKS_, /* of a cluster */
         /* Tokens of a tile that a block owns: blocks from Sizes::TILE on own none. */
         OWNED = (int)Sizes::TILE < BLOCKS ? 1 : Sizes::TILE / BLOCKS,
-        OWNERS = MHC_SM90_OWNERS(BLOCKS, MODE == DX_AND_POST, Sizes::ELEMENT), /* owner warps of a block */
+        OWNERS = MHC_SM90_OWNERS(BLOCKS, MODE == DX_AND_POST || WIDE, Sizes::ELEMENT), /* owner warps of a block */
         /* Two owner warps share the tokens of a tile. If a block owns only one, they take turns: each has every second
          * tile. */
         TURNS = OWNED < OWNERS ? 2 : 1,
@@ -113,7 +115,7 @@ extern __shared__ __align__(1024) unsigned char memory[];
 /* First column of an MMA warp in each stream. */
 template <typename Traits> static __device__ __forceinline__ int64_t first_column(void)
 {
-    return cot_cluster_rank() * MHC_SM90_COLUMNS_OF(Traits::N) + threadIdx.x / 32 * Traits::COLUMNS;
+    return cot_cluster_rank() * Traits::BLOCK_COLUMNS + Traits::first_column(threadIdx.x / 32);
 }
 
 /* ---- roles -------------------------------------------------------------------------------------------- */

@@ -39,9 +39,13 @@ template <int N_> struct f32_sizes {
         STREAM_BYTES = CHUNKS * CHUNK_BYTES,
         X_BYTES = N * STREAM_BYTES,
         STAGE_BYTES = X_BYTES + STREAM_BYTES,
-        STREAM_CHUNKS = WARP_CHUNKS / N, /* of a warp in each stream */
-        COLUMNS = STREAM_CHUNKS * CHUNK_COLUMNS
+        BLOCK_COLUMNS = MHC_SM90_COLUMNS_OF(N),
+        STREAM_CHUNKS = WARP_CHUNKS / N /* of a warp in each stream */
     };
+    static __device__ __forceinline__ uint32_t first_column(uint32_t warp)
+    {
+        return warp * STREAM_CHUNKS * CHUNK_COLUMNS;
+    }
 };
 
 /* First and third terms of phi gamma as A fragments, a register for each pair of columns and octet of rows. n = 4: the

@@ -44,6 +44,8 @@ static const cot_cuda_kernel pre_bwd_clusters_post[2][3][3] = PRE_BWD_CLUSTERS(m
 static const cot_cuda_kernel pre_bwd_clusters_records[2][2][3] = {
     {PRE_BWD(mhc_pre_bwd_cluster_records_sm90_n2_f16), PRE_BWD(mhc_pre_bwd_cluster_records_sm90_n2_bf16)},
     {PRE_BWD(mhc_pre_bwd_cluster_records_sm90_f16), PRE_BWD(mhc_pre_bwd_cluster_records_sm90_bf16)}};
+static const cot_cuda_kernel pre_bwd_wide_records = {cot_image_mhc_pre_bwd_cluster_sm90,
+                                                 "mhc_pre_bwd_cluster_records_wide_sm90_bf16", MHC_SM90_SHARED_BYTES};
 /* n = 4, by dtype (f16, bf16) and the blocks of a cluster. */
 static const cot_cuda_kernel post_pre_bwd_clusters_records[2][3] = {
     PRE_BWD(mhc_post_pre_bwd_cluster_records_sm90_f16), PRE_BWD(mhc_post_pre_bwd_cluster_records_sm90_bf16)};
@@ -177,13 +179,14 @@ _Static_assert(CLUSTER_TOKEN_PARTS(16) <= MHC_CUDA_TOKEN_PARTS && CLUSTER_TOKEN_
 _Static_assert((int)MHC_SM90_BLOCKS <= (int)MHC_CUDA_TOKEN_PARTS,
                "the split kernel's sums of dz must fit in the workspace");
 
-/* Makes the tensor maps of the tensors that are present, with boxes of `tokens` tokens. dx_post is ignored if dx is
- * absent. */
-static cot_status map_backward(cot_queue *queue, mhc_mapped_call *mapped, const mhc_pre_backward_problem *p, int tokens)
+/* Makes the tensor maps of the tensors that are present, with boxes of `tokens` tokens and the columns of a block. dx_post
+ * is ignored if dx is absent. */
+static cot_status map_backward(cot_queue *queue, mhc_mapped_call *mapped, const mhc_pre_backward_problem *p, int tokens,
+                               int columns)
 {
     const cot_mhc_pre_backward_args *a = &p->args;
     const bool dx = cot_is_present(&a->dx), post = dx && cot_is_present(&a->dx_post);
-    const int chunks = MHC_SM90_COLUMNS_OF(mapped->call.n) * (int)cot_dtype_size(p->sizes.dtype) / 128;
+    const int chunks = columns * (int)cot_dtype_size(p->sizes.dtype) / 128;
     const mhc_tile_box all_streams = {chunks, tokens, mapped->call.n}, one_stream = {chunks, tokens, 1};
     CHECK(mhc_make_tile_map(queue, &mapped->x, &p->sizes, &a->x, all_streams));
     CHECK(mhc_make_tile_map(queue, &mapped->dh_in, &p->sizes, &a->dh_in, one_stream));
@@ -230,6 +233,7 @@ static cot_status backward_cluster(cot_queue *queue, const mhc_pre_backward_prob
     if (c->tokens == 0)
         return launch_sum_parts(queue, c);
     c->dphi_part_scale = 1 / (float)MHC_CUDA_MIX_SCALE;
+    const bool wide = c->D > mhc_sm90_cluster_max_d(&p->sizes); /* then without dx and post */
     const int cluster_blocks = mhc_sm90_cluster_blocks(&p->sizes), tile = mhc_sm90_bwd_tile(&p->sizes);
     c->parts = cluster_count(c, tile, cluster_blocks);
     if (c->dh_res.data != NULL)
@@ -237,9 +241,9 @@ static cot_status backward_cluster(cot_queue *queue, const mhc_pre_backward_prob
     else
         c->dz = NULL; /* the owner warps read it from dh_post and dh_res_logits */
     if (post == NULL)
-        CHECK(map_backward(queue, &mapped, p, tile));
+        CHECK(map_backward(queue, &mapped, p, tile, wide ? MHC_SM90_WIDE_COLUMNS : MHC_SM90_COLUMNS_OF(c->n)));
     c->token_parts = c->parts * cluster_blocks *
-                     MHC_SM90_OWNERS(cluster_blocks, c->dx_post.data != NULL, cot_dtype_size(p->sizes.dtype));
+                     MHC_SM90_OWNERS(cluster_blocks, c->dx_post.data != NULL || wide, cot_dtype_size(p->sizes.dtype));
     const int dtype = p->sizes.dtype - COT_F32;
     if (post != NULL)
         CHECK(make_records_call(queue, &records, c, p, post));
@@ -247,8 +251,8 @@ static cot_status backward_cluster(cot_queue *queue, const mhc_pre_backward_prob
                                      : keep_records ? pre_bwd_clusters_records[c->n == 4][p->sizes.dtype - COT_F16]
                                      : c->dx_post.data != NULL ? pre_bwd_clusters_post[c->n == 4][dtype]
                                                                : pre_bwd_clusters[c->n == 4][dtype];
-    CHECK(mhc_launch_clusters(queue, &kernels[cluster_index(cluster_blocks)], cluster_blocks, tile,
-                              MHC_SM90_BWD_THREADS, c->dh_res.data != NULL, c,
+    const cot_cuda_kernel *kernel = wide ? &pre_bwd_wide_records : &kernels[cluster_index(cluster_blocks)];
+    CHECK(mhc_launch_clusters(queue, kernel, cluster_blocks, tile, MHC_SM90_BWD_THREADS, c->dh_res.data != NULL, c,
                               post != NULL ? (const void *)&records : &mapped));
     return launch_sum_parts(queue, c);
 }
@@ -296,7 +300,7 @@ cot_status mhc_pre_bwd_split_sm90(cot_queue *queue, const void *problem, void *w
     c->parts = ((const mhc_cuda_layout *)queue->plan)->split_parts;
     if (c->tokens == 0)
         return launch_sum_parts(queue, c);
-    CHECK(map_backward(queue, &mapped, p, MHC_SM90_TILE));
+    CHECK(map_backward(queue, &mapped, p, MHC_SM90_TILE, MHC_SM90_COLUMNS));
     if (c->D > MHC_SM90_ONE_PASS_ABOVE_D && p->sizes.dtype == COT_BF16 && c->dx_post.data == NULL)
         return launch_one_pass(queue, &mapped, &p->sizes);
     CHECK(launch_records(queue, c, &p->sizes, true));

@@ -25,7 +25,8 @@ enum {
     TERM_OCTETS = 3 /* 16-byte units of one term of a record */
 };
 
-/* Sizes that depend on the number of streams. */
+/* Sizes that depend on the number of streams, and what they say about groups and warps. An MMA warp has COLUMNS columns of
+ * all streams. */
 template <int N_> struct bwd_sizes {
     enum {
         N = N_,
@@ -37,10 +38,84 @@ template <int N_> struct bwd_sizes {
         STREAM_BYTES = CHUNKS * CHUNK_BYTES,
         X_BYTES = N * STREAM_BYTES,
         STAGE_BYTES = X_BYTES + STREAM_BYTES,
-        COLUMNS = MHC_SM90_COLUMNS_OF(N) / MMA_WARPS, /* columns of an MMA warp in each stream */
+        BLOCK_COLUMNS = MHC_SM90_COLUMNS_OF(N), /* of a block in each stream */
+        COLUMNS = BLOCK_COLUMNS / MMA_WARPS,    /* of an MMA warp in each stream */
+        CHUNK_WARPS = MHC_SM90_CHUNK_COLUMNS / COLUMNS,
+        GROUPS = COLUMN_GROUPS, /* of an MMA warp */
         STREAM_GROUPS = COLUMNS / 16,
+        WARP_STREAMS = N,  /* of an MMA warp */
         PAIRS = OCTETS / 2 /* pairs of octets: one m16n8k16 multiplies both */
     };
+    /* Of a group, counted from the warp's first column and stream. */
+    static __device__ __forceinline__ constexpr int column_of(int group)
+    {
+        return group % STREAM_GROUPS * 16;
+    }
+    static __device__ __forceinline__ constexpr int stream_of(int group)
+    {
+        return group / STREAM_GROUPS;
+    }
+    /* Of a warp: its first column, chunk and stream in the block, and its first 16-byte unit in a chunk of 128 bytes. */
+    static __device__ __forceinline__ uint32_t first_column(uint32_t warp)
+    {
+        return warp * COLUMNS;
+    }
+    static __device__ __forceinline__ uint32_t first_chunk(uint32_t warp)
+    {
+        return warp / CHUNK_WARPS;
+    }
+    static __device__ __forceinline__ uint32_t first_unit(uint32_t warp)
+    {
+        return warp % CHUNK_WARPS * (8 / CHUNK_WARPS);
+    }
+    static __device__ __forceinline__ uint32_t first_stream(uint32_t)
+    {
+        return 0;
+    }
+};
+
+/* Wide blocks, for n = 4 and kernels without dx, which need no phi gamma in shared memory. An MMA warp has one half of each
+ * chunk of one stream. */
+struct wide_sizes {
+    enum {
+        N = MHC_SM90_N,
+        M = MHC_SM90_M,
+        ELEMENT = 2,
+        OCTETS = M / 8,
+        TILE = ::TILE,
+        CHUNKS = MHC_SM90_WIDE_BLOCK_CHUNKS,
+        STREAM_BYTES = CHUNKS * CHUNK_BYTES,
+        X_BYTES = N * STREAM_BYTES,
+        STAGE_BYTES = X_BYTES + STREAM_BYTES,
+        BLOCK_COLUMNS = MHC_SM90_WIDE_COLUMNS,
+        GROUPS = 2 * CHUNKS,
+        STREAM_GROUPS = GROUPS,
+        WARP_STREAMS = 1
+    };
+    static __device__ __forceinline__ constexpr int column_of(int group)
+    {
+        return group / 2 * MHC_SM90_CHUNK_COLUMNS + group % 2 * 16;
+    }
+    static __device__ __forceinline__ constexpr int stream_of(int)
+    {
+        return 0;
+    }
+    static __device__ __forceinline__ uint32_t first_column(uint32_t warp)
+    {
+        return warp % 2 * 32;
+    }
+    static __device__ __forceinline__ uint32_t first_chunk(uint32_t)
+    {
+        return 0;
+    }
+    static __device__ __forceinline__ uint32_t first_unit(uint32_t warp)
+    {
+        return warp % 2 * 4;
+    }
+    static __device__ __forceinline__ uint32_t first_stream(uint32_t warp)
+    {
+        return warp / 2;
+    }
 };
 
 typedef mhc_token_record token_record;
@@ -66,17 +141,6 @@ template <int COUNT, int OCTETS> struct phi_fragments {
     }
 };
 
-/* First column of a group, counted from the warp's first column. */
-template <int N> static __device__ __forceinline__ constexpr int column_of(int group)
-{
-    return group % bwd_sizes<N>::STREAM_GROUPS * 16;
-}
-
-template <int N> static __device__ __forceinline__ constexpr int stream_of(int group)
-{
-    return group / bwd_sizes<N>::STREAM_GROUPS;
-}
-
 /* The terms of phi gamma are divided by MHC_CUDA_MIX_SCALE. With f16 and dx_post, ptxas spills if the terms are scaled.
  * Those kernels divide the sums instead. */
 template <typename E, bool ADD_POST>
@@ -90,7 +154,7 @@ template <int BEGIN, int END, int REGISTER_GROUPS, typename S>
 static __device__ __forceinline__ void load_phi(const mhc_call &c, S &s, int64_t d, int warp, float scale,
                                                 uint32_t (&second_terms)[REGISTER_GROUPS][2 * S::sizes::OCTETS])
 {
-    constexpr int N = S::sizes::N, OCTETS = S::sizes::OCTETS, PAIRS = S::sizes::PAIRS;
+    constexpr int OCTETS = S::sizes::OCTETS, PAIRS = S::sizes::PAIRS;
     const int lane = threadIdx.x % 32;
     const bool inside = d < c.D;
     float phi[END - BEGIN][2][OCTETS][2], weights[END - BEGIN][2]; /* [group][t][octet][row], [group][t] */
@@ -98,10 +162,10 @@ static __device__ __forceinline__ void load_phi(const mhc_call &c, S &s, int64_t
     for (int group = BEGIN; group < END; group++)
 #pragma unroll
         for (int t = 0; t < 2; t++) {
-            const int64_t column = d + column_of<N>(group) + t * 8 + lane / 4;
+            const int64_t column = d + S::sizes::column_of(group) + t * 8 + lane / 4;
             weights[group - BEGIN][t] =
                 present(c.gamma) && inside
-                    ? load_f32(c.gamma, stream_of<N>(group) * c.gamma.stride[0] + column * c.gamma.stride[1])
+                    ? load_f32(c.gamma, S::sizes::stream_of(group) * c.gamma.stride[0] + column * c.gamma.stride[1])
                     : 1.0f;
 #pragma unroll
             for (int octet = 0; octet < OCTETS; octet++)
@@ -109,7 +173,7 @@ static __device__ __forceinline__ void load_phi(const mhc_call &c, S &s, int64_t
                 for (int r = 0; r < 2; r++)
                     phi[group - BEGIN][t][octet][r] =
                         inside ? load_f32(c.phi, (octet * 8 + lane % 4 * 2 + r) * c.phi.stride[0] +
-                                                     (stream_of<N>(group) * c.D + column) * c.phi.stride[1])
+                                                     (S::sizes::stream_of(group) * c.D + column) * c.phi.stride[1])
                                : 0.0f;
         }
 #pragma unroll
@@ -142,17 +206,19 @@ static __device__ __forceinline__ void load_phi(const mhc_call &c, S &s, int64_t
 }
 
 /* Address of the 16-byte unit of a group that the lane passes to ldmatrix. The matrix rows are the tile's tokens. */
-template <int N> static __device__ __forceinline__ uint32_t unit_address(uint32_t first, int group)
+template <typename Sizes> static __device__ __forceinline__ uint32_t unit_address(uint32_t first, int group)
 {
-    return (first ^ (uint32_t)(column_of<N>(group) * 2)) + (uint32_t)(stream_of<N>(group) * bwd_sizes<N>::STREAM_BYTES);
+    const int column = Sizes::column_of(group);
+    return (first ^ (uint32_t)(column % MHC_SM90_CHUNK_COLUMNS * 2)) +
+           (uint32_t)(Sizes::stream_of(group) * Sizes::STREAM_BYTES + column / MHC_SM90_CHUNK_COLUMNS * CHUNK_BYTES);
 }
 
-/* dphi_part += x^T dh_mix, for groups BEGIN to END - 1. Each fragment of dphi_part is [16 columns][8 rows of phi]. */
-template <typename E, int N, int BEGIN = 0, int END = COLUMN_GROUPS>
+/* dphi_part += x^T dh_mix, for groups BEGIN to END - 1 and OCTETS octets of rows of phi from FIRST on. Each fragment of
+ * dphi_part is [16 columns][8 rows of phi]. */
+template <typename E, typename Sizes, int BEGIN, int END, int FIRST = 0, int OCTETS = Sizes::OCTETS>
 static __device__ __forceinline__ void accumulate_dphi(uint32_t x, uint32_t records,
-                                                       float (&dphi_part)[COLUMN_GROUPS][bwd_sizes<N>::OCTETS][4])
+                                                       float (&dphi_part)[Sizes::GROUPS][Sizes::OCTETS][4])
 {
-    constexpr int OCTETS = bwd_sizes<N>::OCTETS;
     const int lane = threadIdx.x % 32;
     const uint32_t token = (uint32_t)(lane % 16);
     uint32_t B[TERMS * OCTETS + 1][2];
@@ -160,8 +226,8 @@ static __device__ __forceinline__ void accumulate_dphi(uint32_t x, uint32_t reco
     for (int pair = 0; pair < TERMS * OCTETS; pair += 2) {
         /* The last pair has one octet only, and loads it twice. */
         const int last_index = TERMS * OCTETS - 1, next = pair + 1 < last_index ? pair + 1 : last_index;
-        const int unit = pair / OCTETS * TERM_OCTETS + pair % OCTETS,
-                  next_unit = next / OCTETS * TERM_OCTETS + next % OCTETS;
+        const int unit = pair / OCTETS * TERM_OCTETS + FIRST + pair % OCTETS,
+                  next_unit = next / OCTETS * TERM_OCTETS + FIRST + next % OCTETS;
         uint32_t r[4];
         cot_ldmatrix_x4_trans(r, records + token * (uint32_t)sizeof(token_record) +
                                      (uint32_t)(lane < 16 ? unit : next_unit) * 16);
@@ -171,7 +237,9 @@ static __device__ __forceinline__ void accumulate_dphi(uint32_t x, uint32_t reco
     for (int group = BEGIN; group < END; group++) {
         uint32_t A[4];
         float product[OCTETS][4] = {0};
-        cot_ldmatrix_x4_trans(A, unit_address<N>(x, group));
+        if (Sizes::GROUPS > COLUMN_GROUPS && group % (OCTETS > 1 ? 2 : 4) == 0)
+            __syncwarp(); /* otherwise the compiler loads further ahead than the registers allow */
+        cot_ldmatrix_x4_trans(A, unit_address<Sizes>(x, group));
         if constexpr (cot_is_f16<E>) {
             uint32_t low[4];
 #pragma unroll
@@ -199,7 +267,7 @@ static __device__ __forceinline__ void accumulate_dphi(uint32_t x, uint32_t reco
         for (int octet = 0; octet < OCTETS; octet++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                dphi_part[group][octet][i] += product[octet][i];
+                dphi_part[group][FIRST + octet][i] += product[octet][i];
     }
 }
 
@@ -210,8 +278,8 @@ static __device__ __forceinline__ void compute_dx(S &s, uint32_t x, uint32_t dh_
                                                   uint32_t post_parity,
                                                   const uint32_t (&second_terms)[REGISTER_GROUPS][2 * S::sizes::OCTETS])
 {
-    constexpr int N = S::sizes::N, OCTETS = S::sizes::OCTETS, STREAM_GROUPS = S::sizes::STREAM_GROUPS,
-                  LAST = OCTETS - 1, LAST_INDEX = 4 * S::sizes::PAIRS;
+    constexpr int OCTETS = S::sizes::OCTETS, STREAM_GROUPS = S::sizes::STREAM_GROUPS, LAST = OCTETS - 1,
+                  LAST_INDEX = 4 * S::sizes::PAIRS;
     const int lane = threadIdx.x % 32, g = lane / 4;
     const token_record *records = s.records[ring.stage];
     const float factor[2] = {records[g].factor, records[g + 8].factor};
@@ -226,7 +294,7 @@ static __device__ __forceinline__ void compute_dx(S &s, uint32_t x, uint32_t dh_
     cot_ldmatrix_x4(last, record + (uint32_t)(LAST + lane / 16 * TERM_OCTETS) * 16);
 #pragma unroll
     for (int group = 0; group < STREAM_GROUPS; group++)
-        cot_ldmatrix_x4(dh_in_words[group], unit_address<N>(dh_in, group));
+        cot_ldmatrix_x4(dh_in_words[group], unit_address<typename S::sizes>(dh_in, group));
     /* This wait never blocks. Without it the compiler loads ahead into more registers than there are. */
     if (!ADD_POST)
         cot_mbarrier_wait(&s.full[ring.stage], ring.parity);
@@ -263,13 +331,13 @@ static __device__ __forceinline__ void compute_dx(S &s, uint32_t x, uint32_t dh_
 #pragma unroll
             for (int t = 0; t < 2; t++)
                 cot_mma_bf16(sums[t], A[0][0], A[0][1], A[0][2], A[0][3], phi[2 * t], phi[2 * t + 1]);
-        const int stream = stream_of<N>(group);
+        const int stream = S::sizes::stream_of(group);
         const float h_pre[2] = {records[g].h_pre[stream], records[g + 8].h_pre[stream]};
-        cot_ldmatrix_x4(x_words, unit_address<N>(x, group));
+        cot_ldmatrix_x4(x_words, unit_address<typename S::sizes>(x, group));
         if (ADD_POST) {
             if (group % STREAM_GROUPS == 0)
                 cot_mbarrier_wait(&s.post_full[stream], post_parity);
-            cot_ldmatrix_x4(post_words, unit_address<N>(dx_post, group));
+            cot_ldmatrix_x4(post_words, unit_address<typename S::sizes>(dx_post, group));
         }
 #pragma unroll
         for (int i = 0; i < 4; i++) { /* tokens g and g+8 of columns 2q and 2q+1, then of the columns 8 further */
@@ -290,7 +358,7 @@ static __device__ __forceinline__ void compute_dx(S &s, uint32_t x, uint32_t dh_
             }
             x_words[i] = cot_pack_pair<E>(low, high);
         }
-        cot_stmatrix_x4(unit_address<N>(x, group), x_words);
+        cot_stmatrix_x4(unit_address<typename S::sizes>(x, group), x_words);
         if (ADD_POST && group % STREAM_GROUPS == STREAM_GROUPS - 1) {
             __syncwarp();
             if (lane == 0)
@@ -319,7 +387,7 @@ template <int N>
 static __device__ __forceinline__ token_inputs load_inputs(const mhc_call &c, const token_element &value,
                                                            uint32_t token)
 {
-    constexpr int M = bwd_sizes<N>::M;
+    constexpr int M = N * (N + 2);
     const int lane = threadIdx.x % 32;
     const uint32_t b = token / (uint32_t)c.T, t = token - b * (uint32_t)c.T;
     token_inputs in = {};
@@ -339,7 +407,7 @@ static __device__ __forceinline__ token_inputs load_inputs(const mhc_call &c, co
 /* With dh_res, dz of post and res is in the workspace: it includes Sinkhorn's gradient. */
 template <int N> static __device__ __forceinline__ token_element input_element(const mhc_call &c, int j)
 {
-    constexpr int M = bwd_sizes<N>::M;
+    constexpr int M = N * (N + 2);
     const int ij = j - 2 * N;
     if (j < N)
         return token_element(c.h_pre, j * c.h_pre.stride[2], true);
@@ -353,26 +421,31 @@ template <int N> static __device__ __forceinline__ token_element input_element(c
 
 /* ---- end of a tile and of the kernel ----------------------------------------------------------------- */
 
-template <int N>
+/* d: the warp's first column, below D except in wide blocks. Columns beyond D are not stored. D is a whole number of
+ * chunks. */
+template <typename Sizes>
 static __device__ __forceinline__ void store_dphi_part(const mhc_call &c,
-                                                       const float (&dphi_part)[COLUMN_GROUPS][bwd_sizes<N>::OCTETS][4],
+                                                       const float (&dphi_part)[Sizes::GROUPS][Sizes::OCTETS][4],
                                                        int64_t part, int64_t d)
 {
-    constexpr int M = bwd_sizes<N>::M, OCTETS = bwd_sizes<N>::OCTETS;
-    const int lane = threadIdx.x % 32;
-    float *to = c.dphi_parts + part * M * N * c.D + d;
+    constexpr int N = Sizes::N, OCTETS = Sizes::OCTETS;
+    const int lane = threadIdx.x % 32, stream = (int)Sizes::first_stream(threadIdx.x / 32);
+    float *to = c.dphi_parts + part * Sizes::M * N * c.D + d;
 #pragma unroll
-    for (int group = 0; group < COLUMN_GROUPS; group++)
+    for (int group = 0; group < Sizes::GROUPS; group++) {
+        if (Sizes::GROUPS > COLUMN_GROUPS && d + Sizes::column_of(group) >= c.D)
+            continue;
 #pragma unroll
         for (int octet = 0; octet < OCTETS; octet++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                to[((octet * 8 + lane % 4 * 2 + i % 2) * N + stream_of<N>(group)) * c.D + column_of<N>(group) +
-                   lane / 4 + i / 2 * 8] = dphi_part[group][octet][i];
+                to[((octet * 8 + lane % 4 * 2 + i % 2) * N + stream + Sizes::stream_of(group)) * c.D +
+                   Sizes::column_of(group) + lane / 4 + i / 2 * 8] = dphi_part[group][octet][i];
+    }
 }
 
 /* Addresses in the first stage of the 16-byte units that the lane passes to ldmatrix, for the warp's first group.
- *   by_token    matrices [token][column]
+ *   by_token    matrices [token][column], in a tensor of one stream or in the first stream of x
  *   by_column   the two middle matrices exchanged, for x as B and for x^T
  *   dx_post     distance from the stages to its first stream */
 struct lane_units {
@@ -381,28 +454,35 @@ struct lane_units {
 
 template <typename S> static __device__ __forceinline__ lane_units find_lane_units(const S &s, int warp)
 {
-    constexpr int CHUNK_WARPS = MHC_SM90_CHUNK_COLUMNS / S::sizes::COLUMNS;
-    const uint32_t lane = threadIdx.x % 32, first_unit = (uint32_t)warp % CHUNK_WARPS * (8 / CHUNK_WARPS),
+    typedef typename S::sizes sizes;
+    const uint32_t lane = threadIdx.x % 32, first_unit = sizes::first_unit(warp),
                    stages = cot_shared_address(s.stages[0]);
-    const uint32_t chunk = stages + (uint32_t)(warp / CHUNK_WARPS * CHUNK_BYTES);
+    const uint32_t chunk = stages + sizes::first_chunk(warp) * CHUNK_BYTES,
+                   chunk_of_x = chunk + sizes::first_stream(warp) * sizes::STREAM_BYTES;
     return {chunk + lane % 16 * 128 + ((first_unit + lane / 16) ^ lane % 8) * 16,
-            chunk + (lane / 16 * 8 + lane % 8) * 128 + ((first_unit + lane / 8 % 2) ^ lane % 8) * 16,
+            chunk_of_x + (lane / 16 * 8 + lane % 8) * 128 + ((first_unit + lane / 8 % 2) ^ lane % 8) * 16,
             cot_shared_address(s.dx_post[0]) - stages};
 }
 
 /* Adds the tile to dphi_part. HALVES: the second half of the groups is not begun before the first is finished, which
  * takes fewer registers. x: this lane's by_column address in the tile's stage. */
 template <typename E, bool HALVES, typename S>
-static __device__ __forceinline__ void accumulate_dphi_of_tile(S &s, uint32_t x,
-                                                               const cot_pipeline_state<S::STAGES> &ring,
-                                                               float (&dphi_part)[COLUMN_GROUPS][S::sizes::OCTETS][4])
+static __device__ __forceinline__ void accumulate_dphi_of_tile(
+    S &s, uint32_t x, const cot_pipeline_state<S::STAGES> &ring,
+    float (&dphi_part)[S::sizes::GROUPS][S::sizes::OCTETS][4])
 {
-    constexpr int N = S::sizes::N, HALF = HALVES ? COLUMN_GROUPS / 2 : COLUMN_GROUPS;
+    typedef typename S::sizes sizes;
+    constexpr int HALF = HALVES ? sizes::GROUPS / 2 : sizes::GROUPS;
     const uint32_t records = cot_shared_address(s.records[ring.stage]);
-    accumulate_dphi<E, N, 0, HALF>(x, records, dphi_part);
+    if constexpr (sizes::GROUPS > COLUMN_GROUPS) { /* two octets, then one, take fewer registers than three */
+        accumulate_dphi<E, sizes, 0, sizes::GROUPS, 0, 2>(x, records, dphi_part);
+        accumulate_dphi<E, sizes, 0, sizes::GROUPS, 2, 1>(x, records, dphi_part);
+        return;
+    }
+    accumulate_dphi<E, sizes, 0, HALF>(x, records, dphi_part);
     if constexpr (HALVES) {
         cot_mbarrier_wait(&s.full[ring.stage], ring.parity); /* never blocks, see compute_dx */
-        accumulate_dphi<E, N, HALF, COLUMN_GROUPS>(x, records, dphi_part);
+        accumulate_dphi<E, sizes, HALF, sizes::GROUPS>(x, records, dphi_part);
     }
 }
 
@@ -410,7 +490,7 @@ static __device__ __forceinline__ void accumulate_dphi_of_tile(S &s, uint32_t x,
 template <typename E, typename S>
 static __device__ __forceinline__ void accumulate_tile(S &s, const lane_units &units,
                                                        const cot_pipeline_state<S::STAGES> &ring,
-                                                       float (&dphi_part)[COLUMN_GROUPS][S::sizes::OCTETS][4])
+                                                       float (&dphi_part)[S::sizes::GROUPS][S::sizes::OCTETS][4])
 {
     accumulate_dphi_of_tile<E, true>(s, units.by_column + (uint32_t)(ring.stage * S::sizes::STAGE_BYTES), ring,
                                      dphi_part);
@@ -425,7 +505,7 @@ template <typename E, bool ADD_POST, bool HALVES, int REGISTER_GROUPS, typename 
 static __device__ __forceinline__ void multiply_tile(
     const mhc_call &c, S &s, const lane_units &units, const cot_pipeline_state<S::STAGES> &ring, int warp,
     uint32_t post_parity, const uint32_t (&second_terms)[REGISTER_GROUPS][2 * S::sizes::OCTETS],
-    float (&dphi_part)[COLUMN_GROUPS][S::sizes::OCTETS][4])
+    float (&dphi_part)[S::sizes::GROUPS][S::sizes::OCTETS][4])
 {
     const uint32_t stage_offset = (uint32_t)(ring.stage * S::sizes::STAGE_BYTES);
     accumulate_dphi_of_tile<E, HALVES>(s, units.by_column + stage_offset, ring, dphi_part);

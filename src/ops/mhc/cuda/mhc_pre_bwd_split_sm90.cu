@@ -152,7 +152,7 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
     }
     const int64_t d = first_column<ONE_PASS>(c);
     if (d < c.D && (present(c.dphi) || present(c.dgamma)))
-        store_dphi_part<N>(c, dphi_part, part_of<ONE_PASS>(c), d);
+        store_dphi_part<sizes_of_n4>(c, dphi_part, part_of<ONE_PASS>(c), d);
 }
 
 /* Waits until all records of a tile are in global memory and visible to the copy engine (async proxy). */
