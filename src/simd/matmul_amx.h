@@ -88,8 +88,6 @@ V_INLINE vf mt_dot_terms(vf sum, const vf *a, const vf *b, int64_t n)
     return v_add(v_add(even, odd), sum);
 }
 
-#if defined(COT_MATMUL_SPLIT)
-
 /* v rounded to the nearest bf16, ties away from zero, as float32. It uses integer instructions: converting to bf16 and
  * back takes twice as long. A NaN may become another value, but its remainder (mt_remainder) is NaN. */
 V_INLINE vf mt_round_term(vf v)
@@ -102,6 +100,8 @@ V_INLINE vf mt_remainder(vf v)
 {
     return v_sub(v, mt_round_term(v));
 }
+
+#if defined(COT_MATMUL_SPLIT)
 
 V_INLINE void mt_store_a(mt *p, int64_t column, vf v)
 {
