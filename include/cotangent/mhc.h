@@ -31,6 +31,7 @@
  *
  * B and T may be 0. Outputs may not overlap each other or any input. NaN and infinities follow the formulas. On a GPU,
  * f32 values of phi, gamma and x are split into three bf16 numbers for the tensor cores: an infinity in them gives NaN.
+ * So are phi gamma for AMX, on a CPU with bf16 x: an infinity in phi or gamma gives NaN.
  *
  * Errors, for all calls: COT_INVALID_ARGUMENT (queue, args, struct_size, a required tensor is missing, an option out of
  * its range), COT_INVALID_SHAPE, COT_INVALID_DTYPE, COT_INVALID_LAYOUT (misaligned data, output with repeated elements,

@@ -315,8 +315,8 @@ static bool kernel_selected(const worker *w, const cot_kernel *kernel)
 
 /* Returns whether the kernel spreads this NaN or infinity further than the oracle allows, as its documentation says.
  * The im2col kernels, which are never chosen, multiply every channel by the zeros of all others. Kernels that split
- * numbers into sums of two or three bf16 turn an infinity into inf - inf. mhc's Hopper forwards do so with phi
- * and gamma. */
+ * numbers into sums of two or three bf16 turn an infinity into inf - inf. mhc's forwards on Hopper and AMX do so
+ * with phi and gamma. */
 static bool spreads_special(const cot_kernel *kernel, const cot_direction *direction, const cot_case *c)
 {
     const double special = c->special;
@@ -324,15 +324,16 @@ static bool spreads_special(const cot_kernel *kernel, const cot_direction *direc
         return false;
     static const char *const split_kernels[] = {"_amx_split", "mhc_pre_fwd_tiles_sm80", "mhc_pre_bwd_tiles_sm80",
                                                 "mhc_post_pre_fwd_tiles_sm80"};
-    static const char *const hopper_kernels[] = {"mhc_pre_fwd_cluster_sm90", "mhc_post_pre_fwd_cluster_sm90",
-                                                 "mhc_post_pre_fwd_split_sm90"};
+    static const char *const exact_x_kernels[] = {"mhc_pre_fwd_cluster_sm90", "mhc_post_pre_fwd_cluster_sm90",
+                                                  "mhc_post_pre_fwd_split_sm90", "mhc_pre_fwd_tiles_amx",
+                                                  "mhc_post_pre_fwd_tiles_amx"};
     const char *field = direction->fields[c->special_field].name;
     const bool is_split = strcmp(field, "phi") == 0 || strcmp(field, "gamma") == 0;
     bool spreads = strstr(kernel->name, "im2col") != NULL;
     for (size_t i = 0; i < sizeof split_kernels / sizeof *split_kernels; i++)
         spreads = spreads || (isinf(special) && strstr(kernel->name, split_kernels[i]) != NULL);
-    for (size_t i = 0; i < sizeof hopper_kernels / sizeof *hopper_kernels; i++)
-        spreads = spreads || (isinf(special) && is_split && strstr(kernel->name, hopper_kernels[i]) != NULL);
+    for (size_t i = 0; i < sizeof exact_x_kernels / sizeof *exact_x_kernels; i++)
+        spreads = spreads || (isinf(special) && is_split && strstr(kernel->name, exact_x_kernels[i]) != NULL);
     return spreads;
 }
 

@@ -169,7 +169,8 @@ COT_PLAN(plan_pre_fwd_tiles, mhc_pre_fwd_plan, mhc_pre_fwd_plan_of(problem))
 
 static inline mhc_pre_bwd_layout mhc_plan_pre_bwd(const mhc_pre_backward_problem *p)
 {
-    return mhc_layout_pre_bwd(&p->sizes, mhc_pre_iterations(&p->args));
+    return mhc_layout_pre_bwd(&p->sizes, mhc_pre_iterations(&p->args), MHC_BWD_CHUNK,
+                              cot_mul(p->sizes.M, MHC_BWD_CHUNK), sizeof(float));
 }
 
 COT_PLAN(plan_pre_bwd_tiles, mhc_pre_bwd_layout, mhc_plan_pre_bwd(problem))
@@ -217,8 +218,9 @@ static inline size_t scratch_post_pre_fwd_tiles(const void *problem)
 static inline size_t scratch_post_pre_bwd_tiles(const void *problem)
 {
     const mhc_post_pre_backward_problem *p = problem;
-    const size_t y = cot_is_present(&p->args.y) ? 0 : mhc_block_bytes(&p->sizes, p->sizes.dtype);
-    return MHC_BWD_SCRATCH + y + (mhc_post_pre_needs_g(&p->args) ? mhc_block_bytes(&p->sizes, COT_F32) : 0);
+    const size_t y = cot_is_present(&p->args.y) ? 0 : mhc_block_bytes(&p->sizes, MHC_BWD_TOKENS, p->sizes.dtype);
+    return MHC_BWD_SCRATCH + y +
+           (mhc_post_pre_needs_g(&p->args) ? mhc_block_bytes(&p->sizes, MHC_BWD_TOKENS, COT_F32) : 0);
 }
 
 COT_PLAN(plan_sinkhorn_bwd_lanes, mhc_sinkhorn_bwd_plan, mhc_sinkhorn_bwd_plan_of(problem))
@@ -245,5 +247,71 @@ COT_COSTS(portable, 1)
 COT_COSTS(avx2, 8)
 COT_COSTS(avx512, 16)
 #undef COT_COSTS
+
+/* ---- AMX kernels -------------------------------------------------------------------------------------- */
+
+#define MHC_ADMIT_BF16(name, vectors)                                                 \
+    static inline const char *name(const void *problem)                               \
+    {                                                                                 \
+        const mhc_sizes *sizes = problem;                                             \
+        return sizes->dtype != COT_BF16 ? "it supports bf16 only" : vectors(problem); \
+    }
+MHC_ADMIT_BF16(admit_pre_fwd_amx, admit_pre_fwd_tiles)
+MHC_ADMIT_BF16(admit_pre_bwd_amx, admit_pre_bwd_tiles)
+MHC_ADMIT_BF16(admit_post_pre_fwd_amx, admit_post_pre_fwd_tiles)
+#undef MHC_ADMIT_BF16
+
+static inline mhc_pre_bwd_layout mhc_plan_pre_bwd_amx(const mhc_pre_backward_problem *p)
+{
+    return mhc_layout_pre_bwd(&p->sizes, mhc_pre_iterations(&p->args), MHC_AMX_BWD_CHUNK,
+                              mhc_amx_bwd_weight_elements(p->sizes.M), sizeof(uint16_t));
+}
+
+COT_PLAN(plan_pre_fwd_amx, mhc_pre_fwd_plan, mhc_pre_fwd_amx_plan_of(problem))
+COT_PLAN(plan_pre_bwd_amx, mhc_pre_bwd_layout, mhc_plan_pre_bwd_amx(problem))
+
+static inline size_t scratch_pre_fwd_amx(const void *problem)
+{
+    (void)problem;
+    return MHC_FWD_AMX_SCRATCH;
+}
+
+static inline size_t scratch_pre_bwd_amx(const void *problem)
+{
+    (void)problem;
+    return MHC_BWD_AMX_SCRATCH;
+}
+
+static inline size_t scratch_post_pre_fwd_amx(const void *problem)
+{
+    return MHC_FWD_AMX_SCRATCH + mhc_block_bytes(problem, MHC_AMX_TOKENS, COT_BF16);
+}
+
+/* An AMX kernel takes the time in which the AVX-512 kernel computes `fixed` tokens, for packing W, and `part` of the
+ * tokens. It computes groups of 32 tokens. */
+static inline double mhc_amx_cost(const mhc_sizes *sizes, double avx512_cost, double fixed, double part)
+{
+    const int64_t tokens = sizes->tokens;
+    const double groups = (double)(tokens / 32) + (tokens % 32 > 0);
+    return avx512_cost * (fixed + part * 32 * groups) / (double)cot_max(tokens, 1);
+}
+
+static inline double cost_pre_fwd_amx(const void *problem)
+{
+    return mhc_amx_cost(problem, cost_pre_tiles_avx512(problem), 16, 0.6);
+}
+
+/* With fewer than 4 streams the AVX-512 kernel is as fast or faster. */
+static inline double cost_pre_bwd_amx(const void *problem)
+{
+    const mhc_sizes *sizes = problem;
+    return mhc_amx_cost(problem, cost_pre_tiles_avx512(problem), 12, sizes->n < 4 ? 1.1 : 0.75);
+}
+
+static inline double cost_post_pre_fwd_amx(const void *problem)
+{
+    const mhc_sizes *sizes = problem;
+    return mhc_amx_cost(problem, cost_post_pre_tiles_avx512(problem), 16, sizes->n < 3 ? 1.1 : 0.7);
+}
 
 #endif

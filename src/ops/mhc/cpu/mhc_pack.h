@@ -11,7 +11,7 @@ typedef struct mhc_packing {
     const mhc_sizes *sizes;
     const cot_tensor *phi, *gamma;
     mhc_chunks chunks;
-    float *weights;
+    void *weights;
 } mhc_packing;
 
 /* Row j of a chunk of W, with zeros up to a multiple of 4 vectors or the chunk's width. */

@@ -17,6 +17,8 @@ cot_status V_NAME(mhc_post_pre_fwd_tiles)(cot_queue *queue, const void *problem,
     return V_NAME(mhc_pre_fwd_blocks)(queue, &pre, &post, workspace);
 }
 
+/* On AMX, the f32 precision of g needs six tile products, and the AVX-512 kernel is faster. */
+#if !defined(COT_MATMUL_AMX)
 cot_status V_NAME(mhc_post_pre_bwd_tiles)(cot_queue *queue, const void *problem, void *workspace)
 {
     const mhc_post_pre_backward_problem *p = problem;
@@ -28,3 +30,4 @@ cot_status V_NAME(mhc_post_pre_bwd_tiles)(cot_queue *queue, const void *problem,
     return V_NAME(mhc_pre_bwd_blocks)(queue, &pre, recompute ? &recomputation : NULL,
                                       mhc_post_pre_needs_g(&p->args) ? &post : NULL, workspace);
 }
+#endif

@@ -244,7 +244,7 @@ cot_status V_NAME(mhc_post_fwd_rows)(cot_queue *queue, const void *problem, void
 {
     (void)workspace;
     const mhc_sizes *sizes = problem;
-    post_context c = {problem, mhc_block_tokens(sizes->tokens)};
+    post_context c = {problem, mhc_block_tokens(sizes->tokens, 4, MHC_TOKENS)};
     cot_run_items(queue, cot_ceil_div(sizes->tokens, c.item_tokens), forward_item, &c);
     return COT_OK;
 }
@@ -303,7 +303,7 @@ cot_status V_NAME(mhc_post_bwd_rows)(cot_queue *queue, const void *problem, void
 {
     (void)workspace;
     const mhc_sizes *sizes = problem;
-    post_context c = {problem, mhc_block_tokens(sizes->tokens)};
+    post_context c = {problem, mhc_block_tokens(sizes->tokens, 4, MHC_TOKENS)};
     cot_run_items(queue, cot_ceil_div(sizes->tokens, c.item_tokens), backward_item, &c);
     return COT_OK;
 }

@@ -12,24 +12,42 @@
  * L1 cache and used twice. For dx, TILE tokens by VECTORS vectors are the sums over the rows of W. For dphi, ROWS rows
  * by VECTORS vectors are the sums over the block's tokens, which are then added to dphi_part. A chunk is as narrow as
  * possible, so that its x, W and dphi_part fit in the L1 cache together. Each of them is contiguous. Rows that are a
- * power of two apart would share a few sets of that cache.
+ * power of two apart would share a few sets of that cache. The copy for AMX has its own products, in mhc_pre_bwd_amx.h.
  *
  * In post_pre, x is y. A block can compute its y again, before all else. Its dx is g, in f32, from which it computes
  * post's backward at the end. Both stay in the thread's scratch. */
 #include "mhc_blocks.h"
 #include "mhc_pack.h"
 #include "mhc_sinkhorn.h"
+#include "simd/matmul.h"
 
 cot_status V_NAME(mhc_pre_bwd_tiles)(cot_queue *, const void *, void *);
 
 /* TILE*VECTORS and ROWS*VECTORS sums and the operands fit in 32 or 16 registers. Stores that bypass the caches must write
  * whole lines together. Two vectors of bf16 on AVX2 are half a line. */
 enum {
-    BLOCK = VW == 16 ? MHC_BWD_TOKENS : 24, /* tokens */
-    TILE = VW == 16 ? 4 : 3,                /* tokens */
-    ROWS = VW == 16 ? 4 : 3,                /* rows of dphi_part */
+#if defined(COT_MATMUL_AMX)
+    TOKENS = MHC_AMX_TOKENS, /* in lanes of the coefficients */
+    SCRATCH = MHC_BWD_AMX_SCRATCH,
+    CHUNK_COLUMNS = MHC_AMX_BWD_CHUNK,
+    BLOCK = TOKENS,
+#else
+    TOKENS = MHC_BWD_TOKENS,
+    SCRATCH = MHC_BWD_SCRATCH,
+    CHUNK_COLUMNS = MHC_BWD_CHUNK,
+    BLOCK = VW == 16 ? TOKENS : 24, /* tokens */
+#endif
+    TILE = VW == 16 ? 4 : 3, /* tokens */
+    ROWS = VW == 16 ? 4 : 3, /* rows of dphi_part */
     VECTORS = 4
 };
+
+/* An element of packed W. */
+#if defined(COT_MATMUL_AMX)
+typedef uint16_t weight;
+#else
+typedef float weight;
+#endif
 
 typedef struct backward_context {
     const mhc_pre_backward_problem *problem;
@@ -48,23 +66,29 @@ typedef struct backward_context {
 typedef struct backward_block {
     const backward_context *c;
     int64_t token, count;
-    const char *x_rows[MHC_BWD_TOKENS], *dh_in[MHC_BWD_TOKENS], *dx_post[MHC_BWD_TOKENS]; /* NULL = absent */
-    char *dx[MHC_BWD_TOKENS];
+    const char *x_rows[TOKENS], *dh_in[TOKENS], *dx_post[TOKENS]; /* NULL = absent */
+    char *dx[TOKENS];
     char *y_copy; /* post_pre: the y that is computed again [tokens][n][D] */
     float *g;     /* post_pre: the gradient of y [tokens][n][D] */
     bool first;   /* first block of its part: dphi_part is stored, not accumulated */
     float *dphi_part, *history;
     double *sums; /* [M] for dbias, then [3] for dalpha */
-    _Alignas(64) float x[MHC_BWD_TOKENS][MHC_BWD_CHUNK];
-    _Alignas(64) float dh_mix[MHC_MAX_M][MHC_BWD_TOKENS]; /* the rows of pre hold dh_pre first */
-    _Alignas(64) float h_mix[MHC_MAX_M][MHC_BWD_TOKENS], h_pre[MHC_MAX_N][MHC_BWD_TOKENS];
-    _Alignas(64) float h_post[MHC_MAX_N][MHC_BWD_TOKENS], dh_post[MHC_MAX_N][MHC_BWD_TOKENS];
-    _Alignas(64) float dh_res_logits[MHC_MAX_N * MHC_MAX_N][MHC_BWD_TOKENS],
-        dh_res[MHC_MAX_N * MHC_MAX_N][MHC_BWD_TOKENS];
-    _Alignas(64) float inv_rms[MHC_BWD_TOKENS], factor[MHC_BWD_TOKENS];
+#if defined(COT_MATMUL_AMX)
+    /* Tiles of dh_mix; tiles of x of this chunk and of the next; results of two products (mhc_pre_bwd_amx.h). */
+    _Alignas(64) uint16_t dx_tiles[MHC_AMX_DX_ELEMENTS],
+        dphi_tiles[MHC_AMX_DPHI_ELEMENTS], x_tiles[2][TOKENS * CHUNK_COLUMNS];
+    _Alignas(64) float results[2][32][CHUNK_COLUMNS];
+#else
+    _Alignas(64) float x[TOKENS][CHUNK_COLUMNS];
+#endif
+    _Alignas(64) float dh_mix[MHC_MAX_M][TOKENS]; /* the rows of pre hold dh_pre first */
+    _Alignas(64) float h_mix[MHC_MAX_M][TOKENS], h_pre[MHC_MAX_N][TOKENS];
+    _Alignas(64) float h_post[MHC_MAX_N][TOKENS], dh_post[MHC_MAX_N][TOKENS];
+    _Alignas(64) float dh_res_logits[MHC_MAX_N * MHC_MAX_N][TOKENS], dh_res[MHC_MAX_N * MHC_MAX_N][TOKENS];
+    _Alignas(64) float inv_rms[TOKENS], factor[TOKENS];
 } backward_block;
 
-_Static_assert(sizeof(backward_block) <= MHC_BWD_SCRATCH, "backward_block must fit in the thread's scratch");
+_Static_assert(sizeof(backward_block) <= SCRATCH, "backward_block must fit in the thread's scratch");
 
 /* ---- dh_pre ------------------------------------------------------------------------------------------- */
 
@@ -141,14 +165,14 @@ static void compute_coefficients(backward_block *s)
     const cot_mhc_pre_backward_args *a = &s->c->problem->args;
     const int64_t n = sizes->n, M = sizes->M;
     const vf K = v_set1((float)(n * sizes->D));
-    vf dinv[MHC_BWD_TOKENS / VW];
-    for (int64_t g = 0; g < MHC_BWD_TOKENS / VW; g++)
+    vf dinv[TOKENS / VW];
+    for (int64_t g = 0; g < TOKENS / VW; g++)
         dinv[g] = v_zero();
     for (int64_t j = 0; j < M; j++) {
         const int64_t group = mhc_alpha_index(n, j);
         const vf alpha = v_set1(mhc_parameter(&a->alpha, group));
         vf dbias = v_zero(), dalpha = v_zero();
-        for (int64_t g = 0; g < MHC_BWD_TOKENS / VW; g++) {
+        for (int64_t g = 0; g < TOKENS / VW; g++) {
             const vf dz = compute_dz(s, j, g * VW), h_mix = v_load(s->h_mix[j] + g * VW);
             const vf inv_rms = v_load(s->inv_rms + g * VW), du = v_mul(alpha, dz);
             dbias = v_add(dbias, dz);
@@ -159,7 +183,7 @@ static void compute_coefficients(backward_block *s)
         s->sums[j] += (double)v_sum(dbias);
         s->sums[M + group] += (double)v_sum(dalpha);
     }
-    for (int64_t g = 0; g < MHC_BWD_TOKENS / VW; g++) {
+    for (int64_t g = 0; g < TOKENS / VW; g++) {
         const vf inv_rms = v_load(s->inv_rms + g * VW);
         const vf cube = v_mul(v_mul(inv_rms, inv_rms), inv_rms);
         v_store(s->factor + g * VW, v_sub(v_zero(), v_div(v_mul(dinv[g], cube), K)));
@@ -171,28 +195,51 @@ static void load_coefficients(backward_block *s)
     const cot_mhc_pre_backward_args *a = &s->c->problem->args;
     const int64_t n = s->c->problem->sizes.n, M = s->c->problem->sizes.M;
     memset(s->dh_mix, 0, (size_t)n * sizeof *s->dh_mix);
-    mhc_load_coefficients(s->inv_rms, MHC_BWD_TOKENS, &a->inv_rms, s->token, s->count, 1);
-    mhc_load_coefficients(s->h_mix[0], MHC_BWD_TOKENS, &a->h_mix, s->token, s->count, M);
-    mhc_load_coefficients(s->h_pre[0], MHC_BWD_TOKENS, &a->h_pre, s->token, s->count, n);
-    mhc_load_coefficients(s->h_post[0], MHC_BWD_TOKENS, &a->h_post, s->token, s->count, n);
-    mhc_load_coefficients(s->dh_post[0], MHC_BWD_TOKENS, &a->dh_post, s->token, s->count, n);
-    mhc_load_coefficients(s->dh_res_logits[0], MHC_BWD_TOKENS, &a->dh_res_logits, s->token, s->count, n * n);
+    mhc_load_coefficients(s->inv_rms, TOKENS, &a->inv_rms, s->token, s->count, 1);
+    mhc_load_coefficients(s->h_mix[0], TOKENS, &a->h_mix, s->token, s->count, M);
+    mhc_load_coefficients(s->h_pre[0], TOKENS, &a->h_pre, s->token, s->count, n);
+    mhc_load_coefficients(s->h_post[0], TOKENS, &a->h_post, s->token, s->count, n);
+    mhc_load_coefficients(s->dh_post[0], TOKENS, &a->dh_post, s->token, s->count, n);
+    mhc_load_coefficients(s->dh_res_logits[0], TOKENS, &a->dh_res_logits, s->token, s->count, n * n);
     if (!cot_is_present(&a->dh_res))
         return;
-    mhc_load_coefficients(s->dh_res[0], MHC_BWD_TOKENS, &a->dh_res, s->token, s->count, n * n);
+    mhc_load_coefficients(s->dh_res[0], TOKENS, &a->dh_res, s->token, s->count, n * n);
     for (int64_t t = 0; t < s->count; t += VW)
         sinkhorn_gradient(s, t);
 }
 
-/* ---- dx ----------------------------------------------------------------------------------------------- */
+/* ---- chunks of columns ----------------------------------------------------------------------------------------------- */
 
 /* A chunk of `columns` columns of stream i, from column d on. The last columns may be beyond D. */
 typedef struct column_chunk {
     int64_t number, i, d, columns;
     int64_t next_dx_post; /* bytes from a token's dx_post to that of the next chunk */
-    const float *weights;
+    const weight *weights;
 } column_chunk;
 
+/* Elements of a chunk of packed W. */
+static int64_t weight_elements(const backward_context *c);
+
+/* The same columns of all streams follow each other, so that their dh_in stays in the L1 cache. */
+static column_chunk chunk_of_step(const backward_block *s, int64_t step)
+{
+    const mhc_pre_backward_problem *p = s->c->problem;
+    const mhc_chunks *chunks = &s->c->chunks;
+    const int64_t n = p->sizes.n, number = step % n * chunks->per_stream + step / n;
+    const int64_t next_step = cot_min(step + 1, chunks->count - 1);
+    const int64_t next = next_step % n * chunks->per_stream + next_step / n;
+    column_chunk chunk = {.number = number,
+                          .i = number / chunks->per_stream,
+                          .d = number % chunks->per_stream * CHUNK_COLUMNS,
+                          .weights = (const weight *)s->c->workspace + number * weight_elements(s->c)};
+    chunk.next_dx_post = mhc_chunk_offset(chunks, next, p->args.dx_post.stride[2]) * mhc_element_size(p->args.x.dtype);
+    chunk.columns = cot_round_up(cot_clamp(p->sizes.D - chunk.d, 0, CHUNK_COLUMNS), 4 * VW);
+    return chunk;
+}
+
+#if defined(COT_MATMUL_AMX)
+#include "mhc_pre_bwd_amx.h"
+#else
 /* dx of tokens [t, t+TILE) and VECTORS vectors, from column k of the chunk on. whole: all columns are within D. */
 V_INLINE void dx_tile(const backward_block *s, const column_chunk *chunk, int64_t t, int64_t k, cot_dtype dtype,
                       cot_dtype dx_dtype, bool whole)
@@ -209,7 +256,7 @@ V_INLINE void dx_tile(const backward_block *s, const column_chunk *chunk, int64_
     for (int v = 0; v < VECTORS; v++)
         dx[r][v] = v_zero();
     const float *w = chunk->weights + k;
-    for (int64_t j = 0; j < p->sizes.M; j++, w += MHC_BWD_CHUNK) {
+    for (int64_t j = 0; j < p->sizes.M; j++, w += CHUNK_COLUMNS) {
         vf dh_mix[TILE];
         V_UNROLL
         for (int r = 0; r < TILE; r++)
@@ -254,13 +301,13 @@ V_INLINE void dx_tile(const backward_block *s, const column_chunk *chunk, int64_
 V_INLINE void accumulate_dphi_tile(const backward_block *s, const column_chunk *chunk, int64_t j, int64_t k, int rows)
 {
     /* Prefetch dphi_part, which is not in the L1 cache. It arrives before the sums are complete. */
-    float *dphi_part = s->dphi_part + (chunk->number * s->c->problem->sizes.M + j) * MHC_BWD_CHUNK + k;
+    float *dphi_part = s->dphi_part + (chunk->number * s->c->problem->sizes.M + j) * CHUNK_COLUMNS + k;
     vf sums[ROWS][VECTORS];
     V_UNROLL
     for (int r = 0; r < rows; r++)
         V_UNROLL
     for (int v = 0; v < VECTORS; v++)
-        v_prefetch(dphi_part + r * MHC_BWD_CHUNK + v * VW);
+        v_prefetch(dphi_part + r * CHUNK_COLUMNS + v * VW);
     V_UNROLL
     for (int r = 0; r < rows; r++)
         V_UNROLL
@@ -283,7 +330,7 @@ V_INLINE void accumulate_dphi_tile(const backward_block *s, const column_chunk *
     for (int r = 0; r < rows; r++)
         V_UNROLL
     for (int v = 0; v < VECTORS; v++) {
-        float *q = dphi_part + r * MHC_BWD_CHUNK + v * VW;
+        float *q = dphi_part + r * CHUNK_COLUMNS + v * VW;
         v_store(q, s->first ? sums[r][v] : v_add(v_load(q), sums[r][v]));
     }
 }
@@ -301,8 +348,6 @@ static void accumulate_dphi_chunk(const backward_block *s, const column_chunk *c
             }
 }
 
-/* ---- blocks and parts --------------------------------------------------------------------------------- */
-
 /* Converts a chunk of x to f32 and, if dx is needed, computes its dx. */
 #define DX_CHUNK(dtype)                                                                                \
     static void dx_chunk_##dtype(backward_block *s, const column_chunk *chunk)                         \
@@ -311,7 +356,7 @@ static void accumulate_dphi_chunk(const backward_block *s, const column_chunk *c
         const int64_t offset = (chunk->i * s->c->x_stream + chunk->d) * mhc_element_size(COT_##dtype); \
         for (int64_t t = 0; t < s->count; t++)                                                         \
             mhc_convert_row(s->x[t], s->x_rows[t] + offset, COT_##dtype,                               \
-                            cot_clamp(p->sizes.D - chunk->d, 0, MHC_BWD_CHUNK));                       \
+                            cot_clamp(p->sizes.D - chunk->d, 0, CHUNK_COLUMNS));                       \
         for (int64_t k = 0; s->c->need_dx && k < chunk->columns; k += VECTORS * VW)                    \
             for (int64_t t = 0; t < s->count; t += TILE)                                               \
                 if (s->c->post != NULL)                                                                \
@@ -323,33 +368,34 @@ static void accumulate_dphi_chunk(const backward_block *s, const column_chunk *c
     }
 MHC_FOR_EACH_DTYPE(DX_CHUNK)
 
-/* The same columns of all streams follow each other, so that their dh_in stays in the L1 cache. */
-static int64_t chunk_of_step(const mhc_chunks *chunks, int64_t n, int64_t step)
-{
-    return step % n * chunks->per_stream + step / n;
-}
-
 static void backward_chunks(backward_block *s)
 {
     static void (*const dx_chunks[])(backward_block *, const column_chunk *) = {dx_chunk_F32, dx_chunk_F16,
                                                                                 dx_chunk_BF16};
-    const mhc_pre_backward_problem *p = s->c->problem;
     const mhc_chunks *chunks = &s->c->chunks;
     for (int64_t step = 0; step < chunks->count; step++) {
-        const int64_t number = chunk_of_step(chunks, p->sizes.n, step);
-        column_chunk chunk = {.number = number,
-                              .i = number / chunks->per_stream,
-                              .d = number % chunks->per_stream * MHC_BWD_CHUNK,
-                              .weights = (const float *)s->c->workspace + number * p->sizes.M * MHC_BWD_CHUNK};
-        const int64_t next = chunk_of_step(chunks, p->sizes.n, cot_min(step + 1, chunks->count - 1));
-        chunk.next_dx_post =
-            mhc_chunk_offset(chunks, next, p->args.dx_post.stride[2]) * mhc_element_size(p->args.x.dtype);
-        chunk.columns = cot_round_up(cot_clamp(p->sizes.D - chunk.d, 0, MHC_BWD_CHUNK), 4 * VW);
-        dx_chunks[p->args.x.dtype - COT_F32](s, &chunk);
+        const column_chunk chunk = chunk_of_step(s, step);
+        dx_chunks[s->c->problem->args.x.dtype - COT_F32](s, &chunk);
         if (s->c->need_dphi)
             accumulate_dphi_chunk(s, &chunk);
     }
 }
+
+static void pack_chunk(void *context, int64_t chunk)
+{
+    const mhc_packing *p = context;
+    for (int64_t j = 0; j < p->sizes->M; j++)
+        mhc_pack_row((float *)p->weights + (chunk * p->sizes->M + j) * CHUNK_COLUMNS, p, chunk, j);
+}
+
+static int64_t weight_elements(const backward_context *c)
+{
+    return c->problem->sizes.M * CHUNK_COLUMNS;
+}
+
+#endif
+
+/* ---- blocks and parts --------------------------------------------------------------------------------- */
 
 /* Sets the rows of the block's tokens. */
 static void set_rows(backward_block *s)
@@ -366,13 +412,6 @@ static void set_rows(backward_block *s)
     }
 }
 
-static void pack_chunk(void *context, int64_t chunk)
-{
-    const mhc_packing *p = context;
-    for (int64_t j = 0; j < p->sizes->M; j++)
-        mhc_pack_row(p->weights + (chunk * p->sizes->M + j) * MHC_BWD_CHUNK, p, chunk, j);
-}
-
 static void backward_part(void *context, int64_t part, void *scratch)
 {
     static void (*const dots[])(backward_block *) = {dots_F32, dots_F16, dots_BF16};
@@ -381,28 +420,34 @@ static void backward_part(void *context, int64_t part, void *scratch)
     const int64_t end = cot_clamp((part + 1) * c->parts.part_tokens, 0, p->sizes.tokens);
     backward_block *const s = scratch;
     s->c = c;
-    s->y_copy = (char *)s + MHC_BWD_SCRATCH;
-    s->g = (float *)(s->y_copy + (c->recomputation != NULL ? mhc_block_bytes(&p->sizes, p->sizes.dtype) : 0));
+    s->y_copy = (char *)s + SCRATCH;
+    s->g = (float *)(s->y_copy + (c->recomputation != NULL ? mhc_block_bytes(&p->sizes, TOKENS, p->sizes.dtype) : 0));
     s->dphi_part = (float *)(c->workspace + c->layout.dphi_parts + (size_t)part * c->layout.dphi_part_bytes);
     s->sums = (double *)(c->workspace + c->layout.sums + (size_t)part * c->layout.sums_part);
     s->history = (float *)(c->workspace + c->layout.history + (size_t)part * c->layout.history_part);
     s->first = true;
+    mt_state host_tiles;
+    mt_begin(&host_tiles);
     for (int64_t j = 0; j < p->sizes.M + 3; j++)
         s->sums[j] = 0;
     for (s->token = part * c->parts.part_tokens; s->token < end; s->token += BLOCK) {
         s->count = cot_clamp(end - s->token, 0, BLOCK);
         set_rows(s);
         if (c->recomputation != NULL)
-            V_NAME(mhc_post_fwd_tokens)(c->recomputation, s->token, s->token + s->count, s->y_copy);
+            MHC_POST_NAME(mhc_post_fwd_tokens)(c->recomputation, s->token, s->token + s->count, s->y_copy);
         load_coefficients(s);
         dots[p->args.x.dtype - COT_F32](s);
         compute_coefficients(s);
+#if defined(COT_MATMUL_AMX)
+        split_dh_mix(s);
+#endif
         if (c->need_dx || c->need_dphi)
             backward_chunks(s);
         if (c->post != NULL)
-            V_NAME(mhc_post_bwd_tokens)(c->post, s->token, s->token + s->count, s->g);
+            MHC_POST_NAME(mhc_post_bwd_tokens)(c->post, s->token, s->token + s->count, s->g);
         s->first = false;
     }
+    mt_end(&host_tiles);
     if (c->stream_stores)
         v_fence();
 }
@@ -421,16 +466,16 @@ static void reduce_chunk(const backward_context *c, int64_t number)
     const mhc_pre_backward_problem *p = c->problem;
     const cot_mhc_pre_backward_args *a = &p->args;
     const int64_t M = p->sizes.M, i = number / c->chunks.per_stream;
-    const int64_t d = number % c->chunks.per_stream * MHC_BWD_CHUNK;
-    const int64_t columns = cot_clamp(p->sizes.D - d, 0, MHC_BWD_CHUNK);
+    const int64_t d = number % c->chunks.per_stream * CHUNK_COLUMNS;
+    const int64_t columns = cot_clamp(p->sizes.D - d, 0, CHUNK_COLUMNS);
     const int64_t parts = p->sizes.tokens > 0 ? c->parts.count : 0;
-    double dgamma[MHC_BWD_CHUNK] = {0};
+    double dgamma[CHUNK_COLUMNS] = {0};
     for (int64_t j = 0; j < M; j++) {
-        double dphi_sum[MHC_BWD_CHUNK] = {0};
+        double dphi_sum[CHUNK_COLUMNS] = {0};
         for (int64_t part = 0; part < parts; part++) {
             const float *dphi_part =
                 (const float *)(c->workspace + c->layout.dphi_parts + (size_t)part * c->layout.dphi_part_bytes) +
-                (number * M + j) * MHC_BWD_CHUNK;
+                (number * M + j) * CHUNK_COLUMNS;
             for (int64_t k = 0; k < columns; k++)
                 dphi_sum[k] += (double)dphi_part[k];
         }

@@ -19,29 +19,43 @@ enum {
      * at most MHC_BWD_PARTS parts. */
     MHC_BWD_PARTS = 32,
     MHC_BWD_PART_TOKENS = 128,
-    MHC_SINKHORN_PARTS = 64
+    MHC_SINKHORN_PARTS = 64,
+    /* AMX: columns of a chunk of pre's forward, maximum tokens of a block, and bf16 terms. */
+    MHC_AMX_CHUNK = 128,
+    MHC_AMX_TOKENS = 64,
+    MHC_AMX_BWD_CHUNK = 128,
+    MHC_AMX_TERMS = 3,
+    MHC_AMX_DX_TERMS = 2 /* of dh_mix and W in dx, which is rounded to bf16 */
 };
 
 /* Bytes of the state of pre's forward and backward in a thread's scratch. */
 enum {
     /* x of a tile of 4 tokens; for each token: coefficients, sums, and a few values. */
     MHC_FWD_SCRATCH = 4 * 4 * MHC_CHUNK + MHC_TOKENS * (4 * MHC_MAX_M + 16 * MHC_MAX_M + 256),
+    /* For each token: sums of h_mix, coefficients, squares and pointers. For 32 tokens: products and two copies of x. */
+    MHC_FWD_AMX_SCRATCH = MHC_AMX_TOKENS * (4 * (96 + MHC_MAX_M) + 64 + 32) + 32 * (4 * 32 + 4 * MHC_AMX_CHUNK) + 512,
     /* For each token. */
     MHC_BWD_FLOATS = MHC_BWD_CHUNK + 2 * MHC_MAX_M + 3 * MHC_MAX_N + 2 * MHC_MAX_N * MHC_MAX_N + 2,
-    MHC_BWD_SCRATCH = MHC_BWD_TOKENS * (4 * MHC_BWD_FLOATS + 64)
+    MHC_BWD_SCRATCH = MHC_BWD_TOKENS * (4 * MHC_BWD_FLOATS + 64),
+    /* bf16 elements of the tiles of dh_mix for dx and for dphi, and of x. */
+    MHC_AMX_DX_ELEMENTS = MHC_AMX_TOKENS * 96 * MHC_AMX_DX_TERMS,
+    MHC_AMX_DPHI_ELEMENTS = MHC_AMX_TOKENS * MHC_MAX_M * MHC_AMX_TERMS,
+    MHC_BWD_AMX_SCRATCH = MHC_AMX_TOKENS * (4 * (MHC_BWD_FLOATS - MHC_BWD_CHUNK) + 64) +
+                          2 * (MHC_AMX_DX_ELEMENTS + MHC_AMX_DPHI_ELEMENTS + MHC_AMX_TOKENS * 2 * MHC_AMX_BWD_CHUNK) +
+                          2 * 4 * 32 * MHC_AMX_BWD_CHUNK
 };
 
 /* Bytes of the rows of a block of pre's backward in a thread's scratch. */
-static inline size_t mhc_block_bytes(const mhc_sizes *sizes, cot_dtype dtype)
+static inline size_t mhc_block_bytes(const mhc_sizes *sizes, int64_t tokens, cot_dtype dtype)
 {
-    return cot_align_up(cot_bytes(COT_PRODUCT(MHC_BWD_TOKENS, sizes->n, sizes->D), cot_dtype_size(dtype)));
+    return cot_align_up(cot_bytes(COT_PRODUCT(tokens, sizes->n, sizes->D), cot_dtype_size(dtype)));
 }
 
-/* Tokens of a block of pre's forward, and of an item of post. With few tokens there are fewer, so that more threads
- * have work. No sum crosses tokens. */
-static inline int64_t mhc_block_tokens(int64_t tokens)
+/* Tokens of a block of pre's forward, and of an item of post: a multiple of `unit`. With few tokens there are fewer, so
+ * that more threads have work. No sum crosses tokens. */
+static inline int64_t mhc_block_tokens(int64_t tokens, int64_t unit, int64_t max_tokens)
 {
-    return cot_clamp(cot_round_up(cot_ceil_div(tokens, 8), 4), 4, MHC_TOKENS);
+    return cot_clamp(cot_round_up(cot_ceil_div(tokens, 8), unit), unit, max_tokens);
 }
 
 /* Chunks of `width` columns of phi; a chunk lies in one stream. phi * gamma is packed chunk by chunk. The last chunk of
@@ -114,6 +128,19 @@ static inline mhc_pre_fwd_plan mhc_pre_fwd_plan_of(const mhc_sizes *sizes)
     return (mhc_pre_fwd_plan){chunks, cot_bytes(elements, sizeof(float))};
 }
 
+/* bf16 elements of a chunk of W as AMX tiles: a last pass of 16 rows uses the first part of its space. */
+static inline int64_t mhc_amx_weight_elements(int64_t M)
+{
+    return cot_round_up(M, 32) * MHC_AMX_TERMS * MHC_AMX_CHUNK;
+}
+
+static inline mhc_pre_fwd_plan mhc_pre_fwd_amx_plan_of(const mhc_sizes *sizes)
+{
+    const mhc_chunks chunks = mhc_split_columns(sizes, MHC_AMX_CHUNK);
+    const int64_t elements = cot_mul(chunks.count, mhc_amx_weight_elements(sizes->M));
+    return (mhc_pre_fwd_plan){chunks, cot_bytes(elements, sizeof(uint16_t))};
+}
+
 /* The plan of Sinkhorn's backward. The workspace has the history of each part. */
 typedef struct mhc_sinkhorn_bwd_plan {
     mhc_parts parts;
@@ -135,9 +162,17 @@ typedef struct mhc_pre_bwd_layout {
     size_t dphi_part_bytes, sums_part, history_part; /* bytes of one part */
 } mhc_pre_bwd_layout;
 
-static inline mhc_pre_bwd_layout mhc_layout_pre_bwd(const mhc_sizes *sizes, int32_t iterations)
+/* bf16 elements of a chunk of W as AMX tiles for pre's backward, which sum 32 rows. */
+static inline int64_t mhc_amx_bwd_weight_elements(int64_t M)
 {
-    const mhc_chunks chunks = mhc_split_columns(sizes, MHC_BWD_CHUNK);
+    return cot_round_up(M, 32) * MHC_AMX_DX_TERMS * MHC_AMX_BWD_CHUNK;
+}
+
+/* weight_elements, weight_size: of a chunk of W. */
+static inline mhc_pre_bwd_layout mhc_layout_pre_bwd(const mhc_sizes *sizes, int32_t iterations, int64_t chunk_columns,
+                                                    int64_t weight_elements, size_t weight_size)
+{
+    const mhc_chunks chunks = mhc_split_columns(sizes, chunk_columns);
     const mhc_parts parts = mhc_pre_bwd_parts(sizes->tokens);
     mhc_pre_bwd_layout l = {
         .chunks = chunks,
@@ -145,7 +180,7 @@ static inline mhc_pre_bwd_layout mhc_layout_pre_bwd(const mhc_sizes *sizes, int3
         .dphi_part_bytes = cot_align_up(cot_bytes(mhc_weight_elements(sizes, &chunks), sizeof(float))),
         .sums_part = cot_align_up(cot_bytes(sizes->M + 3, sizeof(double))),
         .history_part = cot_align_up(cot_bytes(mhc_history_floats(sizes->n, iterations), sizeof(float)))};
-    l.weights = cot_workspace_reserve(&l.bytes, 1, l.dphi_part_bytes); /* W has the size of a dphi_part */
+    l.weights = cot_workspace_reserve(&l.bytes, cot_mul(chunks.count, weight_elements), weight_size);
     l.dphi_parts = cot_workspace_reserve(&l.bytes, parts.count, l.dphi_part_bytes);
     l.sums = cot_workspace_reserve(&l.bytes, parts.count, l.sums_part);
     l.history = cot_workspace_reserve(&l.bytes, parts.count, l.history_part);
