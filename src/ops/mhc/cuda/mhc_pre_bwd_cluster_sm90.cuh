@@ -11,8 +11,8 @@
  * Tiles, blocks and owner blocks are the same as in mhc_pre_fwd_sm90.cu: a cluster has 16 blocks, or 8 for D up to
  * 2048, or 4 for D up to 1024. For a larger D, up to 7168, only the records and the gradients of the parameters are
  * computed (NO_DX), in wide blocks (wide_sizes). Block r is the owner block of the tokens r, r + BLOCKS, ... of each
- * tile. A tile of f32 has 8 tokens: half of the blocks of a cluster of 16 own none. With dh_res, mhc_pre_dz has already stored dz in the
- * workspace: it includes Sinkhorn's gradient. Each stage holds one tile. Roles:
+ * tile. A tile of f32 has 8 tokens: half of the blocks of a cluster of 16 own none. With dh_res, mhc_pre_dz has already
+ * stored dz in the workspace: it includes Sinkhorn's gradient. Each stage holds one tile. Roles:
  *
  *   producer     loads x and dh_in of the tile into shared memory (RECOMPUTES_Y: x and f of post, and dh_in). Later stores
  *                dx, which replaced x there
