@@ -173,8 +173,9 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
         load_phi<0, GROUPS>(c, s, first_column<Traits>(), warp, phi_scale<E, MODE == DX_AND_POST>, second_terms);
         arrive_all_lanes(&s.phi_loaded);
     }
-    if (Traits::WIDE && threadIdx.x % 32 < TILE)
-        s.warp_dh_pre[warp][threadIdx.x % 32] = {0.0f, 0.0f, 0.0f, 0.0f};
+    if constexpr (Traits::WIDE) /* compute_dh_pre stores one stream. The same lanes store the others as zero */
+        if (const int g = threadIdx.x % 32 / 4; threadIdx.x % 4 == g / 2)
+            s.warp_dh_pre[warp][g] = s.warp_dh_pre[warp][g + 8] = {0.0f, 0.0f, 0.0f, 0.0f};
     cot_cluster_wait();
     float dphi_part[GROUPS][OCTETS][4] = {0};
     lane_units units = find_lane_units(s, warp);
