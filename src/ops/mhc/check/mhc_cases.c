@@ -585,7 +585,7 @@ static void bench_shapes(cot_case_visitor *v, int op, int direction)
         {8192, 4, 4096, COT_F32, GPU},  {16384, 4, 768, COT_BF16, GPU},  {8192, 4, 2048, COT_BF16, GPU},
         {8192, 2, 2048, COT_BF16, GPU}, {8192, 4, 2048, COT_F32, GPU},   {8192, 2, 4096, COT_F32, GPU},
     };
-    const size_t first_of_gpu = 7;
+    const size_t first_of_gpu = 7, wide = 8; /* D = 7168 */
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         case_shape p = {.op = op, .direction = direction, .uses = shapes[i].uses, .B = 1, .T = shapes[i].tokens};
         p.n = shapes[i].n, p.D = shapes[i].D, p.dtype = shapes[i].dtype;
@@ -597,11 +597,12 @@ static void bench_shapes(cot_case_visitor *v, int op, int direction)
         p.dh_res_logits = op != POST_PRE;
         p.fused = p.dx_post = op == POST_PRE; /* between two layers */
         emit(v, &p);
-        if (op == POST_PRE && direction == COT_MHC_BACKWARD && (i == 0 || i == first_of_gpu)) {
+        const bool has_two_rows = i == 0 || i == first_of_gpu || i == wide;
+        if (op == POST_PRE && direction == COT_MHC_BACKWARD && has_two_rows) {
             p.saved_y = true;
             emit(v, &p);
         }
-        if (op != PRE || (i != 0 && i != first_of_gpu))
+        if (op != PRE || !has_two_rows)
             continue;
         p.dh_res_logits = false,
         p.fused = p.dx_post = true; /* the fused layer: Sinkhorn and dx_post in the same call */
