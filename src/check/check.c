@@ -479,6 +479,15 @@ static void count_case(worker *w, const cot_case *c)
     w->results->total += case_selected(w, c);
 }
 
+/* A NaN whose bits after the sign are ones, in every dtype. Rounding by integer arithmetic carries into the sign. */
+static double nan_of_ones(void)
+{
+    const uint64_t bits = UINT64_MAX >> 1;
+    double nan;
+    memcpy(&nan, &bits, sizeof nan);
+    return nan;
+}
+
 /* Visits the case. A quick case is also visited with a NaN and with an infinity in each float input in turn. With
  * --quick, such a case has only one variant, and the next case has another. */
 static void visit_with_specials(worker *w, const cot_case *c, void (*visit)(worker *, const cot_case *))
@@ -502,7 +511,7 @@ static void visit_with_specials(worker *w, const cot_case *c, void (*visit)(work
                 variant_count += pass == 0;
                 if (pass == 0 || (w->options->quick && variant != base_number % variant_count))
                     continue;
-                special.special = value == 0 ? (double)NAN : cot_draw_bool(&state) ? INFINITY : -INFINITY;
+                special.special = value == 0 ? nan_of_ones() : cot_draw_bool(&state) ? INFINITY : -INFINITY;
                 special.special_field = f;
                 special.special_element = cot_draw_below(&state, count);
                 visit(w, &special);

@@ -89,7 +89,7 @@ V_INLINE vf mt_dot_terms(vf sum, const vf *a, const vf *b, int64_t n)
 }
 
 /* v rounded to the nearest bf16, ties away from zero, as float32. It uses integer instructions: converting to bf16 and
- * back takes twice as long. A NaN may become another value, but its remainder (mt_remainder) is NaN. */
+ * back takes twice as long. A NaN may become a number, but its remainder (mt_remainder) is NaN. */
 V_INLINE vf mt_round_term(vf v)
 {
     const __m512i bits = _mm512_add_epi32(_mm512_castps_si512(v), _mm512_set1_epi32(0x8000));
@@ -101,13 +101,37 @@ V_INLINE vf mt_remainder(vf v)
     return v_sub(v, mt_round_term(v));
 }
 
+/* Term `term` of `terms`, before the conversion to bf16. The last one keeps a NaN: mt_round_term would turn some into 0. */
+V_INLINE vf mt_term(vf v, int64_t term, int64_t terms)
+{
+    const vf rounded = mt_round_term(v);
+    return term + 1 < terms ? rounded : _mm512_mask_mov_ps(rounded, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), v);
+}
+
+/* Stores the terms of the 32 numbers v0, v1, `distance` elements apart, the largest first. With `pairs`, v0 and v1 are
+ * interleaved. */
+V_INLINE void mt_store_terms(uint16_t *to, int64_t terms, int64_t distance, vf v0, vf v1, bool pairs)
+{
+    for (int64_t term = 0; term < terms; term++, v0 = mt_remainder(v0), v1 = mt_remainder(v1)) {
+        const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh(mt_term(v1, term, terms), mt_term(v0, term, terms));
+        _mm512_storeu_si512(to + term * distance, pairs ? mt_interleave(halves) : halves);
+    }
+}
+
+#define MT_FOUR_PRODUCTS     \
+    _tile_dpbf16ps(0, 4, 6); \
+    _tile_dpbf16ps(1, 4, 7); \
+    _tile_dpbf16ps(2, 5, 6); \
+    _tile_dpbf16ps(3, 5, 7);
+
 #if defined(COT_MATMUL_SPLIT)
 
 V_INLINE void mt_store_a(mt *p, int64_t column, vf v)
 {
     uint16_t *to = (uint16_t *)p + column;
     for (int term = 0; term < COT_MATMUL_SPLIT; term++, v = mt_remainder(v))
-        _mm256_storeu_si256((__m256i *)(to + term * PANEL), (__m256i)_mm512_cvtneps_pbh(mt_round_term(v)));
+        _mm256_storeu_si256((__m256i *)(to + term * PANEL),
+                            (__m256i)_mm512_cvtneps_pbh(mt_term(v, term, COT_MATMUL_SPLIT)));
 }
 
 /* The sum is exact: the terms' mantissas do not overlap. */
@@ -122,17 +146,13 @@ V_INLINE vf mt_load_a(const mt *p, int64_t column)
 
 V_INLINE void mt_store_a2(mt *p, vf v0, vf v1)
 {
-    uint16_t *to = (uint16_t *)p;
-    for (int term = 0; term < COT_MATMUL_SPLIT; term++, v0 = mt_remainder(v0), v1 = mt_remainder(v1))
-        _mm512_storeu_si512(to + term * PANEL, (__m512i)_mm512_cvtne2ps_pbh(mt_round_term(v1), mt_round_term(v0)));
+    mt_store_terms((uint16_t *)p, COT_MATMUL_SPLIT, PANEL, v0, v1, false);
 }
 
 V_INLINE void mt_store_b(mt *b, int64_t rows, int64_t k, int64_t n, vf v0, vf v1)
 {
     uint16_t *to = (uint16_t *)(b + mt_offset(rows, k, n / PANEL * PANEL)) + 2 * (n % PANEL);
-    for (int term = 0; term < COT_MATMUL_SPLIT; term++, v0 = mt_remainder(v0), v1 = mt_remainder(v1))
-        _mm512_storeu_si512(to + 2 * term * PANEL,
-                            mt_interleave((__m512i)_mm512_cvtne2ps_pbh(mt_round_term(v1), mt_round_term(v0))));
+    mt_store_terms(to, COT_MATMUL_SPLIT, 2 * PANEL, v0, v1, true);
 }
 
 #define MT_LOAD_A(term)                           \
@@ -141,11 +161,6 @@ V_INLINE void mt_store_b(mt *b, int64_t rows, int64_t k, int64_t n, vf v0, vf v1
 #define MT_LOAD_B(term)                               \
     _tile_loadd(6, b_tile + (term)*2 * PANEL, B_ROW); \
     _tile_loadd(7, b_tile + (term)*2 * PANEL + 32, B_ROW);
-#define MT_FOUR_PRODUCTS     \
-    _tile_dpbf16ps(0, 4, 6); \
-    _tile_dpbf16ps(1, 4, 7); \
-    _tile_dpbf16ps(2, 5, 6); \
-    _tile_dpbf16ps(3, 5, 7);
 
 /* One step along k: four tile products for each pair of terms that matters. The order of the pairs keeps the number of
  * tile loads low. */
@@ -210,8 +225,8 @@ V_INLINE vf mt_dot(vf sum, const vf *a, const vf *b, int64_t n)
     for (int64_t i = 0; i < n; i++) {
         vf x = a[i], y = b[i];
         for (int term = 0; term < COT_MATMUL_SPLIT; term++, x = mt_remainder(x), y = mt_remainder(y)) {
-            a_terms[term][i] = mt_round_term(x);
-            b_terms[term][i] = mt_round_term(y);
+            a_terms[term][i] = mt_term(x, term, COT_MATMUL_SPLIT);
+            b_terms[term][i] = mt_term(y, term, COT_MATMUL_SPLIT);
         }
     }
     for (size_t i = 0; i < sizeof mt_dot_term_order / sizeof *mt_dot_term_order; i++)

@@ -4,7 +4,7 @@
  *   Forward   A block of pre first computes the y of its tokens with post's rows. It stores y by non-temporal stores if
  *             y is large, and a copy in the thread's scratch. Pre reads the copy.
  *   Backward  A block of pre computes y again, if it is not given, and g in f32. Post's rows then read g.
- * So y and g of a block stay in the L2 cache: at most 16 or 32 tokens. */
+ * So y and g of a block stay in the L2 cache: at most 16 or 32 tokens, in the copy for AMX 64. */
 #include "mhc_blocks.h"
 
 cot_status V_NAME(mhc_post_pre_fwd_tiles)(cot_queue *, const void *, void *);

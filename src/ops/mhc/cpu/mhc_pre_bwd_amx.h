@@ -33,16 +33,6 @@ static int64_t panels_of(int64_t M)
     return cot_ceil_div(M, PANEL_ROWS);
 }
 
-/* Stores the terms of the 32 numbers v0, v1, `distance` elements apart, the largest first. With `pairs`, v0 and v1 are
- * interleaved. */
-V_INLINE void store_terms(uint16_t *to, int64_t terms, int64_t distance, vf v0, vf v1, bool pairs)
-{
-    for (int64_t term = 0; term < terms; term++, v0 = mt_remainder(v0), v1 = mt_remainder(v1)) {
-        const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh(mt_round_term(v1), mt_round_term(v0));
-        _mm512_storeu_si512(to + term * distance, pairs ? mt_interleave(halves) : halves);
-    }
-}
-
 static int64_t weight_elements(const backward_context *c)
 {
     return mhc_amx_bwd_weight_elements(c->problem->sizes.M);
@@ -64,8 +54,8 @@ static void pack_chunk(void *context, int64_t chunk)
         for (int64_t d = 0; d < CHUNK; d += 16) {
             const int64_t panel = d / HALF * panels_of(M) + j / PANEL_ROWS;
             uint16_t *const tile = packed + (panel * DX_TERMS * 2 + d % HALF / 16) * TILE_ELEMENTS;
-            store_terms(tile + j % PANEL_ROWS / 2 * 32, DX_TERMS, 2 * TILE_ELEMENTS, v_load(rows[0] + d),
-                        v_load(rows[1] + d), true);
+            mt_store_terms(tile + j % PANEL_ROWS / 2 * 32, DX_TERMS, 2 * TILE_ELEMENTS, v_load(rows[0] + d),
+                           v_load(rows[1] + d), true);
         }
     }
 }
@@ -95,14 +85,14 @@ static void split_dh_mix(backward_block *s)
                 mt_transpose(low);
                 mt_transpose(high);
                 for (int64_t r = 0; r < 16; r++)
-                    store_terms(dx + (t + r) * PANEL_ROWS, DX_TERMS, GROUP * PANEL_ROWS, low[r], high[r], false);
+                    mt_store_terms(dx + (t + r) * PANEL_ROWS, DX_TERMS, GROUP * PANEL_ROWS, low[r], high[r], false);
             }
         for (int64_t j = 0; j < M; j += 16, dphi += DPHI_TERMS * TILE_ELEMENTS) {
             vf low[16], high[16];
             load_dh_mix(low, s, j, group * GROUP);
             load_dh_mix(high, s, j, group * GROUP + 16);
             for (int64_t r = 0; r < 16; r++)
-                store_terms(dphi + r * GROUP, DPHI_TERMS, TILE_ELEMENTS, low[r], high[r], false);
+                mt_store_terms(dphi + r * GROUP, DPHI_TERMS, TILE_ELEMENTS, low[r], high[r], false);
         }
     }
 }
@@ -215,12 +205,6 @@ static void run_overlap(const backward_block *s, const overlap *o, int64_t i, in
 
 /* ---- products ----------------------------------------------------------------------------------------- */
 
-#define FOUR_PRODUCTS        \
-    _tile_dpbf16ps(0, 4, 6); \
-    _tile_dpbf16ps(1, 4, 7); \
-    _tile_dpbf16ps(2, 5, 6); \
-    _tile_dpbf16ps(3, 5, 7);
-
 V_INLINE void clear_tiles(void)
 {
     __asm__ volatile("" : : : "memory"); /* gcc's tile loads do not declare that they read memory */
@@ -258,13 +242,13 @@ V_INLINE void multiply_dx(const backward_block *s, float (*results)[CHUNK], cons
     for (int64_t panel = 0; panel < panels; panel++, a += DX_TERMS * TWO, w += DX_TERMS * TWO) {
         LOAD_A(1)
         LOAD_W(0)
-        FOUR_PRODUCTS
+        MT_FOUR_PRODUCTS
         run_overlap(s, o, first + 3 * panel, parts);
         LOAD_A(0)
-        FOUR_PRODUCTS
+        MT_FOUR_PRODUCTS
         run_overlap(s, o, first + 3 * panel + 1, parts);
         LOAD_W(1)
-        FOUR_PRODUCTS
+        MT_FOUR_PRODUCTS
         run_overlap(s, o, first + 3 * panel + 2, parts);
     }
     store_tiles(results, k, 32);

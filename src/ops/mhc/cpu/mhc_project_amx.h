@@ -80,15 +80,9 @@ static void pack_chunk(void *context, int64_t chunk)
                 v[row] = v_load(w[row] + d);
             mt_transpose(v);
             uint16_t *const half = out + d / STEP * TERMS * tiles * TILE_ELEMENTS + d % STEP / 2 * STEP;
-            for (int term = 0; term < TERMS; term++)
-                for (int pair = 0; pair < 8; pair++) {
-                    const vf even = v[2 * pair], odd = v[2 * pair + 1];
-                    const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh(mt_round_term(odd), mt_round_term(even));
-                    _mm512_storeu_si512(half + (TERMS - 1 - term) * tiles * TILE_ELEMENTS + pair * STEP,
-                                        mt_interleave(halves));
-                    v[2 * pair] = mt_remainder(even);
-                    v[2 * pair + 1] = mt_remainder(odd);
-                }
+            for (int pair = 0; pair < 8; pair++)
+                mt_store_terms(half + (TERMS - 1) * tiles * TILE_ELEMENTS + pair * STEP, TERMS, -tiles * TILE_ELEMENTS,
+                               v[2 * pair], v[2 * pair + 1], true);
         }
     }
 }

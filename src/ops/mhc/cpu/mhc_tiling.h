@@ -32,8 +32,8 @@ enum {
 enum {
     /* x of a tile of 4 tokens; for each token: coefficients, sums, and a few values. */
     MHC_FWD_SCRATCH = 4 * 4 * MHC_CHUNK + MHC_TOKENS * (4 * MHC_MAX_M + 16 * MHC_MAX_M + 256),
-    /* For each token: sums of h_mix, coefficients, squares and pointers. For 32 tokens: products and two copies of x. */
-    MHC_FWD_AMX_SCRATCH = MHC_AMX_TOKENS * (4 * (96 + MHC_MAX_M) + 64 + 32) + 32 * (4 * 32 + 4 * MHC_AMX_CHUNK) + 512,
+    /* For each token: sums of h_mix, coefficients, squares and pointers. For 32 tokens: products and a copy of x. */
+    MHC_FWD_AMX_SCRATCH = MHC_AMX_TOKENS * (4 * (96 + MHC_MAX_M) + 64 + 32) + 32 * (4 * 32 + 2 * MHC_AMX_CHUNK) + 512,
     /* For each token. */
     MHC_BWD_FLOATS = MHC_BWD_CHUNK + 2 * MHC_MAX_M + 3 * MHC_MAX_N + 2 * MHC_MAX_N * MHC_MAX_N + 2,
     MHC_BWD_SCRATCH = MHC_BWD_TOKENS * (4 * MHC_BWD_FLOATS + 64),

@@ -22,7 +22,7 @@ enum {
     MHC_SM90_COLUMNS = MHC_SM90_CHUNK_COLUMNS * MHC_SM90_BLOCK_CHUNKS,
     MHC_SM90_K = MHC_SM90_N * MHC_SM90_COLUMNS, /* columns of a block in all streams, for any n and dtype */
     MHC_SM90_MAX_D = MHC_SM90_CLUSTER_BLOCKS * MHC_SM90_COLUMNS,
-    /* The forward for a larger D: more columns in a block, fewer tokens in a tile. */
+    /* For a larger D: more columns in a block. In the forward, fewer tokens in a tile. */
     MHC_SM90_WIDE_TILE = 8,
     MHC_SM90_WIDE_BLOCK_CHUNKS = 7,
     MHC_SM90_WIDE_COLUMNS = MHC_SM90_WIDE_BLOCK_CHUNKS * MHC_SM90_CHUNK_COLUMNS,

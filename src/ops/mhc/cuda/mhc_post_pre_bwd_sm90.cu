@@ -82,7 +82,6 @@ template <int N> struct stage_memory {
     unsigned char dy[N][STREAM_BYTES], dh_in[STREAM_BYTES];
 };
 template <typename Traits> struct shared_memory {
-    typedef Traits traits;
     stage_memory<Traits::N> stages[Traits::STAGES];
     uint4 phi[OCTETS][Traits::PHI_UNITS][32]; /* operands of MMA, see stage_phi */
     mhc_token_operands tokens[Traits::STAGES][TILE];

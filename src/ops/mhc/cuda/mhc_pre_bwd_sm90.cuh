@@ -43,7 +43,6 @@ template <int N_> struct bwd_sizes {
         CHUNK_WARPS = MHC_SM90_CHUNK_COLUMNS / COLUMNS,
         GROUPS = COLUMN_GROUPS, /* of an MMA warp */
         STREAM_GROUPS = COLUMNS / 16,
-        WARP_STREAMS = N,  /* of an MMA warp */
         PAIRS = OCTETS / 2 /* pairs of octets: one m16n8k16 multiplies both */
     };
     /* Of a group, counted from the warp's first column and stream. */
@@ -89,8 +88,7 @@ struct wide_sizes {
         STAGE_BYTES = X_BYTES + STREAM_BYTES,
         BLOCK_COLUMNS = MHC_SM90_WIDE_COLUMNS,
         GROUPS = 2 * CHUNKS,
-        STREAM_GROUPS = GROUPS,
-        WARP_STREAMS = 1
+        STREAM_GROUPS = GROUPS
     };
     static __device__ __forceinline__ constexpr int column_of(int group)
     {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mhc_pre_fwd_sm90.cu: pre forward and post_pre forward on Hopper. The kernels are for n = 4, bf16 and f16,
- * the first ones also for n = 2 and f32:
+ * mhc_pre_fwd_sm90.cu: pre forward and post_pre forward on Hopper. The kernels are for n = 4, bf16 and f16, those with
+ * cluster in their names also for n = 2 and f32:
  *
  *   mhc_pre_fwd_cluster_sm90_*        one pass over x, D up to 4096, with n = 2 up to 8192
  *   mhc_pre_fwd_wide_sm90_*           the same with wider blocks (WIDE), D up to 7168. Its entry in the kernel table is
@@ -50,12 +50,13 @@
  *
  * WIDE, for D beyond 4096: blocks have 448 columns and tiles have 8 tokens. The terms of phi gamma that do not fit in
  * registers are in shared memory and are loaded for every tile. For f16 these are second terms. For bf16 these are the
- * third terms, of one byte each. Let p be the power of two below the row's largest element in the warp's columns, and
- * unit = 2^-23 p. The split subtracts 192 units from the element and takes two bf16 terms. The rest is r, at most
- * 64 units. It is stored as the byte b = r / unit + 64. As a bf16 number, the two bytes {0x43, b} are 128 + b = 192 + r
- * / unit: the 192 units are added back, and unpacking needs no conversion. The three products add up to the element
- * itself. Example: with p = 1 the element 1.3 is 10905190 units. 192 less are 10904998 units, whose first two bf16
- * terms are 10878976 and 25984. r is 38 units, b is 102, and {0x43, 102} is 230 = 192 + 38.
+ * third terms, of one byte each, and in POST_PRE the second terms of one step. Let p be the power of two below the
+ * row's largest element in the warp's columns, and unit = 2^-23 p. The split subtracts 192 units from the element and
+ * takes two bf16 terms. The rest is r, at most 64 units. It is stored as the byte b = r / unit + 64. As a bf16 number,
+ * the two bytes {0x43, b} are 128 + b = 192 + r / unit: the 192 units are added back, and unpacking needs no
+ * conversion. The three products add up to the element itself. Example: with p = 1 the element 1.3 is 10905190 units.
+ * 192 less are 10904998 units, whose first two bf16 terms are 10878976 and 25984. r is 38 units, b is 102, and {0x43,
+ * 102} is 230 = 192 + 38.
  *
  * SPLIT, f16 and bf16, n = 4, D a multiple of 64 up to 33792 (132 slices of 256 columns): the blocks do not
  * communicate. A block has one slice and every gridDim.y-th tile. The reducers store the slice's sums to global
