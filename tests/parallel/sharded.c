@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "sharded.h"
 
+#include "core/cpu_features.h"
 #include "core/tensor.h"
 #include "cuda/memory.h"
 #include "cases/draw.h"
@@ -52,17 +53,17 @@ void whole_case_free(whole_case *w)
     bound_case_free(&w->bound, w->direction);
 }
 
-/* The kernel whose rounding decides the error rule: on a GPU, the one that rounds most. */
+/* The kernel whose rounding decides the error rule: the one that rounds most. On a CPU, of those that it can run. */
 static const cot_kernel *kernel_of_rule(const whole_case *w)
 {
     const cot_op *op = sharded_cases(w->op)->op;
     const cot_kernel *found = NULL;
     for (int k = 0; k < op->kernel_count; k++) {
         const cot_kernel *kernel = &op->kernels[k];
-        if (kernel->direction != w->c.direction || kernel->backend != sharded_backend)
+        if (kernel->direction != w->c.direction || kernel->backend != sharded_backend ||
+            (sharded_backend == COT_BACKEND_CPU && (kernel->isa & ~cot_cpu_features()) != 0))
             continue;
-        if (found == NULL ||
-            (sharded_backend == COT_BACKEND_CUDA && kernel->intermediate == field_of(w, w->bound.args, 0)->dtype))
+        if (found == NULL || kernel->intermediate == field_of(w, w->bound.args, 0)->dtype)
             found = kernel;
     }
     return found;
