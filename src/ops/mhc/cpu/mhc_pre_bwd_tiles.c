@@ -208,7 +208,7 @@ static void load_coefficients(backward_block *s)
         sinkhorn_gradient(s, t);
 }
 
-/* ---- chunks of columns ----------------------------------------------------------------------------------------------- */
+/* ---- chunks of columns -------------------------------------------------------------------------------- */
 
 /* A chunk of `columns` columns of stream i, from column d on. The last columns may be beyond D. */
 typedef struct column_chunk {

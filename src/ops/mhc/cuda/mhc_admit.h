@@ -58,7 +58,13 @@ static inline int64_t mhc_sm90_cluster_max_d(const mhc_sizes *s)
     return MHC_SM90_CLUSTER_BLOCKS * MHC_SM90_COLUMNS_OF(s->n);
 }
 
-/* The blocks of a cluster without wide blocks. */
+/* Whether clusters need wide blocks. */
+static inline bool mhc_sm90_is_wide(const mhc_sizes *s)
+{
+    return s->D > mhc_sm90_cluster_max_d(s);
+}
+
+/* The blocks of a cluster. */
 static inline int mhc_sm90_cluster_blocks(const mhc_sizes *s)
 {
     const int64_t columns = MHC_SM90_COLUMNS_OF(s->n);
@@ -387,7 +393,7 @@ static inline double cost_sm90_pre_bwd(const void *problem)
 static inline double cost_sm90_wide(const void *problem)
 {
     const mhc_sizes *sizes = problem;
-    return sizes->D > mhc_sm90_cluster_max_d(sizes) ? MHC_SM90_WIDE_MAX_D : cost_sm90_pre_bwd(problem);
+    return mhc_sm90_is_wide(sizes) ? MHC_SM90_WIDE_MAX_D : cost_sm90_pre_bwd(problem);
 }
 
 /* x is read twice, but all blocks have work for any D. */

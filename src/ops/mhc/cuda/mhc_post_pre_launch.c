@@ -81,10 +81,10 @@ cot_status mhc_post_pre_fwd_cluster_sm90(cot_queue *queue, const void *problem, 
     if (c->tokens == 0)
         return COT_OK;
     c->logits = c->h_res.data != NULL ? workspace : NULL;
-    const bool wide = c->D > mhc_sm90_cluster_max_d(&p->sizes);
+    const bool wide = mhc_sm90_is_wide(&p->sizes);
     const mhc_tile_box all_streams = mhc_sm90_fwd_box(&p->sizes, wide),
                        one_stream = {all_streams.chunks, all_streams.tokens, 1};
-    const int cluster_blocks = wide ? MHC_SM90_CLUSTER_BLOCKS : mhc_sm90_cluster_blocks(&p->sizes);
+    const int cluster_blocks = mhc_sm90_cluster_blocks(&p->sizes);
     const cot_cuda_kernel *kernel =
         wide ? &post_pre_fwd_wide[p->sizes.dtype - COT_F16]
              : &post_pre_fwd_clusters[c->n == 4][p->sizes.dtype - COT_F32][cluster_index(cluster_blocks)];
@@ -211,7 +211,7 @@ static cot_status launch_post_pre_data_gradients(cot_queue *queue, const mhc_pos
 static bool records_from_post(const mhc_post_pre_backward_problem *p, bool split)
 {
     const cot_mhc_post_pre_backward_args *a = &p->args;
-    return !split && p->sizes.n == MHC_SM90_N && p->sizes.D <= MHC_SM90_MAX_D && !cot_is_present(&a->y) &&
+    return !split && p->sizes.n == MHC_SM90_N && !mhc_sm90_is_wide(&p->sizes) && !cot_is_present(&a->y) &&
            is_aligned(&a->x, 16) && is_aligned(&a->f, 16) && is_aligned(&a->dh_in, 16) &&
            mhc_cuda_uniform_token_stride(&a->h_res) && mhc_cuda_uniform_token_stride(&a->h_post);
 }

@@ -233,7 +233,7 @@ static cot_status backward_cluster(cot_queue *queue, const mhc_pre_backward_prob
     if (c->tokens == 0)
         return launch_sum_parts(queue, c);
     c->dphi_part_scale = 1 / (float)MHC_CUDA_MIX_SCALE;
-    const bool wide = c->D > mhc_sm90_cluster_max_d(&p->sizes); /* then without dx and post */
+    const bool wide = mhc_sm90_is_wide(&p->sizes); /* then without dx and post */
     const int cluster_blocks = mhc_sm90_cluster_blocks(&p->sizes), tile = mhc_sm90_bwd_tile(&p->sizes);
     c->parts = cluster_count(c, tile, cluster_blocks);
     if (c->dh_res.data != NULL)

@@ -104,9 +104,9 @@ static cot_status forward_sm90(cot_queue *queue, const void *problem, void *work
         c->sums = (float *)((char *)workspace + plan->sums);
         c->slices = plan->slices;
     }
-    const bool wide = !split && c->D > mhc_sm90_cluster_max_d(&p->sizes);
+    const bool wide = !split && mhc_sm90_is_wide(&p->sizes);
     const mhc_tile_box box = mhc_sm90_fwd_box(&p->sizes, wide);
-    const int cluster_blocks = wide ? MHC_SM90_CLUSTER_BLOCKS : mhc_sm90_cluster_blocks(&p->sizes);
+    const int cluster_blocks = mhc_sm90_cluster_blocks(&p->sizes);
     CHECK(mhc_make_tile_map(queue, &mapped.x, &p->sizes, &a->x, box));
     if (split) {
         CHECK(mhc_launch_slices(queue, &pre_fwd_split[p->sizes.dtype - COT_F16], MHC_SM90_SPLIT_THREADS, false,
