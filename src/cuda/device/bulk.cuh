@@ -75,4 +75,13 @@ static __device__ __forceinline__ void cot_add_release(uint32_t *counter, uint32
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
 }
 
+/* Adds to a counter that orders nothing, and returns the value before. For atomicAdd the compiler inserts instructions that
+ * wait for the result at once. */
+static __device__ __forceinline__ uint32_t cot_fetch_add(uint32_t *counter, uint32_t value)
+{
+    uint32_t before;
+    asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(value) : "memory");
+    return before;
+}
+
 #endif

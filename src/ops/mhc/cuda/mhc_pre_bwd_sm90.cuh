@@ -212,8 +212,11 @@ template <typename Sizes> static __device__ __forceinline__ uint32_t unit_addres
 }
 
 /* dphi_part += x^T dh_mix, for groups BEGIN to END - 1 and OCTETS octets of rows of phi from FIRST on. Each fragment of
- * dphi_part is [16 columns][8 rows of phi]. */
-template <typename E, typename Sizes, int BEGIN, int END, int FIRST = 0, int OCTETS = Sizes::OCTETS>
+ * dphi_part is [16 columns][8 rows of phi].
+ *
+ * The warp synchronizes after every STEP groups. Otherwise the compiler loads further ahead, into more registers, and puts
+ * some chains of dependent products after all others. */
+template <typename E, typename Sizes, int BEGIN, int END, int STEP, int FIRST = 0, int OCTETS = Sizes::OCTETS>
 static __device__ __forceinline__ void accumulate_dphi(uint32_t x, uint32_t records,
                                                        float (&dphi_part)[Sizes::GROUPS][Sizes::OCTETS][4])
 {
@@ -235,8 +238,8 @@ static __device__ __forceinline__ void accumulate_dphi(uint32_t x, uint32_t reco
     for (int group = BEGIN; group < END; group++) {
         uint32_t A[4];
         float product[OCTETS][4] = {0};
-        if (Sizes::GROUPS > COLUMN_GROUPS && group % (OCTETS > 1 ? 2 : 4) == 0)
-            __syncwarp(); /* otherwise the compiler loads further ahead than the registers allow */
+        if (group > BEGIN && group % STEP == 0)
+            __syncwarp();
         cot_ldmatrix_x4_trans(A, unit_address<Sizes>(x, group));
         if constexpr (cot_is_f16<E>) {
             uint32_t low[4];
@@ -308,12 +311,11 @@ static __device__ __forceinline__ void compute_dx(S &s, uint32_t x, uint32_t dh_
 #pragma unroll
             for (int i = 0; i < 2 * OCTETS; i++)
                 second[i] = second_terms[group][i];
-#pragma unroll
-        for (int t = 0; t < 2; t++) /* smallest products first */
-            cot_mma_bf16_k8(sums[t], last[0], last[1], second[LAST_INDEX + t]);
+                /* Smallest products first. The first two need no phi, which is still being loaded. One instruction multiplies both
+         * terms of the last octet by the first terms of phi gamma. */
 #pragma unroll
         for (int t = 0; t < 2; t++)
-            cot_mma_bf16_k8(sums[t], last[2], last[3], phi[LAST_INDEX + t]);
+            cot_mma_bf16_k8(sums[t], last[0], last[1], second[LAST_INDEX + t]);
         if constexpr (OCTETS == 3) {
 #pragma unroll
             for (int t = 0; t < 2; t++)
@@ -324,7 +326,7 @@ static __device__ __forceinline__ void compute_dx(S &s, uint32_t x, uint32_t dh_
         }
 #pragma unroll
         for (int t = 0; t < 2; t++)
-            cot_mma_bf16_k8(sums[t], last[0], last[1], phi[LAST_INDEX + t]);
+            cot_mma_bf16(sums[t], last[0], last[1], last[2], last[3], phi[LAST_INDEX + t], phi[LAST_INDEX + t]);
         if constexpr (OCTETS == 3)
 #pragma unroll
             for (int t = 0; t < 2; t++)
@@ -463,24 +465,24 @@ template <typename S> static __device__ __forceinline__ lane_units find_lane_uni
 }
 
 /* Adds the tile to dphi_part. HALVES: the second half of the groups is not begun before the first is finished, which
- * takes fewer registers. x: this lane's by_column address in the tile's stage. */
-template <typename E, bool HALVES, typename S>
+ * takes fewer registers. STEP: see accumulate_dphi. x: this lane's by_column address in the tile's stage. */
+template <typename E, bool HALVES, int STEP, typename S>
 static __device__ __forceinline__ void accumulate_dphi_of_tile(
     S &s, uint32_t x, const cot_pipeline_state<S::STAGES> &ring,
     float (&dphi_part)[S::sizes::GROUPS][S::sizes::OCTETS][4])
 {
     typedef typename S::sizes sizes;
-    constexpr int HALF = HALVES ? sizes::GROUPS / 2 : sizes::GROUPS;
+    constexpr int GROUPS = sizes::GROUPS, HALF = HALVES ? GROUPS / 2 : GROUPS;
     const uint32_t records = cot_shared_address(s.records[ring.stage]);
-    if constexpr (sizes::GROUPS > COLUMN_GROUPS) { /* two octets, then one, take fewer registers than three */
-        accumulate_dphi<E, sizes, 0, sizes::GROUPS, 0, 2>(x, records, dphi_part);
-        accumulate_dphi<E, sizes, 0, sizes::GROUPS, 2, 1>(x, records, dphi_part);
+    if constexpr (GROUPS > COLUMN_GROUPS) { /* two octets, then one, take fewer registers than three */
+        accumulate_dphi<E, sizes, 0, GROUPS, 2, 0, 2>(x, records, dphi_part);
+        accumulate_dphi<E, sizes, 0, GROUPS, 4, 2, 1>(x, records, dphi_part);
         return;
     }
-    accumulate_dphi<E, sizes, 0, HALF>(x, records, dphi_part);
+    accumulate_dphi<E, sizes, 0, HALF, STEP>(x, records, dphi_part);
     if constexpr (HALVES) {
         cot_mbarrier_wait(&s.full[ring.stage], ring.parity); /* never blocks, see compute_dx */
-        accumulate_dphi<E, sizes, HALF, sizes::GROUPS>(x, records, dphi_part);
+        accumulate_dphi<E, sizes, HALF, GROUPS, STEP>(x, records, dphi_part);
     }
 }
 
@@ -490,8 +492,8 @@ static __device__ __forceinline__ void accumulate_tile(S &s, const lane_units &u
                                                        const cot_pipeline_state<S::STAGES> &ring,
                                                        float (&dphi_part)[S::sizes::GROUPS][S::sizes::OCTETS][4])
 {
-    accumulate_dphi_of_tile<E, true>(s, units.by_column + (uint32_t)(ring.stage * S::sizes::STAGE_BYTES), ring,
-                                     dphi_part);
+    accumulate_dphi_of_tile<E, true, S::sizes::GROUPS>(
+        s, units.by_column + (uint32_t)(ring.stage * S::sizes::STAGE_BYTES), ring, dphi_part);
     __syncwarp();
     if (threadIdx.x % 32 == 0)
         cot_mbarrier_arrive(&s.stage_done[ring.stage]);
@@ -506,7 +508,9 @@ static __device__ __forceinline__ void multiply_tile(
     float (&dphi_part)[S::sizes::GROUPS][S::sizes::OCTETS][4])
 {
     const uint32_t stage_offset = (uint32_t)(ring.stage * S::sizes::STAGE_BYTES);
-    accumulate_dphi_of_tile<E, HALVES>(s, units.by_column + stage_offset, ring, dphi_part);
+    /* With a step of 3 groups, ptxas spills in the kernels of f16 and with dx_post. */
+    constexpr int STEP = HALVES || ADD_POST || cot_is_f16<E> ? S::sizes::GROUPS : 3;
+    accumulate_dphi_of_tile<E, HALVES, STEP>(s, units.by_column + stage_offset, ring, dphi_part);
     if (present(c.dx)) {
         compute_dx<E, ADD_POST>(s, units.by_token + stage_offset, units.by_token + stage_offset + S::sizes::X_BYTES,
                                 units.by_token + units.dx_post, ring, warp, post_parity, second_terms);

@@ -67,9 +67,9 @@ enum {
     /* Entries of a team thread's cp.async ring, and the same in a spare block. */
     DEPTH = 5,
     SPARE_DEPTH = 7,
-    /* Rounds of tiles (c.parts tiles each) that teams may be ahead of the producers. With 2, 3 and 4 rounds the
-     * producers had to wait for the teams. */
-    ROUNDS_AHEAD = 6,
+    /* Rounds of tiles (c.parts tiles each) that teams may be ahead of the producers. With fewer rounds the producers wait for
+     * the teams, with more the L2 cache loses some tiles before their second read. */
+    ROUNDS_AHEAD = 5,
     MAX_POLLS = 1 << 14 /* polls of a team in a spare block; a poll usually takes 0.1 us */
 };
 static_assert(MMA_WARPS + 1 + TEAM_WARPS == MHC_SM90_BWD_THREADS / 32,
@@ -315,10 +315,15 @@ static __device__ __forceinline__ void make_record(const mhc_call &c, int token,
     if (lane == 0)
         record->factor = -sum * in.inv_rms * in.inv_rms * in.inv_rms / (float)(N * c.D);
     __syncwarp();
-    if (lane == 0) {
-        __threadfence();
-        atomicAdd(c.counters + MHC_SM90_RECORD_COUNTS + token / TILE, 1u);
-    }
+    if (lane == 0)
+        cot_add_release(c.counters + MHC_SM90_RECORD_COUNTS + token / TILE, 1u);
+}
+
+/* The tile that the producers have reached. producer_tile: of this block's producer; null = spare block. */
+static __device__ __forceinline__ int reached_tile(const mhc_call &c, const int *producer_tile)
+{
+    return producer_tile != nullptr ? *(const volatile int *)producer_tile
+                                    : (int)*(const volatile uint32_t *)(c.counters + MHC_SM90_FURTHEST_TILE);
 }
 
 /* The loop of one team over its tokens. producer_tile: of this block's producer; null = spare block. */
@@ -332,7 +337,7 @@ static __device__ __forceinline__ void make_records(const mhc_call &c, team_memo
     const token_element value = input_element<N>(c, lane);
     cot_griddepcontrol_wait();
     if (leader)
-        s.next_token[0] = (int)atomicAdd(c.counters + MHC_SM90_NEXT_TOKEN, 1u);
+        s.next_token[0] = (int)cot_fetch_add(c.counters + MHC_SM90_NEXT_TOKEN, 1u);
     sync_team(team);
     for (uint32_t count = 0;; count++) {
         const int token = s.next_token[count % 2];
@@ -341,14 +346,12 @@ static __device__ __forceinline__ void make_records(const mhc_call &c, team_memo
             break;
         int next_token = 0;
         if (leader)
-            next_token = (int)atomicAdd(c.counters + MHC_SM90_NEXT_TOKEN, 1u);
+            next_token = (int)cot_fetch_add(c.counters + MHC_SM90_NEXT_TOKEN, 1u);
         token_inputs in = {};
         if (writer)
             in = load_inputs<N>(c, value, (uint32_t)token);
         for (int polls = 0; producer_tile != nullptr || polls < MAX_POLLS; polls++) {
-            if (token / TILE - ROUNDS_AHEAD * (int)c.parts <=
-                (producer_tile != nullptr ? *(const volatile int *)producer_tile
-                                          : (int)cot_load_acquire(c.counters + MHC_SM90_FURTHEST_TILE)))
+            if (token / TILE - ROUNDS_AHEAD * (int)c.parts <= reached_tile(c, producer_tile))
                 break;
             __nanosleep(64);
         }
