@@ -486,31 +486,37 @@ static void large_shapes(cot_case_visitor *v, int op, int direction)
 /* Enough tokens for the rings of the Hopper kernels to wrap around, for every number of blocks of a cluster. */
 static void many_tiles(cot_case_visitor *v, int op, int direction)
 {
+    enum { ALL = COT_CASE_CHECK, GPU = COT_CASE_CHECK_CUDA };
     static const struct {
         int64_t n, D, tokens;
         cot_dtype dtype;
+        int uses;
     } shapes[] = {
-        {4, 4096, 1, COT_BF16},    {4, 4096, 40, COT_BF16},   {4, 4096, 129, COT_BF16},  {4, 512, 800, COT_BF16},
-        {4, 1280, 130, COT_BF16},  {4, 64, 900, COT_BF16},    {4, 7168, 1, COT_F16},     {4, 7168, 2, COT_BF16},
-        {4, 7168, 65, COT_BF16},   {4, 4096, 63, COT_F16},    {4, 1280, 130, COT_F16},   {4, 64, 900, COT_F16},
-        {4, 17408, 120, COT_BF16}, {4, 7168, 64, COT_F16},    {4, 64, 3000, COT_BF16},   {4, 1024, 200, COT_F16},
-        {4, 768, 33, COT_BF16},    {4, 1088, 1500, COT_BF16}, {4, 2048, 100, COT_F16},   {4, 1024, 2000, COT_BF16},
-        {4, 2048, 500, COT_BF16},  {4, 192, 4000, COT_BF16},  {4, 640, 1000, COT_BF16},  {4, 2048, 300, COT_F32},
-        {4, 768, 2000, COT_F32},   {4, 4096, 500, COT_F32},   {2, 8192, 300, COT_BF16},  {2, 4096, 500, COT_F16},
-        {2, 1024, 3000, COT_BF16}, {2, 2048, 1000, COT_F32},  {2, 8192, 200, COT_F32},   {2, 3584, 700, COT_F32},
-        {8, 4096, 333, COT_BF16},  {8, 1024, 1300, COT_BF16}, {4, 4096, 60, COT_F32},    {4, 1280, 63, COT_F32},
-        {4, 320, 300, COT_F32},    {2, 8192, 33, COT_BF16},   {2, 2560, 130, COT_BF16},  {2, 1920, 300, COT_BF16},
-        {2, 4160, 40, COT_F16},    {2, 832, 200, COT_F32},    {8, 192, 150, COT_BF16},   {8, 64, 5000, COT_BF16},
-        {8, 64, 130, COT_BF16},    {8, 128, 64, COT_BF16},    {4, 4096, 64, COT_BF16},   {2, 8192, 65, COT_F16},
-        {4, 4096, 600, COT_BF16},  {4, 7168, 600, COT_BF16},  {4, 7168, 500, COT_F16},   {4, 5120, 400, COT_BF16},
-        {4, 4160, 500, COT_BF16},  {2, 8192, 700, COT_BF16},  {2, 4096, 1300, COT_BF16}, {2, 8192, 300, COT_F32},
+        {4, 4096, 1, COT_BF16, ALL},    {4, 4096, 40, COT_BF16, ALL},   {4, 4096, 129, COT_BF16, ALL},
+        {4, 512, 800, COT_BF16, ALL},   {4, 1280, 130, COT_BF16, ALL},  {4, 64, 900, COT_BF16, ALL},
+        {4, 7168, 1, COT_F16, ALL},     {4, 7168, 2, COT_BF16, ALL},    {4, 7168, 65, COT_BF16, ALL},
+        {4, 4096, 63, COT_F16, ALL},    {4, 1280, 130, COT_F16, ALL},   {4, 64, 900, COT_F16, ALL},
+        {4, 17408, 120, COT_BF16, ALL}, {4, 7168, 64, COT_F16, ALL},    {4, 64, 3000, COT_BF16, GPU},
+        {4, 1024, 200, COT_F16, GPU},   {4, 768, 33, COT_BF16, GPU},    {4, 1088, 1500, COT_BF16, GPU},
+        {4, 2048, 100, COT_F16, GPU},   {4, 1024, 2000, COT_BF16, GPU}, {4, 2048, 500, COT_BF16, GPU},
+        {4, 192, 4000, COT_BF16, GPU},  {4, 640, 1000, COT_BF16, GPU},  {4, 2048, 300, COT_F32, GPU},
+        {4, 768, 2000, COT_F32, GPU},   {4, 4096, 500, COT_F32, GPU},   {2, 8192, 300, COT_BF16, GPU},
+        {2, 4096, 500, COT_F16, GPU},   {2, 1024, 3000, COT_BF16, GPU}, {2, 2048, 1000, COT_F32, GPU},
+        {2, 8192, 200, COT_F32, GPU},   {2, 3584, 700, COT_F32, GPU},   {8, 4096, 333, COT_BF16, GPU},
+        {8, 1024, 1300, COT_BF16, GPU}, {4, 4096, 60, COT_F32, ALL},    {4, 1280, 63, COT_F32, ALL},
+        {4, 320, 300, COT_F32, ALL},    {2, 8192, 33, COT_BF16, ALL},   {2, 2560, 130, COT_BF16, ALL},
+        {2, 1920, 300, COT_BF16, ALL},  {2, 4160, 40, COT_F16, ALL},    {2, 832, 200, COT_F32, ALL},
+        {8, 192, 150, COT_BF16, ALL},   {8, 64, 5000, COT_BF16, ALL},   {8, 64, 130, COT_BF16, ALL},
+        {8, 128, 64, COT_BF16, ALL},    {4, 4096, 64, COT_BF16, ALL},   {2, 8192, 65, COT_F16, ALL},
+        {4, 4096, 600, COT_BF16, ALL},  {4, 7168, 600, COT_BF16, GPU},  {4, 7168, 500, COT_F16, GPU},
+        {4, 5120, 400, COT_BF16, GPU},  {4, 4160, 500, COT_BF16, GPU},  {2, 8192, 700, COT_BF16, GPU},
+        {2, 4096, 1300, COT_BF16, GPU}, {2, 8192, 300, COT_F32, GPU},
     };
-    const size_t first_of_gpu = 14, end_of_gpu = 34, last_of_cpu = 48; /* the others are checked on a GPU only */
     uint64_t state = 301 + (uint64_t)(op * 2 + direction);
     for (size_t i = 0; op != SINKHORN && i < sizeof shapes / sizeof *shapes; i++) {
         case_shape p = {.op = op, .direction = direction, .dtype = shapes[i].dtype};
         p.n = shapes[i].n;
-        p.uses = i < first_of_gpu || (i >= end_of_gpu && i <= last_of_cpu) ? COT_CASE_CHECK : COT_CASE_CHECK_CUDA;
+        p.uses = shapes[i].uses;
         p.B = 1 + (int64_t)(i & 1 & (shapes[i].tokens % 2 == 0));
         p.D = shapes[i].D;
         p.T = shapes[i].tokens / p.B;

@@ -64,6 +64,12 @@ static inline bool mhc_sm90_is_wide(const mhc_sizes *s)
     return s->D > mhc_sm90_cluster_max_d(s);
 }
 
+/* Whether the cluster kernels are for this n. */
+static inline bool mhc_sm90_has_clusters(const mhc_sizes *s)
+{
+    return s->n == MHC_SM90_N || s->n == 2;
+}
+
 /* The blocks of a cluster. */
 static inline int mhc_sm90_cluster_blocks(const mhc_sizes *s)
 {
@@ -159,7 +165,7 @@ typedef struct mhc_cuda_layout {
 
 static inline mhc_cuda_layout mhc_cuda_layout_pre_bwd(const mhc_sizes *s, int32_t iterations, bool mma)
 {
-    const int64_t tiles = s->n == MHC_SM90_N || s->n == 2 ? cot_ceil_div(s->tokens, MHC_SM90_TILE) : 0;
+    const int64_t tiles = mhc_sm90_has_clusters(s) ? cot_ceil_div(s->tokens, MHC_SM90_TILE) : 0;
     mhc_cuda_layout l = {0};
     l.dz = cot_workspace_reserve(&l.bytes, cot_mul(s->tokens, s->M), sizeof(float));
     l.dh_mix = cot_workspace_reserve(&l.bytes, cot_mul(s->tokens, s->M), sizeof(float));
@@ -310,7 +316,7 @@ static inline const char *admit_sm90_pre_fwd(const void *problem)
 {
     const mhc_sizes *sizes = problem;
     const cot_mhc_pre_forward_args *a = &((const mhc_pre_forward_problem *)problem)->args;
-    if ((sizes->n != MHC_SM90_N && sizes->n != 2) || sizes->dtype == COT_F64)
+    if (!mhc_sm90_has_clusters(sizes) || sizes->dtype == COT_F64)
         return "n must be 2 or 4, and the dtype f32, f16 or bf16";
     const bool has_wide_blocks = sizes->n == MHC_SM90_N && sizes->dtype != COT_F32;
     if (sizes->D > (has_wide_blocks ? MHC_SM90_WIDE_MAX_D : mhc_sm90_cluster_max_d(sizes)))
@@ -325,7 +331,7 @@ static inline const char *mhc_sm90_admit_bwd_clusters(const void *problem)
 {
     const mhc_sizes *sizes = problem;
     const cot_mhc_pre_backward_args *a = &((const mhc_pre_backward_problem *)problem)->args;
-    if (sizes->n != MHC_SM90_N && sizes->n != 2)
+    if (!mhc_sm90_has_clusters(sizes))
         return "n must be 2 or 4";
     if (sizes->D > mhc_sm90_cluster_max_d(sizes))
         return sizes->n == 2 ? "it supports D up to 8192" : "it supports D up to 4096";
@@ -569,7 +575,7 @@ static inline const char *admit_sm90_post_pre_bwd_split(const void *problem)
 static inline const char *admit_sm90_post_pre_bwd(const void *problem)
 {
     const mhc_sizes *sizes = problem;
-    if ((sizes->n != MHC_SM90_N && sizes->n != 2) || (sizes->dtype != COT_F16 && sizes->dtype != COT_BF16))
+    if (!mhc_sm90_has_clusters(sizes) || (sizes->dtype != COT_F16 && sizes->dtype != COT_BF16))
         return "n must be 2 or 4, and the dtype f16 or bf16";
     if (sizes->n == MHC_SM90_N && sizes->dtype == COT_BF16)
         return sizes->D > MHC_SM90_WIDE_MAX_D ? "it supports D up to 7168" : mhc_sm90_admit_post_half(problem);
