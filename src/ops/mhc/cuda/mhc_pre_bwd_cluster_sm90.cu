@@ -213,8 +213,9 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
                                                                                second_terms, dphi_part);
         post_parity ^= 1;
     }
-    cot_griddepcontrol_launch_dependents(); /* blocks of mhc_pre_sum_parts then wait beside the last tiles */
     const int64_t d = first_column<Traits>();
+    if (present(c.dphi) || present(c.dgamma))
+        cot_griddepcontrol_launch_dependents(); /* mhc_pre_sum_parts, which waits for this kernel, becomes resident early */
     if (d < c.D && (present(c.dphi) || present(c.dgamma)))
         store_dphi_part<typename Traits::sizes>(c, dphi_part, (int64_t)(blockIdx.x / Traits::BLOCKS), d);
 }

@@ -214,8 +214,8 @@ template <typename Sizes> static __device__ __forceinline__ uint32_t unit_addres
 /* dphi_part += x^T dh_mix, for groups BEGIN to END - 1 and OCTETS octets of rows of phi from FIRST on. Each fragment of
  * dphi_part is [16 columns][8 rows of phi].
  *
- * The warp synchronizes after every STEP groups. Otherwise the compiler loads further ahead, into more registers, and puts
- * some chains of dependent products after all others. */
+ * The warp synchronizes after every STEP groups (Sizes::GROUPS: never). Otherwise the compiler loads further ahead, into
+ * more registers, and puts some chains of dependent products after all others. */
 template <typename E, typename Sizes, int BEGIN, int END, int STEP, int FIRST = 0, int OCTETS = Sizes::OCTETS>
 static __device__ __forceinline__ void accumulate_dphi(uint32_t x, uint32_t records,
                                                        float (&dphi_part)[Sizes::GROUPS][Sizes::OCTETS][4])
@@ -307,12 +307,13 @@ static __device__ __forceinline__ void compute_dx(S &s, uint32_t x, uint32_t dh_
         if constexpr (REGISTER_GROUPS < COLUMN_GROUPS)
             if (group >= REGISTER_GROUPS)
                 s.second.load(warp, group - REGISTER_GROUPS, second);
-        if (group < REGISTER_GROUPS)
+        if (group < REGISTER_GROUPS) {
 #pragma unroll
             for (int i = 0; i < 2 * OCTETS; i++)
                 second[i] = second_terms[group][i];
-                /* Smallest products first. The first two need no phi, which is still being loaded. One instruction multiplies both
-         * terms of the last octet by the first terms of phi gamma. */
+        }
+        /* Smallest products first. Those of the second terms of phi gamma come before those of the first terms, which are
+         * still being loaded. One instruction multiplies both terms of the last octet by the first terms. */
 #pragma unroll
         for (int t = 0; t < 2; t++)
             cot_mma_bf16_k8(sums[t], last[0], last[1], second[LAST_INDEX + t]);
@@ -509,7 +510,7 @@ static __device__ __forceinline__ void multiply_tile(
 {
     const uint32_t stage_offset = (uint32_t)(ring.stage * S::sizes::STAGE_BYTES);
     /* With a step of 3 groups, ptxas spills in the kernels of f16 and with dx_post. */
-    constexpr int STEP = HALVES || ADD_POST || cot_is_f16<E> ? S::sizes::GROUPS : 3;
+    constexpr int STEP = ADD_POST || cot_is_f16<E> ? S::sizes::GROUPS : 3;
     accumulate_dphi_of_tile<E, HALVES, STEP>(s, units.by_column + stage_offset, ring, dphi_part);
     if (present(c.dx)) {
         compute_dx<E, ADD_POST>(s, units.by_token + stage_offset, units.by_token + stage_offset + S::sizes::X_BYTES,
