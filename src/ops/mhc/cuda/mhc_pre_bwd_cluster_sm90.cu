@@ -213,11 +213,12 @@ static __device__ __forceinline__ void multiply(const mhc_call &c, shared_memory
                                                                                second_terms, dphi_part);
         post_parity ^= 1;
     }
-    const int64_t d = first_column<Traits>();
-    if (present(c.dphi) || present(c.dgamma))
+    if (present(c.dphi) || present(c.dgamma)) {
         cot_griddepcontrol_launch_dependents(); /* mhc_pre_sum_parts, which waits for this kernel, becomes resident early */
-    if (d < c.D && (present(c.dphi) || present(c.dgamma)))
-        store_dphi_part<typename Traits::sizes>(c, dphi_part, (int64_t)(blockIdx.x / Traits::BLOCKS), d);
+        const int64_t d = first_column<Traits>();
+        if (d < c.D)
+            store_dphi_part<typename Traits::sizes>(c, dphi_part, (int64_t)(blockIdx.x / Traits::BLOCKS), d);
+    }
 }
 
 /* blocks: of a cluster. The suffix `_blocksN` gives it, except for 16. */
