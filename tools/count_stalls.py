@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Counts the instructions and stall cycles of a GPU kernel's main loop in its machine code (sm_75 to sm_90a).
+"""Counts the instructions and stall cycles of a GPU kernel's main loop in its machine code (tried with sm_90a).
 
     cuobjdump -xelf all build/cuda/STEM.fatbin
     nvdisasm -hex STEM.1.sm_90a.cubin | tools/count_stalls.py [--list] KERNEL
 
 The main loop is the shortest loop with at least half of the kernel's matrix products. Each instruction states how many cycles
-its warp waits after it. The sum is the least time of one iteration for a warp that is alone on its scheduler. Waits for
-loads, barriers and other warps come on top. Both programs are in the CUDA toolkit, and on PyPI: nvidia-cuda-cuobjdump,
+its warp waits after it. The sum is the least time of one iteration for a warp that is alone on its scheduler, if no branch
+skips instructions of the loop. Waits for loads, barriers and other warps come on top. Both programs are in the CUDA toolkit, and on PyPI: nvidia-cuda-cuobjdump,
 nvidia-cuda-nvdisasm.
 """
 import argparse

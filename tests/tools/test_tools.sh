@@ -283,6 +283,26 @@ expect fail 'usage: run_tests.sh' "$tools/run_tests.sh"
 expect fail "NAME is 'zzz'" "$tools/fuzz.sh" "$build" 1 zzz
 expect fail "SECONDS is 'x'" "$tools/fuzz.sh" "$build" x
 
+# ---- stall cycles in machine code: bits 41 to 44 of an instruction's second word
+machine_code()
+{
+    printf '\t.section\t.text.%s,"ax",@progbits\n' planted
+    instruction 'MOV R1, R2' 2
+    printf '.L_x_1:\n'
+    instruction 'HMMA.16816.F32.BF16 R4, R8, R2, R4' 6
+    instruction "@P0 BRA \`(.L_x_$1)" 5
+    printf '.L_x_2:\n\t.section\t.text.%s,"ax",@progbits\n' other
+    instruction EXIT 15
+}
+instruction()
+{
+    printf '        /*0000*/ %s ; /* 0x%016x */\n    /* 0x%016x */\n' "$1" 0 $(($2 << 41 | 1 << 45))
+}
+count_stalls() { machine_code "$1" | "$tools/count_stalls.py" "$2"; }
+expect pass 'planted: 2 instructions, 1 of them products, 11 stall cycles' count_stalls 1 planted
+expect fail 'planted has no loop with half of its matrix products' count_stalls 2 planted
+expect fail 'no kernel absent in this text' count_stalls 1 absent
+
 # ---- public headers
 mkdir "$work/headers"
 header_alone()
