@@ -41,6 +41,12 @@ static __device__ __forceinline__ void cot_cluster_store(uint32_t to, const floa
                  : "memory");
 }
 
+/* Stores a word to the shared memory of a block, given by its address in the cluster (cot_mapa). */
+static __device__ __forceinline__ void cot_cluster_store_word(uint32_t to, uint32_t word)
+{
+    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
+}
+
 /* Stores 16 bytes to another block's shared memory. That block's barrier counts the bytes (complete_tx). */
 static __device__ __forceinline__ void cot_store_async(uint32_t to, uint32_t barrier, uint32_t a, uint32_t b,
                                                        uint32_t c, uint32_t d)

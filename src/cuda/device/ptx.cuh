@@ -32,6 +32,12 @@ static __device__ __forceinline__ void cot_mbarrier_init_fence(void)
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
+/* Ends the use of the memory as a barrier. */
+static __device__ __forceinline__ void cot_mbarrier_invalidate(uint64_t *barrier)
+{
+    asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(cot_shared_address(barrier)) : "memory");
+}
+
 /* Arrives once and adds `bytes` to the bytes that this phase expects. */
 static __device__ __forceinline__ void cot_mbarrier_arrive_expect(uint64_t *barrier, uint32_t bytes)
 {

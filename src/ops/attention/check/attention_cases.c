@@ -315,11 +315,12 @@ typedef struct hopper_shape {
     int64_t left, right;
 } hopper_shape;
 
+/* p: the other parameters; B = 0: one batch element. */
 static void emit_shapes(cot_case_visitor *v, const hopper_shape *shapes, size_t count, attention_case_params p)
 {
     for (size_t i = 0; i < count; i++, p.seed++) {
         const hopper_shape *s = &shapes[i];
-        p.B = 1, p.H = s->H, p.Hkv = s->Hkv, p.Tq = s->Tq, p.Tk = s->Tk;
+        p.B = p.B > 0 ? p.B : 1, p.H = s->H, p.Hkv = s->Hkv, p.Tq = s->Tq, p.Tk = s->Tk;
         p.d = p.d_v = s->d;
         p.dtype = s->dtype;
         p.causal = s->causal;
@@ -378,6 +379,22 @@ static void sweep_pairs_cuda(cot_case_visitor *v)
                                             .seed = 371 + i,
                                             .accumulate = i % 4 == 1,
                                             .f32_out = i % 4 == 3});
+}
+
+/* More than two sections of heads, in calls that store dq: thread blocks of the main kernel compute delta of the heads after
+ * the first two sections (attention_bwd_delta_sm90.cuh). */
+static void sweep_delta_cuda(cot_case_visitor *v)
+{
+    static const hopper_shape one[] = {{128, 20, 20, 70, 512, COT_BF16, false, false, 0, 0},
+                                       {64, 20, 20, 130, 2048, COT_BF16, false, false, 0, 0},
+                                       {128, 20, 20, 70, 2048, COT_BF16, true, false, 0, 0}},
+                              three[] = {{128, 9, 9, 64, 512, COT_F16, false, false, 0, 0},
+                                         {64, 9, 9, 140, 4096, COT_F16, true, false, 0, 0}};
+    const attention_case_params p = {.direction = COT_ATTENTION_BACKWARD, .uses = COT_CASE_CHECK_CUDA, .seed = 401};
+    emit_shapes(v, one, sizeof one / sizeof *one, p);
+    attention_case_params batch = p;
+    batch.B = 3, batch.seed = 411;
+    emit_shapes(v, three, sizeof three / sizeof *three, batch);
 }
 
 /* GQA under a causal mask with many key blocks: on the pair kernel, or without a division of the heads
@@ -630,6 +647,7 @@ static void each(bool (*visit)(void *, const cot_case *), void *context)
     sweep_orders_cuda(&v);
     sweep_skips_cuda(&v);
     sweep_pairs_cuda(&v);
+    sweep_delta_cuda(&v);
     sweep_gqa_cuda(&v);
 }
 

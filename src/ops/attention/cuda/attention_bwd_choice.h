@@ -184,8 +184,8 @@ static inline backward_choice choose_backward(const attention_problem *p, bool g
     }
     /* The kernels that store dq do so as vectors of 16 bits, for one query head of each key-value head. There is none
      * for 96 used columns. */
-    const bool may_store_dq =
-        !grouped && attention_bwd_used_columns(sizes) != 96 && store_method_of(p, &p->dq) == ATTENTION_STORE_VECTORS_16;
+    const bool may_store_dq = sizes->Tq > 0 && !grouped && attention_bwd_used_columns(sizes) != 96 &&
+                              store_method_of(p, &p->dq) == ATTENTION_STORE_VECTORS_16;
     const bool pair_kernel_would_store_dq = pair_kernel_stores_dq(sizes, tile_columns, key_blocks, may_store_dq);
     backward_choice choice = {.deterministic = true,
                               .descending_tiles = causal,

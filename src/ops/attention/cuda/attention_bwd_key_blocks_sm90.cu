@@ -72,7 +72,7 @@
  * other sequences. Their products must be 0. Masking P to 0 is not enough, because 0 * NaN is NaN. The producer warp
  * therefore loads such a tile on the barrier `uncleared full`, clears those rows, and then arrives on the tile's full
  * barrier. */
-#include "attention_bwd_consumer_sm90.cuh"
+#include "attention_bwd_delta_sm90.cuh"
 
 constexpr uint32_t NO_UNIT_NUMBER = UINT32_MAX;
 
@@ -81,21 +81,47 @@ constexpr uint32_t NO_UNIT_NUMBER = UINT32_MAX;
  * With a counter and head_split = 1, the number comes from the counter. In deterministic mode a key block waits until
  * key blocks of lower numbers have added to dQ. The counter gives out the numbers in ascending order, and a thread
  * block computes its key blocks in that order. So the lowest unfinished key block waits for no other. The kernel cannot
- * deadlock, even if only some of its thread blocks are resident.
+ * deadlock, even if only some of its thread blocks are resident. STORES_DQ: take_shares has taken the first number.
  *
  * In a cluster (head_split = 2), or without a counter, a thread block computes a single key block. The first call
  * returns own_unit_number, which backward_key_blocks has set. The second call returns NO_UNIT_NUMBER. It is beyond the
  * last key block, and ends the loop of the producer. A call has no counter if it has no query tiles, or in the
  * nondeterministic mode with head_split = 2. */
-template <int TILE_COLUMNS>
+template <int TILE_COLUMNS, bool STORES_DQ>
 static __device__ __forceinline__ uint32_t take_key_block(const attention_bwd_call &c,
                                                           key_block_shared<TILE_COLUMNS> &s)
 {
+    if (STORES_DQ) {
+        const uint32_t first = s.own_unit_number;
+        s.own_unit_number = NO_UNIT_NUMBER;
+        return (first != NO_UNIT_NUMBER ? first : atomicAdd(c.unit_counter, 1)) - c.delta_shares;
+    }
     if (c.unit_counter != nullptr && c.head_split == 1)
         return atomicAdd(c.unit_counter, 1);
     const uint32_t own = s.own_unit_number;
     s.own_unit_number = NO_UNIT_NUMBER;
     return own;
+}
+
+/* STORES_DQ: takes numbers from the counter, computes those that are shares (attention_bwd_delta_sm90.cuh), and leaves the
+ * first other number in s.own_unit_number. Executed by all threads. */
+template <typename E, int TILE_COLUMNS>
+static __device__ __forceinline__ void take_shares(const attention_bwd_mapped_call &mapped,
+                                                   key_block_shared<TILE_COLUMNS> &s)
+{
+    const attention_bwd_call &c = mapped.call;
+    for (;;) {
+        if (threadIdx.x == 0) {
+            cot_griddepcontrol_wait(); /* until the counter is cleared */
+            s.own_unit_number = atomicAdd(c.unit_counter, 1);
+        }
+        __syncthreads();
+        const uint32_t number = s.own_unit_number;
+        __syncthreads();
+        if (number >= c.delta_shares)
+            return;
+        compute_delta<E, TILE_COLUMNS, ATTENTION_BWD_TILE_QUERIES(TILE_COLUMNS)>(mapped, number);
+    }
 }
 
 /* With head_split = 2, a thread block of the cluster takes half of the group's heads. */
@@ -108,7 +134,7 @@ static __device__ __forceinline__ void split_heads(const attention_bwd_call &c, 
 /* The producer of the specialised versions. Executed by one thread. Stages and parities are computed from ring_step in
  * each step, because the thread has too few registers to keep them. load_tiles_general and load_pair_tiles have the
  * same order of waits and loads. */
-template <int TILE_COLUMNS>
+template <int TILE_COLUMNS, bool STORES_DQ>
 static __device__ void load_tiles(const attention_bwd_mapped_call &mapped, key_block_shared<TILE_COLUMNS> &s)
 {
     constexpr int COLUMN_PANELS = TILE_COLUMNS / 64, QUERIES = key_block_shared<TILE_COLUMNS>::QUERIES;
@@ -119,7 +145,7 @@ static __device__ void load_tiles(const attention_bwd_mapped_call &mapped, key_b
     const int first_delta_row = (int)(c.B * c.H * c.tiles_per_head); /* scaled_delta follows all rows of lse_log2 */
     uint32_t units_taken = 0, ring_step = 0;
     for (;; units_taken++) {
-        const uint32_t unit_number = take_key_block(c, s);
+        const uint32_t unit_number = take_key_block<TILE_COLUMNS, STORES_DQ>(c, s);
         if (unit_number >= c.unit_count) {
             s.work[units_taken % s.WORK_STAGES].first_key = END_OF_WORK;
             publish_work_only(s, units_taken);
@@ -129,6 +155,8 @@ static __device__ void load_tiles(const attention_bwd_mapped_call &mapped, key_b
         split_heads(c, w);
         s.work[units_taken % s.WORK_STAGES] = w;
         prefetch_keys<TILE_COLUMNS>(mapped, w, w.first_key);
+        if (STORES_DQ)
+            wait_for_delta(c, w.b * (int)c.H + w.first_head);
         for (int step = 0; step < step_count(w); step++, ring_step++) {
             const uint32_t q_stage = ring_step % ATTENTION_BWD_Q_STAGES,
                            dout_stage = ring_step % ATTENTION_BWD_DOUT_STAGES;
@@ -195,7 +223,7 @@ static __device__ void load_tiles_general(const attention_bwd_mapped_call &mappe
     for (;; units_taken++) {
         if (leader) {
             attention_work &next = s.work[units_taken % s.WORK_STAGES];
-            if (!work_of_general<QUERIES>(c, take_key_block(c, s), next))
+            if (!work_of_general<QUERIES>(c, take_key_block<TILE_COLUMNS, false>(c, s), next))
                 next.first_key = END_OF_WORK;
             split_heads(c, next); /* also after the last key block, when no warp reads the heads */
         }
@@ -458,9 +486,9 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
             /* The only query head of the group is number 0. */
             const int row = tile * QUERIES + dq_tile_in_step / s.COLUMN_PANELS * 64 +
                             threadIdx.x % WARPGROUP / WARP * 16 + lane / 4;
-            store_rows<E, /*GENERAL=*/false, /*FLOATS=*/false>(c, c.dq, c.dq_store_method, query_output_rows(c, w, 0),
-                                                               row, dq_tile_in_step % s.COLUMN_PANELS * 64, 64, c.scale,
-                                                               acc);
+            const output_rows rows = query_output_rows(c, w, 0);
+            store_rows_16<E, false>((E *)c.dq.data + rows.offset + dq_tile_in_step % s.COLUMN_PANELS * 64,
+                                    c.dq.stride[1], rows, row, 64, c.scale, acc);
         }
     }
     if (steps == 0 && lane == 0)
@@ -474,7 +502,7 @@ static __device__ void compute_dq(const attention_bwd_call &c, key_block_shared<
     cot_pipeline_state<ATTENTION_BWD_DQ_STAGES> dq;
     for (uint32_t units_taken = 0;; units_taken++) {
         cot_mbarrier_wait(&s.kv_full, parity_of<1>(units_taken));
-        const attention_work w = s.work[units_taken % s.WORK_STAGES];
+        const attention_work &w = s.work[units_taken % s.WORK_STAGES];
         if (w.first_key == END_OF_WORK)
             return;
         compute_dq_of_key_block<E, TILE_COLUMNS, USED_COLUMNS, GENERAL, STORES_DQ>(c, s, w, ds, dq);
@@ -505,13 +533,15 @@ static __device__ __forceinline__ void backward_key_blocks(const attention_bwd_m
         cot_mbarrier_init_fence();
     }
     __syncthreads();
+    if (STORES_DQ)
+        take_shares<E, TILE_COLUMNS>(mapped, s);
     const int warpgroup = threadIdx.x / WARPGROUP;
     if (warpgroup == 0) {
         cot_setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (GENERAL && threadIdx.x < WARP)
             load_tiles_general<TILE_COLUMNS>(mapped, s);
         else if (!GENERAL && threadIdx.x == 0)
-            load_tiles<TILE_COLUMNS>(mapped, s);
+            load_tiles<TILE_COLUMNS, STORES_DQ>(mapped, s);
         else if (threadIdx.x % WARP == 0 && threadIdx.x <= ATTENTION_BWD_DQ_STAGES * WARP) {
             const int stage = threadIdx.x / WARP - 1;
             if (STORES_DQ || c.deterministic)

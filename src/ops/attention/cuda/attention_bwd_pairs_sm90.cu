@@ -43,17 +43,47 @@
  * pairs that were taken earlier. The versions that store dq are for deterministic calls without GQA and without a
  * causal mask: the final pair of a dQ tile does not add to dq_accum. Its dQ warpgroup adds the sums of the other pairs,
  * and stores dq. */
-#include "attention_bwd_consumer_sm90.cuh"
+#include "attention_bwd_delta_sm90.cuh"
 
 enum { PAIR_KEYS = 2 * KEYS };
 
-/* Returns the number of the cluster's next pair. Block 0 takes it from the counter and sends it to block 1. */
-template <int TILE_COLUMNS>
+/* STORES_DQ: takes numbers from the counter, computes those that are shares (attention_bwd_delta_sm90.cuh), and leaves the
+ * first other number in s.own_unit_number. Executed by all threads of the cluster. Block 0 takes a number and stores it in
+ * both blocks. */
+template <typename E, int TILE_COLUMNS>
+static __device__ __forceinline__ void take_shares(const attention_bwd_mapped_call &mapped,
+                                                   pair_shared<TILE_COLUMNS> &s, int rank)
+{
+    const attention_bwd_call &c = mapped.call;
+    for (;;) {
+        if (rank == 0 && threadIdx.x == 0) {
+            cot_griddepcontrol_wait(); /* until the counter is cleared */
+            const uint32_t number = atomicAdd(c.unit_counter, 1);
+            s.own_unit_number = number;
+            cot_cluster_store_word(cot_mapa(cot_shared_address(&s.own_unit_number), 1), number);
+        }
+        __syncwarp();
+        cot_cluster_arrive();
+        cot_cluster_wait();
+        const uint32_t number = *(volatile uint32_t *)&s.own_unit_number;
+        if (number >= c.delta_shares)
+            return;
+        /* The rank is read again, because ptxas would spill it. */
+        compute_delta<E, TILE_COLUMNS, 64>(mapped, 2 * number + cot_cluster_rank());
+        cot_cluster_arrive();
+        cot_cluster_wait(); /* both blocks have read the number */
+    }
+}
+
+/* Returns the number of the cluster's next pair. Block 0 takes it from the counter and sends it to block 1. STORES_DQ:
+ * take_shares has taken the first number. */
+template <int TILE_COLUMNS, bool STORES_DQ>
 static __device__ __forceinline__ uint32_t take_pair(const attention_bwd_call &c, pair_shared<TILE_COLUMNS> &s,
                                                      int rank, uint32_t units_taken)
 {
     if (rank == 0) {
-        const uint32_t unit_number = atomicAdd(c.unit_counter, 1);
+        const uint32_t unit_number =
+            (STORES_DQ && units_taken == 0 ? s.own_unit_number : atomicAdd(c.unit_counter, 1)) - c.delta_shares;
         cot_mbarrier_wait(s.pair_empty, parity_of<1>(units_taken) ^ 1);
         cot_store_async(cot_mapa(cot_shared_address(s.unit_number), 1), cot_mapa(cot_shared_address(s.pair_full), 1),
                         unit_number, 0, 0, 0);
@@ -82,7 +112,7 @@ static __device__ __forceinline__ void open_stage_in_both(uint64_t *peer_empty, 
  *   - `work` stays in shared memory, because the thread has few registers
  *   - each block loads half of a tile into the shared memory of both blocks (open_stage_in_both)
  *   - it also loads a part of the peer's K */
-template <int TILE_COLUMNS>
+template <int TILE_COLUMNS, bool STORES_DQ>
 static __device__ void load_pair_tiles(const attention_bwd_mapped_call &mapped, pair_shared<TILE_COLUMNS> &s, int rank)
 {
     constexpr int COLUMN_PANELS = TILE_COLUMNS / 64, QUERIES = pair_shared<TILE_COLUMNS>::QUERIES;
@@ -95,7 +125,7 @@ static __device__ void load_pair_tiles(const attention_bwd_mapped_call &mapped, 
               row_in_tile = TILE_COLUMNS == 64 ? 64 * rank : 0; /* origin of this block's half within the tile */
     uint32_t ring_step = 0;
     for (uint32_t units_taken = 0;; units_taken++) {
-        const uint32_t unit_number = take_pair(c, s, rank, units_taken);
+        const uint32_t unit_number = take_pair<TILE_COLUMNS, STORES_DQ>(c, s, rank, units_taken);
         attention_work &w = s.work[units_taken % s.WORK_STAGES];
         if (unit_number >= c.unit_count) {
             w.first_key = END_OF_WORK;
@@ -105,6 +135,8 @@ static __device__ void load_pair_tiles(const attention_bwd_mapped_call &mapped, 
         w = work_of<QUERIES, PAIR_KEYS>(c, unit_number);
         w.first_key += rank * KEYS;
         prefetch_keys<TILE_COLUMNS>(mapped, w, w.first_key);
+        if (STORES_DQ)
+            wait_for_delta(c, w.b * (int)c.H + w.first_head);
         for (int step = 0; step < step_count(w); step++, ring_step++) {
             const uint32_t q_stage = ring_step % ATTENTION_BWD_Q_STAGES,
                            dout_stage = ring_step % ATTENTION_BWD_DOUT_STAGES;
@@ -327,11 +359,13 @@ static __device__ __forceinline__ void backward_pairs(const attention_bwd_mapped
     }
     cot_cluster_arrive();
     cot_cluster_wait();
+    if (STORES_DQ)
+        take_shares<E, TILE_COLUMNS>(mapped, s, rank);
     const int warpgroup = threadIdx.x / WARPGROUP;
     if (warpgroup == 0) {
         cot_setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) {
-            load_pair_tiles<TILE_COLUMNS>(mapped, s, rank);
+            load_pair_tiles<TILE_COLUMNS, STORES_DQ>(mapped, s, rank);
         } else if (threadIdx.x == WARP) {
             if (STORES_DQ || c.deterministic)
                 write_pair_dq<TILE_COLUMNS, /*DETERMINISTIC=*/true, STORES_DQ>(mapped, s, rank);

@@ -20,13 +20,14 @@ struct attention_tile {
     int sequence;                    /* its sequence; only if GENERAL */
 };
 
-/* Finds tile number tile_index. The head is the fastest index, because the heads of a row are adjacent in memory.
- * Returns false if there are fewer tiles. */
+/* Finds tile number tile_index among the tiles of the first `heads` heads of each batch element. The head is the fastest
+ * index, because the heads of a row are adjacent in memory. Returns false if there are fewer tiles. */
 template <bool GENERAL>
-static __device__ __forceinline__ bool find_tile(const attention_bwd_call &c, unsigned tile_index, attention_tile &t)
+static __device__ __forceinline__ bool find_tile(const attention_bwd_call &c, unsigned heads, unsigned tile_index,
+                                                 attention_tile &t)
 {
-    const unsigned sequence_tile = tile_index / (unsigned)c.H;
-    t.h = tile_index % (unsigned)c.H;
+    const unsigned sequence_tile = tile_index / heads;
+    t.h = tile_index % heads;
     if (!GENERAL) {
         t.b = sequence_tile / (unsigned)c.tiles_per_head;
         t.tile = sequence_tile % (unsigned)c.tiles_per_head;
@@ -106,8 +107,17 @@ static __device__ __forceinline__ void clear_dq(const attention_bwd_call &c, con
             __stcs(accum + at, make_float4(0.0f, 0.0f, 0.0f, 0.0f));
 }
 
-/* Writes lse_log2 and scaled_delta, where delta = rowsum(dout * out) - dlse. Clears dq_semaphore and unit_counter.
- * Clears dq_accum (stores_dq: dq) of all tiles in nondeterministic mode, else only of tiles that attend to no key.
+/* lse_log2 of a row. It is inf if the query attends to no key: lse is -inf then. */
+static __device__ __forceinline__ float lse_log2_of(const attention_bwd_call &c, int64_t b, int64_t h, int64_t row)
+{
+    const float lse =
+        cot_load(c.lse.data, c.lse.dtype, b * c.lse.stride[0] + h * c.lse.stride[1] + row * c.lse.stride[2]);
+    return lse == -INFINITY ? INFINITY : fmaf(1.4426950408889634f, lse, -c.p_exponent);
+}
+
+/* Writes lse_log2 of all heads, and scaled_delta of the first preprocessed_heads: delta = rowsum(dout * out) - dlse.
+ * Clears the counters. Of the first preprocessed_heads, clears dq_accum (stores_dq: dq) of all tiles in
+ * nondeterministic mode, else only of tiles that attend to no key.
  *
  * ROW_LANES = COLUMNS / 8 lanes process one query. At 192 tile columns 32 lanes do, 8 of them without columns, because
  * the sum of a row needs a power of two. A thread block takes a strip of a tile: ATTENTION_BWD_PREPROCESS_ROWS times
@@ -118,19 +128,27 @@ template <int COLUMNS, bool GENERAL> static __device__ __forceinline__ void prep
                   QUERIES = ATTENTION_BWD_TILE_QUERIES(COLUMNS),
                   STRIPS = QUERIES / (PASS_ROWS * ATTENTION_BWD_PREPROCESS_ROWS);
     cot_griddepcontrol_launch_dependents();
-    if (blockIdx.x == 0 && threadIdx.x == 0 && c.unit_counter != nullptr)
-        *c.unit_counter = 0;
-    /* The strips of a tile are c.H thread blocks apart. */
-    const unsigned query_heads = (unsigned)c.H, tile_strip = blockIdx.x / query_heads;
+    const int64_t thread = (int64_t)blockIdx.x * (LANES * WARPS) + threadIdx.x;
+    for (int64_t i = thread; i < c.counter_count; i += gridDim.x * (LANES * WARPS))
+        c.counters[i] = 0;
+    if (!GENERAL && c.delta_shares > 0) { /* lse_log2 of the heads whose delta the main kernel computes */
+        const unsigned rows_per_head = (unsigned)c.tiles_per_head * QUERIES,
+                       rows = (unsigned)(c.B * c.H) * rows_per_head;
+        for (unsigned i = (unsigned)c.preprocessed_heads * rows_per_head + (unsigned)thread; i < rows;
+             i += gridDim.x * (LANES * WARPS)) {
+            const unsigned head = i / rows_per_head, row = i % rows_per_head;
+            c.lse_log2[i] = row < c.Tq ? lse_log2_of(c, head / (unsigned)c.H, head % (unsigned)c.H, row) : INFINITY;
+        }
+    }
+    /* The strips of a tile are query_heads thread blocks apart. */
+    const unsigned query_heads = min((unsigned)c.H, (unsigned)c.preprocessed_heads),
+                   tile_strip = blockIdx.x / query_heads;
     attention_tile t;
-    if (!find_tile<GENERAL>(c, tile_strip / STRIPS * query_heads + blockIdx.x % query_heads, t))
+    if (!find_tile<GENERAL>(c, query_heads, tile_strip / STRIPS * query_heads + blockIdx.x % query_heads, t))
         return;
     const int lane = threadIdx.x % ROW_LANES, strip = (int)(tile_strip % STRIPS);
     const int first_row =
         strip * PASS_ROWS * ATTENTION_BWD_PREPROCESS_ROWS + (int)threadIdx.x / ROW_LANES; /* of the tile */
-    constexpr int DQ_TILES_PER_QUERY_TILE = QUERIES * COLUMNS / ATTENTION_BWD_DQ_TILE_FLOATS;
-    if (strip == 0 && threadIdx.x < DQ_TILES_PER_QUERY_TILE)
-        c.dq_semaphore[t.index * DQ_TILES_PER_QUERY_TILE + threadIdx.x] = 0;
     float delta[ATTENTION_BWD_PREPROCESS_ROWS], lse_log2[ATTENTION_BWD_PREPROCESS_ROWS];
     /* Without stores, so that the loads of all rows come first. */
 #pragma unroll
@@ -155,10 +173,7 @@ template <int COLUMNS, bool GENERAL> static __device__ __forceinline__ void prep
                                     cot_load(c.dout.data, c.dout.dtype, dout + x), delta[n]);
             }
         }
-        const float lse =
-            cot_load(c.lse.data, c.lse.dtype, t.b * c.lse.stride[0] + t.h * c.lse.stride[1] + row * c.lse.stride[2]);
-        if (lse != -INFINITY) /* -inf: the query attends to no key */
-            lse_log2[n] = fmaf(1.4426950408889634f, lse, -c.p_exponent);
+        lse_log2[n] = lse_log2_of(c, t.b, t.h, row);
     }
     const bool clear = !c.deterministic || !is_visited<QUERIES, GENERAL>(c, t);
 #pragma unroll
@@ -196,7 +211,7 @@ static __device__ __forceinline__ void postprocess(const attention_bwd_call &c)
     const unsigned warp_index = blockIdx.x * WARPS + warp, strip = warp_index % STRIPS,
                    panel = warp_index / STRIPS % PANELS;
     attention_tile t;
-    if (!find_tile<GENERAL>(c, warp_index / STRIPS / PANELS, t))
+    if (!find_tile<GENERAL>(c, (unsigned)c.H, warp_index / STRIPS / PANELS, t))
         return;
     const int64_t first_row = t.tile * ATTENTION_BWD_TILE_QUERIES(COLUMNS) + strip * 16;
     const int columns = (int)c.d_qk - (int)panel * 64; /* columns of this panel that exist */

@@ -20,7 +20,12 @@ extern const unsigned char cot_image_attention_bwd_preprocess_sm90[], cot_image_
 enum {
     PREPROCESS_THREADS = 256, /* also of postprocess and of the sum over the sink's gradient */
     PREPROCESS_WARPS = PREPROCESS_THREADS / 32,
-    DQ_TILE_WARPS = 4 /* of postprocess, for a dQ tile */
+    DQ_TILE_WARPS = 4, /* of postprocess, for a dQ tile */
+    /* Sections whose delta `preprocess` computes, and thread blocks of the main kernel that compute delta of the others.
+     * Of 1 or 2 sections and 4 to 16 blocks, these were the fastest where T is 512 or 1024. Longer sequences would need
+     * fewer blocks, but lose nothing with 8. docs/experiments/attention.md has the figures. */
+    PREPROCESSED_SECTIONS = 2,
+    DELTA_BLOCKS = 8
 };
 
 /* The kernels for one dtype and number of used columns, in the order of their launches. */
@@ -189,6 +194,35 @@ static backward_launch make_launch(cot_queue *queue, const attention_problem *p)
     };
 }
 
+/* Under a causal mask, query i attends to keys up to i + diagonal. */
+static int64_t diagonal_of(const attention_sizes *sizes)
+{
+    return sizes->k_length - sizes->q_length + sizes->q_begin - sizes->k_begin;
+}
+
+/* Whether the main kernel can compute delta (attention_bwd_delta_sm90.cuh). It reads out by TMA. Every query attends to a
+ * key, because only preprocess clears dq of the others. */
+static bool can_compute_delta(const backward_launch *launch)
+{
+    const attention_problem *p = launch->p;
+    const attention_sizes *sizes = &p->sizes;
+    return launch->plan->tiles > 0 && launch->choice.stores_dq && p->delta.data == NULL && p->dlse.data == NULL &&
+           sizes->d_v == launch->plan->tile_columns && attention_has_vectors_16(&p->out) &&
+           cot_mul(launch->plan->tiles, launch->plan->tile_queries) <= INT32_MAX && sizes->Tk > 0 &&
+           (!is_causal(sizes) || diagonal_of(sizes) >= 0);
+}
+
+/* The query heads, counted over all batch elements, whose delta `preprocess` computes: all, or some of the first batch
+ * element, or whole batch elements. */
+static int64_t preprocessed_heads_of(const backward_launch *launch)
+{
+    const attention_sizes *sizes = &launch->p->sizes;
+    const int64_t all = sizes->B * sizes->H, heads = PREPROCESSED_SECTIONS * launch->choice.heads_per_section;
+    if (heads >= all || !can_compute_delta(launch))
+        return all;
+    return heads <= sizes->H ? heads : cot_min(all, cot_ceil_div(heads, sizes->H) * sizes->H);
+}
+
 static attention_bwd_call make_call(const backward_launch *launch, void *workspace)
 {
     const attention_problem *p = launch->p;
@@ -197,6 +231,8 @@ static attention_bwd_call make_call(const backward_launch *launch, void *workspa
     const backward_choice *choice = &launch->choice;
     const bool p_scaled = sizes->dtype == COT_F16 && plan->tile_columns <= 128;
     const int64_t gqa_group = sizes->H / cot_max(sizes->Hkv, 1);
+    uint32_t *const counters = (uint32_t *)((char *)workspace + plan->counters);
+    const int64_t preprocessed_heads = preprocessed_heads_of(launch);
     /* `preprocess` clears the counter, and is launched only if there are queries. In the nondeterministic mode units do
      * not wait, and clusters take them by the index of the cluster. */
     const bool has_unit_counter = launch->is_persistent || (choice->deterministic && plan->tiles > 0);
@@ -214,7 +250,7 @@ static attention_bwd_call make_call(const backward_launch *launch, void *workspa
         .unit_count = (uint32_t)launch->unit_count,
         .inverse_query_heads = (uint32_t)cot_ceil_div(INT64_C(1) << 31, cot_max(gqa_group / choice->head_split, 1)),
         .tile_queries = (int32_t)plan->tile_queries,
-        .diagonal = sizes->k_length - sizes->q_length + sizes->q_begin - sizes->k_begin,
+        .diagonal = diagonal_of(sizes),
         .left = sizes->left,
         .right = sizes->right,
         .causal = sizes->right == 0,
@@ -247,9 +283,17 @@ static attention_bwd_call make_call(const backward_launch *launch, void *workspa
         .lse_log2 = (float *)((char *)workspace + plan->lse_log2),
         .scaled_delta = (float *)((char *)workspace + plan->scaled_delta),
         .dq_accum = (float *)((char *)workspace + plan->dq_accum),
-        .dq_semaphore = (uint32_t *)((char *)workspace + plan->dq_semaphore),
-        .unit_counter = has_unit_counter ? (uint32_t *)((char *)workspace + plan->unit_counter) : NULL,
+        .dq_semaphore = counters,
+        .unit_counter = has_unit_counter ? counters + plan->dq_tiles : NULL,
+        .preprocessed_heads = (int32_t)preprocessed_heads,
+        .delta_done = counters + plan->dq_tiles + 1,
+        .counters = counters,
+        .counter_count = plan->counter_count,
     };
+    if (preprocessed_heads < sizes->B * sizes->H) {
+        call.delta_shares = DELTA_BLOCKS / launch->cluster_size;
+        call.delta_warps = DELTA_BLOCKS * ATTENTION_BWD_DELTA_WARPS;
+    }
     attention_sequences *sequences = &call.sequences;
     sequences->max_tiles = (int32_t)plan->batch_tiles_per_head;
     sequences->max_key_blocks = (int32_t)attention_bwd_batch_key_blocks_per_head(p);
@@ -265,8 +309,10 @@ static cot_status launch_preprocess(const backward_launch *launch, const cot_cud
     const attention_sm90_bwd_plan *plan = launch->plan;
     const int64_t row_lanes = plan->tile_columns == 192 ? 32 : plan->tile_columns / 8; /* lanes that share a row */
     /* No remainder, because every tile takes whole thread blocks. */
+    const int64_t all_heads = launch->p->sizes.B * launch->p->sizes.H,
+                  tiles = c->preprocessed_heads < all_heads ? c->preprocessed_heads * c->tiles_per_head : plan->tiles;
     const int64_t blocks =
-        plan->tiles * plan->tile_queries * row_lanes / (PREPROCESS_THREADS * ATTENTION_BWD_PREPROCESS_ROWS);
+        tiles * plan->tile_queries * row_lanes / (PREPROCESS_THREADS * ATTENTION_BWD_PREPROCESS_ROWS);
     return attention_launch(launch->queue, kernel,
                             (cot_cuda_grid){.blocks = {(unsigned)blocks, 1, 1}, .threads = PREPROCESS_THREADS}, c);
 }
@@ -286,6 +332,8 @@ static cot_status encode_maps(const backward_launch *launch, attention_bwd_mappe
     cot_status status = COT_OK;
     if (tiles > 0)
         status = map_statistics(queue, &mapped->statistics, c, tiles);
+    if (status == COT_OK && c->delta_shares > 0)
+        status = attention_encode_row_map(queue, &mapped->out, &p->out, query_rows, placeholder);
     if (status == COT_OK && c->stores_dq && tiles > 0)
         status = map_dq_accum(queue, &mapped->dq_accum, c, launch->plan->dq_tiles);
     if (status == COT_OK)

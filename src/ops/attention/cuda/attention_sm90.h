@@ -17,8 +17,9 @@ enum {
     ATTENTION_BWD_DQ_STAGES = 3,
     ATTENTION_BWD_PREPROCESS_ROWS = 2, /* rows that a thread of `preprocess` handles */
     ATTENTION_BWD_WIDE_KEY_SPLIT = 2,  /* above 128 tile columns, thread blocks that divide the keys of a key block */
-    ATTENTION_BWD_WARPGROUPS = 4,      /* warpgroups of a thread block, 128 threads each */
-    ATTENTION_BWD_P_EXPONENT = 8,      /* d and d_v up to 128: P in f16 is scaled by 2^8, see dv_scale */
+    ATTENTION_BWD_DELTA_WARPS = 8, /* warps of a thread block of the main kernel that compute delta of later heads */
+    ATTENTION_BWD_WARPGROUPS = 4,  /* warpgroups of a thread block, 128 threads each */
+    ATTENTION_BWD_P_EXPONENT = 8,  /* d and d_v up to 128: P in f16 is scaled by 2^8, see dv_scale */
     /* A dQ tile: 64 queries and 64 columns of dq, in the order of wgmma accumulators. */
     ATTENTION_BWD_DQ_TILE_FLOATS = 4096
 };
@@ -205,6 +206,13 @@ typedef struct attention_bwd_call {
     float *dq_accum;        /* [tiles][DQ_TILES_PER_QUERY_TILE][ATTENTION_BWD_DQ_TILE_FLOATS] */
     uint32_t *dq_semaphore; /* [tiles][DQ_TILES_PER_QUERY_TILE] units that have added to a dQ tile */
     uint32_t *unit_counter; /* number of the next unit; null: a thread block or cluster takes that of its index */
+    /* `preprocess` computes scaled_delta of the first preprocessed_heads query heads of the call (b H + h). The main kernel
+     * computes that of the others, see attention_bwd_delta_sm90.cuh. There are none if delta_shares is 0. */
+    int32_t preprocessed_heads;
+    uint32_t delta_shares, delta_warps; /* shares of the others, and warps of all shares */
+    uint32_t *delta_done;               /* [sections] warps that have finished delta of a section */
+    uint32_t *counters; /* [counter_count] dq_semaphore and all other counters, which preprocess clears */
+    int64_t counter_count;
 } attention_bwd_call;
 
 typedef struct attention_fwd_call {

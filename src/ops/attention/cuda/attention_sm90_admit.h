@@ -215,7 +215,8 @@ typedef struct attention_sm90_bwd_plan {
     int64_t batch_tiles_per_head;       /* query tiles of one head, of all sequences */
     int64_t tiles;                      /* query tiles of all heads */
     int64_t dq_tiles;                   /* dQ tiles of all heads: 64 queries by 64 columns each */
-    size_t lse_log2, scaled_delta, dq_accum, dq_semaphore, unit_counter, seqlens, bytes;
+    size_t lse_log2, scaled_delta, dq_accum, counters, seqlens, bytes;
+    int64_t counter_count; /* dq_semaphore, unit_counter, delta_done */
 } attention_sm90_bwd_plan;
 
 static inline attention_sm90_bwd_plan attention_sm90_bwd_plan_of(const attention_problem *p)
@@ -231,8 +232,8 @@ static inline attention_sm90_bwd_plan attention_sm90_bwd_plan_of(const attention
     plan.lse_log2 = cot_workspace_reserve(&plan.bytes, rows, sizeof(float));
     plan.scaled_delta = cot_workspace_reserve(&plan.bytes, rows, sizeof(float));
     plan.dq_accum = cot_workspace_reserve(&plan.bytes, cot_mul(dq_tiles, ATTENTION_BWD_DQ_TILE_FLOATS), sizeof(float));
-    plan.dq_semaphore = cot_workspace_reserve(&plan.bytes, dq_tiles, sizeof(uint32_t));
-    plan.unit_counter = cot_workspace_reserve(&plan.bytes, 1, sizeof(uint32_t));
+    plan.counter_count = cot_add(dq_tiles, cot_add(1, cot_mul(p->sizes.B, p->sizes.H)));
+    plan.counters = cot_workspace_reserve(&plan.bytes, plan.counter_count, sizeof(uint32_t));
     plan.seqlens = cot_workspace_reserve(&plan.bytes, sequences, sizeof(attention_seqlen_info));
     return plan;
 }
