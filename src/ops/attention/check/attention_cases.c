@@ -385,7 +385,7 @@ static void sweep_pairs_cuda(cot_case_visitor *v)
  * the first two sections (attention_bwd_delta_sm90.cuh). */
 static void sweep_delta_cuda(cot_case_visitor *v)
 {
-    static const hopper_shape one[] = {{128, 20, 20, 70, 512, COT_BF16, false, false, 0, 0},
+    static const hopper_shape one[] = {{128, 70, 70, 60, 512, COT_BF16, false, false, 0, 0},
                                        {64, 20, 20, 130, 2048, COT_BF16, false, false, 0, 0},
                                        {128, 20, 20, 70, 2048, COT_BF16, true, false, 0, 0}},
                               three[] = {{128, 9, 9, 64, 512, COT_F16, false, false, 0, 0},
