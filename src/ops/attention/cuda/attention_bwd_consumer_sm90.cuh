@@ -22,9 +22,10 @@ template <int TILE_COLUMNS, bool PAIRS> struct bwd_shared {
         COLUMN_PANELS = TILE_COLUMNS / 64,
         DQ_STAGES = PAIRS ? 1 : ATTENTION_BWD_DQ_STAGES,
         /* Unit n is the one with units_taken = n. When the producer writes the work of unit n, `kv empty` of unit n - 2
-         * has completed. Warps may still read the work of unit n - 1. Consumers may still read that of unit n - 2,
-         * because they arrive on `kv empty` before they store dK and dV. So 3 entries are needed. With 4, n %
-         * WORK_STAGES is one AND. The pair kernel has no shared memory left for 4 at 64 tile columns. */
+         * has completed. Warps may still read the work of unit n - 1. Consumers and dQ warps may still read that of
+         * unit n - 2, because they arrive on `kv empty` before they store dK and dV, or the last rows of dq. So 3
+         * entries are needed. With 4, n % WORK_STAGES is one AND. The pair kernel has no shared memory left for 4 at
+         * 64 tile columns. */
         WORK_STAGES = PAIRS ? 3 : 4,
         QUERIES = ATTENTION_BWD_TILE_QUERIES(TILE_COLUMNS),     /* queries of a tile */
         Q_PANEL_BYTES = QUERIES * 64 * 2,                       /* bytes of a panel of Q or dO */
@@ -51,8 +52,9 @@ template <int TILE_COLUMNS, bool PAIRS> struct bwd_shared {
          * in the current key block. */
         uint32_t first_unskipped_ring_step[TILE_COLUMNS == 64 && !PAIRS ? 8 : 1];
     };
-    uint32_t own_unit_number; /* only for thread blocks that take a single key block: see take_key_block */
-    uint32_t zero;            /* 0, see opaque_zero */
+    /* Of thread blocks that take a single key block: its number, see take_key_block. STORES_DQ: see take_shares. */
+    uint32_t own_unit_number;
+    uint32_t zero; /* 0, see opaque_zero */
     uint64_t kv_full, kv_empty, q_full[ATTENTION_BWD_Q_STAGES], q_empty[ATTENTION_BWD_Q_STAGES];
     uint64_t dout_full[ATTENTION_BWD_DOUT_STAGES], dout_empty[ATTENTION_BWD_DOUT_STAGES];
     uint64_t ds_full[ATTENTION_BWD_DS_STAGES], ds_empty[ATTENTION_BWD_DS_STAGES];

@@ -17,8 +17,6 @@
 
 #include "../../../cuda/device/mma.cuh"
 
-enum { ATTENTION_BWD_DELTA_STAGES = 6 }; /* 32 KiB each */
-
 /* The producer waits until scaled_delta of a query head is in memory. batch_head: b H + h. */
 static __device__ __forceinline__ void wait_for_delta(const attention_bwd_call &c, int batch_head)
 {
@@ -30,19 +28,17 @@ static __device__ __forceinline__ void wait_for_delta(const attention_bwd_call &
     cot_fence_proxy_async_global();
 }
 
-/* The tiles of out and dout in shared memory, in the memory that K, V and the other tiles take later. */
-template <int COLUMNS> struct delta_tiles {
+/* Shared memory of compute_delta, in the memory that K, V and the other tiles take later. The barriers are in that of K,
+ * which no thread reads or writes with its own instructions. racecheck reported a hazard where they were in that of a dQ
+ * tile. */
+template <int COLUMNS> struct delta_shared {
     enum {
-        STAGES = ATTENTION_BWD_DELTA_STAGES,
+        STAGES = 6,                                              /* of 32 KiB */
         PANEL_BYTES = ATTENTION_BWD_TILE_QUERIES(COLUMNS) * 128, /* 64 columns, TMA's swizzle of 128 bytes */
         PANELS = COLUMNS / 64,
     };
-    unsigned char out[STAGES][PANELS][PANEL_BYTES], dout[STAGES][PANELS][PANEL_BYTES];
-};
-
-/* The barriers of these stages, in memory that only TMA writes later. */
-struct delta_barriers {
-    uint64_t full[ATTENTION_BWD_DELTA_STAGES], empty[ATTENTION_BWD_DELTA_STAGES];
+    uint64_t full[STAGES], empty[STAGES];
+    alignas(1024) unsigned char out[STAGES][PANELS][PANEL_BYTES], dout[STAGES][PANELS][PANEL_BYTES];
 };
 
 /* delta of 8 rows, on tensor cores. out, dout: panels of 64 columns, where row 8i of a panel begins. A lane gets delta of
@@ -78,12 +74,14 @@ static __device__ __forceinline__ float delta_of_8_rows(uint32_t out, uint32_t d
 /* Computes a share. Executed by all threads of a thread block, before they have roles. block: its number among the
  * thread blocks of all shares. BOX_ROWS: rows of a box of the maps. */
 template <typename E, int COLUMNS, int BOX_ROWS>
-static __device__ __forceinline__ void compute_delta(const attention_bwd_mapped_call &mapped, delta_barriers &barriers,
-                                                     uint32_t block)
+static __device__ __forceinline__ void compute_delta(const attention_bwd_mapped_call &mapped, uint32_t block)
 {
     constexpr int QUERIES = ATTENTION_BWD_TILE_QUERIES(COLUMNS), WARPS = ATTENTION_BWD_DELTA_WARPS;
     const attention_bwd_call &c = mapped.call;
-    delta_tiles<COLUMNS> &s = *(delta_tiles<COLUMNS> *)dynamic_shared_memory;
+    delta_shared<COLUMNS> &s = *(delta_shared<COLUMNS> *)dynamic_shared_memory;
+    static_assert(sizeof s <= ATTENTION_BWD_KEY_BLOCKS_SHARED_BYTES(COLUMNS) - 4096 &&
+                      sizeof s <= ATTENTION_BWD_PAIRS_SHARED_BYTES(COLUMNS) - 4096,
+                  "overlaps the barriers and the numbers at the end of bwd_shared");
     /* Read here: ptxas would keep values in registers that the roles also compute from threadIdx. */
     int thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
@@ -93,7 +91,7 @@ static __device__ __forceinline__ void compute_delta(const attention_bwd_mapped_
                    first = (unsigned)c.preprocessed_heads * tiles_per_head;
     if (thread == 0) {
         for (int i = 0; i < s.STAGES; i++)
-            cot_mbarrier_init(&barriers.full[i], 1), cot_mbarrier_init(&barriers.empty[i], WARPS);
+            cot_mbarrier_init(&s.full[i], 1), cot_mbarrier_init(&s.empty[i], WARPS);
         cot_mbarrier_init_fence();
     }
     __syncthreads();
@@ -109,14 +107,14 @@ static __device__ __forceinline__ void compute_delta(const attention_bwd_mapped_
             const unsigned batch_head = tile / tiles_per_head, b = batch_head / (unsigned)c.H;
             const int h = (int)(batch_head - b * (unsigned)c.H),
                       row = (int)(tile - batch_head * tiles_per_head) * QUERIES;
-            cot_mbarrier_wait(&barriers.empty[stage], parity ^ 1);
-            cot_mbarrier_arrive_expect(&barriers.full[stage], sizeof s.out[0] + sizeof s.dout[0]);
+            cot_mbarrier_wait(&s.empty[stage], parity ^ 1);
+            cot_mbarrier_arrive_expect(&s.full[stage], sizeof s.out[0] + sizeof s.dout[0]);
             for (int panel = 0; panel < s.PANELS; panel++)
                 for (int box_row = 0; box_row < QUERIES; box_row += BOX_ROWS) {
                     cot_tma_load_4d(s.out[stage][panel] + box_row * 128, &mapped.out, panel * 64, row + box_row, h,
-                                    (int)b, &barriers.full[stage]);
+                                    (int)b, &s.full[stage]);
                     cot_tma_load_4d(s.dout[stage][panel] + box_row * 128, &mapped.dout, panel * 64, row + box_row, h,
-                                    (int)b, &barriers.full[stage]);
+                                    (int)b, &s.full[stage]);
                 }
         }
     } else if (warp < WARPS) {
@@ -132,7 +130,7 @@ static __device__ __forceinline__ void compute_delta(const attention_bwd_mapped_
         for (unsigned tile = first + block; tile < tiles; tile += blocks, next_stage()) {
             if (tile / tiles_per_section > section)
                 finish_sections_before(tile / tiles_per_section);
-            cot_mbarrier_wait(&barriers.full[stage], parity);
+            cot_mbarrier_wait(&s.full[stage], parity);
             constexpr int GROUPS = QUERIES / 8 / WARPS; /* of 8 rows, for each warp */
             float delta[GROUPS];
 #pragma unroll
@@ -142,7 +140,7 @@ static __device__ __forceinline__ void compute_delta(const attention_bwd_mapped_
                     cot_shared_address(s.dout[stage][0]) + (warp * GROUPS + i) * 1024, s.PANEL_BYTES, lane);
             __syncwarp();
             if (lane == 0)
-                cot_mbarrier_arrive(&barriers.empty[stage]);
+                cot_mbarrier_arrive(&s.empty[stage]);
 #pragma unroll
             for (int i = 0; i < GROUPS; i++)
                 if (lane % 4 == lane / 8)
@@ -154,7 +152,7 @@ static __device__ __forceinline__ void compute_delta(const attention_bwd_mapped_
     __syncthreads();
     if (thread == 0)
         for (int i = 0; i < s.STAGES; i++)
-            cot_mbarrier_invalidate(&barriers.full[i]), cot_mbarrier_invalidate(&barriers.empty[i]);
+            cot_mbarrier_invalidate(&s.full[i]), cot_mbarrier_invalidate(&s.empty[i]);
     cot_fence_proxy_async(); /* before TMA writes to the memory of the barriers */
     __syncthreads();
 }

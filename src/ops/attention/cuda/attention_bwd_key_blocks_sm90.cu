@@ -120,8 +120,7 @@ static __device__ __forceinline__ void take_shares(const attention_bwd_mapped_ca
         __syncthreads();
         if (number >= c.delta_shares)
             return;
-        compute_delta<E, TILE_COLUMNS, ATTENTION_BWD_TILE_QUERIES(TILE_COLUMNS)>(mapped, *(delta_barriers *)s.lse_log2,
-                                                                                 number);
+        compute_delta<E, TILE_COLUMNS, ATTENTION_BWD_TILE_QUERIES(TILE_COLUMNS)>(mapped, number);
     }
 }
 

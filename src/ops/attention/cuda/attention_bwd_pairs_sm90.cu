@@ -69,7 +69,7 @@ static __device__ __forceinline__ void take_shares(const attention_bwd_mapped_ca
         if (number >= c.delta_shares)
             return;
         /* The rank is read again, because ptxas would spill it. */
-        compute_delta<E, TILE_COLUMNS, 64>(mapped, *(delta_barriers *)s.lse_log2, 2 * number + cot_cluster_rank());
+        compute_delta<E, TILE_COLUMNS, 64>(mapped, 2 * number + cot_cluster_rank());
         cot_cluster_arrive();
         cot_cluster_wait(); /* both blocks have read the number */
     }

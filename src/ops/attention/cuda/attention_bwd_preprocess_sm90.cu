@@ -129,7 +129,7 @@ template <int COLUMNS, bool GENERAL> static __device__ __forceinline__ void prep
                   STRIPS = QUERIES / (PASS_ROWS * ATTENTION_BWD_PREPROCESS_ROWS);
     cot_griddepcontrol_launch_dependents();
     const int64_t thread = (int64_t)blockIdx.x * (LANES * WARPS) + threadIdx.x;
-    for (int64_t i = thread; i < c.counter_count; i += gridDim.x * (LANES * WARPS))
+    for (int64_t i = thread; i < c.counter_count; i += (int64_t)gridDim.x * (LANES * WARPS))
         c.counters[i] = 0;
     if (!GENERAL && c.delta_shares > 0) { /* lse_log2 of the heads whose delta the main kernel computes */
         const unsigned rows_per_head = (unsigned)c.tiles_per_head * QUERIES,
@@ -141,7 +141,7 @@ template <int COLUMNS, bool GENERAL> static __device__ __forceinline__ void prep
         }
     }
     /* The strips of a tile are query_heads thread blocks apart. */
-    const unsigned query_heads = min((unsigned)c.H, (unsigned)c.preprocessed_heads),
+    const unsigned query_heads = GENERAL ? (unsigned)c.H : min((unsigned)c.H, (unsigned)c.preprocessed_heads),
                    tile_strip = blockIdx.x / query_heads;
     attention_tile t;
     if (!find_tile<GENERAL>(c, query_heads, tile_strip / STRIPS * query_heads + blockIdx.x % query_heads, t))
