@@ -191,6 +191,24 @@ static void sweep_features(cot_case_visitor *v, int direction)
     }
 }
 
+/* Packed, without a sequence: all rows follow the last one. Two rows, because seed % 3 is 2 (row_count). */
+static void sweep_no_sequence(cot_case_visitor *v, int direction)
+{
+    for (int i = 0; i < 2; i++)
+        emit(v, &(attention_case_params){.direction = direction,
+                                         .uses = COT_CASE_CHECK | COT_CASE_QUICK,
+                                         .seed = 5,
+                                         .H = 2,
+                                         .Hkv = 2,
+                                         .Tq = 50,
+                                         .Tk = 50,
+                                         .d = 64,
+                                         .d_v = 64,
+                                         .dtype = i == 0 ? COT_F32 : COT_BF16,
+                                         .packed = true,
+                                         .sink = true});
+}
+
 /* Logits of +-1e4, also over several key blocks, and rows without a visible key. With a sink and without. */
 static void sweep_extremes(cot_case_visitor *v, int direction)
 {
@@ -627,6 +645,7 @@ static void each(bool (*visit)(void *, const cot_case *), void *context)
     cot_case_visitor v = {visit, context, false};
     for (int direction = COT_ATTENTION_FORWARD; direction <= COT_ATTENTION_BACKWARD; direction++) {
         sweep_features(&v, direction);
+        sweep_no_sequence(&v, direction);
         sweep_extremes(&v, direction);
         sweep_rare_faults(&v, direction);
         sweep_sizes(&v, direction);
