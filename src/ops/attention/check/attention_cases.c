@@ -399,8 +399,8 @@ static void sweep_pairs_cuda(cot_case_visitor *v)
                                             .f32_out = i % 4 == 3});
 }
 
-/* More than two sections of heads, in calls that store dq: thread blocks of the main kernel compute delta of the heads after
- * the first two sections (attention_bwd_delta_sm90.cuh). */
+/* More than two sections of heads, with one batch element and with three, in calls that store dq. The main kernel computes
+ * delta of the later heads (attention_bwd_delta_sm90.cuh). */
 static void sweep_delta_cuda(cot_case_visitor *v)
 {
     static const hopper_shape one[] = {{128, 70, 70, 60, 512, COT_BF16, false, false, 0, 0},
@@ -408,11 +408,10 @@ static void sweep_delta_cuda(cot_case_visitor *v)
                                        {128, 20, 20, 70, 2048, COT_BF16, true, false, 0, 0}},
                               three[] = {{128, 9, 9, 64, 512, COT_F16, false, false, 0, 0},
                                          {64, 9, 9, 140, 4096, COT_F16, true, false, 0, 0}};
-    const attention_case_params p = {.direction = COT_ATTENTION_BACKWARD, .uses = COT_CASE_CHECK_CUDA, .seed = 401};
+    attention_case_params p = {.direction = COT_ATTENTION_BACKWARD, .uses = COT_CASE_CHECK_CUDA, .seed = 401};
     emit_shapes(v, one, sizeof one / sizeof *one, p);
-    attention_case_params batch = p;
-    batch.B = 3, batch.seed = 411;
-    emit_shapes(v, three, sizeof three / sizeof *three, batch);
+    p.B = 3, p.seed = 411;
+    emit_shapes(v, three, sizeof three / sizeof *three, p);
 }
 
 /* GQA under a causal mask with many key blocks: on the pair kernel, or without a division of the heads

@@ -183,7 +183,7 @@ static inline backward_choice choose_backward(const attention_problem *p, bool g
         return choice;
     }
     /* The kernels that store dq do so as vectors of 16 bits, for one query head of each key-value head. There is none
-     * for 96 used columns. */
+     * for 96 used columns. They need the counter of units, which a call without queries does not have. */
     const bool may_store_dq = sizes->Tq > 0 && !grouped && attention_bwd_used_columns(sizes) != 96 &&
                               store_method_of(p, &p->dq) == ATTENTION_STORE_VECTORS_16;
     const bool pair_kernel_would_store_dq = pair_kernel_stores_dq(sizes, tile_columns, key_blocks, may_store_dq);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * attention_bwd_delta_sm90.cuh: scaled_delta of the query heads that `preprocess` leaves to the main kernel. preprocess
- * is limited by DRAM, which the main kernel hardly uses. So preprocess computes only what the first units need. A few
- * thread blocks of the main kernel compute the rest, while the others have begun.
+ * is limited by DRAM, and the main kernel is not. So preprocess computes only what the first units need. A few thread
+ * blocks of the main kernel compute the rest, while the others work on units.
  *
  * The work is divided into c.delta_shares *shares*. Shares have the first numbers of the counter of units: a thread
  * block (in the pair kernel a cluster) that takes a number below delta_shares computes this share, and then takes another

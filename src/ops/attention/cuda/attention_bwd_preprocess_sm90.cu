@@ -130,7 +130,7 @@ template <int COLUMNS, bool GENERAL> static __device__ __forceinline__ void prep
     cot_griddepcontrol_launch_dependents();
     const int64_t thread = (int64_t)blockIdx.x * (LANES * WARPS) + threadIdx.x;
     for (int64_t i = thread; i < c.counter_count; i += (int64_t)gridDim.x * (LANES * WARPS))
-        c.counters[i] = 0;
+        c.dq_semaphore[i] = 0;
     if (!GENERAL && c.delta_shares > 0) { /* lse_log2 of the heads whose delta the main kernel computes */
         const unsigned rows_per_head = (unsigned)c.tiles_per_head * QUERIES,
                        rows = (unsigned)(c.B * c.H) * rows_per_head;

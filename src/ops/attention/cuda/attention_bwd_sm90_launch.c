@@ -22,8 +22,8 @@ enum {
     PREPROCESS_WARPS = PREPROCESS_THREADS / 32,
     DQ_TILE_WARPS = 4, /* of postprocess, for a dQ tile */
     /* Sections whose delta `preprocess` computes, and thread blocks of the main kernel that compute delta of the others.
-     * Of 1 or 2 sections and 4 to 16 blocks, these were the fastest where T is 512 or 1024. Longer sequences would need
-     * fewer blocks, but lose nothing with 8. docs/experiments/attention.md has the figures. */
+     * Causal calls of T = 512 were slower with 1 section and with fewer blocks. From T = 1024 on, 6 blocks are enough.
+     * docs/experiments/attention.md has the figures. */
     PREPROCESSED_SECTIONS = 2,
     DELTA_BLOCKS = 8
 };
@@ -194,12 +194,6 @@ static backward_launch make_launch(cot_queue *queue, const attention_problem *p)
     };
 }
 
-/* Under a causal mask, query i attends to keys up to i + diagonal. */
-static int64_t diagonal_of(const attention_sizes *sizes)
-{
-    return sizes->k_length - sizes->q_length + sizes->q_begin - sizes->k_begin;
-}
-
 /* Whether the main kernel can compute delta (attention_bwd_delta_sm90.cuh). It reads out by TMA. Every query attends to a
  * key, because only preprocess clears dq of the others. */
 static bool can_compute_delta(const backward_launch *launch)
@@ -209,7 +203,7 @@ static bool can_compute_delta(const backward_launch *launch)
     return launch->plan->tiles > 0 && launch->choice.stores_dq && p->delta.data == NULL && p->dlse.data == NULL &&
            sizes->d_v == launch->plan->tile_columns && attention_has_vectors_16(&p->out) &&
            cot_mul(launch->plan->tiles, launch->plan->tile_queries) <= INT32_MAX && sizes->Tk > 0 &&
-           (!is_causal(sizes) || diagonal_of(sizes) >= 0);
+           (!is_causal(sizes) || attention_diagonal(sizes) >= 0);
 }
 
 /* The query heads, counted over all batch elements, whose delta `preprocess` computes: all, or some of the first batch
@@ -250,7 +244,7 @@ static attention_bwd_call make_call(const backward_launch *launch, void *workspa
         .unit_count = (uint32_t)launch->unit_count,
         .inverse_query_heads = (uint32_t)cot_ceil_div(INT64_C(1) << 31, cot_max(gqa_group / choice->head_split, 1)),
         .tile_queries = (int32_t)plan->tile_queries,
-        .diagonal = diagonal_of(sizes),
+        .diagonal = attention_diagonal(sizes),
         .left = sizes->left,
         .right = sizes->right,
         .causal = sizes->right == 0,
@@ -287,7 +281,6 @@ static attention_bwd_call make_call(const backward_launch *launch, void *workspa
         .unit_counter = has_unit_counter ? counters + plan->dq_tiles : NULL,
         .preprocessed_heads = (int32_t)preprocessed_heads,
         .delta_done = counters + plan->dq_tiles + 1,
-        .counters = counters,
         .counter_count = plan->counter_count,
     };
     if (preprocessed_heads < sizes->B * sizes->H) {
@@ -308,9 +301,8 @@ static cot_status launch_preprocess(const backward_launch *launch, const cot_cud
 {
     const attention_sm90_bwd_plan *plan = launch->plan;
     const int64_t row_lanes = plan->tile_columns == 192 ? 32 : plan->tile_columns / 8; /* lanes that share a row */
+    const int64_t tiles = c->delta_shares > 0 ? c->preprocessed_heads * c->tiles_per_head : plan->tiles;
     /* No remainder, because every tile takes whole thread blocks. */
-    const int64_t all_heads = launch->p->sizes.B * launch->p->sizes.H,
-                  tiles = c->preprocessed_heads < all_heads ? c->preprocessed_heads * c->tiles_per_head : plan->tiles;
     const int64_t blocks =
         tiles * plan->tile_queries * row_lanes / (PREPROCESS_THREADS * ATTENTION_BWD_PREPROCESS_ROWS);
     return attention_launch(launch->queue, kernel,

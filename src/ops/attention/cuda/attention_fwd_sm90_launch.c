@@ -109,7 +109,7 @@ static cot_status launch_forward_sm90(cot_queue *queue, const attention_problem 
             .sequences = attention_sequences_of(queue, p),
             .left = sizes->left,
             .right = sizes->right,
-            .diagonal = sizes->k_length - sizes->q_length + sizes->q_begin - sizes->k_begin,
+            .diagonal = attention_diagonal(sizes),
             .H = (int32_t)sizes->H,
             .heads_per_kv_head = (int32_t)(sizes->H / sizes->Hkv),
             .d_qk = (int32_t)sizes->d_qk,

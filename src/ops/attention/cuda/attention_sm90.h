@@ -202,17 +202,18 @@ typedef struct attention_bwd_call {
     /* Workspace, by sequence and head. DQ_TILES_PER_QUERY_TILE = tile_queries / 64 * tile_columns / 64. */
     /* [tiles * tile_queries] lse in base 2: lse log2(e) - p_exponent; inf for queries without gradient and after Tq */
     float *lse_log2;
-    float *scaled_delta;    /* [tiles * tile_queries] delta times dp_scale, 0 after Tq */
-    float *dq_accum;        /* [tiles][DQ_TILES_PER_QUERY_TILE][ATTENTION_BWD_DQ_TILE_FLOATS] */
-    uint32_t *dq_semaphore; /* [tiles][DQ_TILES_PER_QUERY_TILE] units that have added to a dQ tile */
+    float *scaled_delta; /* [tiles * tile_queries] delta times dp_scale, 0 after Tq */
+    float *dq_accum;     /* [tiles][DQ_TILES_PER_QUERY_TILE][ATTENTION_BWD_DQ_TILE_FLOATS] */
+    /* [tiles][DQ_TILES_PER_QUERY_TILE] units that have added to a dQ tile. unit_counter and delta_done follow: these
+     * counter_count counters are cleared by `preprocess`. */
+    uint32_t *dq_semaphore;
+    int64_t counter_count;
     uint32_t *unit_counter; /* number of the next unit; null: a thread block or cluster takes that of its index */
     /* `preprocess` computes scaled_delta of the first preprocessed_heads query heads of the call (b H + h). The main kernel
      * computes that of the others, see attention_bwd_delta_sm90.cuh. There are none if delta_shares is 0. */
     int32_t preprocessed_heads;
     uint32_t delta_shares, delta_warps; /* shares of the others, and warps of all shares */
     uint32_t *delta_done;               /* [sections] warps that have finished delta of a section */
-    uint32_t *counters; /* [counter_count] dq_semaphore and all other counters, which preprocess clears */
-    int64_t counter_count;
 } attention_bwd_call;
 
 typedef struct attention_fwd_call {

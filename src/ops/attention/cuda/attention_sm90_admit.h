@@ -208,6 +208,12 @@ static inline double cost_bwd_sm90(const void *problem)
     return 1000.0 + (double)sizes->H * (double)sizes->rows_q * (double)sizes->Tk;
 }
 
+/* The diagonal of a call whose sequences have the same length: query i attends to keys up to i + diagonal. */
+static inline int64_t attention_diagonal(const attention_sizes *sizes)
+{
+    return sizes->k_length - sizes->q_length + sizes->q_begin - sizes->k_begin;
+}
+
 /* The plan of a backward: the kernels' tiles, and the offsets of the workspace's regions in bytes. */
 typedef struct attention_sm90_bwd_plan {
     bool general;                       /* see attention_bwd_needs_general */
@@ -216,7 +222,7 @@ typedef struct attention_sm90_bwd_plan {
     int64_t tiles;                      /* query tiles of all heads */
     int64_t dq_tiles;                   /* dQ tiles of all heads: 64 queries by 64 columns each */
     size_t lse_log2, scaled_delta, dq_accum, counters, seqlens, bytes;
-    int64_t counter_count; /* dq_semaphore, unit_counter, delta_done */
+    int64_t counter_count; /* of the region counters: dq_semaphore, unit_counter, delta_done */
 } attention_sm90_bwd_plan;
 
 static inline attention_sm90_bwd_plan attention_sm90_bwd_plan_of(const attention_problem *p)
