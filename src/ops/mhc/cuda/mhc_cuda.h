@@ -115,6 +115,7 @@ typedef struct mhc_call {
     int64_t term_columns;  /* D, rounded up to MHC_CUDA_MMA_COLUMNS */
     int32_t mix_tile;      /* tokens of a tile of mix_terms; 0: no tiles */
     int32_t slice_columns; /* columns of one of the `slices`, in the kernels for any GPU */
+    int32_t counter_count; /* counters that mhc_pre_dz clears */
 } mhc_call;
 
 #endif

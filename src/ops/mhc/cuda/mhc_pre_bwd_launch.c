@@ -27,7 +27,6 @@ static const cot_cuda_kernel pre_mma_dphi[3][3] = MMA(mhc_pre_mma_dphi, DPHI_BYT
 static const cot_cuda_kernel pre_bwd_split[2] = HOPPER(mhc_pre_bwd_split_sm90, mhc_pre_bwd_split_sm90);
 static const cot_cuda_kernel pre_bwd_one_pass = {cot_image_mhc_pre_bwd_split_sm90, "mhc_pre_bwd_one_pass_sm90_bf16",
                                              MHC_SM90_SHARED_BYTES};
-static const cot_cuda_kernel pre_bwd_one_pass_init = {cot_image_mhc_pre_bwd_split_sm90, "mhc_pre_bwd_one_pass_init", 0};
 static const cot_cuda_kernel pre_bwd_split_post[2] = HOPPER(mhc_pre_bwd_split_sm90, mhc_pre_bwd_split_post_sm90);
 #define PRE_BWD_N8(name) {cot_image_mhc_pre_bwd_n8_sm90, "mhc_pre_bwd_n8_" #name "sm90_bf16", MHC_SM90_SHARED_BYTES}
 /* By dx_post's presence and whether dx is f32. */
@@ -281,9 +280,8 @@ static cot_status launch_one_pass(cot_queue *queue, mhc_mapped_call *mapped, con
     };
     c->slices = mhc_sm90_slices(sizes);
     c->token_parts = MHC_SM90_BLOCKS;
-    if (c->dh_res.data != NULL)
-        CHECK(mhc_launch_dz(queue, c));
-    LAUNCH(queue, &pre_bwd_one_pass_init, 1, 1, MHC_CUDA_THREADS, c);
+    c->counter_count = (int32_t)(MHC_SM90_RECORD_COUNTS + cot_ceil_div(c->tokens, MHC_SM90_TILE));
+    CHECK(mhc_launch_dz(queue, c)); /* it also clears the counters, so it is launched without dh_res too */
     CHECK(cot_cuda_launch(queue, &pre_bwd_one_pass, &grid, mapped));
     return launch_sum_parts(queue, c);
 }

@@ -451,15 +451,6 @@ static __device__ __forceinline__ void backward(const mhc_mapped_call &p)
     }
 }
 
-/* Clears the counters. */
-extern "C" __global__ void __launch_bounds__(MHC_CUDA_THREADS)
-    mhc_pre_bwd_one_pass_init(const __grid_constant__ mhc_call c)
-{
-    const int64_t count = MHC_SM90_RECORD_COUNTS + (c.tokens + TILE - 1) / TILE;
-    for (int64_t i = threadIdx.x; i < count; i += MHC_CUDA_THREADS)
-        c.counters[i] = 0;
-}
-
 #define INSTANCE(name, element, add_post, one_pass)                       \
     extern "C" __global__ void __launch_bounds__(MHC_SM90_BWD_THREADS, 1) \
         mhc_pre_bwd_##name(const __grid_constant__ mhc_mapped_call p)     \

@@ -4,7 +4,7 @@
  *
  * The method is that of cpu/mhc_sinkhorn.h: h_res = K_ij u_i v_j with K = softmax + eps. The gradient keeps u and v of
  * every iteration, the history, in shared memory if they fit, otherwise in the workspace. The file also has the part of
- * pre's backward that needs neither x nor dh_in: dz of post and res. */
+ * pre's backward that needs neither x nor dh_in: dz of post and res. It clears the counters of the kernel after it. */
 #include "mhc_cuda.cuh"
 #include "mhc_sinkhorn.cuh"
 
@@ -78,6 +78,8 @@ template <int N> static __device__ __forceinline__ void pre_dz(const mhc_call &c
     constexpr int M = N * N + 2 * N;
     cot_griddepcontrol_launch_dependents();
     const int64_t token = thread_token();
+    for (int64_t i = token; i < c.counter_count; i += c.tokens)
+        c.counters[i] = 0;
     if (token >= c.tokens)
         return;
     float *dz = c.dz + token * M;
