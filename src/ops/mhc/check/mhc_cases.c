@@ -1,413 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mhc_cases.c: the shapes, layouts and options of the cases that check, bench and the gradient check run, for the four
- * ops. A case is built from a `case_shape`: its sizes and choices by name. */
-#include "../mhc_problem.h"
+ * mhc_cases.c: the cases that check, bench and the gradient check run, for the four ops, and their inputs that are not
+ * only random. */
+#include "mhc_case_build.h"
 #include "mhc_ref.h"
 
-#include "cases/cases.h"
 #include "cases/draw.h"
-#include "cases/case_words.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
-
-/* ---- shapes ------------------------------------------------------------------------------------------ */
-
-enum { PRE, SINKHORN, POST, POST_PRE };
-enum { CHECKED = COT_CASE_CHECK | COT_CASE_CHECK_CUDA };
-
-typedef enum layout_kind {
-    TOKEN_MAJOR,  /* [B,T,n,D] */
-    STREAM_MAJOR, /* [B,n,T,D] */
-    SLICE,        /* a slice of the columns of wider rows, from an odd element on */
-    STRIDED,      /* every second column, and the other axes in reverse order */
-    LAYOUT_COUNT
-} layout_kind;
-
-static const char *const layout_names[] = {"token-major", "stream-major", "slice", "strided"};
-
-typedef struct case_shape {
-    int op, direction;
-    unsigned uses;
-    int64_t B, T, n, D;
-    layout_kind layout;
-    cot_dtype dtype;
-    int64_t iterations;
-    bool gamma, wide_phi;                           /* phi ~ N(0,1) instead of N(0, 1/(n*D)) */
-    bool fused, dh_res_logits, dx_post, accumulate; /* pre */
-    bool no_data_gradient, no_parameter_gradient;   /* leave out dx or df; leave out the other gradients */
-    bool only_saved;                                /* pre's forward: only the outputs that the backward needs */
-    bool wide_logits, no_eps, out_in;               /* sinkhorn, post */
-    bool only_y, saved_y; /* post_pre: y is the only output of the forward; y is an input of the backward */
-    /* Every eps is 0.25; one logit of each row is 200 above the others. */
-    bool large_eps, peaks;
-    uint64_t seed;
-} case_shape;
-
-static const cot_dtype float_dtypes[] = {COT_F32, COT_F16, COT_BF16, COT_F64};
-
-static const cot_direction *direction_of(const case_shape *p)
-{
-    static const cot_direction *const directions[] = {cot_mhc_pre_directions, cot_mhc_sinkhorn_directions,
-                                                      cot_mhc_post_directions, cot_mhc_post_pre_directions};
-    return &directions[p->op][p->direction];
-}
-
-/* ---- tensors ------------------------------------------------------------------------------------------ */
-
-/* Sets field `name` [B,T,rest...] in the shape's layout. */
-static void set_token_tensor(const case_shape *p, cot_case *c, const char *name, cot_dtype dtype, int rest,
-                             int64_t size2, int64_t size3)
-{
-    const int field = cot_field_index(direction_of(p), name), rank = 2 + rest, last = rank - 1;
-    const int64_t shape[] = {p->B, p->T, size2, size3};
-    cot_tensor t = cot_tensor_contiguous(NULL, dtype, rank, shape);
-    int64_t pitch = shape[last];
-    switch (p->layout) {
-    case STREAM_MAJOR:
-        if (rest == 2)
-            t.stride[2] = p->T * size3, t.stride[1] = size3;
-        break;
-    case SLICE:
-        pitch = 2 * shape[last] + 3;
-        for (int axis = last - 1; axis >= 0; axis--) {
-            t.stride[axis] = pitch;
-            pitch *= shape[axis];
-        }
-        c->offset[field] = 1;
-        break;
-    case STRIDED:
-        pitch = 1;
-        for (int axis = 0; axis < last; axis++) {
-            t.stride[axis] = pitch;
-            pitch *= shape[axis] > 0 ? shape[axis] : 1;
-        }
-        t.stride[last] = 2 * pitch;
-        break;
-    default: break;
-    }
-    *cot_field_tensor(&direction_of(p)->fields[field], c->args) = t;
-}
-
-static cot_dtype coefficient_dtype(const case_shape *p)
-{
-    return p->dtype == COT_F64 ? COT_F64 : COT_F32;
-}
-
-static void set_stream_tensor(const case_shape *p, cot_case *c, const char *name) /* [B,T,n,D] */
-{
-    set_token_tensor(p, c, name, p->dtype, 2, p->n, p->D);
-}
-
-static void set_layer_tensor(const case_shape *p, cot_case *c, const char *name) /* [B,T,D] */
-{
-    set_token_tensor(p, c, name, p->dtype, 1, p->D, 0);
-}
-
-static void set_coefficients(const case_shape *p, cot_case *c, const char *name, int64_t count)
-{
-    set_token_tensor(p, c, name, coefficient_dtype(p), 1, count, 0);
-}
-
-static void set_matrix(const case_shape *p, cot_case *c, const char *name)
-{
-    set_token_tensor(p, c, name, coefficient_dtype(p), 2, p->n, p->n);
-}
-
-/* Sets a parameter: row-major, or with other strides in the strided layout. */
-static void set_parameter(const case_shape *p, cot_case *c, const char *name, int64_t rows, int64_t columns)
-{
-    const bool strided = p->layout == STRIDED;
-    const int64_t shape[] = {rows, columns};
-    cot_tensor t = columns > 0 ? cot_tensor_contiguous(NULL, coefficient_dtype(p), 2, shape)
-                               : cot_tensor_contiguous(NULL, coefficient_dtype(p), 1, shape);
-    if (strided && columns > 0)
-        t.stride[0] = 1, t.stride[1] = rows + 1;
-    else if (strided)
-        t.stride[0] = 3;
-    *cot_field_tensor(&direction_of(p)->fields[cot_field_index(direction_of(p), name)], c->args) = t;
-}
-
-static void set_parameters(const case_shape *p, cot_case *c, const char *prefix, bool bias, bool gamma)
-{
-    const int64_t M = p->n * (p->n + 2);
-    char name[16];
-    snprintf(name, sizeof name, "%sphi", prefix);
-    set_parameter(p, c, name, M, p->n * p->D);
-    snprintf(name, sizeof name, "%salpha", prefix);
-    set_parameter(p, c, name, 3, 0);
-    snprintf(name, sizeof name, "%sbias", prefix);
-    if (bias)
-        set_parameter(p, c, name, M, 0);
-    snprintf(name, sizeof name, "%sgamma", prefix);
-    if (gamma)
-        set_parameter(p, c, name, p->n, p->D);
-}
-
-/* With a wide phi most sigmoids are 0 or 1, and few elements carry most of the error. */
-static int64_t error_concentration(const case_shape *p)
-{
-    return p->wide_phi ? 16 : 1;
-}
-
-static void pre_forward_case(const case_shape *p, cot_case *c)
-{
-    cot_mhc_pre_forward_args *a = (cot_mhc_pre_forward_args *)c->args;
-    COT_MHC_PRE_FORWARD_INIT(a);
-    a->sinkhorn_iterations = (int32_t)p->iterations;
-    if (p->large_eps)
-        a->norm_eps = a->hc_eps = a->sinkhorn_eps = 0.25;
-    set_stream_tensor(p, c, "x");
-    set_parameters(p, c, "", true, p->gamma);
-    set_coefficients(p, c, "h_pre", p->n);
-    set_coefficients(p, c, "h_post", p->n);
-    set_coefficients(p, c, "h_mix", p->n * (p->n + 2));
-    set_token_tensor(p, c, "inv_rms", coefficient_dtype(p), 0, 0, 0);
-    c->shared[cot_field_index(direction_of(p), "h_pre")] = c->shared[cot_field_index(direction_of(p), "h_post")] =
-        error_concentration(p);
-    if (p->fused)
-        set_matrix(p, c, "h_res");
-    c->shared[cot_field_index(direction_of(p), "h_res")] =
-        p->n * p->n; /* all elements share the u and v of their token */
-    if (!p->only_saved) {
-        set_layer_tensor(p, c, "h_in");
-        c->shared[cot_field_index(direction_of(p), "h_in")] =
-            cot_ceil_div(p->D, p->n) * error_concentration(p); /* a token has n factors */
-        set_matrix(p, c, "h_res_logits");
-    }
-}
-
-static void pre_backward_case(const case_shape *p, cot_case *c)
-{
-    cot_mhc_pre_backward_args *a = (cot_mhc_pre_backward_args *)c->args;
-    COT_MHC_PRE_BACKWARD_INIT(a);
-    a->sinkhorn_iterations = (int32_t)p->iterations;
-    a->accumulate = p->accumulate;
-    if (p->large_eps)
-        a->hc_eps = a->sinkhorn_eps = 0.25;
-    set_stream_tensor(p, c, "x");
-    set_parameters(p, c, "", true, p->gamma);
-    set_token_tensor(p, c, "inv_rms", coefficient_dtype(p), 0, 0, 0);
-    set_coefficients(p, c, "h_mix", p->n * (p->n + 2));
-    set_coefficients(p, c, "h_pre", p->n);
-    set_coefficients(p, c, "h_post", p->n);
-    set_layer_tensor(p, c, "dh_in");
-    set_coefficients(p, c, "dh_post", p->n);
-    if (p->dh_res_logits)
-        set_matrix(p, c, "dh_res_logits");
-    if (p->fused)
-        set_matrix(p, c, "dh_res");
-    if (p->dx_post)
-        set_stream_tensor(p, c, "dx_post");
-    if (!p->no_data_gradient)
-        set_stream_tensor(p, c, "dx");
-    /* A token has M factors. The elements of dx take most of their error from one sum. */
-    const int64_t factors = p->B * p->T * p->n * (p->n + 2), K = p->n * p->D * error_concentration(p);
-    c->shared[cot_field_index(direction_of(p), "dx")] = K;
-    c->shared[cot_field_index(direction_of(p), "dphi")] =
-        factors > 0 ? cot_ceil_div(p->n * (p->n + 2) * K, factors) : 1;
-    c->shared[cot_field_index(direction_of(p), "dgamma")] = factors > 0 ? cot_ceil_div(K, factors) : 1;
-    if (!p->no_parameter_gradient)
-        set_parameters(p, c, "d", true, p->gamma || !(p->uses & COT_CASE_GRADIENT));
-}
-
-static void sinkhorn_forward_case(const case_shape *p, cot_case *c)
-{
-    cot_mhc_sinkhorn_forward_args *a = (cot_mhc_sinkhorn_forward_args *)c->args;
-    COT_MHC_SINKHORN_INIT(a);
-    a->iterations = (int32_t)p->iterations;
-    a->eps = p->no_eps ? 0 : p->large_eps ? 0.25 : a->eps;
-    set_matrix(p, c, "h_res_logits");
-    set_matrix(p, c, "h_res");
-}
-
-static void sinkhorn_backward_case(const case_shape *p, cot_case *c)
-{
-    cot_mhc_sinkhorn_backward_args *a = (cot_mhc_sinkhorn_backward_args *)c->args;
-    COT_MHC_SINKHORN_INIT(a);
-    a->iterations = (int32_t)p->iterations;
-    a->eps = p->no_eps ? 0 : p->large_eps ? 0.25 : a->eps;
-    set_matrix(p, c, "h_res_logits");
-    set_matrix(p, c, "dh_res");
-    set_matrix(p, c, "dh_res_logits");
-    /* All elements share the u and v of their token. */
-    c->shared[cot_field_index(direction_of(p), "dh_res_logits")] = p->n * p->n;
-}
-
-static void post_forward_case(const case_shape *p, cot_case *c)
-{
-    cot_mhc_post_forward_args *a = (cot_mhc_post_forward_args *)c->args;
-    COT_INIT(a);
-    a->h_res_is_out_in = p->out_in;
-    set_stream_tensor(p, c, "x");
-    set_layer_tensor(p, c, "f");
-    set_coefficients(p, c, "h_post", p->n);
-    set_matrix(p, c, "h_res");
-    set_stream_tensor(p, c, "y");
-}
-
-static void post_backward_case(const case_shape *p, cot_case *c)
-{
-    cot_mhc_post_backward_args *a = (cot_mhc_post_backward_args *)c->args;
-    COT_INIT(a);
-    a->h_res_is_out_in = p->out_in;
-    set_stream_tensor(p, c, "x");
-    set_layer_tensor(p, c, "f");
-    set_coefficients(p, c, "h_post", p->n);
-    set_matrix(p, c, "h_res");
-    set_stream_tensor(p, c, "dy");
-    if (!p->no_data_gradient) {
-        set_stream_tensor(p, c, "dx");
-        set_layer_tensor(p, c, "df");
-    }
-    if (!p->no_parameter_gradient) {
-        set_coefficients(p, c, "dh_post", p->n);
-        set_matrix(p, c, "dh_res");
-    }
-}
-
-/* Sets the inputs of post's half. */
-static void set_post_inputs(const case_shape *p, cot_case *c)
-{
-    set_stream_tensor(p, c, "x");
-    set_layer_tensor(p, c, "f");
-    set_coefficients(p, c, "h_post", p->n);
-    set_matrix(p, c, "h_res");
-}
-
-static void post_pre_forward_case(const case_shape *p, cot_case *c)
-{
-    const cot_direction *direction = direction_of(p);
-    cot_mhc_post_pre_forward_args *a = (cot_mhc_post_pre_forward_args *)c->args;
-    COT_MHC_POST_PRE_FORWARD_INIT(a);
-    a->sinkhorn_iterations = (int32_t)p->iterations;
-    a->h_res_is_out_in = p->out_in;
-    if (p->large_eps)
-        a->norm_eps = a->hc_eps = a->sinkhorn_eps = 0.25;
-    set_post_inputs(p, c);
-    set_parameters(p, c, "", true, p->gamma);
-    set_stream_tensor(p, c, "y");
-    if (p->only_y)
-        return;
-    set_coefficients(p, c, "h_pre", p->n);
-    set_coefficients(p, c, "next_h_post", p->n);
-    set_coefficients(p, c, "h_mix", p->n * (p->n + 2));
-    set_token_tensor(p, c, "inv_rms", coefficient_dtype(p), 0, 0, 0);
-    c->shared[cot_field_index(direction, "h_pre")] = c->shared[cot_field_index(direction, "next_h_post")] =
-        error_concentration(p);
-    if (p->fused)
-        set_matrix(p, c, "next_h_res");
-    c->shared[cot_field_index(direction, "next_h_res")] = p->n * p->n; /* as in pre */
-    if (!p->only_saved) {
-        set_layer_tensor(p, c, "h_in");
-        c->shared[cot_field_index(direction, "h_in")] = cot_ceil_div(p->D, p->n) * error_concentration(p);
-        set_matrix(p, c, "h_res_logits");
-    }
-}
-
-static void post_pre_backward_case(const case_shape *p, cot_case *c)
-{
-    const cot_direction *direction = direction_of(p);
-    cot_mhc_post_pre_backward_args *a = (cot_mhc_post_pre_backward_args *)c->args;
-    COT_MHC_POST_PRE_BACKWARD_INIT(a);
-    a->sinkhorn_iterations = (int32_t)p->iterations;
-    a->accumulate = p->accumulate;
-    a->h_res_is_out_in = p->out_in;
-    if (p->large_eps)
-        a->hc_eps = a->sinkhorn_eps = 0.25;
-    set_post_inputs(p, c);
-    if (p->saved_y)
-        set_stream_tensor(p, c, "y");
-    set_parameters(p, c, "", true, p->gamma);
-    set_token_tensor(p, c, "inv_rms", coefficient_dtype(p), 0, 0, 0);
-    set_coefficients(p, c, "h_mix", p->n * (p->n + 2));
-    set_coefficients(p, c, "h_pre", p->n);
-    set_coefficients(p, c, "next_h_post", p->n);
-    set_layer_tensor(p, c, "dh_in");
-    set_coefficients(p, c, "dnext_h_post", p->n);
-    if (p->dh_res_logits)
-        set_matrix(p, c, "dh_res_logits");
-    if (p->fused)
-        set_matrix(p, c, "dnext_h_res");
-    if (p->dx_post)
-        set_stream_tensor(p, c, "dy");
-    if (!p->no_data_gradient) {
-        set_stream_tensor(p, c, "dx");
-        set_layer_tensor(p, c, "df");
-        set_coefficients(p, c, "dh_post", p->n);
-        set_matrix(p, c, "dh_res");
-    }
-    /* The factors of pre's backward. The elements of g share them, and so do all sums of g of a token. */
-    const int64_t factors = p->B * p->T * p->n * (p->n + 2), K = p->n * p->D * error_concentration(p);
-    c->shared[cot_field_index(direction, "dx")] = c->shared[cot_field_index(direction, "df")] = K;
-    c->shared[cot_field_index(direction, "dh_res")] = p->n * p->n * error_concentration(p);
-    c->shared[cot_field_index(direction, "dh_post")] = p->n * error_concentration(p);
-    c->shared[cot_field_index(direction, "dphi")] = factors > 0 ? cot_ceil_div(p->n * (p->n + 2) * K, factors) : 1;
-    c->shared[cot_field_index(direction, "dgamma")] = factors > 0 ? cot_ceil_div(K, factors) : 1;
-    if (!p->no_parameter_gradient)
-        set_parameters(p, c, "d", true, p->gamma || !(p->uses & COT_CASE_GRADIENT));
-}
-
-/* Describes the options. The prepare functions read some of these texts again. */
-static void describe(const case_shape *p, cot_case *c)
-{
-    const double x = (double)p->B * (double)p->T * (double)p->n * (double)p->D, n = (double)p->n;
-    const bool backward = p->direction == COT_MHC_BACKWARD;
-    c->layout = layout_names[p->layout];
-    snprintf(c->shape, sizeof c->shape, "B%lld T%lld n%lld", (long long)p->B, (long long)p->T, (long long)p->n);
-    if (p->op != SINKHORN)
-        snprintf(c->shape + strlen(c->shape), sizeof c->shape - strlen(c->shape), " D%lld", (long long)p->D);
-    if (p->op == PRE || p->op == POST_PRE) {
-        const char *const dx_post = p->op == PRE ? "+dx_post" : "+dy";
-        snprintf(c->options, sizeof c->options, "%s%s%s%s%s%s%s%s%s%s%s%s%s", p->wide_phi ? "phi~1" : "phi~1/nD",
-                 p->gamma ? "+gamma" : "", p->fused ? "+sinkhorn" : "", p->large_eps ? "+eps" : "",
-                 backward && p->dh_res_logits ? "+dh_res_logits" : "", backward && p->dx_post ? dx_post : "",
-                 p->accumulate ? "+accumulate" : "", p->no_data_gradient ? "-dx" : "",
-                 p->no_parameter_gradient ? "-dphi" : "", p->only_saved ? "-h_in" : "",
-                 p->op == POST_PRE && p->out_in ? " h_res[out,in]" : "",
-                 p->op == POST_PRE && backward && p->saved_y ? "+y" : "",
-                 p->op == POST_PRE && p->only_y ? " only-y" : "");
-        c->flops = (backward ? 4 : 2) * n * (n + 2) * x;
-        c->flops += p->op == POST_PRE ? (backward ? (p->saved_y ? 4 : 6) : 2) * (n + 1) * x : 0;
-    } else if (p->op == SINKHORN) {
-        snprintf(c->options, sizeof c->options, "iterations=%lld%s%s%s", (long long)p->iterations,
-                 p->wide_logits ? "+wide" : "", p->peaks ? "+peaks" : "",
-                 p->no_eps      ? "-eps"
-                 : p->large_eps ? "+eps"
-                                : "");
-        c->flops = (backward ? 12 : 4) * (double)p->iterations * n * n * (double)p->B * (double)p->T;
-    } else {
-        snprintf(c->options, sizeof c->options, "%s%s%s", p->out_in ? "h_res[out,in]" : "h_res[in,out]",
-                 p->no_data_gradient ? "-dx" : "", p->no_parameter_gradient ? "-dh_res" : "");
-        c->flops = (backward ? 4 : 2) * (n + 1) * x;
-    }
-}
 
 /* ---- case families ----------------------------------------------------------------------------------- */
 
-static void build(const case_shape *p, cot_case *c)
-{
-    static void (*const builders[4][2])(const case_shape *, cot_case *) = {
-        {pre_forward_case, pre_backward_case},
-        {sinkhorn_forward_case, sinkhorn_backward_case},
-        {post_forward_case, post_backward_case},
-        {post_pre_forward_case, post_pre_backward_case},
-    };
-    *c = (cot_case){.direction = p->direction, .uses = p->uses, .seed = p->seed};
-    builders[p->op][p->direction](p, c);
-    describe(p, c);
-}
-
-static void emit(cot_case_visitor *v, const case_shape *p)
+static void emit(cot_case_visitor *v, const mhc_case_params *p)
 {
     cot_case c;
-    build(p, &c);
+    mhc_case_build(p, &c);
     cot_visit_case(v, &c);
 }
 
-static void draw_features(case_shape *p, uint64_t *state)
+static void draw_features(mhc_case_params *p, uint64_t *state)
 {
     p->gamma = cot_draw_bool(state);
     p->wide_phi = cot_draw_below(state, 3) == 0;
@@ -439,7 +51,7 @@ static void sweep_sizes(cot_case_visitor *v, int op, int direction)
     for (size_t s = 0; s < sizeof streams / sizeof *streams; s++)
         for (size_t w = 0; w < sizeof widths / sizeof *widths; w++)
             for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++) {
-                case_shape p = {
+                mhc_case_params p = {
                     .op = op, .direction = direction, .uses = COT_CASE_CHECK, .n = streams[s], .D = widths[w]};
                 const double n = (double)p.n, x = (double)tokens[i] * n * (double)p.D;
                 const double work = op == PRE        ? x * (n * n + 2 * n)
@@ -451,10 +63,10 @@ static void sweep_sizes(cot_case_visitor *v, int op, int direction)
                     continue;
                 p.B = tokens[i] % 2 == 0 ? 2 : tokens[i] % 3 == 0 ? 3 : 1;
                 p.T = tokens[i] / p.B;
-                p.layout = index % 4 == 3 ? (layout_kind)cot_draw_below(&state, LAYOUT_COUNT) : TOKEN_MAJOR;
-                p.dtype = float_dtypes[op == SINKHORN                    ? 3 * (cot_draw_below(&state, 5) == 0)
-                                       : cot_draw_below(&state, 10) == 0 ? 3
-                                                                         : index % 3];
+                p.layout = index % 4 == 3 ? (mhc_case_layout)cot_draw_below(&state, LAYOUT_COUNT) : TOKEN_MAJOR;
+                p.dtype = mhc_float_dtypes[op == SINKHORN                    ? 3 * (cot_draw_below(&state, 5) == 0)
+                                           : cot_draw_below(&state, 10) == 0 ? 3
+                                                                             : index % 3];
                 p.seed = cot_draw(&state);
                 draw_features(&p, &state);
                 if (work < 2e5 && index % 6 == 0)
@@ -472,10 +84,11 @@ static void large_shapes(cot_case_visitor *v, int op, int direction)
                                         {3, 1280, 64}, {1, 4096, 65}, {4, 8, 8192}, {2, 64, 8192}, {8, 8, 2048}};
     uint64_t state = 101 + (uint64_t)(op * 2 + direction);
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        case_shape p = {.op = op, .direction = direction, .uses = COT_CASE_CHECK, .n = shapes[i][0], .D = shapes[i][1]};
+        mhc_case_params p = {
+            .op = op, .direction = direction, .uses = COT_CASE_CHECK, .n = shapes[i][0], .D = shapes[i][1]};
         p.B = 1;
         p.T = shapes[i][2];
-        p.dtype = float_dtypes[op == SINKHORN ? 0 : (i + 2) % 3];
+        p.dtype = mhc_float_dtypes[op == SINKHORN ? 0 : (i + 2) % 3];
         p.seed = cot_draw(&state);
         draw_features(&p, &state);
         p.no_data_gradient = p.no_parameter_gradient = p.only_saved = p.only_y = false;
@@ -514,7 +127,7 @@ static void many_tiles(cot_case_visitor *v, int op, int direction)
     };
     uint64_t state = 301 + (uint64_t)(op * 2 + direction);
     for (size_t i = 0; op != SINKHORN && i < sizeof shapes / sizeof *shapes; i++) {
-        case_shape p = {.op = op, .direction = direction, .dtype = shapes[i].dtype};
+        mhc_case_params p = {.op = op, .direction = direction, .dtype = shapes[i].dtype};
         p.n = shapes[i].n;
         p.uses = shapes[i].uses;
         p.B = 1 + (int64_t)(i & 1 & (shapes[i].tokens % 2 == 0));
@@ -532,13 +145,13 @@ static void gradients(cot_case_visitor *v, int op)
 {
     uint64_t state = 201 + (uint64_t)op;
     for (int bits = 0; bits < 16; bits++) {
-        case_shape p = {
+        mhc_case_params p = {
             .op = op, .direction = COT_MHC_BACKWARD, .dtype = COT_F64, .B = 1 + bits % 2, .seed = cot_draw(&state)};
         p.uses = COT_CASE_CHECK | COT_CASE_QUICK | COT_CASE_GRADIENT;
         p.n = 1 + cot_draw_below(&state, 4);
         p.D = 1 + cot_draw_below(&state, 5);
         p.T = 1 + cot_draw_below(&state, 2);
-        p.layout = (layout_kind)(bits % LAYOUT_COUNT);
+        p.layout = (mhc_case_layout)(bits % LAYOUT_COUNT);
         p.gamma = bits & 1, p.fused = bits >> 1 & 1, p.dh_res_logits = bits >> 2 & 1, p.wide_phi = bits >> 3 & 1;
         p.iterations = bits & 4 ? 20 : 1 + bits % 3;
         p.no_eps = bits & 1, p.out_in = bits & 2;
@@ -555,10 +168,11 @@ static void rare_faults(cot_case_visitor *v, int op, int direction)
     static const int64_t streams[] = {1, 2, 3, 4, 5, 6, 7, 8, 11};
     uint64_t state = 401 + (uint64_t)(op * 2 + direction);
     for (size_t s = 0; s < sizeof streams / sizeof *streams; s++) {
-        case_shape p = {.op = op, .direction = direction, .B = 1, .T = 3, .n = streams[s], .D = 64, .iterations = 3};
+        mhc_case_params p = {
+            .op = op, .direction = direction, .B = 1, .T = 3, .n = streams[s], .D = 64, .iterations = 3};
         p.uses = COT_CASE_CHECK | COT_CASE_QUICK;
         p.seed = cot_draw(&state);
-        p.dtype = op == SINKHORN ? COT_F32 : float_dtypes[s % 3];
+        p.dtype = op == SINKHORN ? COT_F32 : mhc_float_dtypes[s % 3];
         p.large_eps = p.fused = true;
         if (op == POST) {
             p.large_eps = false, p.T = 1, p.D = 8448;
@@ -594,7 +208,7 @@ static void bench_shapes(cot_case_visitor *v, int op, int direction)
     };
     const size_t first_of_gpu = 7, wide = 8; /* D = 7168 */
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        case_shape p = {.op = op, .direction = direction, .uses = shapes[i].uses, .B = 1, .T = shapes[i].tokens};
+        mhc_case_params p = {.op = op, .direction = direction, .uses = shapes[i].uses, .B = 1, .T = shapes[i].tokens};
         p.n = shapes[i].n, p.D = shapes[i].D, p.dtype = shapes[i].dtype;
         p.iterations = 20;
         p.seed = 41;
@@ -628,68 +242,6 @@ static void visit_cases(int op, bool (*visit)(void *, const cot_case *), void *c
         rare_faults(&v, op, direction);
         bench_shapes(&v, op, direction);
     }
-}
-
-/* ---- a case from options ----------------------------------------------------------------------------- */
-
-static bool set_option(case_shape *p, const char *word)
-{
-    static const cot_text_option sizes[] = {{"B", offsetof(case_shape, B)},
-                                            {"T", offsetof(case_shape, T)},
-                                            {"n", offsetof(case_shape, n)},
-                                            {"D", offsetof(case_shape, D)},
-                                            {"iterations", offsetof(case_shape, iterations)},
-                                            {0}};
-    static const cot_text_option pre[] = {{"gamma", offsetof(case_shape, gamma)},
-                                          {"phi~1", offsetof(case_shape, wide_phi)},
-                                          {"sinkhorn", offsetof(case_shape, fused)},
-                                          {"eps", offsetof(case_shape, large_eps)},
-                                          {"dh_res_logits", offsetof(case_shape, dh_res_logits)},
-                                          {"dx_post", offsetof(case_shape, dx_post)},
-                                          {"accumulate", offsetof(case_shape, accumulate)},
-                                          {0}};
-    static const cot_text_option sinkhorn[] = {{"wide", offsetof(case_shape, wide_logits)},
-                                               {"peaks", offsetof(case_shape, peaks)},
-                                               {"eps", offsetof(case_shape, large_eps)},
-                                               {0}};
-    static const cot_text_option post[] = {{"h_res[out,in]", offsetof(case_shape, out_in)}, {0}};
-    static const cot_text_option post_pre[] = {{"gamma", offsetof(case_shape, gamma)},
-                                               {"phi~1", offsetof(case_shape, wide_phi)},
-                                               {"sinkhorn", offsetof(case_shape, fused)},
-                                               {"eps", offsetof(case_shape, large_eps)},
-                                               {"dh_res_logits", offsetof(case_shape, dh_res_logits)},
-                                               {"dy", offsetof(case_shape, dx_post)},
-                                               {"accumulate", offsetof(case_shape, accumulate)},
-                                               {"h_res[out,in]", offsetof(case_shape, out_in)},
-                                               {"y", offsetof(case_shape, saved_y)},
-                                               {0}};
-    static const cot_text_option *const all[] = {pre, sinkhorn, post, post_pre};
-    const cot_text_option *switches = all[p->op];
-    if (cot_parse_size(p, sizes, word) || cot_parse_flag(p, switches, word) || cot_parse_float_dtype(&p->dtype, word))
-        return true;
-    for (int layout = 0; layout < LAYOUT_COUNT; layout++)
-        if (strcmp(word, layout_names[layout]) == 0)
-            return p->layout = (layout_kind)layout, true;
-    return false;
-}
-
-static const char *parse(int op, int direction, int count, char *const options[], cot_case *c)
-{
-    case_shape p = {.op = op,
-                    .direction = direction,
-                    .uses = COT_CASE_CHECK | COT_CASE_BENCH | COT_CASE_BENCH_CUDA,
-                    .B = 1,
-                    .T = 2048,
-                    .n = 4,
-                    .D = 1024,
-                    .iterations = 20,
-                    .dtype = COT_F32,
-                    .seed = 47};
-    for (int i = 0; i < count; i++)
-        if (!set_option(&p, options[i]))
-            return options[i];
-    build(&p, c);
-    return NULL;
 }
 
 /* ---- inputs ------------------------------------------------------------------------------------------- */
@@ -869,24 +421,24 @@ static void post_pre_options(int direction, const void *args, void *primal_args)
 
 /* ---- one table for each op --------------------------------------------------------------------------- */
 
-#define CASES(stem, STEM, help, prepare_)                                                         \
-    static void each_##stem(bool (*visit)(void *, const cot_case *), void *context)               \
-    {                                                                                             \
-        visit_cases(STEM, visit, context);                                                        \
-    }                                                                                             \
-    static const char *parse_##stem(int direction, int count, char *const options[], cot_case *c) \
-    {                                                                                             \
-        return parse(STEM, direction, count, options, c);                                         \
-    }                                                                                             \
-    const cot_op_cases cot_mhc_##stem##_cases = {                                                 \
-        .op = &cot_mhc_##stem##_op,                                                               \
-        .each = each_##stem,                                                                      \
-        .parse = parse_##stem,                                                                    \
-        .options_help = "B=1 T=2048 n=4 " help " f64, token-major stream-major slice strided",    \
-        .prepare = prepare_,                                                                      \
-        .oracles = cot_mhc_##stem##_oracles,                                                      \
-        .primal = primal,                                                                         \
-        .primal_options = stem##_options,                                                         \
+#define CASES(stem, STEM, help, prepare_)                                                       \
+    static void each_##stem(bool (*visit)(void *, const cot_case *), void *context)             \
+    {                                                                                           \
+        visit_cases(STEM, visit, context);                                                      \
+    }                                                                                           \
+    static const char *parse_##stem(int direction, int count, char *const words[], cot_case *c) \
+    {                                                                                           \
+        return mhc_case_parse(STEM, direction, count, words, c);                                \
+    }                                                                                           \
+    const cot_op_cases cot_mhc_##stem##_cases = {                                               \
+        .op = &cot_mhc_##stem##_op,                                                             \
+        .each = each_##stem,                                                                    \
+        .parse = parse_##stem,                                                                  \
+        .options_help = "B=1 T=2048 n=4 " help " f64, token-major stream-major slice strided",  \
+        .prepare = prepare_,                                                                    \
+        .oracles = cot_mhc_##stem##_oracles,                                                    \
+        .primal = primal,                                                                       \
+        .primal_options = stem##_options,                                                       \
     };
 
 CASES(pre, PRE, "D=1024 iterations=20, gamma phi~1 sinkhorn eps dh_res_logits dx_post accumulate, f32 f16 bf16",
