@@ -37,6 +37,8 @@
  *   FURTHEST_TILE        producers of the first slice   the furthest tile that one of them waits for or has loaded
  *   RECORD_COUNTS[tile]  teams, +1 for each token       16: all records of the tile are stored
  *
+ * The kernel before, mhc_pre_dz, clears the counters.
+ *
  * Progress does not depend on how many blocks, or which blocks, are resident at once: the resident teams take the
  * tokens in order. Take the first token without a record, in tile t. All records of earlier tiles exist, so no producer
  * waits for a tile before t. The producer of the block whose team holds the token therefore advances until this team
