@@ -8,8 +8,6 @@
 
 #include <stdio.h>
 
-const cot_dtype mhc_float_dtypes[4] = {COT_F32, COT_F16, COT_BF16, COT_F64};
-
 static const char *const layout_names[] = {"token-major", "stream-major", "slice", "strided"};
 
 static const cot_direction *direction_of(const mhc_case_params *p)
@@ -21,7 +19,7 @@ static const cot_direction *direction_of(const mhc_case_params *p)
 
 /* ---- tensors ------------------------------------------------------------------------------------------ */
 
-/* Sets field `name` [B,T,rest...] in the shape's layout. */
+/* Sets field `name` [B,T,rest...] in the case's layout. */
 static void set_token_tensor(const mhc_case_params *p, cot_case *c, const char *name, cot_dtype dtype, int rest,
                              int64_t size2, int64_t size3)
 {
@@ -314,7 +312,7 @@ static void post_pre_backward_case(const mhc_case_params *p, cot_case *c)
         set_parameters(p, c, "d", true, p->gamma || !(p->uses & COT_CASE_GRADIENT));
 }
 
-/* Describes the options. The prepare functions read some of these texts again. */
+/* Describes the options. The prepare functions of mhc_cases.c read some of these texts again. */
 static void describe(const mhc_case_params *p, cot_case *c)
 {
     const double x = (double)p->B * (double)p->T * (double)p->n * (double)p->D, n = (double)p->n;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mhc_case_build.h: builds a case of one of the four ops from its sizes and choices. */
+ * mhc_case_build.h: builds a case of one of the four ops from its sizes and choices, or from words. */
 #ifndef COT_MHC_CASE_BUILD_H
 #define COT_MHC_CASE_BUILD_H
 
@@ -9,7 +9,6 @@
 #include "cases/cases.h"
 
 enum { PRE, SINKHORN, POST, POST_PRE }; /* mhc_case_params.op */
-enum { CHECKED = COT_CASE_CHECK | COT_CASE_CHECK_CUDA };
 
 typedef enum mhc_case_layout {
     TOKEN_MAJOR,  /* [B,T,n,D] */
@@ -36,8 +35,6 @@ typedef struct mhc_case_params {
     bool large_eps, peaks;
     uint64_t seed;
 } mhc_case_params;
-
-extern const cot_dtype mhc_float_dtypes[4];
 
 void mhc_case_build(const mhc_case_params *p, cot_case *c);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mhc_cases.c: the cases that check, bench and the gradient check run, for the four ops, and their inputs that are not
- * only random. */
+ * mhc_cases.c: the cases that check, bench and the gradient check run, for the four ops, and how their
+ * random inputs are changed. */
 #include "mhc_case_build.h"
 #include "mhc_ref.h"
 
@@ -9,6 +9,10 @@
 
 #include <math.h>
 #include <stdlib.h>
+
+enum { CHECKED = COT_CASE_CHECK | COT_CASE_CHECK_CUDA };
+
+static const cot_dtype float_dtypes[] = {COT_F32, COT_F16, COT_BF16, COT_F64};
 
 /* ---- case families ----------------------------------------------------------------------------------- */
 
@@ -64,9 +68,9 @@ static void sweep_sizes(cot_case_visitor *v, int op, int direction)
                 p.B = tokens[i] % 2 == 0 ? 2 : tokens[i] % 3 == 0 ? 3 : 1;
                 p.T = tokens[i] / p.B;
                 p.layout = index % 4 == 3 ? (mhc_case_layout)cot_draw_below(&state, LAYOUT_COUNT) : TOKEN_MAJOR;
-                p.dtype = mhc_float_dtypes[op == SINKHORN                    ? 3 * (cot_draw_below(&state, 5) == 0)
-                                           : cot_draw_below(&state, 10) == 0 ? 3
-                                                                             : index % 3];
+                p.dtype = float_dtypes[op == SINKHORN                    ? 3 * (cot_draw_below(&state, 5) == 0)
+                                       : cot_draw_below(&state, 10) == 0 ? 3
+                                                                         : index % 3];
                 p.seed = cot_draw(&state);
                 draw_features(&p, &state);
                 if (work < 2e5 && index % 6 == 0)
@@ -88,7 +92,7 @@ static void large_shapes(cot_case_visitor *v, int op, int direction)
             .op = op, .direction = direction, .uses = COT_CASE_CHECK, .n = shapes[i][0], .D = shapes[i][1]};
         p.B = 1;
         p.T = shapes[i][2];
-        p.dtype = mhc_float_dtypes[op == SINKHORN ? 0 : (i + 2) % 3];
+        p.dtype = float_dtypes[op == SINKHORN ? 0 : (i + 2) % 3];
         p.seed = cot_draw(&state);
         draw_features(&p, &state);
         p.no_data_gradient = p.no_parameter_gradient = p.only_saved = p.only_y = false;
@@ -172,7 +176,7 @@ static void rare_faults(cot_case_visitor *v, int op, int direction)
             .op = op, .direction = direction, .B = 1, .T = 3, .n = streams[s], .D = 64, .iterations = 3};
         p.uses = COT_CASE_CHECK | COT_CASE_QUICK;
         p.seed = cot_draw(&state);
-        p.dtype = op == SINKHORN ? COT_F32 : mhc_float_dtypes[s % 3];
+        p.dtype = op == SINKHORN ? COT_F32 : float_dtypes[s % 3];
         p.large_eps = p.fused = true;
         if (op == POST) {
             p.large_eps = false, p.T = 1, p.D = 8448;

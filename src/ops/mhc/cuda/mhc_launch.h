@@ -161,7 +161,8 @@ bool mhc_rows_vectorized(const void *problem, const cot_tensor *const tensors[],
 /* mhc_sinkhorn_launch.c: h_res from the logits that pre's forward stored in the workspace, if h_res is present. */
 cot_status mhc_launch_fused_sinkhorn(cot_queue *queue, mhc_call *c);
 
-/* mhc_sinkhorn_launch.c: dz of all tokens. Part of it is the gradient of Sinkhorn, if dh_res is present. */
+/* mhc_sinkhorn_launch.c: dz of all tokens. Part of it is the gradient of Sinkhorn, if dh_res is present. Also
+ * clears counter_count counters. */
 cot_status mhc_launch_dz(cot_queue *queue, const mhc_call *c);
 
 /* mhc_pre_fwd_launch.c */

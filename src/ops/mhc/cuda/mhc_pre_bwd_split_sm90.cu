@@ -189,7 +189,7 @@ static __device__ __forceinline__ void produce(const mhc_mapped_call &p, shared_
 {
     const int first = part_of<ONE_PASS>(p.call), step = parts_of<ONE_PASS>(p.call);
     if (threadIdx.x % 32 == 0) {
-        /* Waits for the kernel that writes the records or the counters. The code before it reads only inputs. */
+        /* Waits for the kernel that writes the records or clears the counters. The code before it reads only inputs. */
         cot_griddepcontrol_wait();
         for (int stage = 0; stage < s.STAGES && first + stage * step < tiles; stage++)
             load_tile<ONE_PASS>(p, s, stage, first + stage * step);

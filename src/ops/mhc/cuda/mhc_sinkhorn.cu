@@ -4,7 +4,8 @@
  *
  * The method is that of cpu/mhc_sinkhorn.h: h_res = K_ij u_i v_j with K = softmax + eps. The gradient keeps u and v of
  * every iteration, the history, in shared memory if they fit, otherwise in the workspace. The file also has the part of
- * pre's backward that needs neither x nor dh_in: dz of post and res. It clears the counters of the kernel after it. */
+ * pre's backward that needs neither x nor dh_in: dz of post and res. mhc_pre_dz also clears the
+ * counters of the one-pass kernel. */
 #include "mhc_cuda.cuh"
 #include "mhc_sinkhorn.cuh"
 
