@@ -39,9 +39,7 @@ enum {
 
 extern __shared__ __align__(1024) unsigned char memory[];
 
-/* The kernels add all words that they read to *total. The host compares it with the right sum. */
-
-/* Boxes of 4 KB times CHUNKS. */
+/* Boxes of 4 KB times CHUNKS. Like the other kernels, adds all words that it reads to *total, which the host checks. */
 template <int CHUNKS>
 __global__ void __launch_bounds__(THREADS, 1) read_by_tma(const __grid_constant__ CUtensorMap map, uint32_t *total)
 {
@@ -104,8 +102,7 @@ template <int WORDS> __global__ void __launch_bounds__(THREADS, 1) read_to_regis
 {
     const int64_t count = (int64_t)(TENSOR_BYTES / 16), step = (int64_t)gridDim.x * THREADS * WORDS;
     uint32_t sum = 0;
-    for (int64_t i = (int64_t)blockIdx.x * THREADS * WORDS + threadIdx.x; i + (WORDS - 1) * THREADS < count;
-         i += step) {
+    for (int64_t i = (int64_t)blockIdx.x * THREADS * WORDS + threadIdx.x; i < count; i += step) {
         uint4 words[WORDS];
 #pragma unroll
         for (int j = 0; j < WORDS; j++)

@@ -198,15 +198,21 @@ static void sinkhorn_backward_case(const mhc_case_params *p, cot_case *c)
     c->shared[cot_field_index(direction_of(p), "dh_res_logits")] = p->n * p->n;
 }
 
+/* Sets the inputs of post, alone or in post_pre. */
+static void set_post_inputs(const mhc_case_params *p, cot_case *c)
+{
+    set_stream_tensor(p, c, "x");
+    set_layer_tensor(p, c, "f");
+    set_coefficients(p, c, "h_post", p->n);
+    set_matrix(p, c, "h_res");
+}
+
 static void post_forward_case(const mhc_case_params *p, cot_case *c)
 {
     cot_mhc_post_forward_args *a = (cot_mhc_post_forward_args *)c->args;
     COT_INIT(a);
     a->h_res_is_out_in = p->out_in;
-    set_stream_tensor(p, c, "x");
-    set_layer_tensor(p, c, "f");
-    set_coefficients(p, c, "h_post", p->n);
-    set_matrix(p, c, "h_res");
+    set_post_inputs(p, c);
     set_stream_tensor(p, c, "y");
 }
 
@@ -215,10 +221,7 @@ static void post_backward_case(const mhc_case_params *p, cot_case *c)
     cot_mhc_post_backward_args *a = (cot_mhc_post_backward_args *)c->args;
     COT_INIT(a);
     a->h_res_is_out_in = p->out_in;
-    set_stream_tensor(p, c, "x");
-    set_layer_tensor(p, c, "f");
-    set_coefficients(p, c, "h_post", p->n);
-    set_matrix(p, c, "h_res");
+    set_post_inputs(p, c);
     set_stream_tensor(p, c, "dy");
     if (!p->no_data_gradient) {
         set_stream_tensor(p, c, "dx");
@@ -228,15 +231,6 @@ static void post_backward_case(const mhc_case_params *p, cot_case *c)
         set_coefficients(p, c, "dh_post", p->n);
         set_matrix(p, c, "dh_res");
     }
-}
-
-/* Sets the inputs of post's half. */
-static void set_post_inputs(const mhc_case_params *p, cot_case *c)
-{
-    set_stream_tensor(p, c, "x");
-    set_layer_tensor(p, c, "f");
-    set_coefficients(p, c, "h_post", p->n);
-    set_matrix(p, c, "h_res");
 }
 
 static void post_pre_forward_case(const mhc_case_params *p, cot_case *c)
