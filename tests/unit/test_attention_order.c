@@ -93,6 +93,7 @@ static bool applies(const call *c, const char *phrase)
         {"full mask", !causal},
         {"causal", causal},
         {"GQA", grouped},
+        {"stores dq", c->choice.stores_dq},
         {"long", is_long},
         {"key_blocks >= 128", c->key_blocks >= 128},
         {"64 tile columns", c->columns == 64},
@@ -247,6 +248,19 @@ static bool other_conditions_hold(const call *c, const char *cell)
     return c->key_blocks * sizes->B * sizes->Hkv >= 256;
 }
 
+/* Whether a general call runs on _general_stores_dq, by the row of the README's table of calls. */
+static bool general_stores_dq(const call *c)
+{
+    const attention_problem *p = c->problem;
+    const attention_sizes *sizes = &p->sizes;
+    const int64_t query_keys =
+        cot_min(cot_min(sizes->left, sizes->Tk) + 1 + cot_min(sizes->right, sizes->Tk), sizes->Tk);
+    const bool is_short = query_keys < 4096 || (sizes->packed && sizes->rows_k < 4096 * sizes->B);
+    return sizes->softcap == 0 && sizes->H == sizes->Hkv && sizes->d_qk == c->columns && c->columns <= 128 &&
+           (c->columns == 128 || (sizes->dtype == COT_BF16 && is_short)) &&
+           store_method_of(p, &p->dq) == ATTENTION_STORE_VECTORS_16;
+}
+
 /* A sentence above the table is a condition, too: the versions that store dq need dq stored as vectors. */
 static void compare_kernel(const call *c, const table *kernels)
 {
@@ -295,7 +309,7 @@ static void test_tables(void **state)
             p.sizes.Tk = ATTENTION_BWD_KEYS * c.key_blocks - n % ATTENTION_BWD_KEYS;
             p.sizes.B = rest == 0 ? 1 : 3;
             p.sizes.H = p.sizes.Hkv * (bits & 8 ? 4 : 1);
-            p.sizes.left = INT64_MAX;
+            p.sizes.left = c.general && n % 5 == 0 ? 4000 + n % 200 : INT64_MAX;
             p.sizes.right = bits & 2 ? 0 : INT64_MAX;
             p.sizes.softcap = c.general && n % 3 == 0 ? 30 : 0;
             p.sizes.packed = c.general && n % 7 < 3;
@@ -307,7 +321,9 @@ static void test_tables(void **state)
                                 .stride = {c.columns, c.columns, c.columns, 1}};
             c.choice = choose_backward(&p, c.general, c.columns);
             compare(&c, &modes, &directions, &heads);
-            if (!c.general && c.columns <= 128 && attention_bwd_used_columns(&p.sizes) != 96)
+            if (c.general)
+                assert_int_equal(c.choice.stores_dq, general_stores_dq(&c));
+            else if (c.columns <= 128 && attention_bwd_used_columns(&p.sizes) != 96)
                 compare_kernel(&c, &kernels);
             calls++;
         }

@@ -388,7 +388,7 @@ static void sweep_pairs_cuda(cot_case_visitor *v)
         {64, 3, 3, 300, 2048, COT_BF16, false, false, 0, 0},  {64, 4, 2, 129, 2000, COT_F16, false, false, 0, 0},
         {64, 1, 1, 140, 16384, COT_BF16, false, true, 0, 0},  {64, 2, 2, 300, 16384, COT_BF16, true, false, 0, 0},
         {128, 2, 2, 200, 1000, COT_BF16, false, false, 0, 0}, {128, 2, 2, 130, 600, COT_BF16, false, false, 0, 0},
-        {128, 3, 3, 65, 512, COT_F16, false, false, 0, 0},
+        {128, 3, 3, 65, 512, COT_F16, false, false, 0, 0},    {64, 2, 2, 400, 8192, COT_BF16, true, false, 0, 0},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         emit_shapes(v, &shapes[i], 1,
@@ -412,6 +412,27 @@ static void sweep_delta_cuda(cot_case_visitor *v)
     emit_shapes(v, one, sizeof one / sizeof *one, p);
     p.B = 3, p.seed = 411;
     emit_shapes(v, three, sizeof three / sizeof *three, p);
+}
+
+/* The Hopper backward that stores dq in a general call (general_version_stores_dq): packed sequences, windows, and
+ * sequences whose last rows are not used. */
+static void sweep_general_stores_dq_cuda(cot_case_visitor *v)
+{
+    for (int number = 0; number < 16; number++) {
+        attention_case_params p = {
+            .direction = COT_ATTENTION_BACKWARD, .uses = COT_CASE_CHECK_CUDA, .seed = 421 + number};
+        p.B = 1 + number % 3, p.H = p.Hkv = 1 + number % 5;
+        p.d = p.d_v = number % 2 == 0 ? 64 : 128;
+        p.dtype = number % 8 == 7 ? COT_F16 : COT_BF16;
+        p.Tq = 130 + 61 * number, p.Tk = number % 3 == 0 ? p.Tq : 1000 - 50 * number;
+        p.causal = number % 5 < 3;
+        p.packed = number / 2 % 4 < 2;
+        p.window = number / 2 % 4 == 2;
+        p.left = p.window ? 150 : 0;
+        p.right = p.window ? (p.causal ? 0 : 70) : 0;
+        p.seqused_q = number / 2 % 4 == 3, p.seqused_k = p.seqused_q && number % 3 == 0;
+        emit(v, &p);
+    }
 }
 
 /* GQA under a causal mask with many key blocks: on the pair kernel, or without a division of the heads
@@ -666,6 +687,7 @@ static void each(bool (*visit)(void *, const cot_case *), void *context)
     sweep_skips_cuda(&v);
     sweep_pairs_cuda(&v);
     sweep_delta_cuda(&v);
+    sweep_general_stores_dq_cuda(&v);
     sweep_gqa_cuda(&v);
 }
 

@@ -39,21 +39,32 @@ static inline bool is_long_call(const attention_sizes *sizes, int64_t tile_colum
     return cot_mul(sizes->Tq, row_bytes) > (tile_columns == 64 ? 48 : 24) << 20;
 }
 
-/* Whether the nondeterministic mode of the _general and _softcap versions is faster: where a query can attend to more
- * than 2048 keys, except with GQA up to 128 tile columns. */
+/* The keys to which a query can attend, in the longest sequence. */
+static inline int64_t attended_keys(const attention_sizes *sizes)
+{
+    return cot_min(cot_min(sizes->left, sizes->Tk) + 1 + cot_min(sizes->right, sizes->Tk), sizes->Tk);
+}
+
+/* Whether the nondeterministic mode of the _general and _softcap versions is faster, where dq is not stored by the main
+ * kernel: where a query can attend to more than 2048 keys, except with GQA up to 128 tile columns. */
 static inline bool is_nondeterministic_general_faster(const attention_sizes *sizes, int64_t tile_columns)
 {
     if (sizes->H != sizes->Hkv && tile_columns <= 128)
         return false;
-    return cot_min(cot_min(sizes->left, sizes->Tk) + 1 + cot_min(sizes->right, sizes->Tk), sizes->Tk) >
-           16 * ATTENTION_BWD_KEYS;
+    return attended_keys(sizes) > 16 * ATTENTION_BWD_KEYS;
+}
+
+/* Keys of a sequence, on average if the sequences are packed. */
+static inline int64_t average_keys(const attention_sizes *sizes)
+{
+    return sizes->packed ? sizes->rows_k / cot_max(sizes->B, 1) : sizes->Tk;
 }
 
 /* Whether the sequences of a packed call have 4096 keys or more on average, without a window and softcap. */
 static inline bool has_long_packed_sequences(const attention_sizes *sizes)
 {
     return sizes->packed && is_causal(sizes) && sizes->left >= sizes->Tk && sizes->softcap == 0 &&
-           sizes->rows_k >= cot_mul(4096, sizes->B);
+           average_keys(sizes) >= 4096;
 }
 
 /* Whether the nondeterministic mode is faster, for specialised versions. pairs: the call would run on the pair
@@ -80,6 +91,18 @@ static inline enum attention_store_method store_method_of(const attention_proble
     return p->accumulate ? ATTENTION_STORE_ELEMENTS : ATTENTION_STORE_VECTORS_16;
 }
 
+/* Whether the main kernel of a general call stores dq. There is no such version with GQA and with softcap, and none for
+ * f16 at 64 tile columns, where ptxas 13.0 spills a register. At 64 tile columns it is slower for long sequences. */
+static inline bool general_version_stores_dq(const attention_problem *p, int64_t tile_columns)
+{
+    const attention_sizes *sizes = &p->sizes;
+    if (tile_columns > 128 || sizes->d_qk != tile_columns || sizes->H != sizes->Hkv || sizes->softcap > 0 ||
+        sizes->Tq == 0 || store_method_of(p, &p->dq) != ATTENTION_STORE_VECTORS_16)
+        return false;
+    return tile_columns == 128 ||
+           (sizes->dtype == COT_BF16 && cot_min(attended_keys(sizes), average_keys(sizes)) < 4096);
+}
+
 /* Whether the pair kernel, if it runs the call in deterministic mode, stores dq: under a full mask, with at most 4096
  * keys, and not in f16 at 64 tile columns, where ptxas 13.0 spills a register. may_store_dq: see choose_backward. */
 static inline bool pair_kernel_stores_dq(const attention_sizes *sizes, int64_t tile_columns, int64_t key_blocks,
@@ -100,7 +123,7 @@ static inline bool uses_pair_kernel(const attention_sizes *sizes, int64_t tile_c
     if (is_causal(sizes) && sizes->H != sizes->Hkv)
         return tile_columns == 128 && key_blocks >= 32 && cot_mul(key_blocks, cot_mul(sizes->B, sizes->Hkv)) >= 256;
     if (is_causal(sizes))
-        return key_blocks >= (tile_columns == 64 ? 128 : 32);
+        return key_blocks >= (tile_columns == 64 ? 64 : 32);
     return key_blocks >= (tile_columns == 64 && !stores_dq ? 16 : 4) &&
            !(deterministic && is_long_call(sizes, tile_columns));
 }
@@ -151,8 +174,10 @@ static inline backward_choice choose_backward(const attention_problem *p, bool g
     const int64_t key_blocks = cot_max(cot_ceil_div(sizes->Tk, ATTENTION_BWD_KEYS), 1),
                   batch_kv_heads = cot_mul(sizes->B, sizes->Hkv);
     if (general) { /* all sections have the same order */
-        backward_choice choice = {.deterministic = !p->allow_nondeterminism ||
+        const bool stores_dq = general_version_stores_dq(p, tile_columns);
+        backward_choice choice = {.deterministic = stores_dq || !p->allow_nondeterminism ||
                                                    !is_nondeterministic_general_faster(sizes, tile_columns),
+                                  .stores_dq = stores_dq,
                                   .heads_per_section = 4,
                                   .head_split = head_split_of(p, tile_columns, false)};
         const bool is_long_packed = attention_bwd_used_columns(sizes) == 128 && has_long_packed_sequences(sizes);
@@ -162,6 +187,9 @@ static inline backward_choice choose_backward(const attention_problem *p, bool g
             choice.heads_per_section = tile_columns == 64 ? 32 : 8;
         else if (!is_wide && (!choice.deterministic || (grouped ? tile_columns == 64 : is_long_packed)))
             choice.heads_per_section = 8;
+        else if (stores_dq)
+            choice.heads_per_section =
+                (int32_t)cot_clamp(256 / cot_max(cot_ceil_div(average_keys(sizes), ATTENTION_BWD_KEYS), 1), 4, 32);
         return choice;
     }
     const bool nondeterministic_pairs = uses_pair_kernel(sizes, tile_columns, key_blocks, false, false);

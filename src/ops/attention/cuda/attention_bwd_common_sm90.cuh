@@ -29,7 +29,13 @@
 /* The versions of a kernel: the top of attention_bwd_key_blocks_sm90.cu explains them. The order matters: the template
  * parameter GENERAL is `version >= VERSION_GENERAL`. So GENERAL is true in _general and in _softcap, as is `general` of
  * the plan on the host. The suffix _general, VERSION_GENERAL and FIRST_GENERAL exclude _softcap. */
-enum attention_bwd_version { VERSION_SPECIALISED, VERSION_STORES_DQ, VERSION_GENERAL, VERSION_SOFTCAP };
+enum attention_bwd_version {
+    VERSION_SPECIALISED,
+    VERSION_STORES_DQ,
+    VERSION_GENERAL,
+    VERSION_GENERAL_STORES_DQ,
+    VERSION_SOFTCAP
+};
 
 enum { KEYS = ATTENTION_BWD_KEYS, WARPGROUP = 128, WARP = 32, TILE_64X64_BYTES = 64 * 64 * 2 /* of 16 bits */ };
 
@@ -448,11 +454,15 @@ static __device__ __forceinline__ output_rows key_output_rows(const attention_bw
             GENERAL ? w.k_rows : (int)c.Tk, GENERAL ? w.used_k : (int)c.Tk};
 }
 
-/* The rows of dQ of a query head, where all sequences have the same length. */
+/* The rows of dQ of a query head that the main kernel stores. GENERAL: `preprocess` clears those from used_q on. */
+template <bool GENERAL>
 static __device__ __forceinline__ output_rows query_output_rows(const attention_bwd_call &c, const attention_work &w,
                                                                 int head_in_group)
 {
-    return {w.b * c.dq.stride[0] + (w.first_head + head_in_group) * c.dq.stride[2], (int)c.Tq, (int)c.Tq};
+    const int rows = GENERAL ? w.used_q : (int)c.Tq;
+    return {w.b * c.dq.stride[0] + (GENERAL ? w.q_first_row : 0) * c.dq.stride[1] +
+                (w.first_head + head_in_group) * c.dq.stride[2],
+            rows, rows};
 }
 
 #endif

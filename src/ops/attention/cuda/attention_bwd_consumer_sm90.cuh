@@ -24,9 +24,8 @@ template <int TILE_COLUMNS, bool PAIRS> struct bwd_shared {
         /* Unit n is the one with units_taken = n. When the producer writes the work of unit n, `kv empty` of unit n - 2
          * has completed. Warps may still read the work of unit n - 1. Consumers and dQ warps may still read that of
          * unit n - 2, because they arrive on `kv empty` before they store dK and dV, or the last rows of dq. So 3
-         * entries are needed. With 4, n % WORK_STAGES is one AND. The pair kernel has no shared memory left for 4 at
-         * 64 tile columns. */
-        WORK_STAGES = PAIRS ? 3 : 4,
+         * entries are needed. At 64 tile columns there is no shared memory for 4. */
+        WORK_STAGES = 3,
         QUERIES = ATTENTION_BWD_TILE_QUERIES(TILE_COLUMNS),     /* queries of a tile */
         Q_PANEL_BYTES = QUERIES * 64 * 2,                       /* bytes of a panel of Q or dO */
         DQ_TILES_PER_QUERY_TILE = QUERIES / 64 * COLUMN_PANELS, /* of 64 queries by 64 columns */
@@ -54,7 +53,8 @@ template <int TILE_COLUMNS, bool PAIRS> struct bwd_shared {
     };
     /* Of thread blocks that take a single key block: its number, see take_key_block. STORES_DQ: see take_shares. */
     uint32_t own_unit_number;
-    uint32_t zero; /* 0, see opaque_zero */
+    uint32_t zero;                        /* 0, see opaque_zero */
+    int dq_action[PAIRS ? 0 : DQ_STAGES]; /* STORES_DQ: the attention_dq_action of the dQ tile of each stage */
     uint64_t kv_full, kv_empty, q_full[ATTENTION_BWD_Q_STAGES], q_empty[ATTENTION_BWD_Q_STAGES];
     uint64_t dout_full[ATTENTION_BWD_DOUT_STAGES], dout_empty[ATTENTION_BWD_DOUT_STAGES];
     uint64_t ds_full[ATTENTION_BWD_DS_STAGES], ds_empty[ATTENTION_BWD_DS_STAGES];

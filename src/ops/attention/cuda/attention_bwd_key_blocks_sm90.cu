@@ -76,6 +76,19 @@
 
 constexpr uint32_t NO_UNIT_NUMBER = UINT32_MAX;
 
+/* STORES_DQ: what the dQ warpgroup does with a dQ tile. The dq_writer of the tile's stage decides it, because the warpgroup
+ * has few registers. It stores the action in shared memory before `dq ready` of the stage completes. */
+enum attention_dq_action {
+    STAGE_DQ,          /* stages the tile, and the dq_writer adds it to memory */
+    STORE_DQ,          /* stores dq: the tile has no other key block */
+    ADD_SUMS_STORE_DQ, /* adds the sums of the other key blocks, which are in the stage, and stores dq */
+};
+
+static __device__ __forceinline__ attention_dq_action dq_action_of(attention_dq_position position)
+{
+    return !position.is_final ? STAGE_DQ : position.earlier_units == 0 ? STORE_DQ : ADD_SUMS_STORE_DQ;
+}
+
 /* Returns the number of the thread block's next key block.
  *
  * With a counter and head_split = 1, the number comes from the counter. In deterministic mode a key block waits until
@@ -207,8 +220,7 @@ static __device__ __forceinline__ void wait_and_clear(uint64_t *uncleared_full, 
  *   - key blocks come from work_of_general, and their sequences begin at any row of the tensors
  *   - scaled_delta begins at a row that depends on the packing
  *   - `work` stays in shared memory
- *   - it does not store tile_index, because the consumers compute the tile
- *   - K and V are not prefetched */
+ *   - it does not store tile_index, because the consumers compute the tile */
 template <int TILE_COLUMNS>
 static __device__ void load_tiles_general(const attention_bwd_mapped_call &mapped, key_block_shared<TILE_COLUMNS> &s)
 {
@@ -232,8 +244,12 @@ static __device__ void load_tiles_general(const attention_bwd_mapped_call &mappe
         const attention_work &w = s.work[units_taken % s.WORK_STAGES];
         if (w.first_key == END_OF_WORK)
             break;
+        if (leader)
+            prefetch_keys<TILE_COLUMNS>(mapped, w, w.k_first_row + w.first_key);
         const int steps = step_count(w);
         for (int step = 0; step < steps; step++, ring_step++) {
+            /* No lane may fall two uses of a stage behind the leader, because it waits for a parity. */
+            __syncwarp();
             const uint32_t q_stage = ring_step % ATTENTION_BWD_Q_STAGES,
                            dout_stage = ring_step % ATTENTION_BWD_DOUT_STAGES;
             const attention_step step_info = step_of(c, w, step);
@@ -344,6 +360,8 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
             dq_tile_in_step;
         const attention_dq_position position = position_of(dq_tile_in_unit);
         const bool loads_sums = position.is_final && position.earlier_units > 0;
+        if (STORES_DQ && !arrived_early)
+            s.dq_action[stage] = dq_action_of(position);
         if (!loads_sums && !arrived_early) /* (3), before the wait, so that the dQ warpgroup may stage the dQ tile */
             cot_mbarrier_arrive(&s.dq_ready[stage]);
         if (DETERMINISTIC && position.earlier_units > 0)
@@ -364,6 +382,8 @@ static __device__ __forceinline__ void write_dq_of_key_block(const attention_bwd
         if (dq_tile_in_unit + ATTENTION_BWD_DQ_STAGES < end) {
             const attention_dq_position next = position_of(dq_tile_in_unit + ATTENTION_BWD_DQ_STAGES);
             arrived_early = !next.is_final || next.earlier_units == 0;
+            if (STORES_DQ && arrived_early)
+                s.dq_action[stage] = dq_action_of(next);
         }
         if (arrived_early) /* (2), before release_next_unit, which waits until the sums are in memory */
             cot_mbarrier_arrive(&s.dq_ready[stage]);
@@ -442,8 +462,6 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
          * tile that it skips. */
         const bool consumer_0_attends = !GENERAL || !fully_masked<QUERIES>(w, tile, w.first_key);
         const bool consumer_1_attends = !GENERAL || !fully_masked<QUERIES>(w, tile, w.first_key + 64);
-        const attention_dq_position position =
-            STORES_DQ ? dq_position_of<QUERIES, GENERAL>(c, w, tile) : NOT_FIRST_NOT_FINAL;
         cot_mbarrier_wait(&s.ds_full[ds.stage], ds.parity);
         for (int dq_tile_in_step = 0; dq_tile_in_step < DQ_TILES_PER_QUERY_TILE; dq_tile_in_step++, dq.next()) {
             uint64_t *ready = &s.dq_ready[dq.stage];
@@ -474,11 +492,12 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
                 continue;
             }
             compute_and_release(acc);
-            if (!position.is_final) { /* a dq_writer adds the tile to memory */
+            const int action = STORES_DQ ? *(volatile int *)&s.dq_action[dq.stage] : STAGE_DQ;
+            if (action == STAGE_DQ) {
                 stage_dq_tile(s.dq[dq.stage], acc, &s.dq_full[dq.stage]);
                 continue;
             }
-            if (position.earlier_units > 0)
+            if (action == ADD_SUMS_STORE_DQ)
                 add_staged_dq_tile(acc, s.dq[dq.stage]);
             __syncwarp();
             if (lane == 0)
@@ -486,7 +505,7 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
             /* The only query head of the group is number 0. */
             const int row = tile * QUERIES + dq_tile_in_step / s.COLUMN_PANELS * 64 +
                             threadIdx.x % WARPGROUP / WARP * 16 + lane / 4;
-            const output_rows rows = query_output_rows(c, w, 0);
+            const output_rows rows = query_output_rows<GENERAL>(c, w, 0);
             store_rows_16<E, false>((E *)c.dq.data + rows.offset + dq_tile_in_step % s.COLUMN_PANELS * 64,
                                     c.dq.stride[1], rows, row, 64, c.scale, acc);
         }
@@ -533,7 +552,7 @@ static __device__ __forceinline__ void backward_key_blocks(const attention_bwd_m
         cot_mbarrier_init_fence();
     }
     __syncthreads();
-    if (STORES_DQ)
+    if (STORES_DQ && !GENERAL)
         take_shares<E, TILE_COLUMNS>(mapped, s);
     const int warpgroup = threadIdx.x / WARPGROUP;
     if (warpgroup == 0) {
@@ -565,18 +584,21 @@ static __device__ __forceinline__ void backward_key_blocks(const attention_bwd_m
         attention_bwd_##name(const __grid_constant__ attention_bwd_mapped_call mapped)                        \
     {                                                                                                         \
         backward_key_blocks<element, (used_columns + 63) / 64 * 64, used_columns, version >= VERSION_GENERAL, \
-                            version == VERSION_SOFTCAP, version == VERSION_STORES_DQ>(mapped);                \
+                            version == VERSION_SOFTCAP,                                                       \
+                            version == VERSION_STORES_DQ || version == VERSION_GENERAL_STORES_DQ>(mapped);    \
     }
-#define INSTANCES(dtype, element)                                          \
-    INSTANCE(dtype##_sm90_d64, element, 64, VERSION_SPECIALISED)           \
-    INSTANCE(dtype##_sm90_d96, element, 96, VERSION_SPECIALISED)           \
-    INSTANCE(dtype##_sm90_d128, element, 128, VERSION_SPECIALISED)         \
-    INSTANCE(dtype##_sm90_d64_stores_dq, element, 64, VERSION_STORES_DQ)   \
-    INSTANCE(dtype##_sm90_d128_stores_dq, element, 128, VERSION_STORES_DQ) \
-    INSTANCE(dtype##_sm90_d64_general, element, 64, VERSION_GENERAL)       \
-    INSTANCE(dtype##_sm90_d96_general, element, 96, VERSION_GENERAL)       \
-    INSTANCE(dtype##_sm90_d128_general, element, 128, VERSION_GENERAL)     \
-    INSTANCE(dtype##_sm90_d64_softcap, element, 64, VERSION_SOFTCAP)       \
+#define INSTANCES(dtype, element)                                                          \
+    INSTANCE(dtype##_sm90_d64, element, 64, VERSION_SPECIALISED)                           \
+    INSTANCE(dtype##_sm90_d96, element, 96, VERSION_SPECIALISED)                           \
+    INSTANCE(dtype##_sm90_d128, element, 128, VERSION_SPECIALISED)                         \
+    INSTANCE(dtype##_sm90_d64_stores_dq, element, 64, VERSION_STORES_DQ)                   \
+    INSTANCE(dtype##_sm90_d128_stores_dq, element, 128, VERSION_STORES_DQ)                 \
+    INSTANCE(dtype##_sm90_d64_general, element, 64, VERSION_GENERAL)                       \
+    INSTANCE(dtype##_sm90_d96_general, element, 96, VERSION_GENERAL)                       \
+    INSTANCE(dtype##_sm90_d128_general, element, 128, VERSION_GENERAL)                     \
+    INSTANCE(dtype##_sm90_d128_general_stores_dq, element, 128, VERSION_GENERAL_STORES_DQ) \
+    INSTANCE(dtype##_sm90_d64_softcap, element, 64, VERSION_SOFTCAP)                       \
     INSTANCE(dtype##_sm90_d128_softcap, element, 128, VERSION_SOFTCAP)
 INSTANCES(bf16, __nv_bfloat16)
 INSTANCES(f16, __half)
+INSTANCE(bf16_sm90_d64_general_stores_dq, __nv_bfloat16, 64, VERSION_GENERAL_STORES_DQ) /* not f16: ptxas spills */

@@ -296,7 +296,7 @@ static __device__ void compute_pair_dq(const attention_bwd_call &c, pair_shared<
         /* STORES_DQ: the rows of dq, and the row of this thread. Read once, before the steps. There is one query head
          * for each key-value head, so a step is a tile, and the head is number 0 of the group. */
         const attention_dq_position position = STORES_DQ ? position_of_pair(c, w) : NOT_FIRST_NOT_FINAL;
-        const output_rows rows = query_output_rows(c, w, 0);
+        const output_rows rows = query_output_rows</*GENERAL=*/false>(c, w, 0);
         const int row_step = w.tile_direction * QUERIES;
         int row = w.first_tile * QUERIES + (TILE_COLUMNS == 64 ? 64 * rank : 0) + threadIdx.x % WARPGROUP / WARP * 16 +
                   lane / 4;

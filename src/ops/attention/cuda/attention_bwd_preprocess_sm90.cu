@@ -128,6 +128,8 @@ template <int COLUMNS, bool GENERAL> static __device__ __forceinline__ void prep
                   QUERIES = ATTENTION_BWD_TILE_QUERIES(COLUMNS),
                   STRIPS = QUERIES / (PASS_ROWS * ATTENTION_BWD_PREPROCESS_ROWS);
     cot_griddepcontrol_launch_dependents();
+    if (GENERAL)
+        cot_griddepcontrol_wait(); /* until attention_prepare has written seqlens */
     const int64_t thread = (int64_t)blockIdx.x * (LANES * WARPS) + threadIdx.x;
     for (int64_t i = thread; i < c.counter_count; i += (int64_t)gridDim.x * (LANES * WARPS))
         c.dq_semaphore[i] = 0;
@@ -175,7 +177,9 @@ template <int COLUMNS, bool GENERAL> static __device__ __forceinline__ void prep
         }
         lse_log2[n] = lse_log2_of(c, t.b, t.h, row);
     }
-    const bool clear = !c.deterministic || !is_visited<QUERIES, GENERAL>(c, t);
+    /* If the main kernel stores dq, it does not store the rows from t.used on. */
+    const bool clear = !c.deterministic || !is_visited<QUERIES, GENERAL>(c, t) ||
+                       (GENERAL && c.stores_dq && (t.tile + 1) * QUERIES > t.used);
 #pragma unroll
     for (int n = 0; n < ATTENTION_BWD_PREPROCESS_ROWS; n++) {
         const int64_t i = t.tile * QUERIES + first_row + n * PASS_ROWS, row = t.q_first_row + i;

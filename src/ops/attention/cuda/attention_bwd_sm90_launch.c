@@ -72,7 +72,7 @@ static const backward_kernels bf16_kernels[] = KERNELS_OF_DTYPE(bf16), f16_kerne
 /* The main kernels that are not in backward_kernels. They have no _general or _softcap version. Index 0: 64 tile
  * columns, 1: 128. */
 typedef struct other_main_kernels {
-    cot_cuda_kernel stores_dq[2], pairs[2], pairs_stores_dq[2];
+    cot_cuda_kernel stores_dq[2], general_stores_dq[2], pairs[2], pairs_stores_dq[2];
 } other_main_kernels;
 
 #define OTHER_MAIN_KERNEL(dtype, tile_columns, image, suffix, shared_bytes)                            \
@@ -87,6 +87,8 @@ typedef struct other_main_kernels {
 #define OTHER_MAIN_KERNELS_OF(dtype)                                                                                   \
     {                                                                                                                  \
         BOTH_WIDTHS(dtype, cot_image_attention_bwd_key_blocks_sm90, stores_dq, ATTENTION_BWD_KEY_BLOCKS_SHARED_BYTES), \
+            BOTH_WIDTHS(dtype, cot_image_attention_bwd_key_blocks_sm90, general_stores_dq,                             \
+                        ATTENTION_BWD_KEY_BLOCKS_SHARED_BYTES),                                                        \
             BOTH_WIDTHS(dtype, cot_image_attention_bwd_pairs_sm90, pairs, ATTENTION_BWD_PAIRS_SHARED_BYTES),           \
             BOTH_WIDTHS(dtype, cot_image_attention_bwd_pairs_sm90, pairs_stores_dq, ATTENTION_BWD_PAIRS_SHARED_BYTES), \
     }
@@ -179,7 +181,7 @@ typedef struct backward_launch {
 static backward_launch make_launch(cot_queue *queue, const attention_problem *p)
 {
     const attention_sm90_bwd_plan *plan = queue->plan;
-    const backward_choice choice = choose_backward(p, plan->general, plan->tile_columns);
+    backward_choice choice = choose_backward(p, plan->general, plan->tile_columns);
     const unsigned key_split = plan->tile_columns > 128 ? ATTENTION_BWD_WIDE_KEY_SPLIT : 1;
     return (backward_launch){
         .queue = queue,
@@ -200,8 +202,8 @@ static bool can_compute_delta(const backward_launch *launch)
 {
     const attention_problem *p = launch->p;
     const attention_sizes *sizes = &p->sizes;
-    return launch->plan->tiles > 0 && launch->choice.stores_dq && p->delta.data == NULL && p->dlse.data == NULL &&
-           sizes->d_v == launch->plan->tile_columns && attention_has_vectors_16(&p->out) &&
+    return launch->plan->tiles > 0 && launch->choice.stores_dq && !launch->plan->general && p->delta.data == NULL &&
+           p->dlse.data == NULL && sizes->d_v == launch->plan->tile_columns && attention_has_vectors_16(&p->out) &&
            cot_mul(launch->plan->tiles, launch->plan->tile_queries) <= INT32_MAX && sizes->Tk > 0 &&
            (!is_causal(sizes) || attention_diagonal(sizes) >= 0);
 }
@@ -305,8 +307,10 @@ static cot_status launch_preprocess(const backward_launch *launch, const cot_cud
     /* No remainder, because every tile takes whole thread blocks. */
     const int64_t blocks =
         tiles * plan->tile_queries * row_lanes / (PREPROCESS_THREADS * ATTENTION_BWD_PREPROCESS_ROWS);
-    return attention_launch(launch->queue, kernel,
-                            (cot_cuda_grid){.blocks = {(unsigned)blocks, 1, 1}, .threads = PREPROCESS_THREADS}, c);
+    return attention_launch(
+        launch->queue, kernel,
+        (cot_cuda_grid){.blocks = {(unsigned)blocks, 1, 1}, .threads = PREPROCESS_THREADS, .dependent = plan->general},
+        c);
 }
 
 /* Encodes the maps of the main kernel. A map needs an address even if its tensor is empty: k.data is the placeholder
@@ -345,8 +349,10 @@ static cot_status launch_main(const backward_launch *launch, const backward_kern
     const backward_choice *choice = &launch->choice;
     const unsigned cluster_size = launch->cluster_size;
     const int other_index = launch->plan->tile_columns == 128;
+    const bool general = launch->plan->general;
     const cot_cuda_kernel *kernel = choice->pairs && choice->stores_dq ? &other->pairs_stores_dq[other_index]
                                     : choice->pairs                    ? &other->pairs[other_index]
+                                    : choice->stores_dq && general     ? &other->general_stores_dq[other_index]
                                     : choice->stores_dq                ? &other->stores_dq[other_index]
                                                                        : &kernels->main;
     const int64_t cluster_count =

@@ -182,6 +182,8 @@ static __device__ void load_tiles(const attention_bwd_mapped_call &mapped, wide_
     for (int i = 0; i < w.tile_count; i++, tile += w.tile_direction) {
         const bool clean = tile < first_unclean_tile;
         for (int head_in_group = 0; head_in_group < w.query_heads; head_in_group++) {
+            if (GENERAL) /* as in load_tiles_general of the key-block kernel */
+                __syncwarp();
             /* The row of lse_log2, or without LOADS_Q the row of delta. At 256 columns, an addition of first_delta_row
              * where the row of delta is used would spill registers. */
             const int statistics_row =

@@ -287,6 +287,8 @@ static __device__ __forceinline__ void load(const attention_fwd_mapped_call &map
                 tile_number = atomicAdd(c.sequences.tile_counter, 1);
         }
         for (int tile = t.end - 1; tile >= t.begin; tile--) {
+            /* No lane may fall two uses of a stage behind the leader, because it waits for a parity. */
+            __syncwarp();
             if (c.prefetch_distance > 0 && tile - c.prefetch_distance >= t.begin)
                 producer.prefetch(t, tile - c.prefetch_distance);
             if (tile > t.begin)
