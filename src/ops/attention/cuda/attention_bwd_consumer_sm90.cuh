@@ -24,8 +24,8 @@ template <int TILE_COLUMNS, bool PAIRS> struct bwd_shared {
         /* Unit n is the one with units_taken = n. When the producer writes the work of unit n, `kv empty` of unit n - 2
          * has completed. Warps may still read the work of unit n - 1. Consumers and dQ warps may still read that of
          * unit n - 2, because they arrive on `kv empty` before they store dK and dV, or the last rows of dq. So 3
-         * entries are needed. At 64 tile columns there is no shared memory for 4. */
-        WORK_STAGES = 3,
+         * entries are needed. With 4, n % WORK_STAGES is one AND. At 64 tile columns there is no shared memory for 4. */
+        WORK_STAGES = PAIRS || TILE_COLUMNS == 64 ? 3 : 4,
         QUERIES = ATTENTION_BWD_TILE_QUERIES(TILE_COLUMNS),     /* queries of a tile */
         Q_PANEL_BYTES = QUERIES * 64 * 2,                       /* bytes of a panel of Q or dO */
         DQ_TILES_PER_QUERY_TILE = QUERIES / 64 * COLUMN_PANELS, /* of 64 queries by 64 columns */

@@ -492,7 +492,12 @@ static __device__ __forceinline__ void compute_dq_of_key_block(const attention_b
                 continue;
             }
             compute_and_release(acc);
-            const int action = STORES_DQ ? *(volatile int *)&s.dq_action[dq.stage] : STAGE_DQ;
+            int action = STAGE_DQ;
+            if (STORES_DQ) { /* Lane 0 reads: racecheck does not know that the other lanes read before it arrives. */
+                if (lane == 0)
+                    action = s.dq_action[dq.stage];
+                action = __shfl_sync(0xffffffffu, action, 0);
+            }
             if (action == STAGE_DQ) {
                 stage_dq_tile(s.dq[dq.stage], acc, &s.dq_full[dq.stage]);
                 continue;

@@ -128,8 +128,6 @@ template <int COLUMNS, bool GENERAL> static __device__ __forceinline__ void prep
                   QUERIES = ATTENTION_BWD_TILE_QUERIES(COLUMNS),
                   STRIPS = QUERIES / (PASS_ROWS * ATTENTION_BWD_PREPROCESS_ROWS);
     cot_griddepcontrol_launch_dependents();
-    if (GENERAL)
-        cot_griddepcontrol_wait(); /* until attention_prepare has written seqlens */
     const int64_t thread = (int64_t)blockIdx.x * (LANES * WARPS) + threadIdx.x;
     for (int64_t i = thread; i < c.counter_count; i += (int64_t)gridDim.x * (LANES * WARPS))
         c.dq_semaphore[i] = 0;

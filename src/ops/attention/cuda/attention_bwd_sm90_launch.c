@@ -181,7 +181,7 @@ typedef struct backward_launch {
 static backward_launch make_launch(cot_queue *queue, const attention_problem *p)
 {
     const attention_sm90_bwd_plan *plan = queue->plan;
-    backward_choice choice = choose_backward(p, plan->general, plan->tile_columns);
+    const backward_choice choice = choose_backward(p, plan->general, plan->tile_columns);
     const unsigned key_split = plan->tile_columns > 128 ? ATTENTION_BWD_WIDE_KEY_SPLIT : 1;
     return (backward_launch){
         .queue = queue,
@@ -307,10 +307,8 @@ static cot_status launch_preprocess(const backward_launch *launch, const cot_cud
     /* No remainder, because every tile takes whole thread blocks. */
     const int64_t blocks =
         tiles * plan->tile_queries * row_lanes / (PREPROCESS_THREADS * ATTENTION_BWD_PREPROCESS_ROWS);
-    return attention_launch(
-        launch->queue, kernel,
-        (cot_cuda_grid){.blocks = {(unsigned)blocks, 1, 1}, .threads = PREPROCESS_THREADS, .dependent = plan->general},
-        c);
+    return attention_launch(launch->queue, kernel,
+                            (cot_cuda_grid){.blocks = {(unsigned)blocks, 1, 1}, .threads = PREPROCESS_THREADS}, c);
 }
 
 /* Encodes the maps of the main kernel. A map needs an address even if its tensor is empty: k.data is the placeholder
