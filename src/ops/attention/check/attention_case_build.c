@@ -4,13 +4,12 @@
 #include "attention_case_build.h"
 
 #include "cases/case_words.h"
+#include "cases/draw.h"
 
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-
-const cot_dtype attention_float_dtypes[4] = {COT_F32, COT_BF16, COT_F16, COT_F64};
 
 static const char *const layout_names[] = {"bthd", "bhtd", "slice", "strided"};
 
@@ -307,6 +306,48 @@ void attention_case_build(const attention_case_params *p, cot_case *c)
     *c = (cot_case){.direction = p->direction, .uses = p->uses, .seed = seed};
     builders[p->direction](p, c);
     describe(p, c);
+}
+
+void attention_case_visit(cot_case_visitor *v, const attention_case_params *p)
+{
+    cot_case c;
+    attention_case_build(p, &c);
+    cot_visit_case(v, &c);
+}
+
+void attention_case_add_feature(attention_case_params *p, int feature, uint64_t *state)
+{
+    switch (feature) {
+    case 0: p->causal = true; break;
+    case 1: p->window = true, p->left = cot_draw_below(state, 20), p->right = cot_draw_below(state, 6) - 1; break;
+    case 2: p->softcap = cot_draw_bool(state) ? 1.5 : 20; break;
+    case 3: p->scale = cot_draw_bool(state) ? 0.3 : -0.25; break;
+    case 4: p->sink = true; break;
+    case 5: p->alibi = true; break;
+    case 6: p->bias = true, p->bias_axes = (unsigned)cot_draw_below(state, 16); break;
+    case 7: p->packed = true; break;
+    case 8: p->seqused_k = true; break;
+    case 9: p->seqused_q = true; break;
+    case 10: p->dropout = cot_draw_below(state, 6) == 0 ? 1 : 0.25, p->dropout_state = cot_draw_bool(state); break;
+    case 11: p->dlse = true; break;
+    case 12: p->d_v = 1 + cot_draw_below(state, 2 * p->d); break;
+    case 13: p->Hkv = 1; break;
+    case 14:
+        if (!p->packed) {
+            p->q_begin = cot_draw_below(state, 9), p->q_length = p->Tq + p->q_begin + cot_draw_below(state, 9);
+            p->k_begin = cot_draw_below(state, 9), p->k_length = p->Tk + p->k_begin + cot_draw_below(state, 9);
+            p->sink = false;
+        }
+        break;
+    case 15: p->window = true, p->left = -1, p->right = cot_draw_below(state, 9); break;
+    default: break;
+    }
+    if (p->q_length > 0 || p->k_length > 0)
+        p->sink = false;
+    if (p->packed)
+        p->q_begin = p->q_length = p->k_begin = p->k_length = 0;
+    if (p->causal && p->right > 0)
+        p->right = 0;
 }
 
 /* ---- parsing of the command line ----------------------------------------------------------------------- */

@@ -40,9 +40,20 @@ typedef struct attention_case_params {
 
 enum { CHECKED = COT_CASE_CHECK | COT_CASE_CHECK_CUDA };
 
-extern const cot_dtype attention_float_dtypes[4];
-
 void attention_case_build(const attention_case_params *p, cot_case *c);
+
+/* Builds a case and visits it. */
+void attention_case_visit(cot_case_visitor *v, const attention_case_params *p);
+
+/* Sets feature number `feature` of a case, with values drawn from *state. */
+enum { ATTENTION_CASE_FEATURES = 16 };
+void attention_case_add_feature(attention_case_params *p, int feature, uint64_t *state);
+
+/* Visits the cases of a direction for GPUs alone (attention_cases_cuda.c), those of the Hopper backward, and those of the
+ * benchmark (attention_cases_bench.c). */
+void attention_visit_cuda_cases(cot_case_visitor *v, int direction);
+void attention_visit_hopper_backward_cases(cot_case_visitor *v);
+void attention_visit_bench_cases(cot_case_visitor *v, int direction);
 
 /* Parses the command line's words of a case, and the help text for them; see cot_op_cases. */
 extern const char attention_case_help[];
