@@ -27,8 +27,8 @@
 #include "../../../cuda/device/wgmma.cuh"
 
 /* The versions of a kernel: the top of attention_bwd_key_blocks_sm90.cu explains them. The order matters: the template
- * parameter GENERAL is `version >= VERSION_GENERAL`. So GENERAL is true in _general and in _softcap, as is `general` of
- * the plan on the host. The suffix _general, VERSION_GENERAL and FIRST_GENERAL exclude _softcap. */
+ * parameter GENERAL is `version >= VERSION_GENERAL`. So GENERAL is true in _general, _general_stores_dq and _softcap, as is
+ * `general` of the plan on the host. The suffix _general, VERSION_GENERAL and FIRST_GENERAL exclude the other two. */
 enum attention_bwd_version {
     VERSION_SPECIALISED,
     VERSION_STORES_DQ,

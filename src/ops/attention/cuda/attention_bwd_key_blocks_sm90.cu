@@ -65,11 +65,12 @@
  * into the stage, on the barrier `dq ready`. The dQ warpgroup adds its own dQ tile and stores dq. The kernel
  * `postprocess` is not launched.
  *
- * The versions (specialised, _stores_dq, _general, _softcap) are listed in
- * docs/kernels/attention_bwd_key_blocks_hopper.md. STORES_DQ is set in _stores_dq, and GENERAL in _general and
- * _softcap. In GENERAL versions a consumer skips a tile if no query of the tile attends to the consumer's keys (at the
- * ends of a window and at a diagonal). dQ then uses the other consumer's half of dS only. A tile may contain rows of
- * other sequences. Their products must be 0. Masking P to 0 is not enough, because 0 * NaN is NaN. The producer warp
+ * The versions are listed in docs/kernels/attention_bwd_key_blocks_hopper.md. STORES_DQ is set in _stores_dq and
+ * _general_stores_dq, and GENERAL in _general, _general_stores_dq and _softcap. Only _stores_dq computes delta.
+ *
+ * In GENERAL versions a consumer skips a tile if no query of the tile attends to the consumer's keys (at the ends of a
+ * window and at a diagonal). dQ then uses the other consumer's half of dS only. A tile may contain rows of other
+ * sequences. Their products must be 0. Masking P to 0 is not enough, because 0 * NaN is NaN. The producer warp
  * therefore loads such a tile on the barrier `uncleared full`, clears those rows, and then arrives on the tile's full
  * barrier. */
 #include "attention_bwd_delta_sm90.cuh"
@@ -94,7 +95,8 @@ static __device__ __forceinline__ attention_dq_action dq_action_of(attention_dq_
  * With a counter and head_split = 1, the number comes from the counter. In deterministic mode a key block waits until
  * key blocks of lower numbers have added to dQ. The counter gives out the numbers in ascending order, and a thread
  * block computes its key blocks in that order. So the lowest unfinished key block waits for no other. The kernel cannot
- * deadlock, even if only some of its thread blocks are resident. STORES_DQ: take_shares has taken the first number.
+ * deadlock, even if only some of its thread blocks are resident. STORES_DQ here is set in _stores_dq alone: take_shares has
+ * taken the first number.
  *
  * In a cluster (head_split = 2), or without a counter, a thread block computes a single key block. The first call
  * returns own_unit_number, which backward_key_blocks has set. The second call returns NO_UNIT_NUMBER. It is beyond the

@@ -69,8 +69,8 @@ enum { FIRST_SPECIALISED, FIRST_GENERAL = WIDTHS, FIRST_SOFTCAP = 2 * WIDTHS };
     }
 static const backward_kernels bf16_kernels[] = KERNELS_OF_DTYPE(bf16), f16_kernels[] = KERNELS_OF_DTYPE(f16);
 
-/* The main kernels that are not in backward_kernels. They have no _general or _softcap version. Index 0: 64 tile
- * columns, 1: 128. */
+/* The main kernels that are not in backward_kernels. Index 0: 64 tile columns, 1: 128. Kernels that the choice never takes do
+ * not exist: those that store dq in f16 at 64 tile columns, except stores_dq. */
 typedef struct other_main_kernels {
     cot_cuda_kernel stores_dq[2], general_stores_dq[2], pairs[2], pairs_stores_dq[2];
 } other_main_kernels;
