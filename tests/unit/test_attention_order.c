@@ -170,6 +170,12 @@ static bool is_descending(const char *cell, bool last_section)
     return descending;
 }
 
+/* The keys to which a query can attend. */
+static int64_t query_keys(const attention_sizes *sizes)
+{
+    return cot_min(cot_min(sizes->left, sizes->Tk) + 1 + cot_min(sizes->right, sizes->Tk), sizes->Tk);
+}
+
 static void compare(const call *c, const table *modes, const table *directions, const table *heads)
 {
     const backward_choice *choice = &c->choice;
@@ -179,12 +185,10 @@ static void compare(const call *c, const table *modes, const table *directions, 
         const char *mode = modes->cell[row_of(modes, c, 1)][1], *condition = strstr(mode, " if ");
         deterministic = mode[0] == 'd';
         long key_blocks, keys;
-        const int64_t query_keys =
-            cot_min(cot_min(sizes->left, sizes->Tk) + 1 + cot_min(sizes->right, sizes->Tk), sizes->Tk);
         if (condition != NULL && sscanf(condition, " if key_blocks >= %ld", &key_blocks) == 1)
             deterministic = c->key_blocks < key_blocks;
         else if (condition != NULL && sscanf(condition, " if a query can attend to more than %ld keys", &keys) == 1)
-            deterministic = query_keys <= keys;
+            deterministic = query_keys(sizes) <= keys;
         else if (condition != NULL)
             deterministic = !applies(c, condition + 4);
     }
@@ -253,9 +257,7 @@ static bool general_stores_dq(const call *c)
 {
     const attention_problem *p = c->problem;
     const attention_sizes *sizes = &p->sizes;
-    const int64_t query_keys =
-        cot_min(cot_min(sizes->left, sizes->Tk) + 1 + cot_min(sizes->right, sizes->Tk), sizes->Tk);
-    const bool is_short = query_keys < 4096 || (sizes->packed && sizes->rows_k < 4096 * sizes->B);
+    const bool is_short = query_keys(sizes) < 4096 || (sizes->packed && sizes->rows_k < 4096 * sizes->B);
     return sizes->softcap == 0 && sizes->H == sizes->Hkv && sizes->d_qk == c->columns && c->columns <= 128 &&
            (c->columns == 128 || (sizes->dtype == COT_BF16 && is_short)) &&
            store_method_of(p, &p->dq) == ATTENTION_STORE_VECTORS_16;
